@@ -1,0 +1,1 @@
+"""Benchmarks: one claim a file, run as ``python -m benchmarks.NAME [--smoke]``."""

@@ -1,0 +1,122 @@
+"""Measuring: interleaved timings, memory, and the command line that every benchmark shares."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+import types
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+THREADS = 2
+RESULTS = Path(__file__).parent / "results"
+_SHARED_TYPES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asked for.
+
+    Attributes:
+        smoke: Tiny sizes, to see that the benchmark runs.
+        out: Folder of the JSON results.
+    """
+
+    smoke: bool
+    out: Path
+
+    def pick(self, full: T, smoke: T) -> T:
+        """``smoke`` in a smoke run, else ``full``."""
+        return smoke if self.smoke else full
+
+
+def start(description: str | None, seed: int = 0) -> Options:
+    """Parse the command line and fix threads, dtype and seed.
+
+    Args:
+        description: Shown by ``--help``.
+        seed: Of torch's global generator.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, a few seconds")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON results")
+    arguments = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(seed)
+    return Options(arguments.smoke, arguments.out)
+
+
+def seconds(task: Callable[[], object]) -> float:
+    """Wall-clock seconds of one call."""
+    begin = time.perf_counter()
+    task()
+    return time.perf_counter() - begin
+
+
+def interleave(
+    tasks: dict[str, Callable[[], object]], repeats: int, warmup: int = 1
+) -> dict[str, float]:
+    """Median seconds of each task, the tasks taking turns so that a busy machine slows all alike.
+
+    Args:
+        tasks: By name.
+        repeats: Turns that count.
+        warmup: Turns before them that do not.
+    """
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    for turn in range(warmup + repeats):
+        for name, task in tasks.items():
+            elapsed = seconds(task)
+            if turn >= warmup:
+                times[name].append(elapsed)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def best_peer(medians: dict[str, float], names: Iterable[str]) -> tuple[str, float]:
+    """The fastest of the named tasks and its median."""
+    name = min(names, key=lambda candidate: medians[candidate])
+    return name, medians[name]
+
+
+def tensor_bytes(root: object) -> int:
+    """Bytes of all tensor storages that can be reached from an object, each counted once."""
+    seen: set[int] = set()
+    storages: dict[int, int] = {}
+    pending = [root]
+    while pending:
+        item = pending.pop()
+        if id(item) in seen or isinstance(item, _SHARED_TYPES):
+            continue
+        seen.add(id(item))
+        if isinstance(item, torch.Tensor) and item.layout == torch.strided:
+            storage = item.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+        pending.extend(gc.get_referents(item))
+    return sum(storages.values())
+
+
+def peak_growth(task: Callable[[], object]) -> int:
+    """Bytes by which resident memory rises, at its highest, while the task runs (Linux)."""
+    gc.collect()
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    task()
+    return max(_status("VmHWM") - before, 0)
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"This system's /proc/self/status has no {field}.")

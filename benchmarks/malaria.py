@@ -1,0 +1,197 @@
+"""The main job, ``bo-stream sample`` on the Nigeria map: time, memory, and error beside its peers.
+
+The exact peer is trained on the very points that the run picked, with the same product kernel; its
+hyperparameters are fitted to the first 1,000 of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from gpytorch.kernels import Kernel, MaternKernel, ProductKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import GammaPrior
+
+from benchmarks.data import real_file, write_small_field
+from benchmarks.harness import Options, start
+from benchmarks.report import Claim, at_most, finish, stated
+from bo_stream.loops.datasets import read_dataset
+from bo_stream.loops.scoring import score
+from bo_stream.loops.settings import Settings
+from bo_stream.loops.survey import Survey
+
+EARLY = 600
+LIMIT_SECONDS = 120.0
+LIMIT_GIB = 2.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the command.
+
+    Attributes:
+        seconds: Wall clock, start of Python included.
+        gib: Largest resident memory.
+        out: Folder with what it wrote.
+    """
+
+    seconds: float
+    gib: float
+    out: Path
+
+
+def sample(data: Path, arguments: list[str], out: Path) -> Run:
+    """Run ``bo-stream sample`` in a process of its own.
+
+    Raises:
+        RuntimeError: It failed; the message ends with what it said.
+    """
+    command = [sys.executable, "-m", "bo_stream.cli", "sample", str(data), *arguments]
+    out.mkdir(parents=True)
+    begin = time.perf_counter()
+    with (out / "log.txt").open("w+") as log:
+        process = subprocess.Popen(
+            [*command, "--out", str(out / "run")],
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        elapsed = time.perf_counter() - begin
+        log.seek(0)
+        said = log.read()
+    if process.returncode != 0:
+        raise RuntimeError(f"bo-stream sample ended with {process.returncode}:\n{said[-2000:]}")
+    return Run(elapsed, usage.ru_maxrss / 2**20, out / "run")
+
+
+def curves(out: Path) -> dict[str, list[tuple[int, float]]]:
+    """Observations and error in units of the target's sd, by strategy."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    with (out / "curve.csv").open() as file:
+        for row in csv.DictReader(file):
+            point = int(row["observations"]), float(row["rmse_sd"])
+            found.setdefault(row["strategy"], []).append(point)
+    return found
+
+
+def error_at(curve: list[tuple[int, float]], observations: int) -> tuple[int, float]:
+    """The first score at no fewer observations, else the last."""
+    later = [point for point in curve if point[0] >= observations]
+    return later[0] if later else curve[-1]
+
+
+def product_matern(d: int) -> Kernel:
+    """The command's default kernel written as a product over dimensions, with the same priors."""
+    factors = [
+        MaternKernel(2.5, ard_num_dims=1, active_dims=(i,), lengthscale_prior=GammaPrior(3.0, 6.0))
+        for i in range(d)
+    ]
+    return ScaleKernel(ProductKernel(*factors), outputscale_prior=GammaPrior(2.0, 0.15))
+
+
+def exact_error(data: Path, out: Path, fit_on: int) -> tuple[float, float]:
+    """Error of the exact GP on the run's picks, in units of the target's sd, and its seconds.
+
+    Args:
+        data: What the run sampled.
+        out: The run's folder.
+        fit_on: How many of the first picks its hyperparameters are fitted to.
+    """
+    begin = time.perf_counter()
+    dataset = read_dataset(data)
+    survey = Survey.of(dataset, settings_of(out))
+    positions = {row: position for position, row in enumerate(survey.pool_rows.tolist())}
+    picks = [positions[row] for row in picked_rows(out)]
+    X, Y = survey.pool_X[picks], survey.pool_Y[picks]
+    mean, sd = Y.mean(), Y.std()
+    fitted = SingleTaskGP(
+        X[:fit_on],
+        (Y[:fit_on] - mean) / sd,
+        covar_module=product_matern(X.shape[-1]),
+        outcome_transform=None,
+    )
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(fitted.likelihood, fitted))
+    fitted.set_train_data(X, (Y.squeeze(-1) - mean) / sd, strict=False)
+    result = score(fitted.eval(), survey.test_X, (survey.test_Y - mean) / sd, len(picks))
+    return result.rmse_sd, time.perf_counter() - begin
+
+
+def settings_of(out: Path) -> Settings:
+    """The settings that a run recorded."""
+    return Settings.from_record(json.loads((out / "run.json").read_text())["settings"])
+
+
+def picked_rows(out: Path) -> list[int]:
+    """Rows of the data that a run picked, in order."""
+    with (out / "picks.csv").open() as file:
+        return [int(row["row"]) for row in csv.DictReader(file)]
+
+
+def claims_of(alone: Run, beside: Run, exact: tuple[float, float]) -> list[Claim]:
+    """The table of the run by itself, of the one with random choice beside it, and of the exact GP."""
+    found = curves(beside.out)
+    early, last = (
+        {name: error_at(curve, n) for name, curve in found.items()} for n in (EARLY, sys.maxsize)
+    )
+    ours, theirs = early["nipv"][1], early["random"][1]
+    final = last["nipv"][1]
+    unit = "of the target's sd"
+    return [
+        at_most("bo-stream sample, seconds", alone.seconds, LIMIT_SECONDS, "s"),
+        at_most("bo-stream sample, resident memory", alone.gib, LIMIT_GIB, "GiB"),
+        at_most(
+            f"RMSE at {early['nipv'][0]:,} over random choice's",
+            ours / theirs,
+            0.85,
+            detail=f"{ours:.4f} and {theirs:.4f} {unit}",
+        ),
+        at_most(
+            f"RMSE at {last['nipv'][0]:,} over the exact GP's on the same points",
+            final / exact[0],
+            1.05,
+            detail=f"{final:.4f} and {exact[0]:.4f} {unit}; exact took {exact[1]:.0f} s",
+        ),
+        stated(f"random choice's RMSE at {last['random'][0]:,}", last["random"][1], unit),
+        stated("both strategies, seconds", beside.seconds, "s"),
+    ]
+
+
+def inputs(options: Options, folder: Path) -> tuple[Path, list[str], int]:
+    """Data, arguments of the command, and points for the exact fit."""
+    if options.smoke:
+        sizes = {"--batch": 2, "--steps": 4, "--pool": 60, "--test": 40, "--grid": 10}
+        data = write_small_field(folder / "small.npz", 120)
+    else:
+        sizes = {"--batch": 6, "--steps": 500, "--pool": 12_000, "--test": 10_000}
+        data = real_file("nigeria_pf")
+    arguments = [text for name, value in sizes.items() for text in (name, str(value))]
+    return data, arguments, options.pick(1_000, 15)
+
+
+def main() -> None:
+    """Run it."""
+    options = start(__doc__)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data, arguments, fit_on = inputs(options, folder)
+        alone = sample(data, arguments, folder / "alone")
+        beside = sample(data, [*arguments, "--compare", "random"], folder / "beside")
+        claims = claims_of(alone, beside, exact_error(data, beside.out, fit_on))
+    finish("malaria", claims, options, {"arguments": arguments, "fit_on": fit_on})
+
+
+if __name__ == "__main__":
+    main()

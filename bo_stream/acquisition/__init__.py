@@ -1,0 +1,1 @@
+"""Acquisition in feature space: integrated variance, pool selection, posterior functions."""

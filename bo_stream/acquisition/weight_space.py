@@ -1,0 +1,74 @@
+"""Any process over a basis without residual as one Gaussian over the basis's weights."""
+
+from __future__ import annotations
+
+import torch
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from torch import Tensor
+
+from bo_stream.bases.basis import Basis
+from bo_stream.bases.interpolation import InterpolationBasis
+from bo_stream.linalg import safe_cholesky, solve_lower
+from bo_stream.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
+from bo_stream.weights import WeightPosterior
+
+
+def weight_space(process: PosteriorProcess, X: Tensor) -> WeightSpaceProcess:
+    """The same process with all that it supposes folded into its weight posterior; exact.
+
+    Cost nothing for a model's own process, O(q r²) for each batch of q supposed points.
+
+    Args:
+        process: What ``model.process`` returned.
+        X: Any transformed inputs, ``... x n x d``, at which the basis must leave no residual.
+
+    Raises:
+        UnsupportedError: The basis has a residual, or the process is a selection of outputs.
+    """
+    folded = _fold(process)
+    if folded.basis.residual_variance(X[..., :1, :]) is not None:
+        raise UnsupportedError(
+            "Acquisition in feature space needs a basis that carries its whole kernel, got "
+            f"{type(folded.basis).__name__}, which leaves a residual. Use BoTorch's own acquisition "
+            "functions (qNegIntegratedPosteriorVariance) with this model."
+        )
+    return folded
+
+
+def _fold(process: PosteriorProcess) -> WeightSpaceProcess:
+    if isinstance(process, WeightSpaceProcess):
+        return process
+    if isinstance(process, ConditionedProcess):
+        return _conditioned(_fold(process.base), process)
+    raise UnsupportedError(
+        f"Acquisition in feature space cannot use a {type(process).__name__}: call subset_output "
+        "first, and condition_on_observations or fantasize on the model it returns."
+    )
+
+
+def _conditioned(base: WeightSpaceProcess, process: ConditionedProcess) -> WeightSpaceProcess:
+    """Condition the weights: covariance ``S (I − A Aᵀ) Sᵀ`` with ``A = (z S)ᵀ L⁻ᵀ``.
+
+    ``T = I − A (I + R)⁻¹ Aᵀ`` with ``R Rᵀ = I − Aᵀ A`` is a root of ``I − A Aᵀ``: multiply out.
+    """
+    root = base.weights.root
+    whitened = solve_lower(process.factor, process.points.prior @ root)
+    identity = torch.eye(whitened.shape[-2]).to(whitened)
+    inner = safe_cholesky(identity - whitened @ whitened.mT) + identity
+    along = root @ whitened.mT
+    mean = base.weights.mean + along @ process.whitened_surprise
+    folded = root - along @ solve_lower(inner, whitened)
+    return WeightSpaceProcess(base.basis, WeightPosterior(mean, folded), base.prior_mean)
+
+
+def check_inside(basis: Basis, X: Tensor) -> None:
+    """Check that a basis which cannot grow holds transformed inputs.
+
+    Raises:
+        InputDataError: An input lies outside the grid's box.
+    """
+    if isinstance(basis, InterpolationBasis) and not basis.grid.contains(X):
+        raise InputDataError(
+            "X lies outside the box of the model's grid at the time these functions were drawn, "
+            f"{basis.grid.bounds.tolist()} (in transformed inputs). Build the model with wider bounds."
+        )

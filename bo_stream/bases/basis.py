@@ -1,0 +1,31 @@
+"""The interface of a basis: whitened features and the covariance that they leave out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+
+class Basis(ABC):
+    """Features z of a Gaussian process with ``k(x, x') = z(x)ᵀ z(x') + residual(x, x')``.
+
+    Whitened: the prior over weights is N(0, I), the prior root is folded into the features.
+    """
+
+    @property
+    @abstractmethod
+    def rank(self) -> int:
+        """Number r of features."""
+
+    @abstractmethod
+    def features(self, X: Tensor) -> Tensor:
+        """Whitened features, ``... x n x d -> ... x m x n x r``, differentiable in X."""
+
+    @abstractmethod
+    def residual_covariance(self, X: Tensor, X2: Tensor) -> Tensor | None:
+        """``k − z zᵀ``, ``... x m x n x n'``, or None where it is zero everywhere."""
+
+    @abstractmethod
+    def residual_variance(self, X: Tensor) -> Tensor | None:
+        """Diagonal of the residual, ``... x m x n``, or None where it is zero everywhere."""

@@ -1,0 +1,121 @@
+"""A regular grid over a box, padded by one node on each side so that every stencil is whole."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.cubic import STENCIL, weights
+
+EDGE = 1e-6
+"""Points outside the box by less than this part of a cell count as inside."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Nodes ``lower + (k − 1) spacing``, k = 0 ... cells + 2, in each of d dimensions.
+
+    Attributes:
+        lower: Lower corner of the box, per dimension.
+        spacing: Width of a cell, per dimension.
+        cells: Number of cells of the box, per dimension; there are three nodes more than cells.
+    """
+
+    lower: tuple[float, ...]
+    spacing: tuple[float, ...]
+    cells: tuple[int, ...]
+
+    @classmethod
+    def over(cls, bounds: Tensor, grid_size: tuple[int, ...]) -> Grid:
+        """The grid of ``grid_size`` nodes per dimension whose cells tile ``bounds``, ``2 x d``."""
+        lower, upper = bounds.tolist()
+        cells = tuple(size - STENCIL + 1 for size in grid_size)
+        spacing = tuple((u - low) / c for low, u, c in zip(lower, upper, cells, strict=True))
+        return cls(tuple(lower), spacing, cells)
+
+    @property
+    def dim(self) -> int:
+        """Number d of dimensions."""
+        return len(self.cells)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Nodes per dimension."""
+        return tuple(c + STENCIL - 1 for c in self.cells)
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of the box."""
+        return math.prod(self.cells)
+
+    @property
+    def bounds(self) -> Tensor:
+        """The box, ``2 x d``."""
+        lower = torch.tensor(self.lower, dtype=torch.float64)
+        widths = torch.tensor(self.spacing, dtype=torch.float64) * torch.tensor(self.cells)
+        return torch.stack((lower, lower + widths))
+
+    def nodes(self, dimension: int) -> Tensor:
+        """Coordinates of the nodes of one dimension."""
+        steps = torch.arange(-1, self.cells[dimension] + 2, dtype=torch.float64)
+        return self.lower[dimension] + steps * self.spacing[dimension]
+
+    def locate(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Cell indices and positions in the cell, ``... x d`` each, for points inside the box."""
+        lower = torch.tensor(self.lower, dtype=X.dtype, device=X.device)
+        spacing = torch.tensor(self.spacing, dtype=X.dtype, device=X.device)
+        last = torch.tensor(self.cells, device=X.device) - 1
+        scaled = (X - lower) / spacing
+        cell = scaled.detach().floor().long().clamp_min(0).minimum(last)
+        return cell, scaled - cell
+
+    def interpolation_matrix(self, dimension: int, x: Tensor) -> Tensor:
+        """Dense one-dimensional weights at x in the box, ``... -> ... x g``, differentiable."""
+        line = Grid((self.lower[dimension],), (self.spacing[dimension],), (self.cells[dimension],))
+        cell, t = line.locate(x.unsqueeze(-1))
+        columns = cell + torch.arange(STENCIL, device=x.device)
+        zeros = torch.zeros(*x.shape, line.size[0], dtype=x.dtype, device=x.device)
+        return zeros.scatter(-1, columns, weights(t.squeeze(-1)))
+
+    def contains(self, X: Tensor) -> bool:
+        """Whether all points lie in the box."""
+        return sum(self._missing_cells(X)[0]) + sum(self._missing_cells(X)[1]) == 0
+
+    def _missing_cells(self, X: Tensor) -> tuple[list[int], list[int]]:
+        """Cells to add below and above, per dimension, so that the box holds X."""
+        if X.numel() == 0:
+            return [0] * self.dim, [0] * self.dim
+        flat = X.detach().reshape(-1, self.dim).to(torch.float64).cpu()
+        box = self.bounds
+        spacing = torch.tensor(self.spacing, dtype=torch.float64)
+        below = ((box[0] - flat.amin(0)) / spacing - EDGE).ceil().clamp_min(0)
+        above = ((flat.amax(0) - box[1]) / spacing - EDGE).ceil().clamp_min(0)
+        return [int(b) for b in below], [int(a) for a in above]
+
+    def grown_to(self, X: Tensor) -> Grid:
+        """The smallest grid with the same nodes, and more, whose box holds X."""
+        below, above = self._missing_cells(X)
+        return self._grown(below, above)
+
+    def _grown(self, below: list[int], above: list[int]) -> Grid:
+        lower = tuple(
+            low - b * h for low, b, h in zip(self.lower, below, self.spacing, strict=True)
+        )
+        cells = tuple(b + c + a for b, c, a in zip(below, self.cells, above, strict=True))
+        return Grid(lower, self.spacing, cells)
+
+    def offset_in(self, larger: Grid) -> tuple[int, ...] | None:
+        """Cells of ``larger`` below this grid's box, or None where the nodes do not coincide."""
+        offsets = []
+        for i in range(self.dim):
+            steps = (self.lower[i] - larger.lower[i]) / larger.spacing[i]
+            offset = round(steps)
+            same_width = math.isclose(self.spacing[i], larger.spacing[i], rel_tol=1e-9)
+            inside = 0 <= offset <= larger.cells[i] - self.cells[i]
+            if not (same_width and inside and abs(steps - offset) < EDGE):
+                return None
+            offsets.append(offset)
+        return tuple(offsets)

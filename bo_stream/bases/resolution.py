@@ -1,0 +1,80 @@
+"""How well a grid carries a kernel, and how fine it must be."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.grid import Grid
+from bo_stream.bases.kernel_factors import KernelFactors
+
+DEFAULT_SIZES: dict[str, dict[int, int]] = {
+    "smooth": {1: 128, 2: 36, 3: 20, 4: 12},
+    "rough": {1: 256, 2: 60, 3: 26, 4: 12},
+}
+"""Nodes per dimension by the kernel's smoothness (rough: any Matérn) and the number d of inputs."""
+
+_LARGEST_SUGGESTION = 2048
+_PROBES_PER_CELL = 4
+
+
+def default_grid_size(factors: KernelFactors, dim: int) -> tuple[int, ...]:
+    """Nodes per dimension that meet the accuracies of ``benchmarks/accuracy.py``."""
+    kind = "smooth" if math.isinf(factors.smoothness) else "rough"
+    return (DEFAULT_SIZES[kind][dim],) * dim
+
+
+def interpolation_error(factors: KernelFactors, grid: Grid) -> float:
+    """Bound on ``|k − k̃|`` in parts of the prior variance, from probes inside the cells.
+
+    The kernel is a product of factors of at most one, hence its error is at most the sum of the
+    errors of its dimensions. Those are probed at points between the nodes. Cost O(Σ g³).
+    """
+    return sum(float(dimension_error(factors, grid, i).max()) for i in range(grid.dim))
+
+
+def dimension_error(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
+    """Largest error of one dimension's interpolated correlation, ``...``."""
+    with torch.no_grad():
+        offsets = torch.arange(1, _PROBES_PER_CELL, dtype=torch.float64) / _PROBES_PER_CELL
+        nodes = grid.nodes(dimension)
+        middle = grid.cells[dimension] // 2
+        cells = sorted({0, middle, grid.cells[dimension] - 1})
+        x = (nodes[[c + 1 for c in cells], None] + offsets * grid.spacing[dimension]).flatten()
+        device = factors.factors[0].lengthscale.device
+        x, nodes = x.to(device), nodes.to(device)
+        weights = grid.interpolation_matrix(dimension, x)
+        approximate = weights @ factors.correlation(dimension, nodes, nodes) @ weights.mT
+        return (approximate - factors.correlation(dimension, x, x)).abs().amax((-2, -1))
+
+
+def sufficient_grid_size(
+    factors: KernelFactors, grid: Grid, tolerance: float
+) -> tuple[int, ...] | None:
+    """The smallest grid over the same box, found by growing by a quarter, with at most this error.
+
+    Returns:
+        Nodes per dimension, or None where more than ``2048`` a side would be needed.
+    """
+    sizes: list[int] = []
+    for i in range(grid.dim):
+        size = _sufficient_line(factors, grid, i, tolerance / grid.dim)
+        if size is None:
+            return None
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def _sufficient_line(
+    factors: KernelFactors, grid: Grid, dimension: int, tolerance: float
+) -> int | None:
+    size = grid.size[dimension]
+    while size <= _LARGEST_SUGGESTION:
+        sizes = tuple(size if i == dimension else n for i, n in enumerate(grid.size))
+        finer = Grid.over(grid.bounds, sizes)
+        if float(dimension_error(factors, finer, dimension).max()) <= tolerance:
+            return size
+        size = math.ceil(1.25 * size)
+    return None

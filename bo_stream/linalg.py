@@ -1,0 +1,148 @@
+"""The one home of factorisations and of jitter."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from linear_operator.operators import (
+    LinearOperator,
+    RootLinearOperator,
+    TriangularLinearOperator,
+)
+from linear_operator.utils.errors import NotPSDError
+from torch import Tensor
+
+JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
+"""Relative jitters tried in turn by :func:`safe_cholesky`."""
+
+
+def safe_cholesky(matrix: Tensor) -> Tensor:
+    """Lower Cholesky factor L of a symmetric matrix, ``L Lᵀ = matrix``.
+
+    A factorisation that fails is tried again with a jitter relative to the mean of the diagonal,
+    from the list ``JITTERS``. Cost O(n³).
+
+    Args:
+        matrix: A ``... x n x n`` symmetric positive (semi-)definite tensor.
+
+    Raises:
+        NotPSDError: The matrix is not positive definite even with the largest jitter.
+    """
+    for jitter in JITTERS:
+        factor, info = torch.linalg.cholesky_ex(_add_jitter(matrix, jitter))
+        if not bool(info.any()):
+            return factor
+    raise NotPSDError(
+        f"Expected a positive definite matrix, got one of shape {tuple(matrix.shape)} that cannot "
+        f"be factorised with a relative jitter of {JITTERS[-1]}. Check the noise variance and the "
+        "hyperparameters for NaN and for extreme values."
+    )
+
+
+def _add_jitter(matrix: Tensor, jitter: float) -> Tensor:
+    if jitter == 0.0:
+        return matrix
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    scale = diagonal.mean(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+    return matrix + torch.diag_embed(jitter * scale.expand_as(diagonal))
+
+
+def inverse_root(matrix: Tensor) -> Tensor:
+    """A root S of the inverse, ``S Sᵀ = matrix⁻¹``: the transposed inverse Cholesky factor.
+
+    Cost O(n³). Args and errors as :func:`safe_cholesky`.
+    """
+    factor = safe_cholesky(matrix)
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False).mT
+
+
+def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
+    """``factor⁻¹ right`` for a lower triangular factor, leading dimensions broadcast."""
+    batch = torch.broadcast_shapes(factor.shape[:-2], right.shape[:-2])
+    return torch.linalg.solve_triangular(
+        factor.expand(*batch, *factor.shape[-2:]),
+        right.expand(*batch, *right.shape[-2:]),
+        upper=False,
+    )
+
+
+class DowndatedRootOperator(LinearOperator):
+    """The covariance ``Z Zᵀ − B Bᵀ`` of n points, never formed: O(n (r + q)) memory.
+
+    The leading dimensions of ``root`` and ``downdate`` broadcast but are not expanded, so that many
+    fantasies of the same points share one root.
+    """
+
+    def __init__(self, root: Tensor, downdate: Tensor, batch: torch.Size | None = None) -> None:
+        """Set the two factors.
+
+        Args:
+            root: Z, ``... x n x r``.
+            downdate: B, ``... x n x q``; q may be 0.
+            batch: Leading shape of the operator; what the factors broadcast to if omitted.
+        """
+        super().__init__(root, downdate, batch=batch)
+        self.root = root
+        self.downdate = downdate
+        own = torch.broadcast_shapes(root.shape[:-2], downdate.shape[:-2])
+        self.batch = own if batch is None else torch.Size(batch)
+
+    def _size(self) -> torch.Size:
+        n = self.root.shape[-2]
+        return torch.Size((*self.batch, n, n))
+
+    def _transpose_nonbatch(self) -> DowndatedRootOperator:
+        return self
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        columns = rhs.unsqueeze(-1) if rhs.ndim == 1 else rhs
+        product = self.root @ (self.root.mT @ columns)
+        product = product - self.downdate @ (self.downdate.mT @ columns)
+        return product.squeeze(-1) if rhs.ndim == 1 else product
+
+    def _diagonal(self) -> Tensor:
+        variance = self.root.square().sum(-1) - self.downdate.square().sum(-1)
+        return variance.expand(*self.batch, -1)
+
+    def to_dense(self) -> Tensor:
+        """The ``... x n x n`` matrix itself."""
+        dense = self.root @ self.root.mT - self.downdate @ self.downdate.mT
+        return dense.expand(self._size())
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> DowndatedRootOperator:
+        return DowndatedRootOperator(self.root, self.downdate, torch.Size(batch_shape))
+
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        """A root with n columns while n is small, else the low-rank root of the difference."""
+        n, rank = self.root.shape[-2:]
+        if n <= rank + self.downdate.shape[-1]:
+            return RootLinearOperator(TriangularLinearOperator(safe_cholesky(self.to_dense())))
+        return RootLinearOperator(self._low_rank_root())
+
+    def _low_rank_root(self) -> Tensor:
+        """``Z T`` with ``T Tᵀ = I − Z⁺ B Bᵀ Z⁺ᵀ``: exact because B lies in the range of Z."""
+        if self.downdate.shape[-1] == 0:
+            return self.root
+        own = torch.broadcast_shapes(self.root.shape[:-2], self.downdate.shape[:-2])
+        columns = torch.linalg.lstsq(
+            self.root.expand(*own, -1, -1), self.downdate.expand(*own, -1, -1)
+        ).solution
+        identity = torch.eye(self.root.shape[-1], dtype=self.dtype, device=self.device)
+        eigenvalues, vectors = torch.linalg.eigh(identity - columns @ columns.mT)
+        return self.root @ (vectors * eigenvalues.clamp_min(0.0).sqrt().unsqueeze(-2))
+
+
+def check_memory(name: str, numbers: int, limit_gib: float) -> None:
+    """Refuse an allocation of ``numbers`` float64 numbers beyond a limit, before it is made.
+
+    Raises:
+        ValueError: More than ``limit_gib`` GiB would be needed.
+    """
+    gib = numbers * 8 / 2**30
+    if not math.isfinite(gib) or gib > limit_gib:
+        raise ValueError(
+            f"{name} would need {gib:,.1f} GiB of memory, more than the limit of {limit_gib:g} "
+            "GiB. Take a smaller grid_size (or narrower bounds)."
+        )

@@ -1,0 +1,1 @@
+"""Loops that choose, observe and update, with checkpoints that resume to the same next choice."""

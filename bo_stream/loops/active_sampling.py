@@ -1,0 +1,193 @@
+"""Active sampling: choose where to look, look, learn, and again, at the same cost each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from botorch.exceptions.warnings import OptimizationWarning
+from botorch.fit import fit_gpytorch_mll
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from bo_stream.loops.kernels import KERNELS
+from bo_stream.loops.scoring import Score, score
+from bo_stream.loops.settings import Settings
+from bo_stream.loops.strategies import make_strategy
+from bo_stream.loops.survey import Survey
+from bo_stream.models.wiski import WISKI
+
+_FIT_OPTIONS = {"maxiter": 40, "ftol": 1e-7}
+"""L-BFGS-B's; a refit starts from the last one's optimum and need not be exact."""
+
+
+@dataclass
+class SamplingState:
+    """All that a run has done so far; with survey and settings it determines the next choice.
+
+    Attributes:
+        model: Has seen the picks.
+        picks: Positions in the pool, in the order of choice, the initial points first.
+        curve: Scores so far.
+        refits: Numbers of observations at which the hyperparameters were learned.
+    """
+
+    model: WISKI
+    picks: list[int]
+    curve: list[Score] = field(default_factory=list)
+    refits: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step did.
+
+    Attributes:
+        number: 0 for the start, then counted from 1.
+        observations: In the model after it.
+        chosen: Positions in the pool.
+        refitted: Whether hyperparameters were learned.
+        score: Of the model after it, where it was scored.
+    """
+
+    number: int
+    observations: int
+    chosen: tuple[int, ...]
+    refitted: bool
+    score: Score | None
+
+
+class ActiveSampling:
+    """The loop over a survey: q points at a time, chosen by a strategy, put into a WISKI model.
+
+    Deterministic: randomness is in the survey's order alone, so a state that was saved and loaded
+    goes on to the same choices. A step costs the same at the end as at the beginning, refits and
+    scores aside; refits come at geometrically growing numbers of observations.
+
+    Example:
+        >>> settings = Settings(steps=100).resolved(*data.X.shape)
+        >>> for step in ActiveSampling(Survey.of(data, settings), settings).run():
+        ...     print(step.number, step.score)
+    """
+
+    def __init__(
+        self, survey: Survey, settings: Settings, state: SamplingState | None = None
+    ) -> None:
+        """Begin a run, or go on with one.
+
+        Args:
+            survey: Made with the same settings.
+            settings: Resolved ones.
+            state: Of an earlier run with the same survey and settings, maybe with fewer steps.
+        """
+        self.survey = survey
+        self.settings = settings
+        self.state = _first_state(survey, settings) if state is None else state
+        self._strategy = make_strategy(settings.strategy, survey)
+
+    @property
+    def observations(self) -> int:
+        """Points chosen so far, the initial ones among them."""
+        return len(self.state.picks)
+
+    @property
+    def steps_done(self) -> int:
+        """Steps after the start."""
+        return (self.observations - self.settings.initial) // self.settings.q
+
+    @property
+    def progress(self) -> int:
+        """Grows by one or more with each :meth:`advance`."""
+        return self.observations + bool(self.state.curve)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done."""
+        return bool(self.state.curve) and self.steps_done >= (self.settings.steps or 0)
+
+    def run(self) -> Iterator[Step]:
+        """Do the steps that are left, yielding each once it is whole."""
+        while not self.finished:
+            yield self.advance()
+
+    def advance(self) -> Step:
+        """Do the start, if that is still to be done, or else one step."""
+        return self._step() if self.state.curve else self._start()
+
+    def _start(self) -> Step:
+        self._refit()
+        return Step(0, self.observations, tuple(self.state.picks), True, self._score())
+
+    def _step(self) -> Step:
+        """Choose q points, observe them, update, and refit and score where due."""
+        chosen = self._strategy.choose(self.state.model, self.settings.q, self.state.picks)
+        self.state.model.update(self.survey.pool_X[chosen], self.survey.pool_Y[chosen])
+        self.state.picks.extend(chosen)
+        refitted = self._refit_due()
+        if refitted:
+            self._refit()
+        scored = self._score() if self._score_due() else None
+        return Step(self.steps_done, self.observations, tuple(chosen), refitted, scored)
+
+    def _refit_due(self) -> bool:
+        growth = self.settings.refit
+        return growth > 0.0 and self.observations >= growth * self.state.refits[-1]
+
+    def _refit(self) -> None:
+        learn_hyperparameters(self.state.model)
+        self.state.refits.append(self.observations)
+
+    def _score_due(self) -> bool:
+        done = self.steps_done
+        return done % self.settings.score_every == 0 or done == self.settings.steps
+
+    def _score(self) -> Score:
+        self.state.curve.append(self.score_now())
+        return self.state.curve[-1]
+
+    def score_now(self) -> Score:
+        """Score the model as it is, without a trace in the curve."""
+        survey = self.survey
+        return score(self.state.model, survey.test_X, survey.test_Y, self.observations)
+
+    def picked_rows(self) -> list[int]:
+        """Rows of the data that were chosen, in order."""
+        rows: list[int] = self.survey.pool_rows[self.state.picks].tolist()
+        return rows
+
+
+def _first_state(survey: Survey, settings: Settings) -> SamplingState:
+    first = list(range(settings.initial))
+    dim = survey.pool_X.shape[-1]
+    model = WISKI(
+        survey.pool_X[first],
+        survey.pool_Y[first],
+        covar_module=KERNELS[settings.kernel](dim),
+        bounds=_unit_cube(dim).to(survey.pool_X),
+        grid_size=None if settings.grid is None else _per_dimension(settings.grid, dim),
+    )
+    return SamplingState(model, first)
+
+
+def _unit_cube(dim: int) -> Tensor:
+    return torch.tensor([[0.0] * dim, [1.0] * dim])
+
+
+def _per_dimension(grid: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return grid * dim if len(grid) == 1 else grid
+
+
+def learn_hyperparameters(model: WISKI) -> None:
+    """Maximise the marginal likelihood from the model's memory, starting where it stands.
+
+    A line search that stalls near the optimum counts as its end: L-BFGS-B never leaves a point for a
+    worse one.
+    """
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    fit_gpytorch_mll(
+        mll,
+        optimizer_kwargs={"options": _FIT_OPTIONS},
+        max_attempts=1,
+        warning_handler=lambda warning: issubclass(warning.category, OptimizationWarning),
+    )

@@ -1,0 +1,213 @@
+"""Data sets for the loops: inputs, a target, their names, and a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from bo_stream.loops.errors import UsageError
+
+MIN_ROWS = 20
+"""Fewest rows that can be split into points to choose from and points to score on."""
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Inputs and a target, all known: a map to be sampled.
+
+    Attributes:
+        X: Inputs in the units of their source, ``n x d``.
+        y: Target, ``n``.
+        columns: The d input names.
+        target: What y is.
+        source: Where it comes from, for messages and records.
+    """
+
+    X: Array
+    y: Array
+    columns: tuple[str, ...]
+    target: str
+    source: str
+
+    def __post_init__(self) -> None:
+        """Check what every loop needs.
+
+        Raises:
+            UsageError: Too few rows, shapes that do not match, NaN, infinities, a constant column.
+        """
+        if self.X.ndim != 2 or self.y.shape != self.X.shape[:1]:
+            raise UsageError(
+                f"{self.source}: expected inputs of shape n x d and a target of shape n, got "
+                f"{self.X.shape} and {self.y.shape}."
+            )
+        if len(self.y) < MIN_ROWS:
+            raise UsageError(
+                f"{self.source} has {len(self.y)} rows, expected at least {MIN_ROWS}: some to choose "
+                "from and some to score on."
+            )
+        for name, values in self._named_values():
+            _check_values(f"{self.source}: column {name!r}", values)
+
+    def _named_values(self) -> list[tuple[str, Array]]:
+        names = (*self.columns, self.target)
+        return list(zip(names, (*self.X.T, self.y), strict=True))
+
+    @property
+    def bounds(self) -> Array:
+        """The box of the inputs, ``2 x d``."""
+        return np.stack((self.X.min(0), self.X.max(0)))
+
+    @property
+    def unit_X(self) -> Array:
+        """Inputs scaled to the unit cube by their box, ``n x d``."""
+        low, high = self.bounds
+        scaled: Array = (self.X - low) / (high - low)
+        return scaled.clip(0.0, 1.0)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of values and names: equal for equal data, wherever they were read from."""
+        digest = hashlib.sha256("\x1f".join((*self.columns, self.target)).encode())
+        for values in (self.X, self.y):
+            digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
+        return digest.hexdigest()
+
+
+def _check_values(name: str, values: Array) -> None:
+    bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size:
+        raise UsageError(
+            f"{name} holds NaN or infinity in {bad.size} of {values.size} rows (first: row {bad[0]}). "
+            "Drop those rows first."
+        )
+    if values.min() == values.max():
+        raise UsageError(f"{name} is {values[0]:g} in every row: there is nothing to learn from it.")
+
+
+def read_dataset(
+    path: str | Path, x: Sequence[str] | None = None, y: str | None = None
+) -> Dataset:
+    """Read a data set.
+
+    Args:
+        path: ``.npz`` with arrays X (``n x d``), y (``n``) and, if there are any, the names
+            ``columns`` and ``target``; or a ``.csv`` or ``.parquet`` table with a header.
+        x: Names of the input columns. Needed for a table; default for ``.npz``: all columns of X.
+        y: Name of the target column. Needed for a table; for ``.npz``: an array, default y.
+
+    Raises:
+        UsageError: The file cannot be read, lacks a column, or holds values that cannot be used.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"No such file: {path}.")
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UsageError(
+            f"{path} is of unknown type {path.suffix or '(no suffix)'!r}. Expected one of "
+            f"{', '.join(_READERS)}."
+        )
+    return reader(path, x, y)
+
+
+def _read_npz(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
+    arrays = _load_npz(path)
+    X = _numeric(_array(arrays, "X", path), f"{path}: array X")
+    X = X.reshape(-1, 1) if X.ndim == 1 else X
+    names = _column_names(arrays, X.shape[-1], path)
+    chosen = list(names) if x is None else list(x)
+    columns = [_position(names, name, path) for name in chosen]
+    target = _numeric(_array(arrays, y or "y", path), f"{path}: array {y or 'y'}")
+    label = str(arrays["target"]) if y is None and "target" in arrays else (y or "y")
+    return Dataset(X[:, columns], target, tuple(chosen), label, path.name)
+
+
+def _load_npz(path: Path) -> dict[str, NDArray[np.generic]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} is no .npz file of plain arrays: {error}") from error
+
+
+def _array(arrays: Mapping[str, NDArray[np.generic]], name: str, path: Path) -> NDArray[np.generic]:
+    if name not in arrays:
+        raise UsageError(f"{path} has no array {name!r}. It has: {', '.join(sorted(arrays))}.")
+    return arrays[name]
+
+
+def _column_names(
+    arrays: Mapping[str, NDArray[np.generic]], dim: int, path: Path
+) -> tuple[str, ...]:
+    if "columns" not in arrays:
+        return tuple(f"x{i}" for i in range(dim))
+    names = tuple(str(name) for name in arrays["columns"].ravel())
+    if len(names) != dim:
+        raise UsageError(f"{path}: expected {dim} names in array columns, got {len(names)}.")
+    return names
+
+
+def _position(names: Sequence[str], name: str, path: Path) -> int:
+    if names.count(name) != 1:
+        fault = "has no" if name not in names else "has more than one"
+        raise UsageError(f"{path} {fault} column {name!r}. Its columns: {', '.join(names)}.")
+    return names.index(name)
+
+
+def _numeric(values: NDArray[np.generic], name: str) -> Array:
+    if values.dtype.kind not in "fiub":
+        raise UsageError(f"{name} is not numeric (its type is {values.dtype}).")
+    return values.astype(np.float64)
+
+
+def _read_csv(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
+    return _from_table(path, pd.read_csv, x, y)
+
+
+def _read_parquet(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
+    return _from_table(path, pd.read_parquet, x, y)
+
+
+def _from_table(
+    path: Path, read: Callable[[Path], pd.DataFrame], x: Sequence[str] | None, y: str | None
+) -> Dataset:
+    table = _load_table(path, read)
+    names = [str(name) for name in table.columns]
+    if not x or y is None:
+        raise UsageError(
+            f"Say which columns of {path} are inputs and which is the target, as in "
+            f"--x lon lat --y prevalence. Its columns: {', '.join(names)}."
+        )
+    values = [_table_column(table, _position(names, name, path), path) for name in (*x, y)]
+    return Dataset(np.stack(values[:-1], axis=-1), values[-1], tuple(x), y, path.name)
+
+
+def _load_table(path: Path, read: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()
+        raise UsageError(f"{path} cannot be read as a table: {reason[0] if reason else error!r}") from error
+
+
+def _table_column(table: pd.DataFrame, position: int, path: Path) -> Array:
+    column = table.iloc[:, position]
+    if not pd.api.types.is_numeric_dtype(column):
+        raise UsageError(f"{path}: column {column.name!r} is not numeric (its type is {column.dtype}).")
+    return column.to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+_READERS: dict[str, Callable[[Path, Sequence[str] | None, str | None], Dataset]] = {
+    ".npz": _read_npz,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}

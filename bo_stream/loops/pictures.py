@@ -1,0 +1,239 @@
+"""Pictures of a run: the map with its picks, and the error against the number of observations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from bo_stream.loops.datasets import Array, Dataset
+from bo_stream.loops.scoring import Score
+from bo_stream.storage import atomic_write
+
+_DPI = 150
+_VALUES = "viridis"
+_SPREAD = "magma"
+_PICK = {"s": 7.0, "c": "white", "edgecolors": "black", "linewidths": 0.4}
+_FIRST_PICK = {"s": 22.0, "c": "tab:red", "edgecolors": "black", "linewidths": 0.5, "marker": "s"}
+
+
+@dataclass(frozen=True)
+class MapView:
+    """What a map shows, all in units of the data.
+
+    Attributes:
+        data: The truth.
+        mean: Posterior mean at all rows, ``n``.
+        deviation: Posterior standard deviation of the function there, ``n``.
+        picks: Rows that were observed, in order.
+        initial: How many of them were there at the start.
+    """
+
+    data: Dataset
+    mean: Array
+    deviation: Array
+    picks: Sequence[int]
+    initial: int
+
+
+def draw_map(view: MapView) -> Figure:
+    """Truth, mean, standard deviation and picks: lines in 1-D, else maps of the first two inputs."""
+    figure = _lines(view) if view.data.X.shape[1] == 1 else _maps(view)
+    figure.suptitle(
+        f"{view.data.source}: {len(view.picks):,} of {len(view.data.y):,} sites observed", fontsize=12
+    )
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a PNG in one move.
+
+    Raises:
+        OSError: It cannot be written; an old picture stands.
+    """
+    FigureCanvasAgg(figure)
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=_DPI)
+
+
+def _maps(view: MapView) -> Figure:
+    data = view.data
+    panel_width, panel_height = _panel_size(data)
+    figure = Figure(figsize=(2 * panel_width + 2.2, 2 * panel_height + 1.4), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True, sharey=True)
+    shared = Normalize(*np.quantile(data.y, (0.002, 0.998)))
+    spread = Normalize(*np.quantile(view.deviation, (0.0, 0.998)))
+    raster = _Raster.of(data)
+    _panel(axes[0, 0], "truth", data, data.y, shared, _VALUES, raster)
+    _panel(axes[0, 1], "posterior mean", data, view.mean, shared, _VALUES, raster)
+    _panel(axes[1, 0], "posterior standard deviation", data, view.deviation, spread, _SPREAD, raster)
+    _panel(axes[1, 1], "picks over the mean", data, view.mean, shared, _VALUES, raster)
+    _draw_picks(axes[1, 1], view)
+    _colour_bar(figure, axes[0, :], shared, _VALUES, data.target, "both")
+    _colour_bar(figure, axes[1, 0], spread, _SPREAD, f"sd of {data.target}", "max")
+    _label(axes, data)
+    return figure
+
+
+def _panel_size(data: Dataset) -> tuple[float, float]:
+    """Width and height in inches that suit the map's shape."""
+    ratio = float(np.clip(_aspect(data) * _heights_per_width(data), 0.45, 1.8))
+    return (4.6, 4.6 * ratio) if ratio < 1.0 else (4.6 / ratio, 4.6)
+
+
+def _heights_per_width(data: Dataset) -> float:
+    width, height = np.ptp(data.X[:, :2], axis=0)
+    return float(height / width)
+
+
+def _is_lon_lat(data: Dataset) -> bool:
+    first, second = (name.lower() for name in data.columns[:2])
+    return first.startswith(("lon", "lng")) and second.startswith("lat")
+
+
+def _aspect(data: Dataset) -> float:
+    """Height of a unit of the second input in units of the first: one scale on the ground."""
+    if _is_lon_lat(data):
+        return 1.0 / math.cos(math.radians(float(np.median(data.X[:, 1]))))
+    return 1.0 if 0.2 < _heights_per_width(data) < 5.0 else 1.0 / _heights_per_width(data)
+
+
+@dataclass(frozen=True)
+class _Raster:
+    """Sites that are pixels of a regular grid: where each belongs in the picture."""
+
+    x: Array
+    y: Array
+    row: np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+    column: np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+
+    @classmethod
+    def of(cls, data: Dataset) -> _Raster | None:
+        """The raster of a 2-D data set, or None if its sites are scattered."""
+        if data.X.shape[1] != 2:
+            return None
+        ticks = [_ticks(data.X[:, i]) for i in range(2)]
+        if ticks[0] is None or ticks[1] is None or ticks[0].size * ticks[1].size > 4 * len(data.y):
+            return None
+        column, row = (
+            np.rint((data.X[:, i] - line[0]) / (line[1] - line[0])).astype(np.intp)
+            for i, line in enumerate((ticks[0], ticks[1]))
+        )
+        return cls(ticks[0], ticks[1], row, column)
+
+    def picture(self, values: Array) -> Array:
+        """Values in their pixels, NaN elsewhere."""
+        picture = np.full((self.y.size, self.x.size), np.nan)
+        picture[self.row, self.column] = values
+        return picture
+
+
+def _ticks(values: Array) -> Array | None:
+    """Evenly spaced ticks on which all values lie, or None."""
+    unique = np.unique(np.round(values, 9))
+    spacing = float(np.median(np.diff(unique))) if unique.size > 2 else 0.0
+    if spacing <= 0.0:
+        return None
+    steps = (unique - unique[0]) / spacing
+    if np.abs(steps - np.rint(steps)).max() > 0.1:
+        return None
+    ticks: Array = np.linspace(unique[0], unique[-1], int(np.rint(steps[-1])) + 1)
+    return ticks
+
+
+def _panel(
+    axes: Axes,
+    title: str,
+    data: Dataset,
+    values: Array,
+    scale: Normalize,
+    colours: str,
+    raster: _Raster | None,
+) -> None:
+    axes.set_title(title, fontsize=10)
+    axes.set_aspect(_aspect(data))
+    if raster is not None:
+        picture = raster.picture(values)
+        axes.pcolormesh(raster.x, raster.y, picture, norm=scale, cmap=colours, rasterized=True)
+        return
+    size = float(np.clip(2e4 / len(values), 1.0, 30.0))
+    axes.scatter(*data.X[:, :2].T, s=size, c=values, norm=scale, cmap=colours, linewidths=0)
+
+
+def _draw_picks(axes: Axes, view: MapView) -> None:
+    sites = view.data.X[list(view.picks), :2]
+    chosen, first = sites[view.initial :], sites[: view.initial]
+    axes.scatter(*chosen.T, **_PICK, label=f"chosen ({len(chosen):,})")  # type: ignore[arg-type]
+    axes.scatter(*first.T, **_FIRST_PICK, label=f"initial ({len(first):,})")  # type: ignore[arg-type]
+    axes.legend(loc="best", fontsize=8, framealpha=0.85)
+
+
+def _colour_bar(
+    figure: Figure,
+    axes: Axes | np.ndarray[tuple[int, ...], np.dtype[np.object_]],
+    scale: Normalize,
+    colours: str,
+    label: str,
+    extend: str,
+) -> None:
+    mappable = ScalarMappable(norm=scale, cmap=colours)
+    where = axes if isinstance(axes, Axes) else axes.tolist()
+    bar = figure.colorbar(mappable, ax=where, shrink=0.85, extend=extend)
+    bar.set_label(label, fontsize=9)
+
+
+def _label(axes: np.ndarray[tuple[int, ...], np.dtype[np.object_]], data: Dataset) -> None:
+    unit = " (degrees)" if _is_lon_lat(data) else ""
+    for bottom in axes[-1, :]:
+        bottom.set_xlabel(data.columns[0] + unit, fontsize=9)
+    for left in axes[:, 0]:
+        left.set_ylabel(data.columns[1] + unit, fontsize=9)
+
+
+def _lines(view: MapView) -> Figure:
+    data = view.data
+    order = np.argsort(data.X[:, 0])
+    x, mean, deviation = data.X[order, 0], view.mean[order], view.deviation[order]
+    figure = Figure(figsize=(9.0, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(x, data.y[order], ".", color="0.6", ms=3, label="truth")
+    axes.plot(x, mean, color="tab:blue", label="posterior mean")
+    axes.fill_between(
+        x, mean - 2 * deviation, mean + 2 * deviation, alpha=0.25, label="± 2 standard deviations"
+    )
+    rows = list(view.picks)
+    axes.plot(data.X[rows, 0], data.y[rows], "o", mfc="none", mec="tab:red", ms=5, label="picks")
+    axes.set(xlabel=data.columns[0], ylabel=data.target)
+    axes.legend(fontsize=8)
+    return figure
+
+
+def draw_curve(curves: Mapping[str, Sequence[Score]], target: str) -> Figure:
+    """The error against the number of observations, one line per strategy."""
+    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for (name, curve), style in zip(curves.items(), ("o-", "s--"), strict=False):
+        observations = [score.observations for score in curve]
+        label = f"{_STRATEGY_NAMES.get(name, name)}: {curve[-1].rmse_sd:.3f} sd at the end"
+        axes.plot(observations, [score.rmse for score in curve], style, ms=3, label=label)
+    last = next(iter(curves.values()))[-1]
+    unit = last.rmse / last.rmse_sd
+    right = axes.secondary_yaxis("right", functions=(lambda v: v / unit, lambda v: v * unit))
+    right.set_ylabel("in standard deviations of the target", fontsize=9)
+    axes.set(xlabel="observations", ylabel=f"held-out RMSE, {target}")
+    axes.yaxis.label.set_fontsize(9)
+    axes.set_ylim(bottom=0.0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+    return figure
+
+
+_STRATEGY_NAMES = {"nipv": "least integrated variance", "random": "random choice"}

@@ -1,0 +1,119 @@
+"""The run in numbers: picks, curve and everything that it was made with."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import resource
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bo_stream.loops.active_sampling import ActiveSampling
+from bo_stream.loops.campaign import Campaign
+from bo_stream.loops.scoring import Score
+from bo_stream.loops.versions import all_versions
+from bo_stream.models.wiski import WISKI
+from bo_stream.storage import atomic_write
+
+
+def write_picks(campaign: Campaign, path: Path) -> None:
+    """One line per choice: strategy, step (0: initial points), row of the data, its values."""
+    data = campaign.data
+    header = ("strategy", "step", "row", *data.columns, data.target)
+    lines = [
+        (name, step, row, *data.X[row], data.y[row])
+        for name, loop in campaign.loops.items()
+        for step, row in _steps_and_rows(loop)
+    ]
+    _write_table(path, header, lines)
+
+
+def _steps_and_rows(loop: ActiveSampling) -> list[tuple[int, int]]:
+    first, q = loop.settings.initial, loop.settings.q
+    return [(max(0, (i - first) // q + 1), row) for i, row in enumerate(loop.picked_rows())]
+
+
+def write_curve(curves: dict[str, list[Score]], path: Path) -> None:
+    """One line per score."""
+    header = ("strategy", "observations", "rmse", "rmse_sd", "nll", "coverage")
+    lines = [(name, *asdict(score).values()) for name, curve in curves.items() for score in curve]
+    _write_table(path, header, lines)
+
+
+def _write_table(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(lines)
+    with atomic_write(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def write_run(campaign: Campaign, finals: dict[str, Score], notes: list[str], path: Path) -> None:
+    """Every setting and version, the data, the learned model, final scores, time and memory."""
+    with atomic_write(path) as file:
+        file.write((json.dumps(_run_record(campaign, finals, notes), indent=2) + "\n").encode())
+
+
+def _run_record(campaign: Campaign, finals: dict[str, Score], notes: list[str]) -> dict[str, Any]:
+    data = campaign.data
+    return {
+        "finished": campaign.finished,
+        "steps_done": campaign.main.steps_done,
+        "data": {
+            "source": data.source,
+            "rows": len(data.y),
+            "columns": data.columns,
+            "target": data.target,
+            "bounds": data.bounds.tolist(),
+            **asdict(campaign.origin),
+        },
+        "settings": campaign.main.settings.as_record(),
+        "strategies": {
+            name: _strategy_record(loop, finals[name]) for name, loop in campaign.loops.items()
+        },
+        "seconds": round(campaign.seconds, 3),
+        "threads": torch.get_num_threads(),
+        "peak_memory_mib": round(_peak_memory_mib()),
+        "versions": all_versions(),
+        "warnings": notes,
+    }
+
+
+def _strategy_record(loop: ActiveSampling, final: Score) -> dict[str, Any]:
+    return {
+        "final": asdict(final),
+        "refits_at": loop.state.refits,
+        "model": _model_record(loop.state.model),
+    }
+
+
+def _model_record(model: WISKI) -> dict[str, Any]:
+    parameters = dict(model.covar_module.named_parameters())
+    names = [name.replace("raw_", "") for name in parameters]
+    return {
+        "class": type(model).__name__,
+        "grid_size": model.grid_size,
+        "rank": model.rank,
+        "dropped": model.dropped,
+        "interpolation_error": model.interpolation_error(),
+        "noise_variance": model.noise_level().tolist(),
+        "kernel": {name: _value(model.covar_module, name) for name in names},
+    }
+
+
+def _value(module: torch.nn.Module, name: str) -> Any:
+    for part in name.split("."):
+        module = getattr(module, part)
+    return module.tolist() if isinstance(module, torch.Tensor) else str(module)
+
+
+def _peak_memory_mib() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1024.0 if sys.platform != "darwin" else 1024.0**2)

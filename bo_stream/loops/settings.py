@@ -1,0 +1,138 @@
+"""Every setting of an active-sampling run."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, Self
+
+import torch
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.kernels import KERNELS
+
+Strategy = Literal["nipv", "random"]
+
+STRATEGIES: tuple[Strategy, ...] = ("nipv", "random")
+DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+_DEFAULT_STEPS = 500
+_DEFAULT_POOL = 12_000
+_DEFAULT_TEST = 10_000
+_TEST_SHARE = 4
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What determines a run on given data, to the last choice.
+
+    Attributes:
+        q: Points chosen at a time.
+        steps: Choices; None: 500, or as many as the pool allows.
+        pool: Points to choose from; None: 12,000, or what the data have beside the test points.
+        test: Held-out points, on which the error is measured and over which the variance is
+            integrated; None: 10,000, or a quarter of the data.
+        initial: Points drawn at random to start with.
+        kernel: A name in ``bo_stream.loops.kernels.KERNELS``.
+        grid: Nodes per dimension, one number or d; None: the model's default for the kernel.
+        seed: Of the split, the first points and the random strategy.
+        device: A torch device.
+        dtype: ``float64`` or ``float32``.
+        refit: The hyperparameters are learned anew whenever the observations have become this many
+            times as many as at the last refit; 0: only once, from the first points.
+        score_every: Steps between scores.
+        strategy: ``nipv``, least integrated posterior variance, or ``random``.
+    """
+
+    q: int = 6
+    steps: int | None = None
+    pool: int | None = None
+    test: int | None = None
+    initial: int = 10
+    kernel: str = "matern52"
+    grid: tuple[int, ...] | None = None
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str = "float64"
+    refit: float = 2.0
+    score_every: int = 10
+    strategy: Strategy = "nipv"
+
+    def __post_init__(self) -> None:
+        """Check each setting by itself.
+
+        Raises:
+            UsageError: One is out of range.
+        """
+        for name, least in (("q", 1), ("initial", 2), ("score_every", 1), ("seed", 0)):
+            _check_at_least(name, getattr(self, name), least)
+        for name, least in (("steps", 0), ("pool", 1), ("test", 2)):
+            _check_at_least(name, getattr(self, name), least)
+        _check_one_of("kernel", self.kernel, tuple(KERNELS))
+        _check_one_of("dtype", self.dtype, tuple(DTYPES))
+        _check_one_of("strategy", self.strategy, STRATEGIES)
+        if self.refit != 0.0 and not self.refit > 1.0:
+            raise UsageError(f"Expected refit above 1 (a growth factor), or 0 for never, got {self.refit:g}.")
+        _check_device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype."""
+        return DTYPES[self.dtype]
+
+    @property
+    def observations(self) -> int:
+        """Observations at the end of the run."""
+        return self.initial + self.q * (self.steps or 0)
+
+    def resolved(self, rows: int, dim: int) -> Self:
+        """The same settings for data of this size, with nothing left open but the grid.
+
+        Raises:
+            UsageError: The data have too few rows for them, or another number of inputs than ``grid``.
+        """
+        test = min(_DEFAULT_TEST, rows // _TEST_SHARE) if self.test is None else self.test
+        pool = min(_DEFAULT_POOL, max(rows - test, 0)) if self.pool is None else self.pool
+        if pool + test > rows or pool < self.initial:
+            raise UsageError(
+                f"The data have {rows:,} rows, too few for pool {pool:,} and test {test:,} with "
+                f"{self.initial:,} initial points. Make them smaller."
+            )
+        if self.grid is not None and len(self.grid) not in (1, dim):
+            raise UsageError(f"Expected grid to be one number or {dim}, got {self.grid}.")
+        most = (pool - self.initial) // self.q
+        steps = min(_DEFAULT_STEPS, most) if self.steps is None else self.steps
+        if steps > most:
+            raise UsageError(
+                f"{steps:,} steps of {self.q} after {self.initial} initial points need a pool of "
+                f"{self.initial + self.q * steps:,}, got {pool:,}: at most {most:,} steps."
+            )
+        return replace(self, test=test, pool=pool, steps=steps)
+
+    def as_record(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """From plain values, as JSON gives them back."""
+        grid = record.get("grid")
+        known = {field.name: record[field.name] for field in fields(cls)}
+        return cls(**{**known, "grid": None if grid is None else tuple(grid)})
+
+
+def _check_at_least(name: str, value: int | None, least: int) -> None:
+    if value is not None and value < least:
+        raise UsageError(f"Expected {name} of at least {least}, got {value}.")
+
+
+def _check_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"Expected {name} to be one of {', '.join(choices)}, got {value!r}.")
+
+
+def _check_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(f"Device {device!r} cannot be used: {reason}") from error

@@ -1,0 +1,83 @@
+"""What a grid model keeps between calls: recomputed when stale, carried along by small updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.interpolation import InterpolationBasis
+from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.process import WeightSpaceProcess
+
+WHITENED_ROWS = 512
+"""Larger updates drop the whitened memory, which is then pulled back from the grid anew."""
+
+SOLVED_ROWS = 64
+"""Larger updates drop the solved posterior."""
+
+SOLVED_AGE = 100
+"""Updates after which the posterior is solved anew, so that rounding errors do not add up."""
+
+State = tuple[Tensor, ...]
+
+
+def state_of(module: torch.nn.Module) -> State:
+    """A copy of all parameters and buffers, to see later whether any has changed."""
+    tensors = (*module.parameters(), *module.buffers())
+    return tuple(tensor.detach().clone() for tensor in tensors)
+
+
+def is_same(first: State, second: State) -> bool:
+    """Whether two states are equal in shape, device and value."""
+    return len(first) == len(second) and all(
+        a.shape == b.shape and a.device == b.device and torch.equal(a, b)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """The memory in the whitened weights of the kernel at one state of its hyperparameters.
+
+    Attributes:
+        state: Of the kernel.
+        basis: Its features.
+        memory: Statistics in those features.
+    """
+
+    state: State
+    basis: InterpolationBasis
+    memory: WhitenedMemory
+
+    def after(self, data: Observations, features: Tensor) -> Whitening:
+        """The memory after a batch. Cost O(n r²)."""
+        return replace(self, memory=self.memory.observed(features, data))
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The posterior process at one state of all hyperparameters.
+
+    Attributes:
+        state: Of the model.
+        process: The posterior.
+        age: Small updates since it was solved.
+    """
+
+    state: State
+    process: WeightSpaceProcess
+    age: int = 0
+
+    def can_take(self, data: Observations, basis: InterpolationBasis) -> bool:
+        """Whether a batch is small, adds, and meets the basis that was solved in."""
+        small = data.X.shape[-2] <= min(SOLVED_ROWS, basis.rank)
+        young = self.age < SOLVED_AGE
+        return small and young and data.sign > 0 and self.process.basis is basis
+
+    def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> Solved:
+        """The posterior after a batch of standardised outcomes. Cost O(n r²)."""
+        residual = outcomes - self.process.prior_mean
+        weights = self.process.weights.observe(features, residual, noise)
+        return Solved(self.state, replace(self.process, weights=weights), self.age + 1)

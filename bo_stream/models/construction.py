@@ -1,0 +1,205 @@
+"""What a grid model's constructor checks and chooses, one question a function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
+from botorch.models.transforms.input import InputTransform
+from botorch.models.utils import validate_input_scaling
+from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.means import ConstantMean, Mean, ZeroMean
+from torch import Tensor
+
+from bo_stream.bases.cubic import STENCIL
+from bo_stream.bases.kernel_factors import KernelFactors
+from bo_stream.bases.resolution import default_grid_size
+from bo_stream.models.validation import check_finite, check_observations, check_type
+
+MAX_DIM = 4
+"""Most inputs that a grid can take."""
+
+_MARGIN = 0.1
+
+
+def check_first_observations(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+    """Check the constructor's data, from which the model takes its shapes, dtype and device."""
+    for name, tensor in (("train_X", X), ("train_Y", Y)):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            check_type(name, tensor, torch.empty(0))
+        if tensor.ndim < 2:
+            raise BotorchTensorDimensionError(
+                f"Expected {name} of shape `batch_shape x n x width`, got {tuple(tensor.shape)}. "
+                f"Use {name}.unsqueeze(-1) for a single input or output."
+            )
+    check_observations(
+        X, Y, Yvar, dim=X.shape[-1], outputs=Y.shape[-1], batch_shape=X.shape[:-2], like=X
+    )
+
+
+def check_dim(dim: int) -> int:
+    """Check the number of inputs."""
+    if not 1 <= dim <= MAX_DIM:
+        raise UnsupportedError(
+            f"Expected train_X with 1 to {MAX_DIM} inputs (after its input transform), got {dim}: "
+            "a grid's size is exponential in them. Use botorch.models.SingleTaskGP while n is a "
+            "few thousand, a sparse model such as botorch.models.SingleTaskVariationalGP, or "
+            f"project the inputs to at most {MAX_DIM}."
+        )
+    return dim
+
+
+def check_outputs(transform: torch.nn.Module, outputs: int) -> None:
+    """Check that standardising transforms have as many outputs as the data."""
+    for module in transform.modules():
+        means = getattr(module, "means", None)
+        if isinstance(means, Tensor) and means.shape[-1] != outputs:
+            raise BotorchTensorDimensionError(
+                f"Expected outcome_transform with m={outputs} as train_Y, got m={means.shape[-1]}."
+            )
+
+
+def check_rank(tolerance: float, max_rank: int) -> tuple[float, int]:
+    """Check the options of the truncation."""
+    if not 0.0 <= tolerance < 1.0:
+        raise ValueError(f"Expected tolerance in [0, 1), got {tolerance}.")
+    if max_rank < 1:
+        raise ValueError(f"Expected max_rank of at least 1, got {max_rank}.")
+    return tolerance, max_rank
+
+
+def check_mean(mean: Mean) -> None:
+    """Check that the mean is affine in the target column of ones."""
+    if not isinstance(mean, ConstantMean | ZeroMean):
+        raise UnsupportedError(
+            f"mean_module {type(mean).__name__} cannot be learned once the data are gone. Expected "
+            "ConstantMean or ZeroMean; subtract any other mean from Y yourself."
+        )
+
+
+def choose_likelihood(
+    likelihood: _GaussianLikelihoodBase | None, Yvar: Tensor | None, aug_batch: torch.Size
+) -> _GaussianLikelihoodBase:
+    """The likelihood given, or BoTorch's default for this kind of noise."""
+    if likelihood is not None:
+        if not isinstance(likelihood, GaussianLikelihood):
+            raise UnsupportedError(
+                f"Expected likelihood to be a GaussianLikelihood, got "
+                f"{type(likelihood).__name__}. Give known noise variances as train_Yvar."
+            )
+        return likelihood
+    if Yvar is None or bool(Yvar.isnan().any()):
+        return get_gaussian_likelihood_with_lognormal_prior(batch_shape=aug_batch)
+    start = torch.full((*aug_batch, 1), 1e-2, dtype=Yvar.dtype, device=Yvar.device)
+    return FixedNoiseGaussianLikelihood(noise=start, batch_shape=aug_batch)
+
+
+def choose_box(bounds: Tensor | None, inputs: Tensor, transform: InputTransform | None) -> Tensor:
+    """The box to cover, ``2 x d`` in transformed inputs, float64 on the CPU.
+
+    Given bounds are transformed like inputs. Without any: the unit cube if it holds the inputs,
+    else their box with a margin.
+    """
+    if bounds is not None:
+        return _given_box(bounds, inputs, transform)
+    dim = inputs.shape[-1]
+    unit = torch.tensor([[0.0] * dim, [1.0] * dim], dtype=torch.float64)
+    flat = inputs.detach().reshape(-1, dim).to(torch.float64).cpu()
+    if flat.shape[0] == 0 or bool(((flat >= 0.0) & (flat <= 1.0)).all()):
+        return unit
+    low, high = flat.amin(0), flat.amax(0)
+    width = torch.where(high > low, high - low, torch.ones_like(low))
+    return torch.stack((low - _MARGIN * width, high + _MARGIN * width))
+
+
+def _given_box(bounds: Tensor, inputs: Tensor, transform: InputTransform | None) -> Tensor:
+    box = torch.as_tensor(bounds, dtype=inputs.dtype, device=inputs.device)
+    if box.ndim != 2 or box.shape[0] != 2:
+        raise BotorchTensorDimensionError(
+            f"Expected bounds of shape `2 x d` (lower, upper), got {tuple(box.shape)}."
+        )
+    check_finite("bounds", box)
+    if transform is not None:
+        with torch.no_grad():
+            corners = transform.preprocess_transform(box)
+        box = torch.stack((corners.amin(0), corners.amax(0)))
+    if box.shape[-1] != inputs.shape[-1]:
+        raise BotorchTensorDimensionError(
+            f"Expected bounds of shape `2 x {inputs.shape[-1]}` as train_X, got "
+            f"{tuple(bounds.shape)}."
+        )
+    if not bool((box[0] < box[1]).all()):
+        raise ValueError(f"Expected bounds with lower < upper, got {bounds.tolist()}.")
+    return box.detach().to(torch.float64).cpu()
+
+
+def choose_grid_size(
+    grid_size: int | Sequence[int] | None, factors: KernelFactors, dim: int
+) -> tuple[int, ...]:
+    """Nodes per dimension: those given, or the default for this kernel."""
+    if grid_size is None:
+        return default_grid_size(factors, dim)
+    sizes = (grid_size,) * dim if isinstance(grid_size, int) else tuple(grid_size)
+    if len(sizes) != dim or not all(isinstance(s, int) and s >= STENCIL for s in sizes):
+        raise ValueError(
+            f"Expected grid_size to be an integer of at least {STENCIL} (nodes per dimension) or "
+            f"{dim} of them, got {grid_size}."
+        )
+    return sizes
+
+
+def reference_outcome(targets: Tensor) -> Tensor:
+    """A shift near the outcomes, ``batch x n x m -> batch x m``; what is left does not cancel."""
+    if targets.shape[-2] == 0:
+        return torch.zeros(*targets.shape[:-2], targets.shape[-1], dtype=torch.float64).to(
+            targets.device
+        )
+    return targets.detach().to(torch.float64).mean(-2)
+
+
+def warn_of_scaling(inputs: Tensor, standardized: Tensor, custom_kernel: bool) -> None:
+    """BoTorch's warnings about inputs outside the unit cube and outcomes of another scale."""
+    if inputs.shape[-2] > 0:
+        validate_input_scaling(inputs, standardized.to(inputs), None, check_nans_only=custom_kernel)
+
+
+def first_transformed(X: Tensor, transform: InputTransform) -> Tensor:
+    """Let an input transform learn its bounds from the first inputs and apply it.
+
+    Raises:
+        UnsupportedError: It has parameters to learn.
+        InputDataError: It must learn its bounds but there are no inputs.
+    """
+    if any(parameter.requires_grad for parameter in transform.parameters()):
+        raise UnsupportedError(
+            f"input_transform {type(transform).__name__} has parameters to learn, but a grid "
+            "keeps no inputs that could be transformed anew. Use one without learnable parameters."
+        )
+    transform.to(X)
+    if X.shape[-2] > 0:
+        transform.train()
+        with torch.no_grad():
+            transform(X)
+    elif getattr(transform, "learn_coefficients", False):
+        raise InputDataError(
+            f"{type(transform).__name__} must learn its bounds, but train_X is empty. Give it "
+            "bounds."
+        )
+    return observed_inputs(X, transform)
+
+
+def observed_inputs(X: Tensor, transform: InputTransform | None) -> Tensor:
+    """Inputs of observations as they enter memory."""
+    if transform is None:
+        return X
+    transform.eval()
+    with torch.no_grad():
+        inputs: Tensor = transform.preprocess_transform(X)
+    return inputs

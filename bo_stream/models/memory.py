@@ -1,0 +1,174 @@
+"""What a stream leaves behind: statistics on one or more grids, in a fixed amount of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.cell_gram import CellGram, accumulate, embed, zero_statistics
+from bo_stream.bases.grid import Grid
+from bo_stream.bases.interpolation import InterpolationBasis, KroneckerPullBack
+from bo_stream.sufficient_statistics import G, SufficientStatistics, weighted_statistics
+
+GridStatistics = SufficientStatistics[CellGram]
+Whitened = SufficientStatistics[Tensor]
+
+
+@dataclass(frozen=True)
+class Observations:
+    """A checked batch of observations in the memory's units.
+
+    Attributes:
+        X: ``batch x n x d``, transformed inputs.
+        targets: ``batch x m x n``, less the memory's shift.
+        noise: Known noise variances, ``batch x m x n``, with 1 where unknown.
+        known: Whether the noise is known, ``batch x 1 x n``.
+        sign: 1 to add, −1 to take out.
+    """
+
+    X: Tensor
+    targets: Tensor
+    noise: Tensor
+    known: Tensor
+    sign: float
+
+    @property
+    def any_known(self) -> bool:
+        """Whether any noise variance is known."""
+        return bool(self.known.any())
+
+    def learned_group(self) -> tuple[Tensor, Tensor]:
+        """Relative noise and weights of those with unknown noise, ``batch x 1 x n`` each."""
+        weight = self.sign * (~self.known).to(self.targets)
+        return torch.ones_like(weight), weight
+
+    def known_group(self) -> tuple[Tensor, Tensor]:
+        """Noise variances and weights of those with known noise, ``batch x m x n`` each."""
+        weight = (self.sign * self.known.to(self.targets)).expand(self.noise.shape)
+        return self.noise, weight
+
+
+@dataclass(frozen=True)
+class WhitenedMemory:
+    """The memory in the whitened weights of one basis: what a solve needs.
+
+    Attributes:
+        learned: Observations whose noise level is learned.
+        known: Observations with known noise, or None.
+    """
+
+    learned: Whitened
+    known: Whitened | None
+
+    def __add__(self, other: WhitenedMemory) -> WhitenedMemory:
+        """Both memories."""
+        return WhitenedMemory(self.learned + other.learned, _add(self.known, other.known))
+
+    def observed(self, features: Tensor, data: Observations) -> WhitenedMemory:
+        """The memory after a batch with these whitened features. Cost O(n r²)."""
+        learned = self.learned
+        if not bool(data.known.all()):
+            learned = learned + weighted_statistics(features, data.targets, *data.learned_group())
+        known = self.known
+        if data.any_known:
+            batch = weighted_statistics(features, data.targets, *data.known_group())
+            known = _add(known, batch)
+        return WhitenedMemory(learned, known)
+
+
+def _select(statistics: GridStatistics, outputs: list[int]) -> GridStatistics:
+    return SufficientStatistics(
+        statistics.gram.select(outputs),
+        statistics.moment[..., outputs, :, :],
+        statistics.energy[..., outputs, :, :],
+        statistics.totals[..., outputs, :, :],
+        statistics.log_noise[..., outputs],
+        statistics.noise_sum[..., outputs],
+    )
+
+
+def _add(
+    first: SufficientStatistics[G] | None, second: SufficientStatistics[G] | None
+) -> SufficientStatistics[G] | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
+
+
+@dataclass(frozen=True)
+class GridMemory:
+    """Statistics of observations that were interpolated on one grid.
+
+    Attributes:
+        grid: Its nodes.
+        learned: Observations whose noise level is learned: relative noise 1, one gram for all
+            outputs.
+        known: Observations with known noise, one gram per output, or None while there are none.
+    """
+
+    grid: Grid
+    learned: GridStatistics
+    known: GridStatistics | None
+
+    @classmethod
+    def empty(cls, grid: Grid, batch: torch.Size, outputs: int, device: torch.device) -> GridMemory:
+        """No observations yet."""
+        return cls(grid, zero_statistics(grid, batch, 1, outputs, device), None)
+
+    def with_noise_group_for(self, data: Observations) -> GridMemory:
+        """The same memory, with a known-noise group if the batch needs one."""
+        if self.known is None and data.any_known:
+            return replace(self, known=self._zeros(data.noise.shape[-2]))
+        return self
+
+    def _zeros(self, noise_groups: int) -> GridStatistics:
+        lead = self.learned.moment.shape[:-3]
+        outputs = self.learned.moment.shape[-3]
+        return zero_statistics(self.grid, lead, noise_groups, outputs, self.learned.moment.device)
+
+    def on(self, grid: Grid) -> GridMemory:
+        """Pulled back to a grid with the same nodes and more; exact."""
+        if grid == self.grid:
+            return self
+        return GridMemory(
+            grid,
+            embed(self.learned, self.grid, grid),
+            None if self.known is None else embed(self.known, self.grid, grid),
+        )
+
+    def observe(self, data: Observations) -> None:
+        """Add a batch in place, for which there is room. Cost O(n 7^d)."""
+        if not bool(data.known.all()):
+            accumulate(self.learned, self.grid, data.X, data.targets, *data.learned_group())
+        if self.known is not None and data.any_known:
+            accumulate(self.known, self.grid, data.X, data.targets, *data.known_group())
+
+    def whitened(self, basis: InterpolationBasis) -> WhitenedMemory:
+        """Pull back to the whitened weights of a basis."""
+        T = KroneckerPullBack(basis, self.grid)
+        known = None if self.known is None else self.known.pull_back(T)
+        return WhitenedMemory(self.learned.pull_back(T), known)
+
+    def map(self, rule: Callable[[GridStatistics], GridStatistics]) -> GridMemory:
+        """Apply a rule to both groups."""
+        return GridMemory(
+            self.grid, rule(self.learned), None if self.known is None else rule(self.known)
+        )
+
+    def select(self, outputs: list[int]) -> GridMemory:
+        """A copy for some of the outputs."""
+        return self.map(lambda statistics: _select(statistics, outputs))
+
+    def __add__(self, other: GridMemory) -> GridMemory:
+        """Both memories, on the same grid."""
+        return GridMemory(self.grid, self.learned + other.learned, _add(self.known, other.known))
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        if self.known is None:
+            return self.learned.totals
+        return self.learned.totals + self.known.totals

@@ -1,0 +1,150 @@
+"""Outcome transforms in a stream: fixed ones first, then a standardisation that may move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.outcome import (
+    Bilog,
+    ChainedOutcomeTransform,
+    Log,
+    OutcomeTransform,
+    Power,
+    Standardize,
+    StratifiedStandardize,
+)
+from botorch.posteriors.posterior import Posterior
+from torch import Tensor
+from torch.nn import Module
+
+_FIXED = (Log, Power, Bilog)
+
+
+@dataclass(frozen=True)
+class OutcomeChain:
+    """An outcome transform split into its fixed part and the standardisation behind it.
+
+    The memory holds outcomes after the fixed part. The standardisation is affine in them, so it can
+    be learned anew from the running sums, exactly, at any time.
+
+    Attributes:
+        fixed: Elementwise transforms without state, first to last.
+        standardize: The last transform, if it standardises.
+    """
+
+    fixed: tuple[OutcomeTransform, ...]
+    standardize: Standardize | None
+
+    @classmethod
+    def of(cls, transform: Module | None) -> OutcomeChain:
+        """Split a transform.
+
+        Raises:
+            UnsupportedError: The transform has state other than a final ``Standardize``.
+        """
+        steps = _steps(transform)
+        last = steps[-1] if steps else None
+        standardize = last if isinstance(last, Standardize) else None
+        fixed = steps[:-1] if standardize is not None else steps
+        for step in steps:
+            _check_step(step, step is standardize)
+        return cls(tuple(fixed), standardize)
+
+    def to_targets(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Apply the fixed part to ``... x n x m`` outcomes and known noise variances.
+
+        Raises:
+            UnsupportedError: A fixed transform cannot carry noise variances.
+        """
+        for step in self.fixed:
+            try:
+                Y, Yvar = step(Y, Yvar)
+            except NotImplementedError as error:
+                raise UnsupportedError(
+                    f"{type(step).__name__} cannot transform noise variances: leave out Yvar "
+                    "(train_Yvar, noise), or transform Y and Yvar yourself."
+                ) from error
+        return Y, Yvar
+
+    def select(self, outputs: Sequence[int], of: int) -> OutcomeChain:
+        """The chain for some of ``of`` outputs."""
+        chosen = list(outputs)
+        if not self.fixed or chosen == list(range(of)):
+            return self
+        return OutcomeChain(tuple(step.subset_output(chosen) for step in self.fixed), None)
+
+    def untransform(self, posterior: Posterior) -> Posterior:
+        """Undo the fixed part on a posterior."""
+        for step in reversed(self.fixed):
+            posterior = step.untransform_posterior(posterior)
+        return posterior
+
+    def offset_and_scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the standardisation, ``batch x m`` each, shaped like ``like``: 0 and 1 without one."""
+        if self.standardize is None:
+            return torch.zeros_like(like), torch.ones_like(like)
+        means = self.standardize.means.to(like).squeeze(-2)
+        return means.expand_as(like), self.standardize.stdvs.to(like).squeeze(-2).expand_as(like)
+
+    def learn(self, totals: Tensor, shift: Tensor) -> None:
+        """Standardise by the running sums, as ``Standardize`` would by all outcomes.
+
+        Args:
+            totals: ``[Y, 1]ᵀ [Y, 1]`` of the outcomes less ``shift``, ``batch x m x 2 x 2``.
+            shift: ``batch x m``.
+        """
+        if self.standardize is None:
+            return
+        mean, stdv = _moments(totals, self.standardize._min_stdv)
+        mean = mean + shift
+        chosen = self.standardize._outputs
+        if chosen is not None:
+            left = [i for i in range(mean.shape[-1]) if i not in chosen]
+            mean[..., left], stdv[..., left] = 0.0, 1.0
+        _assign(self.standardize, mean.unsqueeze(-2), stdv.unsqueeze(-2))
+
+
+def _moments(totals: Tensor, min_stdv: float) -> tuple[Tensor, Tensor]:
+    count = totals[..., 1, 1].clamp_min(1.0)
+    mean = totals[..., 0, 1] / count
+    squares = totals[..., 0, 0] - count * mean.square()
+    stdv = (squares.clamp_min(0.0) / (count - 1.0).clamp_min(1.0)).sqrt()
+    usable = (stdv >= min_stdv) & (count > 1.0)
+    return mean, torch.where(usable, stdv, torch.ones_like(stdv))
+
+
+def _assign(standardize: Standardize, means: Tensor, stdvs: Tensor) -> None:
+    like = standardize.means
+    standardize.means = means.to(like)
+    standardize.stdvs = stdvs.to(like)
+    standardize._stdvs_sq = standardize.stdvs.square()
+    standardize._is_trained = torch.tensor(True, device=like.device)
+
+
+def _steps(transform: Module | None) -> list[OutcomeTransform]:
+    if transform is None:
+        return []
+    if isinstance(transform, ChainedOutcomeTransform):
+        return [step for part in transform.values() for step in _steps(part)]
+    if not isinstance(transform, OutcomeTransform):
+        raise UnsupportedError(
+            f"Expected outcome_transform to be an OutcomeTransform, got {type(transform).__name__}."
+        )
+    return [transform]
+
+
+def _check_step(step: OutcomeTransform, is_last_standardize: bool) -> None:
+    if isinstance(step, StratifiedStandardize):
+        fault = "its scale depends on the task, so statistics cannot be rescaled"
+    elif is_last_standardize or isinstance(step, _FIXED):
+        return
+    elif isinstance(step, Standardize):
+        fault = "a Standardize must be the last of a chain, or it cannot follow the stream"
+    else:
+        fault = "only Log, Power and Bilog, then Standardize, are known to work in a stream"
+    raise UnsupportedError(
+        f"outcome_transform {type(step).__name__} cannot be used in a stream: {fault}."
+    )

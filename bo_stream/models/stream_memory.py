@@ -1,0 +1,144 @@
+"""A model's whole memory: the grid of now and, after a refinement, the grids of before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from bo_stream.bases.grid import Grid
+from bo_stream.bases.interpolation import InterpolationBasis
+from bo_stream.models.memory import GridMemory, GridStatistics, Observations, WhitenedMemory
+
+MAX_GROWTH = 4
+"""How many times wider than at first a grid may grow, per dimension."""
+
+
+@dataclass(frozen=True)
+class StreamMemory:
+    """Statistics of all observations, on the grids that they were interpolated on.
+
+    Attributes:
+        current: New observations go here.
+        earlier: Observations from before a refinement, or merged from another grid.
+        first_cells: Cells of the current grid before it grew.
+    """
+
+    current: GridMemory
+    earlier: tuple[GridMemory, ...]
+    first_cells: tuple[int, ...]
+
+    @classmethod
+    def empty(
+        cls, grid: Grid, batch: torch.Size, outputs: int, device: torch.device
+    ) -> StreamMemory:
+        """No observations yet."""
+        return cls(GridMemory.empty(grid, batch, outputs, device), (), grid.cells)
+
+    @property
+    def grid(self) -> Grid:
+        """The current grid."""
+        return self.current.grid
+
+    def __iter__(self) -> Iterator[GridMemory]:
+        """The current grid's memory, then the earlier ones."""
+        return iter((self.current, *self.earlier))
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        return torch.stack([memory.totals for memory in self]).sum(0)
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of observations, ``... x m``."""
+        return self.totals[..., 1, 1]
+
+    def mean_known_noise(self) -> Tensor | None:
+        """Mean of the known noise variances, ``... x m``, or None without any."""
+        groups = [memory.known for memory in self if memory.known is not None]
+        if not groups:
+            return None
+        total = torch.stack([group.noise_sum for group in groups]).sum(0)
+        count = torch.stack([group.count for group in groups]).sum(0)
+        return total / count.clamp_min(1.0)
+
+    def covering(self, X: Tensor) -> StreamMemory:
+        """The same memory on a grid grown by whole cells so that its box holds X; exact.
+
+        Raises:
+            InputDataError: The grid would become more than ``MAX_GROWTH`` times as wide.
+            ValueError: The grown grid is too large for memory.
+        """
+        if self.grid.contains(X):
+            return self
+        larger = self.grid.grown_to(X)
+        self._check_growth(larger)
+        return replace(self, current=self.current.on(larger))
+
+    def _check_growth(self, larger: Grid) -> None:
+        for i, (cells, first) in enumerate(zip(larger.cells, self.first_cells, strict=True)):
+            if cells > MAX_GROWTH * first:
+                low, high = self.grid.bounds[:, i].tolist()
+                raise InputDataError(
+                    f"X lies too far outside the bounds [{low:g}, {high:g}] of dimension {i}: the "
+                    f"grid would grow to more than {MAX_GROWTH} times its first width. Build the "
+                    "model with wider bounds."
+                )
+
+    def with_room_for(self, data: Observations) -> StreamMemory:
+        """The same memory, able to take a batch."""
+        roomy = self.covering(data.X)
+        return replace(roomy, current=roomy.current.with_noise_group_for(data))
+
+    def observe(self, data: Observations) -> None:
+        """Add a batch in place, for which there is room. Cost O(n 7^d)."""
+        self.current.observe(data)
+
+    def whitened(self, basis: InterpolationBasis) -> WhitenedMemory:
+        """Pull all statistics back to the whitened weights of a basis."""
+        parts = [memory.whitened(basis) for memory in self]
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+        return total
+
+    def map(self, rule: Callable[[GridStatistics], GridStatistics]) -> StreamMemory:
+        """Apply a rule to all statistics."""
+        current, *earlier = (memory.map(rule) for memory in self)
+        return replace(self, current=current, earlier=tuple(earlier))
+
+    def select(self, outputs: list[int]) -> StreamMemory:
+        """A copy for some of the outputs."""
+        current, *earlier = (memory.select(outputs) for memory in self)
+        return replace(self, current=current, earlier=tuple(earlier))
+
+    def to(self, device: torch.device) -> StreamMemory:
+        """The memory on another device."""
+        return self.map(lambda statistics: statistics.to(device))
+
+    def absorb(self, other: StreamMemory) -> StreamMemory:
+        """Both memories: grids that share their nodes are joined, others are kept beside.
+
+        The other's tensors are taken as they are: pass a copy of a memory that goes on changing.
+        """
+        result = self.covering(other.grid.bounds)
+        for memory in other:
+            result = result._absorb_one(memory)
+        return result
+
+    def _absorb_one(self, memory: GridMemory) -> StreamMemory:
+        if memory.grid.offset_in(self.grid) is None:
+            return replace(self, earlier=(*self.earlier, memory))
+        aligned = replace(memory.on(self.grid), grid=self.grid)
+        return replace(self, current=self.current + aligned)
+
+    def refined(self, grid: Grid) -> StreamMemory:
+        """An empty current grid; what was observed stays on the grid it was observed on."""
+        lead, outputs = self.counts.shape[:-1], self.counts.shape[-1]
+        fresh = StreamMemory.empty(grid, lead, outputs, self.counts.device)
+        kept = tuple(memory for memory in self if bool(memory.totals[..., 1, 1].any()))
+        return replace(fresh, earlier=kept)

@@ -1,0 +1,380 @@
+"""The BoTorch model that every streaming Gaussian process is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.models.gpytorch import GPyTorchModel
+from botorch.models.model import FantasizeMixin
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.posteriors.gpytorch import GPyTorchPosterior
+from botorch.posteriors.posterior import Posterior
+from botorch.utils.datasets import SupervisedDataset
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.means import Mean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.models.gp import GP
+from linear_operator import LinearOperator, to_linear_operator
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from bo_stream.linalg import DowndatedRootOperator
+from bo_stream.models.outcomes import OutcomeChain
+from bo_stream.models.subset import check_outputs_exist, subset_module
+from bo_stream.models.validation import check_finite, check_inputs
+from bo_stream.process import Joint, PosteriorProcess, SelectedProcess
+from bo_stream.storage import atomic_write
+
+DENSE_LIMIT = 512
+"""Up to this many points a joint posterior has a dense covariance, beyond it a lazy one."""
+
+FILE_FORMAT = 1
+
+
+class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
+    """A Gaussian process whose memory of the data has a fixed size.
+
+    ``update`` puts observations into memory, in place; ``condition_on_observations`` (hence
+    ``fantasize``) returns a model that supposes data and shares the memory. Arithmetic is in
+    float64, whatever the dtype of inputs and outputs. Gradients of posteriors flow to inputs, not
+    to hyperparameters; those are learned from ``compute_custom_loss``.
+    """
+
+    likelihood: _GaussianLikelihoodBase
+    covar_module: Kernel
+    mean_module: Mean
+    _num_outputs: int
+    _batch_shape: torch.Size
+    _input_dim: int
+    _supposed: PosteriorProcess | None
+
+    @abstractmethod
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """The posterior as a process over transformed inputs, in transformed outcome units.
+
+        Args:
+            X: Transformed inputs, ``... x d``, that the process must be able to take.
+        """
+
+    @abstractmethod
+    def update(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Put observations into memory, in place; bad input raises and changes nothing."""
+
+    @abstractmethod
+    def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Take observations out of memory: undoes :meth:`update`."""
+
+    @abstractmethod
+    def merge(self, other: Self) -> Self:
+        """Add another model's memory to this one's."""
+
+    @abstractmethod
+    def forget(self, factor: float) -> Self:
+        """Let every past observation count ``factor`` times."""
+
+    @abstractmethod
+    def _log_marginal_likelihood(self) -> Tensor:
+        """Differentiable in the hyperparameters, ``batch_shape x m``."""
+
+    @abstractmethod
+    def _counts(self) -> Tensor:
+        """Observations in memory, ``batch_shape x m``."""
+
+    @abstractmethod
+    def noise_level(self) -> Tensor:
+        """Variance of the noise in transformed units, ``batch_shape x m``; known ones: mean."""
+
+    @abstractmethod
+    def _prepare_refit(self) -> None:
+        """Called when a refit begins: re-standardise the outcomes."""
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """The batch shape of the model."""
+        return self._batch_shape
+
+    @property
+    def num_outputs(self) -> int:
+        """Number m of outputs."""
+        return self._num_outputs
+
+    @property
+    def num_observations(self) -> float:
+        """Observations in memory; not whole after :meth:`forget`."""
+        return float(self._counts().reshape(-1)[0])
+
+    @property
+    def train_targets(self) -> Tensor:
+        """An empty tensor of the model's dtype and device: the data are not kept."""
+        return torch.empty(0, dtype=self._dtype, device=self._device)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.covar_module.parameters()).dtype
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.covar_module.parameters()).device
+
+    @property
+    def _outcomes(self) -> OutcomeChain:
+        return OutcomeChain.of(self._modules.get("outcome_transform"))
+
+    def outcome_scale(self) -> Tensor:
+        """Factor from transformed to target units, ``batch_shape x m``; 1 without Standardize."""
+        return self._outcomes.offset_and_scale(self._counts())[1]
+
+    def _per_output(self, value: Tensor) -> Tensor:
+        """Bring ``batch_shape (x m if m > 1)`` to ``batch_shape x m``."""
+        value = value.to(torch.float64)
+        value = value.unsqueeze(-1) if self.num_outputs == 1 else value
+        return value.expand(*self.batch_shape, self.num_outputs)
+
+    def _from_per_output(self, value: Tensor) -> Tensor:
+        return value.squeeze(-1) if self.num_outputs == 1 else value
+
+    def forward(self, X: Tensor) -> MultivariateNormal:
+        """The posterior at transformed inputs, in transformed units."""
+        joint = self.process(X).joint(X.to(torch.float64))
+        zero = torch.zeros_like(joint.mean[..., :1])
+        return _distribution(joint, zero, zero + 1.0, None, X.dtype)
+
+    def posterior(  # type: ignore[override]
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> Posterior:
+        """The joint posterior of q points and m outputs.
+
+        Beyond ``DENSE_LIMIT`` points the covariance stays lazy: marginal variances then take
+        O(q r) memory. Inputs outside the bounds grow the grid as in :meth:`update`.
+
+        Args:
+            X: ``batch_shape x q x d``; more leading dimensions broadcast.
+            output_indices: Outputs to keep; all if omitted.
+            observation_noise: True adds the model's noise; a tensor ``... x q x m`` of variances,
+                in transformed units, is added instead.
+            posterior_transform: Applied last.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
+            InputDataError: X is not finite, or too far outside the bounds.
+        """
+        self.eval()
+        check_inputs(X, self._input_dim)
+        chosen = range(self.num_outputs) if output_indices is None else output_indices
+        inputs = self.transform_inputs(X).to(torch.float64)
+        joint = self.process(inputs).joint(inputs).select(chosen)
+        offset, scale = self._outcomes.offset_and_scale(self._counts())
+        noise = self._added_noise(observation_noise, chosen)
+        distribution = _distribution(
+            joint, offset[..., chosen, None], scale[..., chosen, None], noise, X.dtype
+        )
+        outcomes = self._outcomes.select(chosen, self.num_outputs)
+        posterior = outcomes.untransform(GPyTorchPosterior(distribution))
+        return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
+
+    def _added_noise(
+        self, observation_noise: bool | Tensor, outputs: Sequence[int]
+    ) -> Tensor | None:
+        """Noise variances, broadcastable to ``... x m x q``, in transformed units."""
+        if isinstance(observation_noise, Tensor):
+            return observation_noise.to(torch.float64).mT
+        return self.noise_level()[..., outputs].unsqueeze(-1) if observation_noise else None
+
+    def condition_on_observations(
+        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> Self:
+        """A model that supposes observations Y at X; this one stays as it is, its memory is shared.
+
+        O(q) cross-covariances and one q x q factor; differentiable in X and Y. Equal to ``update``
+        on a copy. The returned model predicts and fantasises, but cannot be updated.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            Y: ``batch_shape' x q x m`` in original units, broadcast against X.
+            noise: Variances shaped as Y, in transformed units; the model's noise level if omitted.
+            kwargs: Ignored, for BoTorch's callers.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width.
+            InputDataError: X or Y is not finite, or has the wrong number of rows or outputs.
+        """
+        check_inputs(X, self._input_dim)
+        check_finite("Y", Y)
+        if Y.shape[-1] != self.num_outputs or Y.shape[-2] != X.shape[-2]:
+            raise InputDataError(
+                f"Expected Y of shape `... x {X.shape[-2]} x {self.num_outputs}` for X of shape "
+                f"{tuple(X.shape)}, got {tuple(Y.shape)}."
+            )
+        inputs = self.transform_inputs(X).to(torch.float64)
+        targets = self._standardized(Y.to(torch.float64)).mT
+        level = self.noise_level().unsqueeze(-1) if noise is None else noise.to(torch.float64).mT
+        return self._supposing(self.process(inputs).condition(inputs, targets, level))
+
+    def _standardized(self, Y: Tensor) -> Tensor:
+        targets, _ = self._outcomes.to_targets(Y, None)
+        offset, scale = self._outcomes.offset_and_scale(self._counts())
+        return (targets - offset.unsqueeze(-2)) / scale.unsqueeze(-2)
+
+    def _supposing(self, process: PosteriorProcess) -> Self:
+        """A model of the same class with this process, sharing hyperparameters and memory."""
+        model = self._shallow_copy()
+        model._supposed = process
+        return model
+
+    def _shallow_copy(self) -> Self:
+        """A model with the same tensors, whose attributes can be set without changing this one."""
+        model = object.__new__(type(self))
+        model.__dict__.update(self.__dict__)
+        for name in ("_parameters", "_buffers", "_modules"):
+            model.__dict__[name] = dict(self.__dict__[name])
+        return model
+
+    def subset_output(self, idcs: list[int]) -> Self:
+        """A model of some of the outputs, with its own hyperparameters and memory.
+
+        Args:
+            idcs: Indices of the outputs to keep.
+
+        Raises:
+            UnsupportedError: An index is out of range or repeated.
+        """
+        check_outputs_exist(idcs, self.num_outputs)
+        model = self._shallow_copy()
+        model._num_outputs = len(idcs)
+        if self._supposed is not None:
+            model._supposed = SelectedProcess(self._supposed, tuple(idcs))
+        for name in ("covar_module", "mean_module", "likelihood"):
+            module = subset_module(getattr(self, name), self.batch_shape, self.num_outputs, idcs)
+            model._modules[name] = module
+        transform = self._modules.get("outcome_transform")
+        if isinstance(transform, OutcomeTransform):
+            model._modules["outcome_transform"] = transform.subset_output(idcs)
+        model._select_memory(idcs)
+        return model
+
+    @abstractmethod
+    def _select_memory(self, outputs: list[int]) -> None:
+        """Keep a copy of some outputs' memory, and no cache."""
+
+    def _check_not_supposed(self, verb: str) -> None:
+        if self._supposed is not None:
+            raise UnsupportedError(
+                f"{verb} needs a model of real observations, got one that supposes some "
+                "(condition_on_observations, fantasize). Use it on the original model."
+            )
+
+    def log_marginal_likelihood(self) -> Tensor:
+        """Of all observations in transformed units, ``batch_shape x m``, without m if that is 1.
+
+        Differentiable in the hyperparameters. Cost as a refit's step, whatever came before.
+        """
+        return self._from_per_output(self._log_marginal_likelihood())
+
+    def compute_custom_loss(self, mll: ExactMarginalLogLikelihood, **kwargs: Any) -> Tensor:
+        """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
+
+        Args:
+            mll: Gives the priors of all hyperparameters.
+            kwargs: Ignored, for BoTorch's callers.
+        """
+        value = mll._add_other_terms(self.log_marginal_likelihood().clone(), [])
+        return -value / self._from_per_output(self._counts()).clamp_min(1.0)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
+        if mode and self._supposed is None:
+            self._prepare_refit()
+        return torch.nn.Module.train(self, mode)
+
+    def eval(self) -> Self:
+        """Evaluation mode."""
+        return self.train(False)
+
+    def load_state_dict(  # type: ignore[override]
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        keep_transforms: bool = True,
+        assign: bool = False,
+    ) -> Any:
+        """Load hyperparameters and transforms; the memory stays, for it is in original units.
+
+        Args:
+            state_dict: Of a model of the same structure; holds no data.
+            strict: Whether the keys must match.
+            keep_transforms: Ignored: nothing depends on it here.
+            assign: As in torch.
+        """
+        return torch.nn.Module.load_state_dict(self, state_dict, strict=strict, assign=assign)
+
+    @classmethod
+    def construct_inputs(cls, training_data: SupervisedDataset, **kwargs: Any) -> dict[str, Any]:
+        """Constructor arguments from a data set; further keyword arguments are passed on."""
+        return {**super().construct_inputs(training_data), **kwargs}
+
+    def save(self, path: str | Path) -> None:
+        """Write the whole model, memory included; a crash leaves an old file whole.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        content = {"format": FILE_FORMAT, "class": type(self).__name__, "model": self}
+        with atomic_write(path) as file:
+            torch.save(content, file)
+
+    @classmethod
+    def load(cls, path: str | Path, map_location: str | torch.device | None = None) -> Self:
+        """Read a model that :meth:`save` wrote. The file is a pickle: load only what you trust.
+
+        Raises:
+            ValueError: The file holds another class or format.
+        """
+        content = torch.load(path, map_location=map_location, weights_only=False)
+        if not isinstance(content, dict) or content.get("format") != FILE_FORMAT:
+            raise ValueError(f"{path} is no model file of format {FILE_FORMAT}.")
+        if content["class"] != cls.__name__:
+            raise ValueError(f"{path} holds a {content['class']}, expected a {cls.__name__}.")
+        model: Self = content["model"]
+        return model
+
+
+def _distribution(
+    joint: Joint, offset: Tensor, scale: Tensor, noise: Tensor | None, dtype: torch.dtype
+) -> MultivariateNormal:
+    """The normal ``offset + scale · joint``, with ``noise`` on the joint's diagonal."""
+    mean = (offset + scale * joint.mean).to(dtype)
+    covariance = _covariance(joint, scale, noise, mean.shape, dtype)
+    if mean.shape[-2] == 1:
+        return MultivariateNormal(mean.squeeze(-2), covariance.squeeze(-3))
+    batched = MultivariateNormal(mean, covariance)
+    return MultitaskMultivariateNormal.from_batch_mvn(batched, task_dim=-1)
+
+
+def _covariance(
+    joint: Joint, scale: Tensor, noise: Tensor | None, shape: torch.Size, dtype: torch.dtype
+) -> LinearOperator:
+    if shape[-1] > DENSE_LIMIT and joint.residual is None:
+        factor = scale.unsqueeze(-1)
+        lazy = DowndatedRootOperator(
+            (joint.root * factor).to(dtype), (joint.downdate * factor).to(dtype)
+        ).expand(*shape, shape[-1])
+        if noise is None:
+            return lazy
+        return lazy + DiagLinearOperator((noise * scale.square()).expand(shape).to(dtype))
+    dense = joint.covariance()
+    if noise is not None:
+        dense = dense + torch.diag_embed(noise.expand(torch.broadcast_shapes(noise.shape, shape)))
+    scaled = (dense * scale.square().unsqueeze(-1)).to(dtype)
+    return to_linear_operator(scaled.expand(*shape, shape[-1]))

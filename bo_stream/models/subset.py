@@ -1,0 +1,56 @@
+"""Hyperparameters of some of the outputs of a batched multi-output model."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from torch import Tensor
+
+
+def check_outputs_exist(outputs: list[int], of: int) -> None:
+    """Check indices of outputs.
+
+    Raises:
+        UnsupportedError: An index is out of range or repeated, or there are none.
+    """
+    if not outputs or len(set(outputs)) != len(outputs) or not all(0 <= i < of for i in outputs):
+        raise UnsupportedError(
+            f"Expected idcs to hold distinct outputs in 0 to {of - 1}, got {outputs}."
+        )
+
+
+def subset_module(
+    module: torch.nn.Module, batch_shape: torch.Size, of: int, outputs: list[int]
+) -> torch.nn.Module:
+    """A copy of a gpytorch module of batch shape ``batch_shape x of`` for some outputs.
+
+    A module that all outputs share is copied as it is.
+    """
+    copied = deepcopy(module)
+    if of == 1:
+        return copied
+    old = torch.Size((*batch_shape, of))
+    new = torch.Size((*batch_shape, *([len(outputs)] if len(outputs) > 1 else [])))
+    for part in copied.modules():
+        _subset_tensors(part, old, outputs)
+        for name in ("batch_shape", "_batch_shape"):
+            if part.__dict__.get(name) == old:
+                part.__dict__[name] = new
+    return copied
+
+
+def _subset_tensors(part: torch.nn.Module, old: torch.Size, outputs: list[int]) -> None:
+    for parameter in part._parameters.values():
+        if parameter is not None and parameter.shape[: len(old)] == old:
+            parameter.data = _pick(parameter.data, len(old) - 1, outputs)
+    for store in (part._buffers, part.__dict__):
+        for name, value in store.items():
+            if isinstance(value, Tensor) and value.shape[: len(old)] == old:
+                store[name] = _pick(value, len(old) - 1, outputs)
+
+
+def _pick(value: Tensor, dimension: int, outputs: list[int]) -> Tensor:
+    chosen = value.index_select(dimension, torch.tensor(outputs, device=value.device))
+    return chosen.squeeze(dimension) if len(outputs) == 1 else chosen

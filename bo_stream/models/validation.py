@@ -1,0 +1,103 @@
+"""Checks of observations at the door, before anything is changed."""
+
+from __future__ import annotations
+
+import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from torch import Tensor
+
+
+def check_observations(
+    X: Tensor,
+    Y: Tensor,
+    Yvar: Tensor | None,
+    *,
+    dim: int,
+    outputs: int,
+    batch_shape: torch.Size,
+    like: Tensor,
+) -> None:
+    """Check a batch of observations for a model.
+
+    Args:
+        X: Expected ``batch_shape x n x dim``.
+        Y: Expected ``batch_shape x n x outputs``.
+        Yvar: Expected shape of Y; non-negative, NaN where unknown.
+        dim: Input width.
+        outputs: Number of outputs m.
+        batch_shape: The model's.
+        like: A tensor of the model's dtype and device.
+
+    Raises:
+        BotorchTensorDimensionError: A wrong number of dimensions, width or number of rows.
+        InputDataError: A wrong dtype or device, NaN or infinity, or a negative variance.
+    """
+    for name, tensor in (("X", X), ("Y", Y), ("Yvar", Yvar)):
+        if tensor is not None:
+            check_type(name, tensor, like)
+    _check_shape("X", X, (*batch_shape, None, dim))
+    _check_shape("Y", Y, (*batch_shape, X.shape[-2], outputs))
+    check_finite("X", X)
+    check_finite("Y", Y)
+    if Yvar is not None:
+        _check_shape("Yvar", Yvar, tuple(Y.shape))
+        _check_variances(Yvar)
+
+
+def check_type(name: str, tensor: Tensor, like: Tensor) -> None:
+    """Check that an argument is a floating-point tensor of the model's dtype and device."""
+    if not isinstance(tensor, Tensor):
+        raise InputDataError(f"Expected {name} to be a torch.Tensor, got {type(tensor).__name__}.")
+    if not tensor.is_floating_point():
+        raise InputDataError(
+            f"Expected {name} to be floating point, got {tensor.dtype}. Use {name}.double()."
+        )
+    if tensor.dtype != like.dtype or tensor.device != like.device:
+        raise InputDataError(
+            f"Expected {name} as {like.dtype} on {like.device} as the model (and X), got "
+            f"{tensor.dtype} on {tensor.device}. Convert it with {name}.to(X)."
+        )
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Check that an argument has neither NaN nor infinities."""
+    bad = ~torch.isfinite(tensor.detach())
+    if bool(bad.any()):
+        raise InputDataError(
+            f"Expected {name} to be finite, got NaN or infinity in {int(bad.sum())} of "
+            f"{tensor.numel()} values. Drop those rows first."
+        )
+
+
+def check_inputs(X: Tensor, dim: int) -> None:
+    """Check inputs to a prediction: ``... x q x dim``."""
+    if X.ndim < 2 or X.shape[-1] != dim:
+        raise BotorchTensorDimensionError(
+            f"Expected X of shape `batch_shape x q x {dim}`, got {tuple(X.shape)}."
+        )
+
+
+def _check_shape(name: str, tensor: Tensor, expected: tuple[int | None, ...]) -> None:
+    shape = tuple(tensor.shape)
+    wrong = len(shape) != len(expected) or any(
+        want is not None and have != want for have, want in zip(shape, expected, strict=False)
+    )
+    if wrong:
+        readable = " x ".join("n" if size is None else str(size) for size in expected)
+        raise BotorchTensorDimensionError(
+            f"Expected {name} of shape `{readable}` (batch_shape x n x width), got {shape}."
+        )
+
+
+def _check_variances(Yvar: Tensor) -> None:
+    unknown = Yvar.isnan()
+    if bool((unknown.any(-1) != unknown.all(-1)).any()):
+        raise InputDataError(
+            "Expected NaN (unknown noise) in Yvar for all outputs of a row or for none, got rows "
+            "with both. Use one model per output (botorch.models.ModelList) instead."
+        )
+    if bool((Yvar < 0).any() | Yvar.isinf().any()):
+        raise InputDataError(
+            "Expected Yvar to hold variances, zero or more and finite (NaN where unknown), got a "
+            "negative or infinite value."
+        )

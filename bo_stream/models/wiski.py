@@ -1,0 +1,572 @@
+"""WISKI: Woodbury inversion with structured kernel interpolation, for streams in few dimensions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import torch
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.warnings import BotorchWarning, InputDataWarning
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.means import ConstantMean, Mean
+from gpytorch.models.gp import GP
+from torch import Tensor
+
+from bo_stream.bases.grid import Grid
+from bo_stream.bases.interpolation import interpolation_basis
+from bo_stream.bases.kernel_factors import KernelFactors, kernel_factors
+from bo_stream.bases.resolution import interpolation_error, sufficient_grid_size
+from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening, is_same, state_of
+from bo_stream.models.construction import (
+    check_dim,
+    check_first_observations,
+    check_mean,
+    check_outputs,
+    check_rank,
+    choose_box,
+    choose_grid_size,
+    choose_likelihood,
+    first_transformed,
+    observed_inputs,
+    reference_outcome,
+    warn_of_scaling,
+)
+from bo_stream.models.marginal_likelihood import (
+    NoiseGroup,
+    combine,
+    differentiable_log_marginal_likelihood,
+)
+from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.stream_memory import StreamMemory
+from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.validation import check_finite, check_observations
+from bo_stream.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.weights import solve
+
+NOISE_FLOOR = 1e-6
+"""Smallest known noise variance, in parts of the outcomes' variance."""
+
+WARN_ABOVE = 0.05
+"""Interpolation error, in parts of the prior variance, above which a fitted model warns."""
+
+
+class GridResolutionWarning(BotorchWarning):
+    """The kernel is too rough, or its lengthscale too short, for the grid."""
+
+
+class WISKI(StreamingGP):
+    """A streaming Gaussian process on a grid, for one to four inputs.
+
+    The kernel is interpolated from a grid, ``k̃(x, x') = w(x)ᵀ K w(x')`` with K a Kronecker product
+    (Stanton, Maddox, Delbridge and Wilson, 2021). Memory are the data's sufficient statistics on
+    the grid, so an update costs the same whatever came before, and hyperparameters keep learning.
+
+    - Memory: O(7^d p) for p grid nodes, fixed. Data are not kept.
+    - Update: O(n 7^d) for n observations, and O(n r²) for the whitened statistics; the next
+      posterior solves once in O(r³), r = ``rank``.
+    - A fantasy: O(q) cross-covariances and one q x q factor.
+    - Exact: everything, given the kernel k̃ of the present hyperparameters in its r largest
+      eigenvectors; updates, merges, retractions, re-standardisation, growth of the grid; gradients.
+    - Approximate: k̃ itself (see :meth:`interpolation_error`), and the part ``tolerance`` of its
+      trace that is left out (see :attr:`rank` and :attr:`dropped`).
+    - When: thousands to millions of observations in one to four inputs. More inputs:
+      ``botorch.models.SingleTaskGP`` while exact inference is affordable, or a projection of the
+      inputs to at most four.
+
+    Example:
+        >>> model = WISKI(train_X, train_Y, bounds=torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
+        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> model.update(new_X, new_Y).posterior(test_X).mean
+    """
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        likelihood: _GaussianLikelihoodBase | None = None,
+        covar_module: Kernel | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+        bounds: Tensor | None = None,
+        grid_size: int | Sequence[int] | None = None,
+        tolerance: float = 1e-9,
+        max_rank: int = 1024,
+    ) -> None:
+        """Build the model and put the first observations into memory.
+
+        Args:
+            train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
+            train_Y: ``batch_shape x n x m``.
+            train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: unknown,
+                learned. Zero is raised to ``NOISE_FLOOR`` of the outcomes' variance, with a
+                warning.
+            likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
+                fixed noise where every variance is known.
+            covar_module: RBF or Matérn 1/2, 3/2, 5/2 kernels, scaled and multiplied as you like. A
+                Matérn kernel is the product of one-dimensional ones here. Default: BoTorch's own
+                default.
+            mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
+            outcome_transform: Default: ``Standardize``, learned anew from the running sums,
+                exactly, whenever the model is refitted. ``Log``, ``Power`` and ``Bilog``, alone or
+                chained with a final ``Standardize``, work too; others raise.
+            input_transform: Any without parameters to learn; bounds that it learns come from the
+                first observations. One with learnable parameters (``Warp``) raises.
+            bounds: The box of the inputs, ``2 x d``, before the input transform. Default: the unit
+                cube if it holds the (transformed) data, else the data's box with a margin of a
+                tenth of its width on each side.
+            grid_size: Nodes per dimension, one number or d, at least 4. Default: by d and the
+                kernel's smoothness, see ``bo_stream.bases.resolution``.
+            tolerance: Part of the kernel's trace that may be left out; 0 keeps every eigenvector.
+            max_rank: Cap on the number r of features, whatever the tolerance.
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit together.
+            InputDataError: Wrong dtypes or devices, NaN, infinities, negative variances.
+            UnsupportedError: More than four inputs; a kernel, mean, likelihood or transform that a
+                stream on a grid cannot represent.
+            ValueError: ``grid_size``, ``bounds``, ``tolerance`` or ``max_rank`` is out of range, or
+                the grid is too large for memory (said before it is allocated).
+        """
+        check_first_observations(train_X, train_Y, train_Yvar)
+        GP.__init__(self)
+        self._supposed: PosteriorProcess | None = None
+        self._whitening: Whitening | None = None
+        self._solved: Solved | None = None
+        self._resolution_checked: tuple[Tensor, ...] | None = None
+        self._num_outputs = train_Y.shape[-1]
+        self._batch_shape = train_X.shape[:-2]
+        self.tolerance, self.max_rank = check_rank(tolerance, max_rank)
+        if isinstance(outcome_transform, _DefaultType):
+            outcome_transform = Standardize(m=self._num_outputs, batch_shape=self._batch_shape)
+        if outcome_transform is not None:
+            check_outputs(outcome_transform, self._num_outputs)
+            self.outcome_transform = outcome_transform
+        inputs = self._first_inputs(train_X, input_transform)
+        self._input_dim = train_X.shape[-1]
+        self._grid_dim = check_dim(inputs.shape[-1])
+        aug_batch = self._batch_shape + ((self._num_outputs,) if self._num_outputs > 1 else ())
+        self.covar_module = (
+            get_covar_module_with_dim_scaled_prior(self._grid_dim, batch_shape=aug_batch)
+            if covar_module is None
+            else covar_module
+        )
+        self.mean_module = (
+            ConstantMean(batch_shape=aug_batch) if mean_module is None else mean_module
+        )
+        self.likelihood = choose_likelihood(likelihood, train_Yvar, aug_batch)
+        check_mean(self.mean_module)
+        box = choose_box(bounds, inputs, input_transform)
+        size = choose_grid_size(grid_size, self._factors(), self._grid_dim)
+        targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
+        self._shift = reference_outcome(targets)
+        self._memory = StreamMemory.empty(
+            Grid.over(box, size), self._batch_shape, self._num_outputs, train_X.device
+        )
+        self.to(train_X)
+        self._observe(train_X, train_Y, train_Yvar, 1.0)
+        self._prepare_refit()
+        warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
+
+    def _first_inputs(self, X: Tensor, transform: InputTransform | None) -> Tensor:
+        if transform is None:
+            return X
+        self.input_transform = transform
+        return first_transformed(X, transform)
+
+    @property
+    def _input_transform(self) -> InputTransform | None:
+        transform: Any = self._modules.get("input_transform")
+        return transform
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def update(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Put n observations into memory, in place. Cost O(n (7^d + r²)), whatever came before.
+
+        Inputs outside the bounds grow the grid by whole cells, hyperparameters kept, to at most
+        ``MAX_GROWTH`` times its first width per dimension. Bad input raises and changes nothing.
+
+        Args:
+            X: ``batch_shape x n x d``; n = 0 changes nothing.
+            Y: ``batch_shape x n x m``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit the model.
+            InputDataError: Dtype, device, NaN, infinity, negative variance, inputs too far outside.
+            UnsupportedError: The model supposes data.
+            ValueError: The grown grid is too large for memory.
+        """
+        return self._changed("update", X, Y, Yvar, 1.0)
+
+    def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Take observations out of memory: undoes :meth:`update` with the same arguments.
+
+        Args and errors as there; also InputDataError if more are taken out than are in.
+        """
+        return self._changed("retract", X, Y, Yvar, -1.0)
+
+    def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
+        self._check_not_supposed(verb)
+        check_observations(
+            X,
+            Y,
+            Yvar,
+            dim=self._input_dim,
+            outputs=self.num_outputs,
+            batch_shape=self.batch_shape,
+            like=self.train_targets,
+        )
+        if sign < 0 and X.shape[-2] > self.num_observations + 0.5:
+            raise InputDataError(
+                f"Expected X to hold at most the {self.num_observations:g} observations in "
+                f"memory, got {X.shape[-2]}. Retract only what was given to update."
+            )
+        if X.shape[-2] > 0:
+            self._observe(X, Y, Yvar, sign)
+        return self
+
+    def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
+        data = self._observations(X, Y, Yvar, sign)
+        self._make_room(data.X)
+        memory = self._memory.with_room_for(data)
+        whitening, solved = self._caches_after(data)
+        memory.observe(data)
+        self._memory, self._whitening, self._solved = memory, whitening, solved
+        self._refresh_fixed_noise()
+
+    @torch.no_grad()
+    def _caches_after(self, data: Observations) -> tuple[Whitening | None, Solved | None]:
+        whitening, solved = self._whitening, self._solved
+        if whitening is None or data.X.shape[-2] > WHITENED_ROWS:
+            return None, None
+        features = whitening.basis.features(data.X)
+        after = whitening.after(data, features)
+        if solved is None or not solved.can_take(data, whitening.basis):
+            return after, None
+        if not is_same(state_of(self), solved.state):
+            return after, None
+        return after, solved.after(features, *self._standardized_observations(data))
+
+    def _standardized_observations(self, data: Observations) -> tuple[Tensor, Tensor]:
+        """Outcomes and actual noise variances in transformed units, ``batch x m x n`` each."""
+        offset, scale = (t.unsqueeze(-1) for t in self._outcomes.offset_and_scale(self._shift))
+        outcomes = (data.targets + self._shift.unsqueeze(-1) - offset) / scale
+        known = data.noise / scale.square()
+        if not isinstance(self.likelihood, GaussianLikelihood):
+            return outcomes, known
+        return outcomes, torch.where(data.known, known, self.noise_level().unsqueeze(-1))
+
+    def _observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Observations:
+        targets, variances = self._outcomes.to_targets(Y.detach(), Yvar)
+        check_finite("Y after its outcome transform", targets)
+        shifted = targets.to(torch.float64).mT - self._shift.unsqueeze(-1)
+        noise, known = self._known_noise(shifted, variances)
+        inputs = observed_inputs(X, self._input_transform).detach().to(torch.float64)
+        return Observations(inputs, shifted, noise, known, sign)
+
+    def _known_noise(self, targets: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor]:
+        learns = isinstance(self.likelihood, GaussianLikelihood)
+        if Yvar is None:
+            known = torch.zeros_like(targets[..., :1, :], dtype=torch.bool)
+            noise = torch.ones_like(targets)
+        else:
+            noise = Yvar.detach().to(torch.float64).mT
+            known = ~noise.isnan().any(-2, keepdim=True)
+            noise = torch.where(known, self._floored(noise), torch.ones_like(noise))
+        if not learns and not bool(known.all()):
+            raise InputDataError(
+                "Expected Yvar for every observation: all the first ones had known noise, so this "
+                "model has no noise level to learn. Pass Yvar, or build it with NaN in train_Yvar."
+            )
+        return noise, known
+
+    def _floored(self, noise: Tensor) -> Tensor:
+        floor = NOISE_FLOOR * self.outcome_scale().square().unsqueeze(-1)
+        if bool((noise == 0).any()):
+            warnings.warn(
+                f"Yvar holds zeros; they are raised to {NOISE_FLOOR:g} of the outcomes' variance.",
+                InputDataWarning,
+                stacklevel=6,
+            )
+        return torch.where(noise.isnan(), noise, noise.maximum(floor))
+
+    def _make_room(self, X: Tensor) -> None:
+        """Grow the grid, exactly, so that its box holds transformed inputs."""
+        memory = self._memory.covering(X)
+        if memory is not self._memory:
+            self._set_memory(memory)
+
+    def merge(self, other: Self) -> Self:
+        """Add another model's memory to this one's, in place; hyperparameters stay as they are.
+
+        Exact: equal to one stream of both models' data. Grids that share their nodes are joined; a
+        different grid is kept beside this one, its observations interpolated from its own nodes.
+
+        Raises:
+            UnsupportedError: Another class, shape, transform, or a model that supposes data.
+        """
+        self._check_not_supposed("merge")
+        other._check_not_supposed("merge")
+        self._check_mergeable(other)
+        matrix = _shifted_targets(other._shift - self._shift)
+        self._set_memory(
+            self._memory.absorb(other._memory.map(lambda s: s.map_targets(matrix).scale(1.0)))
+        )
+        self._refresh_fixed_noise()
+        return self
+
+    def _check_mergeable(self, other: Self) -> None:
+        mine, theirs = self._signature(), other._signature()
+        for name, value in mine.items():
+            if value != theirs[name]:
+                raise UnsupportedError(
+                    f"Cannot merge models with different {name}: {value} and {theirs[name]}."
+                )
+
+    def _signature(self) -> dict[str, Any]:
+        transform = self._input_transform
+        state = {} if transform is None else transform.state_dict()
+        return {
+            "class": type(self).__name__,
+            "batch_shape": tuple(self.batch_shape),
+            "num_outputs": self.num_outputs,
+            "input dimension": self._input_dim,
+            "outcome transforms": [type(step).__name__ for step in self._outcomes.fixed],
+            "input transform": (
+                type(transform).__name__,
+                {k: v.tolist() for k, v in state.items()},
+            ),
+            "kind of noise": isinstance(self.likelihood, GaussianLikelihood),
+        }
+
+    def _set_memory(self, memory: StreamMemory) -> None:
+        self._memory = memory
+        self._whitening = self._solved = None
+
+    def forget(self, factor: float) -> Self:
+        """Let every past observation count ``factor`` times: exponential forgetting.
+
+        Args:
+            factor: In (0, 1].
+
+        Raises:
+            ValueError: The factor is out of range.
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("forget")
+        if not 0.0 < factor <= 1.0:
+            raise ValueError(f"Expected factor in (0, 1], got {factor}.")
+        self._set_memory(self._memory.map(lambda s: s.scale(factor)))
+        return self
+
+    def refine(self, grid_size: int | Sequence[int]) -> Self:
+        """Move to a finer (or coarser) grid over the same box, hyperparameters kept.
+
+        Exact: what is observed from now on has the new grid's interpolation error, and the
+            posterior
+        is that of the new grid's kernel with the past observations interpolated twice (from the
+        new grid to the old nodes, from those to the data), whose statistics stay on the old grid.
+        So the past keeps the old grid's error, and memory and the cost of a refit grow by one grid
+        per call.
+
+        Args:
+            grid_size: Nodes per dimension, one number or d, at least 4.
+
+        Raises:
+            ValueError: The size is out of range or too large for memory.
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("refine")
+        sizes = choose_grid_size(grid_size, self._factors(), self._grid_dim)
+        self._set_memory(self._memory.refined(Grid.over(self._memory.grid.bounds, sizes)))
+        return self
+
+    def _prepare_refit(self) -> None:
+        self._outcomes.learn(self._memory.totals, self._shift)
+        self._refresh_fixed_noise()
+
+    def _counts(self) -> Tensor:
+        return self._memory.counts
+
+    def _refresh_fixed_noise(self) -> None:
+        """Keep a fixed-noise likelihood at the mean known variance, for BoTorch's fantasies."""
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            level = self._from_per_output(self._mean_known_noise()).unsqueeze(-1)
+            self.likelihood.noise_covar.noise = level.to(self._dtype)
+
+    def _mean_known_noise(self) -> Tensor:
+        scale = self.outcome_scale()
+        mean = self._memory.mean_known_noise()
+        if mean is None:
+            return torch.full_like(scale, NOISE_FLOOR)
+        return (mean / scale.square()).clamp_min(NOISE_FLOOR)
+
+    def _select_memory(self, outputs: list[int]) -> None:
+        self._set_memory(self._memory.select(outputs))
+        self._shift = self._shift[..., outputs]
+
+    # --- posterior ----------------------------------------------------------------------------
+
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept.
+
+        Args:
+            X: Transformed inputs that the grid must hold; it grows if they lie outside.
+        """
+        if X is not None:
+            check_finite("X", X)
+        if self._supposed is not None:
+            self._check_inside(X)
+            return self._supposed
+        if X is not None:
+            self._make_room(X)
+        state = state_of(self)
+        if self._solved is None or not is_same(state, self._solved.state):
+            self._solved = Solved(state, self._solve())
+        return self._solved.process
+
+    def _check_inside(self, X: Tensor | None) -> None:
+        if X is not None and not self._memory.grid.contains(X):
+            raise InputDataError(
+                "X lies outside the bounds of a model that supposes data, whose grid cannot grow. "
+                f"Build the model with wider bounds than {self.bounds.tolist()}."
+            )
+
+    @torch.no_grad()
+    def _solve(self) -> WeightSpaceProcess:
+        whitening = self._current_whitening()
+        evidence = combine(self._noise_groups(whitening.memory), self._residual())
+        prior_mean = self._prior_mean().unsqueeze(-1)
+        return WeightSpaceProcess(whitening.basis, solve(evidence), prior_mean)
+
+    @torch.no_grad()
+    def _current_whitening(self) -> Whitening:
+        state = state_of(self.covar_module)
+        if self._whitening is None or not is_same(state, self._whitening.state):
+            batch = torch.Size((*self.batch_shape, self.num_outputs))
+            basis = interpolation_basis(
+                self._factors(), self._memory.grid, batch, self.tolerance, self.max_rank
+            )
+            self._whitening = Whitening(state, basis, self._memory.whitened(basis))
+        return self._whitening
+
+    def _factors(self) -> KernelFactors:
+        factors = kernel_factors(self.covar_module, self._grid_dim)
+        return factors.for_single_output() if self.num_outputs == 1 else factors
+
+    def _noise_groups(self, memory: WhitenedMemory) -> list[NoiseGroup]:
+        groups = []
+        if isinstance(self.likelihood, GaussianLikelihood):
+            groups.append(NoiseGroup(memory.learned, self.noise_level()))
+        if memory.known is not None:
+            groups.append(NoiseGroup(memory.known, self.outcome_scale().square().reciprocal()))
+        return groups or [NoiseGroup(memory.learned, torch.ones_like(self.outcome_scale()))]
+
+    def noise_level(self) -> Tensor:
+        """The learned noise variance, or the mean of the known ones, ``batch_shape x m``."""
+        if isinstance(self.likelihood, GaussianLikelihood):
+            return self._per_output(self.likelihood.noise.squeeze(-1))
+        return self._mean_known_noise()
+
+    def _prior_mean(self) -> Tensor:
+        if isinstance(self.mean_module, ConstantMean):
+            return self._per_output(self.mean_module.constant)
+        return torch.zeros_like(self._counts())
+
+    def _residual(self) -> Tensor:
+        """``[Y, 1] @ residual`` are the standardised outcomes less the prior mean."""
+        offset, scale = self._outcomes.offset_and_scale(self._counts())
+        constant = (self._shift - offset) / scale - self._prior_mean()
+        return torch.stack((scale.reciprocal().expand_as(constant), constant), -1).unsqueeze(-1)
+
+    def _log_marginal_likelihood(self) -> Tensor:
+        whitening = self._current_whitening()
+        return differentiable_log_marginal_likelihood(
+            self._noise_groups(whitening.memory),
+            self._residual(),
+            whitening.basis,
+            self._factors(),
+        )
+
+    # --- what the grid is ---------------------------------------------------------------------
+
+    @property
+    def bounds(self) -> Tensor:
+        """The box that the grid covers, ``2 x d``, in transformed inputs."""
+        return self._memory.grid.bounds.to(self.train_targets)
+
+    @property
+    def grid_size(self) -> tuple[int, ...]:
+        """Nodes per dimension, among them one beyond the box at each end."""
+        return self._memory.grid.size
+
+    @property
+    def rank(self) -> int:
+        """Number r of features at the present hyperparameters."""
+        return self._current_whitening().basis.rank
+
+    @property
+    def dropped(self) -> float:
+        """Part of the kernel's trace that the r features leave out."""
+        return self._current_whitening().basis.dropped
+
+    def interpolation_error(self) -> float:
+        """Bound on the error of the interpolated kernel, in parts of the prior variance."""
+        return interpolation_error(self._factors(), self._memory.grid)
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode begins a refit; leaving it checks the grid against the new kernel."""
+        was_training = self.training
+        super().train(mode)
+        if was_training and not mode and self._supposed is None:
+            self._warn_of_resolution()
+        return self
+
+    def _warn_of_resolution(self) -> None:
+        state = state_of(self.covar_module)
+        if self._resolution_checked is not None and is_same(state, self._resolution_checked):
+            return
+        self._resolution_checked = state
+        error = self.interpolation_error()
+        if error > WARN_ABOVE:
+            size = sufficient_grid_size(self._factors(), self._memory.grid, WARN_ABOVE)
+            warnings.warn(
+                _resolution_message(error, self.grid_size, size), GridResolutionWarning, 3
+            )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the memory along to another device; it stays in float64."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = fn(torch.empty(0, dtype=self._dtype, device=self._shift.device)).device
+        if device != self._shift.device:
+            self._shift = self._shift.to(device)
+            self._set_memory(self._memory.to(device))
+        return self
+
+
+def _shifted_targets(shift: Tensor) -> Tensor:
+    """The map of target columns [Y, 1] to [Y + shift, 1], ``... x m x 2 x 2``."""
+    matrix = torch.eye(2, dtype=shift.dtype, device=shift.device).repeat(*shift.shape, 1, 1)
+    matrix[..., 1, 0] = shift
+    return matrix
+
+
+def _resolution_message(error: float, size: tuple[int, ...], enough: tuple[int, ...] | None) -> str:
+    finding = (
+        f"The kernel's lengthscale is too short for the grid of {size} nodes: its interpolation "
+        f"error is up to {error:.2g} of the prior variance. "
+    )
+    if enough is None:
+        return finding + "No grid that fits in memory would do: use a smoother kernel."
+    return finding + f"refine(grid_size={enough}) would bring it below {WARN_ABOVE:g}."

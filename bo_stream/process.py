@@ -1,0 +1,264 @@
+"""The posterior as a Gaussian process again, and conditioning as the way to suppose data."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.basis import Basis
+from bo_stream.linalg import safe_cholesky, solve_lower
+from bo_stream.weights import WeightPosterior
+
+
+@dataclass(frozen=True)
+class Points:
+    """Inputs with their basis features, evaluated once and used for mean and covariances.
+
+    Attributes:
+        X: ``... x n x d``.
+        prior: Whitened prior features z, ``... x m x n x r``.
+        posterior: ``z S`` with S the root of the weight covariance, ``... x m x n x r``.
+    """
+
+    X: Tensor
+    prior: Tensor
+    posterior: Tensor
+
+
+@dataclass(frozen=True)
+class Joint:
+    """The joint distribution of n points: mean and covariance ``Z Zᵀ − B Bᵀ + residual``.
+
+    Attributes:
+        mean: ``... x m x n``.
+        root: Z, ``... x m x n x r``.
+        downdate: B, ``... x m x n x q``.
+        residual: Covariance that the basis does not carry, ``... x m x n x n``, or None where it
+            is zero.
+    """
+
+    mean: Tensor
+    root: Tensor
+    downdate: Tensor
+    residual: Tensor | None
+
+    def select(self, outputs: Sequence[int]) -> Joint:
+        """Some of the outputs."""
+        chosen = list(outputs)
+        return Joint(
+            self.mean[..., chosen, :],
+            self.root[..., chosen, :, :],
+            self.downdate[..., chosen, :, :],
+            None if self.residual is None else self.residual[..., chosen, :, :],
+        )
+
+    def covariance(self) -> Tensor:
+        """Dense covariance, ``... x m x n x n``."""
+        covariance = self.root @ self.root.mT - self.downdate @ self.downdate.mT
+        return covariance if self.residual is None else covariance + self.residual
+
+
+class PosteriorProcess(ABC):
+    """A Gaussian process: mean, covariance, and the process given further observations.
+
+    Law: ``condition`` of ``condition`` is ``condition`` on both; conditioning on the process's own
+    mean leaves the mean and never adds variance.
+    """
+
+    @abstractmethod
+    def at(self, X: Tensor) -> Points:
+        """Evaluate the basis once at ``... x n x d`` inputs, for the methods below."""
+
+    @abstractmethod
+    def mean_at(self, points: Points) -> Tensor:
+        """Mean, ``... x m x n``."""
+
+    @abstractmethod
+    def cross_covariance(self, points: Points, others: Points) -> Tensor:
+        """Covariance between two sets of points, ``... x m x n x n'``."""
+
+    @abstractmethod
+    def variance_at(self, points: Points) -> Tensor:
+        """Marginal variances, ``... x m x n``, without an n x n matrix."""
+
+    @abstractmethod
+    def joint_at(self, points: Points) -> Joint:
+        """Joint distribution in factors."""
+
+    def mean(self, X: Tensor) -> Tensor:
+        """Mean at ``... x n x d`` inputs, ``... x m x n``. Cost O(n r)."""
+        return self.mean_at(self.at(X))
+
+    def covariance(self, X: Tensor, X2: Tensor | None = None) -> Tensor:
+        """Covariance, ``... x m x n x n'``. Cost O(n r² + n n' r)."""
+        points = self.at(X)
+        return self.cross_covariance(points, points if X2 is None else self.at(X2))
+
+    def variance(self, X: Tensor) -> Tensor:
+        """Marginal variances, ``... x m x n``. Cost O(n r²)."""
+        return self.variance_at(self.at(X))
+
+    def joint(self, X: Tensor) -> Joint:
+        """Mean and covariance factors of ``... x n x d`` inputs."""
+        return self.joint_at(self.at(X))
+
+    def condition(self, X: Tensor, Y: Tensor, noise: Tensor) -> ConditionedProcess:
+        """The process given observations Y at X; this process stays as it is.
+
+        Cost O(q) cross-covariances and one q x q factor; differentiable in X, Y and noise. Equal to
+        online variational conditioning (Maddox et al. 2021), and where the basis has no residual to
+        adding the observations' statistics.
+
+        Args:
+            X: ``... x q x d``.
+            Y: ``... x m x q``, leading dimensions broadcast against those of X.
+            noise: Variances, broadcastable to ``... x m x q``.
+        """
+        points = self.at(X)
+        covariance = self.cross_covariance(points, points)
+        noisy = covariance + torch.diag_embed(noise.expand(covariance.shape[:-1]))
+        factor = safe_cholesky(noisy)
+        surprise = (Y - self.mean_at(points)).unsqueeze(-1)
+        return ConditionedProcess(self, points, factor, solve_lower(factor, surprise))
+
+
+@dataclass(frozen=True)
+class WeightSpaceProcess(PosteriorProcess):
+    """A basis with a weight posterior.
+
+    ``f(x) = prior_mean + z(x)ᵀ w + residual``, ``w ~ N(mean, S Sᵀ)``.
+
+    Attributes:
+        basis: Whitened features and the residual covariance.
+        weights: The weight posterior.
+        prior_mean: Constant prior mean, ``... x m x 1``.
+    """
+
+    basis: Basis
+    weights: WeightPosterior
+    prior_mean: Tensor
+
+    def features(self, X: Tensor) -> Tensor:
+        """Whitened prior features z, ``... x n x d -> ... x m x n x r``."""
+        return self.basis.features(X)
+
+    def at(self, X: Tensor) -> Points:
+        """Evaluate the features once. Cost O(n r²)."""
+        features = self.basis.features(X)
+        return Points(X, features, features @ self.weights.root)
+
+    def mean_at(self, points: Points) -> Tensor:
+        """``prior_mean + z mean``."""
+        return self.prior_mean + (points.prior @ self.weights.mean).squeeze(-1)
+
+    def cross_covariance(self, points: Points, others: Points) -> Tensor:
+        """``z S Sᵀ z'ᵀ + residual``."""
+        covariance = points.posterior @ others.posterior.mT
+        residual = self.basis.residual_covariance(points.X, others.X)
+        return covariance if residual is None else covariance + residual
+
+    def variance_at(self, points: Points) -> Tensor:
+        """``|z S|² + residual``."""
+        variance = points.posterior.square().sum(-1)
+        residual = self.basis.residual_variance(points.X)
+        return variance if residual is None else variance + residual
+
+    def joint_at(self, points: Points) -> Joint:
+        """Root ``z S``, nothing taken away."""
+        return Joint(
+            self.mean_at(points),
+            points.posterior,
+            points.posterior[..., :0],
+            self.basis.residual_covariance(points.X, points.X),
+        )
+
+
+@dataclass(frozen=True)
+class ConditionedProcess(PosteriorProcess):
+    """A process given q supposed observations; the base is shared, never copied.
+
+    Attributes:
+        base: The process before.
+        points: The q supposed inputs.
+        factor: Cholesky factor of their noisy covariance, ``... x m x q x q``.
+        whitened_surprise: ``factor⁻¹ (Y − mean)``, ``... x m x q x 1``.
+    """
+
+    base: PosteriorProcess
+    points: Points
+    factor: Tensor
+    whitened_surprise: Tensor
+
+    def at(self, X: Tensor) -> Points:
+        """Evaluate the base's features."""
+        return self.base.at(X)
+
+    def _downdate(self, points: Points) -> Tensor:
+        """``cov(points, supposed) factor⁻ᵀ``, ``... x m x n x q``."""
+        cross = self.base.cross_covariance(self.points, points)
+        return solve_lower(self.factor, cross).mT
+
+    def mean_at(self, points: Points) -> Tensor:
+        """Base mean plus the regression on the supposed surprise."""
+        gain = self._downdate(points) @ self.whitened_surprise
+        return self.base.mean_at(points) + gain.squeeze(-1)
+
+    def cross_covariance(self, points: Points, others: Points) -> Tensor:
+        """Base covariance less what the supposed observations explain."""
+        explained = self._downdate(points) @ self._downdate(others).mT
+        return self.base.cross_covariance(points, others) - explained
+
+    def variance_at(self, points: Points) -> Tensor:
+        """Base variance less what the supposed observations explain."""
+        return self.base.variance_at(points) - self._downdate(points).square().sum(-1)
+
+    def joint_at(self, points: Points) -> Joint:
+        """Base factors with one more downdate."""
+        base = self.base.joint_at(points)
+        own = self._downdate(points)
+        mean = base.mean + (own @ self.whitened_surprise).squeeze(-1)
+        return Joint(mean, base.root, _concatenate(base.downdate, own), base.residual)
+
+
+@dataclass(frozen=True)
+class SelectedProcess(PosteriorProcess):
+    """Some of the outputs of a process.
+
+    Attributes:
+        base: The process of all outputs.
+        outputs: Those to keep.
+    """
+
+    base: PosteriorProcess
+    outputs: tuple[int, ...]
+
+    def at(self, X: Tensor) -> Points:
+        """Evaluate the base's features."""
+        return self.base.at(X)
+
+    def mean_at(self, points: Points) -> Tensor:
+        """The base's, selected."""
+        return self.base.mean_at(points)[..., list(self.outputs), :]
+
+    def cross_covariance(self, points: Points, others: Points) -> Tensor:
+        """The base's, selected."""
+        return self.base.cross_covariance(points, others)[..., list(self.outputs), :, :]
+
+    def variance_at(self, points: Points) -> Tensor:
+        """The base's, selected."""
+        return self.base.variance_at(points)[..., list(self.outputs), :]
+
+    def joint_at(self, points: Points) -> Joint:
+        """The base's, selected."""
+        return self.base.joint_at(points).select(self.outputs)
+
+
+def _concatenate(first: Tensor, second: Tensor) -> Tensor:
+    batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
+    return torch.cat(
+        (first.expand(*batch, first.shape[-1]), second.expand(*batch, second.shape[-1])), dim=-1
+    )

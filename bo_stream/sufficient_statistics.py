@@ -1,0 +1,148 @@
+"""Sufficient statistics of a Gaussian linear model: all that a stream leaves behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+
+class Gram(Protocol):
+    """``Φᵀ D⁻¹ Φ`` in any storage: a dense ``... x p x p`` tensor or a structured one."""
+
+    def __add__(self, other: Self, /) -> Self:
+        """Gram of both data sets."""
+        ...
+
+    def __sub__(self, other: Self, /) -> Self:
+        """Gram without the other data set."""
+        ...
+
+    def __mul__(self, factor: float, /) -> Self:
+        """Gram of down-weighted data."""
+        ...
+
+
+G = TypeVar("G", bound=Gram)
+G_contra = TypeVar("G_contra", bound=Gram, contravariant=True)
+
+
+class PullBack(Protocol[G_contra]):
+    """A linear map T between weights, ``v_old = T v_new``, as it acts on statistics."""
+
+    def congruence(self, gram: G_contra) -> Tensor:
+        """``Tᵀ gram T``, dense ``... x r x r``."""
+        ...
+
+    def transpose(self, moment: Tensor) -> Tensor:
+        """``Tᵀ moment``, ``... x p x 2 -> ... x r x 2``."""
+        ...
+
+
+@dataclass(frozen=True)
+class SufficientStatistics(Generic[G]):
+    """Statistics of n observations with features Φ, targets Y and noise D.
+
+    Law: ``statistics(A ∪ B) = statistics(A) + statistics(B)``. Each of m outputs has two target
+    columns [Y, 1], so that every affine change of Y (a constant mean, a new standardisation) is
+    exact after the data are gone. D is relative noise: 1 where the level is learned.
+
+    Attributes:
+        gram: ``Φᵀ D⁻¹ Φ``, one for all outputs (leading ``... x 1``) or one each (``... x m``).
+        moment: ``Φᵀ D⁻¹ [Y, 1]``, ``... x m x p x 2``.
+        energy: ``[Y, 1]ᵀ D⁻¹ [Y, 1]``, ``... x m x 2 x 2``.
+        totals: ``[Y, 1]ᵀ [Y, 1]``, ``... x m x 2 x 2``, unweighted: sums, squares and count.
+        log_noise: ``log |D|``, ``... x m``.
+        noise_sum: ``tr D``, ``... x m``: the mean noise of the stream.
+    """
+
+    gram: G
+    moment: Tensor
+    energy: Tensor
+    totals: Tensor
+    log_noise: Tensor
+    noise_sum: Tensor
+
+    @property
+    def count(self) -> Tensor:
+        """Number of observations, ``... x m``; not whole after forgetting."""
+        return self.totals[..., 1, 1]
+
+    def __add__(self, other: Self) -> Self:
+        """Statistics of both data sets. Cost O(size)."""
+        return self._combine(other, lambda a, b: a + b)
+
+    def __sub__(self, other: Self) -> Self:
+        """Statistics with the other data set taken out: undoes ``+`` to rounding error."""
+        return self._combine(other, lambda a, b: a - b)
+
+    def _combine(self, other: Self, rule: Callable[[Any, Any], Any]) -> Self:
+        names = [field.name for field in fields(self)]
+        return type(self)(*(rule(getattr(self, name), getattr(other, name)) for name in names))
+
+    def scale(self, factor: float) -> Self:
+        """Statistics in which every observation counts ``factor`` times: exponential forgetting."""
+        names = [field.name for field in fields(self)]
+        return type(self)(*(getattr(self, name) * factor for name in names))
+
+    def to(self, device: torch.device) -> Self:
+        """Statistics on another device."""
+        names = [field.name for field in fields(self)]
+        return type(self)(*(getattr(self, name).to(device) for name in names))
+
+    def map_targets(self, matrix: Tensor) -> Self:
+        """Statistics of the target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``; exact."""
+        return type(self)(
+            self.gram,
+            self.moment @ matrix,
+            matrix.mT @ self.energy @ matrix,
+            matrix.mT @ self.totals @ matrix,
+            self.log_noise,
+            self.noise_sum,
+        )
+
+    def pull_back(self, T: PullBack[G]) -> SufficientStatistics[Tensor]:
+        """Statistics of the weights ``v_new`` where ``v_old = T v_new``: ``Tᵀ gram T, Tᵀ moment``.
+
+        Source: the congruence of Bui, Nguyen and Turner (2017) for a moved basis.
+        """
+        return SufficientStatistics(
+            T.congruence(self.gram),
+            T.transpose(self.moment),
+            self.energy,
+            self.totals,
+            self.log_noise,
+            self.noise_sum,
+        )
+
+
+def weighted_statistics(
+    features: Tensor, targets: Tensor, noise: Tensor, weight: Tensor
+) -> SufficientStatistics[Tensor]:
+    """Dense statistics of a batch of observations. Cost O(n p²).
+
+    Args:
+        features: Φ, ``... x m x n x p``.
+        targets: ``... x m x n``.
+        noise: Relative noise D, ``... x (1 or m) x n``.
+        weight: 1 to add, −1 to take out, 0 to leave out, ``... x (1 or m) x n``.
+    """
+    columns = target_columns(targets)
+    precision = (weight / noise).unsqueeze(-1)
+    weighted = columns * precision
+    return SufficientStatistics(
+        features.mT @ (features * precision),
+        features.mT @ weighted,
+        columns.mT @ weighted,
+        columns.mT @ (columns * weight.unsqueeze(-1)),
+        (weight * noise.log()).sum(-1).expand(targets.shape[:-1]),
+        (weight * noise).sum(-1).expand(targets.shape[:-1]),
+    )
+
+
+def target_columns(targets: Tensor) -> Tensor:
+    """The columns [Y, 1], ``... x n -> ... x n x 2``."""
+    return torch.stack((targets, torch.ones_like(targets)), dim=-1)

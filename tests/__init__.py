@@ -1,0 +1,1 @@
+"""Tests: laws over a registry of models, and equalities with independent computations."""

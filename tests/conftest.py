@@ -1,0 +1,48 @@
+"""Fixtures for all tests: seeds, devices, dtypes, and the real data beside the project."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+import torch
+
+SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run slow tests last, in their order otherwise."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") is not None and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def seed() -> int:
+    """Seed torch's generator before each test, and return the seed."""
+    torch.manual_seed(0)
+    return 0
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data sets beside the project."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("needs the real data sets in ../shared/data beside the project")
+    return SHARED_DATA

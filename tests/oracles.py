@@ -1,0 +1,306 @@
+"""Dense formulas written naively from the papers; they share no code with the package.
+
+Everything is differentiable, costs what it costs, and takes leading batch dimensions. Targets are
+``... x n`` and noise is ``... x n``; kernels are gpytorch's modules, read by closed formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from botorch.models.model import Model
+from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
+from botorch.posteriors.gpytorch import GPyTorchPosterior
+from gpytorch.distributions import MultitaskMultivariateNormal
+from gpytorch.kernels import Kernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
+
+DenseKernel = Callable[[Tensor, Tensor], Tensor]
+
+
+# --- interpolation ------------------------------------------------------------------------------
+
+
+def grid_nodes(lower: float, upper: float, size: int) -> Tensor:
+    """The box cut into ``size − 3`` cells, and one node more beyond each end."""
+    cell = (upper - lower) / (size - 3)
+    return torch.tensor([lower + (k - 1) * cell for k in range(size)], dtype=torch.float64)
+
+
+def keys_kernel(s: Tensor) -> Tensor:
+    """The cubic convolution kernel with a = −1/2 at a distance in cells. [Keys1981, eq. 15]"""
+    s = s.abs()
+    near = 1.5 * s**3 - 2.5 * s**2 + 1.0
+    far = -0.5 * s**3 + 2.5 * s**2 - 4.0 * s + 2.0
+    return torch.where(s <= 1.0, near, torch.where(s < 2.0, far, torch.zeros_like(s)))
+
+
+def line_weights(x: Tensor, lower: float, upper: float, size: int) -> Tensor:
+    """One-dimensional interpolation weights of all nodes, ``... -> ... x size``."""
+    nodes = grid_nodes(lower, upper, size).to(x)
+    return keys_kernel((x.unsqueeze(-1) - nodes) / (nodes[1] - nodes[0]))
+
+
+def interpolation_weights(X: Tensor, bounds: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """W: weights of all nodes in row-major order, ``... x n x d -> ... x n x p``."""
+    W = torch.ones_like(X[..., :1])
+    for i, size in enumerate(sizes):
+        line = line_weights(X[..., i], float(bounds[0, i]), float(bounds[1, i]), size)
+        W = (W.unsqueeze(-1) * line.unsqueeze(-2)).flatten(-2)
+    return W
+
+
+def node_inputs(bounds: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """All nodes in row-major order, ``p x d``."""
+    lines = [grid_nodes(float(bounds[0, i]), float(bounds[1, i]), s) for i, s in enumerate(sizes)]
+    return torch.tensor(list(product(*(line.tolist() for line in lines))), dtype=torch.float64)
+
+
+# --- kernels ------------------------------------------------------------------------------------
+
+
+def dense_kernel(kernel: Kernel, X: Tensor, X2: Tensor) -> Tensor:
+    """A gpytorch kernel by closed formula, Matérn as a product over dimensions."""
+    if isinstance(kernel, ScaleKernel):
+        return kernel.outputscale[..., None, None] * dense_kernel(kernel.base_kernel, X, X2)
+    if isinstance(kernel, ProductKernel):
+        result = dense_kernel(kernel.kernels[0], X, X2)
+        for part in kernel.kernels[1:]:
+            result = result * dense_kernel(part, X, X2)
+        return result
+    dims = range(X.shape[-1]) if kernel.active_dims is None else kernel.active_dims.tolist()
+    result = 1.0
+    for column, i in enumerate(dims):
+        lengthscale = kernel.lengthscale[..., 0, column if kernel.ard_num_dims else 0]
+        distance = (X[..., :, None, i] - X2[..., None, :, i]).abs()
+        result = result * _correlation(kernel, distance / lengthscale[..., None, None])
+    return result
+
+
+def _correlation(kernel: Kernel, r: Tensor) -> Tensor:
+    if isinstance(kernel, RBFKernel):
+        return torch.exp(-(r**2) / 2.0)
+    assert isinstance(kernel, MaternKernel)
+    s = math.sqrt(2.0 * kernel.nu) * r
+    polynomial = {0.5: 1.0, 1.5: 1.0 + s, 2.5: 1.0 + s + s**2 / 3.0}[kernel.nu]
+    return polynomial * torch.exp(-s)
+
+
+def interpolated_kernel(
+    kernel: Kernel, bounds: Tensor, sizes: tuple[int, ...], rank: int | None = None
+) -> DenseKernel:
+    """``k̃(x, x') = w(x)ᵀ K w(x')``; with a rank, K in its largest Kronecker eigenvectors only.
+
+    The eigenvectors are constants: gradients are those of ``P K(θ) P`` with P fixed.
+    """
+    nodes = node_inputs(bounds, sizes)
+    K = dense_kernel(kernel, nodes, nodes).to(torch.float64)
+    if rank is not None:
+        E = largest_eigenvectors(kernel, bounds, sizes, rank)
+        K = E @ (E.mT @ K @ E) @ E.mT
+
+    def covariance(X: Tensor, X2: Tensor) -> Tensor:
+        W, W2 = (interpolation_weights(x, bounds, sizes) for x in (X, X2))
+        return W @ K @ W2.mT
+
+    return covariance
+
+
+@torch.no_grad()
+def kronecker_eigenpairs(
+    kernel: Kernel, bounds: Tensor, sizes: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """All eigenvalues and eigenvectors of K as products of one-dimensional ones, largest first."""
+    values, vectors = torch.ones(1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    origin = bounds[:1].to(torch.float64)
+    scale = dense_kernel(kernel, origin, origin).to(torch.float64)
+    for i, size in enumerate(sizes):
+        line = origin.repeat(size, 1)
+        line[:, i] = grid_nodes(float(bounds[0, i]), float(bounds[1, i]), size)
+        own_values, own_vectors = torch.linalg.eigh(dense_kernel(kernel, line, line) / scale)
+        values = torch.kron(values, own_values)
+        vectors = torch.kron(vectors, own_vectors)
+    order = values.argsort(descending=True)
+    return scale.squeeze() * values[order], vectors[:, order]
+
+
+def largest_eigenvectors(
+    kernel: Kernel, bounds: Tensor, sizes: tuple[int, ...], rank: int
+) -> Tensor:
+    """The eigenvectors of the ``rank`` largest eigenvalues of K, ``p x rank``."""
+    return kronecker_eigenpairs(kernel, bounds, sizes)[1][:, :rank]
+
+
+# --- Gaussian processes -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DenseGP:
+    """The exact Gaussian process: a kernel, a constant mean, and all the data.
+
+    Attributes:
+        kernel: ``... x n x d, ... x n' x d -> ... x n x n'``.
+        mean: Constant prior mean, ``... x 1``.
+        X: ``... x n x d``.
+        y: ``... x n``.
+        noise: Variances, ``... x n``.
+    """
+
+    kernel: DenseKernel
+    mean: Tensor
+    X: Tensor
+    y: Tensor
+    noise: Tensor
+
+    def noisy_covariance(self) -> Tensor:
+        """``k(X, X) + N``."""
+        return self.kernel(self.X, self.X) + torch.diag_embed(self.noise)
+
+    def posterior(self, T: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean ``... x t`` and covariance ``... x t x t``. [Rasmussen & Williams, eq. 2.23–24]"""
+        cross = self.kernel(T, self.X)
+        gain = torch.linalg.solve(self.noisy_covariance(), cross.mT).mT
+        mean = self.mean + (gain @ (self.y - self.mean).unsqueeze(-1)).squeeze(-1)
+        return mean, self.kernel(T, T) - gain @ cross.mT
+
+    def log_marginal_likelihood(self) -> Tensor:
+        """[Rasmussen & Williams, eq. 2.30], ``...``."""
+        covariance = self.noisy_covariance()
+        residual = (self.y - self.mean).unsqueeze(-1)
+        misfit = (residual.mT @ torch.linalg.solve(covariance, residual))[..., 0, 0]
+        n = self.X.shape[-2]
+        return -0.5 * (misfit + torch.logdet(covariance) + n * math.log(2.0 * math.pi))
+
+    def condition(self, X: Tensor, y: Tensor, noise: Tensor) -> DenseGP:
+        """The same process with more data."""
+        return replace(
+            self,
+            X=torch.cat((self.X, X), -2),
+            y=torch.cat((self.y, y), -1),
+            noise=torch.cat((self.noise, noise), -1),
+        )
+
+
+def condition_in_turn(
+    mean: Tensor, covariance: Tensor, rows: list[int], y: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A joint normal conditioned on noisy values of some of its entries, one after another."""
+    for row, value, variance in zip(rows, y, noise, strict=True):
+        gain = covariance[:, row] / (covariance[row, row] + variance)
+        mean = mean + gain * (value - mean[row])
+        covariance = covariance - torch.outer(gain, covariance[row])
+    return mean, covariance
+
+
+def integrated_posterior_variance(gp: DenseGP, X: Tensor, noise: Tensor, points: Tensor) -> Tensor:
+    """Mean variance at ``points`` once X (``q x d``) is observed with variances ``noise`` (q).
+
+    The variance does not depend on what is observed. The negative of it is qNIPV.
+    """
+    conditioned = gp.condition(X, torch.zeros_like(noise), noise)
+    return conditioned.posterior(points)[1].diagonal(dim1=-2, dim2=-1).mean(-1)
+
+
+def standardization(Y: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and Bessel-corrected standard deviation of ``... x n x m`` outcomes, ``... x 1 x m``."""
+    n = Y.shape[-2]
+    mean = Y.sum(-2, keepdim=True) / n
+    return mean, ((Y - mean).square().sum(-2, keepdim=True) / (n - 1)).sqrt()
+
+
+def in_order(values: Tensor, outputs: int) -> Tensor:
+    """``... x n x m`` outcomes as the targets ``... x n`` (one output) or ``... x m x n``."""
+    return values.squeeze(-1) if outputs == 1 else values.mT
+
+
+# --- the same for a model -----------------------------------------------------------------------
+
+
+def reference(
+    model: Model,
+    X: Tensor,
+    Y: Tensor,
+    Yvar: Tensor | None = None,
+    kernel: DenseKernel | None = None,
+    rank: int | None = None,
+) -> DenseGP:
+    """The dense process, in transformed units, that a grid model with these data must equal.
+
+    Hyperparameters, bounds and grid size are the model's (read from gpytorch's modules), the data are
+    all given here. Differentiable in the hyperparameters. Inputs and outcomes are those after any
+    transform but a standardisation.
+
+    Args:
+        model: A model with ``covar_module``, ``mean_module``, ``likelihood`` and a grid.
+        X: ``... x n x d``.
+        Y: ``... x n x m``.
+        Yvar: Known noise variances; NaN or None where the likelihood's noise is meant.
+        kernel: Instead of the interpolated kernel.
+        rank: Keep the largest eigenvectors only.
+    """
+    X, Y = X.to(torch.float64), Y.to(torch.float64)
+    m = Y.shape[-1]
+    centre, scale = standardization(Y) if standardizes(model) else (0.0 * Y[..., :1, :], 1.0)
+    y = in_order((Y - centre) / scale, m)
+    noise = torch.full_like(Y, math.nan) if Yvar is None else Yvar.to(torch.float64)
+    noise = in_order(noise / scale**2, m)
+    if isinstance(model.likelihood, GaussianLikelihood):
+        noise = torch.where(noise.isnan(), model.likelihood.noise.to(torch.float64), noise)
+    if kernel is None:
+        bounds = model.bounds.to(torch.float64)
+        kernel = interpolated_kernel(model.covar_module, bounds, model.grid_size, rank)
+    constant = getattr(model.mean_module, "constant", torch.zeros(()))
+    return DenseGP(kernel, constant.to(torch.float64).unsqueeze(-1), lift(X, m), y, noise)
+
+
+def standardizes(model: Model) -> bool:
+    """Whether the model's outcome transform is, or ends in, a ``Standardize``."""
+    transform = getattr(model, "outcome_transform", None)
+    if isinstance(transform, ChainedOutcomeTransform):
+        transform = list(transform.values())[-1]
+    return isinstance(transform, Standardize)
+
+
+def lift(X: Tensor, outputs: int) -> Tensor:
+    """Inputs with a dimension for the outputs where there are several."""
+    return X if outputs == 1 else X.unsqueeze(-3)
+
+
+def reference_posterior(
+    model: Model, X: Tensor, Y: Tensor, T: Tensor, Yvar: Tensor | None = None, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    """Mean ``... x t x m`` and covariance ``... x m x t x t`` in outcome units, as :func:`reference`."""
+    m = Y.shape[-1]
+    gp = reference(model, X, Y, Yvar, **kwargs)
+    mean, covariance = gp.posterior(lift(T.to(torch.float64), m))
+    mean = mean.unsqueeze(-1) if m == 1 else mean.mT
+    covariance = covariance.unsqueeze(-3) if m == 1 else covariance
+    if standardizes(model):
+        centre, scale = standardization(Y.to(torch.float64))
+        mean = centre + scale * mean
+        covariance = scale.mT.unsqueeze(-1) ** 2 * covariance
+    return mean, covariance
+
+
+def joint_covariance(posterior: GPyTorchPosterior) -> Tensor:
+    """A posterior's covariance as ``... x m x t x t``; outputs must be independent."""
+    distribution = posterior.distribution
+    covariance = distribution.covariance_matrix
+    if not isinstance(distribution, MultitaskMultivariateNormal):
+        return covariance.unsqueeze(-3)
+    t, m = distribution.event_shape
+    if distribution._interleaved:
+        blocks = covariance.unflatten(-1, (t, m)).unflatten(-3, (t, m))
+    else:
+        blocks = covariance.unflatten(-1, (m, t)).unflatten(-3, (m, t))
+        blocks = blocks.transpose(-1, -2).transpose(-3, -4)
+    own = torch.stack([blocks[..., :, a, :, a] for a in range(m)], -3)
+    other = blocks.abs().sum((-4, -3, -2, -1)) - own.abs().sum((-3, -2, -1))
+    assert (other.abs() <= 1e-12 * own.abs().sum((-3, -2, -1))).all()
+    return own

@@ -1,0 +1,111 @@
+"""Factorisations against the matrices they factorise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from linear_operator.utils.errors import NotPSDError
+from torch import Tensor
+
+from bo_stream.linalg import (
+    DowndatedRootOperator,
+    check_memory,
+    inverse_root,
+    log_determinant_of_root,
+    safe_cholesky,
+    solve_lower,
+)
+from tests.tolerances import assert_close
+
+
+def positive_definite(*shape: int, rank: int | None = None) -> Tensor:
+    root = torch.randn(*shape, rank or 2 * shape[-1], dtype=torch.float64)
+    return root @ root.mT
+
+
+def test_cholesky_of_a_definite_matrix_gets_no_jitter() -> None:
+    matrix = positive_definite(3, 5)
+    factor = safe_cholesky(matrix)
+    assert_close(factor @ factor.mT, matrix)
+    assert torch.equal(factor, torch.linalg.cholesky(matrix))
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_cholesky_of_a_singular_matrix_gets_a_relative_jitter(scale: float) -> None:
+    matrix = scale * positive_definite(6, rank=2)
+    factor = safe_cholesky(matrix)
+    assert_close((factor @ factor.mT) / scale, matrix / scale, factor=1e3)
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [-torch.eye(3, dtype=torch.float64), torch.full((3, 3), torch.nan)],
+    ids=["negative", "NaN"],
+)
+def test_cholesky_refuses_what_no_jitter_repairs(matrix: Tensor) -> None:
+    with pytest.raises(NotPSDError, match=r"shape \(3, 3\)"):
+        safe_cholesky(matrix)
+
+
+def test_inverse_root_and_its_determinant() -> None:
+    matrix = positive_definite(2, 4)
+    root = inverse_root(matrix)
+    assert_close(root @ root.mT, torch.linalg.inv(matrix))
+    assert_close(log_determinant_of_root(root), -torch.logdet(matrix))
+
+
+def test_solve_lower_broadcasts_both_sides() -> None:
+    factor = torch.linalg.cholesky(positive_definite(3, 1, 4))
+    right = torch.randn(2, 4, 5, dtype=torch.float64)
+    assert_close(factor @ solve_lower(factor, right), right.expand(3, 2, 4, 5))
+
+
+class TestDowndatedRootOperator:
+    """``Z Zᵀ − B Bᵀ`` with B in the range of Z, as conditioning makes it."""
+
+    @staticmethod
+    def factors(n: int, r: int, q: int) -> tuple[Tensor, Tensor]:
+        root = torch.randn(3, n, r, dtype=torch.float64)
+        columns = 0.9 * torch.linalg.qr(torch.randn(3, r, r, dtype=torch.float64))[0][..., :q]
+        return root, root @ columns
+
+    @pytest.mark.parametrize(
+        ("n", "r", "q"), [(6, 4, 2), (40, 4, 2), (40, 4, 0)], ids=["small", "tall", "no downdate"]
+    )
+    def test_is_its_dense_matrix(self, n: int, r: int, q: int) -> None:
+        root, downdate = self.factors(n, r, q)
+        operator = DowndatedRootOperator(root, downdate)
+        dense = root @ root.mT - downdate @ downdate.mT
+        vector = torch.randn(n, dtype=torch.float64)
+        assert_close(operator.to_dense(), dense)
+        assert_close(operator.diagonal(dim1=-2, dim2=-1), dense.diagonal(dim1=-2, dim2=-1))
+        assert_close(operator @ vector, dense @ vector)
+        assert_close((operator.mT @ vector), dense @ vector)
+        assert_close(operator[..., :2, 1:4].to_dense(), dense[..., :2, 1:4])
+        decomposition = operator.root_decomposition().root.to_dense()
+        assert_close(decomposition @ decomposition.mT, dense, factor=1e3)
+
+    def test_shares_one_root_between_batches(self) -> None:
+        root, downdate = self.factors(6, 4, 2)
+        operator = DowndatedRootOperator(root[:1], downdate)
+        assert operator.expand(5, 3, 6, 6).root is operator.root
+        dense = root[:1] @ root[:1].mT - downdate @ downdate.mT
+        assert_close(operator.expand(5, 3, 6, 6).to_dense(), dense.expand(5, 3, 6, 6))
+
+    def test_passes_gradients_to_both_factors(self) -> None:
+        factors = [factor.requires_grad_() for factor in self.factors(6, 4, 2)]
+        weights = torch.randn(6, 6, dtype=torch.float64)
+        operator = DowndatedRootOperator(*factors)
+        lazy = torch.autograd.grad((operator @ weights).square().sum(), factors)
+        dense = factors[0] @ factors[0].mT - factors[1] @ factors[1].mT
+        expected = torch.autograd.grad((dense @ weights).square().sum(), factors)
+        for actual, want in zip(lazy, expected, strict=True):
+            assert_close(actual, want)
+
+
+def test_memory_is_refused_before_it_is_allocated() -> None:
+    check_memory("A grid", 2**27, limit_gib=1.0)
+    with pytest.raises(ValueError, match=r"A grid would need 2\.0 GiB .* limit of 1 GiB"):
+        check_memory("A grid", 2**28, limit_gib=1.0)
+    with pytest.raises(ValueError, match="GiB"):
+        check_memory("A grid", 10**4000, limit_gib=1.0)

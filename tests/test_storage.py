@@ -1,0 +1,61 @@
+"""A file is the old one or the new one, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from bo_stream.storage import atomic_write
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "model.pt"
+    path.write_bytes(b"old")
+    return path
+
+
+def assert_untouched(path: Path) -> None:
+    assert path.read_bytes() == b"old"
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_replaces_the_file(path: Path, exists: bool) -> None:
+    if not exists:
+        path.unlink()
+    with atomic_write(path) as file:
+        file.write(b"new")
+        assert path.exists() == exists
+    assert path.read_bytes() == b"new"
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_crash_leaves_the_old_file_whole(path: Path, error: type[BaseException]) -> None:
+    with pytest.raises(error), atomic_write(path) as file:
+        file.write(b"half of the n")
+        raise error
+    assert_untouched(path)
+
+
+def test_a_full_disk_leaves_the_old_file_whole(path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"), atomic_write(path) as file:
+            file.write(b"new" * 1024)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert_untouched(path)
+
+
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "nowhere" / "model.pt"):
+        pass

@@ -1,0 +1,113 @@
+"""Statistics against sums written out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import pytest
+import torch
+from torch import Tensor
+
+from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
+from tests.tolerances import assert_close
+
+NAMES = [field.name for field in fields(SufficientStatistics)]
+
+
+@dataclass
+class Data:
+    """Features ``m x n x p``, targets, relative noise and weights ``m x n``."""
+
+    features: Tensor
+    targets: Tensor
+    noise: Tensor
+    weight: Tensor
+
+    def statistics(self, rows: slice = slice(None)) -> SufficientStatistics[Tensor]:
+        return weighted_statistics(
+            self.features[:, rows],
+            self.targets[:, rows],
+            self.noise[:, rows],
+            self.weight[:, rows],
+        )
+
+
+@pytest.fixture
+def data() -> Data:
+    n, p, m = 9, 4, 2
+    return Data(
+        torch.randn(m, n, p, dtype=torch.float64),
+        torch.randn(m, n, dtype=torch.float64),
+        0.5 + torch.rand(m, n, dtype=torch.float64),
+        torch.ones(m, n, dtype=torch.float64),
+    )
+
+
+def assert_same(a: SufficientStatistics[Tensor], b: SufficientStatistics[Tensor]) -> None:
+    for name in NAMES:
+        assert_close(getattr(a, name), getattr(b, name))
+
+
+def test_are_the_sums_they_are_named_after(data: Data) -> None:
+    data.weight[:, ::2] = 0.0
+    statistics = data.statistics()
+    for output in range(2):
+        gram, moment, energy, totals, log_noise, noise_sum = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+        for i in range(1, 9, 2):
+            phi = data.features[output, i].unsqueeze(-1)
+            column = torch.stack((data.targets[output, i], torch.ones(()))).unsqueeze(-1)
+            noise = data.noise[output, i]
+            gram = gram + phi @ phi.mT / noise
+            moment = moment + phi @ column.mT / noise
+            energy = energy + column @ column.mT / noise
+            totals = totals + column @ column.mT
+            log_noise = log_noise + noise.log()
+            noise_sum = noise_sum + noise
+        for name, expected in zip(
+            NAMES, (gram, moment, energy, totals, log_noise, noise_sum), strict=True
+        ):
+            assert_close(getattr(statistics, name)[output], expected)
+    assert_close(statistics.count, torch.tensor([4.0, 4.0]))
+
+
+def test_add_over_batches_and_subtract_again(data: Data) -> None:
+    whole, first, second = (data.statistics(s) for s in (slice(9), slice(5), slice(5, 9)))
+    assert_same(first + second, whole)
+    assert_same(whole - second, first)
+
+
+def test_scaling_is_weighting_every_observation(data: Data) -> None:
+    scaled = data.statistics().scale(0.3)
+    data.weight *= 0.3
+    assert_same(scaled, data.statistics())
+
+
+def test_a_weight_of_minus_one_takes_out(data: Data) -> None:
+    added = data.statistics()
+    data.weight.neg_()
+    zero = added + data.statistics()
+    assert_same(zero, added.scale(0.0))
+
+
+def test_an_affine_change_of_targets_is_exact_without_the_data(data: Data) -> None:
+    slope, shift = torch.tensor([2.0, -3.0]), torch.tensor([0.7, 11.0])
+    matrix = torch.zeros(2, 2, 2, dtype=torch.float64)
+    matrix[:, 0, 0], matrix[:, 1, 0], matrix[:, 1, 1] = slope, shift, 1.0
+    mapped = data.statistics().map_targets(matrix)
+    data.targets = data.targets * slope.unsqueeze(-1) + shift.unsqueeze(-1)
+    assert_same(mapped, data.statistics())
+
+
+def test_pulling_back_is_mapping_the_features(data: Data) -> None:
+    T = torch.randn(4, 3, dtype=torch.float64)
+
+    class Map:
+        def congruence(self, gram: Tensor) -> Tensor:
+            return T.mT @ gram @ T
+
+        def transpose(self, moment: Tensor) -> Tensor:
+            return T.mT @ moment
+
+    pulled = data.statistics().pull_back(Map())
+    data.features = data.features @ T
+    assert_same(pulled, data.statistics())

@@ -1,0 +1,71 @@
+"""The weight posterior against the dense Gaussian process of a linear model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bo_stream.sufficient_statistics import weighted_statistics
+from bo_stream.weights import (
+    GaussianEvidence,
+    at_noise,
+    log_marginal_likelihood,
+    solve,
+)
+from tests.oracles import DenseGP
+from tests.tolerances import assert_close
+
+N, P, M = 8, 5, 2
+LEVEL = torch.tensor([0.3, 0.05], dtype=torch.float64)
+MEAN = torch.tensor([0.4, -1.0], dtype=torch.float64)
+
+
+def evidence(Phi: Tensor, y: Tensor, relative: Tensor) -> GaussianEvidence:
+    residual = torch.stack((torch.ones_like(MEAN), -MEAN), -1).unsqueeze(-1)
+    statistics = weighted_statistics(Phi, y, relative, torch.ones_like(relative))
+    return at_noise(statistics, LEVEL, residual)
+
+
+@pytest.fixture
+def problem() -> tuple[Tensor, Tensor, Tensor]:
+    Phi = torch.randn(M, N, P, dtype=torch.float64)
+    return Phi, torch.randn(M, N).double(), 0.5 + torch.rand(M, N).double()
+
+
+def dense(Phi: Tensor, y: Tensor, relative: Tensor) -> DenseGP:
+    noise = LEVEL.unsqueeze(-1) * relative
+    return DenseGP(lambda a, b: a @ b.mT, MEAN.unsqueeze(-1), Phi, y, noise)
+
+
+def test_posterior_is_that_of_the_linear_kernel(problem: tuple[Tensor, Tensor, Tensor]) -> None:
+    posterior = solve(evidence(*problem))
+    T = torch.randn(M, 4, P, dtype=torch.float64)
+    mean, covariance = dense(*problem).posterior(T)
+    assert_close(MEAN.unsqueeze(-1) + (T @ posterior.mean).squeeze(-1), mean)
+    assert_close(T @ posterior.covariance() @ T.mT, covariance)
+    assert_close(posterior.root @ posterior.root.mT, posterior.covariance())
+
+
+def test_log_marginal_likelihood_is_that_of_the_linear_kernel(
+    problem: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    found = evidence(*problem)
+    actual = log_marginal_likelihood(found, solve(found))
+    assert_close(actual, dense(*problem).log_marginal_likelihood())
+
+
+def test_evidence_of_two_noise_groups_adds(problem: tuple[Tensor, Tensor, Tensor]) -> None:
+    Phi, y, relative = problem
+    halves = [evidence(Phi[:, s], y[:, s], relative[:, s]) for s in (slice(3), slice(3, N))]
+    total = halves[0] + halves[1]
+    actual = log_marginal_likelihood(total, solve(total))
+    assert_close(actual, dense(*problem).log_marginal_likelihood())
+
+
+def test_no_evidence_leaves_the_prior() -> None:
+    empty = evidence(torch.zeros(M, 0, P).double(), *(torch.zeros(M, 0).double(),) * 2)
+    posterior = solve(empty)
+    assert_close(posterior.mean, torch.zeros(M, P, 1))
+    assert_close(posterior.covariance(), torch.eye(P).expand(M, P, P))
+    assert_close(log_marginal_likelihood(empty, posterior), torch.zeros(M))
