@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 
 import torch
 
@@ -27,7 +28,7 @@ def rates(model: WISKI, d: int, chunk: int, chunks: int) -> float:
     times = []
     for index in range(chunks + 1):
         X, Y = levy(chunk, d, seed=index)
-        times.append(seconds(lambda: model.update(X, Y)))
+        times.append(seconds(partial(model.update, X, Y)))
     return chunk / statistics.median(times[1:])
 
 

@@ -34,6 +34,8 @@ from bo_stream.loops.survey import Survey
 EARLY = 600
 LIMIT_SECONDS = 120.0
 LIMIT_GIB = 2.0
+COMMAND = "from bo_stream.cli import app; app()"
+"""What ``bo-stream`` runs, whether or not its script is on the path."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def sample(data: Path, arguments: list[str], out: Path) -> Run:
     Raises:
         RuntimeError: It failed; the message ends with what it said.
     """
-    command = [sys.executable, "-m", "bo_stream.cli", "sample", str(data), *arguments]
+    command = [sys.executable, "-c", COMMAND, "sample", str(data), *arguments]
     out.mkdir(parents=True)
     begin = time.perf_counter()
     with (out / "log.txt").open("w+") as log:
@@ -135,13 +137,13 @@ def settings_of(out: Path) -> Settings:
 
 
 def picked_rows(out: Path) -> list[int]:
-    """Rows of the data that a run picked, in order."""
+    """Rows of the data that the run itself picked, random choice aside, in order."""
     with (out / "picks.csv").open() as file:
-        return [int(row["row"]) for row in csv.DictReader(file)]
+        return [int(row["row"]) for row in csv.DictReader(file) if row["strategy"] == "nipv"]
 
 
 def claims_of(alone: Run, beside: Run, exact: tuple[float, float]) -> list[Claim]:
-    """The table of the run by itself, of the one with random choice beside it, and of the exact GP."""
+    """What the run alone, the one with random choice beside it, and the exact GP came to."""
     found = curves(beside.out)
     early, last = (
         {name: error_at(curve, n) for name, curve in found.items()} for n in (EARLY, sys.maxsize)

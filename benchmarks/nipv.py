@@ -1,4 +1,4 @@
-"""qNIPV, forward and backward: BoTorch's on the exact GP and on WISKI, and ours in feature space."""
+"""qNIPV with its gradient: BoTorch's on the exact GP and on WISKI, and ours in feature space."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def nipv(kernel: str, sizes: dict[str, int]) -> list[Claim]:
     ours, results = on_wiski(built, X, sizes["repeats"])
     oracle = tasks["repaired"]()
     building = [seconds(lambda mc=mc: FeatureNIPV(model, mc_points=mc)) for mc in (few, many)]
-    return speed_claims(kernel, model, peers, ours) + [
+    return [
+        *speed_claims(kernel, model, peers, ours),
         *agreement(kernel, results, oracle),
         *(
             stated(f"FeatureNIPV, building it, {kernel}", 1e3 * time, "ms", f"{len(mc):,} points")

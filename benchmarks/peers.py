@@ -2,8 +2,8 @@
 
 Both repairs matter for fairness, for a stock exact fantasy is slower or wrong for no good reason:
 
-- gpytorch 1.12 to 1.15 writes the mean cache of a conditioned model under one key and reads it under
-  another (its issue 2669), so the first posterior mean of a fantasy solves the whole system again;
+- gpytorch 1.12 to 1.15 writes the mean cache of a conditioned model under one key and reads it
+  under another, so the first posterior mean of a fantasy solves the whole system again;
 - the covariance cache of a fantasy is detached, so gradients of BoTorch's qNIPV are wrong.
 """
 
@@ -57,14 +57,14 @@ def default_kernel(name: str, d: int) -> Kernel:
 def product_kernel(name: str, d: int) -> Kernel:
     """The exact form of what WISKI makes of :func:`default_kernel`: a product over dimensions.
 
-    For RBF they are one; a Matern becomes the product of one-dimensional ones, with the same priors.
+    For RBF they are one; a Matern becomes a product of one-dimensional ones with its priors.
     """
     whole = default_kernel(name, d)
     return whole if name == "RBF" else ProductKernel(*_factors(whole, d))
 
 
 def _factors(whole: Kernel, d: int) -> list[MaternKernel]:
-    """One-dimensional kernels with the prior and constraint of a Matern kernel over d dimensions."""
+    """One-dimensional kernels with the prior and constraint of a Matern over d dimensions."""
     lengthscale = whole.lengthscale.detach().reshape(-1).expand(d)
     factors = []
     for dimension in range(d):

@@ -38,7 +38,7 @@ class Refit:
 
 
 def models(kernel: str, X: Tensor, Y: Tensor) -> dict[str, Model]:
-    """WISKI; the exact GP of the same product kernel; for Matern, BoTorch's own kernel beside it."""
+    """WISKI; the exact GP of the same product kernel; for Matern also BoTorch's own kernel."""
     bounds = torch.tensor([[0.0] * D, [1.0] * D])
     found: dict[str, Model] = {
         "WISKI": WISKI(X, Y, covar_module=default_kernel(kernel, D), bounds=bounds),

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import signal
-import sys
-import time
+import shlex
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from botorch.exceptions.errors import BotorchError
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from typer.core import TyperCommand
 
@@ -26,21 +32,22 @@ from bo_stream.loops.campaign import Campaign
 from bo_stream.loops.checkpoint import FILE_NAME
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
+from bo_stream.loops.pictures import STRATEGY_NAMES
 from bo_stream.loops.results import write_results
 from bo_stream.loops.scoring import Score
 from bo_stream.loops.settings import Settings, Strategy
+from bo_stream.loops.sitting import StopRequest, sit
 
 BAD_INPUT = 2
 STOPPED = 130
 
-_SECONDS_BETWEEN_CHECKPOINTS = 15.0
-_DEFAULTS = Settings()
+_DEFAULT = Settings()
+_DEFAULT_FOLDER = "bo-stream-run"
 _out = Console(highlight=False)
 _err = Console(stderr=True, highlight=False)
 
 app = typer.Typer(
     name="bo-stream",
-    help="Streaming Gaussian processes: choose where to measure next, at the same cost each time.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -65,15 +72,16 @@ def main(
     """Streaming Gaussian processes: choose where to measure next, at the same cost each time."""
 
 
-class _SpreadNames(TyperCommand):
-    """Lets ``--x`` take all names up to the next option: ``--x lon lat --y prevalence``."""
+class SpreadNames(TyperCommand):
+    """Lets ``--x`` take all names up to the next option, as in ``--x lon lat --y prevalence``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Write ``--x lon lat`` as ``--x lon --x lat``."""
-        return super().parse_args(ctx, _spread("--x", args))
+        """Read ``--x lon lat`` as ``--x lon --x lat``."""
+        return super().parse_args(ctx, spread("--x", args))
 
 
-def _spread(option: str, args: list[str]) -> list[str]:
+def spread(option: str, args: list[str]) -> list[str]:
+    """Repeat an option before each of its values."""
     result: list[str] = []
     inside = False
     for arg in args:
@@ -91,140 +99,288 @@ def _grid(text: str) -> tuple[int, ...]:
         raise typer.BadParameter(f"expected 72, or 72,60 for two inputs, got {text!r}") from error
 
 
-@app.command(cls=_SpreadNames)
+def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+@app.command(cls=SpreadNames)
 def sample(
     ctx: typer.Context,
     data: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[DATA]",
-            help="A map to sample: .npz (arrays X, y; columns and target if named), .csv or .parquet. "
-            "Without it, a simulated prevalence map.",
+            metavar="DATA",
             show_default=False,
+            help="Map to sample: .npz (arrays X and y; names in columns and target), .csv or "
+            ".parquet. None: a simulated prevalence map.",
         ),
     ] = None,
     x: Annotated[
-        list[str] | None,
-        typer.Option("--x", metavar="NAME...", help="Input columns: --x lon lat.", rich_help_panel="Data"),
+        list[str] | None, _option("Data", "Input columns.", "--x", metavar="NAME...")
     ] = None,
-    y: Annotated[
-        str | None,
-        typer.Option("--y", metavar="NAME", help="Target column.", rich_help_panel="Data"),
-    ] = None,
+    y: Annotated[str | None, _option("Data", "Target column.", "--y", metavar="NAME")] = None,
     pool: Annotated[
-        int | None,
-        typer.Option(
-            help="Sites to choose from. [default: 12,000, or all that are not held out]",
-            rich_help_panel="Data",
-        ),
+        int | None, _option("Data", "Sites to choose from (12,000, or all not held out).")
     ] = None,
     test: Annotated[
         int | None,
-        typer.Option(
-            help="Held-out sites: the error is measured there, the uncertainty reduced. "
-            "[default: 10,000, at most a quarter]",
-            rich_help_panel="Data",
-        ),
+        _option("Data", "Held-out sites, where the error is measured (10,000, at most a quarter)."),
     ] = None,
     batch: Annotated[
-        int, typer.Option("--batch", "-q", help="Sites chosen at a time.", rich_help_panel="Sampling")
-    ] = _DEFAULTS.q,
+        int, _option("Sampling", "Sites chosen at a time.", "--batch", "-q")
+    ] = _DEFAULT.q,
     steps: Annotated[
-        int | None,
-        typer.Option(
-            help="Choices to make. [default: 500, or as many as the pool allows]",
-            rich_help_panel="Sampling",
-        ),
+        int | None, _option("Sampling", "Choices to make (500, or as many as the pool allows).")
     ] = None,
-    initial: Annotated[
-        int, typer.Option(help="Random sites to start with.", rich_help_panel="Sampling")
-    ] = _DEFAULTS.initial,
+    initial: Annotated[int, _option("Sampling", "Random sites to start with.")] = _DEFAULT.initial,
     compare: Annotated[
-        str | None,
-        typer.Option(metavar="random", help="Run random choice beside it.", rich_help_panel="Sampling"),
+        str | None, _option("Sampling", "Run random choice beside it.", metavar="random")
     ] = None,
     score_every: Annotated[
-        int, typer.Option(help="Steps between scores.", rich_help_panel="Sampling")
-    ] = _DEFAULTS.score_every,
+        int, _option("Sampling", "Steps between scores.")
+    ] = _DEFAULT.score_every,
     seed: Annotated[
-        int, typer.Option(help="Of the split and of random choice.", rich_help_panel="Sampling")
-    ] = _DEFAULTS.seed,
+        int, _option("Sampling", "Of the split, the first sites and random choice.")
+    ] = _DEFAULT.seed,
     kernel: Annotated[
-        str, typer.Option(metavar="|".join(KERNELS), help="Kernel.", rich_help_panel="Model")
-    ] = _DEFAULTS.kernel,
+        str, _option("Model", f"Kernel: {', '.join(KERNELS)}.", metavar="NAME")
+    ] = _DEFAULT.kernel,
     grid: Annotated[
-        tuple[int, ...] | None,
-        typer.Option(
+        Any,
+        _option(
+            "Model",
+            "Grid nodes per input (by kernel and inputs).",
             parser=_grid,
             metavar="N[,N...]",
-            help="Grid nodes per input. [default: by kernel and number of inputs]",
-            rich_help_panel="Model",
         ),
     ] = None,
     refit: Annotated[
         float,
-        typer.Option(
-            help="Learn the hyperparameters anew when the observations have grown by this factor; 0: only "
-            "at the start.",
-            rich_help_panel="Model",
-        ),
-    ] = _DEFAULTS.refit,
+        _option("Model", "Relearn hyperparameters at so many times the observations; 0: never."),
+    ] = _DEFAULT.refit,
     device: Annotated[
-        str, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel="Model")
-    ] = _DEFAULTS.device,
+        str, _option("Model", "Torch device: cpu, cuda, cuda:1, ...")
+    ] = _DEFAULT.device,
     dtype: Annotated[
-        str, typer.Option(metavar="float64|float32", help="Precision.", rich_help_panel="Model")
-    ] = _DEFAULTS.dtype,
+        str, _option("Model", "Precision.", metavar="float64|float32")
+    ] = _DEFAULT.dtype,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for the results. [default: the first free of bo-stream-run, bo-stream-run-2, ...]",
-            rich_help_panel="Files",
-        ),
+        Path | None, _option("Files", f"Folder for the results ({_DEFAULT_FOLDER}, -2, -3, ...).")
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume",
-            help="Go on with the run in --out, with its settings; --steps may ask for more.",
-            rich_help_panel="Files",
-        ),
+        _option("Files", "Go on with the run in --out; --steps may ask for more.", "--resume"),
     ] = False,
 ) -> None:
-    """Choose survey sites, a few at a time, where they teach a map the most.
+    """Choose sites of a map, a few at a time, where they teach the most.
 
-    A Gaussian process (WISKI) starts from a few random sites of a known map, then again and again picks
-    the sites that leave the least uncertainty about the held-out ones, looks them up and learns.
-    Inputs are scaled to the unit cube by their range, the target is standardised.
+    A Gaussian process starts from a few random sites. Again and again it picks the sites that
+    leave the least uncertainty about the held-out ones, looks them up, and learns. Inputs are
+    scaled to the unit cube by their range and the target is standardised.
 
-    Writes picks.csv, curve.csv, map.png, curve.png, run.json and a checkpoint. Ctrl-C stops after the
-    step at hand; --resume goes on to the same choices.
+    Writes picks.csv, curve.csv, map.png, curve.png, run.json and a checkpoint. Ctrl-C stops after
+    the step at hand; `--resume` goes on to the same choices.
 
-    Examples:
-
-        bo-stream sample
-
-        bo-stream sample survey.csv --x lon lat --y prevalence --compare random --out run
-
-        bo-stream sample --out run --resume
+    - `bo-stream sample`
+    - `bo-stream sample survey.csv --x lon lat --y prevalence --compare random --out run`
+    - `bo-stream sample --out run --resume`
     """
-    settings = {
-        "q": batch, "steps": steps, "pool": pool, "test": test, "initial": initial, "kernel": kernel,
-        "grid": grid, "seed": seed, "device": device, "dtype": dtype, "refit": refit,
-        "score_every": score_every,
+    options = {
+        "q": batch, "steps": steps, "pool": pool, "test": test, "initial": initial,
+        "kernel": kernel, "grid": grid, "seed": seed, "device": device, "dtype": dtype,
+        "refit": refit, "score_every": score_every,
     }  # fmt: skip
-    with _one_line_errors(), _recorded_warnings() as notes:
+    with _one_line_errors():
         if resume:
-            campaign = _resumed(ctx, data, out, settings, x, y, compare)
+            folder = _folder_to_resume(out)
+            campaign = Campaign.resume(folder, data, steps)
+            _check_unchanged(campaign, _given(ctx, options, x, y, compare))
         else:
-            campaign = _begun(data, out, settings, x, y, compare)
-        folder = _prepared(out, resume)
-        _announce(campaign, folder)
-        stopped = _run(campaign, folder)
-        finals = write_results(campaign, folder, sorted(notes))
-    for note in sorted(notes):
-        _err.print(f"warning: {note}", style="yellow", markup=False)
-    _report(campaign, finals, folder)
+            _check_names_have_data(data, x, y)
+            folder = _new_folder(out)
+            campaign = Campaign.begin(data, x, y, Settings(**options), _strategies(compare))
+            folder.mkdir(parents=True, exist_ok=True)
+        _sit_and_report(campaign, folder)
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except (UsageError, BotorchError, OSError) as error:
+        _fail(_in_words(error))
+
+
+def _in_words(error: Exception) -> str:
+    if isinstance(error, OSError):
+        place = f"{error.filename}: " if error.filename else ""
+        return f"{place}{error.strerror or error}. What was written before is whole."
+    return str(error)
+
+
+def _fail(message: str) -> None:
+    _err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    raise typer.Exit(BAD_INPUT)
+
+
+def _strategies(compare: str | None) -> tuple[Strategy, ...]:
+    if compare not in (None, "random"):
+        raise UsageError(f"Expected --compare random, got {compare!r}.")
+    return ("nipv",) if compare is None else ("nipv", "random")
+
+
+def _check_names_have_data(data: Path | None, x: list[str] | None, y: str | None) -> None:
+    if data is None and (x or y):
+        raise UsageError("--x and --y name columns of DATA: give DATA, before --x.")
+
+
+def _folder_to_resume(out: Path | None) -> Path:
+    if out is None:
+        raise UsageError("Say which run to go on with: --out FOLDER --resume.")
+    return out
+
+
+def _new_folder(out: Path | None) -> Path:
+    if out is None:
+        names = (_DEFAULT_FOLDER + (f"-{i}" if i > 1 else "") for i in count(1))
+        return next(Path(name) for name in names if not Path(name).exists())
+    if (out / FILE_NAME).exists():
+        raise UsageError(
+            f"{out} holds a run already. Go on with it by --resume, or give another --out."
+        )
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is not a folder.")
+    return out
+
+
+def _given(
+    ctx: typer.Context,
+    options: Mapping[str, object],
+    x: list[str] | None,
+    y: str | None,
+    compare: str | None,
+) -> dict[str, object]:
+    """What was said on the command line, steps aside: setting to value."""
+    named = {"batch": "q"}
+    said = {named.get(name, name) for name in ctx.params if _was_said(ctx, name)}
+    every = {**options, "x": tuple(x or ()), "y": y, "compare": compare}
+    return {name: value for name, value in every.items() if name in said - {"steps"}}
+
+
+def _was_said(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _check_unchanged(campaign: Campaign, given: Mapping[str, object]) -> None:
+    former: dict[str, object] = {
+        **campaign.main.settings.as_record(),
+        "x": campaign.origin.x,
+        "y": campaign.origin.y,
+        "compare": "random" if "random" in campaign.loops else None,
+    }
+    for name, value in given.items():
+        if value != former[name]:
+            option = {"q": "batch"}.get(name, name).replace("_", "-")
+            raise UsageError(
+                f"The run began with --{option} {former[name]}, got {value}. A run goes on with "
+                f"its own settings: leave out --{option}, or start anew in another folder."
+            )
+
+
+def _sit_and_report(campaign: Campaign, folder: Path) -> None:
+    _announce(campaign, folder)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        stopped = _sit(campaign, folder)
+        notes = sorted({str(warning.message) for warning in caught})
+        finals = write_results(campaign, folder, notes)
+    for note in notes:
+        _err.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
+    _out.print(_table(finals, campaign))
+    place = f"[bold]{escape(str(folder))}[/]"
+    _out.print(f"picks.csv, curve.csv, map.png, curve.png and run.json are in {place}.")
     if stopped:
-        _out.print(f"\nStopped at your request. Go on with:\n  {_resume_command(folder)}", markup=False)
+        _out.print(f"Stopped. To go on: [bold]{escape(_resume_command(folder))}[/]", soft_wrap=True)
         raise typer.Exit(STOPPED)
+
+
+def _announce(campaign: Campaign, folder: Path) -> None:
+    data, settings = campaign.data, campaign.main.settings
+    if campaign.origin.path is None:
+        _out.print("No DATA given: sampling a simulated prevalence map.")
+    _out.print(
+        f"{escape(data.source)}: {len(data.y):,} sites, target {escape(data.target)}. "
+        f"{settings.steps:,} choices of {settings.q} from {settings.pool:,} sites, scored on "
+        f"{settings.test:,} others; results in {escape(str(folder))}.",
+        soft_wrap=True,
+    )
+    if campaign.main.steps_done:
+        _out.print(f"Going on after step {campaign.main.steps_done:,}.")
+
+
+def _sit(campaign: Campaign, folder: Path) -> bool:
+    """Run with a progress bar.
+
+    Returns:
+        Whether the user stopped it before its end.
+    """
+    with _progress() as progress, StopRequest(lambda: _say_stopping(progress)) as stop:
+        task = progress.add_task(
+            "", total=campaign.main.settings.steps, completed=campaign.main.steps_done, error=""
+        )
+        progress.update(task, error=_errors(campaign))
+        sit(campaign, folder, stop, lambda _, step: _show(progress, task, campaign, step))
+    return stop.made and not campaign.finished
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.fields[error]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        console=_err,
+    )
+
+
+def _show(progress: Progress, task: TaskID, campaign: Campaign, step: Step) -> None:
+    progress.update(task, completed=campaign.main.steps_done)
+    if step.score is not None:
+        progress.update(task, error=_errors(campaign))
+
+
+def _errors(campaign: Campaign) -> str:
+    parts = [
+        f"{'RMSE' if name != 'random' else 'random'} {loop.state.curve[-1].rmse_sd:.3f} sd"
+        for name, loop in campaign.loops.items()
+        if loop.state.curve
+    ]
+    return ", ".join(parts) or "learning the first hyperparameters"
+
+
+def _say_stopping(progress: Progress) -> None:
+    progress.console.print("Stopping after this step; Ctrl-C again to stop at once.")
+
+
+def _table(finals: Mapping[Strategy, Score], campaign: Campaign) -> Table:
+    table = Table(title=f"Held-out error after {campaign.seconds:.0f} s", title_justify="left")
+    for heading in ("strategy", "observations", "RMSE", "RMSE / sd", "NLL", "in 95 % interval"):
+        table.add_column(heading, justify="left" if heading == "strategy" else "right")
+    for name, score in finals.items():
+        table.add_row(
+            STRATEGY_NAMES[name],
+            f"{score.observations:,}",
+            f"{score.rmse:.4g}",
+            f"{score.rmse_sd:.3f}",
+            f"{score.nll:.3f}",
+            f"{100 * score.coverage:.1f} %",
+        )
+    return table
+
+
+def _resume_command(folder: Path) -> str:
+    return f"bo-stream sample --out {shlex.quote(str(folder))} --resume"

@@ -107,46 +107,33 @@ def solve(evidence: GaussianEvidence) -> WeightPosterior:
     Q is never smaller than the identity, hence no jitter is needed. Source: Stanton et al. (2021),
     WISKI, section 4.1, in whitened weights.
     """
-    root = inverse_root(precision(evidence.gram))
+    root = inverse_root(_precision(evidence.gram))
     return WeightPosterior(root @ (root.mT @ evidence.moment), root)
 
 
-def precision(gram: Tensor) -> Tensor:
+def _precision(gram: Tensor) -> Tensor:
     """``Q = I + gram``, symmetrised, ``... x r x r``."""
     total = 0.5 * (gram + gram.mT)
     total.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return total
 
 
-@dataclass(frozen=True)
-class Marginal:
-    """The marginal likelihood with the posterior moments that its gradient needs.
+def log_marginal_likelihood(evidence: GaussianEvidence, posterior: WeightPosterior) -> Tensor:
+    """``log N(y − μ; 0, Φ Φᵀ + N)`` by the determinant and inversion lemmas, ``... x m``.
 
-    Attributes:
-        log_likelihood: ``... x m``.
-        mean: Posterior mean of the weights, ``... x m x r x 1``.
-        covariance: ``Q⁻¹``, ``... x m x r x r``.
+    ``−½ (n log 2π + log |N| + log |Q| + energy − momentᵀ Q⁻¹ moment)``. Cost O(r). Source: WISKI,
+    eq. 13 with its log terms corrected.
+
+    Args:
+        evidence: Of the observations.
+        posterior: Fresh from :func:`solve`, whose root is triangular.
     """
-
-    log_likelihood: Tensor
-    mean: Tensor
-    covariance: Tensor
-
-
-def marginalize(evidence: GaussianEvidence) -> Marginal:
-    """``log N(y − μ; 0, Φ Φᵀ + N)`` by the determinant and inversion lemmas. Cost O(r³).
-
-    ``−½ (n log 2π + log |N| + log |Q| + energy − momentᵀ Q⁻¹ moment)``. Source: WISKI, eq. 13 with
-    its log terms corrected.
-    """
-    factor = safe_cholesky(precision(evidence.gram))
-    mean = torch.cholesky_solve(evidence.moment, factor)
-    log_determinant = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    value = -0.5 * (
+    log_determinant = -2.0 * posterior.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    explained = (evidence.moment * posterior.mean).sum((-2, -1))
+    return -0.5 * (
         evidence.count * math.log(2 * math.pi)
         + evidence.log_noise
         + log_determinant
         + evidence.energy
-        - (evidence.moment * mean).sum((-2, -1))
+        - explained
     )
-    return Marginal(value, mean, torch.cholesky_inverse(factor))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from gpytorch.kernels import Kernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 
@@ -56,3 +59,50 @@ def observations(
     phase = X.sum(-1, keepdim=True) + torch.arange(outputs)
     Y = 4.0 + torch.sin(3.0 * phase) + X[..., :1] ** 2 + 0.1 * torch.randn_like(phase)
     return Observations(X.to(dtype), Y.to(dtype))
+
+
+# --- kernels ------------------------------------------------------------------------------------
+
+
+def _matern(nu: float) -> Callable[..., Kernel]:
+    return lambda dim, **kwargs: MaternKernel(nu=nu, ard_num_dims=dim, **kwargs)
+
+
+def _product(dim: int, **kwargs: Any) -> Kernel:
+    parts = [
+        MaternKernel(nu=1.5, active_dims=(dim - 1,), **kwargs),
+        RBFKernel(ard_num_dims=dim, **kwargs),
+        MaternKernel(nu=2.5, active_dims=(0,), **kwargs),
+    ]
+    return ScaleKernel(ProductKernel(*parts), **kwargs)
+
+
+def _scaled_parts(dim: int, **kwargs: Any) -> Kernel:
+    parts = [
+        ScaleKernel(RBFKernel(active_dims=(i,), **kwargs), **kwargs) for i in reversed(range(dim))
+    ]
+    return ProductKernel(*parts)
+
+
+KERNELS: dict[str, Callable[..., Kernel]] = {
+    "RBF": lambda dim, **kwargs: RBFKernel(ard_num_dims=dim, **kwargs),
+    "RBF, one lengthscale": lambda dim, **kwargs: RBFKernel(**kwargs),
+    "Matérn-1/2": _matern(0.5),
+    "Matérn-3/2": _matern(1.5),
+    "Matérn-5/2": _matern(2.5),
+    "scaled": lambda dim, **kwargs: ScaleKernel(_matern(2.5)(dim, **kwargs), **kwargs),
+    "product": _product,
+    "product of scaled": _scaled_parts,
+}
+"""Every way to compose a kernel that a grid takes; the arguments are d and ``batch_shape``."""
+
+
+def kernel(name: str, dim: int, batch_shape: tuple[int, ...] = ()) -> Kernel:
+    """A kernel with random lengthscales of 0.3 to 0.9 and random output scales, float64."""
+    module = KERNELS[name](dim, batch_shape=torch.Size(batch_shape)).double()
+    for part in module.modules():
+        if isinstance(part, ScaleKernel):
+            part.outputscale = 0.5 + torch.rand_like(part.outputscale)
+        elif isinstance(part, RBFKernel | MaternKernel):
+            part.lengthscale = 0.3 + 0.6 * torch.rand_like(part.lengthscale)
+    return module

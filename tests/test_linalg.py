@@ -11,7 +11,6 @@ from bo_stream.linalg import (
     DowndatedRootOperator,
     check_memory,
     inverse_root,
-    log_determinant_of_root,
     safe_cholesky,
     solve_lower,
 )
@@ -47,11 +46,10 @@ def test_cholesky_refuses_what_no_jitter_repairs(matrix: Tensor) -> None:
         safe_cholesky(matrix)
 
 
-def test_inverse_root_and_its_determinant() -> None:
+def test_inverse_root_is_a_root_of_the_inverse() -> None:
     matrix = positive_definite(2, 4)
     root = inverse_root(matrix)
     assert_close(root @ root.mT, torch.linalg.inv(matrix))
-    assert_close(log_determinant_of_root(root), -torch.logdet(matrix))
 
 
 def test_solve_lower_broadcasts_both_sides() -> None:
@@ -69,6 +67,7 @@ class TestDowndatedRootOperator:
         columns = 0.9 * torch.linalg.qr(torch.randn(3, r, r, dtype=torch.float64))[0][..., :q]
         return root, root @ columns
 
+    @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # linear_operator's slicing
     @pytest.mark.parametrize(
         ("n", "r", "q"), [(6, 4, 2), (40, 4, 2), (40, 4, 0)], ids=["small", "tall", "no downdate"]
     )
@@ -107,5 +106,3 @@ def test_memory_is_refused_before_it_is_allocated() -> None:
     check_memory("A grid", 2**27, limit_gib=1.0)
     with pytest.raises(ValueError, match=r"A grid would need 2\.0 GiB .* limit of 1 GiB"):
         check_memory("A grid", 2**28, limit_gib=1.0)
-    with pytest.raises(ValueError, match="GiB"):
-        check_memory("A grid", 10**4000, limit_gib=1.0)

@@ -7,16 +7,13 @@ import torch
 from torch import Tensor
 
 from bo_stream.sufficient_statistics import weighted_statistics
-from bo_stream.weights import (
-    GaussianEvidence,
-    at_noise,
-    log_marginal_likelihood,
-    solve,
-)
+from bo_stream.weights import GaussianEvidence, at_noise, log_marginal_likelihood, solve
 from tests.oracles import DenseGP
 from tests.tolerances import assert_close
 
 N, P, M = 8, 5, 2
+Problem = tuple[Tensor, Tensor, Tensor]
+
 LEVEL = torch.tensor([0.3, 0.05], dtype=torch.float64)
 MEAN = torch.tensor([0.4, -1.0], dtype=torch.float64)
 
@@ -28,7 +25,7 @@ def evidence(Phi: Tensor, y: Tensor, relative: Tensor) -> GaussianEvidence:
 
 
 @pytest.fixture
-def problem() -> tuple[Tensor, Tensor, Tensor]:
+def problem() -> Problem:
     Phi = torch.randn(M, N, P, dtype=torch.float64)
     return Phi, torch.randn(M, N).double(), 0.5 + torch.rand(M, N).double()
 
@@ -38,7 +35,7 @@ def dense(Phi: Tensor, y: Tensor, relative: Tensor) -> DenseGP:
     return DenseGP(lambda a, b: a @ b.mT, MEAN.unsqueeze(-1), Phi, y, noise)
 
 
-def test_posterior_is_that_of_the_linear_kernel(problem: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_posterior_is_that_of_the_linear_kernel(problem: Problem) -> None:
     posterior = solve(evidence(*problem))
     T = torch.randn(M, 4, P, dtype=torch.float64)
     mean, covariance = dense(*problem).posterior(T)
@@ -47,20 +44,18 @@ def test_posterior_is_that_of_the_linear_kernel(problem: tuple[Tensor, Tensor, T
     assert_close(posterior.root @ posterior.root.mT, posterior.covariance())
 
 
-def test_log_marginal_likelihood_is_that_of_the_linear_kernel(
-    problem: tuple[Tensor, Tensor, Tensor],
-) -> None:
+def test_marginal_is_that_of_the_linear_kernel(problem: Problem) -> None:
     found = evidence(*problem)
-    actual = log_marginal_likelihood(found, solve(found))
-    assert_close(actual, dense(*problem).log_marginal_likelihood())
+    likelihood = log_marginal_likelihood(found, solve(found))
+    assert_close(likelihood, dense(*problem).log_marginal_likelihood())
 
 
-def test_evidence_of_two_noise_groups_adds(problem: tuple[Tensor, Tensor, Tensor]) -> None:
+def test_evidence_of_two_noise_groups_adds(problem: Problem) -> None:
     Phi, y, relative = problem
     halves = [evidence(Phi[:, s], y[:, s], relative[:, s]) for s in (slice(3), slice(3, N))]
-    total = halves[0] + halves[1]
-    actual = log_marginal_likelihood(total, solve(total))
-    assert_close(actual, dense(*problem).log_marginal_likelihood())
+    both = halves[0] + halves[1]
+    likelihood = log_marginal_likelihood(both, solve(both))
+    assert_close(likelihood, dense(*problem).log_marginal_likelihood())
 
 
 def test_no_evidence_leaves_the_prior() -> None:
@@ -69,3 +64,15 @@ def test_no_evidence_leaves_the_prior() -> None:
     assert_close(posterior.mean, torch.zeros(M, P, 1))
     assert_close(posterior.covariance(), torch.eye(P).expand(M, P, P))
     assert_close(log_marginal_likelihood(empty, posterior), torch.zeros(M))
+
+
+def test_observing_is_solving_anew(problem: Problem) -> None:
+    Phi, y, relative = problem
+    posterior = solve(evidence(Phi[:, :3], y[:, :3], relative[:, :3]))
+    for rows in (slice(3, 4), slice(4, N)):
+        noise = LEVEL.unsqueeze(-1) * relative[:, rows]
+        residual = y[:, rows] - MEAN.unsqueeze(-1)
+        posterior = posterior.observe(Phi[:, rows], residual, noise)
+    anew = solve(evidence(*problem))
+    assert_close(posterior.mean, anew.mean)
+    assert_close(posterior.covariance(), anew.covariance())

@@ -9,21 +9,17 @@ import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.input_constructors import acqf_input_constructor
 from botorch.acquisition.objective import PosteriorTransform
-from botorch.exceptions.errors import (
-    BotorchTensorDimensionError,
-    InputDataError,
-    UnsupportedError,
-)
+from botorch.exceptions.errors import UnsupportedError
 from botorch.utils.transforms import concatenate_pending_points, t_batch_mode_transform
 from torch import Tensor
 
-from bo_stream.acquisition.measures import BoxMeasure, Measure, PointMeasure
+from bo_stream.acquisition.measures import BoxMeasure, Measure, point_measure
 from bo_stream.acquisition.units import check_scalar, variance_factors
-from bo_stream.acquisition.weight_space import weight_space
-from bo_stream.linalg import safe_cholesky, solve_lower
+from bo_stream.acquisition.weight_space import row_product, weight_space
+from bo_stream.linalg import safe_cholesky
 from bo_stream.models.construction import choose_box
 from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.models.validation import check_finite, check_inputs
+from bo_stream.models.validation import check_inputs
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 
 
@@ -47,10 +43,11 @@ class _Integrated:
 
     def reduction(self, X: Tensor, noise: Tensor) -> Tensor:
         """By how much observations at ``... x q x d`` reduce it, ``... x m``."""
-        rows = self.space.at(X).posterior
-        factor = safe_cholesky(rows @ rows.mT + torch.diag_embed(noise.expand(rows.shape[:-1])))
-        whitened = solve_lower(factor, rows)
-        return ((whitened @ self.gram) * whitened).sum((-2, -1))
+        rows = row_product(self.space.features(X), self.space.weights.root)
+        covariance = rows @ rows.mT + torch.diag_embed(noise.expand(rows.shape[:-1]))
+        explained = row_product(rows, self.gram) @ rows.mT
+        solved = torch.cholesky_solve(explained, safe_cholesky(covariance))
+        return solved.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 class FeatureNIPV(AcquisitionFunction):
@@ -134,7 +131,7 @@ class FeatureNIPV(AcquisitionFunction):
             Minus the mean variance, ``b``.
         """
         self.model.eval()
-        check_inputs(X, self.model.input_dim)
+        check_inputs(X, self.model._input_dim)
         inputs = self.model.transform_inputs(X).double()
         integrated = self._current(inputs)
         noise = self.model.noise_level().detach().unsqueeze(-1)

@@ -6,11 +6,17 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.interpolation import InterpolationBasis
+from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.validation import check_finite
 
 CHUNK_NUMBERS = 4_000_000
 """Features evaluated at once."""
@@ -89,3 +95,53 @@ class BoxMeasure(Measure):
 def box_of(points: Tensor) -> Tensor:
     """Lower and upper corner of ``N x d`` points, ``2 x d``."""
     return torch.stack((points.amin(0), points.amax(0)))
+
+
+def point_measure(
+    model: StreamingGP, mc_points: Tensor, weights: Tensor | None = None
+) -> PointMeasure:
+    """The measure of ``N x d`` points, before the input transform.
+
+    Raises:
+        BotorchTensorDimensionError: Shapes do not fit the model.
+        InputDataError: No points, values that are not finite, or negative weights.
+    """
+    points = listed_inputs(model, "mc_points", mc_points)
+    if weights is None:
+        weights = points.new_ones(points.shape[0])
+    _check_weights(weights, points.shape[0])
+    shares = weights.detach().to(points)
+    return PointMeasure(points, shares / shares.sum())
+
+
+def _check_weights(weights: Tensor, count: int) -> None:
+    if weights.shape != (count,):
+        raise BotorchTensorDimensionError(
+            f"Expected weights of shape `{count}`, one for each of mc_points, got "
+            f"{tuple(weights.shape)}."
+        )
+    check_finite("weights", weights)
+    if bool((weights < 0).any()) or not bool((weights > 0).any()):
+        raise InputDataError(
+            "Expected weights to be zero or more, and positive somewhere, got "
+            f"{int((weights < 0).sum())} negative and {int((weights > 0).sum())} positive ones."
+        )
+
+
+def listed_inputs(model: StreamingGP, name: str, X: Tensor) -> Tensor:
+    """Check ``N x d`` inputs and transform them; float64.
+
+    Raises:
+        BotorchTensorDimensionError: Another shape.
+        InputDataError: No rows, or values that are not finite.
+    """
+    if X.ndim != 2 or X.shape[-1] != model._input_dim:
+        raise BotorchTensorDimensionError(
+            f"Expected {name} of shape `N x {model._input_dim}`, got {tuple(X.shape)}."
+        )
+    if X.shape[0] == 0:
+        raise InputDataError(f"Expected {name} to hold at least one point, got none.")
+    check_finite(name, X)
+    model.eval()
+    inputs: Tensor = model.transform_inputs(X.detach())
+    return inputs.double()

@@ -20,9 +20,10 @@ from bo_stream.bases.kernel_factors import KernelFactors
 class InterpolationBasis(Basis):
     """Features of ``k̃(x, x') = w(x)ᵀ K w(x')``, K the kernel on the grid's nodes.
 
-    K is a Kronecker product, ``K = E Λ Eᵀ`` one dimension at a time; kept are the r products of
-    eigenvalues that carry all but a stated part of the trace. ``z_α(x) = √λ_α Π_i w_i(x_i)ᵀ e_{α_i}``, so the prior root is
-    ``E Λ^½`` and is never formed. Source: WISKI, section 4; the truncation is ours.
+    K is a Kronecker product, ``K = E Λ Eᵀ`` one dimension at a time. Kept are the r products of
+    eigenvalues that carry all but a stated part of the trace: ``z_α(x) = √λ_α Π_i w_iᵀ e_{α_i}``,
+    so the prior root is ``E Λ^½`` and is never formed. Source: WISKI, section 4; the truncation is
+    ours.
 
     Attributes:
         grid: Nodes.
@@ -80,7 +81,7 @@ class InterpolationBasis(Basis):
         """
         result = self.scale[..., None, None].expand(*self.scale.shape, 1, 1)
         for i, root in enumerate(self.roots()):
-            x, quadrature = _cellwise_quadrature(self.grid, i, bounds[:, i])
+            x, quadrature = _cellwise_quadrature(self.grid, i, bounds[:, i].to(root))
             values = self.grid.interpolation_matrix(i, x) @ root
             line = values.mT @ (values * quadrature.unsqueeze(-1))
             column = self.index[:, i]
@@ -93,7 +94,7 @@ def _cellwise_quadrature(grid: Grid, dimension: int, interval: Tensor) -> tuple[
     low, high = interval.tolist()
     nodes = grid.nodes(dimension)
     inner = nodes[(nodes > low) & (nodes < high)]
-    edges = torch.cat((torch.tensor([low]), inner, torch.tensor([high])))
+    edges = torch.cat((nodes.new_tensor([low]), inner, nodes.new_tensor([high])))
     t, quadrature = gauss_legendre(4)
     widths = edges.diff()
     points = edges[:-1, None] + widths[:, None] * t

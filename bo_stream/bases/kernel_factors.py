@@ -114,7 +114,8 @@ def _(kernel: MaternKernel, active: tuple[int, ...]) -> KernelFactors:
 
 @_factors.register
 def _(kernel: ScaleKernel, active: tuple[int, ...]) -> KernelFactors:
-    inner = _nested(kernel.base_kernel, active)
+    # takes over its base kernel's active_dims, which gpytorch does not apply a second time
+    inner = _factors(kernel.base_kernel, active)
     return KernelFactors((kernel.outputscale, *inner.scales), inner.factors)
 
 

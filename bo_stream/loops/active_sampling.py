@@ -11,6 +11,7 @@ from botorch.fit import fit_gpytorch_mll
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.scoring import Score, score
 from bo_stream.loops.settings import Settings
@@ -160,13 +161,16 @@ class ActiveSampling:
 def _first_state(survey: Survey, settings: Settings) -> SamplingState:
     first = list(range(settings.initial))
     dim = survey.pool_X.shape[-1]
-    model = WISKI(
-        survey.pool_X[first],
-        survey.pool_Y[first],
-        covar_module=KERNELS[settings.kernel](dim),
-        bounds=_unit_cube(dim).to(survey.pool_X),
-        grid_size=None if settings.grid is None else _per_dimension(settings.grid, dim),
-    )
+    try:
+        model = WISKI(
+            survey.pool_X[first],
+            survey.pool_Y[first],
+            covar_module=KERNELS[settings.kernel](dim),
+            bounds=_unit_cube(dim).to(survey.pool_X),
+            grid_size=None if settings.grid is None else _per_dimension(settings.grid, dim),
+        )
+    except ValueError as error:
+        raise UsageError(f"This model cannot be built: {error}") from error
     return SamplingState(model, first)
 
 
@@ -181,8 +185,8 @@ def _per_dimension(grid: tuple[int, ...], dim: int) -> tuple[int, ...]:
 def learn_hyperparameters(model: WISKI) -> None:
     """Maximise the marginal likelihood from the model's memory, starting where it stands.
 
-    A line search that stalls near the optimum counts as its end: L-BFGS-B never leaves a point for a
-    worse one.
+    A line search that stalls near the optimum counts as its end: L-BFGS-B never leaves a point for
+    a worse one.
     """
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     fit_gpytorch_mll(

@@ -122,9 +122,7 @@ def _read(path: Path | None, x: Sequence[str] | None, y: str | None) -> Dataset:
     return simulated_prevalence() if path is None else read_dataset(path, x, y)
 
 
-def _origin(
-    data: Dataset, path: Path | None, x: Sequence[str] | None, y: str | None
-) -> DataOrigin:
+def _origin(data: Dataset, path: Path | None, x: Sequence[str] | None, y: str | None) -> DataOrigin:
     absolute = None if path is None else str(path.resolve())
     return DataOrigin(absolute, None if x is None else tuple(x), y, data.fingerprint)
 
@@ -133,8 +131,8 @@ def _check_same_data(data: Dataset, origin: DataOrigin, folder: Path) -> None:
     if data.fingerprint != origin.fingerprint:
         raise UsageError(
             f"The checkpoint in {folder} is of another data set than {data.source} (fingerprint "
-            f"{origin.fingerprint[:12]}, got {data.fingerprint[:12]}). Give the data that the run began "
-            "with, or start anew in another folder."
+            f"{origin.fingerprint[:12]}, got {data.fingerprint[:12]}). Give the data that the run "
+            "began with, or start anew in another folder."
         )
 
 
@@ -145,8 +143,8 @@ def _with_steps(settings: Settings, steps: int | None) -> Settings:
 def _check_not_shorter(loop: ActiveSampling) -> None:
     if loop.steps_done > (loop.settings.steps or 0):
         raise UsageError(
-            f"The run has done {loop.steps_done:,} steps already: expected steps of at least that, got "
-            f"{loop.settings.steps:,}."
+            f"The run has done {loop.steps_done:,} steps already: expected steps of at least that, "
+            f"got {loop.settings.steps:,}."
         )
 
 
@@ -155,6 +153,6 @@ def _resumed_loops(
 ) -> dict[Strategy, ActiveSampling]:
     loops: dict[Strategy, ActiveSampling] = {}
     for name in checkpoint.strategies:
-        own = replace(settings, strategy=name)  # type: ignore[arg-type]
-        loops[own.strategy] = ActiveSampling(survey, own, checkpoint.load_state(folder, name))
+        own = replace(settings, strategy=name)
+        loops[name] = ActiveSampling(survey, own, checkpoint.load_state(folder, name))
     return loops

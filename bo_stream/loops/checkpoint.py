@@ -12,7 +12,7 @@ from typing import Any
 from bo_stream.loops.active_sampling import SamplingState
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.scoring import Score
-from bo_stream.loops.settings import Settings
+from bo_stream.loops.settings import STRATEGIES, Settings, Strategy
 from bo_stream.loops.versions import package_version
 from bo_stream.models.wiski import WISKI
 from bo_stream.storage import atomic_write
@@ -44,8 +44,8 @@ class DataOrigin:
 class Checkpoint:
     """A run at rest, without its models, which lie in files beside.
 
-    There is no random state: the survey's order comes from the seed in the settings, and the choices
-    from the models.
+    There is no random state: the survey's order comes from the seed in the settings, and the
+    choices from the models.
 
     Attributes:
         origin: Of the data.
@@ -58,15 +58,15 @@ class Checkpoint:
     origin: DataOrigin
     settings: Settings
     seconds: float
-    states: Mapping[str, Mapping[str, Any]]
-    models: Mapping[str, str]
+    states: Mapping[Strategy, Mapping[str, Any]]
+    models: Mapping[Strategy, str]
 
     @property
-    def strategies(self) -> tuple[str, ...]:
+    def strategies(self) -> tuple[Strategy, ...]:
         """Names of the strategies that run side by side."""
         return tuple(self.states)
 
-    def load_state(self, folder: Path, strategy: str) -> SamplingState:
+    def load_state(self, folder: Path, strategy: Strategy) -> SamplingState:
         """Read a strategy's model and put its state together.
 
         Raises:
@@ -87,12 +87,12 @@ def save_checkpoint(
     origin: DataOrigin,
     settings: Settings,
     seconds: float,
-    states: Mapping[str, SamplingState],
+    states: Mapping[Strategy, SamplingState],
 ) -> None:
     """Write a checkpoint; whatever happens, a whole one, the old or the new, is left.
 
-    The models go to new files, then ``checkpoint.json`` is replaced in one move, then the old models
-    are removed.
+    The models go to new files, then ``checkpoint.json`` is replaced in one move, then the old
+    models are removed.
 
     Raises:
         OSError: The folder cannot be written, or the disk is full; the old checkpoint stands.
@@ -114,8 +114,8 @@ def _write_index(
     origin: DataOrigin,
     settings: Settings,
     seconds: float,
-    states: Mapping[str, SamplingState],
-    names: Mapping[str, str],
+    states: Mapping[Strategy, SamplingState],
+    names: Mapping[Strategy, str],
 ) -> None:
     content = {
         "format": FORMAT,
@@ -164,18 +164,21 @@ def _check_version(content: Mapping[str, Any], path: Path) -> None:
     mine, version = package_version("bo-stream"), content["bo_stream"]
     if content["format"] != FORMAT or version != mine:
         raise UsageError(
-            f"{path} was written by bo_stream {version} (checkpoint format {content['format']}); this is "
-            f"{mine} (format {FORMAT}). Resume it with that version, or start anew in another folder."
+            f"{path} was written by bo_stream {version} (checkpoint format {content['format']}); "
+            f"this is {mine} (format {FORMAT}). Resume it with that version, or start anew in "
+            "another folder."
         )
 
 
 def _parsed(content: Mapping[str, Any]) -> Checkpoint:
     data, runs = content["data"], content["runs"]
     x = None if data["x"] is None else tuple(data["x"])
+    present = [name for name in STRATEGIES if name in runs]
+    parts = ("picks", "curve", "refits")
     return Checkpoint(
         DataOrigin(data["path"], x, data["y"], data["fingerprint"]),
         Settings.from_record(content["settings"]),
         float(content["seconds"]),
-        {key: {name: run[name] for name in ("picks", "curve", "refits")} for key, run in runs.items()},
-        {key: str(run["model"]) for key, run in runs.items()},
+        {name: {part: runs[name][part] for part in parts} for name in present},
+        {name: str(runs[name]["model"]) for name in present},
     )

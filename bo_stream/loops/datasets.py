@@ -51,8 +51,8 @@ class Dataset:
             )
         if len(self.y) < MIN_ROWS:
             raise UsageError(
-                f"{self.source} has {len(self.y)} rows, expected at least {MIN_ROWS}: some to choose "
-                "from and some to score on."
+                f"{self.source} has {len(self.y)} rows, expected at least {MIN_ROWS}: some to "
+                "choose from and some to score on."
             )
         for name, values in self._named_values():
             _check_values(f"{self.source}: column {name!r}", values)
@@ -86,16 +86,14 @@ def _check_values(name: str, values: Array) -> None:
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
         raise UsageError(
-            f"{name} holds NaN or infinity in {bad.size} of {values.size} rows (first: row {bad[0]}). "
-            "Drop those rows first."
+            f"{name} holds NaN or infinity in {bad.size} of {values.size} rows (first: row "
+            f"{bad[0]}). Drop those rows first."
         )
     if values.min() == values.max():
-        raise UsageError(f"{name} is {values[0]:g} in every row: there is nothing to learn from it.")
+        raise UsageError(f"{name} is {values[0]:g} in every row: nothing to learn from it.")
 
 
-def read_dataset(
-    path: str | Path, x: Sequence[str] | None = None, y: str | None = None
-) -> Dataset:
+def read_dataset(path: str | Path, x: Sequence[str] | None = None, y: str | None = None) -> Dataset:
     """Read a data set.
 
     Args:
@@ -196,13 +194,17 @@ def _load_table(path: Path, read: Callable[[Path], pd.DataFrame]) -> pd.DataFram
         return read(path)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()
-        raise UsageError(f"{path} cannot be read as a table: {reason[0] if reason else error!r}") from error
+        raise UsageError(
+            f"{path} cannot be read as a table: {reason[0] if reason else error!r}"
+        ) from error
 
 
 def _table_column(table: pd.DataFrame, position: int, path: Path) -> Array:
     column = table.iloc[:, position]
     if not pd.api.types.is_numeric_dtype(column):
-        raise UsageError(f"{path}: column {column.name!r} is not numeric (its type is {column.dtype}).")
+        raise UsageError(
+            f"{path}: column {column.name!r} is not numeric (its type is {column.dtype})."
+        )
     return column.to_numpy(dtype=np.float64, na_value=np.nan)
 
 

@@ -13,9 +13,7 @@ def _scaled_matern(nu: float) -> Callable[[int], Kernel]:
     """A scaled Matérn kernel with the priors of the WISKI paper's malaria study."""
 
     def build(dim: int) -> Kernel:
-        matern = MaternKernel(
-            nu=nu, ard_num_dims=dim, lengthscale_prior=GammaPrior(3.0, 6.0)
-        )
+        matern = MaternKernel(nu=nu, ard_num_dims=dim, lengthscale_prior=GammaPrior(3.0, 6.0))
         return ScaleKernel(matern, outputscale_prior=GammaPrior(2.0, 0.15))
 
     return build

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,13 +17,18 @@ from matplotlib.figure import Figure
 
 from bo_stream.loops.datasets import Array, Dataset
 from bo_stream.loops.scoring import Score
+from bo_stream.loops.settings import Strategy
 from bo_stream.storage import atomic_write
+
+STRATEGY_NAMES: dict[Strategy, str] = {
+    "nipv": "least integrated variance",
+    "random": "random choice",
+}
+"""What readers are shown."""
 
 _DPI = 150
 _VALUES = "viridis"
 _SPREAD = "magma"
-_PICK = {"s": 7.0, "c": "white", "edgecolors": "black", "linewidths": 0.4}
-_FIRST_PICK = {"s": 22.0, "c": "tab:red", "edgecolors": "black", "linewidths": 0.5, "marker": "s"}
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,11 @@ class MapView:
 
 
 def draw_map(view: MapView) -> Figure:
-    """Truth, mean, standard deviation and picks: lines in 1-D, else maps of the first two inputs."""
+    """Truth, mean, standard deviation and picks: lines in 1-D, else maps of two inputs."""
     figure = _lines(view) if view.data.X.shape[1] == 1 else _maps(view)
     figure.suptitle(
-        f"{view.data.source}: {len(view.picks):,} of {len(view.data.y):,} sites observed", fontsize=12
+        f"{view.data.source}: {len(view.picks):,} of {len(view.data.y):,} sites observed",
+        fontsize=12,
     )
     return figure
 
@@ -74,7 +81,9 @@ def _maps(view: MapView) -> Figure:
     raster = _Raster.of(data)
     _panel(axes[0, 0], "truth", data, data.y, shared, _VALUES, raster)
     _panel(axes[0, 1], "posterior mean", data, view.mean, shared, _VALUES, raster)
-    _panel(axes[1, 0], "posterior standard deviation", data, view.deviation, spread, _SPREAD, raster)
+    _panel(
+        axes[1, 0], "posterior standard deviation", data, view.deviation, spread, _SPREAD, raster
+    )
     _panel(axes[1, 1], "picks over the mean", data, view.mean, shared, _VALUES, raster)
     _draw_picks(axes[1, 1], view)
     _colour_bar(figure, axes[0, :], shared, _VALUES, data.target, "both")
@@ -165,14 +174,18 @@ def _panel(
         axes.pcolormesh(raster.x, raster.y, picture, norm=scale, cmap=colours, rasterized=True)
         return
     size = float(np.clip(2e4 / len(values), 1.0, 30.0))
-    axes.scatter(*data.X[:, :2].T, s=size, c=values, norm=scale, cmap=colours, linewidths=0)
+    first, second = data.X[:, :2].T
+    axes.scatter(first, second, s=size, c=values, norm=scale, cmap=colours, linewidths=0)
 
 
 def _draw_picks(axes: Axes, view: MapView) -> None:
     sites = view.data.X[list(view.picks), :2]
     chosen, first = sites[view.initial :], sites[: view.initial]
-    axes.scatter(*chosen.T, **_PICK, label=f"chosen ({len(chosen):,})")  # type: ignore[arg-type]
-    axes.scatter(*first.T, **_FIRST_PICK, label=f"initial ({len(first):,})")  # type: ignore[arg-type]
+    line: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.4}
+    label = f"chosen ({len(chosen):,})"
+    axes.plot(*chosen.T, marker="o", ms=2.6, color="white", label=label, **line)
+    label = f"initial ({len(first):,})"
+    axes.plot(*first.T, marker="s", ms=4.5, color="tab:red", label=label, **line)
     axes.legend(loc="best", fontsize=8, framealpha=0.85)
 
 
@@ -216,17 +229,16 @@ def _lines(view: MapView) -> Figure:
     return figure
 
 
-def draw_curve(curves: Mapping[str, Sequence[Score]], target: str) -> Figure:
+def draw_curve(curves: Mapping[Strategy, Sequence[Score]], target: str) -> Figure:
     """The error against the number of observations, one line per strategy."""
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axes = figure.subplots()
     for (name, curve), style in zip(curves.items(), ("o-", "s--"), strict=False):
         observations = [score.observations for score in curve]
-        label = f"{_STRATEGY_NAMES.get(name, name)}: {curve[-1].rmse_sd:.3f} sd at the end"
+        label = f"{STRATEGY_NAMES[name]}: {curve[-1].rmse_sd:.3f} sd at the end"
         axes.plot(observations, [score.rmse for score in curve], style, ms=3, label=label)
     last = next(iter(curves.values()))[-1]
-    unit = last.rmse / last.rmse_sd
-    right = axes.secondary_yaxis("right", functions=(lambda v: v / unit, lambda v: v * unit))
+    right = axes.secondary_yaxis("right", functions=_scalings(last.rmse / last.rmse_sd))
     right.set_ylabel("in standard deviations of the target", fontsize=9)
     axes.set(xlabel="observations", ylabel=f"held-out RMSE, {target}")
     axes.yaxis.label.set_fontsize(9)
@@ -236,4 +248,11 @@ def draw_curve(curves: Mapping[str, Sequence[Score]], target: str) -> Figure:
     return figure
 
 
-_STRATEGY_NAMES = {"nipv": "least integrated variance", "random": "random choice"}
+def _scalings(unit: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    def divide(values: Any) -> Any:
+        return values / unit
+
+    def multiply(values: Any) -> Any:
+        return values * unit
+
+    return divide, multiply

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import resource
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -17,6 +16,7 @@ import torch
 from bo_stream.loops.active_sampling import ActiveSampling
 from bo_stream.loops.campaign import Campaign
 from bo_stream.loops.scoring import Score
+from bo_stream.loops.settings import Strategy
 from bo_stream.loops.versions import all_versions
 from bo_stream.models.wiski import WISKI
 from bo_stream.storage import atomic_write
@@ -39,7 +39,7 @@ def _steps_and_rows(loop: ActiveSampling) -> list[tuple[int, int]]:
     return [(max(0, (i - first) // q + 1), row) for i, row in enumerate(loop.picked_rows())]
 
 
-def write_curve(curves: dict[str, list[Score]], path: Path) -> None:
+def write_curve(curves: dict[Strategy, list[Score]], path: Path) -> None:
     """One line per score."""
     header = ("strategy", "observations", "rmse", "rmse_sd", "nll", "coverage")
     lines = [(name, *asdict(score).values()) for name, curve in curves.items() for score in curve]
@@ -55,13 +55,17 @@ def _write_table(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any
         file.write(text.getvalue().encode())
 
 
-def write_run(campaign: Campaign, finals: dict[str, Score], notes: list[str], path: Path) -> None:
+def write_run(
+    campaign: Campaign, finals: dict[Strategy, Score], notes: list[str], path: Path
+) -> None:
     """Every setting and version, the data, the learned model, final scores, time and memory."""
     with atomic_write(path) as file:
         file.write((json.dumps(_run_record(campaign, finals, notes), indent=2) + "\n").encode())
 
 
-def _run_record(campaign: Campaign, finals: dict[str, Score], notes: list[str]) -> dict[str, Any]:
+def _run_record(
+    campaign: Campaign, finals: dict[Strategy, Score], notes: list[str]
+) -> dict[str, Any]:
     data = campaign.data
     return {
         "finished": campaign.finished,
@@ -80,7 +84,7 @@ def _run_record(campaign: Campaign, finals: dict[str, Score], notes: list[str]) 
         },
         "seconds": round(campaign.seconds, 3),
         "threads": torch.get_num_threads(),
-        "peak_memory_mib": round(_peak_memory_mib()),
+        "peak_memory_mib": _peak_memory_mib(),
         "versions": all_versions(),
         "warnings": notes,
     }
@@ -95,8 +99,10 @@ def _strategy_record(loop: ActiveSampling, final: Score) -> dict[str, Any]:
 
 
 def _model_record(model: WISKI) -> dict[str, Any]:
-    parameters = dict(model.covar_module.named_parameters())
-    names = [name.replace("raw_", "") for name in parameters]
+    kernel = {
+        name: constraint.transform(parameter).tolist()
+        for name, parameter, constraint in model.covar_module.named_parameters_and_constraints()
+    }
     return {
         "class": type(model).__name__,
         "grid_size": model.grid_size,
@@ -104,16 +110,15 @@ def _model_record(model: WISKI) -> dict[str, Any]:
         "dropped": model.dropped,
         "interpolation_error": model.interpolation_error(),
         "noise_variance": model.noise_level().tolist(),
-        "kernel": {name: _value(model.covar_module, name) for name in names},
+        "kernel": {name.replace("raw_", ""): value for name, value in kernel.items()},
     }
 
 
-def _value(module: torch.nn.Module, name: str) -> Any:
-    for part in name.split("."):
-        module = getattr(module, part)
-    return module.tolist() if isinstance(module, torch.Tensor) else str(module)
+def _peak_memory_mib() -> int | None:
+    """Largest resident memory of this process; None where the system does not tell."""
+    if sys.platform == "win32":
+        return None
+    import resource
 
-
-def _peak_memory_mib() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1024.0 if sys.platform != "darwin" else 1024.0**2)
+    return round(peak / (1024.0 if sys.platform != "darwin" else 1024.0**2))

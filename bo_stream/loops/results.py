@@ -11,9 +11,10 @@ from bo_stream.loops.campaign import Campaign
 from bo_stream.loops.pictures import MapView, draw_curve, draw_map, save_figure
 from bo_stream.loops.records import write_curve, write_picks, write_run
 from bo_stream.loops.scoring import Score, predict
+from bo_stream.loops.settings import Strategy
 
 
-def write_results(campaign: Campaign, folder: Path, notes: list[str]) -> dict[str, Score]:
+def write_results(campaign: Campaign, folder: Path, notes: list[str]) -> dict[Strategy, Score]:
     """Write picks.csv, curve.csv, map.png, curve.png and run.json, each in one move.
 
     Returns:

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 import torch
-from botorch.models.model import Model
+from botorch.models.gpytorch import GPyTorchModel
 from torch import Tensor
 
-_CHUNK = 4096
+_CHUNK = 512
 _HALF_WIDTH_95 = 1.959963984540054
 
 
@@ -33,7 +33,9 @@ class Score:
 
 
 @torch.no_grad()
-def predict(model: Model, X: Tensor, observation_noise: bool = False) -> tuple[Tensor, Tensor]:
+def predict(
+    model: GPyTorchModel, X: Tensor, observation_noise: bool = False
+) -> tuple[Tensor, Tensor]:
     """Marginal means and variances at ``n x d`` inputs, ``n`` each, in chunks of bounded memory."""
     means, variances = [], []
     for chunk in X.split(_CHUNK):
@@ -43,7 +45,7 @@ def predict(model: Model, X: Tensor, observation_noise: bool = False) -> tuple[T
     return torch.cat(means), torch.cat(variances)
 
 
-def score(model: Model, X: Tensor, Y: Tensor, observations: int) -> Score:
+def score(model: GPyTorchModel, X: Tensor, Y: Tensor, observations: int) -> Score:
     """Score a single-output model.
 
     Args:

@@ -71,7 +71,9 @@ class Settings:
         _check_one_of("dtype", self.dtype, tuple(DTYPES))
         _check_one_of("strategy", self.strategy, STRATEGIES)
         if self.refit != 0.0 and not self.refit > 1.0:
-            raise UsageError(f"Expected refit above 1 (a growth factor), or 0 for never, got {self.refit:g}.")
+            raise UsageError(
+                f"Expected refit above 1 (a growth factor), or 0 for never, got {self.refit:g}."
+            )
         _check_device(self.device)
 
     @property
@@ -88,7 +90,7 @@ class Settings:
         """The same settings for data of this size, with nothing left open but the grid.
 
         Raises:
-            UsageError: The data have too few rows for them, or another number of inputs than ``grid``.
+            UsageError: The data have too few rows, or another number of inputs than ``grid``.
         """
         test = min(_DEFAULT_TEST, rows // _TEST_SHARE) if self.test is None else self.test
         pool = min(_DEFAULT_POOL, max(rows - test, 0)) if self.pool is None else self.pool

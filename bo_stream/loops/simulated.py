@@ -53,7 +53,7 @@ def _country(generator: np.random.Generator) -> np.ndarray[tuple[int, ...], np.d
 
 
 def _smooth_field(sites: Array, generator: np.random.Generator) -> Array:
-    """A Gaussian process with unit variance: frequencies of a Matérn-5/2 are Student's t, 5 d.o.f."""
+    """A Gaussian process of unit variance; Matérn-5/2's frequencies are Student's t (5 d.o.f.)."""
     directions = generator.standard_normal((2, _WAVES))
     stretch = np.sqrt(5.0 / generator.chisquare(5.0, _WAVES))
     phase = generator.uniform(0.0, 2.0 * np.pi, _WAVES)

@@ -12,7 +12,7 @@ from bo_stream.bases.interpolation import InterpolationBasis
 from bo_stream.bases.kernel_factors import KernelFactors
 from bo_stream.bases.kernel_sensitivity import expected_log_prior
 from bo_stream.sufficient_statistics import SufficientStatistics
-from bo_stream.weights import GaussianEvidence, at_noise, marginalize
+from bo_stream.weights import GaussianEvidence, at_noise, log_marginal_likelihood, solve
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,13 @@ def differentiable_log_marginal_likelihood(
     """
     with torch.no_grad():
         evidence = combine(groups, residual)
-        marginal = marginalize(evidence)
-        second_moment = marginal.covariance + marginal.mean @ marginal.mean.mT
+        posterior = solve(evidence)
+        value = log_marginal_likelihood(evidence, posterior)
+        second_moment = posterior.covariance() + posterior.mean @ posterior.mean.mT
     expected = expected_log_prior(basis, factors, second_moment)
     for group in groups:
-        expected = expected + _expected_misfit(group, residual, marginal.mean, second_moment)
-    return marginal.log_likelihood - (expected - expected.detach())
+        expected = expected + _expected_misfit(group, residual, posterior.mean, second_moment)
+    return value - (expected - expected.detach())
 
 
 def _expected_misfit(

@@ -12,6 +12,7 @@ from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import FantasizeMixin
+from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
@@ -127,6 +128,11 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @property
     def _outcomes(self) -> OutcomeChain:
         return OutcomeChain.of(self._modules.get("outcome_transform"))
+
+    @property
+    def _input_transform(self) -> InputTransform | None:
+        transform: Any = self._modules.get("input_transform")
+        return transform
 
     def outcome_scale(self) -> Tensor:
         """Factor from transformed to target units, ``batch_shape x m``; 1 without Standardize."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
-from botorch.exceptions.errors import InputDataError, UnsupportedError
-from botorch.exceptions.warnings import BotorchWarning, InputDataWarning
+from botorch.exceptions.errors import InputDataError
+from botorch.exceptions.warnings import InputDataWarning
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
@@ -23,8 +23,9 @@ from torch import Tensor
 from bo_stream.bases.grid import Grid
 from bo_stream.bases.interpolation import interpolation_basis
 from bo_stream.bases.kernel_factors import KernelFactors, kernel_factors
-from bo_stream.bases.resolution import interpolation_error, sufficient_grid_size
+from bo_stream.bases.resolution import interpolation_error
 from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening, is_same, state_of
+from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import (
     check_dim,
     check_first_observations,
@@ -45,6 +46,7 @@ from bo_stream.models.marginal_likelihood import (
     differentiable_log_marginal_likelihood,
 )
 from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.resolution_warning import warn_of_resolution
 from bo_stream.models.stream_memory import StreamMemory
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_finite, check_observations
@@ -53,13 +55,6 @@ from bo_stream.weights import solve
 
 NOISE_FLOOR = 1e-6
 """Smallest known noise variance, in parts of the outcomes' variance."""
-
-WARN_ABOVE = 0.05
-"""Interpolation error, in parts of the prior variance, above which a fitted model warns."""
-
-
-class GridResolutionWarning(BotorchWarning):
-    """The kernel is too rough, or its lengthscale too short, for the grid."""
 
 
 class WISKI(StreamingGP):
@@ -182,11 +177,6 @@ class WISKI(StreamingGP):
             return X
         self.input_transform = transform
         return first_transformed(X, transform)
-
-    @property
-    def _input_transform(self) -> InputTransform | None:
-        transform: Any = self._modules.get("input_transform")
-        return transform
 
     # --- memory -------------------------------------------------------------------------------
 
@@ -318,37 +308,13 @@ class WISKI(StreamingGP):
         """
         self._check_not_supposed("merge")
         other._check_not_supposed("merge")
-        self._check_mergeable(other)
+        check_mergeable(self, other)
         matrix = _shifted_targets(other._shift - self._shift)
         self._set_memory(
             self._memory.absorb(other._memory.map(lambda s: s.map_targets(matrix).scale(1.0)))
         )
         self._refresh_fixed_noise()
         return self
-
-    def _check_mergeable(self, other: Self) -> None:
-        mine, theirs = self._signature(), other._signature()
-        for name, value in mine.items():
-            if value != theirs[name]:
-                raise UnsupportedError(
-                    f"Cannot merge models with different {name}: {value} and {theirs[name]}."
-                )
-
-    def _signature(self) -> dict[str, Any]:
-        transform = self._input_transform
-        state = {} if transform is None else transform.state_dict()
-        return {
-            "class": type(self).__name__,
-            "batch_shape": tuple(self.batch_shape),
-            "num_outputs": self.num_outputs,
-            "input dimension": self._input_dim,
-            "outcome transforms": [type(step).__name__ for step in self._outcomes.fixed],
-            "input transform": (
-                type(transform).__name__,
-                {k: v.tolist() for k, v in state.items()},
-            ),
-            "kind of noise": isinstance(self.likelihood, GaussianLikelihood),
-        }
 
     def _set_memory(self, memory: StreamMemory) -> None:
         self._memory = memory
@@ -535,15 +501,9 @@ class WISKI(StreamingGP):
 
     def _warn_of_resolution(self) -> None:
         state = state_of(self.covar_module)
-        if self._resolution_checked is not None and is_same(state, self._resolution_checked):
-            return
-        self._resolution_checked = state
-        error = self.interpolation_error()
-        if error > WARN_ABOVE:
-            size = sufficient_grid_size(self._factors(), self._memory.grid, WARN_ABOVE)
-            warnings.warn(
-                _resolution_message(error, self.grid_size, size), GridResolutionWarning, 3
-            )
+        if self._resolution_checked is None or not is_same(state, self._resolution_checked):
+            self._resolution_checked = state
+            warn_of_resolution(self._factors(), self._memory.grid)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the memory along to another device; it stays in float64."""
@@ -560,13 +520,3 @@ def _shifted_targets(shift: Tensor) -> Tensor:
     matrix = torch.eye(2, dtype=shift.dtype, device=shift.device).repeat(*shift.shape, 1, 1)
     matrix[..., 1, 0] = shift
     return matrix
-
-
-def _resolution_message(error: float, size: tuple[int, ...], enough: tuple[int, ...] | None) -> str:
-    finding = (
-        f"The kernel's lengthscale is too short for the grid of {size} nodes: its interpolation "
-        f"error is up to {error:.2g} of the prior variance. "
-    )
-    if enough is None:
-        return finding + "No grid that fits in memory would do: use a smoother kernel."
-    return finding + f"refine(grid_size={enough}) would bring it below {WARN_ABOVE:g}."

@@ -1,0 +1,40 @@
+"""Which models have memories that can be added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from botorch.exceptions.errors import UnsupportedError
+from gpytorch.likelihoods import GaussianLikelihood
+
+from bo_stream.models.streaming_gp import StreamingGP
+
+
+def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
+    """Check that two memories speak of the same quantities.
+
+    Raises:
+        UnsupportedError: They differ in class, shape, transforms or kind of noise.
+    """
+    if not isinstance(other, StreamingGP):
+        raise UnsupportedError(f"Expected other to be a model, got {type(other).__name__}.")
+    mine, theirs = _signature(model), _signature(other)
+    for name, value in mine.items():
+        if value != theirs[name]:
+            raise UnsupportedError(
+                f"Cannot merge models with different {name}: {value} and {theirs[name]}."
+            )
+
+
+def _signature(model: StreamingGP) -> dict[str, Any]:
+    transform = model._input_transform
+    state = {} if transform is None else transform.state_dict()
+    return {
+        "class": type(model).__name__,
+        "batch_shape": tuple(model.batch_shape),
+        "number of outputs": model.num_outputs,
+        "number of inputs": model._input_dim,
+        "outcome transforms": [type(step).__name__ for step in model._outcomes.fixed],
+        "input transform": (type(transform).__name__, {k: v.tolist() for k, v in state.items()}),
+        "kind of noise": "learned" if isinstance(model.likelihood, GaussianLikelihood) else "known",
+    }

@@ -1,0 +1,47 @@
+"""The gradient of the expected log prior against the dense expression, differentiated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bo_stream.bases.grid import Grid
+from bo_stream.bases.interpolation import interpolation_basis
+from bo_stream.bases.kernel_factors import kernel_factors
+from bo_stream.bases.kernel_sensitivity import expected_log_prior
+from tests.oracles import (
+    dense_kernel,
+    interpolation_weights,
+    largest_eigenvectors,
+    node_inputs,
+)
+from tests.problems import kernel
+from tests.tolerances import assert_close
+
+
+@pytest.mark.parametrize("sizes", [(8,), (6, 5), (4, 5, 4)])
+@pytest.mark.parametrize("name", ["Matérn-1/2", "product of scaled", "product"])
+def test_gradient_is_that_of_the_dense_prior(name: str, sizes: tuple[int, ...]) -> None:
+    """``½ (log|K(θ)| + E[uᵀ K(θ)⁻¹ u])`` for the node values u in the kept directions."""
+    dim = len(sizes)
+    bounds = torch.tensor([[0.0] * dim, [1.0] * dim], dtype=torch.float64)
+    module = kernel(name, dim)
+    factors = kernel_factors(module, dim).for_single_output()
+    basis = interpolation_basis(factors, Grid.over(bounds, sizes), torch.Size((1,)), 0.0, 12)
+    root = torch.randn(1, basis.rank, basis.rank, dtype=torch.float64)
+    second_moment = root @ root.mT
+    value = expected_log_prior(basis, factors, second_moment).sum()
+    actual = torch.autograd.grad(value, list(module.parameters()))
+
+    nodes = node_inputs(bounds, sizes)
+    E = largest_eigenvectors(module, bounds, sizes, basis.rank)
+    kept = E.mT @ dense_kernel(module, nodes, nodes) @ E
+    scales = kept.detach().diagonal().sqrt()
+    X = torch.rand(50, dim, dtype=torch.float64)
+    # eigenvectors are unique up to their sign
+    signs = (basis.features(X)[0] * (interpolation_weights(X, bounds, sizes) @ E)).sum(0).sign()
+    moment = torch.outer(signs * scales, signs * scales) * second_moment[0]
+    prior = 0.5 * (torch.logdet(kept) + (torch.linalg.inv(kept) * moment).sum())
+    expected = torch.autograd.grad(prior, list(module.parameters()))
+    for a, e in zip(actual, expected, strict=True):
+        assert_close(a, e, factor=10)
