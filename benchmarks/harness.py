@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import statistics
 import time
 import types
@@ -29,10 +30,12 @@ class Options:
     Attributes:
         smoke: Tiny sizes, to see that the benchmark runs.
         out: Folder of the JSON results.
+        load: Average number of running processes in the minute before, this one not counted.
     """
 
     smoke: bool
     out: Path
+    load: float
 
     def pick(self, full: T, smoke: T) -> T:
         """``smoke`` in a smoke run, else ``full``."""
@@ -53,7 +56,7 @@ def start(description: str | None, seed: int = 0) -> Options:
     torch.set_num_threads(THREADS)
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(seed)
-    return Options(arguments.smoke, arguments.out)
+    return Options(arguments.smoke, arguments.out, os.getloadavg()[0])
 
 
 def seconds(task: Callable[[], object]) -> float:

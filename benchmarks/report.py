@@ -16,6 +16,9 @@ import torch
 
 from benchmarks.harness import Options
 
+BUSY = 0.5
+"""Load average at the start above which times are not to be trusted."""
+
 Verdict = Literal["pass", "FAIL", "stated"]
 
 
@@ -92,12 +95,14 @@ def finish(
         options: Of the command line; a smoke run writes ``NAME.smoke.json``.
         settings: Sizes and seeds, kept in the file.
     """
+    if options.load > BUSY:
+        print(f"Other processes were running (load {options.load:.1f}): times are unreliable.\n")
     print(table(["claim", "measured", "target", "", "from"], [claim.row() for claim in claims]))
     record = {
         "benchmark": name,
         "smoke": options.smoke,
         "settings": dict(settings),
-        "machine": _machine(),
+        "machine": {**_machine(), "load_at_start": options.load},
         "claims": [{**asdict(claim), "verdict": claim.verdict} for claim in claims],
     }
     options.out.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ from bo_stream.loops.results import write_results
 from bo_stream.loops.scoring import Score
 from bo_stream.loops.settings import Settings, Strategy
 from bo_stream.loops.sitting import StopRequest, sit
+from bo_stream.models.resolution_warning import GridResolutionWarning
 
 BAD_INPUT = 2
 STOPPED = 130
@@ -137,8 +138,8 @@ def sample(
         str | None, _option("Sampling", "Run random choice beside it.", metavar="random")
     ] = None,
     score_every: Annotated[
-        int, _option("Sampling", "Steps between scores.")
-    ] = _DEFAULT.score_every,
+        int | None, _option("Sampling", "Steps between scores (a 25th of all).")
+    ] = None,
     seed: Annotated[
         int, _option("Sampling", "Of the split, the first sites and random choice.")
     ] = _DEFAULT.seed,
@@ -190,7 +191,8 @@ def sample(
         "kernel": kernel, "grid": grid, "seed": seed, "device": device, "dtype": dtype,
         "refit": refit, "score_every": score_every,
     }  # fmt: skip
-    with _one_line_errors():
+    with _one_line_errors(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
         if resume:
             folder = _folder_to_resume(out)
             campaign = Campaign.resume(folder, data, steps)
@@ -200,7 +202,7 @@ def sample(
             folder = _new_folder(out)
             campaign = Campaign.begin(data, x, y, Settings(**options), _strategies(compare))
             folder.mkdir(parents=True, exist_ok=True)
-        _sit_and_report(campaign, folder)
+        _sit_and_report(campaign, folder, caught)
 
 
 @contextmanager
@@ -208,7 +210,11 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except (UsageError, BotorchError, OSError) as error:
-        _fail(_in_words(error))
+        _err.print(f"[bold red]error:[/] {escape(_in_words(error))}", soft_wrap=True)
+        raise typer.Exit(BAD_INPUT) from error
+    except KeyboardInterrupt:
+        _err.print("Interrupted. What was written before is whole.")
+        raise typer.Exit(STOPPED) from None
 
 
 def _in_words(error: Exception) -> str:
@@ -216,11 +222,6 @@ def _in_words(error: Exception) -> str:
         place = f"{error.filename}: " if error.filename else ""
         return f"{place}{error.strerror or error}. What was written before is whole."
     return str(error)
-
-
-def _fail(message: str) -> None:
-    _err.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
-    raise typer.Exit(BAD_INPUT)
 
 
 def _strategies(compare: str | None) -> tuple[Strategy, ...]:
@@ -288,14 +289,13 @@ def _check_unchanged(campaign: Campaign, given: Mapping[str, object]) -> None:
             )
 
 
-def _sit_and_report(campaign: Campaign, folder: Path) -> None:
+def _sit_and_report(
+    campaign: Campaign, folder: Path, caught: list[warnings.WarningMessage]
+) -> None:
     _announce(campaign, folder)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        stopped = _sit(campaign, folder)
-        notes = sorted({str(warning.message) for warning in caught})
-        finals = write_results(campaign, folder, notes)
-    for note in notes:
+    stopped = _sit(campaign, folder)
+    finals = write_results(campaign, folder, _notes(caught))
+    for note in _notes(caught):
         _err.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
     _out.print(_table(finals, campaign))
     place = f"[bold]{escape(str(folder))}[/]"
@@ -303,6 +303,16 @@ def _sit_and_report(campaign: Campaign, folder: Path) -> None:
     if stopped:
         _out.print(f"Stopped. To go on: [bold]{escape(_resume_command(folder))}[/]", soft_wrap=True)
         raise typer.Exit(STOPPED)
+
+
+def _notes(caught: list[warnings.WarningMessage]) -> list[str]:
+    """The last warning of each kind."""
+    return list({(note.category, note.lineno): _note(note) for note in caught}.values())
+
+
+def _note(warning: warnings.WarningMessage) -> str:
+    hint = " Here: --grid." if issubclass(warning.category, GridResolutionWarning) else ""
+    return " ".join(str(warning.message).split()) + hint
 
 
 def _announce(campaign: Campaign, folder: Path) -> None:
@@ -368,7 +378,7 @@ def _say_stopping(progress: Progress) -> None:
 
 def _table(finals: Mapping[Strategy, Score], campaign: Campaign) -> Table:
     table = Table(title=f"Held-out error after {campaign.seconds:.0f} s", title_justify="left")
-    for heading in ("strategy", "observations", "RMSE", "RMSE / sd", "NLL", "in 95 % interval"):
+    for heading in ("strategy", "observations", "RMSE", "RMSE / sd", "NLL", "95 % coverage"):
         table.add_column(heading, justify="left" if heading == "strategy" else "right")
     for name, score in finals.items():
         table.add_row(

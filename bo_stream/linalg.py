@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+from linear_operator import to_linear_operator
 from linear_operator.operators import (
     LinearOperator,
     RootLinearOperator,
@@ -15,6 +17,9 @@ from torch import Tensor
 
 JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
 """Relative jitters tried in turn by :func:`safe_cholesky`."""
+
+
+_SMALL = 192
 
 
 def safe_cholesky(matrix: Tensor) -> Tensor:
@@ -53,9 +58,40 @@ def inverse_root(matrix: Tensor) -> Tensor:
 
     Cost O(n³). Args and errors as :func:`safe_cholesky`.
     """
-    factor = safe_cholesky(matrix)
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False).mT
+    return inverse_lower(safe_cholesky(matrix)).mT
+
+
+def inverse_lower(factor: Tensor) -> Tensor:
+    """Inverse of a lower triangular matrix by halves, which spares the products with zeros."""
+    n = factor.shape[-1]
+    if n <= _SMALL:
+        identity = torch.eye(n, dtype=factor.dtype, device=factor.device)
+        return torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
+    half = n // 2
+    first = inverse_lower(factor[..., :half, :half])
+    second = inverse_lower(factor[..., half:, half:])
+    result = torch.zeros_like(factor)
+    result[..., :half, :half] = first
+    result[..., half:, half:] = second
+    result[..., half:, :half] = -second @ (factor[..., half:, :half] @ first)
+    return result
+
+
+def product_of_triangular_root(root: Tensor) -> Tensor:
+    """``S Sᵀ`` of an upper triangular S, ``... x n x n``, by halves, at half the cost."""
+    n = root.shape[-1]
+    if n <= _SMALL:
+        return root @ root.mT
+    half = n // 2
+    above, corner = root[..., :half, half:], root[..., half:, half:]
+    result = torch.empty_like(root)
+    result[..., :half, :half] = product_of_triangular_root(root[..., :half, :half])
+    result[..., :half, :half] += above @ above.mT
+    cross = above @ corner.mT
+    result[..., :half, half:] = cross
+    result[..., half:, :half] = cross.mT
+    result[..., half:, half:] = product_of_triangular_root(corner)
+    return result
 
 
 def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
@@ -113,6 +149,17 @@ class DowndatedRootOperator(LinearOperator):
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> DowndatedRootOperator:
         return DowndatedRootOperator(self.root, self.downdate, torch.Size(batch_shape))
+
+    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
+        """Rows and columns: again in factors where they are the same, else dense."""
+        if not (isinstance(row_index, slice) and isinstance(col_index, slice)):
+            return to_linear_operator(self.to_dense()[(*batch_indices, row_index, col_index)])
+        wide = [f.expand(*self.batch, *f.shape[-2:]) for f in (self.root, self.downdate)]
+        root, downdate = (f[(*batch_indices, row_index, slice(None))] for f in wide)
+        if row_index == col_index:
+            return DowndatedRootOperator(root, downdate)
+        root2, downdate2 = (f[(*batch_indices, col_index, slice(None))] for f in wide)
+        return to_linear_operator(root @ root2.mT - downdate @ downdate2.mT)
 
     def root_decomposition(self, method: str | None = None) -> LinearOperator:
         """A root with n columns while n is small, else the low-rank root of the difference."""

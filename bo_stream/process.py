@@ -56,6 +56,15 @@ class Joint:
             None if self.residual is None else self.residual[..., chosen, :, :],
         )
 
+    def only_output(self) -> Joint:
+        """Without the dimension of a single output."""
+        return Joint(
+            self.mean.squeeze(-2),
+            self.root.squeeze(-3),
+            self.downdate.squeeze(-3),
+            None if self.residual is None else self.residual.squeeze(-3),
+        )
+
     def covariance(self) -> Tensor:
         """Dense covariance, ``... x m x n x n``."""
         covariance = self.root @ self.root.mT - self.downdate @ self.downdate.mT
@@ -120,7 +129,8 @@ class PosteriorProcess(ABC):
         """
         points = self.at(X)
         covariance = self.cross_covariance(points, points)
-        noisy = covariance + torch.diag_embed(noise.expand(covariance.shape[:-1]))
+        shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
+        noisy = covariance + torch.diag_embed(noise.expand(shape))
         factor = safe_cholesky(noisy)
         surprise = (Y - self.mean_at(points)).unsqueeze(-1)
         return ConditionedProcess(self, points, factor, solve_lower(factor, surprise))

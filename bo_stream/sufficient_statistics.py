@@ -119,6 +119,25 @@ class SufficientStatistics(Generic[G]):
         )
 
 
+@dataclass(frozen=True)
+class MatrixMap:
+    """The map ``v_old = matrix v_new`` between dense weights.
+
+    Attributes:
+        matrix: ``... x p x r``.
+    """
+
+    matrix: Tensor
+
+    def congruence(self, gram: Tensor) -> Tensor:
+        """``matrixᵀ gram matrix``. Cost O(p² r)."""
+        return self.matrix.mT @ gram @ self.matrix
+
+    def transpose(self, moment: Tensor) -> Tensor:
+        """``matrixᵀ moment``. Cost O(p r)."""
+        return self.matrix.mT @ moment
+
+
 def weighted_statistics(
     features: Tensor, targets: Tensor, noise: Tensor, weight: Tensor
 ) -> SufficientStatistics[Tensor]:

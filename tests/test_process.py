@@ -19,7 +19,7 @@ OUTPUTS = 2
 
 @dataclass(frozen=True)
 class Nystroem(Basis):
-    """Squared exponential kernels on a few inducing points, with or without what these leave out."""
+    """Squared exponential kernels on inducing points, with or without what these leave out."""
 
     inducing: Tensor
     lengthscales: Tensor

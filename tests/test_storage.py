@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 from pathlib import Path
@@ -21,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 
 def assert_untouched(path: Path) -> None:
     assert path.read_bytes() == b"old"
-    assert os.listdir(path.parent) == [path.name]
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("exists", [True, False])
@@ -32,14 +31,18 @@ def test_replaces_the_file(path: Path, exists: bool) -> None:
         file.write(b"new")
         assert path.exists() == exists
     assert path.read_bytes() == b"new"
-    assert os.listdir(path.parent) == [path.name]
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_crash_leaves_the_old_file_whole(path: Path, error: type[BaseException]) -> None:
-    with pytest.raises(error), atomic_write(path) as file:
-        file.write(b"half of the n")
-        raise error
+    def crash() -> None:
+        with atomic_write(path) as file:
+            file.write(b"half of the n")
+            raise error
+
+    with pytest.raises(error):
+        crash()
     assert_untouched(path)
 
 

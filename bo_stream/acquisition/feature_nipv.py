@@ -13,11 +13,10 @@ from botorch.exceptions.errors import UnsupportedError
 from botorch.utils.transforms import concatenate_pending_points, t_batch_mode_transform
 from torch import Tensor
 
-from bo_stream.acquisition.measures import BoxMeasure, Measure, point_measure
+from bo_stream.acquisition.measures import Measure, box_measure, point_measure
 from bo_stream.acquisition.units import check_scalar, variance_factors
 from bo_stream.acquisition.weight_space import row_product, weight_space
 from bo_stream.linalg import safe_cholesky
-from bo_stream.models.construction import choose_box
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_inputs
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
@@ -55,9 +54,9 @@ class FeatureNIPV(AcquisitionFunction):
 
     With features z, weight posterior root S and ``G = Σ_i weight_i z(x_i) z(x_i)ᵀ``,
     ``value = −tr(M) + tr(C⁻¹ ζ M ζᵀ)`` where ``M = Sᵀ G S``, ``ζ = z(X) S``, ``C = ζ ζᵀ + noise``.
-    G is computed once; over a box it is exact. Equal to BoTorch's ``qNegIntegratedPosteriorVariance``
-    on the same model (Seo et al., 2000), in the squared units of the outcomes; the model may suppose
-    data. Differentiable in X.
+    G is computed once; over a box it is exact. Equal to BoTorch's
+    ``qNegIntegratedPosteriorVariance`` on the same model (Seo et al., 2000), in the squared units
+    of the outcomes; the model may suppose data. Differentiable in X.
 
     Cost O(q r² + q² r) for each of b candidate sets, whatever the measure; O(N r² + r³) once for N
     integration points, O(r³) for a box, and again whenever the model has changed.
@@ -83,20 +82,22 @@ class FeatureNIPV(AcquisitionFunction):
         Args:
             model: A model whose basis leaves no residual, such as ``WISKI``.
             mc_points: Points to average the variance over, ``N x d``.
-            bounds: The box to average it over instead, ``2 x d``, before the input transform. Uniform
-                in transformed inputs, so also before an affine transform such as ``Normalize``.
+            bounds: The box to average it over instead, ``2 x d``, before the input transform.
+                Uniform in transformed inputs, so also before an affine one such as ``Normalize``.
             weights: Non-negative weights of ``mc_points``, ``N``; only their ratios matter.
             X_pending: Points that will be observed in any case, ``n x d``.
-            posterior_transform: A ``ScalarizedPosteriorTransform``, required for several outputs: the
-                variance is then that of the weighted sum of outputs, as in BoTorch.
+            posterior_transform: A ``ScalarizedPosteriorTransform``, required for several outputs:
+                the variance is then that of the weighted sum of outputs, as in BoTorch.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit the model.
             InputDataError: Values that are not finite, negative weights, or points too far outside
                 the model's bounds.
-            UnsupportedError: Several outputs without ``posterior_transform``, a posterior transform of
-                another kind, an outcome transform other than ``Standardize``, or a basis with a residual.
-            ValueError: Both or none of ``mc_points`` and ``bounds``, or lower bounds not below upper ones.
+            UnsupportedError: Several outputs without ``posterior_transform``, a posterior transform
+                of another kind, an outcome transform other than ``Standardize``, or a basis with a
+                residual.
+            ValueError: Both or none of ``mc_points`` and ``bounds``, or lower bounds not below
+                upper ones.
         """
         super().__init__(model=model)
         _check_affine(model)
@@ -120,7 +121,7 @@ class FeatureNIPV(AcquisitionFunction):
         return self._integrated
 
     @concatenate_pending_points
-    @t_batch_mode_transform()
+    @t_batch_mode_transform()  # type: ignore[arg-type]
     def forward(self, X: Tensor) -> Tensor:
         """Evaluate candidate sets.
 
@@ -131,7 +132,7 @@ class FeatureNIPV(AcquisitionFunction):
             Minus the mean variance, ``b``.
         """
         self.model.eval()
-        check_inputs(X, self.model._input_dim)
+        check_inputs(X, self.model._input_dim, self.model.train_targets)
         inputs = self.model.transform_inputs(X).double()
         integrated = self._current(inputs)
         noise = self.model.noise_level().detach().unsqueeze(-1)
@@ -171,21 +172,19 @@ def _check_affine(model: StreamingGP) -> None:
     if model._outcomes.fixed:
         names = ", ".join(type(step).__name__ for step in model._outcomes.fixed)
         raise UnsupportedError(
-            f"Expected a model whose outcome_transform is Standardize or None, got {names}: after it the "
-            "variance depends on the observations to come. Transform Y yourself and leave it out."
+            f"Expected a model whose outcome_transform is Standardize or None, got {names}: the "
+            "variance would depend on the observations to come. Transform Y yourself instead."
         )
 
 
 def _measure(
     model: StreamingGP, mc_points: Tensor | None, bounds: Tensor | None, weights: Tensor | None
 ) -> Measure:
-    if (mc_points is None) == (bounds is None):
-        given = "both" if mc_points is not None else "none"
-        raise ValueError(f"Expected exactly one of mc_points and bounds, got {given}.")
-    model.eval()
-    if mc_points is not None:
+    if mc_points is not None and bounds is None:
         return point_measure(model, mc_points, weights)
+    if bounds is None or mc_points is not None:
+        given = "none" if bounds is None else "both"
+        raise ValueError(f"Expected exactly one of mc_points and bounds, got {given}.")
     if weights is not None:
         raise ValueError("Expected weights only with mc_points, got weights and bounds.")
-    transform = model._modules.get("input_transform")
-    return BoxMeasure(choose_box(bounds, model.bounds, transform).to(model.bounds.device))
+    return box_measure(model, bounds)

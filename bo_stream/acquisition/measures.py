@@ -14,16 +14,21 @@ from botorch.exceptions.errors import (
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.bases.interpolation import InterpolationBasis
+from bo_stream.bases.cell_gram import CellGram, accumulate, zero_statistics
+from bo_stream.bases.grid import Grid
+from bo_stream.bases.interpolation import InterpolationBasis, KroneckerPullBack
 from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.models.validation import check_finite
+from bo_stream.models.validation import check_finite, check_type
 
 CHUNK_NUMBERS = 4_000_000
-"""Features evaluated at once."""
+"""Numbers in one chunk of whatever is evaluated at many points."""
+
+FEW_POINTS = 2048
+"""Up to this many points are summed in feature space, more in the grid's cells."""
 
 
 class Measure(ABC):
-    """A probability measure over transformed inputs: ``tr(gram Σ)`` is the mean variance under it."""
+    """A probability measure over transformed inputs; ``tr(gram Σ)`` is its mean variance."""
 
     @property
     @abstractmethod
@@ -53,10 +58,21 @@ class PointMeasure(Measure):
         return box_of(self.points)
 
     def gram(self, basis: Basis) -> Tensor:
-        """``Σ weight z zᵀ``, in chunks of points. Cost O(N r²), memory O(r²)."""
+        """``Σ weight z zᵀ``. Cost O(N r²), and O(N 7^d + (7 g)^d g²) for many points on a grid."""
+        if isinstance(basis, InterpolationBasis) and self.points.shape[0] > FEW_POINTS:
+            return KroneckerPullBack(basis, basis.grid).congruence(self._cells(basis.grid))
         size = max(1, CHUNK_NUMBERS // basis.rank)
         chunks = zip(self.points.split(size), self.weights.split(size), strict=True)
-        return sum(_weighted_gram(basis.features(X), weights) for X, weights in chunks)
+        return torch.stack([_weighted_gram(basis.features(X), w) for X, w in chunks]).sum(0)
+
+    def _cells(self, grid: Grid) -> CellGram:
+        """The points as weighted observations of zero."""
+        count, device = self.points.shape[0], self.points.device
+        statistics = zero_statistics(grid, torch.Size(), 1, 1, device)
+        ones = self.points.new_ones(1, count)
+        weights = self.weights.unsqueeze(0)
+        accumulate(statistics, grid, self.points, torch.zeros_like(ones), ones, weights)
+        return statistics.gram
 
 
 def _weighted_gram(features: Tensor, weights: Tensor) -> Tensor:
@@ -114,6 +130,25 @@ def point_measure(
     return PointMeasure(points, shares / shares.sum())
 
 
+def box_measure(model: StreamingGP, bounds: Tensor) -> BoxMeasure:
+    """The uniform measure over the box that ``2 x d`` bounds become by the input transform.
+
+    Raises:
+        BotorchTensorDimensionError: Another shape.
+        InputDataError: Values that are not finite.
+        ValueError: A lower bound that is not below the upper one.
+    """
+    corners = listed_inputs(model, "bounds", bounds)
+    if corners.shape[0] != 2:
+        raise BotorchTensorDimensionError(
+            f"Expected bounds of shape `2 x {model._input_dim}` (lower, upper), got "
+            f"{tuple(bounds.shape)}."
+        )
+    if not bool((bounds[0] < bounds[1]).all()):
+        raise ValueError(f"Expected bounds with lower < upper, got {bounds.tolist()}.")
+    return BoxMeasure(box_of(corners))
+
+
 def _check_weights(weights: Tensor, count: int) -> None:
     if weights.shape != (count,):
         raise BotorchTensorDimensionError(
@@ -129,12 +164,13 @@ def _check_weights(weights: Tensor, count: int) -> None:
 
 
 def listed_inputs(model: StreamingGP, name: str, X: Tensor) -> Tensor:
-    """Check ``N x d`` inputs and transform them; float64.
+    """Check ``N x d`` inputs of any floating dtype, and transform them; float64.
 
     Raises:
         BotorchTensorDimensionError: Another shape.
         InputDataError: No rows, or values that are not finite.
     """
+    check_type(name, X, X)
     if X.ndim != 2 or X.shape[-1] != model._input_dim:
         raise BotorchTensorDimensionError(
             f"Expected {name} of shape `N x {model._input_dim}`, got {tuple(X.shape)}."
@@ -143,5 +179,5 @@ def listed_inputs(model: StreamingGP, name: str, X: Tensor) -> Tensor:
         raise InputDataError(f"Expected {name} to hold at least one point, got none.")
     check_finite(name, X)
     model.eval()
-    inputs: Tensor = model.transform_inputs(X.detach())
+    inputs: Tensor = model.transform_inputs(X.detach().to(model.train_targets))
     return inputs.double()

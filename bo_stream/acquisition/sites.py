@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
+from bo_stream.acquisition.measures import CHUNK_NUMBERS
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.cell_gram import CellGram, outer_product, ravel
 from bo_stream.bases.cubic import PAIR_DEGREES, STENCIL, legendre
@@ -16,15 +18,14 @@ from bo_stream.bases.cubic import weights as cubic_weights
 from bo_stream.bases.grid import Grid
 from bo_stream.bases.interpolation import InterpolationBasis, KroneckerPullBack
 
-CHUNK_NUMBERS = 4_000_000
-"""Numbers in one chunk of whatever is evaluated at the sites."""
-
 KEPT_NUMBERS = 32_000_000
 """Up to this many interpolation weights are kept; beyond it they are computed at each use."""
 
 
 class Sites(ABC):
     """N inputs of one basis with r features z and m outputs."""
+
+    basis: Basis
 
     @abstractmethod
     def linear(self, weights: Tensor) -> Tensor:
@@ -90,16 +91,19 @@ class _Located:
         return cls(ravel(nodes, grid.size), outer_product(cubic_weights(t)))
 
     def interpolate(self, values: Tensor) -> Tensor:
-        """Node values to site values, ``... x p -> ... x N``."""
-        return (values[..., self.nodes] * self.weights).sum(-1)
+        """Node values to site values, ``m x k x p -> m x k x N``."""
+        table = values.flatten(0, -2).mT.contiguous()
+        bags = embedding_bag(self.nodes, table, per_sample_weights=self.weights, mode="sum")
+        return bags.mT.unflatten(0, values.shape[:-1])
 
 
 @dataclass(frozen=True)
 class _GridSites(Sites):
     """Of an interpolation basis, without its N x r features.
 
-    A function of the basis is interpolated from its node values, and a quadratic form is a polynomial
-    in each cell. Cost O(4^d N + p Σ r_i) a function of p nodes, O(7^d N + (7 g)^d g²) a form.
+    A function of the basis is interpolated from its node values, and a quadratic form is a
+    polynomial in each cell. Cost O(4^d N + p Σ r_i) a function of p nodes, O(7^d N + (7 g)^d g²) a
+    form.
 
     Attributes:
         basis: The basis.
@@ -153,10 +157,14 @@ def node_values(basis: InterpolationBasis, weights: Tensor) -> Tensor:
 
 
 def cell_polynomials(basis: InterpolationBasis, matrices: Tensor) -> Tensor:
-    """Legendre coefficients of ``z(x)ᵀ M z(x)`` in each cell, ``k x m x r x r -> k x m x cells x 7^d``.
+    """Legendre coefficients of k forms ``z(x)ᵀ M z(x)`` in each cell, ``k x m x cells x 7^d``.
 
     The form at x is ``⟨M, Rᵀ g(x) R⟩`` with g(x) the gram of one observation at x, linear in its
     moments: the coefficients are the adjoint of the pull-back, which differentiation gives.
+
+    Args:
+        basis: The basis.
+        matrices: The symmetric M, ``k x m x r x r``.
     """
     grid, batch = basis.grid, basis.scale.shape
     zeros = matrices.new_zeros(*batch, grid.num_cells, PAIR_DEGREES**grid.dim)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
@@ -17,8 +19,8 @@ def check_scalar(model: StreamingGP, posterior_transform: PosteriorTransform | N
     """
     if posterior_transform is None and model.num_outputs > 1:
         raise UnsupportedError(
-            f"Expected a posterior_transform for a model of {model.num_outputs} outputs, got None. Pass "
-            "ScalarizedPosteriorTransform(weights), or model.subset_output([i]) as the model."
+            f"Expected a posterior_transform for a model of {model.num_outputs} outputs, got None. "
+            "Pass ScalarizedPosteriorTransform(weights), or model.subset_output([i]) as the model."
         )
     known = posterior_transform is None or isinstance(
         posterior_transform, ScalarizedPosteriorTransform
@@ -32,8 +34,9 @@ def check_scalar(model: StreamingGP, posterior_transform: PosteriorTransform | N
 
 
 def variance_factors(model: StreamingGP, posterior_transform: PosteriorTransform | None) -> Tensor:
-    """Factors from the model's variances to those of the scalarised outcome, ``batch_shape x m``."""
+    """From variances of the model to those of the scalarised outcome, ``batch_shape x m``."""
     scale = model.outcome_scale().double()
     if isinstance(posterior_transform, ScalarizedPosteriorTransform):
-        scale = scale * posterior_transform.weights.to(scale)
+        weights: Any = posterior_transform.weights
+        scale = scale * weights.to(scale)
     return scale.square()

@@ -29,8 +29,8 @@ def weight_space(process: PosteriorProcess, X: Tensor) -> WeightSpaceProcess:
     if folded.basis.residual_variance(X[..., :1, :]) is not None:
         raise UnsupportedError(
             "Acquisition in feature space needs a basis that carries its whole kernel, got "
-            f"{type(folded.basis).__name__}, which leaves a residual. Use BoTorch's own acquisition "
-            "functions (qNegIntegratedPosteriorVariance) with this model."
+            f"{type(folded.basis).__name__}, which leaves a residual. Use BoTorch's own acquisition"
+            " functions, such as qNegIntegratedPosteriorVariance, with this model."
         )
     return folded
 
@@ -78,5 +78,6 @@ def check_inside(basis: Basis, X: Tensor) -> None:
     if isinstance(basis, InterpolationBasis) and not basis.grid.contains(X):
         raise InputDataError(
             "X lies outside the box of the model's grid at the time these functions were drawn, "
-            f"{basis.grid.bounds.tolist()} (in transformed inputs). Build the model with wider bounds."
+            f"{basis.grid.bounds.tolist()} in transformed inputs. Build the model with wider "
+            "bounds."
         )

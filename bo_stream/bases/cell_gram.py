@@ -81,12 +81,29 @@ def pair_polynomials(values: Tensor) -> Tensor:
     Returns:
         ``(cells · 7) x r (r + 1) / 2``, unordered pairs with those of small index first.
     """
+    functions = values.shape[-1]
+    cells = values.shape[0] - STENCIL + 1
+    first, second = torch.tril_indices(functions, functions, device=values.device)
+    check_memory("A grid's pairs of functions", cells * PAIR_DEGREES * len(first), MEMORY_LIMIT_GIB)
     local = values.unfold(0, STENCIL, 1)
-    first, second = torch.tril_indices(values.shape[-1], values.shape[-1], device=values.device)
+    half = torch.einsum("ljk,caj->kcla", pair_coefficients().to(values), local)
+    result = half[0][..., first] * local[:, None, second, 0]
+    for k in range(1, STENCIL):
+        result.addcmul_(half[k][..., first], local[:, None, second, k])
+    return result.flatten(0, 1)
+
+
+def line_congruence(moments: Tensor, values: Tensor) -> Tensor:
+    """``Vᵀ gram V`` on a one-dimensional grid, ``r x r``. Cost O(g r²).
+
+    Args:
+        moments: ``cells · 7``.
+        values: V, node values of r functions, ``g x r``.
+    """
+    local = values.unfold(0, STENCIL, 1).mT
     coefficients = pair_coefficients().to(values)
-    half = torch.einsum("ljk,caj->clak", coefficients, local)
-    products = (half[:, :, first] * local[:, None, second]).sum(-1)
-    return products.flatten(0, 1)
+    blocks = torch.einsum("cl,ljk->cjk", moments.unflatten(0, (-1, PAIR_DEGREES)), coefficients)
+    return local.flatten(0, 1).mT @ (blocks @ local).flatten(0, 1)
 
 
 def zero_statistics(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bo_stream.bases.cell_gram import pair_polynomials
+from bo_stream.bases.cell_gram import line_congruence, pair_polynomials
 from bo_stream.linalg import check_memory
 
 _LIMIT_GIB = 8.0
@@ -27,6 +27,9 @@ def contract(moments: Tensor, roots: list[Tensor], index: Tensor) -> Tensor:
         roots: Per dimension, node values of its functions, ``g_i x r_i``.
         index: The products, ``r x d``.
     """
+    if len(roots) == 1:
+        line = line_congruence(moments, roots[0])
+        return line[index, index.mT]
     level = _Level(
         moments.reshape(1, -1),
         torch.zeros(1, 1, dtype=torch.long, device=index.device),

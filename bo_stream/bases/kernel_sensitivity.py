@@ -36,11 +36,35 @@ def expected_log_prior(
 def _one_dimension(
     basis: InterpolationBasis, factors: KernelFactors, sensitivity: Tensor, dimension: int
 ) -> Tensor:
+    perturbed = _whitened_correlation(basis, factors, dimension)
+    gathered = _gathered(basis, sensitivity, dimension, perturbed.shape[-1])
+    return (gathered * perturbed).sum((-2, -1))
+
+
+def prior_covariance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
+    """Prior covariance of a basis's weights under another kernel, ``... x m x r x r``.
+
+    ``Λ^{-½} Eᵀ K(θ) E Λ^{-½}``, differentiable in the hyperparameters: the identity where the basis
+    was built, else the kernel K(θ) as far as the basis spans it. Cost O(r² d + Σ g³).
+    """
+    scale = (factors.scale() / basis.scale)[..., None, None]
+    result = scale.expand(*basis.scale.shape, 1, 1)
+    for i in range(basis.grid.dim):
+        column = basis.index[:, i]
+        line = _whitened_correlation(basis, factors, i)
+        result = result * line.index_select(-2, column).index_select(-1, column)
+    return result
+
+
+def _whitened_correlation(
+    basis: InterpolationBasis, factors: KernelFactors, dimension: int
+) -> Tensor:
+    """``Λ^{-½} Eᵀ K(θ) E Λ^{-½}`` of one dimension's kept eigenvectors, ``... x m x k x k``."""
     kept = int(basis.index[:, dimension].max()) + 1
     values = basis.eigenvalues[dimension][..., None, :kept]
-    whitening = basis.eigenvectors[dimension][..., :kept] / values.sqrt()
-    perturbed = whitening.mT @ node_correlation(factors, basis.grid, dimension) @ whitening
-    return (_gathered(basis, sensitivity, dimension, kept) * perturbed).sum((-2, -1))
+    inverse_root = torch.where(values > 0, values.rsqrt(), 0.0)  # where it is 0, so is the feature
+    whitening = basis.eigenvectors[dimension][..., :kept] * inverse_root
+    return whitening.mT @ node_correlation(factors, basis.grid, dimension) @ whitening
 
 
 def _gathered(basis: InterpolationBasis, sensitivity: Tensor, dimension: int, kept: int) -> Tensor:
@@ -61,5 +85,16 @@ def _partners(basis: InterpolationBasis, dimension: int) -> tuple[Tensor, Tensor
         key = torch.zeros_like(basis.index[:, 0])
     else:
         key = ravel(basis.index[:, others], [basis.grid.size[i] for i in others])
-    rows, columns = (key.unsqueeze(-1) == key).nonzero(as_tuple=True)
-    return rows, columns
+    return pairs_within_groups(key)
+
+
+def pairs_within_groups(key: Tensor) -> tuple[Tensor, Tensor]:
+    """All ordered pairs of positions with equal keys, without comparing all keys with all."""
+    order = key.argsort()
+    _, group, sizes = key[order].unique_consecutive(return_inverse=True, return_counts=True)
+    starts = sizes.cumsum(0) - sizes
+    partners = sizes[group]
+    rows = torch.arange(len(key), device=key.device).repeat_interleave(partners)
+    before = (partners.cumsum(0) - partners).repeat_interleave(partners)
+    nth = torch.arange(len(rows), device=key.device) - before
+    return order[rows], order[starts[group[rows]] + nth]

@@ -12,7 +12,7 @@ from bo_stream.bases.kernel_factors import KernelFactors
 
 DEFAULT_SIZES: dict[str, dict[int, int]] = {
     "smooth": {1: 128, 2: 36, 3: 20, 4: 12},
-    "rough": {1: 256, 2: 60, 3: 26, 4: 12},
+    "rough": {1: 192, 2: 60, 3: 26, 4: 12},
 }
 """Nodes per dimension by the kernel's smoothness (rough: any Matérn) and the number d of inputs."""
 

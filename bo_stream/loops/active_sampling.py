@@ -15,7 +15,7 @@ from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.scoring import Score, score
 from bo_stream.loops.settings import Settings
-from bo_stream.loops.strategies import make_strategy
+from bo_stream.loops.strategies import choice_rule
 from bo_stream.loops.survey import Survey
 from bo_stream.models.wiski import WISKI
 
@@ -85,7 +85,7 @@ class ActiveSampling:
         self.survey = survey
         self.settings = settings
         self.state = _first_state(survey, settings) if state is None else state
-        self._strategy = make_strategy(settings.strategy, survey)
+        self._rule = choice_rule(settings.strategy, survey, self.state.model)
 
     @property
     def observations(self) -> int:
@@ -122,7 +122,7 @@ class ActiveSampling:
 
     def _step(self) -> Step:
         """Choose q points, observe them, update, and refit and score where due."""
-        chosen = self._strategy.choose(self.state.model, self.settings.q, self.state.picks)
+        chosen = self._rule.choose(self.settings.q, self.state.picks)
         self.state.model.update(self.survey.pool_X[chosen], self.survey.pool_Y[chosen])
         self.state.picks.extend(chosen)
         refitted = self._refit_due()
@@ -141,7 +141,7 @@ class ActiveSampling:
 
     def _score_due(self) -> bool:
         done = self.steps_done
-        return done % self.settings.score_every == 0 or done == self.settings.steps
+        return done % (self.settings.score_every or 1) == 0 or done == self.settings.steps
 
     def _score(self) -> Score:
         self.state.curve.append(self.score_now())
@@ -149,8 +149,7 @@ class ActiveSampling:
 
     def score_now(self) -> Score:
         """Score the model as it is, without a trace in the curve."""
-        survey = self.survey
-        return score(self.state.model, survey.test_X, survey.test_Y, self.observations)
+        return score(self.state.model, self.survey.test_X, self.survey.test_Y)
 
     def picked_rows(self) -> list[int]:
         """Rows of the data that were chosen, in order."""

@@ -21,7 +21,7 @@ from bo_stream.loops.settings import Strategy
 from bo_stream.storage import atomic_write
 
 STRATEGY_NAMES: dict[Strategy, str] = {
-    "nipv": "least integrated variance",
+    "nipv": "least variance",
     "random": "random choice",
 }
 """What readers are shown."""
@@ -73,21 +73,17 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 def _maps(view: MapView) -> Figure:
     data = view.data
-    panel_width, panel_height = _panel_size(data)
-    figure = Figure(figsize=(2 * panel_width + 2.2, 2 * panel_height + 1.4), layout="constrained")
+    width, height = _panel_size(data)
+    figure = Figure(figsize=(2 * width + 2.4, 2 * height + 1.2), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True, sharey=True)
-    shared = Normalize(*np.quantile(data.y, (0.002, 0.998)))
+    painter = _Painter(figure, data, _Raster.of(data))
+    values = Normalize(*np.quantile(data.y, (0.002, 0.998)))
     spread = Normalize(*np.quantile(view.deviation, (0.0, 0.998)))
-    raster = _Raster.of(data)
-    _panel(axes[0, 0], "truth", data, data.y, shared, _VALUES, raster)
-    _panel(axes[0, 1], "posterior mean", data, view.mean, shared, _VALUES, raster)
-    _panel(
-        axes[1, 0], "posterior standard deviation", data, view.deviation, spread, _SPREAD, raster
-    )
-    _panel(axes[1, 1], "picks over the mean", data, view.mean, shared, _VALUES, raster)
+    painter.paint(axes[0, 0], "truth", data.y, values, _VALUES)
+    painter.paint(axes[0, 1], "posterior mean", view.mean, values, _VALUES)
+    painter.paint(axes[1, 0], "posterior standard deviation", view.deviation, spread, _SPREAD)
+    painter.paint(axes[1, 1], "picks over the posterior mean", view.mean, values, _VALUES)
     _draw_picks(axes[1, 1], view)
-    _colour_bar(figure, axes[0, :], shared, _VALUES, data.target, "both")
-    _colour_bar(figure, axes[1, 0], spread, _SPREAD, f"sd of {data.target}", "max")
     _label(axes, data)
     return figure
 
@@ -158,24 +154,29 @@ def _ticks(values: Array) -> Array | None:
     return ticks
 
 
-def _panel(
-    axes: Axes,
-    title: str,
-    data: Dataset,
-    values: Array,
-    scale: Normalize,
-    colours: str,
-    raster: _Raster | None,
-) -> None:
-    axes.set_title(title, fontsize=10)
-    axes.set_aspect(_aspect(data))
-    if raster is not None:
-        picture = raster.picture(values)
-        axes.pcolormesh(raster.x, raster.y, picture, norm=scale, cmap=colours, rasterized=True)
-        return
-    size = float(np.clip(2e4 / len(values), 1.0, 30.0))
-    first, second = data.X[:, :2].T
-    axes.scatter(first, second, s=size, c=values, norm=scale, cmap=colours, linewidths=0)
+@dataclass(frozen=True)
+class _Painter:
+    """Paints values at all sites into a panel, with a colour bar beside."""
+
+    figure: Figure
+    data: Dataset
+    raster: _Raster | None
+
+    def paint(self, axes: Axes, title: str, values: Array, scale: Normalize, colours: str) -> None:
+        axes.set_title(title, fontsize=10)
+        axes.set_aspect(_aspect(self.data))
+        painted = self._painted(axes, values, norm=scale, cmap=colours)
+        bar = self.figure.colorbar(painted, ax=axes, shrink=0.9, pad=0.02)
+        bar.set_label(self.data.target, fontsize=8)
+        bar.ax.tick_params(labelsize=8)
+
+    def _painted(self, axes: Axes, values: Array, **colours: Any) -> ScalarMappable:
+        if self.raster is not None:
+            picture = self.raster.picture(values)
+            return axes.pcolormesh(self.raster.x, self.raster.y, picture, **colours)
+        size = float(np.clip(2e4 / len(values), 1.0, 30.0))
+        x, y = self.data.X[:, :2].T
+        return axes.scatter(x, y, s=size, c=values, linewidths=0, **colours)
 
 
 def _draw_picks(axes: Axes, view: MapView) -> None:
@@ -187,20 +188,6 @@ def _draw_picks(axes: Axes, view: MapView) -> None:
     label = f"initial ({len(first):,})"
     axes.plot(*first.T, marker="s", ms=4.5, color="tab:red", label=label, **line)
     axes.legend(loc="best", fontsize=8, framealpha=0.85)
-
-
-def _colour_bar(
-    figure: Figure,
-    axes: Axes | np.ndarray[tuple[int, ...], np.dtype[np.object_]],
-    scale: Normalize,
-    colours: str,
-    label: str,
-    extend: str,
-) -> None:
-    mappable = ScalarMappable(norm=scale, cmap=colours)
-    where = axes if isinstance(axes, Axes) else axes.tolist()
-    bar = figure.colorbar(mappable, ax=where, shrink=0.85, extend=extend)
-    bar.set_label(label, fontsize=9)
 
 
 def _label(axes: np.ndarray[tuple[int, ...], np.dtype[np.object_]], data: Dataset) -> None:

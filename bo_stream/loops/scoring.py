@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
-from botorch.models.gpytorch import GPyTorchModel
+from botorch.posteriors.gpytorch import GPyTorchPosterior
 from torch import Tensor
 
-_CHUNK = 512
+from bo_stream.acquisition.sites import sites
+from bo_stream.acquisition.weight_space import weight_space
+from bo_stream.models.streaming_gp import StreamingGP
+
 _HALF_WIDTH_95 = 1.959963984540054
 
 
@@ -33,35 +37,39 @@ class Score:
 
 
 @torch.no_grad()
-def predict(
-    model: GPyTorchModel, X: Tensor, observation_noise: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Marginal means and variances at ``n x d`` inputs, ``n`` each, in chunks of bounded memory."""
-    means, variances = [], []
-    for chunk in X.split(_CHUNK):
-        posterior = model.posterior(chunk, observation_noise=observation_noise)
-        means.append(posterior.mean.squeeze(-1))
-        variances.append(posterior.variance.squeeze(-1))
-    return torch.cat(means), torch.cat(variances)
+def predict(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Marginal means and variances of the function at ``n x d`` inputs, ``n`` each, float64.
+
+    As ``model.posterior(X)``, for one output and an affine outcome transform, but in feature space:
+    on a grid O(n 4^d) and one quadratic form, without n x r features.
+    """
+    inputs = model.transform_inputs(X).double()
+    process = weight_space(model.process(inputs), inputs)
+    points = sites(process.basis, inputs)
+    mean = points.linear(process.weights.mean)[0, 0]
+    variance = points.quadratic(process.weights.covariance().unsqueeze(0))[0, 0]
+    first = cast(GPyTorchPosterior, model.posterior(X[:1])).mean.double().squeeze()
+    scale = model.outcome_scale().squeeze()
+    return first + scale * (mean - mean[0]), scale.square() * variance.clamp_min(0.0)
 
 
-def score(model: GPyTorchModel, X: Tensor, Y: Tensor, observations: int) -> Score:
+@torch.no_grad()
+def score(model: StreamingGP, X: Tensor, Y: Tensor) -> Score:
     """Score a single-output model.
 
     Args:
-        model: Its posterior is asked for, noise included.
+        model: See :func:`predict`.
         X: Held-out inputs, ``n x d``.
         Y: Held-out outcomes, ``n x 1``.
-        observations: How many the model has seen, for the record.
     """
-    mean, variance = predict(model, X, observation_noise=True)
-    error = (Y.squeeze(-1) - mean).double()
-    variance = variance.double()
+    mean, variance = predict(model, X)
+    variance = variance + (model.noise_level() * model.outcome_scale().square()).squeeze()
+    error = Y.double().squeeze(-1) - mean
     rmse = float(error.square().mean().sqrt())
     density = 0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi))
     inside = error.abs() <= _HALF_WIDTH_95 * variance.sqrt()
     return Score(
-        observations,
+        round(model.num_observations),
         rmse,
         rmse / float(Y.double().std()),
         float(density.mean()),

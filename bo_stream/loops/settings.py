@@ -19,6 +19,7 @@ _DEFAULT_STEPS = 500
 _DEFAULT_POOL = 12_000
 _DEFAULT_TEST = 10_000
 _TEST_SHARE = 4
+_SCORES = 25
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Settings:
         dtype: ``float64`` or ``float32``.
         refit: The hyperparameters are learned anew whenever the observations have become this many
             times as many as at the last refit; 0: only once, from the first points.
-        score_every: Steps between scores.
+        score_every: Steps between scores; None: a twenty-fifth of all.
         strategy: ``nipv``, least integrated posterior variance, or ``random``.
     """
 
@@ -54,7 +55,7 @@ class Settings:
     device: str = "cpu"
     dtype: str = "float64"
     refit: float = 2.0
-    score_every: int = 10
+    score_every: int | None = None
     strategy: Strategy = "nipv"
 
     def __post_init__(self) -> None:
@@ -63,9 +64,9 @@ class Settings:
         Raises:
             UsageError: One is out of range.
         """
-        for name, least in (("q", 1), ("initial", 2), ("score_every", 1), ("seed", 0)):
+        for name, least in (("q", 1), ("initial", 2), ("seed", 0)):
             _check_at_least(name, getattr(self, name), least)
-        for name, least in (("steps", 0), ("pool", 1), ("test", 2)):
+        for name, least in (("steps", 0), ("pool", 1), ("test", 2), ("score_every", 1)):
             _check_at_least(name, getattr(self, name), least)
         _check_one_of("kernel", self.kernel, tuple(KERNELS))
         _check_one_of("dtype", self.dtype, tuple(DTYPES))
@@ -108,7 +109,8 @@ class Settings:
                 f"{steps:,} steps of {self.q} after {self.initial} initial points need a pool of "
                 f"{self.initial + self.q * steps:,}, got {pool:,}: at most {most:,} steps."
             )
-        return replace(self, test=test, pool=pool, steps=steps)
+        every = max(1, steps // _SCORES) if self.score_every is None else self.score_every
+        return replace(self, test=test, pool=pool, steps=steps, score_every=every)
 
     def as_record(self) -> dict[str, Any]:
         """As plain values, for JSON."""

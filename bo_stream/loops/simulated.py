@@ -7,7 +7,7 @@ import numpy as np
 from bo_stream.loops.datasets import Array, Dataset
 
 _SIDE_KM = 1000.0
-_PIXELS = 84
+_PIXELS = 100
 _WAVES = 400
 _LENGTHSCALE = 0.11
 _BASE_LOGIT = -1.1
@@ -47,8 +47,8 @@ def _country(generator: np.random.Generator) -> np.ndarray[tuple[int, ...], np.d
     angle = np.arctan2(offset[:, 1], offset[:, 0])
     waves = np.arange(2, 9)
     phase = generator.uniform(0.0, 2.0 * np.pi, waves.size)
-    size = generator.uniform(0.5, 1.0, waves.size) * 0.09 / np.sqrt(waves)
-    border = 0.41 + (size * np.cos(np.multiply.outer(angle, waves) + phase)).sum(-1)
+    size = generator.uniform(0.5, 1.0, waves.size) * 0.08 / np.sqrt(waves)
+    border = 0.36 + (size * np.cos(np.multiply.outer(angle, waves) + phase)).sum(-1)
     return np.hypot(offset[:, 0], offset[:, 1]) < border
 
 

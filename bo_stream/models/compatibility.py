@@ -34,7 +34,10 @@ def _signature(model: StreamingGP) -> dict[str, Any]:
         "batch_shape": tuple(model.batch_shape),
         "number of outputs": model.num_outputs,
         "number of inputs": model._input_dim,
-        "outcome transforms": [type(step).__name__ for step in model._outcomes.fixed],
+        "outcome transforms": [
+            (type(step).__name__, step._outputs, getattr(step, "power", None))
+            for step in model._outcomes.fixed
+        ],
         "input transform": (type(transform).__name__, {k: v.tolist() for k, v in state.items()}),
         "kind of noise": "learned" if isinstance(model.likelihood, GaussianLikelihood) else "known",
     }

@@ -22,6 +22,7 @@ from bo_stream.bases.cubic import STENCIL
 from bo_stream.bases.kernel_factors import KernelFactors
 from bo_stream.bases.resolution import default_grid_size
 from bo_stream.models.validation import check_finite, check_observations, check_type
+from bo_stream.sufficient_statistics import target_columns
 
 MAX_DIM = 4
 """Most inputs that a grid can take."""
@@ -146,7 +147,7 @@ def choose_grid_size(
     """Nodes per dimension: those given, or the default for this kernel."""
     if grid_size is None:
         return default_grid_size(factors, dim)
-    sizes = (grid_size,) * dim if isinstance(grid_size, int) else tuple(grid_size)
+    sizes = tuple(grid_size) if isinstance(grid_size, Sequence) else (grid_size,) * dim
     if len(sizes) != dim or not all(isinstance(s, int) and s >= STENCIL for s in sizes):
         raise ValueError(
             f"Expected grid_size to be an integer of at least {STENCIL} (nodes per dimension) or "
@@ -162,6 +163,12 @@ def reference_outcome(targets: Tensor) -> Tensor:
             targets.device
         )
     return targets.detach().to(torch.float64).mean(-2)
+
+
+def first_totals(targets: Tensor, shift: Tensor) -> Tensor:
+    """``[Y, 1]ᵀ [Y, 1]`` of the first outcomes less their shift, ``batch x m x 2 x 2``."""
+    columns = target_columns(targets.detach().to(torch.float64).mT - shift.unsqueeze(-1))
+    return columns.mT @ columns
 
 
 def warn_of_scaling(inputs: Tensor, standardized: Tensor, custom_kernel: bool) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 from bo_stream.bases.interpolation import InterpolationBasis
 from bo_stream.bases.kernel_factors import KernelFactors
 from bo_stream.bases.kernel_sensitivity import expected_log_prior
-from bo_stream.sufficient_statistics import SufficientStatistics
+from bo_stream.linalg import inverse_lower, product_of_triangular_root, safe_cholesky
+from bo_stream.sufficient_statistics import MatrixMap, SufficientStatistics
 from bo_stream.weights import GaussianEvidence, at_noise, log_marginal_likelihood, solve
 
 
@@ -59,9 +60,41 @@ def differentiable_log_marginal_likelihood(
         evidence = combine(groups, residual)
         posterior = solve(evidence)
         value = log_marginal_likelihood(evidence, posterior)
-        second_moment = posterior.covariance() + posterior.mean @ posterior.mean.mT
+        covariance = product_of_triangular_root(posterior.root)
+        second_moment = covariance + posterior.mean @ posterior.mean.mT
     expected = expected_log_prior(basis, factors, second_moment)
     for group in groups:
+        expected = expected + _expected_misfit(group, residual, posterior.mean, second_moment)
+    return value - (expected - expected.detach())
+
+
+def subspace_log_marginal_likelihood(
+    groups: Sequence[NoiseGroup], residual: Tensor, prior: Tensor
+) -> Tensor:
+    """The log marginal likelihood for weights with prior N(0, prior), ``... x m``. Cost O(r³).
+
+    Exact with its gradient, as :func:`differentiable_log_marginal_likelihood`, and smooth in the
+    hyperparameters because the basis stays the same.
+
+    Args:
+        groups: Noise groups in one basis; their levels may require gradients.
+        residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``; may require gradients.
+        prior: Covariance of the weights, ``... x m x r x r``; may require gradients.
+    """
+    with torch.no_grad():
+        factor = safe_cholesky(prior)
+        T = MatrixMap(factor)
+        moved = [NoiseGroup(group.statistics.pull_back(T), group.level) for group in groups]
+        evidence = combine(moved, residual)
+        posterior = solve(evidence)
+        value = log_marginal_likelihood(evidence, posterior)
+        covariance = product_of_triangular_root(posterior.root)
+        second_moment = covariance + posterior.mean @ posterior.mean.mT
+        whitening = inverse_lower(factor)
+        identity = torch.eye(factor.shape[-1]).to(factor)
+        sensitivity = 0.5 * whitening.mT @ (identity - second_moment) @ whitening
+    expected = (sensitivity * prior).sum((-2, -1))
+    for group in moved:
         expected = expected + _expected_misfit(group, residual, posterior.mean, second_moment)
     return value - (expected - expected.detach())
 

@@ -108,8 +108,8 @@ class OutcomeChain:
 
 
 def _moments(totals: Tensor, min_stdv: float) -> tuple[Tensor, Tensor]:
-    count = totals[..., 1, 1].clamp_min(1.0)
-    mean = totals[..., 0, 1] / count
+    count = totals[..., 1, 1]
+    mean = totals[..., 0, 1] / torch.where(count > 0, count, 1.0)
     squares = totals[..., 0, 0] - count * mean.square()
     stdv = (squares.clamp_min(0.0) / (count - 1.0).clamp_min(1.0)).sqrt()
     usable = (stdv >= min_stdv) & (count > 1.0)
@@ -139,6 +139,8 @@ def _steps(transform: Module | None) -> list[OutcomeTransform]:
 def _check_step(step: OutcomeTransform, is_last_standardize: bool) -> None:
     if isinstance(step, StratifiedStandardize):
         fault = "its scale depends on the task, so statistics cannot be rescaled"
+    elif isinstance(step, _FIXED) and step._outputs is not None:
+        fault = "BoTorch cannot undo it on some outputs only; use one model per output (ModelList)"
     elif is_last_standardize or isinstance(step, _FIXED):
         return
     elif isinstance(step, Standardize):

@@ -64,7 +64,7 @@ class StreamMemory:
             return None
         total = torch.stack([group.noise_sum for group in groups]).sum(0)
         count = torch.stack([group.count for group in groups]).sum(0)
-        return total / count.clamp_min(1.0)
+        return total / torch.where(count > 0, count, 1.0)
 
     def covering(self, X: Tensor) -> StreamMemory:
         """The same memory on a grid grown by whole cells so that its box holds X; exact.
@@ -132,7 +132,9 @@ class StreamMemory:
 
     def _absorb_one(self, memory: GridMemory) -> StreamMemory:
         if memory.grid.offset_in(self.grid) is None:
-            return replace(self, earlier=(*self.earlier, memory))
+            same = [part for part in self.earlier if part.grid == memory.grid]
+            others = tuple(part for part in self.earlier if part.grid != memory.grid)
+            return replace(self, earlier=(*others, sum(same, start=memory)))
         aligned = replace(memory.on(self.grid), grid=self.grid)
         return replace(self, current=self.current + aligned)
 

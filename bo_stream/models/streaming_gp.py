@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
-from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
@@ -30,7 +30,7 @@ from torch import Tensor
 from bo_stream.linalg import DowndatedRootOperator
 from bo_stream.models.outcomes import OutcomeChain
 from bo_stream.models.subset import check_outputs_exist, subset_module
-from bo_stream.models.validation import check_finite, check_inputs
+from bo_stream.models.validation import check_finite, check_inputs, check_supposed
 from bo_stream.process import Joint, PosteriorProcess, SelectedProcess
 from bo_stream.storage import atomic_write
 
@@ -84,6 +84,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @abstractmethod
     def _log_marginal_likelihood(self) -> Tensor:
         """Differentiable in the hyperparameters, ``batch_shape x m``."""
+
+    @abstractmethod
+    def _learning_objective(self) -> Tensor:
+        """What a fit maximises beside the priors, differentiable, ``batch_shape x m``."""
 
     @abstractmethod
     def _counts(self) -> Tensor:
@@ -174,10 +178,11 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Raises:
             BotorchTensorDimensionError: X has the wrong width or too few dimensions.
-            InputDataError: X is not finite, or too far outside the bounds.
+            InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
+                bounds.
         """
         self.eval()
-        check_inputs(X, self._input_dim)
+        check_inputs(X, self._input_dim, self.train_targets)
         chosen = range(self.num_outputs) if output_indices is None else output_indices
         inputs = self.transform_inputs(X).to(torch.float64)
         joint = self.process(inputs).joint(inputs).select(chosen)
@@ -213,18 +218,15 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             kwargs: Ignored, for BoTorch's callers.
 
         Raises:
-            BotorchTensorDimensionError: X has the wrong width.
-            InputDataError: X or Y is not finite, or has the wrong number of rows or outputs.
+            BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+            InputDataError: A wrong dtype or device, NaN or infinity, or a negative noise.
         """
-        check_inputs(X, self._input_dim)
-        check_finite("Y", Y)
-        if Y.shape[-1] != self.num_outputs or Y.shape[-2] != X.shape[-2]:
-            raise InputDataError(
-                f"Expected Y of shape `... x {X.shape[-2]} x {self.num_outputs}` for X of shape "
-                f"{tuple(X.shape)}, got {tuple(Y.shape)}."
-            )
+        self.eval()
+        check_inputs(X, self._input_dim, self.train_targets)
+        check_supposed(X, Y, noise, self.num_outputs)
         inputs = self.transform_inputs(X).to(torch.float64)
         targets = self._standardized(Y.to(torch.float64)).mT
+        check_finite("Y after its outcome transform", targets)
         level = self.noise_level().unsqueeze(-1) if noise is None else noise.to(torch.float64).mT
         return self._supposing(self.process(inputs).condition(inputs, targets, level))
 
@@ -295,7 +297,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             mll: Gives the priors of all hyperparameters.
             kwargs: Ignored, for BoTorch's callers.
         """
-        value = mll._add_other_terms(self.log_marginal_likelihood().clone(), [])
+        objective = self._from_per_output(self._learning_objective())
+        value = mll._add_other_terms(objective.clone(), [])
         return -value / self._from_per_output(self._counts()).clamp_min(1.0)
 
     def train(self, mode: bool = True) -> Self:
@@ -360,12 +363,19 @@ def _distribution(
     joint: Joint, offset: Tensor, scale: Tensor, noise: Tensor | None, dtype: torch.dtype
 ) -> MultivariateNormal:
     """The normal ``offset + scale · joint``, with ``noise`` on the joint's diagonal."""
-    mean = (offset + scale * joint.mean).to(dtype)
-    covariance = _covariance(joint, scale, noise, mean.shape, dtype)
-    if mean.shape[-2] == 1:
-        return MultivariateNormal(mean.squeeze(-2), covariance.squeeze(-3))
-    batched = MultivariateNormal(mean, covariance)
+    if joint.mean.shape[-2] == 1:
+        joint, offset, scale = joint.only_output(), offset.squeeze(-2), scale.squeeze(-2)
+        noise = None if noise is None else noise.squeeze(-2)
+        return _normal(joint, offset, scale, noise, dtype)
+    batched = _normal(joint, offset, scale, noise, dtype)
     return MultitaskMultivariateNormal.from_batch_mvn(batched, task_dim=-1)
+
+
+def _normal(
+    joint: Joint, offset: Tensor, scale: Tensor, noise: Tensor | None, dtype: torch.dtype
+) -> MultivariateNormal:
+    mean = (offset + scale * joint.mean).to(dtype)
+    return MultivariateNormal(mean, _covariance(joint, scale, noise, mean.shape, dtype))
 
 
 def _covariance(

@@ -69,12 +69,53 @@ def check_finite(name: str, tensor: Tensor) -> None:
         )
 
 
-def check_inputs(X: Tensor, dim: int) -> None:
-    """Check inputs to a prediction: ``... x q x dim``."""
+def check_inputs(X: Tensor, dim: int, like: Tensor) -> None:
+    """Check inputs to a prediction: ``... x q x dim``, of the model's dtype and device."""
+    check_type("X", X, like)
     if X.ndim < 2 or X.shape[-1] != dim:
         raise BotorchTensorDimensionError(
             f"Expected X of shape `batch_shape x q x {dim}`, got {tuple(X.shape)}."
         )
+
+
+def check_supposed(X: Tensor, Y: Tensor, noise: Tensor | None, outputs: int) -> None:
+    """Check supposed observations at checked inputs X.
+
+    Args:
+        X: ``... x q x d``, of the model's dtype and device.
+        Y: Expected ``...' x q x outputs``, leading dimensions broadcast against those of X.
+        noise: Expected non-negative, to broadcast against Y.
+        outputs: Number of outputs m.
+
+    Raises:
+        BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+        InputDataError: A wrong dtype or device, NaN or infinity, or a negative variance.
+    """
+    check_type("Y", Y, X)
+    _check_rows("Y", Y, X, {X.shape[-2]}, outputs)
+    check_finite("Y", Y)
+    if noise is not None:
+        check_type("noise", noise, X)
+        _check_rows("noise", noise, X, {X.shape[-2], 1}, outputs)
+        if bool((noise < 0).any() | ~noise.isfinite().all()):
+            raise InputDataError(
+                "Expected noise to hold variances, zero or more and finite, got a negative, "
+                "infinite or NaN value."
+            )
+
+
+def _check_rows(name: str, tensor: Tensor, X: Tensor, rows: set[int], outputs: int) -> None:
+    fits = tensor.ndim >= 2 and tensor.shape[-1] == outputs and tensor.shape[-2] in rows
+    if not fits or not _broadcast(tensor.shape[:-2], X.shape[:-2]):
+        raise BotorchTensorDimensionError(
+            f"Expected {name} of shape `... x {X.shape[-2]} x {outputs}` to broadcast against X of "
+            f"shape {tuple(X.shape)}, got {tuple(tensor.shape)}."
+        )
+
+
+def _broadcast(first: torch.Size, second: torch.Size) -> bool:
+    pairs = zip(reversed(first), reversed(second), strict=False)
+    return all(a == b or 1 in (a, b) for a, b in pairs)
 
 
 def _check_shape(name: str, tensor: Tensor, expected: tuple[int | None, ...]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from typing import Self
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor
 from bo_stream.bases.grid import Grid
 from bo_stream.bases.interpolation import interpolation_basis
 from bo_stream.bases.kernel_factors import KernelFactors, kernel_factors
+from bo_stream.bases.kernel_sensitivity import prior_covariance
 from bo_stream.bases.resolution import interpolation_error
 from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening, is_same, state_of
 from bo_stream.models.compatibility import check_mergeable
@@ -35,15 +37,18 @@ from bo_stream.models.construction import (
     choose_box,
     choose_grid_size,
     choose_likelihood,
+    first_totals,
     first_transformed,
     observed_inputs,
     reference_outcome,
     warn_of_scaling,
 )
+from bo_stream.models.learning import LearningSpace
 from bo_stream.models.marginal_likelihood import (
     NoiseGroup,
     combine,
     differentiable_log_marginal_likelihood,
+    subspace_log_marginal_likelihood,
 )
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.resolution_warning import warn_of_resolution
@@ -137,6 +142,7 @@ class WISKI(StreamingGP):
         self._supposed: PosteriorProcess | None = None
         self._whitening: Whitening | None = None
         self._solved: Solved | None = None
+        self._learning: LearningSpace | None = None
         self._resolution_checked: tuple[Tensor, ...] | None = None
         self._num_outputs = train_Y.shape[-1]
         self._batch_shape = train_X.shape[:-2]
@@ -168,8 +174,8 @@ class WISKI(StreamingGP):
             Grid.over(box, size), self._batch_shape, self._num_outputs, train_X.device
         )
         self.to(train_X)
+        self._standardize_by(first_totals(targets, self._shift))
         self._observe(train_X, train_Y, train_Yvar, 1.0)
-        self._prepare_refit()
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
 
     def _first_inputs(self, X: Tensor, transform: InputTransform | None) -> Tensor:
@@ -233,6 +239,7 @@ class WISKI(StreamingGP):
         whitening, solved = self._caches_after(data)
         memory.observe(data)
         self._memory, self._whitening, self._solved = memory, whitening, solved
+        self._learning = None
         self._refresh_fixed_noise()
 
     @torch.no_grad()
@@ -306,9 +313,9 @@ class WISKI(StreamingGP):
         Raises:
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
         """
+        check_mergeable(self, other)
         self._check_not_supposed("merge")
         other._check_not_supposed("merge")
-        check_mergeable(self, other)
         matrix = _shifted_targets(other._shift - self._shift)
         self._set_memory(
             self._memory.absorb(other._memory.map(lambda s: s.map_targets(matrix).scale(1.0)))
@@ -318,7 +325,7 @@ class WISKI(StreamingGP):
 
     def _set_memory(self, memory: StreamMemory) -> None:
         self._memory = memory
-        self._whitening = self._solved = None
+        self._whitening = self._solved = self._learning = None
 
     def forget(self, factor: float) -> Self:
         """Let every past observation count ``factor`` times: exponential forgetting.
@@ -359,8 +366,14 @@ class WISKI(StreamingGP):
         return self
 
     def _prepare_refit(self) -> None:
-        self._outcomes.learn(self._memory.totals, self._shift)
+        self._standardize_by(self._memory.totals)
         self._refresh_fixed_noise()
+
+    def _standardize_by(self, totals: Tensor) -> None:
+        """Learn the standardisation, in a copy: models that suppose data keep their own."""
+        if "outcome_transform" in self._modules:
+            self.outcome_transform = deepcopy(self.outcome_transform)
+        self._outcomes.learn(totals, self._shift)
 
     def _counts(self) -> Tensor:
         return self._memory.counts
@@ -413,7 +426,7 @@ class WISKI(StreamingGP):
     def _solve(self) -> WeightSpaceProcess:
         whitening = self._current_whitening()
         evidence = combine(self._noise_groups(whitening.memory), self._residual())
-        prior_mean = self._prior_mean().unsqueeze(-1)
+        prior_mean = self._prior_mean().unsqueeze(-1).clone()
         return WeightSpaceProcess(whitening.basis, solve(evidence), prior_mean)
 
     @torch.no_grad()
@@ -463,6 +476,18 @@ class WISKI(StreamingGP):
             self._residual(),
             whitening.basis,
             self._factors(),
+        )
+
+    def _learning_objective(self) -> Tensor:
+        factors = self._factors()
+        if self._learning is None or not self._learning.holds(factors):
+            self._learning = LearningSpace.around(
+                factors, self._memory, self.tolerance, self.max_rank
+            )
+        return subspace_log_marginal_likelihood(
+            self._noise_groups(self._learning.memory),
+            self._residual(),
+            prior_covariance(self._learning.basis, factors),
         )
 
     # --- what the grid is ---------------------------------------------------------------------

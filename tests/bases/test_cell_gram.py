@@ -40,9 +40,7 @@ class Stream:
         self.weight = torch.tensor([1.0, 0.0, -1.0]).double()[torch.randint(3, self.noise.shape)]
 
     def statistics(self, rows: slice = slice(None)) -> SufficientStatistics[CellGram]:
-        result = zero_statistics(
-            self.grid, torch.Size(BATCH), GROUPS, OUTPUTS, torch.device("cpu")
-        )
+        result = zero_statistics(self.grid, torch.Size(BATCH), GROUPS, OUTPUTS, torch.device("cpu"))
         self.add_to(result, rows)
         return result
 
@@ -66,7 +64,9 @@ def dense_gram(gram: CellGram) -> Tensor:
     return entries.unflatten(0, gram.moments.shape[:-2])
 
 
-def assert_same(actual: SufficientStatistics[CellGram], dense: SufficientStatistics[Tensor]) -> None:
+def assert_same(
+    actual: SufficientStatistics[CellGram], dense: SufficientStatistics[Tensor]
+) -> None:
     assert_close(dense_gram(actual.gram), dense.gram)
     for name in FIELDS:
         assert_close(getattr(actual, name), getattr(dense, name))

@@ -1,0 +1,222 @@
+"""Greedy batches from a pool of candidates."""
+
+from __future__ import annotations
+
+import torch
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
+from torch import Tensor
+
+from bo_stream.acquisition.gains import Followed, Gains
+from bo_stream.acquisition.measures import box_of, listed_inputs, point_measure
+from bo_stream.acquisition.sites import sites
+from bo_stream.acquisition.units import check_scalar, variance_factors
+from bo_stream.acquisition.weight_space import weight_space
+from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.validation import check_finite
+from bo_stream.process import WeightSpaceProcess
+
+TIE = 1e-10
+"""Gains within this part of the largest one tie with it; of those the lowest index is picked."""
+
+
+def select_from_pool(
+    model: StreamingGP,
+    pool: Tensor,
+    q: int,
+    mc_points: Tensor,
+    exclude: Tensor | None = None,
+    costs: Tensor | None = None,
+    posterior_transform: PosteriorTransform | None = None,
+) -> Tensor:
+    """Choose q of N candidates, one after the other, that reduce the mean posterior variance most.
+
+    Each pick has the largest gain, ``zᵀ Σ G Σ z / (zᵀ Σ z + noise)`` (per cost, if given), in the
+    variance that remains after the picks before it: greedy qNIPV. For repeated choices from the
+    same pool keep a :class:`PoolSelector`.
+
+    Args:
+        model: A model whose basis leaves no residual, such as ``WISKI``, without batch shape.
+        pool: Candidates, ``N x d``.
+        q: How many to choose; all different.
+        mc_points: Points over which the variance is averaged, ``M x d``.
+        exclude: Candidates not to choose: a boolean mask, ``N``, or indices, ``n``.
+        costs: Positive cost of each candidate, ``N``: picks then have the largest gain per cost.
+        posterior_transform: A ``ScalarizedPosteriorTransform``, required for several outputs.
+
+    Returns:
+        Indices into ``pool``, in the order of picking, ``q``.
+
+    Raises:
+        BotorchTensorDimensionError: Shapes do not fit together.
+        InputDataError: Values that are not finite, costs that are not positive, indices out of
+            range, inputs too far outside the model's bounds.
+        UnsupportedError: A model with a batch shape, with several outputs and no posterior
+            transform, or with a basis that has a residual.
+        ValueError: q is less than one, or more than the candidates that are left.
+    """
+    return PoolSelector(model, pool, mc_points, posterior_transform).select(q, exclude, costs)
+
+
+class PoolSelector:
+    """Repeated greedy choices from one pool, for a model that goes on learning.
+
+    Neither N x N nor N x M nor N x r numbers are formed; for a pool on a grid the memory is that of
+    the candidates' interpolation weights, O(4^d N).
+
+    Between choices the gains of all candidates are kept. A choice after k new observations with the
+    same hyperparameters changes them by rank k: O(k r²) and 2k functions at the candidates, none if
+    the observations are those that were chosen. Each pick costs O(r²) and two functions. Any other
+    change of the model (a refit, a growing grid) has them computed anew: O(r³) and two quadratic
+    forms.
+
+    With an outcome transform other than ``Standardize`` the variance is that of the transformed
+    outcome.
+
+    Example:
+        >>> selector = PoolSelector(model, pool, mc_points)
+        >>> picks = selector.select(q=6, exclude=already_observed)
+    """
+
+    def __init__(
+        self,
+        model: StreamingGP,
+        pool: Tensor,
+        mc_points: Tensor,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> None:
+        """Check and transform the inputs.
+
+        Arguments and errors as :func:`select_from_pool`.
+        """
+        _check_no_batch(model)
+        check_scalar(model, posterior_transform)
+        self._model = model
+        self._pool = listed_inputs(model, "pool", pool)
+        self._measure = point_measure(model, mc_points)
+        self._corners = box_of(torch.cat((box_of(self._pool), self._measure.corners)))
+        self._posterior_transform = posterior_transform
+        self._observations = 0.0
+        self._known: Followed | None = None
+
+    def __len__(self) -> int:
+        """Number N of candidates."""
+        return self._pool.shape[0]
+
+    @torch.no_grad()
+    def select(self, q: int, exclude: Tensor | None = None, costs: Tensor | None = None) -> Tensor:
+        """Choose q candidates for the model as it is now.
+
+        Arguments, result and errors as :func:`select_from_pool`. The model is not changed.
+        """
+        available = self._available(exclude)
+        _check_count(q, int(available.sum()))
+        shares = self._checked_costs(costs)
+        before = self._gains()
+        picks, after = self._pick(before, q, available, shares)
+        self._known = Followed(before, after)
+        return torch.tensor(picks, device=self._pool.device)
+
+    def _pick(
+        self, gains: Gains, q: int, available: Tensor, costs: Tensor
+    ) -> tuple[list[int], Gains]:
+        noise = self._model.noise_level().double().unsqueeze(-1)
+        factors = variance_factors(self._model, self._posterior_transform).unsqueeze(-1)
+        picks: list[int] = []
+        for _ in range(q):
+            worth = (factors * gains.value(noise)).sum(0) / costs
+            picks.append(_first_best(worth.masked_fill(~available, -torch.inf)))
+            available[picks[-1]] = False
+            gains = gains.observing(picks[-1], noise)
+        return picks, gains
+
+    def _gains(self) -> Gains:
+        """The gains under the model's present posterior, from those known where that is cheaper."""
+        space = self._space()
+        rank = round(abs(self._model.num_observations - self._observations))
+        self._observations = self._model.num_observations
+        gains = self._known.followed(space, rank) if self._known is not None else None
+        if gains is None:
+            gains = self._computed(space)
+        return gains
+
+    def _space(self) -> WeightSpaceProcess:
+        space = weight_space(self._model.process(self._corners), self._corners)
+        if space.weights.root.ndim != 3:
+            raise UnsupportedError(
+                "Expected a model that supposes one set of observations, got one that supposes a "
+                f"batch of them: its weights have shape {tuple(space.weights.root.shape)}."
+            )
+        return space
+
+    def _computed(self, space: WeightSpaceProcess) -> Gains:
+        if self._known is not None and self._known.basis is space.basis:
+            return self._known.before.anew(space.weights.root)
+        located = sites(space.basis, self._pool)
+        return Gains.of(located, self._measure.gram(space.basis), space.weights.root)
+
+    def _available(self, exclude: Tensor | None) -> Tensor:
+        available = torch.ones(len(self), dtype=torch.bool, device=self._pool.device)
+        if exclude is not None and exclude.numel() > 0:
+            available[_checked_exclusion(exclude, len(self)).to(available.device)] = False
+        return available
+
+    def _checked_costs(self, costs: Tensor | None) -> Tensor:
+        if costs is None:
+            return self._pool.new_ones(len(self))
+        if costs.shape != (len(self),):
+            raise BotorchTensorDimensionError(
+                f"Expected costs of shape `{len(self)}`, one for each candidate of pool, got "
+                f"{tuple(costs.shape)}."
+            )
+        check_finite("costs", costs)
+        if bool((costs <= 0).any()):
+            raise InputDataError(
+                f"Expected costs to be positive, got {int((costs <= 0).sum())} that are not. Use "
+                "exclude for candidates that cannot be chosen."
+            )
+        return costs.to(self._pool)
+
+
+def _first_best(worth: Tensor) -> int:
+    """The first of the largest values, up to ties."""
+    best = worth.max()
+    return int((worth >= best - TIE * best.abs()).to(torch.uint8).argmax())
+
+
+def _check_no_batch(model: StreamingGP) -> None:
+    if len(model.batch_shape) > 0:
+        raise UnsupportedError(
+            "Expected a model without batch shape to choose one batch of candidates, got one of "
+            f"batch shape {tuple(model.batch_shape)}."
+        )
+
+
+def _check_count(q: int, available: int) -> None:
+    if not 1 <= q <= available:
+        raise ValueError(
+            f"Expected q from 1 to the {available} candidate(s) of pool that are not excluded, got "
+            f"{q}."
+        )
+
+
+def _checked_exclusion(exclude: Tensor, count: int) -> Tensor:
+    if exclude.ndim != 1 or (exclude.dtype == torch.bool and exclude.shape[0] != count):
+        raise BotorchTensorDimensionError(
+            f"Expected exclude as a boolean mask of shape `{count}` or a list of indices, got "
+            f"{exclude.dtype} of shape {tuple(exclude.shape)}."
+        )
+    if exclude.dtype == torch.bool:
+        return exclude
+    if exclude.is_floating_point() or exclude.is_complex():
+        raise InputDataError(f"Expected exclude to hold bools or indices, got {exclude.dtype}.")
+    if bool(((exclude < 0) | (exclude >= count)).any()):
+        raise InputDataError(
+            f"Expected indices from 0 to {count - 1} in exclude, got {int(exclude.min())} to "
+            f"{int(exclude.max())}."
+        )
+    return exclude.long()

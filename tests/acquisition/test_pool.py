@@ -1,0 +1,309 @@
+"""Greedy choices from a pool against trying every candidate on a dense process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
+from botorch.models.transforms.input import Normalize
+from botorch.models.transforms.outcome import Log
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from bo_stream import WISKI
+from bo_stream.acquisition import FeatureNIPV, PoolSelector, select_from_pool
+from bo_stream.acquisition.gains import Gains
+from tests.acquisition.examples import dense, greedy_choice, small_model, some
+from tests.problems import Observations
+from tests.tolerances import assert_close
+
+POOL = 60
+
+
+def rand(n: int, dim: int = 2) -> Tensor:
+    return torch.rand(n, dim, dtype=torch.float64)
+
+
+def naive(
+    model: WISKI,
+    data: Observations,
+    pool: Tensor,
+    points: Tensor,
+    q: int,
+    excluded: tuple[int, ...] = (),
+    costs: Tensor | None = None,
+) -> list[int]:
+    noise, allowed = model.noise_level().detach(), set(range(len(pool))) - set(excluded)
+    return greedy_choice(dense(model, data), pool, points, q, noise, allowed, costs)
+
+
+class TestEqualsTryingAll:
+    @pytest.mark.parametrize("dim", [1, 2, 3])
+    def test_plain(self, dim: int) -> None:
+        data = some(dim=dim)
+        model, pool, points = small_model(data, grid_size=9), rand(POOL, dim), rand(40, dim)
+        picks = select_from_pool(model, pool, 8, points)
+        assert picks.dtype == torch.long
+        assert picks.tolist() == naive(model, data, pool, points, 8)
+
+    def test_until_none_are_left(self) -> None:
+        data, pool, points = some(), rand(12), rand(40)
+        model = small_model(data)
+        picks = select_from_pool(model, pool, 12, points).tolist()
+        assert picks == naive(model, data, pool, points, 12)
+        assert sorted(picks) == list(range(12))
+
+    def test_with_exclusions(self) -> None:
+        data, pool, points = some(), rand(POOL), rand(40)
+        model = small_model(data)
+        unwanted = naive(model, data, pool, points, 5)
+        expected = naive(model, data, pool, points, 6, tuple(unwanted))
+        mask = torch.zeros(POOL, dtype=torch.bool)
+        mask[unwanted] = True
+        for exclude in (mask, torch.tensor(unwanted * 2), torch.tensor(unwanted).int()):
+            kept = exclude.clone()
+            assert select_from_pool(model, pool, 6, points, exclude=exclude).tolist() == expected
+            assert torch.equal(exclude, kept)
+        empty = select_from_pool(model, pool, 5, points, exclude=torch.tensor([]))
+        assert empty.tolist() == unwanted
+
+    def test_with_costs(self) -> None:
+        data, pool, points = some(), rand(POOL), rand(40)
+        model, costs = small_model(data), 0.1 + torch.rand(POOL, dtype=torch.float64)
+        expected = naive(model, data, pool, points, 6, (), costs)
+        assert select_from_pool(model, pool, 6, points, costs=costs).tolist() == expected
+        assert expected != naive(model, data, pool, points, 6)
+
+    def test_with_known_noise_and_transforms(self) -> None:
+        data = some().with_noise("known")
+        model = small_model(
+            data, input_transform=Normalize(2, bounds=torch.tensor([[0.0] * 2, [1.0] * 2]))
+        )
+        pool, points = rand(POOL), rand(40)
+        expected = naive(model, data, pool, points, 6)
+        assert select_from_pool(model, pool, 6, points).tolist() == expected
+
+    def test_of_a_weighted_sum_of_outputs(self) -> None:
+        model, pool, points = small_model(some(outputs=2)), rand(20), rand(15)
+        transform = ScalarizedPosteriorTransform(torch.tensor([2.0, -0.5], dtype=torch.float64))
+        picks = select_from_pool(model, pool, 3, points, posterior_transform=transform)
+        chosen: list[int] = []
+        for _ in range(3):
+            sets = torch.stack([pool[[*chosen, i]] for i in range(20)])
+            value = FeatureNIPV(model, points, posterior_transform=transform)(sets)
+            value[chosen] = -torch.inf
+            chosen.append(int(value.argmax()))
+        assert picks.tolist() == chosen
+
+    def test_of_a_model_that_supposes_data(self) -> None:
+        data, pool, points = some(), rand(POOL), rand(40)
+        model = small_model(data, outcome_transform=None)
+        X, Y = rand(4), rand(4)[:, :1]
+        both = Observations(torch.cat((data.X, X)), torch.cat((data.Y, Y)))
+        supposing = model.condition_on_observations(X, Y)
+        expected = naive(model, both, pool, points, 5)
+        assert select_from_pool(supposing, pool, 5, points).tolist() == expected
+
+    def test_in_float32(self) -> None:
+        model, pool, points = small_model(some()), rand(POOL).float(), rand(40).float()
+        expected = select_from_pool(model, pool.double(), 4, points.double())
+        assert torch.equal(select_from_pool(model, pool, 4, points), expected)
+        single = small_model(some(dtype=torch.float32))
+        assert len(set(select_from_pool(single, pool, 4, points).tolist())) == 4
+
+    def test_of_logarithms_is_that_of_the_transformed_outcome(self) -> None:
+        data, pool, points = some(), rand(POOL), rand(40)
+        model = small_model(data, outcome_transform=Log())
+        logs = Observations(data.X, data.Y.log())
+        plain = small_model(logs, outcome_transform=None, covar_module=model.covar_module)
+        plain.likelihood.noise = model.likelihood.noise.detach()
+        expected = select_from_pool(plain, pool, 4, points)
+        assert torch.equal(select_from_pool(model, pool, 4, points), expected)
+
+
+def test_ties_go_to_the_first() -> None:
+    model, pool, points = small_model(some()), rand(POOL), rand(40)
+    picks = select_from_pool(model, pool, 5, points)
+    repeated = torch.cat((pool, pool, pool))
+    assert torch.equal(select_from_pool(model, repeated, 1, points), picks[:1])
+    fresh = select_from_pool(model, pool.flip(0).repeat(2, 1), 1, points)
+    assert fresh.item() == POOL - 1 - picks[0].item()
+
+
+class TestSelector:
+    def follow(self, model: WISKI, change: Any, count: int = 6) -> tuple[Gains, Gains]:
+        """The gains of a selector that saw a change of its model, and of a new one."""
+        pool, points = rand(POOL), rand(40)
+        old = PoolSelector(model, pool, points)
+        old.select(count)
+        change(model, pool)
+        chosen = old.select(count)
+        new = PoolSelector(model, pool, points)
+        assert torch.equal(chosen, new.select(count))
+        assert old._known is not None
+        assert new._known is not None
+        return old._known.before, new._known.before
+
+    @staticmethod
+    def choice_observed(model: WISKI, pool: Tensor) -> None:
+        picks = select_from_pool(model, pool, 6, rand(40))
+        model.update(pool[picks], rand(6)[:, :1])
+
+    @staticmethod
+    def others_observed(model: WISKI, pool: Tensor) -> None:
+        model.update(rand(4), rand(4)[:, :1])
+
+    @staticmethod
+    def taken_out(model: WISKI, pool: Tensor) -> None:
+        data = rand(3), rand(3)[:, :1]
+        model.update(*data).retract(*data)
+        model.update(rand(2), rand(2)[:, :1])
+
+    @staticmethod
+    def many_observed(model: WISKI, pool: Tensor) -> None:
+        model.update(rand(100), rand(100)[:, :1])
+
+    @staticmethod
+    def refitted(model: WISKI, pool: Tensor) -> None:
+        model.covar_module.lengthscale = 0.5
+        model.likelihood.noise = 0.3
+
+    @staticmethod
+    def noisier(model: WISKI, pool: Tensor) -> None:
+        model.likelihood.noise = 0.3
+
+    @staticmethod
+    def grown(model: WISKI, pool: Tensor) -> None:
+        model.update(1.0 + 0.2 * rand(4), rand(4)[:, :1])
+
+    @staticmethod
+    def forgetful(model: WISKI, pool: Tensor) -> None:
+        model.forget(0.5)
+
+    @staticmethod
+    def nothing(model: WISKI, pool: Tensor) -> None:
+        pass
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "choice_observed",
+            "others_observed",
+            "taken_out",
+            "many_observed",
+            "refitted",
+            "noisier",
+            "grown",
+            "forgetful",
+            "nothing",
+        ],
+    )
+    def test_is_as_new_after(self, change: str) -> None:
+        old, new = self.follow(small_model(some()), getattr(self, change))
+        assert_close(old.variance, new.variance)
+        assert_close(old.numerator / new.numerator.max(), new.numerator / new.numerator.max())
+
+    def test_does_not_compute_anew_what_follows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, pool, points = small_model(some()), rand(POOL), rand(40)
+        selector = PoolSelector(model, pool, points)
+        picks = selector.select(6)
+        monkeypatch.setattr(Gains, "of", None)
+        model.update(pool[picks], rand(6)[:, :1])
+        picks = selector.select(6)
+        model.update(rand(3), rand(3)[:, :1])
+        assert torch.equal(selector.select(6), selector.select(6))
+        with pytest.raises(TypeError):
+            self.noisier(model, pool) or selector.select(6)
+
+    def test_through_a_long_run(self) -> None:
+        data, pool, points = some(), rand(300), rand(100)
+        model = small_model(data)
+        selector, taken = PoolSelector(model, pool, points), torch.arange(0)
+        for _ in range(30):
+            picks = selector.select(6, exclude=taken)
+            assert not set(picks.tolist()) & set(taken.tolist())
+            taken = torch.cat((taken, picks))
+            model.update(pool[picks], rand(6)[:, :1])
+        fresh = PoolSelector(model, pool, points).select(6, exclude=taken)
+        assert torch.equal(selector.select(6, exclude=taken), fresh)
+
+    def test_leaves_the_model_as_it_is(self) -> None:
+        model, T = small_model(some()), rand(4)
+        before = model.posterior(T).variance
+        PoolSelector(model, rand(POOL), rand(40)).select(6)
+        assert torch.equal(model.posterior(T).variance, before)
+        assert model.num_observations == 25
+
+
+class LargestTensor(TorchFunctionMode):
+    """Remembers the largest tensor that any function returned."""
+
+    numel = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in result if isinstance(result, tuple) else (result,):
+            if isinstance(value, Tensor):
+                self.numel = max(self.numel, value.untyped_storage().nbytes() // value.itemsize)
+        return result
+
+
+def test_a_large_pool_needs_no_square() -> None:
+    """Neither N x N nor N x M, and not even N x r, numbers."""
+    model = small_model(some(), tolerance=1e-6)
+    pool, points = rand(50_000), rand(20_000)
+    largest = LargestTensor()
+    with largest:
+        picks = select_from_pool(model, pool, 4, points)
+    assert len(set(picks.tolist())) == 4
+    assert largest.numel <= 50_000 * 100
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("q", [0, -1, 8])
+    def test_count(self, q: int) -> None:
+        with pytest.raises(ValueError, match=f"q from 1 to the 7 .* got {q}"):
+            select_from_pool(small_model(some()), rand(10), q, rand(5), torch.tensor([0, 4, 9]))
+
+    @pytest.mark.parametrize(
+        ("arguments", "error", "message"),
+        [
+            ({"pool": torch.rand(10, 3)}, BotorchTensorDimensionError, "pool of shape `N x 2`"),
+            ({"pool": torch.rand(10)}, BotorchTensorDimensionError, "pool of shape"),
+            ({"pool": torch.ones(10, 2).long()}, InputDataError, "floating point"),
+            ({"pool": torch.full((10, 2), torch.nan)}, InputDataError, "finite"),
+            ({"pool": torch.full((10, 2), 1e3)}, InputDataError, "outside the bounds"),
+            ({"mc_points": torch.rand(5, 1)}, BotorchTensorDimensionError, "mc_points of shape"),
+            ({"mc_points": torch.rand(0, 2)}, InputDataError, "at least one point"),
+            ({"exclude": torch.zeros(9).bool()}, BotorchTensorDimensionError, "exclude as"),
+            ({"exclude": torch.zeros(2, 2).long()}, BotorchTensorDimensionError, "exclude as"),
+            ({"exclude": torch.tensor([0.5])}, InputDataError, "bools or indices"),
+            ({"exclude": torch.tensor([10])}, InputDataError, "from 0 to 9"),
+            ({"exclude": torch.tensor([-1])}, InputDataError, "from 0 to 9"),
+            ({"costs": torch.ones(9)}, BotorchTensorDimensionError, "costs of shape `10`"),
+            ({"costs": torch.zeros(10)}, InputDataError, "positive"),
+            ({"costs": torch.full((10,), torch.inf)}, InputDataError, "finite"),
+        ],
+    )
+    def test_tensors(self, arguments: Any, error: type, message: str) -> None:
+        defaults = {"pool": rand(10), "q": 2, "mc_points": rand(5)}
+        with pytest.raises(error, match=message):
+            select_from_pool(small_model(some()), **{**defaults, **arguments})
+
+    def test_models(self) -> None:
+        with pytest.raises(UnsupportedError, match="batch shape"):
+            select_from_pool(small_model(some(batch_shape=(2,))), rand(10), 2, rand(5))
+        with pytest.raises(UnsupportedError, match="posterior_transform"):
+            select_from_pool(small_model(some(outputs=2)), rand(10), 2, rand(5))
+        supposing = small_model(some()).condition_on_observations(
+            rand(6).view(2, 3, 2), rand(3).view(2, 3, 1)
+        )
+        with pytest.raises(UnsupportedError, match="supposes a batch"):
+            select_from_pool(supposing, rand(10), 2, rand(5))

@@ -1,0 +1,882 @@
+"""What every streaming model obeys: a registry of models, and laws that none may break.
+
+A new model enters by a line in ``CASES``; the tests fail while a concrete class is missing. A law
+takes a :class:`Stream` (a case with dtype, shapes and data) and asserts; ``@law`` puts it on the
+list.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from botorch.acquisition.objective import ScalarizedPosteriorTransform
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
+from botorch.models.transforms.input import Normalize
+from botorch.models.transforms.outcome import (
+    Bilog,
+    ChainedOutcomeTransform,
+    Log,
+    Power,
+    Standardize,
+)
+from botorch.posteriors import Posterior, TransformedPosterior
+from botorch.posteriors.gpytorch import GPyTorchPosterior
+from botorch.sampling import SobolQMCNormalSampler
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
+
+from bo_stream import WISKI
+from bo_stream.models.streaming_gp import StreamingGP
+from tests.oracles import joint_covariance
+from tests.problems import Observations, observations
+from tests.tolerances import GRADIENT_TOLERANCE, assert_close
+
+DIM = 2
+
+
+# --- the registry -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a stream's tensors look like."""
+
+    dtype: torch.dtype = torch.float64
+    batch_shape: tuple[int, ...] = ()
+    outputs: int = 1
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.device}-{dtype}-batch{list(self.batch_shape)}-m{self.outputs}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model class in one variant.
+
+    Attributes:
+        name: Of the test.
+        build: A model of some observations, whatever their shapes and dtype.
+        noise: ``"learned"``, ``"known"`` or ``"mixed"``.
+        settings: What to test it with.
+    """
+
+    name: str
+    build: Callable[[Observations], StreamingGP]
+    noise: str = "learned"
+    settings: tuple[Setting, ...] = (
+        Setting(),
+        Setting(torch.float32, outputs=2),
+        Setting(batch_shape=(2,), outputs=2),
+    )
+
+
+EVERY_SETTING = tuple(
+    Setting(dtype, batch_shape, outputs)
+    for dtype in (torch.float64, torch.float32)
+    for batch_shape in ((), (2,))
+    for outputs in (1, 2)
+)
+
+
+def _wiski(**options: Any) -> Callable[[Observations], WISKI]:
+    """A factory of grid models; options that are functions are called with the observations."""
+
+    def build(data: Observations) -> WISKI:
+        chosen = {k: v(data) if callable(v) else v for k, v in options.items()}
+        defaults = {"grid_size": 9, "tolerance": 0.0, "covar_module": _rbf(data), "bounds": _UNIT}
+        return WISKI(*data.astuple(), **{**defaults, **chosen})
+
+    return build
+
+
+_UNIT = torch.tensor([[0.0] * DIM, [1.0] * DIM])
+
+
+def _parameter_shape(data: Observations) -> torch.Size:
+    m = data.Y.shape[-1]
+    return torch.Size((*data.X.shape[:-2], *([m] if m > 1 else [])))
+
+
+def _rbf(data: Observations) -> RBFKernel:
+    kernel = RBFKernel(ard_num_dims=DIM, batch_shape=_parameter_shape(data))
+    kernel.lengthscale = torch.full_like(kernel.lengthscale, 0.6)
+    return kernel
+
+
+def _scaled_matern(data: Observations) -> ScaleKernel:
+    shape = _parameter_shape(data)
+    base = MaternKernel(nu=1.5, ard_num_dims=DIM, batch_shape=shape)
+    return ScaleKernel(base, batch_shape=shape)
+
+
+def _standardize(data: Observations) -> Standardize:
+    return Standardize(m=data.Y.shape[-1], batch_shape=data.X.shape[:-2])
+
+
+CASES: tuple[Case, ...] = (
+    Case("WISKI", _wiski(), settings=EVERY_SETTING),
+    Case("WISKI, few features", _wiski(max_rank=30)),
+    Case("WISKI, scaled Matérn", _wiski(covar_module=_scaled_matern)),
+    Case("WISKI, one kernel for all outputs", _wiski(covar_module=lambda _: RBFKernel())),
+    Case("WISKI, as measured", _wiski(outcome_transform=None)),
+    Case("WISKI, log", _wiski(outcome_transform=lambda _: Log())),
+    Case("WISKI, power", _wiski(outcome_transform=lambda _: Power(0.5))),
+    Case(
+        "WISKI, log, then standardised",
+        _wiski(
+            outcome_transform=lambda data: ChainedOutcomeTransform(
+                log=Log(), standardize=_standardize(data)
+            )
+        ),
+    ),
+    Case(
+        "WISKI, bilog",
+        _wiski(outcome_transform=lambda data: ChainedOutcomeTransform(b=Bilog())),
+    ),
+    Case(
+        "WISKI, normalised inputs",
+        _wiski(
+            input_transform=lambda data: Normalize(
+                DIM, bounds=torch.tensor([[-0.5, -1.0], [2.0, 1.5]]).to(data.X)
+            ),
+            bounds=torch.tensor([[0.0] * DIM, [1.0] * DIM]),
+        ),
+    ),
+    Case("WISKI, known noise", _wiski(), noise="known", settings=EVERY_SETTING),
+    Case(
+        "WISKI, known noise in part",
+        _wiski(likelihood=lambda data: GaussianLikelihood(batch_shape=_parameter_shape(data))),
+        noise="mixed",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A case in a setting, with data to stream."""
+
+    case: Case
+    setting: Setting
+
+    def __str__(self) -> str:
+        return f"{self.case.name}-{self.setting}"
+
+    def data(self, n: int) -> Observations:
+        s = self.setting
+        data = observations(n, DIM, s.outputs, s.batch_shape, s.dtype).with_noise(self.case.noise)
+        Yvar = None if data.Yvar is None else data.Yvar.to(s.device)
+        return Observations(data.X.to(s.device), data.Y.to(s.device), Yvar)
+
+    def model(self, data: Observations, seed: int = 1) -> StreamingGP:
+        """A model in evaluation mode; its hyperparameters depend on the seed only."""
+        model = self.case.build(data)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                if name == "mean_module.raw_constant":
+                    parameter.copy_(0.3 * noise)
+                else:
+                    parameter.mul_((0.2 * noise).exp())
+        model.eval()
+        return model
+
+    @cached_property
+    def points(self) -> Tensor:
+        """Test inputs, ``batch_shape x 5 x d``."""
+        X = torch.rand(*self.setting.batch_shape, 5, DIM, dtype=self.setting.dtype)
+        return X.to(self.setting.device)
+
+    def sampler(self, n: int = 3) -> SobolQMCNormalSampler:
+        return SobolQMCNormalSampler(torch.Size([n]), seed=7)
+
+    @property
+    def exact(self) -> bool:
+        """Whether gradients can be checked by differences."""
+        return self.setting.dtype == torch.float64
+
+
+STREAMS = [Stream(case, setting) for case in CASES for setting in case.settings]
+
+
+# --- what to compare ----------------------------------------------------------------------------
+
+
+def gaussian(posterior: Posterior) -> GPyTorchPosterior:
+    """The normal posterior before outcomes were untransformed."""
+    while isinstance(posterior, TransformedPosterior):
+        posterior = posterior._posterior
+    assert isinstance(posterior, GPyTorchPosterior)
+    return posterior
+
+
+def centre(posterior: Posterior) -> Tensor:
+    """The outcomes at the normal posterior's mean: the posterior's median."""
+    if isinstance(posterior, TransformedPosterior):
+        return posterior._sample_transform(centre(posterior._posterior))
+    return posterior.mean
+
+
+def moments(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of the normal posterior, detached."""
+    posterior = gaussian(model.posterior(X))
+    return posterior.mean.detach(), joint_covariance(posterior).detach()
+
+
+def assert_same_posterior(
+    a: StreamingGP, b: StreamingGP, X: Tensor, bits: bool = False, factor: float = 1.0
+) -> None:
+    """Equal mean and covariance at X, to the tolerance or to the bit."""
+    for actual, expected in zip(moments(a, X), moments(b, X), strict=True):
+        if bits:
+            assert torch.equal(actual, expected)
+        else:
+            assert_close(actual, expected, factor)
+
+
+def assert_same_model(a: StreamingGP, b: StreamingGP, X: Tensor, factor: float = 1.0) -> None:
+    """Equal posterior, marginal likelihood and count."""
+    assert_same_posterior(a, b, X, factor=factor)
+    dtype = X.dtype
+    ours, theirs = (m.log_marginal_likelihood().detach().to(dtype) for m in (a, b))
+    assert_close(ours, theirs, factor=10 * factor)
+    assert a.num_observations == pytest.approx(b.num_observations)
+
+
+def refreshed(model: StreamingGP) -> StreamingGP:
+    """The model once more standardised by all its outcomes, as a refit does it."""
+    model.train()
+    model.eval()
+    return model
+
+
+def contents(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every tensor and every number that an object holds, wherever it is."""
+    yield from _contents(value, path, set())
+
+
+def _contents(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Tensor | int | float | str | None):
+        yield path, value
+        return
+    if id(value) in seen or isinstance(value, type) or (callable(value) and not vars_of(value)):
+        return
+    seen.add(id(value))
+    for name, part in vars_of(value).items():
+        yield from _contents(part, f"{path}.{name}", seen)
+
+
+def vars_of(value: Any) -> dict[Any, Any]:
+    """The parts of a container or an object, by name."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, list | tuple):
+        return dict(enumerate(value))
+    return getattr(value, "__dict__", {})
+
+
+def fingerprint(model: StreamingGP) -> dict[str, Any]:
+    """A copy of everything in a model."""
+    return {
+        path: value.detach().clone() if isinstance(value, Tensor) else value
+        for path, value in contents(model)
+    }
+
+
+def assert_untouched(model: StreamingGP, before: dict[str, Any]) -> None:
+    """Everything in a model is as it was, to the bit."""
+    after = fingerprint(model)
+    assert after.keys() == before.keys()
+    for path, value in before.items():
+        if isinstance(value, Tensor):
+            same = torch.equal(value, after[path])
+        else:
+            same = value == after[path] or (value != value and after[path] != after[path])
+        assert same, f"{path} changed from {value} to {after[path]}"
+
+
+def held_bytes(model: StreamingGP) -> int:
+    """Bytes of all tensors that a model holds, each storage once."""
+    storages = {
+        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        for _, value in contents(model)
+        if isinstance(value, Tensor)
+    }
+    return sum(storages.values())
+
+
+def central_differences(function: Callable[[Tensor], Tensor], X: Tensor) -> Tensor:
+    """The gradient of a scalar function by central differences."""
+    step = 1e-5
+    gradient = torch.zeros_like(X)
+    for i in range(X.numel()):
+        shift = torch.zeros_like(X).flatten()
+        shift[i] = step
+        shift = shift.view_as(X)
+        with torch.no_grad():
+            difference = function(X + shift) - function(X - shift)
+        gradient.view(-1)[i] = difference / (2.0 * step)
+    return gradient
+
+
+def assert_gradient(function: Callable[[Tensor], Tensor], X: Tensor) -> None:
+    """Autograd's gradient is that of central differences, relative to its largest entry."""
+    X = X.detach().clone().requires_grad_()
+    (actual,) = torch.autograd.grad(function(X), X)
+    expected = central_differences(function, X.detach())
+    size = float(expected.abs().max())
+    assert size > 0.0
+    tolerance = GRADIENT_TOLERANCE * size
+    torch.testing.assert_close(actual, expected, rtol=0.0, atol=tolerance)
+
+
+# --- laws: memory -------------------------------------------------------------------------------
+
+Law = Callable[[Stream], None]
+LAWS: list[Law] = []
+
+
+def law(function: Law) -> Law:
+    """Put a law on the list."""
+    LAWS.append(function)
+    return function
+
+
+@law
+def updating_in_pieces_is_updating_once(stream: Stream) -> None:
+    first, rest = stream.data(6), stream.data(9)
+    once = stream.model(first).update(*rest.astuple())
+    pieces = stream.model(first)
+    pieces.posterior(stream.points)
+    for rows in (slice(0, 1), slice(1, 4), slice(4, 9)):
+        assert pieces.update(*rest[rows].astuple()) is pieces
+        moments(pieces, stream.points)
+    assert_same_model(pieces, once, stream.points)
+
+
+@law
+def a_stream_is_its_batch(stream: Stream) -> None:
+    data = stream.data(15)
+    streamed = stream.model(data[:4])
+    streamed.update(*data[4:9].astuple()).update(*data[9:].astuple())
+    assert_same_model(refreshed(streamed), stream.model(data), stream.points)
+    assert streamed.num_observations == pytest.approx(15)
+
+
+@law
+def order_does_not_matter(stream: Stream) -> None:
+    data = stream.data(12)
+    backwards = stream.model(data[8:]).update(*data[4:8].astuple()).update(*data[:4].astuple())
+    forwards = stream.model(data)
+    assert_same_model(refreshed(backwards), refreshed(forwards), stream.points)
+
+
+@law
+def merging_shards_is_one_stream(stream: Stream) -> None:
+    data = stream.data(15)
+    shards = [stream.model(data[:5]), stream.model(data[5:11], seed=2), stream.model(data[11:])]
+    others = [fingerprint(shard) for shard in shards[1:]]
+    merged = shards[0].merge(shards[1]).merge(shards[2])
+    assert_same_model(refreshed(merged), stream.model(data), stream.points)
+    for shard, before in zip(shards[1:], others, strict=True):
+        assert_untouched(shard, before)
+    merged.update(*data.astuple())
+    for shard, before in zip(shards[1:], others, strict=True):
+        assert_untouched(shard, before)
+
+
+@law
+def merging_shards_that_went_further_is_one_stream(stream: Stream) -> None:
+    near, far = stream.data(6), stream.data(6)
+    left = replace(far, X=far.X - 0.4)
+    right = replace(far, X=far.X + 0.4)
+    merged = stream.model(near).update(*left.astuple())
+    merged.merge(stream.model(near[:0]).update(*right.astuple()))
+    streamed = stream.model(near).update(*left.astuple()).update(*right.astuple())
+    assert_same_model(refreshed(merged), refreshed(streamed), stream.points, factor=10)
+
+
+@law
+def retracting_undoes_updating(stream: Stream) -> None:
+    data, wrong = stream.data(10), stream.data(4)
+    model, never = stream.model(data), stream.model(data)
+    model.posterior(stream.points)
+    model.update(*wrong.astuple())
+    model.posterior(stream.points)
+    assert model.retract(*wrong.astuple()) is model
+    assert_same_model(model, never, stream.points)
+
+
+@law
+def forgetting_half_of_everything_twice_is_everything_once(stream: Stream) -> None:
+    data = stream.data(10)
+    model, once = stream.model(data), stream.model(data)
+    model.merge(stream.model(data))
+    assert model.forget(0.5) is model
+    assert_same_model(model, once, stream.points)
+
+
+@law
+def an_empty_batch_changes_nothing(stream: Stream) -> None:
+    model, nothing = stream.model(stream.data(8)), stream.data(0)
+    model.posterior(stream.points)
+    before = fingerprint(model)
+    model.update(*nothing.astuple()).retract(*nothing.astuple())
+    assert_untouched(model, before)
+    supposed = model.condition_on_observations(nothing.X, nothing.Y)
+    assert_same_posterior(supposed, model, stream.points)
+
+
+@law
+def the_prior_comes_before_the_data(stream: Stream) -> None:
+    data = stream.data(8)
+    prior = stream.model(data[:0])
+    assert prior.num_observations == 0
+    mean, covariance = moments(prior, stream.points)
+    constant = prior.mean_module.constant.detach()
+    expected = constant if stream.setting.outputs > 1 else constant.unsqueeze(-1)
+    assert_close(mean, expected.unsqueeze(-2).expand_as(mean))
+    posterior_variance = moments(stream.model(data), stream.points)[1].diagonal(dim1=-2, dim2=-1)
+    scale = prior.outcome_scale() / stream.model(data).outcome_scale()
+    relative = posterior_variance * scale.unsqueeze(-1).square().to(posterior_variance)
+    assert bool((relative < covariance.diagonal(dim1=-2, dim2=-1)).all())
+    assert_same_model(refreshed(prior.update(*data.astuple())), stream.model(data), stream.points)
+
+
+@law
+def memory_does_not_grow_with_the_stream(stream: Stream) -> None:
+    model = stream.model(stream.data(10))
+
+    def stream_on(n: int) -> int:
+        model.update(*stream.data(n).astuple()).posterior(stream.points)
+        model.update(*stream.data(3).astuple()).posterior(stream.points)
+        return held_bytes(model)
+
+    before = stream_on(10)
+    assert stream_on(9_000) == stream_on(900) == before
+    assert model.num_observations == pytest.approx(9_929)
+
+
+# --- laws: supposing ----------------------------------------------------------------------------
+
+
+@law
+def supposing_is_updating_a_copy(stream: Stream) -> None:
+    data, more = stream.data(10), stream.data(3)
+    model = stream.model(data)
+    scale = model.outcome_scale().unsqueeze(-2).to(more.Y)
+    noise = None
+    if stream.case.noise != "learned":
+        level = model.noise_level().unsqueeze(-2).to(more.Y)
+        assert more.Yvar is not None
+        noise = torch.where(more.Yvar.isnan(), level, more.Yvar / scale.square())
+    supposed = model.condition_on_observations(more.X, more.Y, noise=noise)
+    updated = copy.deepcopy(model).update(*more.astuple())
+    assert_same_posterior(supposed, updated, stream.points)
+
+
+@law
+def supposing_leaves_the_model_as_it_is(stream: Stream) -> None:
+    model, more = stream.model(stream.data(10)), stream.data(3)
+    model.posterior(stream.points)
+    before = fingerprint(model)
+    supposed = model.condition_on_observations(more.X, more.Y)
+    supposed.posterior(stream.points)
+    fantasy = model.fantasize(more.X, stream.sampler())
+    fantasy.posterior(stream.points).rsample(torch.Size([2]))
+    fantasy.condition_on_observations(more.X, more.Y).posterior(stream.points)
+    for X, Y in ((more.X[..., :1], more.Y), (more.X, more.Y[..., :2, :]), (more.X, more.Y / 0.0)):
+        with pytest.raises((BotorchTensorDimensionError, InputDataError)):
+            model.condition_on_observations(X, Y)
+    with pytest.raises((RuntimeError, InputDataError)):
+        model.fantasize(more.X, lambda posterior: posterior.mean * math.nan)
+    assert_untouched(model, before)
+
+
+@law
+def what_is_supposed_stays_when_the_model_moves_on(stream: Stream) -> None:
+    model, more = stream.model(stream.data(10)), stream.data(3)
+    supposed = model.condition_on_observations(more.X, more.Y)
+    before = moments(supposed, stream.points)
+    shifted = stream.data(4)
+    model.update(shifted.X, 2.0 + 3.0 * shifted.Y, shifted.Yvar)
+    refreshed(model).posterior(stream.points)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    for actual, expected in zip(moments(supposed, stream.points), before, strict=True):
+        assert torch.equal(actual, expected)
+
+
+@law
+def supposing_twice_is_supposing_once(stream: Stream) -> None:
+    model, more = stream.model(stream.data(10)), stream.data(4)
+    once = model.condition_on_observations(more.X, more.Y)
+    twice = model.condition_on_observations(more.X[..., :1, :], more.Y[..., :1, :])
+    twice = twice.condition_on_observations(more.X[..., 1:, :], more.Y[..., 1:, :])
+    assert_same_posterior(twice, once, stream.points)
+
+
+@law
+def supposing_the_own_mean_leaves_the_mean(stream: Stream) -> None:
+    model, X = stream.model(stream.data(10)), stream.data(3).X
+    supposed = model.condition_on_observations(X, centre(model.posterior(X)))
+    assert_close(moments(supposed, stream.points)[0], moments(model, stream.points)[0])
+
+
+@law
+def variance_never_grows(stream: Stream) -> None:
+    model, more = stream.model(stream.data(10)), stream.data(3)
+    before = gaussian(model.posterior(stream.points)).variance
+    supposed = model.condition_on_observations(more.X, more.Y)
+    fantasy = supposed.fantasize(more.X, stream.sampler())
+    updated = copy.deepcopy(model).update(*more.astuple())
+    slack = 1e-12 if stream.exact else 1e-5
+    for after in (supposed, updated, fantasy):
+        variance = gaussian(after.posterior(stream.points)).variance
+        assert bool((variance <= before * (1.0 + slack)).all())
+        assert bool((variance < 0.999 * before).any())
+
+
+@law
+def fantasies_are_each_alone(stream: Stream) -> None:
+    """Fantasies of a batch of inputs are those of each input, conditioned on the same draws."""
+    model, batch = stream.model(stream.data(10)), 2
+    X = torch.rand(batch, *stream.setting.batch_shape, 3, DIM).to(stream.points)
+    draws = stream.sampler()(model.posterior(X, observation_noise=True))
+    assert draws.shape == (3, *X.shape[:-1], stream.setting.outputs)
+    fantasy = model.fantasize(X, stream.sampler())
+    T = stream.points
+    mean, covariance = moments(fantasy, T)
+    covariance = covariance.expand(3, *covariance.shape[1:])
+    for i, j in ((0, 0), (2, 1)):
+        alone = model.condition_on_observations(X[j], draws[i, j])
+        expected_mean, expected_covariance = moments(alone, T)
+        assert_close(mean[i, j], expected_mean)
+        assert_close(covariance[i, j], expected_covariance)
+
+
+@law
+def what_is_supposed_cannot_be_put_into_memory(stream: Stream) -> None:
+    model, more = stream.model(stream.data(10)), stream.data(3)
+    supposed = model.condition_on_observations(more.X, more.Y)
+    supposed.posterior(stream.points)
+    before = fingerprint(supposed)
+    verbs: list[Callable[[], Any]] = [
+        lambda: supposed.update(*more.astuple()),
+        lambda: supposed.retract(*more.astuple()),
+        lambda: supposed.merge(model),
+        lambda: model.merge(supposed),
+        lambda: supposed.forget(0.5),
+    ]
+    for verb in verbs:
+        with pytest.raises(UnsupportedError, match="supposes"):
+            verb()
+    assert_untouched(supposed, before)
+
+
+# --- laws: the posterior ------------------------------------------------------------------------
+
+
+@law
+def posterior_follows_the_inputs(stream: Stream) -> None:
+    """Shape, dtype and device; each input batch is alone; joint and marginal agree; draws too."""
+    s = stream.setting
+    model = stream.model(stream.data(10))
+    X = torch.rand(3, *s.batch_shape, 4, DIM).to(stream.points)
+    posterior = model.posterior(X)
+    draws, normal = posterior.rsample(torch.Size([2])), gaussian(posterior)
+    assert model.batch_shape == s.batch_shape
+    assert model.num_outputs == s.outputs
+    assert normal.mean.shape == normal.variance.shape == (3, *s.batch_shape, 4, s.outputs)
+    assert draws.shape == (2, *normal.mean.shape)
+    assert {normal.mean.dtype, normal.variance.dtype, draws.dtype} == {s.dtype}
+    assert {t.device.type for t in (normal.mean, normal.variance, draws)} == {s.device}
+    marginal = joint_covariance(normal).diagonal(dim1=-2, dim2=-1).mT
+    assert_close(normal.variance, marginal)
+    mean, covariance = moments(model, X[2])
+    assert_close(normal.mean[2], mean)
+    assert_close(joint_covariance(normal)[2], covariance)
+
+
+@law
+def posterior_of_one_set_serves_every_batch_element(stream: Stream) -> None:
+    model, X = stream.model(stream.data(10)), torch.rand(4, DIM).to(stream.points)
+    mean, covariance = moments(model, X)
+    expected = moments(model, X.expand(*stream.setting.batch_shape, 4, DIM))
+    assert_close(mean, expected[0])
+    assert_close(covariance, expected[1])
+
+
+@law
+def gradients_are_those_of_differences(stream: Stream) -> None:
+    if not stream.exact:
+        return
+    model, T = stream.model(stream.data(10)), stream.points[..., :2, :]
+
+    def posterior_sum(which: str, X: Tensor) -> Tensor:
+        value: Tensor = getattr(gaussian(model.posterior(X)), which)
+        return value.sin().sum()
+
+    def fantasy_sum(which: str, X: Tensor) -> Tensor:
+        fantasy = model.fantasize(X, stream.sampler(2))
+        fantasy = fantasy.fantasize(X + 0.1, stream.sampler(2))
+        value: Tensor = getattr(gaussian(fantasy.posterior(T)), which)
+        return value.sin().sum()
+
+    X = 0.1 + 0.7 * torch.rand(*stream.setting.batch_shape, 2, DIM, dtype=torch.float64)
+    for which in ("mean", "variance"):
+        assert_gradient(lambda X, which=which: posterior_sum(which, X), X)
+        assert_gradient(lambda X, which=which: fantasy_sum(which, X), X)
+
+
+@law
+def observation_noise_is_added_to_the_variance(stream: Stream) -> None:
+    model, X = stream.model(stream.data(10)), stream.points
+    plain = gaussian(model.posterior(X)).variance
+    scale = model.outcome_scale().unsqueeze(-2).square().to(plain)
+    noisy = gaussian(model.posterior(X, observation_noise=True)).variance
+    assert_close(noisy, plain + scale * model.noise_level().unsqueeze(-2).to(plain))
+    given = 0.1 + torch.rand_like(plain)
+    noisy = gaussian(model.posterior(X, observation_noise=given)).variance
+    assert_close(noisy, plain + scale * given)
+    supposed = model.condition_on_observations(X, centre(model.posterior(X)))
+    plain = gaussian(supposed.posterior(X)).variance
+    noisy = gaussian(supposed.posterior(X, observation_noise=True)).variance
+    assert_close(noisy, plain + scale * model.noise_level().unsqueeze(-2).to(plain))
+
+
+@law
+def a_posterior_transform_sees_the_outcomes(stream: Stream) -> None:
+    model, X = stream.model(stream.data(10)), stream.points
+    posterior = model.posterior(X)
+    if isinstance(posterior, TransformedPosterior):
+        return
+    weights = torch.linspace(-1.0, 2.0, stream.setting.outputs).to(X)
+    scalarized = model.posterior(X, posterior_transform=ScalarizedPosteriorTransform(weights))
+    assert_close(scalarized.mean.squeeze(-1), posterior.mean @ weights)
+    assert_close(scalarized.variance.squeeze(-1), posterior.variance @ weights.square())
+
+
+@law
+def some_outputs_are_as_among_all(stream: Stream) -> None:
+    model, more = stream.model(stream.data(10)), stream.data(3)
+    supposed = model.condition_on_observations(more.X, more.Y)
+    fantasy = model.fantasize(more.X, stream.sampler())
+    for kept in ([0], [stream.setting.outputs - 1], list(reversed(range(stream.setting.outputs)))):
+        for whole in (model, supposed, fantasy):
+            full, part = whole.posterior(stream.points), whole.subset_output(kept)
+            assert part.num_outputs == len(kept)
+            asked = whole.posterior(stream.points, output_indices=kept)
+            for found in (asked, part.posterior(stream.points)):
+                assert_close(centre(found), centre(full)[..., kept])
+                assert_close(gaussian(found).variance, gaussian(full).variance[..., kept])
+    lost = more if stream.setting.outputs == 1 else replace(more, Y=more.Y[..., 1:])
+    lost = lost if lost.Yvar is None else replace(lost, Yvar=lost.Yvar[..., -1:])
+    before = fingerprint(model)
+    part = model.subset_output([stream.setting.outputs - 1])
+    part.update(*lost.astuple())
+    assert_untouched(model, before)
+    whole = copy.deepcopy(model).update(*more.astuple())
+    assert_same_posterior(
+        refreshed(part),
+        refreshed(whole).subset_output([stream.setting.outputs - 1]),
+        stream.points,
+    )
+
+
+# --- laws: hyperparameters and files ------------------------------------------------------------
+
+
+def _pickled(model: StreamingGP) -> StreamingGP:
+    return pickle.loads(pickle.dumps(model))
+
+
+def _saved(model: StreamingGP) -> StreamingGP:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pt"
+        model.save(path)
+        return type(model).load(path)
+
+
+@law
+def a_copy_goes_on_as_the_original(stream: Stream) -> None:
+    data, more = stream.data(10), stream.data(5)
+    model = stream.model(data[:6])
+    for asked_before in (False, True):
+        if asked_before:
+            model.update(*data[6:].astuple())
+            model.posterior(stream.points)
+        for way in (copy.deepcopy, _pickled, _saved):
+            twin = way(model)
+            original = copy.deepcopy(model)
+            assert_same_posterior(twin, original, stream.points, bits=True)
+            twin.update(*more.astuple())
+            original.update(*more.astuple())
+            assert_same_posterior(twin, original, stream.points, bits=True)
+            assert_same_posterior(refreshed(twin), refreshed(original), stream.points, bits=True)
+        assert model.num_observations == pytest.approx(10 if asked_before else 6)
+
+
+@law
+def state_dict_holds_hyperparameters_only(stream: Stream) -> None:
+    data, other = stream.data(8), stream.data(30)
+    source, target = stream.model(data), stream.model(other, seed=2)
+    state = source.state_dict()
+    sizes = {name: value.shape for name, value in target.state_dict().items()}
+    assert {name: value.shape for name, value in state.items()} == sizes
+    count = target.num_observations
+    target.load_state_dict(state)
+    assert target.num_observations == count
+    assert_same_posterior(refreshed(target), stream.model(other), stream.points)
+
+
+@law
+def entering_and_leaving_training_changes_nothing(stream: Stream) -> None:
+    model = stream.model(stream.data(10)).update(*stream.data(5).astuple())
+    refreshed(model).posterior(stream.points)
+    before = fingerprint(model)
+    refreshed(model).posterior(stream.points)
+    assert_untouched(model, before)
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+Mutation = Callable[[Observations], tuple[Any, Any, Any]]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something wrong with observations, and the error that must say so.
+
+    Attributes:
+        name: Of the test.
+        spoil: Arguments with the fault in them.
+        error: What is raised.
+        argument: Its name is in the message.
+        verbs: The methods that can see the fault.
+    """
+
+    name: str
+    spoil: Mutation
+    error: type[Exception]
+    argument: str
+    verbs: frozenset[str] = field(
+        default=frozenset({"update", "retract", "condition_on_observations"})
+    )
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _with(tensor: Tensor, value: float) -> Tensor:
+    spoilt = tensor.clone()
+    spoilt.view(-1)[-1] = value
+    return spoilt
+
+
+_ALL = frozenset({"update", "retract", "condition_on_observations", "posterior"})
+_MEMORY = frozenset({"update", "retract"})
+_OTHER_DTYPE = {torch.float64: torch.float32, torch.float32: torch.float64}
+
+FAULTS = (
+    Fault("X no tensor", lambda o: (o.X.tolist(), o.Y, o.Yvar), InputDataError, "X", _ALL),
+    Fault("Y no tensor", lambda o: (o.X, o.Y.tolist(), o.Yvar), InputDataError, "Y"),
+    Fault(
+        "X a single number",
+        lambda o: (o.X.sum(), o.Y, o.Yvar),
+        BotorchTensorDimensionError,
+        "X",
+        _ALL,
+    ),
+    Fault(
+        "X a vector",
+        lambda o: (o.X.flatten()[:DIM], o.Y, o.Yvar),
+        BotorchTensorDimensionError,
+        "X",
+        _ALL,
+    ),
+    Fault(
+        "X too wide",
+        lambda o: (torch.cat((o.X, o.X), -1), o.Y, o.Yvar),
+        BotorchTensorDimensionError,
+        "X",
+        _ALL,
+    ),
+    Fault(
+        "X in an unknown batch",
+        lambda o: (o.X.expand(3, *o.X.shape), o.Y, o.Yvar),
+        BotorchTensorDimensionError,
+        "X",
+        _MEMORY,
+    ),
+    Fault(
+        "Y without its outputs",
+        lambda o: (o.X, o.Y[..., 0], o.Yvar),
+        BotorchTensorDimensionError,
+        "Y",
+    ),
+    Fault(
+        "Y with too many outputs",
+        lambda o: (o.X, torch.cat((o.Y, o.Y), -1), o.Yvar),
+        BotorchTensorDimensionError,
+        "Y",
+    ),
+    Fault(
+        "Y with a row too few",
+        lambda o: (o.X, o.Y[..., 1:, :], o.Yvar),
+        BotorchTensorDimensionError,
+        "Y",
+    ),
+    Fault("X whole numbers", lambda o: (o.X.long(), o.Y, o.Yvar), InputDataError, "X", _ALL),
+    Fault("Y whole numbers", lambda o: (o.X, o.Y.long(), o.Yvar), InputDataError, "Y"),
+    Fault(
+        "X of another dtype",
+        lambda o: (o.X.to(_OTHER_DTYPE[o.X.dtype]), o.Y, o.Yvar),
+        InputDataError,
+        "X",
+        _ALL,
+    ),
+    Fault(
+        "Y of another dtype",
+        lambda o: (o.X, o.Y.to(_OTHER_DTYPE[o.Y.dtype]), o.Yvar),
+        InputDataError,
+        "Y",
+    ),
+    Fault(
+        "X on another device", lambda o: (o.X.to("meta"), o.Y, o.Yvar), InputDataError, "X", _ALL
+    ),
+    Fault("Y on another device", lambda o: (o.X, o.Y.to("meta"), o.Yvar), InputDataError, "Y"),
+    Fault("NaN in X", lambda o: (_with(o.X, math.nan), o.Y, o.Yvar), InputDataError, "X", _ALL),
+    Fault("inf in X", lambda o: (_with(o.X, math.inf), o.Y, o.Yvar), InputDataError, "X", _ALL),
+    Fault("NaN in Y", lambda o: (o.X, _with(o.Y, math.nan), o.Yvar), InputDataError, "Y"),
+    Fault("inf in Y", lambda o: (o.X, _with(o.Y, -math.inf), o.Yvar), InputDataError, "Y"),
+)
+"""What no model takes, wherever it comes in."""
+
+VARIANCE_FAULTS = (
+    ("negative", lambda v: _with(v, -1e-3), InputDataError),
+    ("infinite", lambda v: _with(v, math.inf), InputDataError),
+    ("a row too few", lambda v: v[..., 1:, :], BotorchTensorDimensionError),
+    ("of another dtype", lambda v: v.to(_OTHER_DTYPE[v.dtype]), InputDataError),
+    ("on another device", lambda v: v.to("meta"), InputDataError),
+    ("no tensor", lambda v: v.tolist(), InputDataError),
+)
+"""What no model takes for a variance (``Yvar`` or ``noise``)."""

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bo_stream.acquisition import select_from_pool
+from bo_stream.loops.active_sampling import ActiveSampling
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.kernels import KERNELS
+from bo_stream.loops.settings import Settings
+from bo_stream.loops.survey import Survey
+from tests.loops.small import QUICK, small_map
+
+pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
+
+
+def begin(settings: Settings = QUICK) -> ActiveSampling:
+    data = small_map()
+    resolved = settings.resolved(*data.X.shape)
+    return ActiveSampling(Survey.of(data, resolved), resolved)
+
+
+def test_survey_splits_the_rows_without_overlap_and_by_seed_alone() -> None:
+    data = small_map()
+    survey = Survey.of(data, QUICK)
+    rows = survey.pool_rows
+    assert (survey.pool_X.shape, survey.test_X.shape) == ((60, 2), (40, 2))
+    torch.testing.assert_close(survey.pool_X, torch.from_numpy(data.unit_X)[rows])
+    torch.testing.assert_close(survey.pool_Y[:, 0], torch.from_numpy(data.y)[rows])
+    distance = torch.cdist(survey.pool_X, survey.test_X)
+    assert distance.min() > 0.0
+    assert torch.equal(rows, Survey.of(data, replace(QUICK, strategy="random")).pool_rows)
+    assert not torch.equal(rows, Survey.of(data, replace(QUICK, seed=1)).pool_rows)
+
+
+def test_a_run_picks_each_site_once_and_learns() -> None:
+    loop = begin()
+    steps = list(loop.run())
+    assert [step.number for step in steps] == [0, 1, 2, 3, 4]
+    assert [step.observations for step in steps] == [5, 8, 11, 14, 17]
+    assert [step.score is not None for step in steps] == [True, False, True, False, True]
+    assert loop.state.picks == [i for step in steps for i in step.chosen]
+    assert len(set(loop.state.picks)) == 17
+    assert loop.finished
+    assert loop.state.model.num_observations == 17
+    assert loop.state.curve[-1].rmse < loop.state.curve[0].rmse
+
+
+def test_the_model_has_seen_the_picks_and_nothing_else() -> None:
+    loop = begin(replace(QUICK, refit=0.0))
+    list(loop.run())
+    model = copy.deepcopy(loop.state.model)
+    picks = loop.state.picks
+    model.retract(loop.survey.pool_X[picks], loop.survey.pool_Y[picks])
+    assert model.num_observations == pytest.approx(0.0, abs=1e-9)
+    posterior = model.posterior(loop.survey.test_X)
+    prior = model.covar_module(loop.survey.test_X[:1]).to_dense().item()
+    scale = model.outcome_scale().item() ** 2
+    torch.testing.assert_close(
+        posterior.variance, torch.full_like(posterior.variance, prior * scale), rtol=0.05, atol=0.0
+    )
+
+
+def test_each_choice_is_the_greedy_one_for_the_model_at_that_time() -> None:
+    loop = begin()
+    loop.advance()
+    while not loop.finished:
+        taken = torch.tensor(loop.state.picks)
+        survey = loop.survey
+        expected = select_from_pool(loop.state.model, survey.pool_X, 3, survey.test_X, taken)
+        assert list(loop.advance().chosen) == expected.tolist()
+
+
+def test_refits_at_geometrically_growing_numbers_of_observations() -> None:
+    loop = begin(replace(QUICK, steps=15, refit=1.5))
+    list(loop.run())
+    assert loop.state.refits == [5, 8, 14, 23, 35]  # the first multiple reached, in steps of 3
+    never = begin(replace(QUICK, refit=0.0))
+    list(never.run())
+    assert never.state.refits == [5]
+
+
+def test_random_choice_starts_from_the_same_points_and_goes_on_in_random_order() -> None:
+    chosen, random = begin(), begin(replace(QUICK, strategy="random"))
+    assert chosen.advance().score == random.advance().score
+    list(random.run())
+    assert random.state.picks == list(range(17))
+    assert random.picked_rows() == random.survey.pool_rows[:17].tolist()
+
+
+def test_choosing_beats_random_choice() -> None:
+    settings = replace(QUICK, steps=8, grid=(16,))
+    chosen, random = begin(settings), begin(replace(settings, strategy="random"))
+    for loop in (chosen, random):
+        list(loop.run())
+    assert chosen.score_now().rmse < random.score_now().rmse
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_kernel_and_both_dtypes(kernel: str, dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    loop = begin(replace(QUICK, kernel=kernel, dtype=name, steps=1))
+    list(loop.run())
+    assert loop.survey.pool_X.dtype == dtype
+    assert loop.state.curve[-1].rmse_sd < 1.5
+
+
+@pytest.mark.cuda
+def test_on_cuda() -> None:
+    loop = begin(replace(QUICK, device="cuda"))
+    list(loop.run())
+    assert len(set(loop.state.picks)) == 17
+
+
+def test_the_grid_is_the_one_asked_for() -> None:
+    assert begin(replace(QUICK, grid=(9, 7))).state.model.grid_size == (9, 7)
+
+
+def test_a_model_that_cannot_be_built_is_the_user_s_to_mend() -> None:
+    with pytest.raises(UsageError, match="grid_size"):
+        begin(replace(QUICK, grid=(1,)))

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.settings import Settings
+
+
+def test_defaults_on_a_large_map_are_the_malaria_study_s() -> None:
+    settings = Settings().resolved(43_189, 2)
+    assert (settings.q, settings.steps, settings.initial) == (6, 500, 10)
+    assert (settings.pool, settings.test, settings.observations) == (12_000, 10_000, 3_010)
+
+
+def test_defaults_on_a_small_map_use_all_of_it() -> None:
+    settings = Settings().resolved(100, 2)
+    assert (settings.test, settings.pool) == (25, 75)
+    assert settings.steps == (75 - 10) // 6
+    assert settings.score_every == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"q": 0}, "q of at least 1, got 0"),
+        ({"initial": 1}, "initial of at least 2"),
+        ({"steps": -1}, "steps of at least 0"),
+        ({"score_every": 0}, "score_every of at least 1"),
+        ({"test": 1}, "test of at least 2"),
+        ({"kernel": "cubic"}, "kernel to be one of rbf, matern12, matern32, matern52, got 'cubic'"),
+        ({"dtype": "float16"}, "dtype to be one of float64, float32"),
+        ({"strategy": "greedy"}, "strategy to be one of nipv, random"),
+        ({"refit": 1.0}, "refit above 1"),
+        ({"refit": float("nan")}, "refit above 1"),
+        ({"device": "abacus"}, "Device 'abacus' cannot be used"),
+        ({"device": "cuda:99"}, "Device 'cuda:99' cannot be used"),
+    ],
+)
+def test_each_setting_is_checked(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Settings(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"pool": 80, "test": 40}, "100 rows, too few for pool 80 and test 40"),
+        ({"test": 100}, "too few"),
+        ({"initial": 90}, "too few"),
+        (
+            {"steps": 20},
+            "20 steps of 6 after 10 initial points need a pool of 130, got 75: at most 10",
+        ),
+        ({"grid": (8, 8, 8)}, "grid to be one number or 2"),
+    ],
+)
+def test_settings_are_checked_against_the_data(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Settings(**wrong).resolved(100, 2)
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(grid=(9, 7), steps=3, refit=1.5)])
+def test_survive_json(settings: Settings) -> None:
+    record = json.loads(json.dumps(settings.as_record()))
+    assert Settings.from_record(record) == settings

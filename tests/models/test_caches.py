@@ -1,0 +1,94 @@
+"""Caches must never be seen: stale ones are dropped, carried ones are what a fresh solve gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from bo_stream import WISKI
+from bo_stream.models.caches import SOLVED_ROWS, WHITENED_ROWS, is_same, state_of
+from tests.oracles import joint_covariance
+from tests.problems import kernel, observations
+from tests.tolerances import assert_close
+
+
+def model() -> WISKI:
+    data = observations(20).with_noise("mixed")
+    return WISKI(*data.astuple(), covar_module=kernel("product", 2), grid_size=9, tolerance=0.0)
+
+
+def without_caches(warm: WISKI) -> WISKI:
+    cold = copy.deepcopy(warm)
+    cold._whitening = cold._solved = None
+    return cold
+
+
+def assert_fresh(warm: WISKI) -> None:
+    T = torch.rand(5, 2).double()
+    cold = without_caches(warm)
+    assert_close(warm.posterior(T).mean, cold.posterior(T).mean)
+    assert_close(joint_covariance(warm.posterior(T)), joint_covariance(cold.posterior(T)))
+    assert_close(warm.log_marginal_likelihood(), cold.log_marginal_likelihood())
+
+
+@pytest.mark.parametrize("n", [1, SOLVED_ROWS, SOLVED_ROWS + 1, WHITENED_ROWS + 1])
+@pytest.mark.parametrize("noise", ["learned", "known", "mixed"])
+def test_updates_of_any_size_leave_no_stale_cache(n: int, noise: str) -> None:
+    warm, data = model(), observations(n).with_noise(noise)
+    warm.posterior(data.X)
+    warm.update(*data.astuple())
+    assert_fresh(warm)
+    warm.retract(*data.astuple())
+    assert_fresh(warm)
+
+
+def _set_lengthscale(m: WISKI) -> None:
+    for part in m.covar_module.modules():
+        if part.__dict__.get("ard_num_dims"):
+            part.lengthscale = 0.77
+
+
+def _reload(m: WISKI) -> None:
+    m.load_state_dict(
+        {k: 1.1 * v if v.is_floating_point() else v for k, v in m.state_dict().items()}
+    )
+
+
+CHANGES: dict[str, Callable[[WISKI], object]] = {
+    "lengthscale": _set_lengthscale,
+    "output scale": lambda m: setattr(m.covar_module, "outputscale", 3.0),
+    "noise": lambda m: setattr(m.likelihood, "noise", 0.5),
+    "mean": lambda m: m.mean_module.constant.data.fill_(2.0),
+    "state": _reload,
+    "training": lambda m: m.train(),
+    "growth": lambda m: m.posterior(torch.full((1, 2), 1.4).double()),
+    "refining": lambda m: m.refine(12),
+    "forgetting": lambda m: m.forget(0.5),
+    "merging": lambda m: m.merge(model()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_leave_no_stale_cache(change: str) -> None:
+    warm, data = model(), observations(3).with_noise("mixed")
+    warm.posterior(data.X)
+    CHANGES[change](warm)
+    assert_fresh(warm)
+    CHANGES[change](warm)
+    warm.update(*data.astuple())
+    assert_fresh(warm)
+
+
+def test_a_state_is_compared_by_value() -> None:
+    module = torch.nn.Linear(2, 1)
+    before = state_of(module)
+    assert is_same(before, state_of(module))
+    assert is_same(before, state_of(copy.deepcopy(module)))
+    with torch.no_grad():
+        module.weight[0, 0] += 1e-6
+    assert not is_same(before, state_of(module))
+    assert not is_same(before, state_of(module.double()))
+    assert not is_same(before, state_of(torch.nn.Linear(2, 2)))

@@ -1,0 +1,142 @@
+"""One grid's memory against the dense statistics of each noise group."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bo_stream.bases.grid import Grid
+from bo_stream.bases.interpolation import InterpolationBasis, interpolation_basis
+from bo_stream.bases.kernel_factors import kernel_factors
+from bo_stream.models.memory import GridMemory, Observations, WhitenedMemory
+from bo_stream.sufficient_statistics import SufficientStatistics
+from tests.problems import kernel
+from tests.tolerances import assert_close
+
+OUTPUTS, N = 2, 9
+GRID = Grid.over(torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double(), (6, 7))
+NAMES = [field.name for field in fields(SufficientStatistics)]
+
+
+def batch(known: str = "some", sign: float = 1.0) -> Observations:
+    noise = 0.5 + torch.rand(OUTPUTS, N).double()
+    mask = {"none": torch.zeros(N), "some": torch.arange(N) % 2, "all": torch.ones(N)}[known]
+    mask = mask.bool().unsqueeze(0)
+    noise = torch.where(mask, noise, torch.ones_like(noise))
+    return Observations(
+        torch.rand(N, 2).double(), torch.randn(OUTPUTS, N).double(), noise, mask, sign
+    )
+
+
+@pytest.fixture
+def basis() -> InterpolationBasis:
+    factors = kernel_factors(kernel("product", 2, (OUTPUTS,)), 2)
+    return interpolation_basis(factors, GRID, torch.Size([OUTPUTS]), 0.0, 1000)
+
+
+def remembered(*batches: Observations) -> GridMemory:
+    memory = GridMemory.empty(GRID, torch.Size(), OUTPUTS, torch.device("cpu"))
+    for data in batches:
+        memory = memory.with_noise_group_for(data)
+        memory.observe(data)
+    return memory
+
+
+def expected(basis: InterpolationBasis, data: Observations, known: bool) -> dict[str, Tensor]:
+    """Statistics of one noise group, row by row of the dense features."""
+    rows = data.known[0] if known else ~data.known[0]
+    Phi = basis.features(data.X[rows])
+    y, noise = data.targets[:, rows], data.noise[:, rows]
+    columns = torch.stack((y, torch.ones_like(y)), -1)
+    return {
+        "gram": Phi.mT @ (Phi / noise.unsqueeze(-1)),
+        "moment": Phi.mT @ (columns / noise.unsqueeze(-1)),
+        "energy": columns.mT @ (columns / noise.unsqueeze(-1)),
+        "totals": columns.mT @ columns,
+        "log_noise": noise.log().sum(-1),
+        "noise_sum": noise.sum(-1),
+    }
+
+
+def assert_group(
+    actual: SufficientStatistics[Tensor], *groups: dict[str, Tensor], factor: float = 10
+) -> None:
+    for name in NAMES:
+        total = sum(group[name] for group in groups)
+        assert isinstance(total, Tensor)
+        assert_close(getattr(actual, name), total, factor)
+
+
+def assert_memory(memory: WhitenedMemory, basis: InterpolationBasis, *data: Observations) -> None:
+    assert_group(memory.learned, *(expected(basis, d, known=False) for d in data))
+    assert memory.known is not None
+    assert_group(memory.known, *(expected(basis, d, known=True) for d in data))
+
+
+def test_groups_hold_their_own_observations(basis: InterpolationBasis) -> None:
+    first, second = batch("some"), batch("all")
+    memory = remembered(first, second)
+    assert_memory(memory.whitened(basis), basis, first, second)
+    assert_close(memory.totals[:, 1, 1], torch.full((OUTPUTS,), 2.0 * N))
+
+
+def test_no_group_is_made_for_noise_that_is_never_known(basis: InterpolationBasis) -> None:
+    data = batch("none")
+    memory = remembered(data)
+    assert memory.known is None
+    assert memory.whitened(basis).known is None
+    assert_group(memory.whitened(basis).learned, expected(basis, data, known=False))
+
+
+@pytest.mark.parametrize("known", ["none", "some", "all"])
+def test_whitened_memory_is_carried_along(basis: InterpolationBasis, known: str) -> None:
+    first, second = batch("none"), batch(known)
+    carried = remembered(first).whitened(basis).observed(basis.features(second.X), second)
+    anew = remembered(first, second).whitened(basis)
+    for ours, theirs in ((carried.learned, anew.learned), (carried.known, anew.known)):
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            assert_group(ours, {name: getattr(theirs, name) for name in NAMES})
+
+
+def test_a_negative_sign_takes_out(basis: InterpolationBasis) -> None:
+    first, wrong = batch("some"), batch("some")
+    memory = remembered(first, wrong, replace(wrong, sign=-1.0))
+    assert_memory(memory.whitened(basis), basis, first)
+
+
+@pytest.mark.parametrize("kinds", [("some", "some"), ("none", "all"), ("all", "none")])
+def test_memories_add(basis: InterpolationBasis, kinds: tuple[str, str]) -> None:
+    first, second = (batch(kind) for kind in kinds)
+    total = remembered(first) + remembered(second)
+    assert_memory(total.whitened(basis), basis, first, second)
+    whitened = remembered(first).whitened(basis) + remembered(second).whitened(basis)
+    assert_memory(whitened, basis, first, second)
+
+
+def test_pulls_back_to_a_larger_grid() -> None:
+    data = batch("some")
+    larger = GRID.grown_to(torch.tensor([[-0.3, 1.2]]).double())
+    factors = kernel_factors(kernel("product", 2, (OUTPUTS,)), 2)
+    basis = interpolation_basis(factors, larger, torch.Size([OUTPUTS]), 0.0, 1000)
+    assert_memory(remembered(data).on(larger).whitened(basis), basis, data)
+    memory = remembered(data)
+    assert memory.on(GRID) is memory
+
+
+def test_selecting_outputs_copies(basis: InterpolationBasis) -> None:
+    data = batch("some")
+    memory = remembered(data)
+    part = memory.select([1])
+    factor = replace(
+        basis,
+        eigenvalues=tuple(v[1:] for v in basis.eigenvalues),
+        eigenvectors=tuple(v[1:] for v in basis.eigenvectors),
+        scale=basis.scale[1:],
+    )
+    one = replace(data, targets=data.targets[1:], noise=data.noise[1:])
+    memory.observe(data)
+    assert_memory(part.whitened(factor), factor, one)

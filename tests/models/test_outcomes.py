@@ -1,0 +1,118 @@
+"""Outcome transforms in a stream against BoTorch's transforms of all the outcomes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.outcome import (
+    Bilog,
+    ChainedOutcomeTransform,
+    Log,
+    OutcomeTransform,
+    Power,
+    Standardize,
+    StratifiedStandardize,
+)
+from botorch.posteriors.gpytorch import GPyTorchPosterior
+from gpytorch.distributions import MultivariateNormal
+from torch import Tensor
+
+from bo_stream.models.outcomes import OutcomeChain
+from tests.tolerances import assert_close
+
+
+def totals_of(Y: Tensor, shift: Tensor) -> Tensor:
+    """``[Y, 1]ᵀ [Y, 1]`` of outcomes ``n x m`` less a shift, ``m x 2 x 2``."""
+    columns = torch.stack(((Y - shift).mT, torch.ones_like(Y.mT)), -1)
+    return columns.mT @ columns
+
+
+def learned(transform: OutcomeTransform, Y: Tensor) -> OutcomeChain:
+    chain = OutcomeChain.of(transform.double())
+    targets, _ = chain.to_targets(Y, None)
+    shift = targets[0]
+    chain.learn(totals_of(targets, shift), shift)
+    return chain
+
+
+CHAINS = {
+    "none": lambda: None,
+    "standardised": lambda: Standardize(m=2),
+    "one standardised": lambda: Standardize(m=2, outputs=[1]),
+    "log": Log,
+    "log, standardised": lambda: ChainedOutcomeTransform(log=Log(), s=Standardize(m=2)),
+    "nested": lambda: ChainedOutcomeTransform(
+        first=ChainedOutcomeTransform(bilog=Bilog(), power=Power(0.5)), s=Standardize(m=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_targets_are_those_of_the_whole_transform(name: str) -> None:
+    Y = 3.0 + torch.rand(9, 2, dtype=torch.float64) * torch.tensor([1.0, 40.0])
+    expected = Y if name == "none" else CHAINS[name]()(Y)[0]
+    chain = OutcomeChain.of(None) if name == "none" else learned(CHAINS[name](), Y)
+    targets, _ = chain.to_targets(Y, None)
+    offset, scale = chain.offset_and_scale(torch.zeros(2, dtype=torch.float64))
+    assert_close((targets - offset) / scale, expected)
+
+
+@pytest.mark.parametrize("name", ["log", "nested"])
+def test_posteriors_are_mapped_back(name: str) -> None:
+    Y = 3.0 + torch.rand(9, 2, dtype=torch.float64)
+    chain = learned(CHAINS[name](), Y)
+    targets, _ = chain.to_targets(Y, None)
+    point = MultivariateNormal(targets[:, 0], 1e-20 * torch.eye(9).double())
+    for chosen in (chain, chain.select([0], of=2)):
+        draw = chosen.untransform(GPyTorchPosterior(point)).rsample(torch.Size([1]))
+        assert_close(draw[0, :, 0], Y[:, 0], factor=10)
+
+
+@pytest.mark.parametrize(
+    "Y", [torch.zeros(0, 2), torch.ones(1, 2), 5.0 * torch.ones(4, 2)], ids=["none", "one", "equal"]
+)
+def test_outcomes_without_spread_keep_their_scale(Y: Tensor) -> None:
+    chain = OutcomeChain.of(Standardize(m=2))
+    shift = torch.full((2,), 0.5)
+    chain.learn(totals_of(Y, shift), shift)
+    offset, scale = chain.offset_and_scale(torch.zeros(2))
+    assert_close(scale, torch.ones(2))
+    if len(Y) > 0:
+        assert_close(offset, Y[0])
+
+
+def test_outcomes_that_were_all_but_forgotten_keep_their_mean() -> None:
+    Y = 3.0 + torch.rand(9, 2)
+    chain = OutcomeChain.of(Standardize(m=2))
+    chain.learn(0.01 * totals_of(Y, torch.zeros(2)), torch.zeros(2))
+    assert_close(chain.offset_and_scale(torch.zeros(2))[0], Y.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("transform", "fault"),
+    [
+        (ChainedOutcomeTransform(s=Standardize(m=1), log=Log()), "last of a chain"),
+        (
+            StratifiedStandardize(stratification_idx=0, all_task_values=torch.tensor([0, 1])),
+            "StratifiedStandardize .* task",
+        ),
+        (Log(outputs=[0]), "Log .* some outputs only"),
+    ],
+)
+def test_what_cannot_follow_a_stream_is_refused(transform: OutcomeTransform, fault: str) -> None:
+    with pytest.raises(UnsupportedError, match=fault):
+        OutcomeChain.of(transform)
+
+
+def test_an_unknown_transform_is_refused_by_name() -> None:
+    class Rank(OutcomeTransform):
+        """Depends on all the outcomes."""
+
+        def forward(self, Y: Tensor, Yvar: Any = None, X: Any = None) -> tuple[Tensor, Any]:
+            return Y.argsort(-2).argsort(-2).to(Y), Yvar
+
+    with pytest.raises(UnsupportedError, match=r"Rank .* only Log, Power and Bilog"):
+        OutcomeChain.of(Rank())

@@ -1,0 +1,83 @@
+"""Hyperparameters of some outputs: values, constraints and priors of a batched module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.means import ConstantMean
+from gpytorch.priors import GammaPrior
+from torch import Tensor
+
+from bo_stream.models.subset import check_outputs_exist, subset_module
+from tests.problems import kernel
+from tests.tolerances import assert_close
+
+BATCH = torch.Size([2])
+
+
+@pytest.mark.parametrize("outputs", [[1], [2, 0], [0, 1, 2]])
+@pytest.mark.parametrize("batch_shape", [torch.Size(), BATCH])
+def test_a_kernel_of_some_outputs_is_the_kernels_part(
+    outputs: list[int], batch_shape: torch.Size
+) -> None:
+    whole = kernel("product", 2, (*batch_shape, 3))
+    part = subset_module(whole, batch_shape, 3, outputs)
+    X = torch.rand(4, 2).double()
+
+    def matrix(module: torch.nn.Module, extra: int) -> Tensor:
+        inputs = X.expand(*batch_shape, *([extra] if extra else []), 4, 2)
+        return module(inputs).to_dense()
+
+    expected = matrix(whole, 3)[..., outputs, :, :]
+    expected = expected.squeeze(-3) if len(outputs) == 1 else expected
+    assert_close(matrix(part, len(outputs) if len(outputs) > 1 else 0), expected)
+
+
+@pytest.mark.parametrize("outputs", [[1], [2, 0]])
+def test_means_and_noises_of_some_outputs(outputs: list[int]) -> None:
+    mean = ConstantMean(batch_shape=torch.Size([2, 3]))
+    mean.constant = torch.randn(2, 3)
+    likelihood = get_gaussian_likelihood_with_lognormal_prior(batch_shape=torch.Size([2, 3]))
+    likelihood.noise = 0.1 + torch.rand(2, 3, 1)
+    expected_mean, expected_noise = mean.constant[:, outputs], likelihood.noise[:, outputs]
+    if len(outputs) == 1:
+        expected_mean, expected_noise = expected_mean.squeeze(1), expected_noise.squeeze(1)
+    assert torch.equal(subset_module(mean, BATCH, 3, outputs).constant, expected_mean)
+    assert torch.equal(subset_module(likelihood, BATCH, 3, outputs).noise, expected_noise)
+
+
+def test_priors_and_constraints_come_along() -> None:
+    base = RBFKernel(
+        batch_shape=torch.Size([3]),
+        lengthscale_prior=GammaPrior(torch.tensor([2.0, 3.0, 4.0]).view(3, 1, 1), 1.0),
+        lengthscale_constraint=GreaterThan(torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)),
+    )
+    whole = ScaleKernel(base, batch_shape=torch.Size([3]))
+    part = subset_module(whole, torch.Size(), 3, [2])
+    assert part.base_kernel.lengthscale_prior.concentration.flatten().tolist() == [4.0]
+    assert_close(
+        part.base_kernel.raw_lengthscale_constraint.lower_bound.flatten(), torch.tensor([0.3])
+    )
+    assert_close(part.base_kernel.lengthscale, whole.base_kernel.lengthscale[2])
+
+
+def test_a_module_that_all_outputs_share_is_copied_whole() -> None:
+    shared = kernel("scaled", 2)
+    copied = subset_module(shared, torch.Size(), 3, [1])
+    assert copied is not shared
+    for (name, a), (other, b) in zip(
+        shared.named_parameters(), copied.named_parameters(), strict=True
+    ):
+        assert name == other
+        assert torch.equal(a, b)
+        assert a.data_ptr() != b.data_ptr()
+
+
+@pytest.mark.parametrize("outputs", [[], [3], [-1], [0, 0]])
+def test_outputs_that_do_not_exist_are_refused(outputs: list[int]) -> None:
+    with pytest.raises(UnsupportedError, match="distinct outputs in 0 to 2"):
+        check_outputs_exist(outputs, of=3)
