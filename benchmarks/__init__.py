@@ -2,6 +2,6 @@
 
 import os
 
-# Threads that wait must not spin: with another process on the cores a small matrix product then takes
+# Threads that wait must not spin: with another process on the cores a small product then takes
 # a hundred times as long, on either side of a comparison. Read once, when torch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -69,7 +69,15 @@ def seconds(task: Callable[[], object]) -> float:
 def interleave(
     tasks: dict[str, Callable[[], object]], repeats: int, warmup: int = 1
 ) -> dict[str, float]:
-    """Median seconds of each task, the tasks taking turns so that a busy machine slows all alike.
+    """Median seconds of each task; see :func:`timings`."""
+    found = timings(tasks, repeats, warmup)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def timings(
+    tasks: dict[str, Callable[[], object]], repeats: int, warmup: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each task, the tasks taking turns so that a busy machine slows all alike.
 
     Args:
         tasks: By name.
@@ -82,7 +90,7 @@ def interleave(
             elapsed = seconds(task)
             if turn >= warmup:
                 times[name].append(elapsed)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
 
 
 def best_peer(medians: dict[str, float], names: Iterable[str]) -> tuple[str, float]:

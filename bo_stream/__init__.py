@@ -2,8 +2,18 @@
 
 from importlib.metadata import version
 
+from bo_stream.acquisition import FeatureNIPV, PoolSelector, sample_paths, select_from_pool
+from bo_stream.models.resolution_warning import GridResolutionWarning
 from bo_stream.models.wiski import WISKI
 
 __version__ = version("bo-stream")
 
-__all__ = ["WISKI", "__version__"]
+__all__ = [
+    "WISKI",
+    "FeatureNIPV",
+    "GridResolutionWarning",
+    "PoolSelector",
+    "__version__",
+    "sample_paths",
+    "select_from_pool",
+]

@@ -202,7 +202,8 @@ def sample(
             folder = _new_folder(out)
             campaign = Campaign.begin(data, x, y, Settings(**options), _strategies(compare))
             folder.mkdir(parents=True, exist_ok=True)
-        _sit_and_report(campaign, folder, caught)
+        with _naming(folder):
+            _sit_and_report(campaign, folder, caught)
 
 
 @contextmanager
@@ -215,6 +216,15 @@ def _one_line_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         _err.print("Interrupted. What was written before is whole.")
         raise typer.Exit(STOPPED) from None
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Say where a write failed: the system does not always."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or str(folder)) from error
 
 
 def _in_words(error: Exception) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.linalg import safe_cholesky, solve_lower
+from bo_stream.linalg import row_product, safe_cholesky, solve_lower
 from bo_stream.weights import WeightPosterior
 
 
@@ -159,7 +159,7 @@ class WeightSpaceProcess(PosteriorProcess):
     def at(self, X: Tensor) -> Points:
         """Evaluate the features once. Cost O(n r²)."""
         features = self.basis.features(X)
-        return Points(X, features, features @ self.weights.root)
+        return Points(X, features, row_product(features, self.weights.root))
 
     def mean_at(self, points: Points) -> Tensor:
         """``prior_mean + z mean``."""

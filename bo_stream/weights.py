@@ -37,18 +37,23 @@ class WeightPosterior:
             noise: Actual variances, ``... x m x n``.
         """
         V = features @ self.root
-        noisy = V @ V.mT + torch.diag_embed(noise)
-        factor = safe_cholesky(noisy)
+        image = self.root @ V.mT
+        factor = safe_cholesky(V @ V.mT + torch.diag_embed(noise))
         surprise = residual.unsqueeze(-1) - features @ self.mean
-        gain = torch.cholesky_solve(surprise, factor)
-        mean = self.mean + self.root @ (V.mT @ gain)
+        mean = self.mean + image @ torch.cholesky_solve(surprise, factor)
         half = solve_lower(factor + torch.diag_embed(noise.sqrt()), V)
         inner = torch.linalg.solve_triangular(factor.mT, half, upper=True)
-        return WeightPosterior(mean, self.root - (self.root @ V.mT) @ inner)
+        return WeightPosterior(mean, _less_product(self.root, image, inner))
 
     def covariance(self) -> Tensor:
         """``root rootᵀ``, ``... x m x r x r``. Cost O(r³)."""
         return self.root @ self.root.mT
+
+
+def _less_product(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """``matrix − left right`` in one pass over the large matrix."""
+    stacks = (part.flatten(0, -3) for part in (matrix, left, right))
+    return torch.baddbmm(*stacks, alpha=-1.0).view_as(matrix)
 
 
 @dataclass(frozen=True)

@@ -400,6 +400,10 @@ def merging_shards_is_one_stream(stream: Stream) -> None:
     merged.update(*data.astuple())
     for shard, before in zip(shards[1:], others, strict=True):
         assert_untouched(shard, before)
+    merged.posterior(stream.points)
+    before = fingerprint(merged)
+    shards[1].update(*data.astuple())
+    assert_untouched(merged, before)
 
 
 @law

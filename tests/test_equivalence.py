@@ -25,6 +25,7 @@ from tests.contract import assert_gradient
 from tests.oracles import (
     dense_kernel,
     integrated_posterior_variance,
+    interpolated_kernel,
     joint_covariance,
     reference,
     reference_posterior,
@@ -216,11 +217,19 @@ def test_looking_beyond_the_box_does_not_change_what_is_inside() -> None:
     data, T = data_of(20), torch.rand(5, 2).double()
     model = WISKI(*data.astuple(), covar_module=kernel("scaled", 2), grid_size=8, tolerance=0.0)
     mean, covariance = reference_posterior(model, data.X, data.Y, T)
+    box = torch.tensor([[0.0, 0.0], [1.8, 1.8]]).double()
+    wide = interpolated_kernel(model.covar_module, box, (12, 12))
+    before = model.bounds, model.grid_size
     beyond = model.posterior(T + 0.7)
-    expected, _ = reference_posterior(model, data.X, data.Y, T + 0.7)
-    assert_close(beyond.mean, expected)
+    expected = reference_posterior(model, data.X, data.Y, T + 0.7, kernel=wide)
+    assert_close(beyond.mean, expected[0])
+    assert_close(joint_covariance(beyond), expected[1])
+    fantasy = model.fantasize(T + 0.5, sampler())
+    assert fantasy.posterior(T).mean.shape == (4, 5, 1)
     assert_close(model.posterior(T).mean, mean)
     assert_close(joint_covariance(model.posterior(T)), covariance)
+    assert torch.equal(model.bounds, before[0])
+    assert model.grid_size == before[1]
 
 
 # --- learning hyperparameters -------------------------------------------------------------------

@@ -10,7 +10,10 @@ from torch import Tensor
 from bo_stream.linalg import (
     DowndatedRootOperator,
     check_memory,
+    inverse_lower,
     inverse_root,
+    product_of_triangular_root,
+    row_product,
     safe_cholesky,
     solve_lower,
 )
@@ -50,6 +53,19 @@ def test_inverse_root_is_a_root_of_the_inverse() -> None:
     matrix = positive_definite(2, 4)
     root = inverse_root(matrix)
     assert_close(root @ root.mT, torch.linalg.inv(matrix))
+
+
+@pytest.mark.parametrize("n", [1, 50, 431])
+def test_triangular_matrices_by_halves(n: int) -> None:
+    factor = torch.linalg.cholesky(positive_definite(2, n) / n)
+    inverse = inverse_lower(factor)
+    assert_close(inverse @ factor, torch.eye(n).expand(2, n, n))
+    assert_close(product_of_triangular_root(factor.mT), factor.mT @ factor)
+
+
+def test_row_product_broadcasts() -> None:
+    rows, matrix = torch.randn(5, 3, 2, 4).double(), torch.randn(3, 4, 6).double()
+    assert_close(row_product(rows, matrix), rows @ matrix)
 
 
 def test_solve_lower_broadcasts_both_sides() -> None:

@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
+from bo_stream.sufficient_statistics import (
+    MatrixMap,
+    SufficientStatistics,
+    weighted_statistics,
+)
 from tests.tolerances import assert_close
 
 NAMES = [field.name for field in fields(SufficientStatistics)]
@@ -100,14 +104,14 @@ def test_an_affine_change_of_targets_is_exact_without_the_data(data: Data) -> No
 
 def test_pulling_back_is_mapping_the_features(data: Data) -> None:
     T = torch.randn(4, 3, dtype=torch.float64)
-
-    class Map:
-        def congruence(self, gram: Tensor) -> Tensor:
-            return T.mT @ gram @ T
-
-        def transpose(self, moment: Tensor) -> Tensor:
-            return T.mT @ moment
-
-    pulled = data.statistics().pull_back(Map())
+    pulled = data.statistics().pull_back(MatrixMap(T))
     data.features = data.features @ T
+    assert_same(pulled, data.statistics())
+
+
+def test_what_is_pulled_back_shares_nothing(data: Data) -> None:
+    statistics = data.statistics()
+    pulled = statistics.pull_back(MatrixMap(torch.eye(4, dtype=torch.float64)))
+    for name in NAMES:
+        getattr(statistics, name).zero_()
     assert_same(pulled, data.statistics())

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from bo_stream.acquisition.measures import Measure, box_measure, point_measure
 from bo_stream.acquisition.units import check_scalar, variance_factors
-from bo_stream.acquisition.weight_space import row_product, weight_space
-from bo_stream.linalg import safe_cholesky
+from bo_stream.acquisition.weight_space import weight_space
+from bo_stream.linalg import row_product, safe_cholesky
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_inputs
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess

@@ -13,7 +13,8 @@ from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from torch import Size, Tensor
 
-from bo_stream.acquisition.weight_space import check_inside, row_product, weight_space
+from bo_stream.acquisition.weight_space import check_inside, weight_space
+from bo_stream.linalg import row_product
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_inputs
 from bo_stream.process import WeightSpaceProcess

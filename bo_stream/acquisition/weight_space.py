@@ -61,14 +61,6 @@ def _conditioned(base: WeightSpaceProcess, process: ConditionedProcess) -> Weigh
     return WeightSpaceProcess(base.basis, WeightPosterior(mean, folded), base.prior_mean)
 
 
-def row_product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """``rows @ matrix``, ``... x q x r`` by ``... x r x k``, where many batches share one matrix.
-
-    One product for all of them: ``matmul`` would make one for each batch, at twice the time.
-    """
-    return torch.einsum("...qr,...rk->...qk", rows, matrix)
-
-
 def check_inside(basis: Basis, X: Tensor) -> None:
     """Check that a basis which cannot grow holds transformed inputs.
 

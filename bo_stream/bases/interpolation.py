@@ -173,9 +173,11 @@ class KroneckerPullBack:
     def _node_roots(self) -> list[Tensor]:
         """Values at the grid's nodes of each dimension's root functions, ``... x m x g x r_i``."""
         roots = self.basis.roots()
-        if self.grid == self.basis.grid:
-            return roots
         own = self.basis.grid
+        offset = self.grid.offset_in(own)
+        if offset is not None:  # its nodes are nodes of the basis
+            windows = zip(roots, offset, self.grid.size, strict=True)
+            return [root[..., start : start + size, :] for root, start, size in windows]
         nodes = [self.grid.nodes(i).to(roots[0]) for i in range(own.dim)]
         return [own.interpolation_matrix(i, x) @ roots[i] for i, x in enumerate(nodes)]
 

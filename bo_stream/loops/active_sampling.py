@@ -19,7 +19,7 @@ from bo_stream.loops.strategies import choice_rule
 from bo_stream.loops.survey import Survey
 from bo_stream.models.wiski import WISKI
 
-_FIT_OPTIONS = {"maxiter": 40, "ftol": 1e-7}
+_FIT_OPTIONS = {"maxiter": 25, "ftol": 1e-7}
 """L-BFGS-B's; a refit starts from the last one's optimum and need not be exact."""
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 from bo_stream.loops.datasets import Array, Dataset
 from bo_stream.loops.scoring import Score
 from bo_stream.loops.settings import Strategy
-from bo_stream.storage import atomic_write
 
 STRATEGY_NAMES: dict[Strategy, str] = {
     "nipv": "least variance",
@@ -60,15 +59,12 @@ def draw_map(view: MapView) -> Figure:
     return figure
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a PNG in one move.
-
-    Raises:
-        OSError: It cannot be written; an old picture stands.
-    """
+def as_png(figure: Figure) -> bytes:
+    """The figure as a PNG file."""
     FigureCanvasAgg(figure)
-    with atomic_write(path) as file:
-        figure.savefig(file, format="png", dpi=_DPI)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=_DPI)
+    return file.getvalue()
 
 
 def _maps(view: MapView) -> Figure:

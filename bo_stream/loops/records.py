@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +18,9 @@ from bo_stream.loops.scoring import Score
 from bo_stream.loops.settings import Strategy
 from bo_stream.loops.versions import all_versions
 from bo_stream.models.wiski import WISKI
-from bo_stream.storage import atomic_write
 
 
-def write_picks(campaign: Campaign, path: Path) -> None:
+def picks_table(campaign: Campaign) -> bytes:
     """One line per choice: strategy, step (0: initial points), row of the data, its values."""
     data = campaign.data
     header = ("strategy", "step", "row", *data.columns, data.target)
@@ -31,7 +29,7 @@ def write_picks(campaign: Campaign, path: Path) -> None:
         for name, loop in campaign.loops.items()
         for step, row in _steps_and_rows(loop)
     ]
-    _write_table(path, header, lines)
+    return _table(header, lines)
 
 
 def _steps_and_rows(loop: ActiveSampling) -> list[tuple[int, int]]:
@@ -39,28 +37,24 @@ def _steps_and_rows(loop: ActiveSampling) -> list[tuple[int, int]]:
     return [(max(0, (i - first) // q + 1), row) for i, row in enumerate(loop.picked_rows())]
 
 
-def write_curve(curves: dict[Strategy, list[Score]], path: Path) -> None:
+def curve_table(curves: dict[Strategy, list[Score]]) -> bytes:
     """One line per score."""
     header = ("strategy", "observations", "rmse", "rmse_sd", "nll", "coverage")
     lines = [(name, *asdict(score).values()) for name, curve in curves.items() for score in curve]
-    _write_table(path, header, lines)
+    return _table(header, lines)
 
 
-def _write_table(path: Path, header: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+def _table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(lines)
-    with atomic_write(path) as file:
-        file.write(text.getvalue().encode())
+    return text.getvalue().encode()
 
 
-def write_run(
-    campaign: Campaign, finals: dict[Strategy, Score], notes: list[str], path: Path
-) -> None:
+def run_record(campaign: Campaign, finals: dict[Strategy, Score], notes: list[str]) -> bytes:
     """Every setting and version, the data, the learned model, final scores, time and memory."""
-    with atomic_write(path) as file:
-        file.write((json.dumps(_run_record(campaign, finals, notes), indent=2) + "\n").encode())
+    return (json.dumps(_run_record(campaign, finals, notes), indent=2) + "\n").encode()
 
 
 def _run_record(

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
 
 from bo_stream.loops.active_sampling import ActiveSampling
 from bo_stream.loops.campaign import Campaign
-from bo_stream.loops.pictures import MapView, draw_curve, draw_map, save_figure
-from bo_stream.loops.records import write_curve, write_picks, write_run
+from bo_stream.loops.pictures import MapView, as_png, draw_curve, draw_map
+from bo_stream.loops.records import curve_table, picks_table, run_record
 from bo_stream.loops.scoring import Score, predict
 from bo_stream.loops.settings import Strategy
+from bo_stream.storage import atomic_write
 
 
 def write_results(campaign: Campaign, folder: Path, notes: list[str]) -> dict[Strategy, Score]:
-    """Write picks.csv, curve.csv, map.png, curve.png and run.json, each in one move.
+    """Write picks.csv, curve.csv, map.png, curve.png and run.json, all or none.
 
     Returns:
         The score of each strategy's model as it is.
 
     Raises:
-        OSError: The disk is full or the folder cannot be written; old files stand.
+        OSError: The disk is full or the folder cannot be written; the old files stand.
     """
     curves = {name: _curve_to_here(loop) for name, loop in campaign.loops.items()}
     finals = {name: curve[-1] for name, curve in curves.items()}
-    write_picks(campaign, folder / "picks.csv")
-    write_curve(curves, folder / "curve.csv")
-    save_figure(draw_curve(curves, campaign.data.target), folder / "curve.png")
-    save_figure(draw_map(_map_view(campaign)), folder / "map.png")
-    write_run(campaign, finals, notes, folder / "run.json")
+    files = {
+        "picks.csv": picks_table(campaign),
+        "curve.csv": curve_table(curves),
+        "curve.png": as_png(draw_curve(curves, campaign.data.target)),
+        "map.png": as_png(draw_map(_map_view(campaign))),
+        "run.json": run_record(campaign, finals, notes),
+    }
+    _write_together(folder, files)
     return finals
+
+
+def _write_together(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Replace all files once all are on the disk."""
+    with ExitStack() as stack:
+        for name, content in files.items():
+            file = stack.enter_context(atomic_write(folder / name))
+            file.write(content)
+            file.flush()
 
 
 def _curve_to_here(loop: ActiveSampling) -> list[Score]:

@@ -54,7 +54,7 @@ class Settings:
     seed: int = 0
     device: str = "cpu"
     dtype: str = "float64"
-    refit: float = 2.0
+    refit: float = 1.5
     score_every: int | None = None
     strategy: Strategy = "nipv"
 

@@ -45,15 +45,31 @@ class Whitening:
         state: Of the kernel.
         basis: Its features.
         memory: Statistics in those features.
+        pending: Small batches still to be added to them, with their features.
     """
 
     state: State
     basis: InterpolationBasis
     memory: WhitenedMemory
+    pending: tuple[tuple[Observations, Tensor], ...] = ()
 
     def after(self, data: Observations, features: Tensor) -> Whitening:
-        """The memory after a batch. Cost O(n r²)."""
-        return replace(self, memory=self.memory.observed(features, data))
+        """The memory after a batch. Cost O(n r), and O(n r²) once the statistics are needed."""
+        data = replace(data, X=data.X.new_empty(*data.X.shape[:-1], 0))  # the features are enough
+        waiting = sum(batch.X.shape[-2] for batch, _ in self.pending)
+        if waiting + data.X.shape[-2] > WHITENED_ROWS:
+            return replace(self.settled(), pending=((data, features),))
+        return replace(self, pending=(*self.pending, (data, features)))
+
+    def settled(self) -> Whitening:
+        """The same with nothing pending: many small batches are added as one."""
+        memory = self.memory
+        for sign in (1.0, -1.0):
+            batches = [pair for pair in self.pending if pair[0].sign == sign]
+            if batches:
+                data = Observations.joined([batch for batch, _ in batches])
+                memory = memory.observed(torch.cat([f for _, f in batches], -2), data)
+        return replace(self, memory=memory, pending=())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +34,17 @@ class Observations:
     noise: Tensor
     known: Tensor
     sign: float
+
+    @classmethod
+    def joined(cls, batches: Sequence[Observations]) -> Observations:
+        """Several batches of one sign as one."""
+        return cls(
+            torch.cat([batch.X for batch in batches], -2),
+            torch.cat([batch.targets for batch in batches], -1),
+            torch.cat([batch.noise for batch in batches], -1),
+            torch.cat([batch.known for batch in batches], -1),
+            batches[0].sign,
+        )
 
     @property
     def any_known(self) -> bool:

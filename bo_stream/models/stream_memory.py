@@ -75,9 +75,17 @@ class StreamMemory:
         """
         if self.grid.contains(X):
             return self
-        larger = self.grid.grown_to(X)
+        return replace(self, current=self.current.on(self.widened(self.grid, X)))
+
+    def widened(self, grid: Grid, X: Tensor) -> Grid:
+        """A grid with the same nodes as ``grid`` and more, whose box holds X.
+
+        Raises:
+            InputDataError: It would become more than ``MAX_GROWTH`` times as wide as at first.
+        """
+        larger = grid.grown_to(X)
         self._check_growth(larger)
-        return replace(self, current=self.current.on(larger))
+        return larger
 
     def _check_growth(self, larger: Grid) -> None:
         for i, (cells, first) in enumerate(zip(larger.cells, self.first_cells, strict=True)):

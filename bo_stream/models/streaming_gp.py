@@ -167,7 +167,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """The joint posterior of q points and m outputs.
 
         Beyond ``DENSE_LIMIT`` points the covariance stays lazy: marginal variances then take
-        O(q r) memory. Inputs outside the bounds grow the grid as in :meth:`update`.
+        O(q r) memory. Inputs a little outside the bounds are taken too; they change nothing.
 
         Args:
             X: ``batch_shape x q x d``; more leading dimensions broadcast.

@@ -173,6 +173,7 @@ class WISKI(StreamingGP):
         self._memory = StreamMemory.empty(
             Grid.over(box, size), self._batch_shape, self._num_outputs, train_X.device
         )
+        self._basis_grid = self._memory.grid
         self.to(train_X)
         self._standardize_by(first_totals(targets, self._shift))
         self._observe(train_X, train_Y, train_Yvar, 1.0)
@@ -325,6 +326,7 @@ class WISKI(StreamingGP):
 
     def _set_memory(self, memory: StreamMemory) -> None:
         self._memory = memory
+        self._basis_grid = memory.grid
         self._whitening = self._solved = self._learning = None
 
     def forget(self, factor: float) -> Self:
@@ -401,7 +403,8 @@ class WISKI(StreamingGP):
         """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept.
 
         Args:
-            X: Transformed inputs that the grid must hold; it grows if they lie outside.
+            X: Transformed inputs that the process must take. Outside the bounds they are predicted
+                from a wider grid, whose kernel is the same; the memory stays as it is.
         """
         if X is not None:
             check_finite("X", X)
@@ -409,14 +412,19 @@ class WISKI(StreamingGP):
             self._check_inside(X)
             return self._supposed
         if X is not None:
-            self._make_room(X)
+            self._widen_basis(X)
         state = state_of(self)
         if self._solved is None or not is_same(state, self._solved.state):
             self._solved = Solved(state, self._solve())
         return self._solved.process
 
+    def _widen_basis(self, X: Tensor) -> None:
+        if not self._basis_grid.contains(X):
+            self._basis_grid = self._memory.widened(self._basis_grid, X)
+            self._whitening = self._solved = None
+
     def _check_inside(self, X: Tensor | None) -> None:
-        if X is not None and not self._memory.grid.contains(X):
+        if X is not None and not self._basis_grid.contains(X):
             raise InputDataError(
                 "X lies outside the bounds of a model that supposes data, whose grid cannot grow. "
                 f"Build the model with wider bounds than {self.bounds.tolist()}."
@@ -435,9 +443,10 @@ class WISKI(StreamingGP):
         if self._whitening is None or not is_same(state, self._whitening.state):
             batch = torch.Size((*self.batch_shape, self.num_outputs))
             basis = interpolation_basis(
-                self._factors(), self._memory.grid, batch, self.tolerance, self.max_rank
+                self._factors(), self._basis_grid, batch, self.tolerance, self.max_rank
             )
             self._whitening = Whitening(state, basis, self._memory.whitened(basis))
+        self._whitening = self._whitening.settled()
         return self._whitening
 
     def _factors(self) -> KernelFactors:

@@ -9,8 +9,9 @@ import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 
-from bo_stream.acquisition.weight_space import check_inside, row_product, weight_space
+from bo_stream.acquisition.weight_space import check_inside, weight_space
 from bo_stream.bases.basis import Basis
+from bo_stream.linalg import row_product
 from bo_stream.process import WeightSpaceProcess
 from tests.acquisition.examples import small_model, some
 from tests.tolerances import assert_close

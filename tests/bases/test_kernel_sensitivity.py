@@ -8,7 +8,11 @@ import torch
 from bo_stream.bases.grid import Grid
 from bo_stream.bases.interpolation import interpolation_basis
 from bo_stream.bases.kernel_factors import kernel_factors
-from bo_stream.bases.kernel_sensitivity import expected_log_prior
+from bo_stream.bases.kernel_sensitivity import (
+    expected_log_prior,
+    pairs_within_groups,
+    prior_covariance,
+)
 from tests.oracles import (
     dense_kernel,
     interpolation_weights,
@@ -45,3 +49,37 @@ def test_gradient_is_that_of_the_dense_prior(name: str, sizes: tuple[int, ...]) 
     expected = torch.autograd.grad(prior, list(module.parameters()))
     for a, e in zip(actual, expected, strict=True):
         assert_close(a, e, factor=10)
+
+
+@pytest.mark.parametrize("sizes", [(8,), (6, 5), (4, 5, 4)])
+def test_prior_covariance_is_another_kernel_as_far_as_the_basis_spans_it(
+    sizes: tuple[int, ...],
+) -> None:
+    dim = len(sizes)
+    bounds = torch.tensor([[0.0] * dim, [1.0] * dim], dtype=torch.float64)
+    module, other = kernel("product", dim), kernel("product", dim)
+    factors = kernel_factors(module, dim).for_single_output()
+    basis = interpolation_basis(factors, Grid.over(bounds, sizes), torch.Size((1,)), 0.0, 12)
+    moved = prior_covariance(basis, kernel_factors(other, dim).for_single_output())
+    assert_close(prior_covariance(basis, factors)[0], torch.eye(basis.rank))
+
+    X = torch.rand(9, dim, dtype=torch.float64)
+    z, W = basis.features(X)[0], interpolation_weights(X, bounds, sizes)
+    E = largest_eigenvectors(module, bounds, sizes, basis.rank)
+    nodes = node_inputs(bounds, sizes)
+    K = E @ (E.mT @ dense_kernel(other, nodes, nodes) @ E) @ E.mT
+    own, dense = z @ moved[0] @ z.mT, W @ K @ W.mT
+    assert_close(own, dense)
+    weights = torch.randn(9, 9, dtype=torch.float64)
+    parameters = list(other.parameters())
+    actual = torch.autograd.grad((weights * own).sum(), parameters)
+    expected = torch.autograd.grad((weights * dense).sum(), parameters)
+    for a, e in zip(actual, expected, strict=True):
+        assert_close(a, e)
+
+
+def test_pairs_of_equal_keys() -> None:
+    key = torch.tensor([3, 1, 3, 7, 1, 3])
+    rows, columns = pairs_within_groups(key)
+    found = sorted(zip(rows.tolist(), columns.tolist(), strict=True))
+    assert found == [(i, j) for i in range(6) for j in range(6) if key[i] == key[j]]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from bo_stream.bases.grid import Grid
 from bo_stream.bases.interpolation import interpolation_basis
 from bo_stream.bases.kernel_factors import kernel_factors
+from bo_stream.bases.kernel_sensitivity import prior_covariance
 from bo_stream.models.marginal_likelihood import (
     NoiseGroup,
     combine,
     differentiable_log_marginal_likelihood,
+    subspace_log_marginal_likelihood,
 )
 from bo_stream.sufficient_statistics import weighted_statistics
 from bo_stream.weights import solve
@@ -22,11 +25,14 @@ SIZES = (6, 7)
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
 
 
-def test_two_noise_groups_and_the_mean_are_learned_together() -> None:
+@pytest.mark.parametrize("moved", [False, True], ids=["where it was built", "elsewhere"])
+def test_two_noise_groups_and_the_mean_are_learned_together(moved: bool) -> None:
     """Values, the posterior, and gradients in kernel, both levels, mean and outcome scale."""
-    module = kernel("product", 2)
-    factors = kernel_factors(module, 2).for_single_output()
-    basis = interpolation_basis(factors, Grid.over(BOUNDS, SIZES), torch.Size([1]), 0.0, 1000)
+    module, centre = (kernel("product", 2) for _ in range(2))
+    factors, at_centre = (kernel_factors(m, 2).for_single_output() for m in (module, centre))
+    basis = interpolation_basis(
+        at_centre if moved else factors, Grid.over(BOUNDS, SIZES), torch.Size([1]), 0.0, 1000
+    )
     X, y, relative = torch.rand(12, 2).double(), torch.randn(12).double(), torch.rand(12).double()
     levels = [torch.tensor([v], dtype=torch.float64, requires_grad=True) for v in (0.3, 1.7)]
     slope, constant = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.6, 0.2))
@@ -40,7 +46,11 @@ def test_two_noise_groups_and_the_mean_are_learned_together() -> None:
         for s, level in zip(parts, levels, strict=True)
     ]
     residual = torch.stack((slope, constant)).view(1, 2, 1)
-    own = differentiable_log_marginal_likelihood(groups, residual, basis, factors)
+    if moved:
+        prior = prior_covariance(basis, factors)
+        own = subspace_log_marginal_likelihood(groups, residual, prior)
+    else:
+        own = differentiable_log_marginal_likelihood(groups, residual, basis, factors)
 
     level = torch.cat([lv.expand(len(y[s])) for s, lv in zip(parts, levels, strict=True)])
     covariance = interpolated_kernel(module, BOUNDS, SIZES)
@@ -55,6 +65,8 @@ def test_two_noise_groups_and_the_mean_are_learned_together() -> None:
     for a, w in zip(actual, wanted, strict=True):
         assert_close(a, w)
 
+    if moved:
+        return
     T = torch.rand(4, 2).double()
     posterior = solve(combine(groups, residual))
     z = basis.features(T)

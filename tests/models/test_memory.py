@@ -102,6 +102,12 @@ def test_whitened_memory_is_carried_along(basis: InterpolationBasis, known: str)
             assert_group(ours, {name: getattr(theirs, name) for name in NAMES})
 
 
+def test_batches_are_joined(basis: InterpolationBasis) -> None:
+    batches = [batch("some"), batch("none"), batch("all")]
+    one = Observations.joined(batches)
+    assert_memory(remembered(one).whitened(basis), basis, *batches)
+
+
 def test_a_negative_sign_takes_out(basis: InterpolationBasis) -> None:
     first, wrong = batch("some"), batch("some")
     memory = remembered(first, wrong, replace(wrong, sign=-1.0))

@@ -344,6 +344,16 @@ def test_merging_a_refined_shard_is_one_refined_stream() -> None:
     assert_close(merged.log_marginal_likelihood(), stream.log_marginal_likelihood())
 
 
+def test_a_merged_shard_of_another_grid_goes_its_own_way() -> None:
+    problem = Problem()
+    data = problem.data(6)
+    model, shard = problem.model(data[:0]).refine((10, 13)), problem.model(data)
+    model.merge(shard).posterior(problem.points())
+    before = fingerprint(model)
+    shard.update(*data.astuple())
+    assert_untouched(model, before)
+
+
 def test_merging_many_shards_of_another_grid_takes_no_more_memory() -> None:
     problem = Problem()
     model = problem.model(problem.data(5)).refine((10, 13))

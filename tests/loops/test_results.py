@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from bo_stream.loops.campaign import Campaign
+from bo_stream.loops.datasets import Dataset
+from bo_stream.loops.pictures import MapView, draw_map
+from bo_stream.loops.results import write_results
+from bo_stream.loops.settings import Settings
+from bo_stream.storage import atomic_write
+from tests.loops.small import QUICK, small_map, write_npz
+
+pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Campaign, Path]:
+    folder = tmp_path_factory.mktemp("run")
+    path = write_npz(folder / "map.npz", small_map())
+    campaign = Campaign.begin(path, None, None, QUICK, ("nipv", "random"))
+    for _ in campaign.run():
+        pass
+    write_results(campaign, folder, ["a warning"])
+    return campaign, folder
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_picks_are_rows_of_the_data_step_by_step(results: tuple[Campaign, Path]) -> None:
+    campaign, folder = results
+    picks = [pick for pick in rows(folder / "picks.csv") if pick["strategy"] == "nipv"]
+    assert [int(pick["step"]) for pick in picks] == [0] * 5 + [1] * 3 + [2] * 3 + [3] * 3 + [4] * 3
+    assert [int(pick["row"]) for pick in picks] == campaign.main.picked_rows()
+    for pick in picks:
+        row = int(pick["row"])
+        written = [float(pick[name]) for name in ("lon", "lat", "prevalence")]
+        assert written == [*campaign.data.X[row], campaign.data.y[row]]
+
+
+def test_curve_holds_every_score(results: tuple[Campaign, Path]) -> None:
+    campaign, folder = results
+    curve = rows(folder / "curve.csv")
+    assert [line["strategy"] for line in curve] == ["nipv"] * 3 + ["random"] * 3
+    assert [int(line["observations"]) for line in curve] == [5, 11, 17] * 2
+    assert [float(line["rmse"]) for line in curve[:3]] == [
+        s.rmse for s in campaign.main.state.curve
+    ]
+
+
+def test_run_json_says_how_it_was_made(results: tuple[Campaign, Path]) -> None:
+    campaign, folder = results
+    run = json.loads((folder / "run.json").read_text())
+    assert run["finished"] is True
+    assert Settings.from_record(run["settings"]) == campaign.main.settings
+    assert run["data"]["fingerprint"] == campaign.data.fingerprint
+    assert run["data"]["rows"] == 120
+    assert set(run["versions"]) >= {"python", "bo-stream", "torch", "botorch", "gpytorch"}
+    assert run["strategies"]["nipv"]["model"]["grid_size"] == [12, 12]
+    kernel = run["strategies"]["nipv"]["model"]["kernel"]
+    module = campaign.main.state.model.covar_module
+    assert kernel["base_kernel.lengthscale"] == module.base_kernel.lengthscale.tolist()
+    assert run["strategies"]["random"]["final"]["observations"] == 17
+    assert run["warnings"] == ["a warning"]
+
+
+@pytest.mark.parametrize("name", ["map.png", "curve.png"])
+def test_pictures_show_something(results: tuple[Campaign, Path], name: str) -> None:
+    picture = imread(results[1] / name)
+    assert min(picture.shape[:2]) > 500
+    assert picture[..., :3].std() > 0.1
+
+
+@pytest.mark.parametrize("failing", [1, 3, 5])
+def test_results_are_written_all_or_none(
+    results: tuple[Campaign, Path], tmp_path: Path, failing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign, folder = results
+    names = ["curve.csv", "curve.png", "map.png", "picks.csv", "run.json"]
+    for name in names:
+        (tmp_path / name).write_text("old")
+    asked = []
+
+    def full(path: Path) -> AbstractContextManager[IO[bytes]]:
+        asked.append(path)
+        if len(asked) == failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return atomic_write(path)
+
+    monkeypatch.setattr("bo_stream.loops.results.atomic_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_results(campaign, tmp_path, [])
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        names, "old"
+    )
+    monkeypatch.undo()
+    write_results(campaign, tmp_path, [])
+    for name in ("curve.csv", "picks.csv", "map.png"):
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
+
+
+def view(X: Any, columns: tuple[str, ...]) -> MapView:
+    y = np.sin(X.sum(-1))
+    return MapView(Dataset(X, y, columns, "y", "map"), y, np.full(len(y), 0.1), [0, 3, 5], 1)
+
+
+def titles(shown: MapView) -> list[str]:
+    return [axes.get_title() for axes in draw_map(shown).axes]
+
+
+def test_a_line_in_one_dimension_and_maps_of_two_inputs_in_more() -> None:
+    X = np.random.default_rng(0).uniform(0, 5, (40, 3))
+    assert titles(view(X[:, :1], ("t",))) == [""]
+    for dim in (2, 3):
+        shown = titles(view(X[:, :dim], ("a", "b", "c")[:dim]))
+        assert shown[:4] == [
+            "truth",
+            "posterior mean",
+            "posterior standard deviation",
+            "picks over the posterior mean",
+        ]
+
+
+def test_sites_on_a_raster_are_drawn_as_pixels_where_they_lie() -> None:
+    lon, lat = np.meshgrid(np.linspace(3.0, 4.0, 11), np.linspace(9.0, 9.5, 6))
+    X = np.stack((lon.ravel(), lat.ravel()), -1)
+    inside = X[:, 0] + X[:, 1] < 13.2
+    shown = view(X[inside], ("longitude", "latitude"))
+    axes = draw_map(shown).axes[0]
+    mesh = axes.collections[0]
+    pixels = np.ma.filled(np.ma.asarray(mesh.get_array()), np.nan)
+    expected = np.full(66, np.nan)
+    expected[inside] = shown.data.y
+    np.testing.assert_array_equal(pixels.ravel(), expected)
+    assert axes.get_aspect() == pytest.approx(
+        1.0 / np.cos(np.radians(np.median(shown.data.X[:, 1])))
+    )
+    assert draw_map(shown).axes[2].get_xlabel() == "longitude (degrees)"

@@ -1,0 +1,119 @@
+"""The objective of a fit: the marginal likelihood in a space that stays while lengthscales do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from bo_stream import WISKI
+from bo_stream.models.learning import RADIUS
+from tests.oracles import (
+    dense_kernel,
+    interpolation_weights,
+    largest_eigenvectors,
+    node_inputs,
+    reference,
+)
+from tests.problems import Observations, kernel, observations
+from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
+
+
+def loss_of(model: WISKI) -> Tensor:
+    return model.compute_custom_loss(ExactMarginalLogLikelihood(model.likelihood, model)).sum()
+
+
+def stretch(model: WISKI, factor: float) -> None:
+    """Multiply all lengthscales, and change all that does not move the space."""
+    for part in model.covar_module.modules():
+        if isinstance(part, Kernel) and part.has_lengthscale:
+            part.lengthscale = factor * part.lengthscale.detach()
+    model.covar_module.outputscale = 1.3 * model.covar_module.outputscale.detach()
+    model.likelihood.noise = 0.7 * model.likelihood.noise.detach()
+    model.mean_module.constant.data.add_(0.2)
+
+
+def dense_loss(model: WISKI, data: Observations, **options: Any) -> Tensor:
+    dense = reference(model, *data.astuple(), **options).log_marginal_likelihood()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    return -mll._add_other_terms(dense.clone(), []).sum() / len(data)
+
+
+def assert_gradients(model: WISKI, own: Tensor, dense: Tensor) -> None:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    actual = torch.autograd.grad(own, parameters)
+    expected = torch.autograd.grad(dense, parameters)
+    for a, e in zip(actual, expected, strict=True):
+        assert_close(a, e, factor=10)
+
+
+@pytest.mark.parametrize("factor", [0.95, 1.2, 0.4, 3.0])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_the_whole_space_is_the_marginal_likelihood_wherever_it_is_centred(
+    factor: float, outputs: int
+) -> None:
+    """A rough kernel keeps every eigenvector, so that the space is the same everywhere."""
+    data = observations(18, 2, outputs).with_noise("mixed")
+    shape = (outputs,) if outputs > 1 else ()
+    rough = ScaleKernel(kernel("Matérn-1/2", 2, shape), batch_shape=torch.Size(shape)).double()
+    model = WISKI(*data.astuple(), covar_module=rough, grid_size=(7, 8))
+    for changes in (0, 1, 2):
+        if changes > 0:
+            stretch(model, factor)
+        own, dense = loss_of(model), dense_loss(model, data)
+        assert_close(own, dense)
+        assert_gradients(model, own, dense)
+
+
+def test_a_part_of_the_space_stays_while_lengthscales_move_little() -> None:
+    """``P K(θ) P`` with P of the centre, until the lengthscales are too far from it."""
+    data = observations(18)
+    model = WISKI(*data.astuple(), covar_module=kernel("scaled", 2), grid_size=(7, 8), max_rank=25)
+    model.eval()
+    loss_of(model)
+    centre = largest_eigenvectors(model.covar_module, model.bounds, model.grid_size, 25)
+    stretch(model, math.exp(0.9 * RADIUS))
+    K = node_covariance(model)
+    restricted = centre @ (centre.mT @ K @ centre) @ centre.mT
+    own, dense = loss_of(model), dense_loss(model, data, kernel=interpolating(model, restricted))
+    assert_close(own, dense)
+    assert_gradients(model, own, dense)
+    stretch(model, math.exp(0.2 * RADIUS))
+    own, dense = loss_of(model), dense_loss(model, data, rank=25)
+    assert_close(own, dense)
+    assert_gradients(model, own, dense)
+
+
+def node_covariance(model: WISKI) -> Tensor:
+    nodes = node_inputs(model.bounds, model.grid_size)
+    return dense_kernel(model.covar_module, nodes, nodes)
+
+
+def interpolating(model: WISKI, K: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    def covariance(X: Tensor, X2: Tensor) -> Tensor:
+        W, W2 = (interpolation_weights(x, model.bounds, model.grid_size) for x in (X, X2))
+        return W @ K @ W2.mT
+
+    return covariance
+
+
+def test_new_data_enter_the_objective_at_once() -> None:
+    data = observations(24)
+    model = WISKI(*data[:10].astuple(), covar_module=kernel("scaled", 2), grid_size=(7, 8))
+    loss_of(model)
+    model.update(*data[10:14].astuple())
+    model.posterior(data.X)
+    model.update(*data[14:].astuple()).train()
+    assert_close(loss_of(model), dense_loss(model, data))
+    model.retract(*data[20:].astuple()).train()
+    assert_close(loss_of(model), dense_loss(model, data[:20]))
+    model.train()
+    assert_close(loss_of(model), dense_loss(model, data[:20]))
