@@ -1,7 +1,9 @@
 """The main job, ``bo-stream sample`` on the Nigeria map: time, memory, and error beside its peers.
 
 The exact peer is trained on the very points that the run picked, with the same product kernel; its
-hyperparameters are fitted to the first 1,000 of them.
+hyperparameters are fitted to the first 1,000 of them. One split says little about the error at 600
+(random choice's alone varies by 15 % between splits), so that claim is the median over seeds
+of a shorter run with random choice beside it.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -34,6 +37,7 @@ from bo_stream.loops.survey import Survey
 EARLY = 600
 LIMIT_SECONDS = 120.0
 LIMIT_GIB = 2.0
+UNIT = "of the target's sd"
 COMMAND = "from bo_stream.cli import app; app()"
 """What ``bo-stream`` runs, whether or not its script is on the path."""
 
@@ -142,57 +146,70 @@ def picked_rows(out: Path) -> list[int]:
         return [int(row["row"]) for row in csv.DictReader(file) if row["strategy"] == "nipv"]
 
 
-def claims_of(alone: Run, beside: Run, exact: tuple[float, float]) -> list[Claim]:
-    """What the run alone, the one with random choice beside it, and the exact GP came to."""
-    found = curves(beside.out)
-    early, last = (
-        {name: error_at(curve, n) for name, curve in found.items()} for n in (EARLY, sys.maxsize)
-    )
-    ours, theirs = early["nipv"][1], early["random"][1]
-    final = last["nipv"][1]
-    unit = "of the target's sd"
+def early_claims(runs: list[Run]) -> list[Claim]:
+    """Error at 600 observations over random choice's, one ratio a seed."""
+    points = [
+        {name: error_at(curve, EARLY) for name, curve in curves(run.out).items()} for run in runs
+    ]
+    pairs = [(point["nipv"][1], point["random"][1]) for point in points]
+    ratios = [ours / theirs for ours, theirs in pairs]
+    each = ", ".join(f"{ours:.3f}/{theirs:.3f}" for ours, theirs in pairs)
+    name = f"RMSE at {points[0]['nipv'][0]:,} over random choice's, median of {len(runs)} seeds"
+    return [
+        at_most(name, statistics.median(ratios), 0.85, detail=each),
+        stated("the same, largest", max(ratios)),
+    ]
+
+
+def final_claims(alone: Run, exact: tuple[float, float]) -> list[Claim]:
+    """What the whole run took, and its last error beside the exact GP's."""
+    observations, final = error_at(curves(alone.out)["nipv"], sys.maxsize)
     return [
         at_most("bo-stream sample, seconds", alone.seconds, LIMIT_SECONDS, "s"),
         at_most("bo-stream sample, resident memory", alone.gib, LIMIT_GIB, "GiB"),
         at_most(
-            f"RMSE at {early['nipv'][0]:,} over random choice's",
-            ours / theirs,
-            0.85,
-            detail=f"{ours:.4f} and {theirs:.4f} {unit}",
-        ),
-        at_most(
-            f"RMSE at {last['nipv'][0]:,} over the exact GP's on the same points",
+            f"RMSE at {observations:,} over the exact GP's on the same points",
             final / exact[0],
             1.05,
-            detail=f"{final:.4f} and {exact[0]:.4f} {unit}; exact took {exact[1]:.0f} s",
+            detail=f"{final:.4f} and {exact[0]:.4f} {UNIT}; exact took {exact[1]:.0f} s",
         ),
-        stated(f"random choice's RMSE at {last['random'][0]:,}", last["random"][1], unit),
-        stated("both strategies, seconds", beside.seconds, "s"),
     ]
 
 
-def inputs(options: Options, folder: Path) -> tuple[Path, list[str], int]:
-    """Data, arguments of the command, and points for the exact fit."""
+def inputs(options: Options, folder: Path) -> tuple[Path, dict[str, int]]:
+    """Data and options of the command."""
     if options.smoke:
-        sizes = {"--batch": 2, "--steps": 4, "--pool": 60, "--test": 40, "--grid": 10}
-        data = write_small_field(folder / "small.npz", 120)
-    else:
-        sizes = {"--batch": 6, "--steps": 500, "--pool": 12_000, "--test": 10_000}
-        data = real_file("nigeria_pf")
-    arguments = [text for name, value in sizes.items() for text in (name, str(value))]
-    return data, arguments, options.pick(1_000, 15)
+        small = {"--batch": 2, "--steps": 6, "--pool": 60, "--test": 40, "--grid": 10}
+        return write_small_field(folder / "small.npz", 120), small
+    full = {"--batch": 6, "--steps": 500, "--pool": 12_000, "--test": 10_000}
+    return real_file("nigeria_pf"), full
+
+
+def spelled(arguments: dict[str, int]) -> list[str]:
+    """Options as the command line has them."""
+    return [text for name, value in arguments.items() for text in (name, str(value))]
+
+
+def early_run(data: Path, arguments: dict[str, int], seed: int, folder: Path) -> Run:
+    """A run to 600 observations with random choice beside it."""
+    steps = min(arguments["--steps"], EARLY // arguments["--batch"])
+    shorter = spelled({**arguments, "--steps": steps, "--seed": seed})
+    return sample(data, [*shorter, "--compare", "random"], folder / f"seed-{seed}")
 
 
 def main() -> None:
     """Run it."""
     options = start(__doc__)
+    seeds, fit_on = options.pick(5, 2), options.pick(1_000, 15)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        data, arguments, fit_on = inputs(options, folder)
-        alone = sample(data, arguments, folder / "alone")
-        beside = sample(data, [*arguments, "--compare", "random"], folder / "beside")
-        claims = claims_of(alone, beside, exact_error(data, beside.out, fit_on))
-    finish("malaria", claims, options, {"arguments": arguments, "fit_on": fit_on})
+        data, arguments = inputs(options, folder)
+        alone = sample(data, spelled(arguments), folder / "alone")
+        early = [early_run(data, arguments, seed, folder) for seed in range(seeds)]
+        exact = exact_error(data, alone.out, fit_on)
+        claims = [*final_claims(alone, exact), *early_claims(early)]
+    settings = {"arguments": arguments, "seeds": seeds, "fit_on": fit_on}
+    finish("malaria", claims, options, settings)
 
 
 if __name__ == "__main__":

@@ -131,7 +131,10 @@ def sample(
         int, _option("Sampling", "Sites chosen at a time.", "--batch", "-q")
     ] = _DEFAULT.q,
     steps: Annotated[
-        int | None, _option("Sampling", "Choices to make (500, or as many as the pool allows).")
+        int | None,
+        _option(
+            "Sampling", "Choices to make (500, or as many as the pool allows; 150 without DATA)."
+        ),
     ] = None,
     initial: Annotated[int, _option("Sampling", "Random sites to start with.")] = _DEFAULT.initial,
     compare: Annotated[

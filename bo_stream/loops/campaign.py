@@ -20,6 +20,9 @@ from bo_stream.loops.settings import Settings, Strategy
 from bo_stream.loops.simulated import simulated_prevalence
 from bo_stream.loops.survey import Survey
 
+_STEPS_ON_SIMULATED = 150
+"""Choices on the simulated map unless asked for others: a minute's work on two cores."""
+
 
 class Campaign:
     """The strategies' loops step in turn, so that they can be stopped and compared at any time.
@@ -59,6 +62,8 @@ class Campaign:
             UsageError: Data that cannot be used, or too few for the settings.
         """
         data = _read(path, x, y)
+        if path is None and settings.steps is None:
+            settings = replace(settings, steps=_STEPS_ON_SIMULATED)
         resolved = settings.resolved(*data.X.shape)
         survey = Survey.of(data, resolved)
         loops = {
