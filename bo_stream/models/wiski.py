@@ -77,8 +77,8 @@ class WISKI(StreamingGP):
       eigenvectors; updates, merges, retractions, re-standardisation, growth of the grid; gradients.
     - Approximate: k̃ itself (see :meth:`interpolation_error`), and the part ``tolerance`` of its
       trace that is left out (see :attr:`rank` and :attr:`dropped`).
-    - Learned: hyperparameters, in at most ``bo_stream.models.learning.LEARNING_RANK`` features, kept
-      while the lengthscales move little; the gradient of that objective is exact. That of
+    - Learned: hyperparameters, in at most ``bo_stream.models.learning.LEARNING_RANK`` features,
+      kept while the lengthscales move little; the gradient of that objective is exact. That of
       :meth:`log_marginal_likelihood` is exact where nothing is left out.
     - When: thousands to millions of observations in one to four inputs. More inputs:
       ``botorch.models.SingleTaskGP`` while exact inference is affordable, or a projection of the
