@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -163,7 +164,7 @@ class _Painter:
         axes.set_aspect(_aspect(self.data))
         painted = self._painted(axes, values, norm=scale, cmap=colours)
         bar = self.figure.colorbar(painted, ax=axes, shrink=0.9, pad=0.02)
-        bar.set_label(self.data.target, fontsize=8)
+        bar.set_label(_wrapped(self.data.target), fontsize=8)
         bar.ax.tick_params(labelsize=8)
 
     def _painted(self, axes: Axes, values: Array, **colours: Any) -> ScalarMappable:
@@ -207,7 +208,7 @@ def _lines(view: MapView) -> Figure:
     )
     rows = list(view.picks)
     axes.plot(data.X[rows, 0], data.y[rows], "o", mfc="none", mec="tab:red", ms=5, label="picks")
-    axes.set(xlabel=data.columns[0], ylabel=data.target)
+    axes.set(xlabel=data.columns[0], ylabel=_wrapped(data.target))
     axes.legend(fontsize=8)
     return figure
 
@@ -223,12 +224,16 @@ def draw_curve(curves: Mapping[Strategy, Sequence[Score]], target: str) -> Figur
     last = next(iter(curves.values()))[-1]
     right = axes.secondary_yaxis("right", functions=_scalings(last.rmse / last.rmse_sd))
     right.set_ylabel("in standard deviations of the target", fontsize=9)
-    axes.set(xlabel="observations", ylabel=f"held-out RMSE, {target}")
+    axes.set(xlabel="observations", ylabel=_wrapped(f"held-out RMSE, {target}"))
     axes.yaxis.label.set_fontsize(9)
     axes.set_ylim(bottom=0.0)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9)
     return figure
+
+
+def _wrapped(label: str) -> str:
+    return textwrap.fill(label, 48)
 
 
 def _scalings(unit: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
