@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
+from uuid import uuid4
 
 
 @contextmanager
@@ -18,13 +18,13 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
         OSError: The disk is full or the folder cannot be written; the old file is left whole.
     """
     target = Path(path)
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    draft = target.with_name(f".{target.name}.{uuid4().hex}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with draft.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(target)
+        draft.replace(target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise

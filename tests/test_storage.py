@@ -34,6 +34,15 @@ def test_replaces_the_file(path: Path, exists: bool) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_new_file_can_be_read_by_those_the_umask_lets(path: Path) -> None:
+    path.unlink()
+    with atomic_write(path) as file:
+        file.write(b"new")
+    plain = path.with_name("plain")
+    plain.write_bytes(b"")
+    assert path.stat().st_mode == plain.stat().st_mode
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_crash_leaves_the_old_file_whole(path: Path, error: type[BaseException]) -> None:
     def crash() -> None:

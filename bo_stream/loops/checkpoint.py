@@ -101,22 +101,12 @@ def save_checkpoint(
     old = _model_files(folder)
     try:
         for key, state in states.items():
-            _save_model(state.model, folder / names[key])
+            state.model.save(folder / names[key])
         _write_index(folder, origin, settings, seconds, states, names)
     except BaseException:
         _remove(_model_files(folder) - old)
         raise
     _remove(old - {folder / name for name in names.values()})
-
-
-def _save_model(model: WISKI, path: Path) -> None:
-    """Save a model; torch may hide a failed write behind an error about its archive."""
-    try:
-        model.save(path)
-    except RuntimeError as error:
-        if isinstance(error.__context__, OSError):
-            raise error.__context__ from None
-        raise
 
 
 def _write_index(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -340,8 +341,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             OSError: The file cannot be written.
         """
         content = {"format": FILE_FORMAT, "class": type(self).__name__, "model": self}
+        buffer = BytesIO()  # torch would hide a failed write behind an error about its archive
+        torch.save(content, buffer)
         with atomic_write(path) as file:
-            torch.save(content, file)
+            file.write(buffer.getbuffer())
 
     @classmethod
     def load(cls, path: str | Path, map_location: str | torch.device | None = None) -> Self:
