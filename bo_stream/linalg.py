@@ -77,6 +77,26 @@ def inverse_lower(factor: Tensor) -> Tensor:
     return result
 
 
+def solve_one_plus_product(A: Tensor, P: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """``(I + A P)⁻¹ right`` and ``log |I + A P|`` for positive semi-definite A and P. Cost O(n³).
+
+    A P has no negative eigenvalue, so that I + A P can be inverted whatever their ranks.
+
+    Raises:
+        NotPSDError: An entry is NaN or infinite.
+    """
+    matrix = A @ P
+    matrix.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    factor, pivots, _ = torch.linalg.lu_factor_ex(matrix)
+    log_determinant = factor.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+    if not bool(log_determinant.isfinite().all()):
+        raise NotPSDError(
+            f"Expected finite positive semi-definite matrices, got some of shape {tuple(A.shape)} "
+            "with NaN or infinite entries. Check the hyperparameters for extreme values."
+        )
+    return torch.linalg.lu_solve(factor, pivots, right), log_determinant
+
+
 def product_of_triangular_root(root: Tensor) -> Tensor:
     """``S Sᵀ`` of an upper triangular S, ``... x n x n``, by halves, at half the cost."""
     n = root.shape[-1]

@@ -49,6 +49,10 @@ class WeightPosterior:
         """``root rootᵀ``, ``... x m x r x r``. Cost O(r³)."""
         return self.root @ self.root.mT
 
+    def log_precision(self) -> Tensor:
+        """``log |Q|``, ``... x m``, fresh from :func:`solve`: the root is triangular there."""
+        return -2.0 * self.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
 
 def _less_product(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """``matrix − left right`` in one pass over the large matrix."""
@@ -123,18 +127,20 @@ def _precision(gram: Tensor) -> Tensor:
     return total
 
 
-def log_marginal_likelihood(evidence: GaussianEvidence, posterior: WeightPosterior) -> Tensor:
-    """``log N(y − μ; 0, Φ Φᵀ + N)`` by the determinant and inversion lemmas, ``... x m``.
+def log_marginal_likelihood(
+    evidence: GaussianEvidence, mean: Tensor, log_determinant: Tensor
+) -> Tensor:
+    """``log N(y − μ; 0, Φ P Φᵀ + N)`` by the determinant and inversion lemmas, ``... x m``.
 
-    ``−½ (n log 2π + log |N| + log |Q| + energy − momentᵀ Q⁻¹ moment)``. Cost O(r). Source: WISKI,
-    eq. 13 with its log terms corrected.
+    ``−½ (n log 2π + log |N| + log |I + P gram| + energy − momentᵀ mean)``. Cost O(r). Source:
+    WISKI, eq. 13 with its log terms corrected.
 
     Args:
         evidence: Of the observations.
-        posterior: Fresh from :func:`solve`, whose root is triangular.
+        mean: Posterior mean of the weights, ``... x m x r x 1``.
+        log_determinant: ``log |I + P gram|`` for weights with prior covariance P, ``... x m``.
     """
-    log_determinant = -2.0 * posterior.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    explained = (evidence.moment * posterior.mean).sum((-2, -1))
+    explained = (evidence.moment * mean).sum((-2, -1))
     return -0.5 * (
         evidence.count * math.log(2 * math.pi)
         + evidence.log_noise

@@ -16,6 +16,7 @@ from bo_stream.linalg import (
     row_product,
     safe_cholesky,
     solve_lower,
+    solve_one_plus_product,
 )
 from tests.tolerances import assert_close
 
@@ -119,6 +120,23 @@ class TestDowndatedRootOperator:
         expected = torch.autograd.grad((dense @ weights).square().sum(), factors)
         for actual, want in zip(lazy, expected, strict=True):
             assert_close(actual, want)
+
+
+@pytest.mark.parametrize("rank", [2, 12])
+def test_one_plus_a_product_is_solved_whatever_the_ranks(rank: int) -> None:
+    A, P = (positive_definite(3, 6, rank=rank) for _ in range(2))
+    right = torch.randn(3, 6, 2, dtype=torch.float64)
+    solution, log_determinant = solve_one_plus_product(A, P, right)
+    matrix = torch.eye(6, dtype=torch.float64) + A @ P
+    assert_close(matrix @ solution, right)
+    assert_close(log_determinant, torch.logdet(matrix))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_one_plus_a_product_refuses_what_is_not_finite(bad: float) -> None:
+    A = positive_definite(4, 4)
+    with pytest.raises(NotPSDError, match="NaN or infinite"):
+        solve_one_plus_product(A, bad * A, A)
 
 
 def test_memory_is_refused_before_it_is_allocated() -> None:

@@ -24,6 +24,11 @@ def evidence(Phi: Tensor, y: Tensor, relative: Tensor) -> GaussianEvidence:
     return at_noise(statistics, LEVEL, residual)
 
 
+def likelihood_of(found: GaussianEvidence) -> Tensor:
+    posterior = solve(found)
+    return log_marginal_likelihood(found, posterior.mean, posterior.log_precision())
+
+
 @pytest.fixture
 def problem() -> Problem:
     Phi = torch.randn(M, N, P, dtype=torch.float64)
@@ -46,7 +51,7 @@ def test_posterior_is_that_of_the_linear_kernel(problem: Problem) -> None:
 
 def test_marginal_is_that_of_the_linear_kernel(problem: Problem) -> None:
     found = evidence(*problem)
-    likelihood = log_marginal_likelihood(found, solve(found))
+    likelihood = likelihood_of(found)
     assert_close(likelihood, dense(*problem).log_marginal_likelihood())
 
 
@@ -54,7 +59,7 @@ def test_evidence_of_two_noise_groups_adds(problem: Problem) -> None:
     Phi, y, relative = problem
     halves = [evidence(Phi[:, s], y[:, s], relative[:, s]) for s in (slice(3), slice(3, N))]
     both = halves[0] + halves[1]
-    likelihood = log_marginal_likelihood(both, solve(both))
+    likelihood = likelihood_of(both)
     assert_close(likelihood, dense(*problem).log_marginal_likelihood())
 
 
@@ -63,7 +68,7 @@ def test_no_evidence_leaves_the_prior() -> None:
     posterior = solve(empty)
     assert_close(posterior.mean, torch.zeros(M, P, 1))
     assert_close(posterior.covariance(), torch.eye(P).expand(M, P, P))
-    assert_close(log_marginal_likelihood(empty, posterior), torch.zeros(M))
+    assert_close(likelihood_of(empty), torch.zeros(M))
 
 
 def test_observing_is_solving_anew(problem: Problem) -> None:

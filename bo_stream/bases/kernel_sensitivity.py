@@ -56,6 +56,15 @@ def prior_covariance(basis: InterpolationBasis, factors: KernelFactors) -> Tenso
     return result
 
 
+def prior_variance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
+    """Diagonal of :func:`prior_covariance`, ``... x m x r``. Cost O(r d + Σ g³)."""
+    result = (factors.scale() / basis.scale).unsqueeze(-1).expand(*basis.scale.shape, basis.rank)
+    for i in range(basis.grid.dim if basis.rank > 0 else 0):
+        line = _whitened_correlation(basis, factors, i).diagonal(dim1=-2, dim2=-1)
+        result = result * line.index_select(-1, basis.index[:, i])
+    return result
+
+
 def _whitened_correlation(
     basis: InterpolationBasis, factors: KernelFactors, dimension: int
 ) -> Tensor:

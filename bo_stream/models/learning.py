@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from bo_stream.bases.interpolation import InterpolationBasis, interpolation_basis
+from bo_stream.bases.interpolation import (
+    InterpolationBasis,
+    interpolation_basis,
+    select_products,
+)
 from bo_stream.bases.kernel_factors import KernelFactors
+from bo_stream.bases.kernel_sensitivity import prior_variance
 from bo_stream.models.memory import WhitenedMemory
 from bo_stream.models.stream_memory import StreamMemory
 
 LEARNING_RANK = 640
-"""Most features in which hyperparameters are learned."""
+"""Features in which hyperparameters are learned, where these carry enough of the kernel."""
+
+LEFT_OUT = 0.02
+"""Prior variance that may lie beyond them, in parts of the noise variance, as which it counts."""
+
+MOST_LEFT_OUT = 0.05
+"""The same until a space with more features is chosen."""
 
 RADIUS = 0.25
 """How far a log lengthscale may move before the subspace is chosen anew."""
@@ -28,38 +39,70 @@ class LearningSpace:
 
     The kernel of other hyperparameters is restricted to this space, so that an optimiser sees a
     smooth function with its exact gradient, and the grid's statistics are visited only when the
-    lengthscales have moved by more than ``RADIUS``.
+    lengthscales have moved by more than ``RADIUS``. What the model's posterior has beyond this
+    space is small and of high frequency: it enters as white noise of the same mean variance, and
+    is so neither lost nor taken for the noise of the observations.
 
     Attributes:
         basis: At the centre.
         memory: In its weights.
+        rest: The model's further features.
+        rest_squares: Mean squares of those over the observations of learned noise, ``... x m x s``.
         centre: Log lengthscales of the kernel's factors.
     """
 
     basis: InterpolationBasis
     memory: WhitenedMemory
+    rest: InterpolationBasis
+    rest_squares: Tensor
     centre: tuple[Tensor, ...]
 
     @classmethod
     @torch.no_grad()
     def around(
-        cls, factors: KernelFactors, memory: StreamMemory, tolerance: float, max_rank: int
+        cls,
+        factors: KernelFactors,
+        noise: Tensor,
+        memory: StreamMemory,
+        tolerance: float,
+        max_rank: int,
     ) -> LearningSpace:
-        """Centred at a kernel's present lengthscales."""
-        basis = interpolation_basis(
-            factors,
-            memory.grid,
-            memory.counts.shape,
-            max(tolerance, _LEAST_TOLERANCE),
-            min(max_rank, LEARNING_RANK),
-        )
-        return cls(basis, memory.whitened(basis), _log_lengthscales(factors))
+        """Centred at a kernel's present lengthscales.
 
-    def holds(self, factors: KernelFactors) -> bool:
-        """Whether a kernel's lengthscales are within ``RADIUS`` of the centre."""
+        Args:
+            factors: The kernel.
+            noise: Noise variances, ``... x m``.
+            memory: What was observed.
+            tolerance: The model's own.
+            max_rank: The model's own.
+        """
+        shape, least = memory.counts.shape, max(tolerance, _LEAST_TOLERANCE)
+        whole = interpolation_basis(factors, memory.grid, shape, least, max_rank)
+        whitened = memory.whitened(whole)
+        learned = whitened.learned
+        squares = learned.gram.diagonal(dim1=-2, dim2=-1) / learned.count.clamp_min(1.0)[..., None]
+        share = float((LEFT_OUT * noise / whole.scale).min())
+        enough, _ = select_products(whole.eigenvalues, max(share, least), max_rank)
+        rank = max(enough.shape[0], LEARNING_RANK)
+        return cls(
+            replace(whole, index=whole.index[:rank]),
+            whitened.leading(rank),
+            replace(whole, index=whole.index[rank:]),
+            squares[..., rank:],
+            _log_lengthscales(factors),
+        )
+
+    @torch.no_grad()
+    def holds(self, factors: KernelFactors, noise: Tensor) -> bool:
+        """Whether lengthscales are within ``RADIUS`` of the centre, and little is left out."""
         pairs = zip(self.centre, _log_lengthscales(factors), strict=True)
         distances = [float((old - new).abs().max()) for old, new in pairs]
-        return max(distances, default=0.0) <= RADIUS and all(map(math.isfinite, distances))
+        near = max(distances, default=0.0) <= RADIUS and all(map(math.isfinite, distances))
+        return near and bool((self.left_out(factors) <= MOST_LEFT_OUT * noise).all())
+
+    def left_out(self, factors: KernelFactors) -> Tensor:
+        """Mean prior variance at the observations beyond the space, ``... x m``."""
+        return (prior_variance(self.rest, factors) * self.rest_squares).sum(-1)
 
 
 def _log_lengthscales(factors: KernelFactors) -> tuple[Tensor, ...]:

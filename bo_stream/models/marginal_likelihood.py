@@ -11,8 +11,8 @@ from torch import Tensor
 from bo_stream.bases.interpolation import InterpolationBasis
 from bo_stream.bases.kernel_factors import KernelFactors
 from bo_stream.bases.kernel_sensitivity import expected_log_prior
-from bo_stream.linalg import inverse_lower, product_of_triangular_root, safe_cholesky
-from bo_stream.sufficient_statistics import MatrixMap, SufficientStatistics
+from bo_stream.linalg import product_of_triangular_root, solve_one_plus_product
+from bo_stream.sufficient_statistics import SufficientStatistics
 from bo_stream.weights import GaussianEvidence, at_noise, log_marginal_likelihood, solve
 
 
@@ -59,12 +59,13 @@ def differentiable_log_marginal_likelihood(
     with torch.no_grad():
         evidence = combine(groups, residual)
         posterior = solve(evidence)
-        value = log_marginal_likelihood(evidence, posterior)
+        value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
         covariance = product_of_triangular_root(posterior.root)
         second_moment = covariance + posterior.mean @ posterior.mean.mT
+        spreads = [(group.statistics.gram * second_moment).sum((-2, -1)) for group in groups]
     expected = expected_log_prior(basis, factors, second_moment)
-    for group in groups:
-        expected = expected + _expected_misfit(group, residual, posterior.mean, second_moment)
+    for group, spread in zip(groups, spreads, strict=True):
+        expected = expected + _expected_misfit(group, residual, posterior.mean, spread)
     return value - (expected - expected.detach())
 
 
@@ -74,38 +75,50 @@ def subspace_log_marginal_likelihood(
     """The log marginal likelihood for weights with prior N(0, prior), ``... x m``. Cost O(r³).
 
     Exact with its gradient, as :func:`differentiable_log_marginal_likelihood`, and smooth in the
-    hyperparameters because the basis stays the same.
+    hyperparameters because the basis stays the same. The prior need not be inverted: with A the
+    evidence's gram and P the prior, ``∂/∂P = −½ (K − u uᵀ)`` for ``K = (I + A P)⁻¹ A`` and
+    ``u = (I + A P)⁻¹ moment``, by one LU factor whose determinant is that of the likelihood.
 
     Args:
         groups: Noise groups in one basis; their levels may require gradients.
         residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``; may require gradients.
         prior: Covariance of the weights, ``... x m x r x r``; may require gradients.
+
+    Raises:
+        NotPSDError: Hyperparameters are NaN or infinite.
     """
     with torch.no_grad():
-        factor = safe_cholesky(prior)
-        T = MatrixMap(factor)
-        moved = [NoiseGroup(group.statistics.pull_back(T), group.level) for group in groups]
-        evidence = combine(moved, residual)
-        posterior = solve(evidence)
-        value = log_marginal_likelihood(evidence, posterior)
-        covariance = product_of_triangular_root(posterior.root)
-        second_moment = covariance + posterior.mean @ posterior.mean.mT
-        whitening = inverse_lower(factor)
-        identity = torch.eye(factor.shape[-1]).to(factor)
-        sensitivity = 0.5 * whitening.mT @ (identity - second_moment) @ whitening
+        evidence = combine(groups, residual)
+        gain, log_determinant = solve_one_plus_product(
+            evidence.gram, prior, torch.cat((evidence.gram, evidence.moment), -1)
+        )
+        K, u = gain[..., :-1], gain[..., -1:]
+        mean = prior @ u
+        value = log_marginal_likelihood(evidence, mean, log_determinant)
+        spreads = _spreads(groups, prior, K, mean)
+        sensitivity = 0.5 * (K - u @ u.mT)
     expected = (sensitivity * prior).sum((-2, -1))
-    for group in moved:
-        expected = expected + _expected_misfit(group, residual, posterior.mean, second_moment)
+    for group, spread in zip(groups, spreads, strict=True):
+        expected = expected + _expected_misfit(group, residual, mean, spread)
     return value - (expected - expected.detach())
 
 
-def _expected_misfit(
-    group: NoiseGroup, residual: Tensor, mean: Tensor, second_moment: Tensor
-) -> Tensor:
-    """−E log p(y | w) up to a constant, ``... x m``."""
+def _spreads(groups: Sequence[NoiseGroup], prior: Tensor, K: Tensor, mean: Tensor) -> list[Tensor]:
+    """``tr(gram E[w wᵀ])`` of each group, with ``Cov[w] = P − P K P``; cheap for one group."""
+    grams = [group.statistics.gram for group in groups]
+    if len(groups) == 1:
+        traces = [groups[0].level * (prior * K).sum((-2, -1))]
+    else:
+        covariance = prior - prior @ K @ prior
+        traces = [(gram * covariance).sum((-2, -1)) for gram in grams]
+    explained = [(mean.mT @ gram @ mean)[..., 0, 0] for gram in grams]
+    return [trace + part for trace, part in zip(traces, explained, strict=True)]
+
+
+def _expected_misfit(group: NoiseGroup, residual: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
+    """−E log p(y | w) up to a constant, ``... x m``, given ``tr(gram E[w wᵀ])``."""
     statistics = group.statistics
     quadratic = (residual.mT @ statistics.energy @ residual)[..., 0, 0]
     linear = (mean.mT @ statistics.moment @ residual)[..., 0, 0]
-    spread = (statistics.gram * second_moment).sum((-2, -1))
     misfit = (quadratic - 2.0 * linear + spread) / group.level
     return 0.5 * (misfit + statistics.count * group.level.log())

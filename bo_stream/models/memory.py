@@ -78,6 +78,11 @@ class WhitenedMemory:
         """Both memories."""
         return WhitenedMemory(self.learned + other.learned, _add(self.known, other.known))
 
+    def leading(self, rank: int) -> WhitenedMemory:
+        """The memory in the first weights only."""
+        known = None if self.known is None else _leading(self.known, rank)
+        return WhitenedMemory(_leading(self.learned, rank), known)
+
     def observed(self, features: Tensor, data: Observations) -> WhitenedMemory:
         """The memory after a batch with these whitened features. Cost O(n r²)."""
         learned = self.learned
@@ -88,6 +93,14 @@ class WhitenedMemory:
             batch = weighted_statistics(features, data.targets, *data.known_group())
             known = _add(known, batch)
         return WhitenedMemory(learned, known)
+
+
+def _leading(statistics: Whitened, rank: int) -> Whitened:
+    return replace(
+        statistics,
+        gram=statistics.gram[..., :rank, :rank],
+        moment=statistics.moment[..., :rank, :],
+    )
 
 
 def _select(statistics: GridStatistics, outputs: list[int]) -> GridStatistics:

@@ -69,7 +69,8 @@ class WISKI(StreamingGP):
     (Stanton, Maddox, Delbridge and Wilson, 2021). Memory are the data's sufficient statistics on
     the grid, so an update costs the same whatever came before, and hyperparameters keep learning.
 
-    - Memory: O(7^d p) for p grid nodes, fixed. Data are not kept.
+    - Memory: O(7^d p) for p grid nodes, fixed. Data are not kept (small updates wait, at most 512
+      rows in feature space, to be added as one).
     - Update: O(n 7^d) for n observations, and O(n r²) for the whitened statistics; the next
       posterior solves once in O(r³), r = ``rank``.
     - A fantasy: O(q) cross-covariances and one q x q factor.
@@ -77,9 +78,10 @@ class WISKI(StreamingGP):
       eigenvectors; updates, merges, retractions, re-standardisation, growth of the grid; gradients.
     - Approximate: k̃ itself (see :meth:`interpolation_error`), and the part ``tolerance`` of its
       trace that is left out (see :attr:`rank` and :attr:`dropped`).
-    - Learned: hyperparameters, in at most ``bo_stream.models.learning.LEARNING_RANK`` features,
-      kept while the lengthscales move little; the gradient of that objective is exact. That of
-      :meth:`log_marginal_likelihood` is exact where nothing is left out.
+    - Learned: hyperparameters, in as many of the features as the noise level asks for (the rest
+      counts as white noise), kept while the lengthscales move little; the gradient of that
+      objective is exact. That of :meth:`log_marginal_likelihood` is exact where nothing is left
+      out.
     - When: thousands to millions of observations in one to four inputs. More inputs:
       ``botorch.models.SingleTaskGP`` while exact inference is affordable, or a projection of the
       inputs to at most four.
@@ -351,12 +353,11 @@ class WISKI(StreamingGP):
     def refine(self, grid_size: int | Sequence[int]) -> Self:
         """Move to a finer (or coarser) grid over the same box, hyperparameters kept.
 
-        Exact: what is observed from now on has the new grid's interpolation error, and the
-            posterior
-        is that of the new grid's kernel with the past observations interpolated twice (from the
-        new grid to the old nodes, from those to the data), whose statistics stay on the old grid.
-        So the past keeps the old grid's error, and memory and the cost of a refit grow by one grid
-        per call.
+        What is observed from now on has the new grid's interpolation error. The posterior is
+        exactly that of the new grid's kernel with the past observations interpolated twice (from
+        the new grid to the old nodes, from those to the data), whose statistics stay on the old
+        grid. So the past keeps the old grid's error, and memory and the cost of a refit grow by
+        one grid per call.
 
         Args:
             grid_size: Nodes per dimension, one number or d, at least 4.
@@ -456,10 +457,12 @@ class WISKI(StreamingGP):
         factors = kernel_factors(self.covar_module, self._grid_dim)
         return factors.for_single_output() if self.num_outputs == 1 else factors
 
-    def _noise_groups(self, memory: WhitenedMemory) -> list[NoiseGroup]:
+    def _noise_groups(
+        self, memory: WhitenedMemory, left_out: Tensor | float = 0.0
+    ) -> list[NoiseGroup]:
         groups = []
         if isinstance(self.likelihood, GaussianLikelihood):
-            groups.append(NoiseGroup(memory.learned, self.noise_level()))
+            groups.append(NoiseGroup(memory.learned, self.noise_level() + left_out))
         if memory.known is not None:
             groups.append(NoiseGroup(memory.known, self.outcome_scale().square().reciprocal()))
         return groups or [NoiseGroup(memory.learned, torch.ones_like(self.outcome_scale()))]
@@ -491,13 +494,13 @@ class WISKI(StreamingGP):
         )
 
     def _learning_objective(self) -> Tensor:
-        factors = self._factors()
-        if self._learning is None or not self._learning.holds(factors):
+        factors, noise = self._factors(), self.noise_level()
+        if self._learning is None or not self._learning.holds(factors, noise):
             self._learning = LearningSpace.around(
-                factors, self._memory, self.tolerance, self.max_rank
+                factors, noise, self._memory, self.tolerance, self.max_rank
             )
         return subspace_log_marginal_likelihood(
-            self._noise_groups(self._learning.memory),
+            self._noise_groups(self._learning.memory, self._learning.left_out(factors)),
             self._residual(),
             prior_covariance(self._learning.basis, factors),
         )

@@ -12,6 +12,7 @@ from bo_stream.bases.kernel_sensitivity import (
     expected_log_prior,
     pairs_within_groups,
     prior_covariance,
+    prior_variance,
 )
 from tests.oracles import (
     dense_kernel,
@@ -60,8 +61,10 @@ def test_prior_covariance_is_another_kernel_as_far_as_the_basis_spans_it(
     module, other = kernel("product", dim), kernel("product", dim)
     factors = kernel_factors(module, dim).for_single_output()
     basis = interpolation_basis(factors, Grid.over(bounds, sizes), torch.Size((1,)), 0.0, 12)
-    moved = prior_covariance(basis, kernel_factors(other, dim).for_single_output())
+    other_factors = kernel_factors(other, dim).for_single_output()
+    moved = prior_covariance(basis, other_factors)
     assert_close(prior_covariance(basis, factors)[0], torch.eye(basis.rank))
+    assert_close(prior_variance(basis, other_factors), moved.diagonal(dim1=-2, dim2=-1))
 
     X = torch.rand(9, dim, dtype=torch.float64)
     z, W = basis.features(X)[0], interpolation_weights(X, bounds, sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
+from bo_stream.models import learning
 from bo_stream.models.learning import RADIUS
 from tests.oracles import (
     dense_kernel,
@@ -90,6 +92,54 @@ def test_a_part_of_the_space_stays_while_lengthscales_move_little() -> None:
     own, dense = loss_of(model), dense_loss(model, data, rank=25)
     assert_close(own, dense)
     assert_gradients(model, own, dense)
+
+
+def test_features_beyond_the_space_count_as_white_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of their mean prior variance at the observations, under the kernel of the moment."""
+    monkeypatch.setattr(learning, "LEARNING_RANK", 12)
+    monkeypatch.setattr(learning, "LEFT_OUT", 1e3)
+    monkeypatch.setattr(learning, "MOST_LEFT_OUT", 1e3)
+    data = observations(18)
+    model = WISKI(*data.astuple(), covar_module=kernel("scaled", 2), grid_size=(7, 8), max_rank=25)
+    model.eval()
+    loss_of(model)
+    centre = largest_eigenvectors(model.covar_module, model.bounds, model.grid_size, 25)
+    for factor in (1.0, math.exp(0.9 * RADIUS)):
+        stretch(model, factor)
+        own, dense = loss_of(model), dense_loss_with_white_noise(model, data, centre, 12)
+        assert_close(own, dense)
+        assert_gradients(model, own, dense)
+
+
+def dense_loss_with_white_noise(
+    model: WISKI, data: Observations, centre: Tensor, rank: int
+) -> Tensor:
+    K = node_covariance(model)
+    space, beyond = centre[:, :rank], centre[:, rank:]
+    restricted = space @ (space.mT @ K @ space) @ space.mT
+    dense = reference(model, *data.astuple(), kernel=interpolating(model, restricted))
+    W = interpolation_weights(data.X, model.bounds, model.grid_size)
+    left_out = ((W @ beyond).square() * (beyond * (K @ beyond)).sum(0)).sum(-1).mean()
+    likelihood = replace(dense, noise=dense.noise + left_out).log_marginal_likelihood()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    return -mll._add_other_terms(likelihood.clone(), []).sum() / len(data)
+
+
+def test_the_space_has_as_many_features_as_the_noise_asks_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Less noise, more features; the objective stays near that of the whole space."""
+    monkeypatch.setattr(learning, "LEARNING_RANK", 5)
+    data = observations(18)
+    model = WISKI(*data.astuple(), covar_module=kernel("scaled", 2), grid_size=(7, 8))
+    ranks = []
+    for noise in (0.3, 0.03, 1e-3):
+        model.likelihood.noise = noise
+        own, dense = loss_of(model).detach(), dense_loss(model, data).detach()
+        assert 0.0 < float((own - dense).abs()) < learning.MOST_LEFT_OUT
+        assert model._learning is not None
+        ranks.append(model._learning.basis.rank)
+    assert 5 < ranks[0] < ranks[1] < ranks[2]
 
 
 def node_covariance(model: WISKI) -> Tensor:
