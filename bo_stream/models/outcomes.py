@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import Module
 
 _FIXED = (Log, Power, Bilog)
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class OutcomeChain:
         """
         if self.standardize is None:
             return
-        mean, stdv = _moments(totals, self.standardize._min_stdv)
+        mean, stdv = _moments(totals, self.standardize)
         mean = mean + shift
         chosen = self.standardize._outputs
         if chosen is not None:
@@ -107,13 +108,16 @@ class OutcomeChain:
         _assign(self.standardize, mean.unsqueeze(-2), stdv.unsqueeze(-2))
 
 
-def _moments(totals: Tensor, min_stdv: float) -> tuple[Tensor, Tensor]:
+def _moments(totals: Tensor, standardize: Standardize) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation; too few observations left by forgetting keep the last one."""
     count = totals[..., 1, 1]
     mean = totals[..., 0, 1] / torch.where(count > 0, count, 1.0)
     squares = totals[..., 0, 0] - count * mean.square()
     stdv = (squares.clamp_min(0.0) / (count - 1.0).clamp_min(1.0)).sqrt()
-    usable = (stdv >= min_stdv) & (count > 1.0)
-    return mean, torch.where(usable, stdv, torch.ones_like(stdv))
+    usable = (stdv >= standardize._min_stdv) & (count > 1.0)
+    faded = (count < 2.0) & (squares > _ROUNDING * totals[..., 0, 0])
+    last = standardize.stdvs.to(stdv).squeeze(-2)
+    return mean, torch.where(faded, last, torch.where(usable, stdv, 1.0))
 
 
 def _assign(standardize: Standardize, means: Tensor, stdvs: Tensor) -> None:

@@ -59,7 +59,7 @@ from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import solve
 
 NOISE_FLOOR = 1e-6
-"""Smallest known noise variance, in parts of the outcomes' variance."""
+"""Smallest known noise variance, in parts of the first outcomes' variance."""
 
 
 class WISKI(StreamingGP):
@@ -113,7 +113,7 @@ class WISKI(StreamingGP):
             train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
             train_Y: ``batch_shape x n x m``.
             train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: unknown,
-                learned. Zero is raised to ``NOISE_FLOOR`` of the outcomes' variance, with a
+                learned. Zero is raised to ``NOISE_FLOOR`` of the first outcomes' variance, with a
                 warning.
             likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
                 fixed noise where every variance is known.
@@ -181,6 +181,7 @@ class WISKI(StreamingGP):
         self._basis_grid = self._memory.grid
         self.to(train_X)
         self._standardize_by(first_totals(targets, self._shift))
+        self._noise_floor = NOISE_FLOOR * self.outcome_scale().square()
         self._observe(train_X, train_Y, train_Yvar, 1.0)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
 
@@ -295,14 +296,13 @@ class WISKI(StreamingGP):
         return noise, known
 
     def _floored(self, noise: Tensor) -> Tensor:
-        floor = NOISE_FLOOR * self.outcome_scale().square().unsqueeze(-1)
         if bool((noise == 0).any()):
             warnings.warn(
                 f"Yvar holds zeros; they are raised to {NOISE_FLOOR:g} of the outcomes' variance.",
                 InputDataWarning,
                 stacklevel=6,
             )
-        return torch.where(noise.isnan(), noise, noise.maximum(floor))
+        return torch.where(noise.isnan(), noise, noise.maximum(self._noise_floor.unsqueeze(-1)))
 
     def _make_room(self, X: Tensor) -> None:
         """Grow the grid, exactly, so that its box holds transformed inputs."""
@@ -400,6 +400,7 @@ class WISKI(StreamingGP):
     def _select_memory(self, outputs: list[int]) -> None:
         self._set_memory(self._memory.select(outputs))
         self._shift = self._shift[..., outputs]
+        self._noise_floor = self._noise_floor[..., outputs]
 
     # --- posterior ----------------------------------------------------------------------------
 
@@ -551,6 +552,7 @@ class WISKI(StreamingGP):
         device = fn(torch.empty(0, dtype=self._dtype, device=self._shift.device)).device
         if device != self._shift.device:
             self._shift = self._shift.to(device)
+            self._noise_floor = self._noise_floor.to(device)
             self._set_memory(self._memory.to(device))
         return self
 

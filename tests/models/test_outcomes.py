@@ -71,6 +71,17 @@ def test_posteriors_are_mapped_back(name: str) -> None:
         assert_close(draw[0, :, 0], Y[:, 0], factor=10)
 
 
+@pytest.mark.parametrize("factor", [0.11, 0.2, 0.39])
+def test_outcomes_that_are_nearly_forgotten_keep_the_last_scale(factor: float) -> None:
+    """Less than two observations' worth: no sample variance, but not one of 1 either."""
+    Y = 3.0 + 40.0 * torch.rand(5, 2, dtype=torch.float64)
+    chain, shift = learned(Standardize(m=2), Y), Y[0]
+    chain.learn(factor * totals_of(Y, shift), shift)
+    offset, scale = chain.offset_and_scale(shift)
+    assert_close(offset, Y.mean(0))
+    assert_close(scale, Y.std(0))
+
+
 @pytest.mark.parametrize(
     "Y", [torch.zeros(0, 2), torch.ones(1, 2), 5.0 * torch.ones(4, 2)], ids=["none", "one", "equal"]
 )

@@ -464,6 +464,21 @@ def test_zero_noise_is_raised_to_a_part_of_the_outcomes_variance(factor: float) 
         model.update(data.X, Y, torch.zeros_like(Y))
 
 
+@pytest.mark.filterwarnings("ignore:Yvar holds zeros")
+def test_zero_noise_is_raised_alike_before_and_after_a_refit() -> None:
+    """So that what was put in can be taken out again when the outcomes' scale has moved."""
+    data = observations(12)
+    zeros = torch.zeros_like(data.Y)
+    model, other = (WISKI(data.X[:6], data.Y[:6], zeros[:6], grid_size=9) for _ in range(2))
+    model.update(data.X[6:], 100.0 * data.Y[6:], zeros[6:])
+    model.train().eval()
+    model.retract(data.X[6:], 100.0 * data.Y[6:], zeros[6:])
+    model.train().eval()
+    T = torch.rand(4, 2).double()
+    assert_close(model.posterior(T).mean, other.posterior(T).mean, factor=1e3)
+    assert_close(model.posterior(T).variance, other.posterior(T).variance, factor=1e3)
+
+
 def test_a_model_of_known_noise_needs_it_ever_after() -> None:
     data = observations(8).with_noise("known")
     model = WISKI(*data.astuple(), grid_size=7)
