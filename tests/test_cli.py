@@ -17,7 +17,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from bo_stream import __version__
-from bo_stream.cli import app, spread
+from bo_stream.cli import app
+from bo_stream.cli.sample import spread
 from tests.loops.small import QUICK, small_map, write_npz
 
 RESULTS = ["curve.csv", "curve.png", "map.png", "picks.csv", "run.json"]

@@ -1,51 +1,41 @@
-"""The command ``bo-stream``: arguments in, progress and tables out; the work is in ``loops``."""
+"""The command ``bo-stream sample``: its options, and what they mean for a campaign."""
 
 from __future__ import annotations
 
-import shlex
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from botorch.exceptions.errors import BotorchError
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Table
 from typer.core import TyperCommand
 
 from bo_stream import __version__
-from bo_stream.loops.active_sampling import Step
+from bo_stream.cli.display import (
+    ERR,
+    OUT,
+    announce,
+    current_errors,
+    final_table,
+    notes,
+    progress_bar,
+    resume_command,
+    say_stopping,
+    show_step,
+)
+from bo_stream.cli.failures import STOPPED, naming, one_line_errors
 from bo_stream.loops.campaign import Campaign
 from bo_stream.loops.checkpoint import FILE_NAME
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.pictures import STRATEGY_NAMES
 from bo_stream.loops.results import write_results
-from bo_stream.loops.scoring import Score
 from bo_stream.loops.settings import Settings, Strategy
 from bo_stream.loops.sitting import StopRequest, sit
-from bo_stream.models.resolution_warning import GridResolutionWarning
-
-BAD_INPUT = 2
-STOPPED = 130
 
 _DEFAULT = Settings()
 _DEFAULT_FOLDER = "bo-stream-run"
-_out = Console(highlight=False)
-_err = Console(stderr=True, highlight=False)
 
 app = typer.Typer(
     name="bo-stream",
@@ -59,7 +49,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        _out.print(f"bo-stream {__version__}")
+        OUT.print(f"bo-stream {__version__}")
         raise typer.Exit
 
 
@@ -194,7 +184,7 @@ def sample(
         "kernel": kernel, "grid": grid, "seed": seed, "device": device, "dtype": dtype,
         "refit": refit, "score_every": score_every,
     }  # fmt: skip
-    with _one_line_errors(), warnings.catch_warnings(record=True) as caught:
+    with one_line_errors(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         if resume:
             folder = _folder_to_resume(out)
@@ -205,36 +195,8 @@ def sample(
             folder = _new_folder(out)
             campaign = Campaign.begin(data, x, y, Settings(**options), _strategies(compare))
             folder.mkdir(parents=True, exist_ok=True)
-        with _naming(folder):
+        with naming(folder):
             _sit_and_report(campaign, folder, caught)
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except (UsageError, BotorchError, OSError) as error:
-        _err.print(f"[bold red]error:[/] {escape(_in_words(error))}", soft_wrap=True)
-        raise typer.Exit(BAD_INPUT) from error
-    except KeyboardInterrupt:
-        _err.print("Interrupted. What was written before is whole.")
-        raise typer.Exit(STOPPED) from None
-
-
-@contextmanager
-def _naming(folder: Path) -> Iterator[None]:
-    """Say where a write failed: the system does not always."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, error.filename or str(folder)) from error
-
-
-def _in_words(error: Exception) -> str:
-    if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
-        return f"{place}{error.strerror or error}. What was written before is whole."
-    return str(error)
 
 
 def _strategies(compare: str | None) -> tuple[Strategy, ...]:
@@ -305,41 +267,17 @@ def _check_unchanged(campaign: Campaign, given: Mapping[str, object]) -> None:
 def _sit_and_report(
     campaign: Campaign, folder: Path, caught: list[warnings.WarningMessage]
 ) -> None:
-    _announce(campaign, folder)
+    announce(campaign, folder)
     stopped = _sit(campaign, folder)
-    finals = write_results(campaign, folder, _notes(caught))
-    for note in _notes(caught):
-        _err.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
-    _out.print(_table(finals, campaign))
+    finals = write_results(campaign, folder, notes(caught))
+    for note in notes(caught):
+        ERR.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
+    OUT.print(final_table(finals, campaign))
     place = f"[bold]{escape(str(folder))}[/]"
-    _out.print(f"picks.csv, curve.csv, map.png, curve.png and run.json are in {place}.")
+    OUT.print(f"picks.csv, curve.csv, map.png, curve.png and run.json are in {place}.")
     if stopped:
-        _out.print(f"Stopped. To go on: [bold]{escape(_resume_command(folder))}[/]", soft_wrap=True)
+        OUT.print(f"Stopped. To go on: [bold]{escape(resume_command(folder))}[/]", soft_wrap=True)
         raise typer.Exit(STOPPED)
-
-
-def _notes(caught: list[warnings.WarningMessage]) -> list[str]:
-    """The last warning of each kind."""
-    return list({(note.category, note.lineno): _note(note) for note in caught}.values())
-
-
-def _note(warning: warnings.WarningMessage) -> str:
-    hint = " Here: --grid." if issubclass(warning.category, GridResolutionWarning) else ""
-    return " ".join(str(warning.message).split()) + hint
-
-
-def _announce(campaign: Campaign, folder: Path) -> None:
-    data, settings = campaign.data, campaign.main.settings
-    if campaign.origin.path is None:
-        _out.print("No DATA given: sampling a simulated prevalence map.")
-    _out.print(
-        f"{escape(data.source)}: {len(data.y):,} sites, target {escape(data.target)}. "
-        f"{settings.steps:,} choices of {settings.q} from {settings.pool:,} sites, scored on "
-        f"{settings.test:,} others; results in {escape(str(folder))}.",
-        soft_wrap=True,
-    )
-    if campaign.main.steps_done:
-        _out.print(f"Going on after step {campaign.main.steps_done:,}.")
 
 
 def _sit(campaign: Campaign, folder: Path) -> bool:
@@ -348,62 +286,10 @@ def _sit(campaign: Campaign, folder: Path) -> bool:
     Returns:
         Whether the user stopped it before its end.
     """
-    with _progress() as progress, StopRequest(lambda: _say_stopping(progress)) as stop:
+    with progress_bar() as progress, StopRequest(lambda: say_stopping(progress)) as stop:
         task = progress.add_task(
             "", total=campaign.main.settings.steps, completed=campaign.main.steps_done, error=""
         )
-        progress.update(task, error=_errors(campaign))
-        sit(campaign, folder, stop, lambda _, step: _show(progress, task, campaign, step))
+        progress.update(task, error=current_errors(campaign))
+        sit(campaign, folder, stop, lambda _, step: show_step(progress, task, campaign, step))
     return stop.made and not campaign.finished
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[error]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-        console=_err,
-    )
-
-
-def _show(progress: Progress, task: TaskID, campaign: Campaign, step: Step) -> None:
-    progress.update(task, completed=campaign.main.steps_done)
-    if step.score is not None:
-        progress.update(task, error=_errors(campaign))
-
-
-def _errors(campaign: Campaign) -> str:
-    parts = [
-        f"{'RMSE' if name != 'random' else 'random'} {loop.state.curve[-1].rmse_sd:.3f} sd"
-        for name, loop in campaign.loops.items()
-        if loop.state.curve
-    ]
-    return ", ".join(parts) or "learning the first hyperparameters"
-
-
-def _say_stopping(progress: Progress) -> None:
-    progress.console.print("Stopping after this step; Ctrl-C again to stop at once.")
-
-
-def _table(finals: Mapping[Strategy, Score], campaign: Campaign) -> Table:
-    table = Table(title=f"Held-out error after {campaign.seconds:.0f} s", title_justify="left")
-    for heading in ("strategy", "observations", "RMSE", "RMSE / sd", "NLL", "95 % coverage"):
-        table.add_column(heading, justify="left" if heading == "strategy" else "right")
-    for name, score in finals.items():
-        table.add_row(
-            STRATEGY_NAMES[name],
-            f"{score.observations:,}",
-            f"{score.rmse:.4g}",
-            f"{score.rmse_sd:.3f}",
-            f"{score.nll:.3f}",
-            f"{100 * score.coverage:.1f} %",
-        )
-    return table
-
-
-def _resume_command(folder: Path) -> str:
-    return f"bo-stream sample --out {shlex.quote(str(folder))} --resume"

@@ -1,0 +1,114 @@
+"""What the command shows: a first line, a progress bar, warnings, a last table."""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from bo_stream.loops.active_sampling import Step
+from bo_stream.loops.campaign import Campaign
+from bo_stream.loops.pictures import STRATEGY_NAMES
+from bo_stream.loops.scoring import Score
+from bo_stream.loops.settings import Strategy
+from bo_stream.models.resolution_warning import GridResolutionWarning
+
+OUT = Console(highlight=False)
+ERR = Console(stderr=True, highlight=False)
+
+
+def notes(caught: list[warnings.WarningMessage]) -> list[str]:
+    """The last warning of each kind."""
+    return list({(note.category, note.lineno): _note(note) for note in caught}.values())
+
+
+def _note(warning: warnings.WarningMessage) -> str:
+    hint = " Here: --grid." if issubclass(warning.category, GridResolutionWarning) else ""
+    return " ".join(str(warning.message).split()) + hint
+
+
+def announce(campaign: Campaign, folder: Path) -> None:
+    """Say what will be done."""
+    data, settings = campaign.data, campaign.main.settings
+    if campaign.origin.path is None:
+        OUT.print("No DATA given: sampling a simulated prevalence map.")
+    OUT.print(
+        f"{escape(data.source)}: {len(data.y):,} sites, target {escape(data.target)}. "
+        f"{settings.steps:,} choices of {settings.q} from {settings.pool:,} sites, scored on "
+        f"{settings.test:,} others; results in {escape(str(folder))}.",
+        soft_wrap=True,
+    )
+    if campaign.main.steps_done:
+        OUT.print(f"Going on after step {campaign.main.steps_done:,}.")
+
+
+def progress_bar() -> Progress:
+    """A bar with the current error."""
+    return Progress(
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.fields[error]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(elapsed_when_finished=False),
+        console=ERR,
+    )
+
+
+def show_step(progress: Progress, task: TaskID, campaign: Campaign, step: Step) -> None:
+    """Move the bar on by a step."""
+    progress.update(task, completed=campaign.main.steps_done)
+    if step.score is not None:
+        progress.update(task, error=current_errors(campaign))
+
+
+def current_errors(campaign: Campaign) -> str:
+    """The last error of each strategy."""
+    parts = [
+        f"{'RMSE' if name != 'random' else 'random'} {loop.state.curve[-1].rmse_sd:.3f} sd"
+        for name, loop in campaign.loops.items()
+        if loop.state.curve
+    ]
+    return ", ".join(parts) or "learning the first hyperparameters"
+
+
+def say_stopping(progress: Progress) -> None:
+    """Answer a first Ctrl-C."""
+    progress.console.print("Stopping after this step; Ctrl-C again to stop at once.")
+
+
+def final_table(finals: Mapping[Strategy, Score], campaign: Campaign) -> Table:
+    """The last scores."""
+    table = Table(title=f"Held-out error after {campaign.seconds:.0f} s", title_justify="left")
+    for heading in ("strategy", "observations", "RMSE", "RMSE / sd", "NLL", "95 % coverage"):
+        table.add_column(heading, justify="left" if heading == "strategy" else "right")
+    for name, score in finals.items():
+        table.add_row(
+            STRATEGY_NAMES[name],
+            f"{score.observations:,}",
+            f"{score.rmse:.4g}",
+            f"{score.rmse_sd:.3f}",
+            f"{score.nll:.3f}",
+            f"{100 * score.coverage:.1f} %",
+        )
+    return table
+
+
+def resume_command(folder: Path) -> str:
+    """What to type to go on with a run."""
+    return f"bo-stream sample --out {shlex.quote(str(folder))} --resume"
