@@ -146,7 +146,7 @@ def _locate(grid: Grid, X: Tensor) -> Iterator[_Located]:
 
 def node_values(basis: InterpolationBasis, weights: Tensor) -> Tensor:
     """Values of k functions at the grid's nodes, ``m x r x k -> m x k x p``. Cost O(k p Σ r_i)."""
-    roots = basis.roots()
+    roots = basis.roots
     sizes = [root.shape[-1] for root in roots]
     scaled = weights * basis.scale.sqrt()[..., None, None]
     tensor = weights.new_zeros(*weights.mT.shape[:-1], *sizes).flatten(-len(sizes))

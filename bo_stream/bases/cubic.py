@@ -28,7 +28,12 @@ def weights(t: Tensor) -> Tensor:
     They sum to one and reproduce quadratics. Source: Keys (1981), used by KISS-GP and WISKI.
     """
     powers = torch.stack((torch.ones_like(t), t, t * t, t * t * t), dim=-1)
-    return powers @ torch.tensor(_KEYS, dtype=t.dtype, device=t.device).mT
+    return powers @ _keys(t.dtype, t.device)
+
+
+@cache
+def _keys(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(_KEYS, dtype=dtype, device=device).mT
 
 
 def legendre(t: Tensor, degrees: int = PAIR_DEGREES) -> Tensor:

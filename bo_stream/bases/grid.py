@@ -65,35 +65,36 @@ class Grid:
 
     def locate(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Cell indices and positions in the cell, ``... x d`` each, for points inside the box."""
-        lower = torch.tensor(self.lower, dtype=X.dtype, device=X.device)
-        spacing = torch.tensor(self.spacing, dtype=X.dtype, device=X.device)
-        last = torch.tensor(self.cells, device=X.device) - 1
-        scaled = (X - lower) / spacing
-        cell = scaled.detach().floor().long().clamp_min(0).minimum(last)
+        lines = [self._locate_on_line(i, x) for i, x in enumerate(X.unbind(-1))]
+        return torch.stack([cell for cell, _ in lines], -1), torch.stack([t for _, t in lines], -1)
+
+    def _locate_on_line(self, dimension: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        scaled = (x - self.lower[dimension]) / self.spacing[dimension]
+        cell = scaled.detach().floor().long().clamp(0, self.cells[dimension] - 1)
         return cell, scaled - cell
 
     def interpolation_matrix(self, dimension: int, x: Tensor) -> Tensor:
         """Dense one-dimensional weights at x in the box, ``... -> ... x g``, differentiable."""
-        line = Grid((self.lower[dimension],), (self.spacing[dimension],), (self.cells[dimension],))
-        cell, t = line.locate(x.unsqueeze(-1))
-        columns = cell + torch.arange(STENCIL, device=x.device)
-        zeros = torch.zeros(*x.shape, line.size[0], dtype=x.dtype, device=x.device)
-        return zeros.scatter(-1, columns, weights(t.squeeze(-1)))
+        cell, t = self._locate_on_line(dimension, x)
+        columns = cell.unsqueeze(-1) + torch.arange(STENCIL, device=x.device)
+        zeros = x.new_zeros(*x.shape, self.size[dimension])
+        return zeros.scatter(-1, columns, weights(t))
 
     def contains(self, X: Tensor) -> bool:
         """Whether all points lie in the box."""
-        return sum(self._missing_cells(X)[0]) + sum(self._missing_cells(X)[1]) == 0
+        below, above = self._missing_cells(X)
+        return not any(below) and not any(above)
 
     def _missing_cells(self, X: Tensor) -> tuple[list[int], list[int]]:
         """Cells to add below and above, per dimension, so that the box holds X."""
         if X.numel() == 0:
             return [0] * self.dim, [0] * self.dim
-        flat = X.detach().reshape(-1, self.dim).to(torch.float64).cpu()
-        box = self.bounds
-        spacing = torch.tensor(self.spacing, dtype=torch.float64)
-        below = ((box[0] - flat.amin(0)) / spacing - EDGE).ceil().clamp_min(0)
-        above = ((flat.amax(0) - box[1]) / spacing - EDGE).ceil().clamp_min(0)
-        return [int(b) for b in below], [int(a) for a in above]
+        least, most = torch.aminmax(X.detach().reshape(-1, self.dim), dim=0)
+        low, high = least.tolist(), most.tolist()
+        lines = list(zip(self.lower, self.spacing, self.cells, strict=True))
+        below = [(lo - x) / h for x, (lo, h, _) in zip(low, lines, strict=True)]
+        above = [(x - lo) / h - c for x, (lo, h, c) in zip(high, lines, strict=True)]
+        return [_whole(b) for b in below], [_whole(a) for a in above]
 
     def grown_to(self, X: Tensor) -> Grid:
         """The smallest grid with the same nodes, and more, whose box holds X."""
@@ -119,3 +120,8 @@ class Grid:
                 return None
             offsets.append(offset)
         return tuple(offsets)
+
+
+def _whole(cells: float) -> int:
+    """Cells to add for so many missing, a rounding error aside."""
+    return max(0, math.ceil(cells - EDGE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -50,11 +51,12 @@ class InterpolationBasis(Basis):
         """Whitened features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
         wide = X.unsqueeze(-3)
         product = self.scale.sqrt()[..., None, None].expand(*self.scale.shape, 1, 1)
-        for i, root in enumerate(self.roots()):
+        for i, root in enumerate(self.roots):
             values = self.grid.interpolation_matrix(i, wide[..., i]) @ root
             product = product * values.index_select(-1, self.index[:, i])
         return product
 
+    @cached_property
     def roots(self) -> list[Tensor]:
         """Eigenvectors times the root of their eigenvalue, as far as any product needs them."""
         return [
@@ -80,7 +82,7 @@ class InterpolationBasis(Basis):
         exactly by four Gauss points; the box is cut at the cell borders.
         """
         result = self.scale[..., None, None].expand(*self.scale.shape, 1, 1)
-        for i, root in enumerate(self.roots()):
+        for i, root in enumerate(self.roots):
             x, quadrature = _cellwise_quadrature(self.grid, i, bounds[:, i].to(root))
             values = self.grid.interpolation_matrix(i, x) @ root
             line = values.mT @ (values * quadrature.unsqueeze(-1))
@@ -172,7 +174,7 @@ class KroneckerPullBack:
 
     def _node_roots(self) -> list[Tensor]:
         """Values at the grid's nodes of each dimension's root functions, ``... x m x g x r_i``."""
-        roots = self.basis.roots()
+        roots = self.basis.roots
         own = self.basis.grid
         offset = self.grid.offset_in(own)
         if offset is not None:  # its nodes are nodes of the basis
