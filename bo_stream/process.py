@@ -21,7 +21,7 @@ class Points:
     Attributes:
         X: ``... x n x d``.
         prior: Whitened prior features z, ``... x m x n x r``.
-        posterior: ``z S`` with S the root of the weight covariance, ``... x m x n x r``.
+        posterior: ``z S₀`` with S₀ the base root of the weight covariance, ``... x m x n x r``.
     """
 
     X: Tensor
@@ -159,32 +159,42 @@ class WeightSpaceProcess(PosteriorProcess):
     def at(self, X: Tensor) -> Points:
         """Evaluate the features once. Cost O(n r²)."""
         features = self.basis.features(X)
-        return Points(X, features, row_product(features, self.weights.root))
+        return Points(X, features, row_product(features, self.weights.base_root))
 
     def mean_at(self, points: Points) -> Tensor:
         """``prior_mean + z mean``."""
-        return self.prior_mean + (points.prior @ self.weights.mean).squeeze(-1)
+        mean = points.prior @ self.weights.base_mean
+        if self.weights.observed:
+            mean = mean + points.posterior @ self.weights.shift
+        return self.prior_mean + mean.squeeze(-1)
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
         """``z S Sᵀ z'ᵀ + residual``."""
         covariance = points.posterior @ others.posterior.mT
+        if self.weights.observed:
+            covariance = covariance - self._downdate(points) @ self._downdate(others).mT
         residual = self.basis.residual_covariance(points.X, others.X)
         return covariance if residual is None else covariance + residual
 
     def variance_at(self, points: Points) -> Tensor:
         """``|z S|² + residual``."""
         variance = points.posterior.square().sum(-1)
+        if self.weights.observed:
+            variance = variance - self._downdate(points).square().sum(-1)
         residual = self.basis.residual_variance(points.X)
         return variance if residual is None else variance + residual
 
     def joint_at(self, points: Points) -> Joint:
-        """Root ``z S``, nothing taken away."""
+        """Root ``z S₀``, less what was observed since."""
         return Joint(
             self.mean_at(points),
             points.posterior,
-            points.posterior[..., :0],
+            self._downdate(points),
             self.basis.residual_covariance(points.X, points.X),
         )
+
+    def _downdate(self, points: Points) -> Tensor:
+        return row_product(points.posterior, self.weights.downdate)
 
 
 @dataclass(frozen=True)

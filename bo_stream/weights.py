@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,44 +15,82 @@ from bo_stream.sufficient_statistics import SufficientStatistics
 
 @dataclass(frozen=True)
 class WeightPosterior:
-    """q(w) = N(mean, root rootᵀ) over whitened weights, whose prior is N(0, I).
+    """q(w) = N(m, S Sᵀ) over whitened weights, whose prior is N(0, I).
+
+    Kept as ``m = m₀ + S₀ a`` and ``S Sᵀ = S₀ (I − C Cᵀ) S₀ᵀ``, so that an observation reads the
+    large S₀ once and writes a column of C.
 
     Attributes:
-        mean: ``... x m x r x 1``.
-        root: ``... x m x r x r``.
+        base_mean: m₀, ``... x m x r x 1``.
+        base_root: S₀, ``... x m x r x r``.
+        shift: a, ``... x m x r x 1``.
+        downdate: C, ``... x m x r x k``.
     """
 
-    mean: Tensor
-    root: Tensor
+    base_mean: Tensor
+    base_root: Tensor
+    shift: Tensor
+    downdate: Tensor
+
+    @classmethod
+    def of(cls, mean: Tensor, root: Tensor) -> WeightPosterior:
+        """N(mean, root rootᵀ)."""
+        return cls(mean, root, torch.zeros_like(mean), root[..., :0])
+
+    @property
+    def observed(self) -> int:
+        """Observations k since the base."""
+        return self.downdate.shape[-1]
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """``... x m x r x 1``. Cost O(r²)."""
+        return self.base_mean + self.base_root @ self.shift if self.observed else self.base_mean
+
+    @cached_property
+    def root(self) -> Tensor:
+        """S, ``... x m x r x r``. Cost O(k r²)."""
+        if not self.observed:
+            return self.base_root
+        change = self.downdate @ _complement(self.downdate)
+        return _less_product(self.base_root, self.base_root @ self.downdate, change.mT)
+
+    def covariance(self) -> Tensor:
+        """``S Sᵀ``, ``... x m x r x r``. Cost O(r³)."""
+        return self.root @ self.root.mT
+
+    def log_precision(self) -> Tensor:
+        """``log |Q|``, ``... x m``, fresh from :func:`solve`: the root is triangular there."""
+        return -2.0 * self.base_root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def observe(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
-        """The posterior after n more observations. Cost O(n r²), for n small against r.
+        """The posterior after n more observations. Cost O(n r (r + k)), for n small against r.
 
-        Law: equal to solving anew with the observations' statistics added. The root is updated as a
-        root, so that the covariance stays positive; it loses its triangular shape. Source: the
-        square root form of the Kalman update of Andrews (1968).
+        Law: equal to solving anew with the observations' statistics added.
 
         Args:
             features: Whitened, ``... x m x n x r``.
             residual: Outcomes less the prior mean, ``... x m x n``.
             noise: Actual variances, ``... x m x n``.
         """
-        V = features @ self.root
-        image = self.root @ V.mT
-        factor = safe_cholesky(V @ V.mT + torch.diag_embed(noise))
-        surprise = residual.unsqueeze(-1) - features @ self.mean
-        mean = self.mean + image @ torch.cholesky_solve(surprise, factor)
-        half = solve_lower(factor + torch.diag_embed(noise.sqrt()), V)
-        inner = torch.linalg.solve_triangular(factor.mT, half, upper=True)
-        return WeightPosterior(mean, _less_product(self.root, image, inner))
+        rows = features @ self.base_root
+        explained = rows @ self.downdate
+        gain = rows.mT - self.downdate @ explained.mT
+        factor = safe_cholesky(rows @ gain + torch.diag_embed(noise))
+        surprise = residual.unsqueeze(-1) - features @ self.base_mean - rows @ self.shift
+        columns = solve_lower(factor, gain.mT).mT
+        return replace(
+            self,
+            shift=self.shift + columns @ solve_lower(factor, surprise),
+            downdate=torch.cat((self.downdate, columns), -1),
+        )
 
-    def covariance(self) -> Tensor:
-        """``root rootᵀ``, ``... x m x r x r``. Cost O(r³)."""
-        return self.root @ self.root.mT
 
-    def log_precision(self) -> Tensor:
-        """``log |Q|``, ``... x m``, fresh from :func:`solve`: the root is triangular there."""
-        return -2.0 * self.root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+def _complement(downdate: Tensor) -> Tensor:
+    """M with ``I − C M Cᵀ`` a root of ``I − C Cᵀ``, ``... x k x k``."""
+    values, vectors = torch.linalg.eigh(downdate.mT @ downdate)
+    left = (1.0 - values).clamp_min(0.0).sqrt()
+    return (vectors / (1.0 + left).unsqueeze(-2)) @ vectors.mT
 
 
 def _less_product(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -117,7 +156,7 @@ def solve(evidence: GaussianEvidence) -> WeightPosterior:
     WISKI, section 4.1, in whitened weights.
     """
     root = inverse_root(_precision(evidence.gram))
-    return WeightPosterior(root @ (root.mT @ evidence.moment), root)
+    return WeightPosterior.of(root @ (root.mT @ evidence.moment), root)
 
 
 def _precision(gram: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Nystroem(Basis):
 def process(request: pytest.FixtureRequest) -> WeightSpaceProcess:
     basis = Nystroem(torch.rand(5, 2).double(), torch.tensor([0.4, 0.7]).double(), request.param)
     root = 0.5 * torch.randn(OUTPUTS, 5, 5, dtype=torch.float64)
-    weights = WeightPosterior(torch.randn(OUTPUTS, 5, 1, dtype=torch.float64), root)
+    weights = WeightPosterior.of(torch.randn(OUTPUTS, 5, 1, dtype=torch.float64), root)
     return WeightSpaceProcess(basis, weights, torch.tensor([[0.3], [-2.0]]).double())
 
 

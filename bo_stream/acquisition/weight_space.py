@@ -58,7 +58,7 @@ def _conditioned(base: WeightSpaceProcess, process: ConditionedProcess) -> Weigh
     along = root @ whitened.mT
     mean = base.weights.mean + along @ process.whitened_surprise
     folded = root - along @ solve_lower(inner, whitened)
-    return WeightSpaceProcess(base.basis, WeightPosterior(mean, folded), base.prior_mean)
+    return WeightSpaceProcess(base.basis, WeightPosterior.of(mean, folded), base.prior_mean)
 
 
 def check_inside(basis: Basis, X: Tensor) -> None:

@@ -53,7 +53,8 @@ class InterpolationBasis(Basis):
         product = self.scale.sqrt()[..., None, None].expand(*self.scale.shape, 1, 1)
         for i, root in enumerate(self.roots):
             values = self.grid.interpolation_matrix(i, wide[..., i]) @ root
-            product = product * values.index_select(-1, self.index[:, i])
+            chosen = self.index[:, i].expand(*values.shape[:-1], self.rank)
+            product = product * values.gather(-1, chosen)
         return product
 
     @cached_property

@@ -17,8 +17,8 @@ WHITENED_ROWS = 512
 SOLVED_ROWS = 64
 """Larger updates drop the solved posterior."""
 
-SOLVED_AGE = 100
-"""Updates after which the posterior is solved anew, so that rounding errors do not add up."""
+SOLVED_OBSERVED = 192
+"""Observations after which it is solved anew, so that neither costs nor rounding errors add up."""
 
 State = tuple[Tensor, ...]
 
@@ -79,21 +79,20 @@ class Solved:
     Attributes:
         state: Of the model.
         process: The posterior.
-        age: Small updates since it was solved.
     """
 
     state: State
     process: WeightSpaceProcess
-    age: int = 0
 
     def can_take(self, data: Observations, basis: InterpolationBasis) -> bool:
         """Whether a batch is small, adds, and meets the basis that was solved in."""
-        small = data.X.shape[-2] <= min(SOLVED_ROWS, basis.rank)
-        young = self.age < SOLVED_AGE
+        n = data.X.shape[-2]
+        small = n <= SOLVED_ROWS
+        young = self.process.weights.observed + n <= min(SOLVED_OBSERVED, basis.rank)
         return small and young and data.sign > 0 and self.process.basis is basis
 
     def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> Solved:
         """The posterior after a batch of standardised outcomes. Cost O(n r²)."""
         residual = outcomes - self.process.prior_mean
         weights = self.process.weights.observe(features, residual, noise)
-        return Solved(self.state, replace(self.process, weights=weights), self.age + 1)
+        return Solved(self.state, replace(self.process, weights=weights))
