@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,7 +60,5 @@ def pair_coefficients() -> Tensor:
 
 def gauss_legendre(points: int) -> tuple[Tensor, Tensor]:
     """Nodes and weights of Gauss–Legendre quadrature on [0, 1]."""
-    import numpy as np
-
     nodes, quadrature = np.polynomial.legendre.leggauss(points)
     return torch.from_numpy((nodes + 1.0) / 2.0), torch.from_numpy(quadrature / 2.0)

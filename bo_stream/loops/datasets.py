@@ -205,7 +205,7 @@ def _table_column(table: pd.DataFrame, position: int, path: Path) -> Array:
         raise UsageError(
             f"{path}: column {column.name!r} is not numeric (its type is {column.dtype})."
         )
-    return column.to_numpy(dtype=np.float64, na_value=np.nan)
+    return column.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
 
 
 _READERS: dict[str, Callable[[Path, Sequence[str] | None, str | None], Dataset]] = {

@@ -36,6 +36,7 @@ def test_every_format_gives_the_same_data(files: dict[str, Path], suffix: str) -
     assert read.columns == COLUMNS
     assert read.target == TARGET
     assert read.fingerprint == expected.fingerprint
+    assert read.y.flags.writeable  # or torch warns when it takes the array
 
 
 def test_npz_columns_can_be_chosen_and_another_array_be_the_target(tmp_path: Path) -> None:
