@@ -81,3 +81,5 @@ def test_observing_is_solving_anew(problem: Problem) -> None:
     anew = solve(evidence(*problem))
     assert_close(posterior.mean, anew.mean)
     assert_close(posterior.covariance(), anew.covariance())
+    columns = torch.randn(M, P, 2, dtype=torch.float64)
+    assert_close(posterior.covariance_times(columns), anew.covariance() @ columns)

@@ -16,6 +16,7 @@ from bo_stream.acquisition.weight_covariance import (
 )
 from bo_stream.bases.basis import Basis
 from bo_stream.process import WeightSpaceProcess
+from bo_stream.weights import WeightPosterior
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,16 @@ class Gains:
     variance: Tensor
 
     @classmethod
-    def of(cls, sites: Sites, gram: Tensor, root: Tensor) -> Gains:
+    def of(cls, sites: Sites, gram: Tensor, weights: WeightPosterior) -> Gains:
         """Computed anew. Cost O(r³) and two quadratic forms at all candidates."""
-        covariance = root @ root.mT
+        covariance = weights.covariance()
         forms = torch.stack((covariance @ gram @ covariance, covariance))
         numerator, variance = sites.quadratic(forms)
-        return cls(sites, gram, WeightCovariance.of(root), numerator, variance)
+        return cls(sites, gram, WeightCovariance.of(weights), numerator, variance)
 
-    def anew(self, root: Tensor) -> Gains:
-        """Of the same candidates under another weight covariance, computed anew."""
-        return Gains.of(self.sites, self.gram, root)
+    def anew(self, weights: WeightPosterior) -> Gains:
+        """Of the same candidates under another posterior, computed anew."""
+        return Gains.of(self.sites, self.gram, weights)
 
     def value(self, noise: Tensor) -> Tensor:
         """Reduction per output, ``m x N``, for noise ``m x 1``."""
@@ -108,9 +109,9 @@ class Followed:
         """
         if space.basis is not self.basis:
             return None
-        if space.weights.root is self.before.covariance.root:
+        if space.weights is self.before.covariance.weights:
             return self.before
-        new = WeightCovariance.of(space.weights.root)
+        new = WeightCovariance.of(space.weights)
         for known in (self.after, self.before):
             if same(known.covariance, new):
                 return replace(known, covariance=new)

@@ -146,18 +146,18 @@ class PoolSelector:
 
     def _space(self) -> WeightSpaceProcess:
         space = weight_space(self._model.process(self._corners), self._corners)
-        if space.weights.root.ndim != 3:
+        if space.weights.base_root.ndim != 3:
             raise UnsupportedError(
                 "Expected a model that supposes one set of observations, got one that supposes a "
-                f"batch of them: its weights have shape {tuple(space.weights.root.shape)}."
+                f"batch of them: its weights have shape {tuple(space.weights.base_root.shape)}."
             )
         return space
 
     def _computed(self, space: WeightSpaceProcess) -> Gains:
         if self._known is not None and self._known.basis is space.basis:
-            return self._known.before.anew(space.weights.root)
+            return self._known.before.anew(space.weights)
         located = sites(space.basis, self._pool)
-        return Gains.of(located, self._measure.gram(space.basis), space.weights.root)
+        return Gains.of(located, self._measure.gram(space.basis), space.weights)
 
     def _available(self, exclude: Tensor | None) -> Tensor:
         available = torch.ones(len(self), dtype=torch.bool, device=self._pool.device)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bo_stream.weights import WeightPosterior
+
 AGREEMENT = 1e-10
 """Frobenius norm of a difference, per square root of the rank r, that counts as rounding error."""
 
@@ -29,26 +31,25 @@ class Change:
 
 @dataclass(frozen=True)
 class WeightCovariance:
-    """``S Sᵀ − V Vᵀ``, never formed.
+    """``Σ − V Vᵀ``, never formed.
 
     Attributes:
-        root: S, ``m x r x r``.
+        weights: With covariance Σ, ``m x r x r``.
         downdate: V, ``m x r x k``.
     """
 
-    root: Tensor
+    weights: WeightPosterior
     downdate: Tensor
 
     @classmethod
-    def of(cls, root: Tensor) -> WeightCovariance:
-        """``S Sᵀ``."""
-        return cls(root, root[..., :0])
+    def of(cls, weights: WeightPosterior) -> WeightCovariance:
+        """Σ alone."""
+        return cls(weights, weights.base_root[..., :0])
 
     def times(self, columns: Tensor) -> Tensor:
         """The product with ``m x r x k`` columns. Cost O(k r²)."""
-        rows = columns.mT  # thin products are several times faster this way round
-        explained = rows @ self.downdate @ self.downdate.mT
-        return (rows @ self.root @ self.root.mT - explained).mT
+        explained = columns.mT @ self.downdate @ self.downdate.mT
+        return self.weights.covariance_times(columns) - explained.mT
 
     def without(self, direction: Tensor) -> WeightCovariance:
         """Less ``v vᵀ``, ``m x r x 1``."""
@@ -57,7 +58,7 @@ class WeightCovariance:
 
 def same(first: WeightCovariance, second: WeightCovariance) -> bool:
     """Whether two covariances agree to rounding, from random probes. Cost O(r²)."""
-    probes = _columns(first.root, _PROBES, seed=1)
+    probes = _columns(first.downdate, _PROBES, seed=1)
     return _negligible(first.times(probes) - second.times(probes))
 
 
@@ -68,14 +69,14 @@ def low_rank_change(old: WeightCovariance, new: WeightCovariance, rank: int) -> 
     Source: Halko, Martinsson and Tropp (2011), algorithms 4.1 and 5.3.
     """
     width = rank + _SPARE
-    if 4 * width > old.root.shape[-1]:
+    if 4 * width > old.downdate.shape[-2]:
         return None
-    sketch = _lost(old, new, _columns(old.root, width, seed=2))
+    sketch = _lost(old, new, _columns(old.downdate, width, seed=2))
     basis = torch.linalg.qr(sketch).Q
     inner = basis.mT @ _lost(old, new, basis)
     amounts, vectors = torch.linalg.eigh(0.5 * (inner + inner.mT))
     change = Change(basis @ vectors, amounts)
-    probes = _columns(old.root, _PROBES, seed=1)
+    probes = _columns(old.downdate, _PROBES, seed=1)
     found = change.directions @ (amounts.unsqueeze(-1) * (change.directions.mT @ probes))
     return change if _negligible(_lost(old, new, probes) - found) else None
 
@@ -87,7 +88,7 @@ def _lost(old: WeightCovariance, new: WeightCovariance, columns: Tensor) -> Tens
 def _columns(like: Tensor, count: int, seed: int) -> Tensor:
     """Standard normal columns, the same at every call, ``r x count``."""
     generator = torch.Generator().manual_seed(seed)
-    columns = torch.randn(like.shape[-1], count, generator=generator, dtype=like.dtype)
+    columns = torch.randn(like.shape[-2], count, generator=generator, dtype=like.dtype)
     return columns.to(like.device)
 
 

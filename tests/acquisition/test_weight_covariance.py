@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.acquisition.weight_covariance import WeightCovariance, low_rank_change, same
+from bo_stream.weights import WeightPosterior
 from tests.tolerances import assert_close
 
 RANK = 120
@@ -18,8 +19,12 @@ def covariance(m: int) -> Tensor:
     return torch.linalg.inv(torch.eye(RANK).double() + A @ A.mT)
 
 
+def with_root(root: Tensor) -> WeightCovariance:
+    return WeightCovariance.of(WeightPosterior.of(root[..., :1], root))
+
+
 def of(matrix: Tensor) -> WeightCovariance:
-    return WeightCovariance.of(torch.linalg.cholesky(matrix))
+    return with_root(torch.linalg.cholesky(matrix))
 
 
 def observed(matrix: Tensor, count: int) -> Tensor:
@@ -59,7 +64,7 @@ def test_change_of_high_rank_is_none() -> None:
 def test_same_is_up_to_rounding() -> None:
     matrix = covariance(2)
     eigenvalues, vectors = torch.linalg.eigh(matrix)
-    other = WeightCovariance.of(vectors * eigenvalues.sqrt().unsqueeze(-2))
+    other = with_root(vectors * eigenvalues.sqrt().unsqueeze(-2))
     assert same(of(matrix), other)
     assert not same(of(matrix), of(matrix * (1.0 + 1e-7)))
     changed = matrix.clone()
