@@ -155,6 +155,24 @@ def at_noise(
     )
 
 
+def evidence_of(features: Tensor, residual: Tensor, noise: Tensor) -> GaussianEvidence:
+    """Evidence of a batch of n observations. Cost O(n r²).
+
+    Args:
+        features: Whitened, ``... x m x n x r``.
+        residual: Outcomes less the prior mean, ``... x m x n``.
+        noise: Actual variances, ``... x m x n``.
+    """
+    weighted = features / noise.unsqueeze(-1)
+    return GaussianEvidence(
+        weighted.mT @ features,
+        weighted.mT @ residual.unsqueeze(-1),
+        (residual.square() / noise).sum(-1),
+        noise.log().sum(-1),
+        torch.full_like(noise[..., 0], noise.shape[-1]),
+    )
+
+
 def solve(evidence: GaussianEvidence) -> WeightPosterior:
     """The weight posterior ``Q⁻¹ moment, Q⁻¹`` with ``Q = I + gram``. Cost O(r³).
 

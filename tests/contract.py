@@ -41,6 +41,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
+from bo_stream.models.stems import LinearStem
 from bo_stream.models.streaming_gp import StreamingGP
 from tests.oracles import joint_covariance
 from tests.problems import Observations, observations
@@ -130,6 +131,12 @@ def _standardize(data: Observations) -> Standardize:
     return Standardize(m=data.Y.shape[-1], batch_shape=data.X.shape[:-2])
 
 
+def _linear_stem(data: Observations) -> LinearStem:
+    """Calibrated beforehand, so that it is the same whatever the first observations are."""
+    points = torch.rand(50, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return LinearStem(DIM, DIM).calibrate(points).to(data.X)
+
+
 CASES: tuple[Case, ...] = (
     Case("WISKI", _wiski(), settings=EVERY_SETTING),
     Case("WISKI, few features", _wiski(max_rank=30)),
@@ -159,6 +166,7 @@ CASES: tuple[Case, ...] = (
             bounds=torch.tensor([[0.0] * DIM, [1.0] * DIM]),
         ),
     ),
+    Case("WISKI, linear stem", _wiski(stem=_linear_stem, bounds=None)),
     Case("WISKI, known noise", _wiski(), noise="known", settings=EVERY_SETTING),
     Case(
         "WISKI, known noise in part",
@@ -191,6 +199,8 @@ class Stream:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                if name.startswith("stem."):
+                    continue  # the memory holds what was projected before
                 if name == "mean_module.raw_constant":
                     parameter.copy_(0.3 * noise)
                 else:

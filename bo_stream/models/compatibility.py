@@ -39,5 +39,11 @@ def _signature(model: StreamingGP) -> dict[str, Any]:
             for step in model._outcomes.fixed
         ],
         "input transform": (type(transform).__name__, {k: v.tolist() for k, v in state.items()}),
+        "stem": _stem_state(model),
         "kind of noise": "learned" if isinstance(model.likelihood, GaussianLikelihood) else "known",
     }
+
+
+def _stem_state(model: StreamingGP) -> dict[str, Any]:
+    stem = model._modules.get("stem")
+    return {} if stem is None else {k: v.tolist() for k, v in stem.state_dict().items()}

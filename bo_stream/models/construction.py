@@ -21,6 +21,7 @@ from torch import Tensor
 from bo_stream.bases.cubic import STENCIL
 from bo_stream.bases.kernel_factors import KernelFactors
 from bo_stream.bases.resolution import default_grid_size
+from bo_stream.models.stems import Stem
 from bo_stream.models.validation import check_finite, check_observations, check_type
 from bo_stream.sufficient_statistics import target_columns
 
@@ -52,7 +53,7 @@ def check_dim(dim: int) -> int:
             f"Expected train_X with 1 to {MAX_DIM} inputs (after its input transform), got {dim}: "
             "a grid's size is exponential in them. Use botorch.models.SingleTaskGP while n is a "
             "few thousand, a sparse model such as botorch.models.SingleTaskVariationalGP, or "
-            f"project the inputs to at most {MAX_DIM}."
+            f"project the inputs: stem=LinearStem(d={dim}, k=2)."
         )
     return dim
 
@@ -210,3 +211,48 @@ def observed_inputs(X: Tensor, transform: InputTransform | None) -> Tensor:
     with torch.no_grad():
         inputs: Tensor = transform.preprocess_transform(X)
     return inputs
+
+
+def first_projected(inputs: Tensor, stem: Stem) -> Tensor:
+    """Calibrate a stem on the first inputs, if that is still to be done, and apply it.
+
+    Raises:
+        BotorchTensorDimensionError: The stem takes another number of inputs.
+        InputDataError: It is not calibrated and there are fewer than two inputs.
+    """
+    if inputs.shape[-1] != stem.d:
+        raise BotorchTensorDimensionError(
+            f"Expected stem to take the {inputs.shape[-1]} (transformed) inputs of train_X, got "
+            f"one of d={stem.d}."
+        )
+    stem.to(inputs)
+    if not bool(stem.calibrated):
+        stem.calibrate(inputs)
+    with torch.no_grad():
+        return checked_projection(stem(inputs))
+
+
+def checked_projection(coordinates: Tensor) -> Tensor:
+    """A stem's coordinates, if they lie in the unit cube.
+
+    Raises:
+        InputDataError: They do not.
+    """
+    if not bool(((coordinates >= 0.0) & (coordinates <= 1.0)).all()):
+        raise InputDataError(
+            "Expected stem to project into the unit cube, which the grid covers, got coordinates "
+            f"from {float(coordinates.min()):g} to {float(coordinates.max()):g}. End it with a "
+            "sigmoid, as the stems of this package do."
+        )
+    return coordinates
+
+
+def stem_box(bounds: Tensor | None, stem: Stem) -> Tensor:
+    """The unit cube that a stem projects to, ``2 x k``.
+
+    Raises:
+        ValueError: Bounds are given too.
+    """
+    if bounds is not None:
+        raise ValueError("Expected no bounds with a stem: the grid covers the cube it projects to.")
+    return torch.tensor([[0.0] * stem.k, [1.0] * stem.k], dtype=torch.float64)

@@ -13,7 +13,13 @@ from bo_stream.bases.kernel_factors import KernelFactors
 from bo_stream.bases.kernel_sensitivity import expected_log_prior
 from bo_stream.linalg import product_of_triangular_root, solve_one_plus_product
 from bo_stream.sufficient_statistics import SufficientStatistics
-from bo_stream.weights import GaussianEvidence, at_noise, log_marginal_likelihood, solve
+from bo_stream.weights import (
+    GaussianEvidence,
+    at_noise,
+    evidence_of,
+    log_marginal_likelihood,
+    solve,
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,38 @@ def differentiable_log_marginal_likelihood(
     expected = expected_log_prior(basis, factors, second_moment)
     for group, spread in zip(groups, spreads, strict=True):
         expected = expected + _expected_misfit(group, residual, posterior.mean, spread)
+    return value - (expected - expected.detach())
+
+
+def batch_log_marginal_likelihood(
+    features: Tensor,
+    residual: Tensor,
+    noise: Tensor,
+    basis: InterpolationBasis,
+    factors: KernelFactors,
+) -> Tensor:
+    """The log marginal likelihood of a batch, ``... x m``, with its exact gradient.
+
+    By Fisher's identity, as :func:`differentiable_log_marginal_likelihood`, and in the features
+    too. Cost O(n r² + r³).
+
+    Args:
+        features: Whitened, ``... x m x n x r``; may require gradients.
+        residual: Outcomes less the prior mean, ``... x m x n``; may require gradients.
+        noise: Actual variances, ``... x m x n``; may require gradients.
+        basis: Built from ``factors`` at their present values.
+        factors: The kernel, differentiable.
+    """
+    with torch.no_grad():
+        evidence = evidence_of(features, residual, noise)
+        posterior = solve(evidence)
+        value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
+        covariance = product_of_triangular_root(posterior.root)
+        second_moment = covariance + posterior.mean @ posterior.mean.mT
+    linear = (features @ posterior.mean).squeeze(-1)
+    spread = ((features @ second_moment) * features).sum(-1)
+    misfit = (residual.square() - 2.0 * residual * linear + spread) / noise + noise.log()
+    expected = expected_log_prior(basis, factors, second_moment) + 0.5 * misfit.sum(-1)
     return value - (expected - expected.detach())
 
 

@@ -103,6 +103,11 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Called when a refit begins: re-standardise the outcomes."""
 
     @property
+    def maps_boxes(self) -> bool:
+        """Whether a box of inputs is one after :meth:`transform_inputs` too."""
+        return True
+
+    @property
     def batch_shape(self) -> torch.Size:
         """The batch shape of the model."""
         return self._batch_shape

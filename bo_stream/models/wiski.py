@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from typing import Self
+from typing import Any, Self
 
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -20,9 +20,10 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean, Mean
 from gpytorch.models.gp import GP
 from torch import Tensor
+from torch.nn import Module
 
 from bo_stream.bases.grid import Grid
-from bo_stream.bases.interpolation import interpolation_basis
+from bo_stream.bases.interpolation import InterpolationBasis, interpolation_basis
 from bo_stream.bases.kernel_factors import KernelFactors, kernel_factors
 from bo_stream.bases.kernel_sensitivity import prior_covariance
 from bo_stream.bases.resolution import interpolation_error
@@ -34,24 +35,29 @@ from bo_stream.models.construction import (
     check_mean,
     check_outputs,
     check_rank,
+    checked_projection,
     choose_box,
     choose_grid_size,
     choose_likelihood,
+    first_projected,
     first_totals,
     first_transformed,
     observed_inputs,
     reference_outcome,
+    stem_box,
     warn_of_scaling,
 )
 from bo_stream.models.learning import LearningSpace
 from bo_stream.models.marginal_likelihood import (
     NoiseGroup,
+    batch_log_marginal_likelihood,
     combine,
     differentiable_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.resolution_warning import warn_of_resolution
+from bo_stream.models.stems import Stem
 from bo_stream.models.stream_memory import StreamMemory
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_finite, check_observations
@@ -63,7 +69,7 @@ NOISE_FLOOR = 1e-6
 
 
 class WISKI(StreamingGP):
-    """A streaming Gaussian process on a grid, for one to four inputs.
+    """A streaming Gaussian process on a grid, for one to four inputs, or more through a stem.
 
     The kernel is interpolated from a grid, ``k̃(x, x') = w(x)ᵀ K w(x')`` with K a Kronecker product
     (Stanton, Maddox, Delbridge and Wilson, 2021). Memory are the data's sufficient statistics on
@@ -106,6 +112,7 @@ class WISKI(StreamingGP):
         grid_size: int | Sequence[int] | None = None,
         tolerance: float = 1e-9,
         max_rank: int = 1024,
+        stem: Stem | None = None,
     ) -> None:
         """Build the model and put the first observations into memory.
 
@@ -133,6 +140,9 @@ class WISKI(StreamingGP):
                 kernel's smoothness, see ``bo_stream.bases.resolution``.
             tolerance: Part of the kernel's trace that may be left out; 0 keeps every eigenvector.
             max_rank: Cap on the number r of features, whatever the tolerance.
+            stem: A projection of any number of (transformed) inputs to one to three, on which the
+                kernel then acts; the grid covers the unit cube that it projects to. One that is
+                not calibrated yet is so on train_X.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together.
@@ -157,7 +167,7 @@ class WISKI(StreamingGP):
         if outcome_transform is not None:
             check_outputs(outcome_transform, self._num_outputs)
             self.outcome_transform = outcome_transform
-        inputs = self._first_inputs(train_X, input_transform)
+        inputs = self._first_inputs(train_X, input_transform, stem)
         self._input_dim = train_X.shape[-1]
         self._grid_dim = check_dim(inputs.shape[-1])
         aug_batch = self._batch_shape + ((self._num_outputs,) if self._num_outputs > 1 else ())
@@ -171,7 +181,9 @@ class WISKI(StreamingGP):
         )
         self.likelihood = choose_likelihood(likelihood, train_Yvar, aug_batch)
         check_mean(self.mean_module)
-        box = choose_box(bounds, inputs, input_transform)
+        box = (
+            choose_box(bounds, inputs, input_transform) if stem is None else stem_box(bounds, stem)
+        )
         size = choose_grid_size(grid_size, self._factors(), self._grid_dim)
         targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
         self._shift = reference_outcome(targets)
@@ -185,11 +197,43 @@ class WISKI(StreamingGP):
         self._observe(train_X, train_Y, train_Yvar, 1.0)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
 
-    def _first_inputs(self, X: Tensor, transform: InputTransform | None) -> Tensor:
-        if transform is None:
+    def _first_inputs(
+        self, X: Tensor, transform: InputTransform | None, stem: Stem | None
+    ) -> Tensor:
+        if transform is not None:
+            self.input_transform = transform
+            X = first_transformed(X, transform)
+        if stem is None:
             return X
-        self.input_transform = transform
-        return first_transformed(X, transform)
+        self.stem = stem
+        return first_projected(X, stem)
+
+    def transform_inputs(self, X: Tensor, input_transform: Module | None = None) -> Tensor:
+        """Inputs as the grid takes them: transformed, then projected by the stem, differentiable.
+
+        Args:
+            X: ``... x d``.
+            input_transform: Instead of the model's own.
+        """
+        inputs: Tensor = super().transform_inputs(X, input_transform)
+        stem = self._stem
+        return inputs if stem is None else stem(inputs)
+
+    @property
+    def _stem(self) -> Stem | None:
+        stem: Any = self._modules.get("stem")
+        return stem
+
+    def _supposing(self, process: PosteriorProcess) -> Self:
+        model = super()._supposing(process)
+        if self._stem is not None and self._supposed is None:
+            model.stem = deepcopy(self._stem)  # this one's may go on learning
+        return model
+
+    @property
+    def maps_boxes(self) -> bool:
+        """Whether a box of inputs is a box in the grid."""
+        return self._stem is None
 
     # --- memory -------------------------------------------------------------------------------
 
@@ -221,6 +265,17 @@ class WISKI(StreamingGP):
 
     def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
         self._check_not_supposed(verb)
+        self._check_observations(X, Y, Yvar)
+        if sign < 0 and X.shape[-2] > self.num_observations + 0.5:
+            raise InputDataError(
+                f"Expected X to hold at most the {self.num_observations:g} observations in "
+                f"memory, got {X.shape[-2]}. Retract only what was given to update."
+            )
+        if X.shape[-2] > 0:
+            self._observe(X, Y, Yvar, sign)
+        return self
+
+    def _check_observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
         check_observations(
             X,
             Y,
@@ -230,14 +285,6 @@ class WISKI(StreamingGP):
             batch_shape=self.batch_shape,
             like=self.train_targets,
         )
-        if sign < 0 and X.shape[-2] > self.num_observations + 0.5:
-            raise InputDataError(
-                f"Expected X to hold at most the {self.num_observations:g} observations in "
-                f"memory, got {X.shape[-2]}. Retract only what was given to update."
-            )
-        if X.shape[-2] > 0:
-            self._observe(X, Y, Yvar, sign)
-        return self
 
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         data = self._observations(X, Y, Yvar, sign)
@@ -271,13 +318,33 @@ class WISKI(StreamingGP):
             return outcomes, known
         return outcomes, torch.where(data.known, known, self.noise_level().unsqueeze(-1))
 
+    @torch.no_grad()
+    def standardized(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Outcomes and noise variances as the process has them, ``batch x m x n`` each, float64.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            Y: ``batch_shape x n x m``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+        """
+        self._check_observations(X, Y, Yvar)
+        return self._standardized_observations(self._observations(X, Y, Yvar, 1.0))
+
     def _observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Observations:
         targets, variances = self._outcomes.to_targets(Y.detach(), Yvar)
         check_finite("Y after its outcome transform", targets)
         shifted = targets.to(torch.float64).mT - self._shift.unsqueeze(-1)
         noise, known = self._known_noise(shifted, variances)
-        inputs = observed_inputs(X, self._input_transform).detach().to(torch.float64)
+        inputs = self._observed_inputs(X).to(torch.float64)
         return Observations(inputs, shifted, noise, known, sign)
+
+    @torch.no_grad()
+    def _observed_inputs(self, X: Tensor) -> Tensor:
+        inputs = observed_inputs(X, self._input_transform).detach()
+        stem = self._stem
+        return inputs if stem is None else checked_projection(stem(inputs))
 
     def _known_noise(self, targets: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor]:
         learns = isinstance(self.likelihood, GaussianLikelihood)
@@ -348,6 +415,21 @@ class WISKI(StreamingGP):
         if not 0.0 < factor <= 1.0:
             raise ValueError(f"Expected factor in (0, 1], got {factor}.")
         self._set_memory(self._memory.map(lambda s: s.scale(factor)))
+        return self
+
+    def clear(self) -> Self:
+        """Drop all observations; hyperparameters, stem and standardisation stay.
+
+        Raises:
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("clear")
+        memory = self._memory
+        self._set_memory(
+            StreamMemory.empty(
+                memory.grid, self._batch_shape, self._num_outputs, memory.counts.device
+            )
+        )
         return self
 
     def refine(self, grid_size: int | Sequence[int]) -> Self:
@@ -446,13 +528,17 @@ class WISKI(StreamingGP):
     def _current_whitening(self) -> Whitening:
         state = state_of(self.covar_module)
         if self._whitening is None or not is_same(state, self._whitening.state):
-            batch = torch.Size((*self.batch_shape, self.num_outputs))
-            basis = interpolation_basis(
-                self._factors(), self._basis_grid, batch, self.tolerance, self.max_rank
-            )
+            basis = self._present_basis()
             self._whitening = Whitening(state, basis, self._memory.whitened(basis))
         self._whitening = self._whitening.settled()
         return self._whitening
+
+    @torch.no_grad()
+    def _present_basis(self) -> InterpolationBasis:
+        batch = torch.Size((*self.batch_shape, self.num_outputs))
+        return interpolation_basis(
+            self._factors(), self._basis_grid, batch, self.tolerance, self.max_rank
+        )
 
     def _factors(self) -> KernelFactors:
         factors = kernel_factors(self.covar_module, self._grid_dim)
@@ -493,6 +579,41 @@ class WISKI(StreamingGP):
             whitening.basis,
             self._factors(),
         )
+
+    def batch_log_marginal_likelihood(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
+    ) -> Tensor:
+        """That of these observations instead of those in memory.
+
+        Differentiable in the hyperparameters and in the stem; exact where no feature is left out.
+        Cost O(n r² + r³). Shaped as :meth:`log_marginal_likelihood`.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            Y: ``batch_shape x n x m``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+            recalibrate: Calibrate the stem on X, as part of what is differentiated.
+        """
+        self._check_observations(X, Y, Yvar)
+        data = self._observations(X, Y, Yvar, 1.0)
+        coordinates = self._differentiable_inputs(X, recalibrate).to(torch.float64)
+        outcomes, noise = self._standardized_observations(data)
+        basis = self._present_basis()
+        return self._from_per_output(
+            batch_log_marginal_likelihood(
+                basis.features(coordinates),
+                outcomes - self._prior_mean().unsqueeze(-1),
+                noise,
+                basis,
+                self._factors(),
+            )
+        )
+
+    def _differentiable_inputs(self, X: Tensor, recalibrate: bool) -> Tensor:
+        stem = self._stem
+        if stem is None or not recalibrate:
+            return self.transform_inputs(X)
+        return stem.calibrated_forward(observed_inputs(X, self._input_transform))
 
     def _learning_objective(self) -> Tensor:
         factors, noise = self._factors(), self.noise_level()

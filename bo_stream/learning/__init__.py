@@ -1,0 +1,6 @@
+"""Gradient steps for what a refit cannot learn: stems, and hyperparameters along with a stream."""
+
+from bo_stream.learning.online import OnlineLearner
+from bo_stream.learning.pretraining import pretrain
+
+__all__ = ["OnlineLearner", "pretrain"]

@@ -1,0 +1,102 @@
+"""A stem and the hyperparameters learned together from a first batch, as in the WISKI paper."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.warnings import OptimizationWarning
+from botorch.optim.core import OptimizationResult
+from botorch.optim.fit import fit_gpytorch_mll_scipy
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+from torch.nn import Parameter
+
+from bo_stream.learning.groups import with_priors
+from bo_stream.models.wiski import WISKI
+
+LEAST_POINTS = 10
+"""Fewest points to learn a stem from."""
+
+
+def pretrain(
+    model: WISKI,
+    X: Tensor,
+    Y: Tensor,
+    Yvar: Tensor | None = None,
+    maxiter: int = 200,
+    report: Callable[[int, float], None] | None = None,
+) -> OptimizationResult:
+    """Learn the stem and all hyperparameters by the marginal likelihood of a batch, by L-BFGS-B.
+
+    The stem is calibrated on the batch at every step (a batch norm, through which gradients flow).
+    Afterwards the model's memory holds exactly this batch, projected by the learned stem. Cost
+    O(n r² + r³) an iteration. Source: the WISKI paper, section 5.1; it takes 200 steps of Adam.
+
+    Args:
+        model: With a stem; what was in its memory is dropped.
+        X: ``n x d``.
+        Y: ``n x m``.
+        Yvar: Known noise variances shaped as Y; NaN: unknown.
+        maxiter: Most iterations.
+        report: Called after each with its number and the loss: the negative log posterior of the
+            hyperparameters, a point.
+
+    Returns:
+        BoTorch's, with the last loss in ``fval``.
+
+    Raises:
+        InputDataError: Fewer than ten points, or what ``update`` raises; nothing is changed then.
+        UnsupportedError: The model has no stem, or supposes data.
+        ValueError: ``maxiter`` is less than one.
+    """
+    _check(model, X, maxiter)
+    model.standardized(X, Y, Yvar)  # raises what update would, before anything is dropped
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    learned = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+    model.clear().update(X, Y, Yvar).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OptimizationWarning)  # the limit is no failure
+        result = fit_gpytorch_mll_scipy(
+            mll,
+            parameters=learned,
+            closure=lambda: _loss_and_gradients(model, list(learned.values()), X, Y, Yvar),
+            options={"maxiter": maxiter},
+            callback=None if report is None else lambda _, found: report(found.step, found.fval),
+        )
+    _settle(model, X, Y, Yvar)
+    return result
+
+
+def _loss_and_gradients(
+    model: WISKI, parameters: Sequence[Parameter], X: Tensor, Y: Tensor, Yvar: Tensor | None
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    model.zero_grad()
+    likelihood = model.batch_log_marginal_likelihood(X, Y, Yvar, recalibrate=True)
+    loss = -with_priors(model, likelihood) / X.shape[-2]
+    loss.backward()
+    return loss, [parameter.grad for parameter in parameters]
+
+
+def _settle(model: WISKI, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+    """Calibrate the learned stem and put the batch into memory by it."""
+    model.zero_grad()
+    with torch.no_grad():
+        model.batch_log_marginal_likelihood(X, Y, Yvar, recalibrate=True)
+    model.clear().update(X, Y, Yvar).eval()
+
+
+def _check(model: WISKI, X: Tensor, maxiter: int) -> None:
+    if model._modules.get("stem") is None:
+        raise UnsupportedError(
+            "Expected a model with a stem to pretrain, got one without. Learn its hyperparameters "
+            "by botorch.fit.fit_gpytorch_mll."
+        )
+    if X.shape[-2] < LEAST_POINTS:
+        raise InputDataError(
+            f"Expected at least {LEAST_POINTS} points to pretrain a stem on, got {X.shape[-2]}."
+        )
+    if maxiter < 1:
+        raise ValueError(f"Expected maxiter of at least 1, got {maxiter}.")

@@ -1,0 +1,116 @@
+"""One gradient step an observation, against the dense marginal likelihood."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bo_stream import WISKI
+from bo_stream.learning import OnlineLearner
+from bo_stream.learning.online import log_predictive_density
+from bo_stream.models.stems import LinearStem, MLPStem, Stem
+from tests.learning.test_pretraining import ridge
+from tests.oracles import reference
+from tests.problems import Observations, observations
+from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
+
+D = 4
+
+
+def model_with(stem: Stem, noise: str = "learned", outputs: int = 1) -> WISKI:
+    data = observations(15, D, outputs).with_noise(noise)
+    model = WISKI(*data.astuple(), stem=stem, grid_size=8, tolerance=0.0)
+    return model.eval()
+
+
+def standardised(data: Observations, n: int) -> tuple[Observations, Observations]:
+    """The first n and the others, in units of the first."""
+    Y = (data.Y - data.Y[:n].mean()) / data.Y[:n].std()
+    return replace(data, Y=Y)[:n], replace(data, Y=Y)[n:]
+
+
+@pytest.mark.parametrize("stem", [LinearStem(D, 2), MLPStem(D, 5, 2)], ids=["linear", "MLP"])
+def test_the_stems_gradient_is_that_of_the_newest_points_alone(stem: Stem) -> None:
+    """Eq. 18: the likelihood of all observations, the earlier projections held fixed."""
+    data, more = standardised(observations(17, D), 15)
+    model = WISKI(
+        *data.astuple(), stem=stem, grid_size=8, tolerance=0.0, outcome_transform=None
+    ).eval()
+    parameters = list(stem.parameters())
+    own = log_predictive_density(model, *more.astuple())
+    actual = torch.autograd.grad(own, parameters)
+    before, new = stem(data.X).detach(), stem(more.X)
+    both = reference(model, torch.cat((before, new)), torch.cat((data.Y, more.Y)))
+    past = reference(model, before, data.Y)
+    dense = both.log_marginal_likelihood() - past.log_marginal_likelihood()
+    assert_close(own, dense)
+    for a, e in zip(actual, torch.autograd.grad(dense, parameters), strict=True):
+        assert_close(a, e, factor=10)
+
+
+@pytest.mark.parametrize("noise", ["learned", "known"])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_density_is_in_units_of_the_outcomes(noise: str, outputs: int) -> None:
+    model = model_with(LinearStem(D, 2), noise, outputs)
+    more = observations(3, D, outputs).with_noise(noise)
+    own = log_predictive_density(model, *more.astuple())
+    variances = True if more.Yvar is None else more.Yvar / model.outcome_scale().square()
+    posterior = model.posterior(more.X, observation_noise=variances)
+    assert_close(own, posterior.distribution.log_prob(more.Y.squeeze(-1)), factor=1e3)
+
+
+def test_a_step_is_one_of_each() -> None:
+    """Stem by the density before, memory by the new stem, kernel by the likelihood after."""
+    stem = LinearStem(D, 2)
+    model, more = model_with(stem), observations(1, D)
+    by_hand = copy.deepcopy(model)
+    learner = OnlineLearner(model, learning_rate=0.01, stem_learning_rate=0.02)
+    density = learner.step(*more.astuple())
+
+    parameters = list(by_hand.stem.parameters())
+    own = log_predictive_density(by_hand, *more.astuple())
+    gradients = torch.autograd.grad(own, parameters)
+    with torch.no_grad():
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.add_(0.02 * gradient.sign())  # Adam's first step
+    by_hand.update(*more.astuple())
+    assert density == pytest.approx(own.item())
+    assert_close(stem.weight, by_hand.stem.weight, factor=1e3)
+    lengthscale = model.covar_module.lengthscale.log() - by_hand.covar_module.lengthscale.log()
+    assert_close(lengthscale.abs(), torch.full_like(lengthscale, 0.01), factor=1e4)
+    constant = model.mean_module.constant - by_hand.mean_module.constant
+    assert_close(constant.abs(), torch.full_like(constant, 0.01), factor=1e4)
+    assert model.num_observations == 16
+
+
+def test_learning_along_pays() -> None:
+    """Against the same stream with the stem and the hyperparameters as they were."""
+    X, Y = ridge(240)
+    densities = []
+    for rate in (0.0, 0.02):
+        model = WISKI(X[:20], Y[:20], stem=LinearStem(D, 1, seed=1), grid_size=16)
+        learner = OnlineLearner(model, rate, rate)
+        each = [learner.step(X[i : i + 2], Y[i : i + 2]) for i in range(20, 240, 2)]
+        densities.append(sum(each[-50:]) / 50)
+    assert densities[1] > densities[0] + 0.3
+
+
+def test_a_model_without_a_stem_learns_its_kernel() -> None:
+    data = observations(30, 2)
+    model = WISKI(*data[:20].astuple(), grid_size=8)
+    before = model.likelihood.noise.item()
+    OnlineLearner(model).step(*data[20:].astuple())
+    assert model.likelihood.noise.item() != before
+
+
+def test_negative_rates() -> None:
+    model = model_with(LinearStem(D, 1))
+    with pytest.raises(ValueError, match="learning rate of at least 0"):
+        OnlineLearner(model, learning_rate=-1.0)
+    with pytest.raises(ValueError, match="learning rate of at least 0"):
+        OnlineLearner(model, stem_learning_rate=-1.0)

@@ -1,0 +1,94 @@
+"""A stem learned from a batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+
+from bo_stream import WISKI
+from bo_stream.learning import pretrain
+from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection
+from tests.problems import observations
+from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
+
+D = 4
+DIRECTION = torch.tensor([0.8, -0.5, 0.1, 0.3], dtype=torch.float64)
+
+
+def ridge(n: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """A function of one direction, with noise."""
+    generator = torch.Generator().manual_seed(seed)
+    X = 2.0 * torch.rand(n, D, generator=generator, dtype=torch.float64) - 1.0
+    noise = 0.05 * torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    return X, torch.sin(3.0 * X @ DIRECTION).unsqueeze(-1) + noise
+
+
+def alignment(stem: LinearStem) -> float:
+    """Cosine between the stem's only direction and the function's."""
+    weight = stem.weight.detach()[0]
+    return float((weight @ DIRECTION).abs() / (weight.norm() * DIRECTION.norm()))
+
+
+def test_the_direction_is_found() -> None:
+    X, Y = ridge(150)
+    stem = LinearStem(D, 1, seed=1)
+    model = WISKI(X, Y, stem=stem, grid_size=24)
+    assert alignment(stem) < 0.9
+    pretrain(model, X, Y)
+    assert alignment(stem) > 0.99
+    test_X, test_Y = ridge(200, seed=1)
+    assert (model.posterior(test_X).mean - test_Y).square().mean().sqrt() < 0.08
+
+
+@pytest.mark.parametrize("noise", ["learned", "known", "mixed"])
+def test_afterwards_the_memory_is_the_batch_by_the_new_stem(noise: str) -> None:
+    data = observations(24, D).with_noise(noise)
+    model = WISKI(*data[:15].astuple(), stem=MLPStem(D, 5, 2), grid_size=8, tolerance=0.0)
+    pretrain(model, *data.astuple(), maxiter=3)
+    assert model.num_observations == 24
+    assert_close(
+        model.log_marginal_likelihood(), model.batch_log_marginal_likelihood(*data.astuple())
+    )
+    stem = model.stem
+    assert isinstance(stem, MLPStem)
+    projected = stem.project(data.X)
+    assert_close(stem.centre, projected.mean(0))
+    assert_close(stem.spread, projected.std(0))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_random_projection_learns_hyperparameters_only() -> None:
+    data, stem = observations(20, D), RandomProjection(D, 2, seed=0)
+    model = WISKI(*data.astuple(), stem=stem, grid_size=8)
+    weight, noise = stem.weight.clone(), model.likelihood.noise.item()
+    pretrain(model, *data.astuple(), maxiter=3)
+    assert torch.equal(stem.weight, weight)
+    assert model.likelihood.noise.item() != noise
+
+
+def test_progress_is_reported() -> None:
+    data = observations(12, D)
+    model = WISKI(*data.astuple(), stem=LinearStem(D, 1), grid_size=8)
+    seen: dict[int, float] = {}
+    result = pretrain(model, *data.astuple(), maxiter=4, report=seen.__setitem__)
+    assert len(seen) >= 4
+    assert list(seen.values())[-1] == pytest.approx(result.fval)
+
+
+def test_bad_input_changes_nothing() -> None:
+    data = observations(12, D)
+    model = WISKI(*data.astuple(), stem=LinearStem(D, 1), grid_size=8)
+    for error, message, arguments in (
+        (InputDataError, "at least 10 points", {"X": data.X[:9], "Y": data.Y[:9]}),
+        (ValueError, "maxiter of at least 1", {"X": data.X, "Y": data.Y, "maxiter": 0}),
+        (InputDataError, "NaN", {"X": data.X, "Y": data.Y * torch.nan}),
+    ):
+        with pytest.raises(error, match=message):
+            pretrain(model, **arguments)
+        assert model.num_observations == 12
+    plain = WISKI(data.X[:, :2], data.Y, grid_size=8)
+    with pytest.raises(UnsupportedError, match="fit_gpytorch_mll"):
+        pretrain(plain, data.X[:, :2], data.Y)
