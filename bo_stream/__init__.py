@@ -3,7 +3,9 @@
 from importlib.metadata import version
 
 from bo_stream.acquisition import FeatureNIPV, PoolSelector, sample_paths, select_from_pool
+from bo_stream.learning import OnlineLearner, pretrain
 from bo_stream.models.resolution_warning import GridResolutionWarning
+from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection
 from bo_stream.models.wiski import WISKI
 
 __version__ = version("bo-stream")
@@ -12,8 +14,13 @@ __all__ = [
     "WISKI",
     "FeatureNIPV",
     "GridResolutionWarning",
+    "LinearStem",
+    "MLPStem",
+    "OnlineLearner",
     "PoolSelector",
+    "RandomProjection",
     "__version__",
+    "pretrain",
     "sample_paths",
     "select_from_pool",
 ]

@@ -6,8 +6,11 @@ import torch
 from torch import Tensor
 
 from bo_stream.learning.groups import Ascent, hyperparameters, stem_parameters, with_priors
+from bo_stream.learning.reservoir import Kept, Reservoir
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.models.wiski import WISKI
+
+_COLUMNS = ("X", "Y", "coordinates")
 
 
 class OnlineLearner:
@@ -19,7 +22,8 @@ class OnlineLearner:
     stem; then the hyperparameters move up the gradient of the marginal likelihood (eq. 13).
 
     Exact: both gradients. Approximate: earlier observations keep the projections they were observed
-    with, so a stem that has moved far no longer agrees with its memory.
+    with, so a stem that has moved far no longer agrees with its memory; :meth:`refresh` projects
+    anew those that were kept, at most ``keep`` of them.
 
     Cost of a step of q points: O(q (7^k + r²) + r³), whatever came before.
 
@@ -30,7 +34,12 @@ class OnlineLearner:
     """
 
     def __init__(
-        self, model: WISKI, learning_rate: float = 0.005, stem_learning_rate: float = 0.0005
+        self,
+        model: WISKI,
+        learning_rate: float = 0.005,
+        stem_learning_rate: float = 0.0005,
+        keep: int = 0,
+        seed: int = 0,
     ) -> None:
         """Start with fresh moments of Adam.
 
@@ -38,11 +47,14 @@ class OnlineLearner:
             model: With or without a stem.
             learning_rate: Of the hyperparameters; 0: they stay.
             stem_learning_rate: Of the stem's parameters; 0: they stay.
+            keep: Budget of observations to keep, a uniform sample of the stream.
+            seed: Of that sample.
 
         Raises:
-            ValueError: A negative rate.
+            ValueError: A negative rate or budget.
         """
         self.model = model.eval()
+        self._reservoir = Reservoir(keep, seed)
         self._kernel = Ascent(model, hyperparameters(model), learning_rate)
         self._stem = Ascent(model, stem_parameters(model), stem_learning_rate)
 
@@ -60,8 +72,54 @@ class OnlineLearner:
         """
         density = self._stem_step(X, Y, Yvar)
         self.model.update(X, Y, Yvar)
+        self.offer(X, Y, Yvar)
         self._kernel_step()
         return density
+
+    def offer(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> None:
+        """Let observations that entered the memory by the present stem be kept, as a step does.
+
+        For those of a pretraining. Args as in :meth:`step`.
+        """
+        if self._reservoir.size == 0:
+            return
+        coordinates = self.model.coordinates(X)
+        for i in range(X.shape[-2]):
+            noise = None if Yvar is None else Yvar[i].clone()
+            self._reservoir.offer(Kept(X[i].clone(), Y[i].clone(), noise, coordinates[i]))
+
+    @property
+    def num_kept(self) -> int:
+        """Observations kept."""
+        return len(self._reservoir.kept)
+
+    def refresh(self, n_kept: int | None = None) -> None:
+        """Project kept observations anew, by the stem of now. Cost O(n 7^k).
+
+        Exact for those: the memory is as if they had entered it by this stem. All others stay where
+        they were projected when they came. With a budget that holds the whole stream the model is
+        the one that would be built anew.
+
+        Args:
+            n_kept: How many of them, the longest kept first; all if omitted.
+
+        Raises:
+            ValueError: More than are kept.
+        """
+        kept = self._reservoir.kept[:n_kept]
+        if n_kept is not None and not 0 <= n_kept <= self.num_kept:
+            raise ValueError(f"Expected n_kept from 0 to the {self.num_kept} kept, got {n_kept}.")
+        for known in (False, True):
+            part = [one for one in kept if (one.Yvar is not None) == known]
+            if part:
+                self._reproject(part)
+
+    def _reproject(self, kept: list[Kept]) -> None:
+        X, Y, former = (torch.stack([getattr(one, name) for one in kept]) for name in _COLUMNS)
+        variances = [one.Yvar for one in kept if one.Yvar is not None]
+        self.model.reproject(X, Y, former, torch.stack(variances) if variances else None)
+        for one, coordinates in zip(kept, self.model.coordinates(X), strict=True):
+            one.coordinates = coordinates
 
     def _stem_step(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> float:
         with torch.set_grad_enabled(self._stem.learns):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from botorch.exceptions.errors import InputDataError
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from botorch.exceptions.warnings import InputDataWarning
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
@@ -266,14 +267,18 @@ class WISKI(StreamingGP):
     def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
         self._check_not_supposed(verb)
         self._check_observations(X, Y, Yvar)
-        if sign < 0 and X.shape[-2] > self.num_observations + 0.5:
+        if sign < 0:
+            self._check_retractable(X)
+        if X.shape[-2] > 0:
+            self._observe(X, Y, Yvar, sign)
+        return self
+
+    def _check_retractable(self, X: Tensor) -> None:
+        if X.shape[-2] > self.num_observations + 0.5:
             raise InputDataError(
                 f"Expected X to hold at most the {self.num_observations:g} observations in "
                 f"memory, got {X.shape[-2]}. Retract only what was given to update."
             )
-        if X.shape[-2] > 0:
-            self._observe(X, Y, Yvar, sign)
-        return self
 
     def _check_observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
         check_observations(
@@ -287,7 +292,9 @@ class WISKI(StreamingGP):
         )
 
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
-        data = self._observations(X, Y, Yvar, sign)
+        self._take(self._observations(X, Y, Yvar, sign))
+
+    def _take(self, data: Observations) -> None:
         self._make_room(data.X)
         memory = self._memory.with_room_for(data)
         whitening, solved = self._caches_after(data)
@@ -400,6 +407,38 @@ class WISKI(StreamingGP):
         self._memory = memory
         self._basis_grid = memory.grid
         self._whitening = self._solved = self._learning = None
+
+    def reproject(self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Replace observations by themselves as the stem projects them now.
+
+        Exact: equal to a memory that they had entered by the present stem.
+
+        Args:
+            X: ``n x d``, observed before.
+            Y: ``n x m``.
+            former: Their coordinates when they entered, ``n x k``: what :meth:`coordinates` was.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+
+        Raises:
+            BotorchTensorDimensionError: ``former`` has another shape.
+            InputDataError: As :meth:`update`, and more observations than are in memory.
+        """
+        self._check_not_supposed("reproject")
+        self._check_observations(X, Y, Yvar)
+        self._check_retractable(X)
+        if former.shape != (*X.shape[:-1], self._grid_dim):
+            raise BotorchTensorDimensionError(
+                f"Expected former of shape `{tuple(X.shape[:-1])} x {self._grid_dim}`, the "
+                f"coordinates of X, got {tuple(former.shape)}."
+            )
+        new = self._observations(X, Y, Yvar, 1.0)
+        self._take(replace(new, X=checked_projection(former.to(new.X)), sign=-1.0))
+        self._take(new)
+        return self
+
+    def coordinates(self, X: Tensor) -> Tensor:
+        """Where observations at X enter the grid now, ``... x d -> ... x k``, without gradients."""
+        return self._observed_inputs(X)
 
     def forget(self, factor: float) -> Self:
         """Let every past observation count ``factor`` times: exponential forgetting.

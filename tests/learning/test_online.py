@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 
 from bo_stream import WISKI
 from bo_stream.learning import OnlineLearner
 from bo_stream.learning.online import log_predictive_density
+from bo_stream.learning.reservoir import Kept, Reservoir
 from bo_stream.models.stems import LinearStem, MLPStem, Stem
+from tests.contract import assert_untouched, fingerprint
 from tests.learning.test_pretraining import ridge
 from tests.oracles import reference
 from tests.problems import Observations, observations
@@ -108,8 +111,72 @@ def test_a_model_without_a_stem_learns_its_kernel() -> None:
     assert model.likelihood.noise.item() != before
 
 
+@pytest.mark.parametrize("noise", ["learned", "known", "mixed"])
+def test_refreshing_all_is_building_anew(noise: str) -> None:
+    data = observations(24, D).with_noise(noise)
+    stem = LinearStem(D, 2)
+    model = WISKI(*data[:10].astuple(), stem=stem, grid_size=8, tolerance=0.0)
+    learner = OnlineLearner(model, 0.05, 0.3, keep=24)
+    learner.offer(*data[:10].astuple())
+    for i in range(10, 24, 2):
+        learner.step(*data[i : i + 2].astuple())
+    T = torch.rand(4, D).double()
+    anew = copy.deepcopy(model).clear().update(*data.astuple())
+    assert (model.posterior(T).mean - anew.posterior(T).mean).abs().max().item() > 1e-3
+    learner.refresh()
+    assert_close(model.posterior(T).mean, anew.posterior(T).mean)
+    assert_close(model.posterior(T).variance, anew.posterior(T).variance)
+    learner.refresh()
+    assert_close(model.posterior(T).mean, anew.posterior(T).mean)
+
+
+def test_refreshing_some_moves_those() -> None:
+    data = observations(20, D)
+    model = WISKI(*data[:10].astuple(), stem=LinearStem(D, 2), grid_size=8, tolerance=0.0)
+    learner = OnlineLearner(model, 0.0, 0.3, keep=10)
+    learner.step(*data[10:].astuple())
+    expected = copy.deepcopy(model)
+    former = learner._reservoir.kept[0].coordinates
+    with torch.no_grad():
+        for parameter in (*model.stem.parameters(), *expected.stem.parameters()):
+            parameter.mul_(1.3)
+    learner.refresh(1)
+    expected.reproject(data.X[10:11], data.Y[10:11], former.unsqueeze(0))
+    T = torch.rand(4, D).double()
+    assert_close(model.posterior(T).mean, expected.posterior(T).mean)
+    with pytest.raises(ValueError, match="n_kept from 0 to the 10 kept, got 11"):
+        learner.refresh(11)
+
+
+def test_what_is_kept_is_a_uniform_sample_of_bounded_size() -> None:
+    counts = torch.zeros(12)
+    for seed in range(400):
+        reservoir = Reservoir(3, seed)
+        for i in range(12):
+            x = torch.tensor([float(i)])
+            reservoir.offer(Kept(x, x, None, x))
+        chosen = [int(kept.X) for kept in reservoir.kept]
+        assert len(set(chosen)) == 3
+        counts[chosen] += 1
+    assert (counts - 100).abs().max() < 40  # sd 8.7
+
+
+def test_reprojecting_bad_input_changes_nothing() -> None:
+    data, model = observations(15, D), model_with(LinearStem(D, 2))
+    before = fingerprint(model)
+    with pytest.raises(BotorchTensorDimensionError, match="former of shape"):
+        model.reproject(data.X, data.Y, data.X)
+    more = observations(16, D)
+    coordinates = model.coordinates(more.X)
+    with pytest.raises(InputDataError, match="at most the 15 observations"):
+        model.reproject(more.X, more.Y, coordinates)
+    assert_untouched(model, before)
+
+
 def test_negative_rates() -> None:
     model = model_with(LinearStem(D, 1))
+    with pytest.raises(ValueError, match="at least 0 observations"):
+        OnlineLearner(model, keep=-1)
     with pytest.raises(ValueError, match="learning rate of at least 0"):
         OnlineLearner(model, learning_rate=-1.0)
     with pytest.raises(ValueError, match="learning rate of at least 0"):

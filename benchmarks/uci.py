@@ -1,0 +1,189 @@
+"""Streaming UCI sets through a linear stem: as good as the exact GP with a stem trained in batch.
+
+As the WISKI paper's section 5.1: inputs scaled to [-1, 1] and targets standardised by the training
+rows, a linear stem to two dimensions, a 16 x 16 grid, pretraining on 5 % of the training rows, then
+one point at a time with one gradient step of the stem and one of the kernel. The peer is gpytorch's
+exact GP with the same kind of stem: both are learned from ``LEARN_ROWS`` training rows by the same
+optimiser, predict from ``EXACT_ROWS`` of them, and are scored on the same test rows.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from torch import Tensor
+
+from benchmarks.data import real_file
+from benchmarks.harness import Options, start
+from benchmarks.report import Claim, at_most, finish, stated
+from benchmarks.stem_peer import ExactStemGP
+from bo_stream import WISKI, LinearStem, OnlineLearner, pretrain
+
+SETS = ("skillcraft", "powerplant", "elevators", "protein")
+PRETRAIN = 0.05
+LEARN_ROWS = 2_000
+EXACT_ROWS = 6_000
+NO_WORSE = 1.03
+MILLISECONDS = 6.0
+LATE_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Split:
+    """Training rows in random order and test rows, all scaled by the training rows.
+
+    Attributes:
+        X: ``n x d`` in [-1, 1].
+        Y: ``n x 1``, standardised.
+        test_X: ``t x d``.
+        test_Y: ``t x 1``.
+    """
+
+    X: Tensor
+    Y: Tensor
+    test_X: Tensor
+    test_Y: Tensor
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a model did on a split.
+
+    Attributes:
+        rmse: On the test rows.
+        nll: Mean negative log density there, noise included.
+        steps: Seconds of each streaming step.
+    """
+
+    rmse: float
+    nll: float
+    steps: list[float]
+
+
+def split_of(name: str, number: int) -> Split:
+    """Split ``number`` of a set, or a random tenth where the set has none."""
+    with np.load(real_file(name), allow_pickle=False) as arrays:
+        X, y = (torch.as_tensor(arrays[key], dtype=torch.float64) for key in ("X", "y"))
+        masks = torch.as_tensor(arrays["test_mask"]) if "test_mask" in arrays else None
+    generator = torch.Generator().manual_seed(number)
+    test = torch.rand(len(y), generator=generator) < 0.1 if masks is None else masks[:, number]
+    train = torch.nonzero(~test).flatten()
+    train = train[torch.randperm(len(train), generator=generator)]
+    return scaled(X[train], y[train], X[test], y[test])
+
+
+def scaled(X: Tensor, y: Tensor, test_X: Tensor, test_y: Tensor) -> Split:
+    """By the training rows alone."""
+    low, high = X.amin(0), X.amax(0)
+    width = torch.where(high > low, high - low, torch.ones_like(low))
+    mean, sd = y.mean(), y.std()
+    return Split(
+        2.0 * (X - low) / width - 1.0,
+        ((y - mean) / sd).unsqueeze(-1),
+        2.0 * (test_X - low) / width - 1.0,
+        ((test_y - mean) / sd).unsqueeze(-1),
+    )
+
+
+def scores(mean: Tensor, variance: Tensor, Y: Tensor) -> tuple[float, float]:
+    """RMSE and mean negative log density."""
+    density = torch.distributions.Normal(mean, variance.sqrt()).log_prob(Y)
+    return float((mean - Y).square().mean().sqrt()), float(-density.mean())
+
+
+def streamed(split: Split, smoke: bool) -> Result:
+    """WISKI with a stem, one point at a time."""
+    first = max(12, round(PRETRAIN * len(split.Y)))
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+    model = WISKI(
+        split.X[:first],
+        split.Y[:first],
+        stem=LinearStem(split.X.shape[-1], 2),
+        grid_size=16,
+        covar_module=kernel,
+        outcome_transform=None,
+    )
+    pretrain(model, split.X[:first], split.Y[:first], maxiter=5 if smoke else 200)
+    learner = OnlineLearner(model)
+    steps = []
+    for i in range(first, len(split.Y)):
+        begin = time.perf_counter()
+        learner.step(split.X[i : i + 1], split.Y[i : i + 1])
+        steps.append(time.perf_counter() - begin)
+    with torch.no_grad():
+        posterior = model.posterior(split.test_X, observation_noise=True)
+        rmse, nll = scores(posterior.mean, posterior.variance, split.test_Y)
+    return Result(rmse, nll, steps)
+
+
+def exact(split: Split, smoke: bool) -> Result:
+    """The exact GP with a stem, both learned from a batch."""
+    model = ExactStemGP(
+        split.X[:LEARN_ROWS], split.Y[:LEARN_ROWS], LinearStem(split.X.shape[-1], 2)
+    )
+    model.learn(maxiter=3 if smoke else 200)
+    rows = slice(EXACT_ROWS)
+    model.set_train_data(split.X[rows], split.Y[rows].squeeze(-1), strict=False)
+    mean, variance = model.predict(split.test_X)
+    return Result(*scores(mean, variance, split.test_Y), [])
+
+
+def claims_of(name: str, ours: list[Result], theirs: list[Result], rows: int) -> list[Claim]:
+    """Medians over splits."""
+    rmse = statistics.median(a.rmse / b.rmse for a, b in zip(ours, theirs, strict=True))
+    nll = statistics.median(a.nll - b.nll for a, b in zip(ours, theirs, strict=True))
+    each = ", ".join(f"{a.rmse:.3f}/{b.rmse:.3f}" for a, b in zip(ours, theirs, strict=True))
+    densities = ", ".join(f"{a.nll:.3f}/{b.nll:.3f}" for a, b in zip(ours, theirs, strict=True))
+    scale = statistics.median(abs(b.nll) for b in theirs)
+    steps = [second for result in ours for second in result.steps]
+    part = max(1, round(LATE_SHARE * len(ours[0].steps)))
+    flat = statistics.median(
+        statistics.median(r.steps[-part:]) / statistics.median(r.steps[:part]) for r in ours
+    )
+    peer = f"{each}; the exact GP saw {rows:,} rows"
+    return [
+        at_most(f"{name}: RMSE over the exact GP's", rmse, NO_WORSE, detail=peer),
+        at_most(
+            f"{name}: NLL above the exact GP's",
+            nll,
+            (NO_WORSE - 1.0) * scale,
+            "nats",
+            detail=densities,
+        ),
+        at_most(f"{name}: a step", 1e3 * statistics.median(steps), MILLISECONDS, "ms"),
+        stated(f"{name}: last tenth of the steps over the first", flat),
+    ]
+
+
+def simulated(number: int) -> Split:
+    """A small set of its own, for smoke runs without the real ones."""
+    generator = torch.Generator().manual_seed(number)
+    X = torch.rand(80, 5, generator=generator, dtype=torch.float64)
+    y = (3.0 * X @ torch.arange(5.0).double()).sin()
+    return scaled(X[:60], y[:60], X[60:], y[60:])
+
+
+def run(name: str, options: Options) -> list[Claim]:
+    """One set."""
+    numbers = range(options.pick(3, 1))
+    splits = [simulated(i) if options.smoke else split_of(name, i) for i in numbers]
+    rows = min(EXACT_ROWS, len(splits[0].Y))
+    ours = [streamed(split, options.smoke) for split in splits]
+    theirs = [exact(split, options.smoke) for split in splits]
+    return claims_of(name, ours, theirs, rows)
+
+
+def main() -> None:
+    """Run it."""
+    options = start(__doc__)
+    claims = [claim for name in options.pick(SETS, ("simulated",)) for claim in run(name, options)]
+    finish("uci", claims, options, {"learn_rows": LEARN_ROWS, "exact_rows": EXACT_ROWS})
+
+
+if __name__ == "__main__":
+    main()
