@@ -40,13 +40,25 @@ class ExactStemGP(gpytorch.models.ExactGP):
     def learn(self, maxiter: int) -> None:
         """Stem and hyperparameters together, by L-BFGS-B on the exact marginal likelihood."""
         self.train()
+        mll = ExactMarginalLogLikelihood(self.likelihood, self)
+        parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+
+        def loss_and_gradients() -> tuple[Tensor, list[Tensor | None]]:
+            self.zero_grad()
+            loss = -mll(self(*self.train_inputs), self.train_targets)
+            loss.backward()
+            return loss, [parameter.grad for parameter in parameters.values()]
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", OptimizationWarning)
             fit_gpytorch_mll_scipy(
-                ExactMarginalLogLikelihood(self.likelihood, self), options={"maxiter": maxiter}
+                mll,
+                parameters=parameters,
+                closure=loss_and_gradients,
+                options={"maxiter": maxiter},
             )
         with torch.no_grad():
-            self(*self.train_inputs)
+            self(*self.train_inputs)  # calibrates the learned stem
 
     def predict(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of outcomes, ``n x 1`` each."""

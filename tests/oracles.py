@@ -17,7 +17,16 @@ from botorch.models.model import Model
 from botorch.models.transforms.outcome import ChainedOutcomeTransform, Standardize
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from gpytorch.distributions import MultitaskMultivariateNormal
-from gpytorch.kernels import Kernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    MaternKernel,
+    PeriodicKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
@@ -74,7 +83,13 @@ def dense_kernel(kernel: Kernel, X: Tensor, X2: Tensor) -> Tensor:
         for part in kernel.kernels[1:]:
             result = result * dense_kernel(part, X, X2)
         return result
+    if isinstance(kernel, AdditiveKernel):
+        return sum(dense_kernel(part, X, X2) for part in kernel.kernels)
     dims = range(X.shape[-1]) if kernel.active_dims is None else kernel.active_dims.tolist()
+    if isinstance(kernel, PeriodicKernel):
+        return _periodic(kernel, X[..., dims], X2[..., dims])
+    if isinstance(kernel, SpectralMixtureKernel):
+        return _spectral_mixture(kernel, X[..., dims], X2[..., dims])
     result = 1.0
     for column, i in enumerate(dims):
         lengthscale = kernel.lengthscale[..., 0, column if kernel.ard_num_dims else 0]
@@ -90,6 +105,37 @@ def _correlation(kernel: Kernel, r: Tensor) -> Tensor:
     s = math.sqrt(2.0 * kernel.nu) * r
     polynomial = {0.5: 1.0, 1.5: 1.0 + s, 2.5: 1.0 + s + s**2 / 3.0}[kernel.nu]
     return polynomial * torch.exp(-s)
+
+
+def _periodic(kernel: PeriodicKernel, X: Tensor, X2: Tensor) -> Tensor:
+    """``exp(−2 Σ_i sin²(π τ_i / p_i) / λ_i)``, τ = x − x'. [gpytorch's documentation]"""
+    exponent = 0.0
+    for i in range(X.shape[-1]):
+        column = i if kernel.ard_num_dims else 0
+        period = kernel.period_length[..., 0, column][..., None, None]
+        lengthscale = kernel.lengthscale[..., 0, column][..., None, None]
+        difference = X[..., :, None, i] - X2[..., None, :, i]
+        exponent = exponent - 2.0 * torch.sin(math.pi * difference / period) ** 2 / lengthscale
+    return torch.exp(exponent)
+
+
+def _spectral_mixture(kernel: SpectralMixtureKernel, X: Tensor, X2: Tensor) -> Tensor:
+    """``Π_i Σ_j w_j exp(−2 π² τ_i² s_ij²) cos(2 π τ_i μ_ij)``. [WilsonAdams2013, eq. 11 and 12]
+
+    The order of product and sum is gpytorch's, not the paper's; they agree in one dimension.
+    """
+    result = 1.0
+    for i in range(X.shape[-1]):
+        difference = X[..., :, None, i] - X2[..., None, :, i]
+        line = 0.0
+        for j in range(kernel.num_mixtures):
+            weight = kernel.mixture_weights[..., j][..., None, None]
+            mean = kernel.mixture_means[..., j, 0, i][..., None, None]
+            scale = kernel.mixture_scales[..., j, 0, i][..., None, None]
+            decay = torch.exp(-2.0 * (math.pi * difference * scale) ** 2)
+            line = line + weight * decay * torch.cos(2.0 * math.pi * difference * mean)
+        result = result * line
+    return result
 
 
 def interpolated_kernel(

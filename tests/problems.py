@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    MaternKernel,
+    PeriodicKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
 from torch import Tensor
 
 
@@ -84,6 +93,22 @@ def _scaled_parts(dim: int, **kwargs: Any) -> Kernel:
     return ProductKernel(*parts)
 
 
+def _locally_periodic(dim: int, **kwargs: Any) -> Kernel:
+    parts = (PeriodicKernel(active_dims=(0,), **kwargs), RBFKernel(ard_num_dims=dim, **kwargs))
+    return ScaleKernel(ProductKernel(*parts), **kwargs)
+
+
+def _sum_on_one_input(dim: int, **kwargs: Any) -> Kernel:
+    own = {"active_dims": (dim - 1,), **kwargs}
+    parts = [
+        ScaleKernel(PeriodicKernel(**own), **kwargs),
+        SpectralMixtureKernel(num_mixtures=2, **own),
+        ScaleKernel(MaternKernel(nu=1.5, **own) * RBFKernel(**own), **kwargs),
+        RBFKernel(**own),
+    ]
+    return ProductKernel(MaternKernel(active_dims=(0,), **kwargs), AdditiveKernel(*parts))
+
+
 KERNELS: dict[str, Callable[..., Kernel]] = {
     "RBF": lambda dim, **kwargs: RBFKernel(ard_num_dims=dim, **kwargs),
     "RBF, one lengthscale": lambda dim, **kwargs: RBFKernel(**kwargs),
@@ -93,16 +118,27 @@ KERNELS: dict[str, Callable[..., Kernel]] = {
     "scaled": lambda dim, **kwargs: ScaleKernel(_matern(2.5)(dim, **kwargs), **kwargs),
     "product": _product,
     "product of scaled": _scaled_parts,
+    "periodic": lambda dim, **kwargs: PeriodicKernel(ard_num_dims=dim, **kwargs),
+    "periodic, one period": lambda dim, **kwargs: PeriodicKernel(**kwargs),
+    "locally periodic": _locally_periodic,
+    "spectral mixture": lambda dim, **kwargs: SpectralMixtureKernel(3, dim, **kwargs),
+    "sum on one input": _sum_on_one_input,
 }
 """Every way to compose a kernel that a grid takes; the arguments are d and ``batch_shape``."""
 
 
 def kernel(name: str, dim: int, batch_shape: tuple[int, ...] = ()) -> Kernel:
-    """A kernel with random lengthscales of 0.3 to 0.9 and random output scales, float64."""
+    """A kernel with random lengthscales of 0.3 to 0.9 and random other parameters, float64."""
     module = KERNELS[name](dim, batch_shape=torch.Size(batch_shape)).double()
     for part in module.modules():
         if isinstance(part, ScaleKernel):
             part.outputscale = 0.5 + torch.rand_like(part.outputscale)
-        elif isinstance(part, RBFKernel | MaternKernel):
+        elif isinstance(part, RBFKernel | MaternKernel | PeriodicKernel):
             part.lengthscale = 0.3 + 0.6 * torch.rand_like(part.lengthscale)
+        if isinstance(part, PeriodicKernel):
+            part.period_length = 0.4 + 0.6 * torch.rand_like(part.period_length)
+        elif isinstance(part, SpectralMixtureKernel):
+            part.mixture_means = 0.2 + 2.0 * torch.rand_like(part.mixture_means)
+            part.mixture_scales = 0.2 + 0.5 * torch.rand_like(part.mixture_scales)
+            part.mixture_weights = 0.2 + torch.rand_like(part.mixture_weights)
     return module

@@ -134,8 +134,7 @@ def _eigenpairs(
 
 def node_correlation(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
     """Correlation matrix of one dimension's nodes, ``... x g x g``, differentiable."""
-    device = factors.factors[0].lengthscale.device if factors.factors else None
-    nodes = grid.nodes(dimension).to(device)
+    nodes = grid.nodes(dimension).to(factors.device)
     return factors.correlation(dimension, nodes, nodes)
 
 

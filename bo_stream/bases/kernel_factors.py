@@ -3,39 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from gpytorch.kernels import Kernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    MaternKernel,
+    PeriodicKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
 from torch import Tensor
 
-SUPPORTED = "RBFKernel, MaternKernel (nu 0.5, 1.5, 2.5), ScaleKernel and ProductKernel of these"
+from bo_stream.bases.factor import Factor, weighted_sum
+from bo_stream.bases.formulas import (
+    MATERN,
+    PERIODIC,
+    SPECTRAL_COMPONENT,
+    SQUARED_EXPONENTIAL,
+    Formula,
+)
 
-Profile = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Factor:
-    """One stationary one-dimensional kernel, ``profile(|x − x'| / lengthscale)``.
-
-    Attributes:
-        dimension: The input dimension it acts on.
-        lengthscale: One per batch element of the kernel.
-        profile: Correlation as a function of the scaled distance.
-        smoothness: ν of a Matérn kernel, infinite for the squared exponential.
-    """
-
-    dimension: int
-    lengthscale: Tensor
-    profile: Profile
-    smoothness: float
-
-    def __call__(self, distance: Tensor) -> Tensor:
-        """Correlations at ``g x g'`` distances, ``batch x g x g'``."""
-        return self.profile(distance / self.lengthscale[..., None, None])
+SUPPORTED = (
+    "RBFKernel, MaternKernel (nu 0.5, 1.5, 2.5), PeriodicKernel, SpectralMixtureKernel, "
+    "ScaleKernel and ProductKernel of these, AdditiveKernel of those that act on one and the same "
+    "input dimension"
+)
 
 
 @dataclass(frozen=True)
@@ -69,18 +68,35 @@ class KernelFactors:
     @property
     def smoothness(self) -> float:
         """The roughest factor's smoothness ν."""
-        return min((factor.smoothness for factor in self.factors), default=math.inf)
+        return min((factor.formula.smoothness for factor in self.factors), default=math.inf)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the factors' parameters are."""
+        return next((p.device for factor in self.factors for p in factor.parameters), None)
+
+    def spread(self, widths: Sequence[float]) -> KernelFactors:
+        """A kernel whose span holds also the derivatives in frequencies, for a box's widths."""
+        spread = (factor.spread(widths[factor.dimension]) for factor in self.factors)
+        return KernelFactors(self.scales, tuple(spread))
 
     def for_single_output(self) -> KernelFactors:
         """The same kernel with an output dimension of one behind its batch shape."""
         return KernelFactors(
             tuple(scale.unsqueeze(-1) for scale in self.scales),
-            tuple(replace(f, lengthscale=f.lengthscale.unsqueeze(-1)) for f in self.factors),
+            tuple(
+                replace(factor, parameters=tuple(p.unsqueeze(-1) for p in factor.parameters))
+                for factor in self.factors
+            ),
         )
 
 
 def kernel_factors(kernel: Kernel, dim: int) -> KernelFactors:
     """Take a kernel over ``dim`` inputs apart. Matérn kernels are products over dimensions here.
+
+    A spectral mixture in several dimensions is what gpytorch computes: the product over dimensions
+    of the mixtures in one dimension (not the mixture of products of Wilson and Adams, 2013), with
+    the prior variance ``(Σ weights)^d``.
 
     Raises:
         UnsupportedError: The kernel is no product of one-dimensional stationary kernels.
@@ -104,12 +120,32 @@ def _factors(kernel: Kernel, active: tuple[int, ...]) -> KernelFactors:
 
 @_factors.register
 def _(kernel: RBFKernel, active: tuple[int, ...]) -> KernelFactors:
-    return _lengthscaled(kernel, active, _squared_exponential, math.inf)
+    return _of_columns(kernel, active, SQUARED_EXPONENTIAL, kernel.lengthscale)
 
 
 @_factors.register
 def _(kernel: MaternKernel, active: tuple[int, ...]) -> KernelFactors:
-    return _lengthscaled(kernel, active, _MATERN[kernel.nu], kernel.nu)
+    return _of_columns(kernel, active, MATERN[kernel.nu], kernel.lengthscale)
+
+
+@_factors.register
+def _(kernel: PeriodicKernel, active: tuple[int, ...]) -> KernelFactors:
+    frequency = kernel.period_length.to(torch.float64).reciprocal()
+    return _of_columns(kernel, active, PERIODIC, frequency, kernel.lengthscale)
+
+
+@_factors.register
+def _(kernel: SpectralMixtureKernel, active: tuple[int, ...]) -> KernelFactors:
+    weights = kernel.mixture_weights.unbind(-1)
+    means, scales = kernel.mixture_means.unbind(-3), kernel.mixture_scales.unbind(-3)
+    components = [
+        _of_columns(kernel, active, SPECTRAL_COMPONENT, *parameters).factors
+        for parameters in zip(means, scales, strict=True)
+    ]
+    return _product(
+        _sum(dimension, weights, [(factor,) for factor in mixture])
+        for dimension, mixture in zip(active, zip(*components, strict=True), strict=True)
+    )
 
 
 @_factors.register
@@ -121,11 +157,22 @@ def _(kernel: ScaleKernel, active: tuple[int, ...]) -> KernelFactors:
 
 @_factors.register
 def _(kernel: ProductKernel, active: tuple[int, ...]) -> KernelFactors:
+    return _product(_nested(part, active) for part in kernel.kernels)
+
+
+@_factors.register
+def _(kernel: AdditiveKernel, active: tuple[int, ...]) -> KernelFactors:
     parts = [_nested(part, active) for part in kernel.kernels]
-    return KernelFactors(
-        tuple(scale for part in parts for scale in part.scales),
-        tuple(factor for part in parts for factor in part.factors),
-    )
+    if len(parts) == 1:
+        return parts[0]
+    dimensions = {factor.dimension for part in parts for factor in part.factors}
+    if len(dimensions) != 1:
+        raise UnsupportedError(
+            "covar_module of type AdditiveKernel is not a product over dimensions that a grid can "
+            f"represent: its parts act on the input dimensions {sorted(dimensions)}. Give all "
+            f"parts the same single one, e.g. active_dims=(0,). Expected one of: {SUPPORTED}."
+        )
+    return _sum(dimensions.pop(), [p.scale() for p in parts], [p.factors for p in parts])
 
 
 def _nested(kernel: Kernel, active: tuple[int, ...]) -> KernelFactors:
@@ -135,33 +182,37 @@ def _nested(kernel: Kernel, active: tuple[int, ...]) -> KernelFactors:
     return KernelFactors(inner.scales, tuple(moved))
 
 
-def _lengthscaled(
-    kernel: Kernel, active: tuple[int, ...], profile: Profile, smoothness: float
+def _product(parts: Iterable[KernelFactors]) -> KernelFactors:
+    known = list(parts)
+    return KernelFactors(
+        tuple(scale for part in known for scale in part.scales),
+        tuple(factor for part in known for factor in part.factors),
+    )
+
+
+def _sum(
+    dimension: int, scales: Sequence[Tensor], parts: Sequence[Sequence[Factor]]
 ) -> KernelFactors:
-    lengthscale = kernel.lengthscale.to(torch.float64).squeeze(-2)
-    columns = lengthscale.expand(*lengthscale.shape[:-1], len(active)).unbind(-1)
+    """``Σ scale_j Π part_j`` in one dimension: the sum of scales times one correlation."""
+    total = torch.stack(torch.broadcast_tensors(*scales)).to(torch.float64).sum(0)
+    weights = [scale.to(torch.float64) / total for scale in scales]
+    return KernelFactors((total,), (weighted_sum(dimension, weights, parts),))
+
+
+def _of_columns(
+    kernel: Kernel, active: tuple[int, ...], formula: Formula, *parameters: Tensor
+) -> KernelFactors:
+    """A product over dimensions; each parameter is ``batch x 1 x d``, or ``batch x 1 x 1``."""
+    if kernel.ard_num_dims not in (None, len(active)):
+        raise UnsupportedError(
+            f"covar_module has a {type(kernel).__name__} with ard_num_dims={kernel.ard_num_dims} "
+            f"that acts on {len(active)} dimension(s) {active}. Expected ard_num_dims="
+            f"{len(active)}, or active_dims that choose {kernel.ard_num_dims}."
+        )
+    rows = (parameter.to(torch.float64).squeeze(-2) for parameter in parameters)
+    columns = [row.expand(*row.shape[:-1], len(active)).unbind(-1) for row in rows]
     factors = (
-        Factor(i, column, profile, smoothness) for i, column in zip(active, columns, strict=True)
+        Factor(dimension, formula, tuple(own))
+        for dimension, *own in zip(active, *columns, strict=True)
     )
     return KernelFactors((), tuple(factors))
-
-
-def _squared_exponential(r: Tensor) -> Tensor:
-    return torch.exp(-0.5 * r.square())
-
-
-def _matern12(r: Tensor) -> Tensor:
-    return torch.exp(-r)
-
-
-def _matern32(r: Tensor) -> Tensor:
-    scaled = math.sqrt(3.0) * r
-    return (1.0 + scaled) * torch.exp(-scaled)
-
-
-def _matern52(r: Tensor) -> Tensor:
-    scaled = math.sqrt(5.0) * r
-    return (1.0 + scaled + scaled.square() / 3.0) * torch.exp(-scaled)
-
-
-_MATERN: dict[float, Profile] = {0.5: _matern12, 1.5: _matern32, 2.5: _matern52}

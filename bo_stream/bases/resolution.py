@@ -17,11 +17,16 @@ DEFAULT_SIZES: dict[str, dict[int, int]] = {
 """Nodes per dimension by the kernel's smoothness (rough: any Matérn) and the number d of inputs."""
 
 _LARGEST_SUGGESTION = 2048
-_PROBES_PER_CELL = 4
+_PROBES = (0.25, 0.5, 0.618033988749895, 0.75)  # in cells; no period divides all their distances
 
 
 def default_grid_size(factors: KernelFactors, dim: int) -> tuple[int, ...]:
-    """Nodes per dimension that meet the accuracies of ``benchmarks/accuracy.py``."""
+    """Nodes per dimension that meet the accuracies of ``benchmarks/accuracy.py``.
+
+    By smoothness only: a grid is chosen before the hyperparameters are learned. A period or the
+    inverse of a mixture's frequency shorter than about six cells needs a finer grid than this;
+    :func:`interpolation_error` then tells so, and :func:`sufficient_grid_size` which.
+    """
     kind = "smooth" if math.isinf(factors.smoothness) else "rough"
     return (DEFAULT_SIZES[kind][dim],) * dim
 
@@ -38,13 +43,12 @@ def interpolation_error(factors: KernelFactors, grid: Grid) -> float:
 def dimension_error(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
     """Largest error of one dimension's interpolated correlation, ``...``."""
     with torch.no_grad():
-        offsets = torch.arange(1, _PROBES_PER_CELL, dtype=torch.float64) / _PROBES_PER_CELL
+        offsets = torch.tensor(_PROBES, dtype=torch.float64)
         nodes = grid.nodes(dimension)
         middle = grid.cells[dimension] // 2
         cells = sorted({0, middle, grid.cells[dimension] - 1})
         x = (nodes[[c + 1 for c in cells], None] + offsets * grid.spacing[dimension]).flatten()
-        device = factors.factors[0].lengthscale.device
-        x, nodes = x.to(device), nodes.to(device)
+        x, nodes = x.to(factors.device), nodes.to(factors.device)
         weights = grid.interpolation_matrix(dimension, x)
         approximate = weights @ factors.correlation(dimension, nodes, nodes) @ weights.mT
         return (approximate - factors.correlation(dimension, x, x)).abs().amax((-2, -1))

@@ -11,6 +11,7 @@ from torch import Tensor
 from bo_stream.bases.interpolation import (
     InterpolationBasis,
     interpolation_basis,
+    node_correlation,
     select_products,
 )
 from bo_stream.bases.kernel_factors import KernelFactors
@@ -28,7 +29,15 @@ MOST_LEFT_OUT = 0.05
 """The same until a space with more features is chosen."""
 
 RADIUS = 0.25
-"""How far a log lengthscale may move before the subspace is chosen anew."""
+"""How far the log of a kernel's parameter may move before the subspace is chosen anew."""
+
+MOST_OUTSIDE = 1e-4
+"""Prior variance that a move may bring outside all features, in parts of the noise variance."""
+
+MOST_OUTSIDE_GROWTH = 4.0
+"""The same, in parts of what was outside at the centre: more than a log move of ``RADIUS`` brings
+to a kernel with a lengthscale. But a hundredth of its period moves a periodic kernel outside.
+"""
 
 _LEAST_TOLERANCE = 1e-11
 
@@ -39,16 +48,18 @@ class LearningSpace:
 
     The kernel of other hyperparameters is restricted to this space, so that an optimiser sees a
     smooth function with its exact gradient, and the grid's statistics are visited only when the
-    lengthscales have moved by more than ``RADIUS``. What the model's posterior has beyond this
-    space is small and of high frequency: it enters as white noise of the same mean variance, and
-    is so neither lost nor taken for the noise of the observations.
+    kernel's parameters have moved by more than ``RADIUS``, or its variance out of the features.
+    What the model's posterior has beyond this space is small and of high frequency: it enters as
+    white noise of the same mean variance, and is so neither lost nor taken for the noise of the
+    observations.
 
     Attributes:
         basis: At the centre.
         memory: In its weights.
         rest: The model's further features.
         rest_squares: Mean squares of those over the observations of learned noise, ``... x m x s``.
-        centre: Log lengthscales of the kernel's factors.
+        centre: Logs of the parameters of the kernel's factors.
+        outside: Mean prior variance over the nodes outside all these features, ``... x m``.
     """
 
     basis: InterpolationBasis
@@ -56,6 +67,7 @@ class LearningSpace:
     rest: InterpolationBasis
     rest_squares: Tensor
     centre: tuple[Tensor, ...]
+    outside: Tensor
 
     @classmethod
     @torch.no_grad()
@@ -67,7 +79,10 @@ class LearningSpace:
         tolerance: float,
         max_rank: int,
     ) -> LearningSpace:
-        """Centred at a kernel's present lengthscales.
+        """Centred at a kernel's present parameters.
+
+        With eigenvectors that hold also its derivatives in frequencies: those of the kernel alone
+        would make the objective's gradient vanish in the period of a strictly periodic kernel.
 
         Args:
             factors: The kernel.
@@ -77,7 +92,8 @@ class LearningSpace:
             max_rank: The model's own.
         """
         shape, least = memory.counts.shape, max(tolerance, _LEAST_TOLERANCE)
-        whole = interpolation_basis(factors, memory.grid, shape, least, max_rank)
+        spread = factors.spread(memory.grid.bounds.diff(dim=0)[0].tolist())
+        whole = interpolation_basis(spread, memory.grid, shape, least, max_rank)
         whitened = memory.whitened(whole)
         learned = whitened.learned
         squares = learned.gram.diagonal(dim1=-2, dim2=-1) / learned.count.clamp_min(1.0)[..., None]
@@ -89,21 +105,45 @@ class LearningSpace:
             whitened.leading(rank),
             replace(whole, index=whole.index[rank:]),
             squares[..., rank:],
-            _log_lengthscales(factors),
+            _log_parameters(factors),
+            _outside(whole, factors),
         )
 
     @torch.no_grad()
     def holds(self, factors: KernelFactors, noise: Tensor) -> bool:
-        """Whether lengthscales are within ``RADIUS`` of the centre, and little is left out."""
-        pairs = zip(self.centre, _log_lengthscales(factors), strict=True)
+        """Whether the kernel is within ``RADIUS`` of the centre, and little of it is left out."""
+        pairs = zip(self.centre, _log_parameters(factors), strict=True)
         distances = [float((old - new).abs().max()) for old, new in pairs]
         near = max(distances, default=0.0) <= RADIUS and all(map(math.isfinite, distances))
-        return near and bool((self.left_out(factors) <= MOST_LEFT_OUT * noise).all())
+        return (
+            near
+            and bool((self.left_out(factors) <= MOST_LEFT_OUT * noise).all())
+            and self._spans(factors, noise)
+        )
+
+    def _spans(self, factors: KernelFactors, noise: Tensor) -> bool:
+        index = torch.cat((self.basis.index, self.rest.index))
+        most = MOST_OUTSIDE * noise + MOST_OUTSIDE_GROWTH * self.outside
+        return bool((_outside(replace(self.basis, index=index), factors) <= most).all())
 
     def left_out(self, factors: KernelFactors) -> Tensor:
         """Mean prior variance at the observations beyond the space, ``... x m``."""
         return (prior_variance(self.rest, factors) * self.rest_squares).sum(-1)
 
 
-def _log_lengthscales(factors: KernelFactors) -> tuple[Tensor, ...]:
-    return tuple(factor.lengthscale.detach().log().clone() for factor in factors.factors)
+def _outside(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
+    """Mean over the nodes of the prior variance outside a basis's span, ``... x m``.
+
+    ``scale · (1 − tr(Eᵀ K E) / p)`` with E the kept eigenvectors. Cost O(r d + Σ g³).
+    """
+    inside = torch.ones(*basis.scale.shape, 1).to(basis.scale)
+    for i, vectors in enumerate(basis.eigenvectors):
+        moved = node_correlation(factors, basis.grid, i) @ vectors
+        line = (vectors * moved).sum(-2) / basis.grid.size[i]
+        inside = inside * line.index_select(-1, basis.index[:, i])
+    return factors.scale() * (1.0 - inside.sum(-1)).clamp_min(0.0)
+
+
+def _log_parameters(factors: KernelFactors) -> tuple[Tensor, ...]:
+    parameters = (p for factor in factors.factors for p in factor.parameters)
+    return tuple(parameter.detach().log().clone() for parameter in parameters)

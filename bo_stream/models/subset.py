@@ -6,6 +6,7 @@ from copy import deepcopy
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 
@@ -34,6 +35,8 @@ def subset_module(
     old = torch.Size((*batch_shape, of))
     new = torch.Size((*batch_shape, *([len(outputs)] if len(outputs) > 1 else [])))
     for part in copied.modules():
+        if isinstance(part, Kernel) and part.batch_shape != old:
+            continue  # shared by all outputs
         _subset_tensors(part, old, outputs)
         for name in ("batch_shape", "_batch_shape"):
             if part.__dict__.get(name) == old:
@@ -47,6 +50,8 @@ def _subset_tensors(part: torch.nn.Module, old: torch.Size, outputs: list[int]) 
             parameter.data = _pick(parameter.data, len(old) - 1, outputs)
     for store in (part._buffers, part.__dict__):
         for name, value in store.items():
+            if name == "active_dims":
+                continue  # as many as inputs, not as outputs
             if isinstance(value, Tensor) and value.shape[: len(old)] == old:
                 store[name] = _pick(value, len(old) - 1, outputs)
 

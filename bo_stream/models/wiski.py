@@ -86,7 +86,7 @@ class WISKI(StreamingGP):
     - Approximate: k̃ itself (see :meth:`interpolation_error`), and the part ``tolerance`` of its
       trace that is left out (see :attr:`rank` and :attr:`dropped`).
     - Learned: hyperparameters, in as many of the features as the noise level asks for (the rest
-      counts as white noise), kept while the lengthscales move little; the gradient of that
+      counts as white noise), kept while the kernel moves little; the gradient of that
       objective is exact. That of :meth:`log_marginal_likelihood` is exact where nothing is left
       out.
     - When: thousands to millions of observations in one to four inputs. More inputs:
@@ -125,9 +125,11 @@ class WISKI(StreamingGP):
                 warning.
             likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
                 fixed noise where every variance is known.
-            covar_module: RBF or Matérn 1/2, 3/2, 5/2 kernels, scaled and multiplied as you like. A
-                Matérn kernel is the product of one-dimensional ones here. Default: BoTorch's own
-                default.
+            covar_module: RBF, Matérn 1/2, 3/2, 5/2, periodic and spectral mixture kernels, scaled
+                and multiplied as you like, and sums of those that act on one and the same input
+                dimension. A Matérn kernel is the product of one-dimensional ones here; a spectral
+                mixture in several dimensions is gpytorch's product of one-dimensional mixtures.
+                Default: BoTorch's own default.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: Default: ``Standardize``, learned anew from the running sums,
                 exactly, whenever the model is refitted. ``Log``, ``Power`` and ``Bilog``, alone or

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import (
     AdditiveKernel,
+    CosineKernel,
     Kernel,
     LinearKernel,
     MaternKernel,
@@ -16,13 +18,17 @@ from gpytorch.kernels import (
     ProductKernel,
     RBFKernel,
     ScaleKernel,
+    SpectralMixtureKernel,
 )
 from torch import Tensor
 
+from bo_stream.bases.factor import Factor
 from bo_stream.bases.kernel_factors import KernelFactors, kernel_factors
 from tests.oracles import dense_kernel
 from tests.problems import KERNELS, kernel
 from tests.tolerances import assert_close
+
+OSCILLATING = [name for name in KERNELS if any(w in name for w in ("period", "spectral", "sum"))]
 
 
 def product_of(factors: KernelFactors, X: Tensor, X2: Tensor) -> Tensor:
@@ -67,13 +73,89 @@ def test_gradients_reach_every_hyperparameter(name: str) -> None:
         MaternKernel(nu=1.5, active_dims=(0,)) * MaternKernel(nu=2.5, active_dims=(1,)),
         ScaleKernel(ProductKernel(RBFKernel(active_dims=(1,)), RBFKernel(active_dims=(1, 0)))),
         ProductKernel(ScaleKernel(RBFKernel(active_dims=(1,))), MaternKernel(active_dims=(0,))),
+        ScaleKernel(AdditiveKernel(PeriodicKernel(), MaternKernel(nu=0.5)), active_dims=(1,)),
+        ScaleKernel(PeriodicKernel(active_dims=(1, 0), ard_num_dims=2)),
+        SpectralMixtureKernel(2, ard_num_dims=2, active_dims=(1, 0)),
+        AdditiveKernel(ScaleKernel(RBFKernel(active_dims=(0, 1)))),
+        RBFKernel(active_dims=(1,)) + RBFKernel(active_dims=(1,)) + MaternKernel(active_dims=(1,)),
     ],
     ids=str,
 )
 def test_the_product_of_the_factors_is_gpytorchs_kernel(module: Kernel) -> None:
     module = module.double()
     X = torch.rand(6, 2).double()
-    assert_close(product_of(kernel_factors(module, 2), X, X), module(X, X).to_dense())
+    randomize(module)
+    assert_close(product_of(kernel_factors(module, 2), X, X), module(X, X).to_dense(), factor=0.01)
+
+
+def randomize(module: Kernel) -> None:
+    for parameter in module.parameters():
+        parameter.data.normal_()
+
+
+@pytest.mark.parametrize("batch_shape", [(), (2,), (3, 2)])
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("name", OSCILLATING)
+def test_values_and_gradients_are_gpytorchs(
+    name: str, dim: int, batch_shape: tuple[int, ...]
+) -> None:
+    module = kernel(name, dim, batch_shape)
+    X, X2 = torch.rand(6, dim).double(), torch.rand(5, dim).double()
+    own = product_of(kernel_factors(module, dim), X, X2)
+    theirs = module(X, X2).to_dense()
+    assert_close(own, theirs.expand_as(own), factor=0.01)
+    parameters, weights = list(module.parameters()), torch.randn_like(own)
+    actual = torch.autograd.grad((weights * own).sum(), parameters)
+    expected = torch.autograd.grad((weights * theirs).sum(), parameters)
+    for a, e in zip(actual, expected, strict=True):
+        assert_close(a, e, factor=0.01)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_factors_are_correlations(name: str) -> None:
+    """One at distance zero; what is left is the prior variance."""
+    module = kernel(name, 2, (3,))
+    factors, X = kernel_factors(module, 2), torch.rand(4, 2).double()
+    for factor in factors.factors:
+        assert_close(factor(torch.zeros(1, 1).double()), torch.ones(3, 1, 1).double())
+    assert_close(factors.scale().expand(3), dense_kernel(module, X, X)[..., 0, 0])
+
+
+def test_a_spectral_mixtures_variance_is_the_sum_of_weights_in_each_dimension() -> None:
+    module = SpectralMixtureKernel(3, ard_num_dims=2).double()
+    module.mixture_weights = torch.tensor([0.5, 1.0, 1.5]).double()
+    assert_close(kernel_factors(module, 2).scale(), torch.tensor(9.0).double())
+
+
+def test_the_span_of_the_spread_kernel_holds_the_derivative_in_a_frequency() -> None:
+    """That of a periodic kernel itself does not."""
+    factors = kernel_factors(kernel("periodic", 1), 1)
+    spread = factors.spread([1.0])
+    x = torch.linspace(0.0, 1.0, 60).double()
+    derivative = derivative_in_frequency(factors.factors[0], x)
+    assert_close(spread.scale(), factors.scale())
+    outside = norm_outside(derivative, spread.correlation(0, x, x))
+    assert outside < 1e-3 * derivative.norm()
+    assert norm_outside(derivative, factors.correlation(0, x, x)) > 0.1 * derivative.norm()
+
+
+def derivative_in_frequency(factor: Factor, x: Tensor) -> Tensor:
+    frequency, *others = factor.parameters
+    distance = (x.unsqueeze(-1) - x).abs()
+    moved = replace(factor, parameters=(frequency + 1e-4, *others))
+    return (moved(distance) - factor(distance)) / 1e-4
+
+
+def norm_outside(matrix: Tensor, kernel_matrix: Tensor) -> Tensor:
+    """Of what is outside the eigenvectors that carry the kernel but for a part of 1e-9."""
+    values, vectors = torch.linalg.eigh(kernel_matrix.detach())
+    kept = vectors[:, values.cumsum(0) > 1e-9 * values.sum()]
+    return (matrix.detach() - kept @ (kept.mT @ matrix.detach())).norm()
+
+
+def test_only_oscillating_kernels_are_spread() -> None:
+    factors = kernel_factors(kernel("product", 2), 2)
+    assert factors.spread([1.0, 1.0]).factors == factors.factors
 
 
 def test_the_roughest_factor_counts() -> None:
@@ -94,9 +176,21 @@ def test_a_single_output_gets_its_dimension() -> None:
     ("module", "name"),
     [
         (LinearKernel(), "LinearKernel"),
-        (ScaleKernel(PeriodicKernel()), "PeriodicKernel"),
-        (AdditiveKernel(RBFKernel(), MaternKernel()), "AdditiveKernel"),
+        (ScaleKernel(CosineKernel()), "CosineKernel .* PeriodicKernel, SpectralMixtureKernel"),
         (RBFKernel(active_dims=(2,)), r"active_dims \(2,\)"),
+        (AdditiveKernel(RBFKernel(), MaternKernel()), r"AdditiveKernel .* dimensions \[0, 1\]"),
+        (
+            RBFKernel(active_dims=(0,)) + PeriodicKernel(active_dims=(1,)),
+            r"AdditiveKernel is not a product .* on the input dimensions \[0, 1\]. Give all parts",
+        ),
+        (RBFKernel(active_dims=(0,)) + LinearKernel(active_dims=(0,)), "LinearKernel"),
+        (AdditiveKernel(), r"AdditiveKernel .* input dimensions \[\]"),
+        (
+            SpectralMixtureKernel(2),
+            r"SpectralMixtureKernel with ard_num_dims=1 that acts on 2 dimension\(s\) \(0, 1\). "
+            r"Expected ard_num_dims=2, or active_dims that choose 1",
+        ),
+        (PeriodicKernel(ard_num_dims=3), "PeriodicKernel with ard_num_dims=3 that acts on 2"),
     ],
 )
 def test_other_kernels_are_refused_by_name(module: Kernel, name: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
+from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, SpectralMixtureKernel
+from torch import Tensor
 
 from bo_stream.bases.grid import Grid
 from bo_stream.bases.kernel_factors import kernel_factors
@@ -16,6 +17,7 @@ from bo_stream.bases.resolution import (
 from tests.oracles import dense_kernel, interpolated_kernel
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
+LINE = BOUNDS[:, :1]
 
 
 def with_lengthscales(module: Kernel, *lengthscales: float) -> Kernel:
@@ -23,14 +25,14 @@ def with_lengthscales(module: Kernel, *lengthscales: float) -> Kernel:
     return module.double()
 
 
-def measured_error(module: Kernel, sizes: tuple[int, ...]) -> float:
+def measured_error(module: Kernel, sizes: tuple[int, ...], bounds: Tensor = BOUNDS) -> float:
     """Largest ``|k − k̃|`` over random pairs and random points, as parts of the prior variance."""
-    X = BOUNDS[1] * torch.rand(600, 2, dtype=torch.float64)
-    X2 = (X + 0.05 * torch.randn(600, 2)).clamp(BOUNDS[0], BOUNDS[1])
+    X = bounds[1] * torch.rand(600, bounds.shape[-1], dtype=torch.float64)
+    X2 = (X + 0.05 * torch.randn_like(X)).clamp(bounds[0], bounds[1])
     difference = 0.0
     for a, b in ((X, X), (X, X2)):
         exact = dense_kernel(module, a, b)
-        approximate = interpolated_kernel(module, BOUNDS, sizes)(a, b)
+        approximate = interpolated_kernel(module, bounds, sizes)(a, b)
         difference = max(difference, float((exact - approximate).detach().abs().max()))
     return difference
 
@@ -72,6 +74,32 @@ def test_no_grid_carries_a_kernel_that_is_too_rough() -> None:
     module = with_lengthscales(MaternKernel(nu=0.5, ard_num_dims=2), 1e-3, 1.0)
     grid = Grid.over(BOUNDS, (20, 20))
     assert sufficient_grid_size(kernel_factors(module, 2), grid, 1e-3) is None
+
+
+def oscillating(period: float) -> list[Kernel]:
+    """Two kernels of about this period in one dimension."""
+    periodic = with_lengthscales(PeriodicKernel(), 2.0)
+    periodic.period_length = period
+    mixture = SpectralMixtureKernel(1).double()
+    mixture.mixture_means, mixture.mixture_scales = 1.0 / period, 0.2
+    mixture.mixture_weights = 1.0
+    return [periodic, mixture]
+
+
+@pytest.mark.parametrize("module", oscillating(0.1), ids=["periodic", "mixture"])
+def test_the_sufficient_grid_resolves_a_period(module: Kernel) -> None:
+    factors, coarse = kernel_factors(module, 1), Grid.over(LINE, (12,))
+    assert interpolation_error(factors, coarse) > 0.5
+    sizes = sufficient_grid_size(factors, coarse, 0.05)
+    assert sizes is not None
+    assert measured_error(module, sizes, LINE) <= 0.05
+    assert 5 < 0.1 * sizes[0] < 12
+
+
+@pytest.mark.parametrize("module", oscillating(0.025), ids=["periodic", "mixture"])
+def test_a_period_that_divides_the_cells_is_not_overlooked(module: Kernel) -> None:
+    """All nodes, and all quarters of cells, see a constant."""
+    assert interpolation_error(kernel_factors(module, 1), Grid.over(LINE, (13,))) > 0.5
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 4])

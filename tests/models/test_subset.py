@@ -7,7 +7,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
 from gpytorch.constraints import GreaterThan
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import RBFKernel, ScaleKernel, SpectralMixtureKernel
 from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior
 from torch import Tensor
@@ -63,6 +63,20 @@ def test_priors_and_constraints_come_along() -> None:
         part.base_kernel.raw_lengthscale_constraint.lower_bound.flatten(), torch.tensor([0.3])
     )
     assert_close(part.base_kernel.lengthscale, whole.base_kernel.lengthscale[2])
+
+
+@pytest.mark.parametrize("m", [2, 3])
+def test_a_shared_kernel_whose_shapes_look_like_outputs(m: int) -> None:
+    """As many mixtures, or active inputs, as there are outputs."""
+    mixture = SpectralMixtureKernel(num_mixtures=m, ard_num_dims=1)
+    several = RBFKernel(active_dims=tuple(range(m)))
+    batched = RBFKernel(active_dims=tuple(range(m)), batch_shape=torch.Size([m]))
+    X = torch.rand(4, m)
+    for shared, inputs in ((mixture, X[:, :1]), (several, X)):
+        part = subset_module(shared, torch.Size(), m, [0])
+        assert_close(part(inputs).to_dense(), shared(inputs).to_dense())
+    part = subset_module(batched, torch.Size(), m, [1])
+    assert_close(part(X).to_dense(), batched(X.expand(m, 4, m)).to_dense()[1])
 
 
 def test_a_module_that_all_outputs_share_is_copied_whole() -> None:
