@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 
@@ -44,6 +45,16 @@ class Reservoir:
         self.kept: list[Kept] = []
         self._seen = 0
         self._generator = torch.Generator().manual_seed(seed)
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What is kept: ``n x d``, ``n x m``, and noise variances, ``n x m``, NaN where unknown."""
+        if not self.kept:
+            raise InputDataError("Expected kept observations, got none: give keep a budget.")
+        X, Y = torch.stack([k.X for k in self.kept]), torch.stack([k.Y for k in self.kept])
+        if all(k.Yvar is None for k in self.kept):
+            return X, Y, None
+        unknown = torch.full_like(self.kept[0].Y, torch.nan)
+        return X, Y, torch.stack([unknown if k.Yvar is None else k.Yvar for k in self.kept])
 
     def offer(self, observation: Kept) -> None:
         """Keep an observation, or not. Cost O(1)."""

@@ -10,7 +10,7 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 
 from bo_stream import WISKI
-from bo_stream.learning import OnlineLearner
+from bo_stream.learning import OnlineLearner, pretrain
 from bo_stream.learning.online import log_predictive_density
 from bo_stream.learning.reservoir import Kept, Reservoir
 from bo_stream.models.stems import LinearStem, MLPStem, Stem
@@ -128,6 +128,34 @@ def test_refreshing_all_is_building_anew(noise: str) -> None:
     assert_close(model.posterior(T).variance, anew.posterior(T).variance)
     learner.refresh()
     assert_close(model.posterior(T).mean, anew.posterior(T).mean)
+
+
+def test_relearning_from_all_is_pretraining_on_all() -> None:
+    data = observations(24, D).with_noise("mixed")
+    model = WISKI(*data[:10].astuple(), stem=LinearStem(D, 1), grid_size=8, tolerance=0.0)
+    learner = OnlineLearner(model, 0.0, 0.0, keep=24)
+    learner.offer(*data[:10].astuple())
+    learner.step(*data[10:].astuple())
+    expected = copy.deepcopy(model)
+    learner.relearn(maxiter=5)
+    pretrain(expected, *data.astuple(), maxiter=5)
+    T = torch.rand(4, D).double()
+    assert_close(model.posterior(T).mean, expected.posterior(T).mean)
+    assert_close(model.posterior(T).variance, expected.posterior(T).variance)
+    assert_close(model.coordinates(T), expected.coordinates(T))
+
+
+def test_relearning_from_some_keeps_the_others() -> None:
+    data = observations(40, D)
+    model = WISKI(*data[:20].astuple(), stem=LinearStem(D, 1), grid_size=8)
+    learner = OnlineLearner(model, 0.0, 0.0, keep=12)
+    with pytest.raises(InputDataError, match="kept observations, got none"):
+        learner.relearn()
+    learner.step(*data[20:].astuple())
+    before = model.coordinates(data.X)
+    learner.relearn(maxiter=5)
+    assert model.num_observations == 40
+    assert not torch.allclose(model.coordinates(data.X), before)
 
 
 def test_refreshing_some_moves_those() -> None:
