@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperCommand
 
-from bo_stream import __version__
+from bo_stream.cli.app import app
 from bo_stream.cli.display import (
     ERR,
     OUT,
@@ -26,8 +25,15 @@ from bo_stream.cli.display import (
     show_step,
 )
 from bo_stream.cli.failures import STOPPED, naming, one_line_errors
+from bo_stream.cli.options import (
+    DEFAULT_FOLDER,
+    folder_to_resume,
+    new_folder,
+    option,
+    parse_grid,
+    was_said,
+)
 from bo_stream.loops.campaign import Campaign
-from bo_stream.loops.checkpoint import FILE_NAME
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.results import write_results
@@ -35,32 +41,6 @@ from bo_stream.loops.settings import Settings, Strategy
 from bo_stream.loops.sitting import StopRequest, sit
 
 _DEFAULT = Settings()
-_DEFAULT_FOLDER = "bo-stream-run"
-
-app = typer.Typer(
-    name="bo-stream",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        OUT.print(f"bo-stream {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def main(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
-    ] = False,
-) -> None:
-    """Streaming Gaussian processes: choose where to measure next, at the same cost each time."""
 
 
 class SpreadNames(TyperCommand):
@@ -83,17 +63,6 @@ def spread(option: str, args: list[str]) -> list[str]:
     return result
 
 
-def _grid(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(f"expected 72, or 72,60 for two inputs, got {text!r}") from error
-
-
-def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
-
-
 @app.command(cls=SpreadNames)
 def sample(
     ctx: typer.Context,
@@ -107,63 +76,63 @@ def sample(
         ),
     ] = None,
     x: Annotated[
-        list[str] | None, _option("Data", "Input columns.", "--x", metavar="NAME...")
+        list[str] | None, option("Data", "Input columns.", "--x", metavar="NAME...")
     ] = None,
-    y: Annotated[str | None, _option("Data", "Target column.", "--y", metavar="NAME")] = None,
+    y: Annotated[str | None, option("Data", "Target column.", "--y", metavar="NAME")] = None,
     pool: Annotated[
-        int | None, _option("Data", "Sites to choose from (12,000, or all not held out).")
+        int | None, option("Data", "Sites to choose from (12,000, or all not held out).")
     ] = None,
     test: Annotated[
         int | None,
-        _option("Data", "Held-out sites, where the error is measured (10,000, at most a quarter)."),
+        option("Data", "Held-out sites, where the error is measured (10,000, at most a quarter)."),
     ] = None,
     batch: Annotated[
-        int, _option("Sampling", "Sites chosen at a time.", "--batch", "-q")
+        int, option("Sampling", "Sites chosen at a time.", "--batch", "-q")
     ] = _DEFAULT.q,
     steps: Annotated[
         int | None,
-        _option(
+        option(
             "Sampling", "Choices to make (500, or as many as the pool allows; 150 without DATA)."
         ),
     ] = None,
-    initial: Annotated[int, _option("Sampling", "Random sites to start with.")] = _DEFAULT.initial,
+    initial: Annotated[int, option("Sampling", "Random sites to start with.")] = _DEFAULT.initial,
     compare: Annotated[
-        str | None, _option("Sampling", "Run random choice beside it.", metavar="random")
+        str | None, option("Sampling", "Run random choice beside it.", metavar="random")
     ] = None,
     score_every: Annotated[
-        int | None, _option("Sampling", "Steps between scores (a 25th of all).")
+        int | None, option("Sampling", "Steps between scores (a 25th of all).")
     ] = None,
     seed: Annotated[
-        int, _option("Sampling", "Of the split, the first sites and random choice.")
+        int, option("Sampling", "Of the split, the first sites and random choice.")
     ] = _DEFAULT.seed,
     kernel: Annotated[
-        str, _option("Model", f"Kernel: {', '.join(KERNELS)}.", metavar="NAME")
+        str, option("Model", f"Kernel: {', '.join(KERNELS)}.", metavar="NAME")
     ] = _DEFAULT.kernel,
     grid: Annotated[
         Any,
-        _option(
+        option(
             "Model",
             "Grid nodes per input (by kernel and inputs).",
-            parser=_grid,
+            parser=parse_grid,
             metavar="N[,N...]",
         ),
     ] = None,
     refit: Annotated[
         float,
-        _option("Model", "Relearn hyperparameters at so many times the observations; 0: never."),
+        option("Model", "Relearn hyperparameters at so many times the observations; 0: never."),
     ] = _DEFAULT.refit,
     device: Annotated[
-        str, _option("Model", "Torch device: cpu, cuda, cuda:1, ...")
+        str, option("Model", "Torch device: cpu, cuda, cuda:1, ...")
     ] = _DEFAULT.device,
     dtype: Annotated[
-        str, _option("Model", "Precision.", metavar="float64|float32")
+        str, option("Model", "Precision.", metavar="float64|float32")
     ] = _DEFAULT.dtype,
     out: Annotated[
-        Path | None, _option("Files", f"Folder for the results ({_DEFAULT_FOLDER}, -2, -3, ...).")
+        Path | None, option("Files", f"Folder for the results ({DEFAULT_FOLDER}, -2, -3, ...).")
     ] = None,
     resume: Annotated[
         bool,
-        _option("Files", "Go on with the run in --out; --steps may ask for more.", "--resume"),
+        option("Files", "Go on with the run in --out; --steps may ask for more.", "--resume"),
     ] = False,
 ) -> None:
     """Choose sites of a map, a few at a time, where they teach the most.
@@ -187,12 +156,12 @@ def sample(
     with one_line_errors(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         if resume:
-            folder = _folder_to_resume(out)
+            folder = folder_to_resume(out)
             campaign = Campaign.resume(folder, data, steps)
             _check_unchanged(campaign, _given(ctx, options, x, y, compare))
         else:
             _check_names_have_data(data, x, y)
-            folder = _new_folder(out)
+            folder = new_folder(out)
             campaign = Campaign.begin(data, x, y, Settings(**options), _strategies(compare))
             folder.mkdir(parents=True, exist_ok=True)
         with naming(folder):
@@ -210,25 +179,6 @@ def _check_names_have_data(data: Path | None, x: list[str] | None, y: str | None
         raise UsageError("--x and --y name columns of DATA: give DATA, before --x.")
 
 
-def _folder_to_resume(out: Path | None) -> Path:
-    if out is None:
-        raise UsageError("Say which run to go on with: --out FOLDER --resume.")
-    return out
-
-
-def _new_folder(out: Path | None) -> Path:
-    if out is None:
-        names = (_DEFAULT_FOLDER + (f"-{i}" if i > 1 else "") for i in count(1))
-        return next(Path(name) for name in names if not Path(name).exists())
-    if (out / FILE_NAME).exists():
-        raise UsageError(
-            f"{out} holds a run already. Go on with it by --resume, or give another --out."
-        )
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is not a folder.")
-    return out
-
-
 def _given(
     ctx: typer.Context,
     options: Mapping[str, object],
@@ -238,14 +188,9 @@ def _given(
 ) -> dict[str, object]:
     """What was said on the command line, steps aside: setting to value."""
     named = {"batch": "q"}
-    said = {named.get(name, name) for name in ctx.params if _was_said(ctx, name)}
+    said = {named.get(name, name) for name in ctx.params if was_said(ctx, name)}
     every = {**options, "x": tuple(x or ()), "y": y, "compare": compare}
     return {name: value for name, value in every.items() if name in said - {"steps"}}
-
-
-def _was_said(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _check_unchanged(campaign: Campaign, given: Mapping[str, object]) -> None:
