@@ -1,0 +1,63 @@
+"""What the commands' options have in common."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from bo_stream.loops.checkpoint import FILE_NAME as SAMPLING_FILE
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.optimization.store import FILE_NAME as OPTIMIZATION_FILE
+
+DEFAULT_FOLDER = "bo-stream-run"
+
+
+def option(panel: str, text: str, *names: str, **more: Any) -> Any:
+    """An option in a panel of the help page."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+def parse_grid(text: str) -> tuple[int, ...]:
+    """Nodes per input, ``72`` or ``72,60``."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"expected 72, or 72,60 for two inputs, got {text!r}") from error
+
+
+def was_said(ctx: typer.Context, name: str) -> bool:
+    """Whether an option was given on the command line."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def folder_to_resume(out: Path | None) -> Path:
+    """The folder of a run at rest.
+
+    Raises:
+        UsageError: It was not said.
+    """
+    if out is None:
+        raise UsageError("Say which run to go on with: --out FOLDER --resume.")
+    return out
+
+
+def new_folder(out: Path | None) -> Path:
+    """A folder for a new run, without a run in it; a fresh default if none was said.
+
+    Raises:
+        UsageError: It holds a run already, or is a file.
+    """
+    if out is None:
+        names = (DEFAULT_FOLDER + (f"-{i}" if i > 1 else "") for i in count(1))
+        return next(Path(name) for name in names if not Path(name).exists())
+    if (out / SAMPLING_FILE).exists() or (out / OPTIMIZATION_FILE).exists():
+        raise UsageError(
+            f"{out} holds a run already. Go on with it by --resume, or give another --out."
+        )
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"--out {out} is not a folder.")
+    return out

@@ -1,0 +1,176 @@
+"""Acquisition functions by name, and the search for their best points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpectedImprovement
+from botorch.acquisition.monte_carlo import qSimpleRegret, qUpperConfidenceBound
+from botorch.generation.gen import gen_candidates_scipy
+from botorch.optim.optimize import optimize_acqf
+from botorch.sampling.normal import SobolQMCNormalSampler
+from torch import Tensor
+from torch.quasirandom import SobolEngine
+
+from bo_stream.acquisition import SamplePaths, sample_paths
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.optimization.imports import import_function
+from bo_stream.loops.optimization.settings import OptimizationSettings
+from bo_stream.models.wiski import WISKI
+
+THOMPSON = "TS"
+RANDOM = "random"
+
+BASELINE = 64
+"""Most points among which qLogNEI compares: its cost is cubic in them."""
+
+_SAMPLES = 128
+_PATHS_AT_A_TIME = 16
+_OPTIONS = {"maxiter": 100}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What an acquisition function may look at; larger outcomes are better.
+
+    Attributes:
+        model: Over the unit cube.
+        X_baseline: Told points, ``n x d``, those of the largest posterior means first.
+        best_mean: The largest of those means.
+        X_pending: Points asked for without an outcome (pending, and lately failed), ``n x d``.
+        beta: For confidence bounds.
+        seed: For samplers.
+    """
+
+    model: WISKI
+    X_baseline: Tensor
+    best_mean: float
+    X_pending: Tensor | None
+    beta: float
+    seed: int
+
+    def sampler(self) -> SobolQMCNormalSampler:
+        """Base samples for Monte Carlo, the same for the same seed."""
+        return SobolQMCNormalSampler(torch.Size([_SAMPLES]), seed=self.seed)
+
+
+Builder = Callable[[Situation], AcquisitionFunction]
+"""What a function of one's own must be: it gets the situation, large outcomes being good."""
+
+
+def _upper_confidence_bound(s: Situation) -> AcquisitionFunction:
+    return qUpperConfidenceBound(s.model, beta=s.beta, sampler=s.sampler(), X_pending=s.X_pending)
+
+
+def _log_expected_improvement(s: Situation) -> AcquisitionFunction:
+    """Over the largest posterior mean of a told point: a noisy outcome itself is no measure."""
+    return qLogExpectedImprovement(
+        s.model, best_f=s.best_mean, sampler=s.sampler(), X_pending=s.X_pending
+    )
+
+
+def _log_noisy_expected_improvement(s: Situation) -> AcquisitionFunction:
+    """Over the function at the ``BASELINE`` told points of the largest posterior means."""
+    return qLogNoisyExpectedImprovement(
+        s.model,
+        X_baseline=s.X_baseline[:BASELINE],
+        sampler=s.sampler(),
+        X_pending=s.X_pending,
+        prune_baseline=False,
+    )
+
+
+def _simple_regret(s: Situation) -> AcquisitionFunction:
+    return qSimpleRegret(s.model, sampler=s.sampler(), X_pending=s.X_pending)
+
+
+BUILDERS: dict[str, Builder] = {
+    "qUCB": _upper_confidence_bound,
+    "qLogEI": _log_expected_improvement,
+    "qLogNEI": _log_noisy_expected_improvement,
+    "qSR": _simple_regret,
+}
+
+ACQUISITIONS = (*BUILDERS, THOMPSON, RANDOM)
+"""Every name; ``TS`` and ``random`` need no acquisition function."""
+
+
+def check_acquisition(name: str) -> None:
+    """See that a name means something.
+
+    Raises:
+        UsageError: It does not.
+    """
+    if ":" in name:
+        import_function(name, "acquisition")
+    elif name not in ACQUISITIONS:
+        raise UsageError(
+            f"Expected acquisition to be one of {', '.join(ACQUISITIONS)}, or a builder as "
+            f"package.module:function, got {name!r}."
+        )
+
+
+def best_points(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
+    """The next points of the unit cube, ``q x d``.
+
+    ``TS``: each maximises a function of its own drawn from the posterior, pending points aside.
+    Others: one point after the other, with those before as pending.
+    """
+    if settings.acquisition == THOMPSON:
+        return _thompson(settings, situation, q)
+    name = settings.acquisition
+    builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
+    points, _ = optimize_acqf(
+        builder(situation),
+        bounds=_unit_cube(situation),
+        q=q,
+        num_restarts=settings.num_restarts,
+        raw_samples=settings.raw_samples,
+        options=dict(_OPTIONS),
+        sequential=q > 1,
+        retry_on_optimization_warning=False,
+    )
+    return points
+
+
+def _unit_cube(situation: Situation) -> Tensor:
+    dim = situation.X_baseline.shape[-1]
+    return torch.tensor([[0.0] * dim, [1.0] * dim]).to(situation.X_baseline)
+
+
+def _thompson(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
+    starts = _sobol_starts(settings, situation)
+    parts = []
+    for first in range(0, q, _PATHS_AT_A_TIME):
+        count = min(_PATHS_AT_A_TIME, q - first)
+        paths = sample_paths(situation.model, count, situation.seed + first)
+        parts.append(_maxima(paths, starts, settings.num_restarts))
+    return torch.cat(parts)
+
+
+def _sobol_starts(settings: OptimizationSettings, situation: Situation) -> Tensor:
+    engine = SobolEngine(settings.dim, scramble=True, seed=situation.seed)
+    drawn = engine.draw(settings.raw_samples, dtype=torch.float64).to(situation.X_baseline)
+    return torch.cat((drawn, situation.X_baseline[: settings.raw_samples]))
+
+
+def _maxima(paths: SamplePaths, starts: Tensor, num_restarts: int) -> Tensor:
+    """The best point of each of n functions, ``n x d``, found by L-BFGS-B from the best starts."""
+
+    def values(X: Tensor) -> Tensor:
+        return paths(X).squeeze(-1)
+
+    with torch.no_grad():
+        best = values(starts).topk(num_restarts, dim=-1).indices
+    points, reached = gen_candidates_scipy(
+        starts[best],
+        values,  # type: ignore[arg-type]  # any function of points will do
+        lower_bounds=0.0,
+        upper_bounds=1.0,
+        options=dict(_OPTIONS),
+        use_parallel_mode=False,
+    )
+    return points[torch.arange(len(points), device=points.device), reached.argmax(-1)]

@@ -1,0 +1,198 @@
+"""A whole run: an objective, an optimizer, steps, and what they took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Self
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.optimization.evaluation import Evaluator, Task
+from bo_stream.loops.optimization.objectives import Objective, find_objective
+from bo_stream.loops.optimization.optimizer import Optimizer
+from bo_stream.loops.optimization.settings import Bounds, OptimizationSettings
+from bo_stream.loops.optimization.steps import OpenStep, OptimizationStep, Plan
+from bo_stream.loops.optimization.store import load_optimizer, save_optimizer
+from bo_stream.loops.optimization.trials import Trial
+from bo_stream.loops.optimization.workers import evaluator
+
+
+class OptimizationCampaign:
+    """Steps of asking, evaluating and telling, that can be stopped at any outcome.
+
+    The outcomes of a step come in any order; the next step waits for all of them, so that any
+    number of workers gives the same run.
+
+    Attributes:
+        objective: What is optimised.
+        optimizer: Ledger and model.
+        plan: How much is to be done, and how.
+        steps: Those that are done.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        optimizer: Optimizer,
+        plan: Plan,
+        steps: list[OptimizationStep] | None = None,
+        open_step: OpenStep | None = None,
+    ) -> None:
+        """Put the parts together; see :meth:`resume` for a run at rest.
+
+        Raises:
+            UsageError: Fewer steps than are done.
+        """
+        self.objective, self.optimizer, self.plan = objective, optimizer, plan
+        self.steps = [] if steps is None else steps
+        self._open = open_step
+        if self.steps_done > plan.total:
+            raise UsageError(
+                f"The run has done {self.steps_done} steps already: expected steps of at least "
+                f"that, got {plan.total}."
+            )
+
+    @classmethod
+    def resume(cls, folder: Path, **changes: Any) -> Self:
+        """Go on with the run that a folder holds, to the same candidates as without a stop.
+
+        Args:
+            folder: Of :meth:`save`.
+            changes: Of the plan's attributes.
+
+        Raises:
+            UsageError: No such run, or its function is not to be found any more.
+        """
+        optimizer, run = load_optimizer(folder)
+        if run is None:
+            raise UsageError(f"{folder} holds an optimizer without a run: load_optimizer reads it.")
+        objective = _objective(run["objective"], optimizer.settings)
+        steps = [OptimizationStep(**{**s, "keys": tuple(s["keys"])}) for s in run["steps"]]
+        opened = None if run["open"] is None else OpenStep(**run["open"])
+        plan = replace(Plan(**run["plan"]), **changes)
+        return cls(objective, optimizer, plan, steps, opened)
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; see :func:`bo_stream.loops.optimization.store.save_optimizer`."""
+        run = {
+            "objective": self.objective.as_record(),
+            "plan": asdict(self.plan),
+            "steps": [asdict(step) for step in self.steps],
+            "open": None if self._open is None else asdict(self._open),
+        }
+        save_optimizer(folder, self.optimizer, run)
+
+    @property
+    def settings(self) -> OptimizationSettings:
+        """Of the optimizer."""
+        return self.optimizer.settings
+
+    @property
+    def steps_done(self) -> int:
+        """Steps after the initial points."""
+        return max(0, len(self.steps) - 1)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done."""
+        return len(self.steps) > self.plan.total
+
+    @property
+    def seconds(self) -> float:
+        """Spent in steps, over all sittings."""
+        return sum(step.model_seconds + step.evaluation_seconds for step in self.steps)
+
+    def evaluator(self) -> Evaluator:
+        """Worker processes, or this one, as planned."""
+        return evaluator(self.objective, self.plan.workers, self.plan.timeout)
+
+    def step_of(self) -> dict[int, int]:
+        """Key of a trial to the number of its step, the one at hand among them."""
+        steps = {key: step.number for step in self.steps for key in step.keys}
+        opened = [] if self._open is None else self._open.keys
+        return steps | dict.fromkeys(opened, len(self.steps))
+
+    def run(self, evaluator: Evaluator) -> Iterator[Trial | OptimizationStep]:
+        """Do the steps that are left; after each trial and each step, all of the state is whole.
+
+        Raises:
+            UsageError: Every trial failed.
+        """
+        while not self.finished:
+            step = self._begin_step() if self._open is None else self._open
+            yield from self._evaluate(step, evaluator)
+            yield self._end_step(step)
+            self._check_anything_told()
+
+    def _begin_step(self) -> OpenStep:
+        started = time.monotonic()
+        initial = self.settings.initial if not self.steps else None
+        keys = [trial.key for trial in self.optimizer.ask(initial)]
+        self._open = OpenStep(keys, time.monotonic() - started)
+        return self._open
+
+    def _evaluate(self, step: OpenStep, evaluator: Evaluator) -> Iterator[Trial]:
+        pending = {t.key for t in self.optimizer.pending} & set(step.keys)
+        for key in sorted(pending):
+            self._submit(key, evaluator)
+        former, started = step.evaluation_seconds, time.monotonic()
+        while pending:
+            trial = self._next(evaluator)
+            if trial.status == "pending":
+                self._submit(trial.key, evaluator)
+            else:
+                pending.remove(trial.key)
+            step.evaluation_seconds = former + time.monotonic() - started
+            yield trial
+
+    def _submit(self, key: int, evaluator: Evaluator) -> None:
+        trial = self.optimizer.ledger[key]
+        evaluator.submit(Task(key, trial.X, trial.attempts))
+
+    def _next(self, evaluator: Evaluator) -> Trial:
+        """The next outcome, recorded; a trial to be tried again is pending."""
+        outcome, optimizer = evaluator.next_outcome(), self.optimizer
+        if outcome.value is not None:
+            return optimizer.tell(outcome.key, outcome.value, outcome.seconds)
+        trial = optimizer.fail(outcome.key, outcome.error or "no outcome", outcome.seconds)
+        return optimizer.retry(trial.key) if trial.attempts <= self.plan.retries else trial
+
+    def _end_step(self, step: OpenStep) -> OptimizationStep:
+        started = time.monotonic()
+        best, mean = self._best()
+        seconds = step.model_seconds + time.monotonic() - started
+        noiseless = None if best is None else self.objective.noiseless(best.X)
+        done = OptimizationStep(
+            len(self.steps),
+            tuple(step.keys),
+            None if best is None else best.key,
+            mean,
+            noiseless,
+            seconds,
+            step.evaluation_seconds,
+        )
+        self.steps.append(done)
+        self._open = None
+        return done
+
+    def _best(self) -> tuple[Trial | None, float | None]:
+        if not self.optimizer.ledger.with_status("told"):
+            return None, None
+        best = self.optimizer.best()
+        return best.trial, best.mean
+
+    def _check_anything_told(self) -> None:
+        failed = self.optimizer.ledger.with_status("failed")
+        if len(failed) == len(self.optimizer.ledger):
+            raise UsageError(
+                f"All {len(failed)} trials failed, the last one with: {failed[-1].error}. Mend the "
+                "function; a resumed run goes on with other points."
+            )
+
+
+def _objective(record: dict[str, Any], settings: OptimizationSettings) -> Objective:
+    name, dim, noise = record["function"], record["dim"], record["noise"]
+    own: Bounds | None = settings.bounds if ":" in name else None
+    return find_objective(name, None if own else dim, noise, own, settings.seed)

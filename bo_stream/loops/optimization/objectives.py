@@ -1,0 +1,224 @@
+"""What is optimised: one of BoTorch's test functions, or a function of the user's own."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from botorch.test_functions import synthetic
+from botorch.test_functions.base import ConstrainedBaseTestProblem
+from botorch.test_functions.synthetic import SyntheticTestFunction
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.optimization.imports import import_function
+from bo_stream.loops.optimization.settings import Bounds, checked_bounds
+
+_DISCRETE = ("AckleyMixed", "Labs")
+
+
+class Objective(ABC):
+    """A function of d inputs, and where its outcomes come from. A value: it can be pickled."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def bounds(self) -> Bounds:
+        """The box of the inputs."""
+
+    @property
+    @abstractmethod
+    def optimum(self) -> float | None:
+        """The least value there is, where it is known."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Import what is needed."""
+
+    @abstractmethod
+    def measure(self, X: Sequence[float], key: int, attempt: int) -> Any:
+        """Whatever the function returns; the same for the same arguments where there is noise."""
+
+    @abstractmethod
+    def noiseless(self, X: Sequence[float]) -> float | None:
+        """The value without noise, where it is known."""
+
+    @abstractmethod
+    def as_record(self) -> dict[str, Any]:
+        """What it was made with, for JSON."""
+
+
+@dataclass(frozen=True)
+class SyntheticFunction(Objective):
+    """One of BoTorch's synthetic functions.
+
+    Attributes:
+        name: Of the class.
+        dim: Number of inputs, for classes that leave it open.
+        noise: Standard deviation of the noise, drawn anew for each trial and attempt.
+        seed: Of the noise.
+    """
+
+    name: str
+    dim: int | None
+    noise: float
+    seed: int
+
+    @property
+    def bounds(self) -> Bounds:
+        """BoTorch's own."""
+        return checked_bounds(_test_function(self.name, self.dim).bounds.T.tolist())
+
+    @property
+    def optimum(self) -> float | None:
+        """BoTorch's optimal value."""
+        try:
+            return float(_test_function(self.name, self.dim).optimal_value)
+        except NotImplementedError:
+            return None
+
+    def prepare(self) -> None:
+        """Build the function."""
+        _test_function(self.name, self.dim)
+
+    def measure(self, X: Sequence[float], key: int, attempt: int) -> float:
+        """The value, and noise that is the same for the same seed, key and attempt."""
+        generator = np.random.default_rng((self.seed, key, attempt))
+        return self.noiseless(X) + self.noise * float(generator.standard_normal())
+
+    def noiseless(self, X: Sequence[float]) -> float:
+        """The value."""
+        point = torch.tensor([list(X)], dtype=torch.float64)
+        return float(_test_function(self.name, self.dim).evaluate_true(point))
+
+    def as_record(self) -> dict[str, Any]:
+        """Name, dim and noise."""
+        return {"function": self.name, "dim": self.dim, "noise": self.noise, "bounds": self.bounds}
+
+
+@dataclass(frozen=True)
+class OwnFunction(Objective):
+    """``package.module:function``: takes a list of d floats, returns one number.
+
+    Attributes:
+        name: Of the function.
+        box: Bounds of the inputs.
+    """
+
+    name: str
+    box: Bounds
+
+    @property
+    def bounds(self) -> Bounds:
+        """As given."""
+        return self.box
+
+    @property
+    def optimum(self) -> None:
+        """Not known."""
+
+    def prepare(self) -> None:
+        """Import it."""
+        import_function(self.name, "FUNCTION")
+
+    def measure(self, X: Sequence[float], key: int, attempt: int) -> Any:
+        """Call it."""
+        return import_function(self.name, "FUNCTION")(list(X))
+
+    def noiseless(self, X: Sequence[float]) -> None:
+        """Not known."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Name and bounds."""
+        return {"function": self.name, "dim": len(self.box), "noise": 0.0, "bounds": self.box}
+
+
+def find_objective(
+    function: str, dim: int | None, noise: float, bounds: Bounds | None, seed: int
+) -> Objective:
+    """The objective of a name.
+
+    Args:
+        function: Of BoTorch's test functions (capitals do not matter), or
+            ``package.module:function``.
+        dim: Inputs of a test function that leaves them open.
+        noise: Standard deviation of a test function's noise.
+        bounds: Of one's own function.
+        seed: Of the noise.
+
+    Raises:
+        UsageError: No such function, or an option that does not fit it.
+    """
+    if ":" in function:
+        return _own_function(function, dim, noise, bounds)
+    if bounds is not None:
+        raise UsageError(f"--bounds are for functions of your own; {function!r} has its own.")
+    if not 0.0 <= noise < float("inf"):
+        raise UsageError(f"Expected --noise of at least 0 (a standard deviation), got {noise}.")
+    objective = SyntheticFunction(_class_name(function), dim, noise, seed)
+    _check_dim(objective)
+    return objective
+
+
+def _own_function(
+    function: str, dim: int | None, noise: float, bounds: Bounds | None
+) -> OwnFunction:
+    if noise or dim is not None:
+        raise UsageError(
+            f"--dim and --noise are for test functions; {function!r} is your own: say --bounds."
+        )
+    if bounds is None:
+        raise UsageError(
+            f"Say the bounds of each input of {function!r}, as in --bounds '0,1 -5,5'."
+        )
+    objective = OwnFunction(function, checked_bounds(bounds))
+    objective.prepare()
+    return objective
+
+
+def _class_name(function: str) -> str:
+    names = {name.lower(): name for name in _classes()}
+    if function.lower() not in names:
+        raise UsageError(
+            f"No test function {function!r}. Expected one of {', '.join(_classes())}, or "
+            "package.module:function."
+        )
+    return names[function.lower()]
+
+
+def _check_dim(objective: SyntheticFunction) -> None:
+    parameters = inspect.signature(_classes()[objective.name].__init__).parameters
+    if objective.dim is not None and "dim" not in parameters:
+        raise UsageError(f"{objective.name} has a fixed number of inputs: leave out --dim.")
+    try:
+        checked = _test_function(objective.name, objective.dim).bounds
+    except (ValueError, NotImplementedError) as error:
+        raise UsageError(
+            f"{objective.name} cannot have --dim {objective.dim}: {error or type(error).__name__}"
+        ) from error
+    checked_bounds(checked.T.tolist())
+
+
+@cache
+def _test_function(name: str, dim: int | None) -> Any:
+    return _classes()[name](**({} if dim is None else {"dim": dim}))
+
+
+@cache
+def _classes() -> dict[str, Any]:
+    """BoTorch's synthetic functions of one continuous outcome without constraints."""
+    found = inspect.getmembers(synthetic, inspect.isclass)
+    return {name: kind for name, kind in found if _is_usable(name, kind)}
+
+
+def _is_usable(name: str, kind: type) -> bool:
+    abstract = inspect.isabstract(kind) or kind is SyntheticTestFunction
+    constrained = issubclass(kind, ConstrainedBaseTestProblem)
+    is_ours = issubclass(kind, SyntheticTestFunction) and name not in _DISCRETE
+    return is_ours and not abstract and not constrained

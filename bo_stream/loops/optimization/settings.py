@@ -1,0 +1,149 @@
+"""Every setting that decides which point is tried next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.kernels import KERNELS
+from bo_stream.loops.settings import DTYPES, _check_at_least, _check_device, _check_one_of
+
+MAX_DIM = 4
+"""Inputs that a model on a grid can take."""
+
+Bounds = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class OptimizationSettings:
+    """What, with the trials so far, determines the next candidates.
+
+    Attributes:
+        bounds: Low and high of each input, d pairs.
+        maximize: Whether large outcomes are good; else small ones are.
+        initial: Points of a scrambled Sobol sequence to begin with.
+        q: Points asked for at a time, unless another number is asked for.
+        acquisition: A name in ``ACQUISITIONS``, or ``package.module:function`` of a builder of
+            one's own, see ``bo_stream.loops.optimization.acquisition``.
+        beta: Of qUCB: how much the standard deviation counts.
+        num_restarts: Starts of the search for the best candidate.
+        raw_samples: Points among which the starts are found.
+        kernel: A name in ``bo_stream.loops.kernels.KERNELS``.
+        grid: Nodes per dimension, one number or d; None: the model's default for the kernel.
+        refit: The hyperparameters are learned anew whenever the observations have become this many
+            times as many as at the last refit; 0: only once, from the first points.
+        seed: Of the Sobol points and of the search.
+        dtype: ``float64`` or ``float32``.
+        device: A torch device.
+    """
+
+    bounds: Bounds
+    maximize: bool = False
+    initial: int = 10
+    q: int = 1
+    acquisition: str = "qLogEI"
+    beta: float = 2.0
+    num_restarts: int = 8
+    raw_samples: int = 256
+    kernel: str = "matern52"
+    grid: tuple[int, ...] | None = None
+    refit: float = 1.3
+    seed: int = 0
+    dtype: str = "float64"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        """Check each setting.
+
+        Raises:
+            UsageError: One is out of range.
+        """
+        object.__setattr__(self, "bounds", checked_bounds(self.bounds))
+        least = {"initial": 2, "q": 1, "num_restarts": 1, "seed": 0}
+        for name, bound in least.items():
+            _check_at_least(name, getattr(self, name), bound)
+        _check_at_least("raw_samples", self.raw_samples, self.num_restarts)
+        _check_one_of("kernel", self.kernel, tuple(KERNELS))
+        _check_one_of("dtype", self.dtype, tuple(DTYPES))
+        _check_reals(self.refit, self.beta)
+        if self.grid is not None and len(self.grid) not in (1, self.dim):
+            raise UsageError(f"Expected grid to be one number or {self.dim}, got {self.grid}.")
+        _check_device(self.device)
+
+    @property
+    def dim(self) -> int:
+        """Number d of inputs."""
+        return len(self.bounds)
+
+    @property
+    def sign(self) -> float:
+        """What an outcome is multiplied by before the model sees it: it always maximises."""
+        return 1.0 if self.maximize else -1.0
+
+    @property
+    def grid_size(self) -> tuple[int, ...] | None:
+        """Nodes of each of the d dimensions."""
+        return self.grid * self.dim if self.grid is not None and len(self.grid) == 1 else self.grid
+
+    def tensor(self, values: Sequence[Any]) -> Tensor:
+        """Numbers as a tensor of the model's dtype and device."""
+        return torch.tensor(values, dtype=DTYPES[self.dtype], device=self.device)
+
+    def to_unit_cube(self, X: Sequence[Sequence[float]]) -> Tensor:
+        """Inputs as the model sees them, ``n x d``."""
+        low, high = self._box()
+        unit = (torch.tensor(X, dtype=torch.float64).reshape(-1, self.dim) - low) / (high - low)
+        return unit.clamp(0.0, 1.0).to(DTYPES[self.dtype]).to(self.device)
+
+    def from_unit_cube(self, U: Tensor) -> list[tuple[float, ...]]:
+        """Points of the unit cube, ``n x d``, in the units of the bounds."""
+        low, high = self._box()
+        X = low + U.detach().to("cpu", torch.float64).clamp(0.0, 1.0) * (high - low)
+        return [tuple(row) for row in X.clamp(low, high).tolist()]
+
+    def _box(self) -> tuple[Tensor, Tensor]:
+        box = torch.tensor(self.bounds, dtype=torch.float64)
+        return box[:, 0], box[:, 1]
+
+    def as_record(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """From plain values, as JSON gives them back."""
+        known = {field.name: record[field.name] for field in fields(cls)}
+        grid = record["grid"]
+        return cls(**{**known, "grid": None if grid is None else tuple(grid)})
+
+
+def checked_bounds(bounds: Sequence[Sequence[float]]) -> Bounds:
+    """Bounds as pairs of floats.
+
+    Raises:
+        UsageError: No, or more than four, inputs; a pair that is no finite interval.
+    """
+    if not 1 <= len(bounds) <= MAX_DIM:
+        raise UsageError(
+            f"Expected bounds of 1 to {MAX_DIM} inputs (the model is on a grid), got "
+            f"{len(bounds)}. Optimise over at most {MAX_DIM}, or a projection to as many."
+        )
+    for i, pair in enumerate(bounds):
+        if len(pair) != 2 or not all(map(math.isfinite, pair)) or not pair[0] < pair[1]:
+            raise UsageError(
+                f"Expected bounds of input {i} to be finite, low < high, got {tuple(pair)}."
+            )
+    return tuple((float(low), float(high)) for low, high in bounds)
+
+
+def _check_reals(refit: float, beta: float) -> None:
+    if refit != 0.0 and not 1.0 < refit < math.inf:
+        raise UsageError(f"Expected refit above 1 (a growth factor), or 0 for never, got {refit}.")
+    if not 0.0 <= beta < math.inf:
+        raise UsageError(f"Expected beta of at least 0, got {beta}.")

@@ -1,0 +1,160 @@
+"""The model beside the ledger: it holds the told outcomes, no more and no less."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from botorch.exceptions.errors import ModelFittingError
+from botorch.posteriors.gpytorch import GPyTorchPosterior
+from torch import Tensor
+
+from bo_stream.loops.active_sampling import learn_hyperparameters
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.kernels import KERNELS
+from bo_stream.loops.optimization.settings import OptimizationSettings
+from bo_stream.loops.optimization.trials import Ledger
+from bo_stream.models.wiski import WISKI
+
+FEWEST = 2
+"""Outcomes from which a model can be built."""
+
+_ROWS_AT_A_TIME = 1024
+
+
+class Surrogate:
+    """A WISKI model over the unit cube that follows a ledger by differences.
+
+    What was told since is put in by ``update``, what was withdrawn is taken out by ``retract``, an
+    amended outcome is both. So a step costs the same whatever was told before. Outcomes enter in
+    the order of keys, not of arrival.
+
+    Attributes:
+        model: None until there are enough outcomes.
+        held: Key to outcome, of what is in the model's memory.
+        refits: Numbers of outcomes at which the hyperparameters were learned.
+        revision: Grows whenever the model changes.
+    """
+
+    def __init__(
+        self,
+        settings: OptimizationSettings,
+        model: WISKI | None = None,
+        held: dict[int, float] | None = None,
+        refits: Sequence[int] = (),
+        revision: int = 0,
+    ) -> None:
+        """Begin empty, or with what a checkpoint held."""
+        self.settings = settings
+        self.model = model
+        self.held = {} if held is None else dict(held)
+        self.refits = list(refits)
+        self.revision = revision
+
+    def follow(self, ledger: Ledger) -> None:
+        """Bring the model to the ledger's told outcomes, and learn hyperparameters where due.
+
+        Raises:
+            UsageError: A model cannot be built with these settings.
+        """
+        wanted = {trial.key: trial.Y for trial in ledger.with_status("told")}
+        stale = [key for key, Y in self.held.items() if wanted.get(key) != Y]
+        fresh = [key for key, Y in wanted.items() if self.held.get(key) != Y]
+        if not stale and not fresh:
+            return
+        if self.model is None or len(self.held) - len(stale) < FEWEST:
+            self._begin(ledger, sorted(wanted))
+        else:
+            self._take_out(ledger, sorted(stale))
+            self._put_in(ledger, fresh)
+        self.revision += 1
+        self._refit_if_due()
+
+    def _begin(self, ledger: Ledger, keys: list[int]) -> None:
+        self.model, self.held, self.refits = None, {}, []
+        if len(keys) < FEWEST:
+            return
+        X, Y = self._data(ledger, keys)
+        self.model = self._built(X, Y)
+        self.held = {key: _outcome(ledger, key) for key in keys}
+
+    def _built(self, X: Tensor, Y: Tensor) -> WISKI:
+        settings = self.settings
+        try:
+            return WISKI(
+                X,
+                Y,
+                covar_module=KERNELS[settings.kernel](settings.dim),
+                bounds=settings.tensor([[0.0] * settings.dim, [1.0] * settings.dim]),
+                grid_size=settings.grid_size,
+            )
+        except ValueError as error:
+            raise UsageError(f"This model cannot be built: {error}") from error
+
+    def _take_out(self, ledger: Ledger, keys: list[int]) -> None:
+        if not keys or self.model is None:
+            return
+        X = self.settings.to_unit_cube([ledger[key].X for key in keys])
+        self.model.retract(X, self._outcomes([self.held[key] for key in keys]))
+        for key in keys:
+            del self.held[key]
+
+    def _put_in(self, ledger: Ledger, keys: list[int]) -> None:
+        if not keys or self.model is None:
+            return
+        self.model.update(*self._data(ledger, keys))
+        self.held |= {key: _outcome(ledger, key) for key in keys}
+
+    def _data(self, ledger: Ledger, keys: list[int]) -> tuple[Tensor, Tensor]:
+        X = self.settings.to_unit_cube([ledger[key].X for key in keys])
+        return X, self._outcomes([_outcome(ledger, key) for key in keys])
+
+    def _outcomes(self, Y: list[float]) -> Tensor:
+        return self.settings.tensor(Y).unsqueeze(-1) * self.settings.sign
+
+    def _refit_if_due(self) -> None:
+        if self.model is None:
+            return
+        growth, count = self.settings.refit, len(self.held)
+        if not self.refits or (growth > 0.0 and count >= growth * self.refits[-1]):
+            _relearn(self.model)
+            self.refits.append(count)
+
+    @torch.no_grad()
+    def means(self, X: Tensor) -> Tensor:
+        """Posterior means at ``n x d`` points of the unit cube, ``n``, large ones good.
+
+        Cost O(n r), a thousand points at a time.
+        """
+        if self.model is None:
+            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
+        # a point a batch: no covariances between them are asked for
+        parts = [self._mean(part.unsqueeze(-2)) for part in X.split(_ROWS_AT_A_TIME)]
+        return torch.cat(parts)
+
+    def _mean(self, X: Tensor) -> Tensor:
+        posterior = self.model.posterior(X) if self.model is not None else None
+        if not isinstance(posterior, GPyTorchPosterior):
+            raise TypeError(f"Expected a normal posterior, got {type(posterior).__name__}.")
+        return posterior.mean.reshape(-1)
+
+
+def _relearn(model: WISKI) -> None:
+    """Learn hyperparameters; where that fails, those from before serve on: a run must not end."""
+    try:
+        learn_hyperparameters(model)
+    except ModelFittingError as error:
+        model.eval()
+        warnings.warn(
+            f"The hyperparameters could not be relearned and stay as they were: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _outcome(ledger: Ledger, key: int) -> float:
+    value = ledger[key].Y
+    if value is None:
+        raise UsageError(f"Trial {key} has no outcome.")
+    return value

@@ -1,0 +1,190 @@
+"""Evaluate points in processes of their own, which can hang or die without harm."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.optimization.evaluation import Evaluator, InProcess, Outcome, Task, attempt
+from bo_stream.loops.optimization.objectives import Objective
+
+_READY = "ready"
+_SECONDS_TO_END = 2.0
+
+
+def _work(objective: Objective, connection: Connection) -> None:
+    """What a worker does: tasks in, outcomes out, until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its step
+    objective.prepare()
+    connection.send(_READY)
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        connection.send(attempt(objective, task))
+
+
+@dataclass
+class _Worker:
+    process: BaseProcess
+    connection: Connection
+    ready: bool = False
+    task: Task | None = None
+    started: float = 0.0
+
+    def give(self, task: Task) -> None:
+        """Begin a task."""
+        self.task, self.started = task, time.monotonic()
+        with suppress(OSError):  # one that has died is found so when it is listened to
+            self.connection.send(task)
+
+    def failed(self, error: str) -> Outcome | None:
+        """The outcome of the task at hand, if any, when the worker is lost."""
+        if self.task is None:
+            return None
+        return Outcome(self.task.key, None, error, time.monotonic() - self.started)
+
+    def end(self) -> None:
+        """Kill the process."""
+        self.connection.close()
+        self.process.kill()
+        self.process.join(_SECONDS_TO_END)
+
+
+class Workers(Evaluator):
+    """Worker processes, started anew whenever one hangs beyond the timeout or dies.
+
+    Example:
+        >>> with Workers(objective, count=4, timeout=60.0) as workers:
+        ...     workers.submit(Task(0, (0.5,), 0))
+        ...     workers.next_outcome()
+    """
+
+    def __init__(self, objective: Objective, count: int, timeout: float | None = None) -> None:
+        """Start the processes as they are needed.
+
+        Args:
+            objective: A value that can be pickled.
+            count: Most processes.
+            timeout: Seconds after which an attempt has failed and its process is killed.
+
+        Raises:
+            UsageError: count or timeout is out of range.
+        """
+        if count < 1:
+            raise UsageError(f"Expected workers of at least 1, got {count}.")
+        if timeout is not None and not timeout > 0.0:
+            raise UsageError(f"Expected timeout above 0 seconds, got {timeout}.")
+        self._objective, self._count, self._timeout = objective, count, timeout
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: list[_Worker] = []
+        self._tasks: deque[Task] = deque()
+
+    def submit(self, task: Task) -> None:
+        """Add a task; it begins when a worker is free."""
+        self._tasks.append(task)
+        if len(self._workers) < min(self._count, self._open):
+            self._start()
+        self._hand_out()
+
+    @property
+    def _open(self) -> int:
+        return len(self._tasks) + sum(worker.task is not None for worker in self._workers)
+
+    def _start(self) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(self._objective, theirs))
+        process.start()
+        theirs.close()
+        self._workers.append(_Worker(process, ours))
+
+    def _hand_out(self) -> None:
+        for worker in self._workers:
+            if self._tasks and worker.ready and worker.task is None:
+                worker.give(self._tasks.popleft())
+
+    def next_outcome(self) -> Outcome:
+        """Wait for the next outcome; a hanging or dying worker gives one too.
+
+        Raises:
+            UsageError: A process cannot even be started.
+        """
+        while True:
+            outcome = self._heard() or self._overdue()
+            self._hand_out()
+            if outcome is not None:
+                return outcome
+
+    def _heard(self) -> Outcome | None:
+        by_connection = {worker.connection: worker for worker in self._workers}
+        for connection in wait(list(by_connection), self._patience()):
+            if isinstance(connection, Connection):
+                outcome = self._message(by_connection[connection])
+                if outcome is not None:
+                    return outcome
+        return None
+
+    def _message(self, worker: _Worker) -> Outcome | None:
+        try:
+            message = worker.connection.recv()
+        except (EOFError, OSError):
+            return self._lost(worker)
+        if isinstance(message, Outcome):
+            worker.task = None
+            return message
+        worker.ready = True
+        return None
+
+    def _lost(self, worker: _Worker) -> Outcome | None:
+        worker.process.join(_SECONDS_TO_END)
+        code = worker.process.exitcode
+        self._remove(worker)
+        if not worker.ready:
+            raise UsageError(
+                f"A worker process ended while it started (exit code {code}). A script that "
+                "evaluates in workers needs its code under: if __name__ == '__main__'."
+            )
+        return worker.failed(f"the worker process died (exit code {code})")
+
+    def _remove(self, worker: _Worker) -> None:
+        worker.end()
+        self._workers.remove(worker)
+        if len(self._workers) < min(self._count, self._open):
+            self._start()
+
+    def _patience(self) -> float | None:
+        """Seconds until the first task at work is overdue."""
+        if self._timeout is None:
+            return None
+        started = [worker.started for worker in self._workers if worker.task is not None]
+        return max(0.0, min(started) + self._timeout - time.monotonic()) if started else None
+
+    def _overdue(self) -> Outcome | None:
+        for worker in list(self._workers):
+            late = worker.task is not None and self._timeout is not None
+            if late and time.monotonic() - worker.started >= (self._timeout or 0.0):
+                self._remove(worker)
+                return worker.failed(f"no outcome within {self._timeout:g} s: stopped")
+        return None
+
+    def close(self) -> None:
+        """Kill the workers."""
+        self._tasks.clear()
+        for worker in self._workers:
+            worker.end()
+        self._workers = []
+
+
+def evaluator(objective: Objective, count: int, timeout: float | None) -> Evaluator:
+    """Workers, or this process where one worker without a timeout is enough."""
+    if count == 1 and timeout is None:
+        return InProcess(objective)
+    return Workers(objective, count, timeout)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from botorch.test_functions import Branin, Hartmann
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.optimization.objectives import find_objective
+
+OWN = "tests.loops.functions"
+
+
+def test_test_functions_are_botorch_s() -> None:
+    for name, theirs in (("branin", Branin()), ("Hartmann", Hartmann(dim=3))):
+        dim = 3 if name == "Hartmann" else None
+        ours = find_objective(name, dim, 0.0, None, 0)
+        X = [low + 0.3 * (high - low) for low, high in ours.bounds]
+        assert ours.bounds == tuple(map(tuple, theirs.bounds.T.tolist()))
+        assert ours.optimum == pytest.approx(theirs.optimal_value)
+        assert ours.measure(X, 0, 0) == float(theirs(torch.tensor([X], dtype=torch.float64)))
+
+
+def test_noise_is_drawn_by_seed_key_and_attempt() -> None:
+    def draw(seed: int, key: int, attempt: int) -> Any:
+        return find_objective("Branin", None, 2.0, None, seed).measure([0.0, 1.0], key, attempt)
+
+    assert draw(0, 3, 1) == draw(0, 3, 1)
+    assert len({draw(0, 3, 1), draw(1, 3, 1), draw(0, 4, 1), draw(0, 3, 2)}) == 4
+    objective = find_objective("Branin", None, 2.0, None, 0)
+    clean = objective.noiseless([0.0, 1.0])
+    noise = [objective.measure([0.0, 1.0], key, 0) - clean for key in range(2000)]
+    assert np.std(noise) == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_function_of_one_s_own() -> None:
+    objective = find_objective(f"{OWN}:bowl", None, 0.0, ((0, 1), (2, 3)), 0)
+    assert objective.bounds == ((0.0, 1.0), (2.0, 3.0))
+    assert objective.measure((0.7, 2.7), 0, 0) == pytest.approx(4.0)
+    assert objective.noiseless((0.7, 2.7)) is None
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        ("Brannin", {}, "No test function 'Brannin'. Expected one of Ackley, .*Branin"),
+        ("AckleyMixed", {}, "No test function 'AckleyMixed'"),
+        ("Branin", {"dim": 3}, "Branin has a fixed number of inputs: leave out --dim"),
+        ("Hartmann", {}, "bounds of 1 to 4 inputs .*got 6"),
+        ("Hartmann", {"dim": 2}, "Hartmann cannot have --dim 2"),
+        ("Cosine8", {}, "got 8"),
+        ("Branin", {"noise": -1.0}, "--noise of at least 0"),
+        ("Branin", {"bounds": ((0.0, 1.0),)}, "--bounds are for functions of your own"),
+        (f"{OWN}:bowl", {}, "Say the bounds of each input"),
+        (f"{OWN}:bowl", {"bounds": ((1.0, 0.0),)}, "low < high"),
+        (f"{OWN}:bowl", {"bounds": ((0.0, 1.0),), "dim": 1}, "--dim and --noise are for test"),
+        (f"{OWN}:bow", {"bounds": ((0.0, 1.0),)}, "a function named 'bow' .* found nothing"),
+        (f"{OWN}:NUMBER", {"bounds": ((0.0, 1.0),)}, "found a float"),
+        ("nowhere.at:all", {"bounds": ((0.0, 1.0),)}, "module 'nowhere.at' cannot be imported"),
+        (":f", {"bounds": ((0.0, 1.0),)}, "Expected FUNCTION as package.module:function"),
+    ],
+)
+def test_what_cannot_be_optimised_is_said(
+    function: str, options: dict[str, Any], message: str
+) -> None:
+    every = {"dim": None, "noise": 0.0, "bounds": None, "seed": 0, **options}
+    with pytest.raises(UsageError, match=message):
+        find_objective(function, **every)

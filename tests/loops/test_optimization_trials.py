@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.optimization.trials import Ledger, Trial
+
+
+@pytest.fixture
+def ledger() -> Ledger:
+    """Pending, told, failed, withdrawn."""
+    ledger = Ledger()
+    for key in range(4):
+        ledger.add([key / 10, 1.0], "sobol")
+    ledger.tell(1, 2.5)
+    ledger.fail(2, "no power", 0.1)
+    ledger.withdraw(3)
+    return ledger
+
+
+def test_the_same_outcome_again_changes_nothing(ledger: Ledger) -> None:
+    before = ledger[1]
+    assert ledger.tell(1, 2.5) == before == ledger[1]
+    assert before.attempts == 1
+
+
+def test_a_failed_trial_may_be_told_late_and_keeps_its_error(ledger: Ledger) -> None:
+    told = ledger.tell(2, 1.0)
+    assert (told.status, told.Y, told.attempts, told.error) == ("told", 1.0, 2, "no power")
+
+
+def test_a_failed_trial_may_be_tried_again(ledger: Ledger) -> None:
+    assert ledger.retry(2).status == "pending"
+    assert ledger.fail(2, "still none").attempts == 2
+
+
+@pytest.mark.parametrize("key", range(4))
+def test_any_trial_may_be_amended_and_withdrawn(ledger: Ledger, key: int) -> None:
+    amended = ledger.amend(key, -1.0)
+    assert (amended.status, amended.Y) == ("told", -1.0)
+    assert ledger.tell(key, -1.0) == amended
+    withdrawn = ledger.withdraw(key)
+    assert (withdrawn.status, withdrawn.Y) == ("withdrawn", None)
+    assert ledger.withdraw(key) == withdrawn
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "message"),
+    [
+        ("tell", (4, 1.0), "No trial has key 4: 4 were asked for"),
+        ("tell", (-1, 1.0), "No trial has key -1"),
+        ("tell", ("1", 1.0), "No trial has key '1'"),
+        ("tell", (1, 2.6), "told 2.5 already, got 2.6. To correct it, amend it"),
+        ("tell", (3, 1.0), "was withdrawn. To bring it back, amend it"),
+        ("tell", (0, float("nan")), "finite outcome of trial 0, got nan"),
+        ("tell", (0, float("inf")), "finite outcome"),
+        ("tell", (0, "high"), "one number as the outcome of trial 0, got 'high'"),
+        ("tell", (0, [1.0, 2.0]), "one number"),
+        ("amend", (9, 1.0), "No trial has key 9"),
+        ("amend", (1, float("nan")), "finite outcome"),
+        ("withdraw", (9,), "No trial has key 9"),
+        ("fail", (1, "no"), "Trial 1 is told: it cannot fail"),
+        ("fail", (3, "no"), "Trial 3 is withdrawn"),
+        ("retry", (0,), "Only a failed trial can be retried; trial 0 is pending"),
+    ],
+)
+def test_what_cannot_be_is_said_and_changes_nothing(
+    ledger: Ledger, verb: str, args: tuple[Any, ...], message: str
+) -> None:
+    before = list(ledger)
+    with pytest.raises(UsageError, match=message):
+        getattr(ledger, verb)(*args)
+    assert list(ledger) == before
+
+
+def test_trials_survive_json(ledger: Ledger) -> None:
+    records = json.loads(json.dumps([trial.as_record() for trial in ledger]))
+    assert [Trial.from_record(record) for record in records] == list(ledger)
