@@ -37,6 +37,10 @@ SUPPORTED = (
 )
 
 
+LEAST = 1e-100
+"""Lengthscales and prior variances that an optimiser lets underflow are taken as this, not 0."""
+
+
 @dataclass(frozen=True)
 class KernelFactors:
     """``k(x, x') = Π scales · Π factors``: what a grid can represent as a Kronecker product.
@@ -54,7 +58,7 @@ class KernelFactors:
         scale = torch.ones((), dtype=torch.float64)
         for factor in self.scales:
             scale = scale.to(factor.device) * factor.to(torch.float64)
-        return scale
+        return scale.clamp_min(LEAST)
 
     def correlation(self, dimension: int, x: Tensor, x2: Tensor) -> Tensor:
         """One dimension's correlation matrix, ``batch x g x g'``, differentiable."""
@@ -209,7 +213,7 @@ def _of_columns(
             f"that acts on {len(active)} dimension(s) {active}. Expected ard_num_dims="
             f"{len(active)}, or active_dims that choose {kernel.ard_num_dims}."
         )
-    rows = (parameter.to(torch.float64).squeeze(-2) for parameter in parameters)
+    rows = (parameter.to(torch.float64).squeeze(-2).clamp_min(LEAST) for parameter in parameters)
     columns = [row.expand(*row.shape[:-1], len(active)).unbind(-1) for row in rows]
     factors = (
         Factor(dimension, formula, tuple(own))

@@ -29,7 +29,6 @@ from tests.loops.optimizing import QUICK, points
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short"),
-    pytest.mark.filterwarnings("ignore:The hyperparameters could not be relearned"),
 ]
 
 

@@ -24,7 +24,6 @@ from tests.loops.optimizing import QUICK, points, started, tell_all
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short"),
-    pytest.mark.filterwarnings("ignore:The hyperparameters could not be relearned"),
 ]
 
 TWO_INPUTS = replace(QUICK, bounds=((-2.0, 3.0), (0.0, 2.0)), grid=(12, 10))

@@ -167,3 +167,19 @@ def test_new_data_enter_the_objective_at_once() -> None:
     assert_close(loss_of(model), dense_loss(model, data[:20]))
     model.train()
     assert_close(loss_of(model), dense_loss(model, data[:20]))
+
+
+@pytest.mark.parametrize("what", ["lengthscale", "outputscale"])
+@pytest.mark.parametrize("name", ["scaled", "RBF", "periodic"])
+def test_a_hyperparameter_that_underflows_is_no_failure(name: str, what: str) -> None:
+    """As a line search may try one."""
+    data = observations(18)
+    model = WISKI(*data.astuple(), covar_module=kernel(name, 2), grid_size=(7, 8))
+    with torch.no_grad():
+        for part, parameter in model.covar_module.named_parameters():
+            if what in part:
+                parameter.fill_(-1e4)
+    loss = loss_of(model)
+    gradients = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad])
+    assert loss.isfinite()
+    assert all(gradient.isfinite().all() for gradient in gradients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from botorch.acquisition.monte_carlo import qSimpleRegret, qUpperConfidenceBound
 from botorch.generation.gen import gen_candidates_scipy
 from botorch.optim.optimize import optimize_acqf
 from botorch.sampling.normal import SobolQMCNormalSampler
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
@@ -123,16 +125,19 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
         return _thompson(settings, situation, q)
     name = settings.acquisition
     builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
-    points, _ = optimize_acqf(
-        builder(situation),
-        bounds=_unit_cube(situation),
-        q=q,
-        num_restarts=settings.num_restarts,
-        raw_samples=settings.raw_samples,
-        options=dict(_OPTIONS),
-        sequential=q > 1,
-        retry_on_optimization_warning=False,
-    )
+    with warnings.catch_warnings():
+        # joint samples of points that nearly coincide need a jitter: no news for a user
+        warnings.simplefilter("ignore", NumericalWarning)
+        points, _ = optimize_acqf(
+            builder(situation),
+            bounds=_unit_cube(situation),
+            q=q,
+            num_restarts=settings.num_restarts,
+            raw_samples=settings.raw_samples,
+            options=dict(_OPTIONS),
+            sequential=q > 1,
+            retry_on_optimization_warning=False,
+        )
     return points
 
 
