@@ -6,21 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from botorch.exceptions.warnings import OptimizationWarning
-from botorch.fit import fit_gpytorch_mll
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
+from bo_stream.loops.hyperparameters import relearn
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.scoring import Score, score
 from bo_stream.loops.settings import Settings
 from bo_stream.loops.strategies import choice_rule
 from bo_stream.loops.survey import Survey
 from bo_stream.models.wiski import WISKI
-
-_FIT_OPTIONS = {"maxiter": 25, "ftol": 1e-7}
-"""L-BFGS-B's; a refit starts from the last one's optimum and need not be exact."""
 
 
 @dataclass
@@ -136,7 +131,7 @@ class ActiveSampling:
         return growth > 0.0 and self.observations >= growth * self.state.refits[-1]
 
     def _refit(self) -> None:
-        learn_hyperparameters(self.state.model)
+        relearn(self.state.model)
         self.state.refits.append(self.observations)
 
     def _score_due(self) -> bool:
@@ -179,18 +174,3 @@ def _unit_cube(dim: int) -> Tensor:
 
 def _per_dimension(grid: tuple[int, ...], dim: int) -> tuple[int, ...]:
     return grid * dim if len(grid) == 1 else grid
-
-
-def learn_hyperparameters(model: WISKI) -> None:
-    """Maximise the marginal likelihood from the model's memory, starting where it stands.
-
-    A line search that stalls near the optimum counts as its end: L-BFGS-B never leaves a point for
-    a worse one.
-    """
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    fit_gpytorch_mll(
-        mll,
-        optimizer_kwargs={"options": _FIT_OPTIONS},
-        max_attempts=1,
-        warning_handler=lambda warning: issubclass(warning.category, OptimizationWarning),
-    )

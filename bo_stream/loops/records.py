@@ -78,7 +78,7 @@ def _run_record(
         },
         "seconds": round(campaign.seconds, 3),
         "threads": torch.get_num_threads(),
-        "peak_memory_mib": _peak_memory_mib(),
+        "peak_memory_mib": peak_memory_mib(),
         "versions": all_versions(),
         "warnings": notes,
     }
@@ -88,11 +88,12 @@ def _strategy_record(loop: ActiveSampling, final: Score) -> dict[str, Any]:
     return {
         "final": asdict(final),
         "refits_at": loop.state.refits,
-        "model": _model_record(loop.state.model),
+        "model": model_record(loop.state.model),
     }
 
 
-def _model_record(model: WISKI) -> dict[str, Any]:
+def model_record(model: WISKI) -> dict[str, Any]:
+    """Grid, rank and hyperparameters, as plain values."""
     kernel = {
         name: constraint.transform(parameter).tolist()
         for name, parameter, constraint in model.covar_module.named_parameters_and_constraints()
@@ -108,7 +109,7 @@ def _model_record(model: WISKI) -> dict[str, Any]:
     }
 
 
-def _peak_memory_mib() -> int | None:
+def peak_memory_mib() -> int | None:
     """Largest resident memory of this process; None where the system does not tell."""
     if sys.platform == "win32":
         return None

@@ -35,11 +35,11 @@ def write_results(campaign: Campaign, folder: Path, notes: list[str]) -> dict[St
         "map.png": as_png(draw_map(_map_view(campaign))),
         "run.json": run_record(campaign, finals, notes),
     }
-    _write_together(folder, files)
+    write_together(folder, files)
     return finals
 
 
-def _write_together(folder: Path, files: Mapping[str, bytes]) -> None:
+def write_together(folder: Path, files: Mapping[str, bytes]) -> None:
     """Replace all files once all are on the disk."""
     with ExitStack() as stack:
         for name, content in files.items():

@@ -65,17 +65,17 @@ class Settings:
             UsageError: One is out of range.
         """
         for name, least in (("q", 1), ("initial", 2), ("seed", 0)):
-            _check_at_least(name, getattr(self, name), least)
+            check_at_least(name, getattr(self, name), least)
         for name, least in (("steps", 0), ("pool", 1), ("test", 2), ("score_every", 1)):
-            _check_at_least(name, getattr(self, name), least)
-        _check_one_of("kernel", self.kernel, tuple(KERNELS))
-        _check_one_of("dtype", self.dtype, tuple(DTYPES))
-        _check_one_of("strategy", self.strategy, STRATEGIES)
+            check_at_least(name, getattr(self, name), least)
+        check_one_of("kernel", self.kernel, tuple(KERNELS))
+        check_one_of("dtype", self.dtype, tuple(DTYPES))
+        check_one_of("strategy", self.strategy, STRATEGIES)
         if self.refit != 0.0 and not self.refit > 1.0:
             raise UsageError(
                 f"Expected refit above 1 (a growth factor), or 0 for never, got {self.refit:g}."
             )
-        _check_device(self.device)
+        check_device(self.device)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -124,17 +124,32 @@ class Settings:
         return cls(**{**known, "grid": None if grid is None else tuple(grid)})
 
 
-def _check_at_least(name: str, value: int | None, least: int) -> None:
+def check_at_least(name: str, value: int | None, least: int) -> None:
+    """Refuse a number below the least.
+
+    Raises:
+        UsageError: So it is.
+    """
     if value is not None and value < least:
         raise UsageError(f"Expected {name} of at least {least}, got {value}.")
 
 
-def _check_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+def check_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a name that is none of the choices.
+
+    Raises:
+        UsageError: So it is.
+    """
     if value not in choices:
         raise UsageError(f"Expected {name} to be one of {', '.join(choices)}, got {value!r}.")
 
 
-def _check_device(device: str) -> None:
+def check_device(device: str) -> None:
+    """Refuse a device that torch cannot use.
+
+    Raises:
+        UsageError: So it is.
+    """
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

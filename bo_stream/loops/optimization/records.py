@@ -12,7 +12,7 @@ import torch
 
 from bo_stream.loops.optimization.campaign import OptimizationCampaign
 from bo_stream.loops.optimization.trials import STATUSES, Status, Trial
-from bo_stream.loops.records import _model_record, _peak_memory_mib
+from bo_stream.loops.records import model_record, peak_memory_mib
 from bo_stream.loops.versions import all_versions
 
 History = Literal["csv", "parquet"]
@@ -74,10 +74,10 @@ def _run_record(campaign: OptimizationCampaign, notes: list[str]) -> dict[str, A
         "counts": counts(campaign),
         "steps": [asdict(step) for step in campaign.steps],
         "refits_at": surrogate.refits,
-        "model": None if surrogate.model is None else _model_record(surrogate.model),
+        "model": None if surrogate.model is None else model_record(surrogate.model),
         "seconds": round(campaign.seconds, 3),
         "threads": torch.get_num_threads(),
-        "peak_memory_mib": _peak_memory_mib(),
+        "peak_memory_mib": peak_memory_mib(),
         "versions": all_versions(),
         "warnings": notes,
     }

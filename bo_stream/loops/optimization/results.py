@@ -14,7 +14,7 @@ from bo_stream.loops.optimization.steps import OptimizationStep
 from bo_stream.loops.optimization.trace import draw_trace
 from bo_stream.loops.optimization.trials import Trial
 from bo_stream.loops.pictures import as_png
-from bo_stream.loops.results import _write_together
+from bo_stream.loops.results import write_together
 from bo_stream.loops.sitting import SECONDS_BETWEEN_CHECKPOINTS, StopRequest
 
 SLOW_SECONDS = 1.0
@@ -34,7 +34,7 @@ def write_optimization(
         "trace.png": as_png(draw_trace(campaign)),
         "run.json": run_record(campaign, notes),
     }
-    _write_together(folder, files)
+    write_together(folder, files)
 
 
 def sit_optimizing(

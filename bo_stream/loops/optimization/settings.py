@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.settings import DTYPES, _check_at_least, _check_device, _check_one_of
+from bo_stream.loops.settings import DTYPES, check_at_least, check_device, check_one_of
 
 MAX_DIM = 4
 """Inputs that a model on a grid can take."""
@@ -67,14 +67,14 @@ class OptimizationSettings:
         object.__setattr__(self, "bounds", checked_bounds(self.bounds))
         least = {"initial": 2, "q": 1, "num_restarts": 1, "seed": 0}
         for name, bound in least.items():
-            _check_at_least(name, getattr(self, name), bound)
-        _check_at_least("raw_samples", self.raw_samples, self.num_restarts)
-        _check_one_of("kernel", self.kernel, tuple(KERNELS))
-        _check_one_of("dtype", self.dtype, tuple(DTYPES))
+            check_at_least(name, getattr(self, name), bound)
+        check_at_least("raw_samples", self.raw_samples, self.num_restarts)
+        check_one_of("kernel", self.kernel, tuple(KERNELS))
+        check_one_of("dtype", self.dtype, tuple(DTYPES))
         _check_reals(self.refit, self.beta)
         if self.grid is not None and len(self.grid) not in (1, self.dim):
             raise UsageError(f"Expected grid to be one number or {self.dim}, got {self.grid}.")
-        _check_device(self.device)
+        check_device(self.device)
 
     @property
     def dim(self) -> int:

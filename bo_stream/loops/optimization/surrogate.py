@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
-from botorch.exceptions.errors import ModelFittingError
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from torch import Tensor
 
-from bo_stream.loops.active_sampling import learn_hyperparameters
 from bo_stream.loops.errors import UsageError
+from bo_stream.loops.hyperparameters import relearn
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
@@ -118,7 +116,7 @@ class Surrogate:
             return
         growth, count = self.settings.refit, len(self.held)
         if not self.refits or (growth > 0.0 and count >= growth * self.refits[-1]):
-            _relearn(self.model)
+            relearn(self.model)
             self.refits.append(count)
 
     @torch.no_grad()
@@ -138,19 +136,6 @@ class Surrogate:
         if not isinstance(posterior, GPyTorchPosterior):
             raise TypeError(f"Expected a normal posterior, got {type(posterior).__name__}.")
         return posterior.mean.reshape(-1)
-
-
-def _relearn(model: WISKI) -> None:
-    """Learn hyperparameters; where that fails, those from before serve on: a run must not end."""
-    try:
-        learn_hyperparameters(model)
-    except ModelFittingError as error:
-        model.eval()
-        warnings.warn(
-            f"The hyperparameters could not be relearned and stay as they were: {error}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
 
 
 def _outcome(ledger: Ledger, key: int) -> float:
