@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -10,7 +9,6 @@ from typing import Any, Self
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
-from botorch.exceptions.warnings import InputDataWarning
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
@@ -48,6 +46,7 @@ from bo_stream.models.construction import (
     stem_box,
     warn_of_scaling,
 )
+from bo_stream.models.known_noise import NOISE_FLOOR, known_noise
 from bo_stream.models.learning import LearningSpace
 from bo_stream.models.marginal_likelihood import (
     NoiseGroup,
@@ -64,9 +63,6 @@ from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_finite, check_observations
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import solve
-
-NOISE_FLOOR = 1e-6
-"""Smallest known noise variance, in parts of the first outcomes' variance."""
 
 
 class WISKI(StreamingGP):
@@ -345,7 +341,8 @@ class WISKI(StreamingGP):
         targets, variances = self._outcomes.to_targets(Y.detach(), Yvar)
         check_finite("Y after its outcome transform", targets)
         shifted = targets.to(torch.float64).mT - self._shift.unsqueeze(-1)
-        noise, known = self._known_noise(shifted, variances)
+        learns = isinstance(self.likelihood, GaussianLikelihood)
+        noise, known = known_noise(shifted, variances, self._noise_floor, learns)
         inputs = self._observed_inputs(X).to(torch.float64)
         return Observations(inputs, shifted, noise, known, sign)
 
@@ -354,31 +351,6 @@ class WISKI(StreamingGP):
         inputs = observed_inputs(X, self._input_transform).detach()
         stem = self._stem
         return inputs if stem is None else checked_projection(stem(inputs))
-
-    def _known_noise(self, targets: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor]:
-        learns = isinstance(self.likelihood, GaussianLikelihood)
-        if Yvar is None:
-            known = torch.zeros_like(targets[..., :1, :], dtype=torch.bool)
-            noise = torch.ones_like(targets)
-        else:
-            noise = Yvar.detach().to(torch.float64).mT
-            known = ~noise.isnan().any(-2, keepdim=True)
-            noise = torch.where(known, self._floored(noise), torch.ones_like(noise))
-        if not learns and not bool(known.all()):
-            raise InputDataError(
-                "Expected Yvar for every observation: all the first ones had known noise, so this "
-                "model has no noise level to learn. Pass Yvar, or build it with NaN in train_Yvar."
-            )
-        return noise, known
-
-    def _floored(self, noise: Tensor) -> Tensor:
-        if bool((noise == 0).any()):
-            warnings.warn(
-                f"Yvar holds zeros; they are raised to {NOISE_FLOOR:g} of the outcomes' variance.",
-                InputDataWarning,
-                stacklevel=6,
-            )
-        return torch.where(noise.isnan(), noise, noise.maximum(self._noise_floor.unsqueeze(-1)))
 
     def _make_room(self, X: Tensor) -> None:
         """Grow the grid, exactly, so that its box holds transformed inputs."""

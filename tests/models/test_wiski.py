@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI
+from bo_stream.models.known_noise import NOISE_FLOOR
 from bo_stream.models.resolution_warning import GridResolutionWarning
-from bo_stream.models.wiski import NOISE_FLOOR
 from tests.contract import assert_untouched, fingerprint, gaussian
 from tests.oracles import (
     DenseGP,
