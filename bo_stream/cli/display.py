@@ -56,13 +56,13 @@ def announce(campaign: Campaign, folder: Path) -> None:
         OUT.print(f"Going on after step {campaign.main.steps_done:,}.")
 
 
-def progress_bar() -> Progress:
-    """A bar with the current error."""
+def progress_bar(field: str) -> Progress:
+    """A bar over steps with what a task's field of this name says."""
     return Progress(
         TextColumn("step"),
         MofNCompleteColumn(),
         BarColumn(),
-        TextColumn("{task.fields[error]}"),
+        TextColumn(f"{{task.fields[{field}]}}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(elapsed_when_finished=False),

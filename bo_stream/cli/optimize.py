@@ -11,13 +11,12 @@ import typer
 from rich.markup import escape
 
 from bo_stream.cli.app import app
-from bo_stream.cli.display import ERR, OUT, notes, say_stopping
+from bo_stream.cli.display import ERR, OUT, notes, progress_bar, say_stopping
 from bo_stream.cli.failures import STOPPED, naming, one_line_errors
 from bo_stream.cli.optimize_display import (
     announce,
     best_so_far,
     best_table,
-    progress_bar,
     resume_command,
     show,
     summary,
@@ -249,7 +248,7 @@ def _sit(campaign: OptimizationCampaign, folder: Path, evaluating: Evaluator) ->
     Returns:
         Whether the user stopped it before its end.
     """
-    with progress_bar() as progress, StopRequest(lambda: say_stopping(progress)) as stop:
+    with progress_bar("best") as progress, StopRequest(lambda: say_stopping(progress)) as stop:
         task = progress.add_task(
             "", total=campaign.plan.total, completed=campaign.steps_done, best=best_so_far(campaign)
         )

@@ -7,17 +7,12 @@ from pathlib import Path
 
 from rich.markup import escape
 from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
     Progress,
     TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 
-from bo_stream.cli.display import ERR, OUT
+from bo_stream.cli.display import OUT
 from bo_stream.loops.optimization.campaign import OptimizationCampaign
 from bo_stream.loops.optimization.records import counts
 
@@ -37,20 +32,6 @@ def announce(campaign: OptimizationCampaign, folder: Path) -> None:
     )
     if campaign.steps:
         OUT.print(f"Going on after step {campaign.steps_done}.")
-
-
-def progress_bar() -> Progress:
-    """A bar with the best value so far."""
-    return Progress(
-        TextColumn("step"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[best]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(elapsed_when_finished=False),
-        console=ERR,
-    )
 
 
 def show(progress: Progress, task: TaskID, campaign: OptimizationCampaign) -> None:

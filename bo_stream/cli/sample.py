@@ -231,7 +231,7 @@ def _sit(campaign: Campaign, folder: Path) -> bool:
     Returns:
         Whether the user stopped it before its end.
     """
-    with progress_bar() as progress, StopRequest(lambda: say_stopping(progress)) as stop:
+    with progress_bar("error") as progress, StopRequest(lambda: say_stopping(progress)) as stop:
         task = progress.add_task(
             "", total=campaign.main.settings.steps, completed=campaign.main.steps_done, error=""
         )

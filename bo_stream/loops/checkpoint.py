@@ -13,7 +13,7 @@ from bo_stream.loops.active_sampling import SamplingState
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.scoring import Score
 from bo_stream.loops.settings import STRATEGIES, Settings, Strategy
-from bo_stream.loops.versions import package_version
+from bo_stream.loops.versions import check_written_by_this, package_version
 from bo_stream.models.wiski import WISKI
 from bo_stream.storage import atomic_write
 
@@ -154,20 +154,10 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         raise UsageError(f"There is no run to resume in {folder}: it has no {FILE_NAME}.")
     try:
         content = json.loads(path.read_text())
-        _check_version(content, path)
+        check_written_by_this(content, path, FORMAT)
         return _parsed(content)
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged or no checkpoint ({error!r}).") from error
-
-
-def _check_version(content: Mapping[str, Any], path: Path) -> None:
-    mine, version = package_version("bo-stream"), content["bo_stream"]
-    if content["format"] != FORMAT or version != mine:
-        raise UsageError(
-            f"{path} was written by bo_stream {version} (checkpoint format {content['format']}); "
-            f"this is {mine} (format {FORMAT}). Resume it with that version, or start anew in "
-            "another folder."
-        )
 
 
 def _parsed(content: Mapping[str, Any]) -> Checkpoint:

@@ -13,7 +13,7 @@ from bo_stream.loops.optimization.optimizer import Optimizer
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.surrogate import Surrogate
 from bo_stream.loops.optimization.trials import Ledger, Trial
-from bo_stream.loops.versions import package_version
+from bo_stream.loops.versions import check_written_by_this, package_version
 from bo_stream.models.wiski import WISKI
 from bo_stream.storage import atomic_write
 
@@ -90,20 +90,10 @@ def load_optimizer(folder: Path) -> tuple[Optimizer, dict[str, Any] | None]:
         raise UsageError(f"There is no optimization to resume in {folder}: it has no {FILE_NAME}.")
     try:
         content = json.loads(path.read_text())
-        _check_version(content, path)
+        check_written_by_this(content, path, FORMAT)
         return _parsed(content, folder), content["run"]
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged or no checkpoint ({error!r}).") from error
-
-
-def _check_version(content: Mapping[str, Any], path: Path) -> None:
-    mine, version = package_version("bo-stream"), content["bo_stream"]
-    if content["format"] != FORMAT or version != mine:
-        raise UsageError(
-            f"{path} was written by bo_stream {version} (format {content['format']}); this is "
-            f"{mine} (format {FORMAT}). Resume it with that version, or start anew in another "
-            "folder."
-        )
 
 
 def _parsed(content: Mapping[str, Any], folder: Path) -> Optimizer:
