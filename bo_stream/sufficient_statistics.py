@@ -107,10 +107,8 @@ class SufficientStatistics(Generic[G]):
     def pull_back(self, T: PullBack[G]) -> SufficientStatistics[Tensor]:
         """Statistics of the weights ``v_new`` where ``v_old = T v_new``: ``Tᵀ gram T, Tᵀ moment``.
 
-        Shares no tensor with these statistics, which may be accumulated in place.
-
-        Nothing is shared with these statistics. Source: the congruence of Bui, Nguyen and Turner
-        (2017) for a moved basis.
+        Shares no tensor with these statistics, which may be accumulated in place. Source: the
+        congruence of Bui, Nguyen and Turner (2017) for a moved basis.
         """
         return SufficientStatistics(
             T.congruence(self.gram),

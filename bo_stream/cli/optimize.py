@@ -22,15 +22,19 @@ from bo_stream.cli.optimize_display import (
     summary,
 )
 from bo_stream.cli.options import (
-    DEFAULT_FOLDER,
+    DeviceOption,
+    DtypeOption,
+    GridOption,
+    KernelOption,
+    OutOption,
+    RefitOption,
+    ResumeOption,
     folder_to_resume,
     new_folder,
     option,
-    parse_grid,
     was_said,
 )
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer
 from bo_stream.loops.optimization.acquisition import ACQUISITIONS
 from bo_stream.loops.optimization.campaign import OptimizationCampaign
@@ -108,38 +112,16 @@ def optimize(
     seed: Annotated[
         int, option("Search", "Of the Sobol points, the search and the noise.")
     ] = _DEFAULT.seed,
-    kernel: Annotated[
-        str, option("Model", f"Kernel: {', '.join(KERNELS)}.", metavar="NAME")
-    ] = _DEFAULT.kernel,
-    grid: Annotated[
-        Any,
-        option(
-            "Model",
-            "Grid nodes per input (by kernel and inputs).",
-            parser=parse_grid,
-            metavar="N[,N...]",
-        ),
-    ] = None,
-    refit: Annotated[
-        float,
-        option("Model", "Relearn hyperparameters at so many times the observations; 0: never."),
-    ] = _DEFAULT.refit,
-    device: Annotated[
-        str, option("Model", "Torch device: cpu, cuda, cuda:1, ...")
-    ] = _DEFAULT.device,
-    dtype: Annotated[
-        str, option("Model", "Precision.", metavar="float64|float32")
-    ] = _DEFAULT.dtype,
-    out: Annotated[
-        Path | None, option("Files", f"Folder for the results ({DEFAULT_FOLDER}, -2, -3, ...).")
-    ] = None,
+    kernel: KernelOption = _DEFAULT.kernel,
+    grid: GridOption = None,
+    refit: RefitOption = _DEFAULT.refit,
+    device: DeviceOption = _DEFAULT.device,
+    dtype: DtypeOption = _DEFAULT.dtype,
+    out: OutOption = None,
     history: Annotated[
         str, option("Files", "Kind of the history file.", metavar="csv|parquet")
     ] = "csv",
-    resume: Annotated[
-        bool,
-        option("Files", "Go on with the run in --out; --steps may ask for more.", "--resume"),
-    ] = False,
+    resume: ResumeOption = False,
 ) -> None:
     """Find where a function of one to four inputs is smallest (or largest), in few evaluations.
 

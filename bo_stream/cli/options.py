@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from bo_stream.loops.checkpoint import FILE_NAME as SAMPLING_FILE
 from bo_stream.loops.errors import UsageError
+from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.optimization.store import FILE_NAME as OPTIMIZATION_FILE
 
 DEFAULT_FOLDER = "bo-stream-run"
@@ -26,6 +27,29 @@ def parse_grid(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise typer.BadParameter(f"expected 72, or 72,60 for two inputs, got {text!r}") from error
+
+
+KernelOption = Annotated[str, option("Model", f"Kernel: {', '.join(KERNELS)}.", metavar="NAME")]
+GridOption = Annotated[
+    Any,
+    option(
+        "Model",
+        "Grid nodes per input (by kernel and inputs).",
+        parser=parse_grid,
+        metavar="N[,N...]",
+    ),
+]
+RefitOption = Annotated[
+    float, option("Model", "Relearn hyperparameters at so many times the observations; 0: never.")
+]
+DeviceOption = Annotated[str, option("Model", "Torch device: cpu, cuda, cuda:1, ...")]
+DtypeOption = Annotated[str, option("Model", "Precision.", metavar="float64|float32")]
+OutOption = Annotated[
+    Path | None, option("Files", f"Folder for the results ({DEFAULT_FOLDER}, -2, -3, ...).")
+]
+ResumeOption = Annotated[
+    bool, option("Files", "Go on with the run in --out; --steps may ask for more.", "--resume")
+]
 
 
 def was_said(ctx: typer.Context, name: str) -> bool:

@@ -26,16 +26,20 @@ from bo_stream.cli.display import (
 )
 from bo_stream.cli.failures import STOPPED, naming, one_line_errors
 from bo_stream.cli.options import (
-    DEFAULT_FOLDER,
+    DeviceOption,
+    DtypeOption,
+    GridOption,
+    KernelOption,
+    OutOption,
+    RefitOption,
+    ResumeOption,
     folder_to_resume,
     new_folder,
     option,
-    parse_grid,
     was_said,
 )
 from bo_stream.loops.campaign import Campaign
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.results import write_results
 from bo_stream.loops.settings import Settings, Strategy
 from bo_stream.loops.sitting import StopRequest, sit
@@ -105,35 +109,13 @@ def sample(
     seed: Annotated[
         int, option("Sampling", "Of the split, the first sites and random choice.")
     ] = _DEFAULT.seed,
-    kernel: Annotated[
-        str, option("Model", f"Kernel: {', '.join(KERNELS)}.", metavar="NAME")
-    ] = _DEFAULT.kernel,
-    grid: Annotated[
-        Any,
-        option(
-            "Model",
-            "Grid nodes per input (by kernel and inputs).",
-            parser=parse_grid,
-            metavar="N[,N...]",
-        ),
-    ] = None,
-    refit: Annotated[
-        float,
-        option("Model", "Relearn hyperparameters at so many times the observations; 0: never."),
-    ] = _DEFAULT.refit,
-    device: Annotated[
-        str, option("Model", "Torch device: cpu, cuda, cuda:1, ...")
-    ] = _DEFAULT.device,
-    dtype: Annotated[
-        str, option("Model", "Precision.", metavar="float64|float32")
-    ] = _DEFAULT.dtype,
-    out: Annotated[
-        Path | None, option("Files", f"Folder for the results ({DEFAULT_FOLDER}, -2, -3, ...).")
-    ] = None,
-    resume: Annotated[
-        bool,
-        option("Files", "Go on with the run in --out; --steps may ask for more.", "--resume"),
-    ] = False,
+    kernel: KernelOption = _DEFAULT.kernel,
+    grid: GridOption = None,
+    refit: RefitOption = _DEFAULT.refit,
+    device: DeviceOption = _DEFAULT.device,
+    dtype: DtypeOption = _DEFAULT.dtype,
+    out: OutOption = None,
+    resume: ResumeOption = False,
 ) -> None:
     """Choose sites of a map, a few at a time, where they teach the most.
 

@@ -47,6 +47,6 @@ def _floored(noise: Tensor, floor: Tensor) -> Tensor:
         warnings.warn(
             f"Yvar holds zeros; they are raised to {NOISE_FLOOR:g} of the outcomes' variance.",
             InputDataWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
     return torch.where(noise.isnan(), noise, noise.maximum(floor.unsqueeze(-1)))

@@ -63,16 +63,20 @@ def differentiable_log_marginal_likelihood(
         factors: The kernel, differentiable.
     """
     with torch.no_grad():
-        evidence = combine(groups, residual)
-        posterior = solve(evidence)
-        value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
-        covariance = product_of_triangular_root(posterior.root)
-        second_moment = covariance + posterior.mean @ posterior.mean.mT
+        value, mean, second_moment = _solved(combine(groups, residual))
         spreads = [(group.statistics.gram * second_moment).sum((-2, -1)) for group in groups]
     expected = expected_log_prior(basis, factors, second_moment)
     for group, spread in zip(groups, spreads, strict=True):
-        expected = expected + _expected_misfit(group, residual, posterior.mean, spread)
+        expected = expected + _expected_misfit(group, residual, mean, spread)
     return value - (expected - expected.detach())
+
+
+def _solved(evidence: GaussianEvidence) -> tuple[Tensor, Tensor, Tensor]:
+    """The log marginal likelihood, the weights' posterior mean and ``E[w wᵀ]``."""
+    posterior = solve(evidence)
+    value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
+    covariance = product_of_triangular_root(posterior.root)
+    return value, posterior.mean, covariance + posterior.mean @ posterior.mean.mT
 
 
 def batch_log_marginal_likelihood(
@@ -95,12 +99,8 @@ def batch_log_marginal_likelihood(
         factors: The kernel, differentiable.
     """
     with torch.no_grad():
-        evidence = evidence_of(features, residual, noise)
-        posterior = solve(evidence)
-        value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
-        covariance = product_of_triangular_root(posterior.root)
-        second_moment = covariance + posterior.mean @ posterior.mean.mT
-    linear = (features @ posterior.mean).squeeze(-1)
+        value, mean, second_moment = _solved(evidence_of(features, residual, noise))
+    linear = (features @ mean).squeeze(-1)
     spread = ((features @ second_moment) * features).sum(-1)
     misfit = (residual.square() - 2.0 * residual * linear + spread) / noise + noise.log()
     expected = expected_log_prior(basis, factors, second_moment) + 0.5 * misfit.sum(-1)

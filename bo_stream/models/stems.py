@@ -86,17 +86,18 @@ class Stem(torch.nn.Module, ABC):
         Raises:
             InputDataError: Fewer than two points.
         """
-        projected = self.project(X).reshape(-1, self.k)
-        if projected.shape[0] < LEAST_POINTS:
+        projected = self.project(X)
+        points = projected.reshape(-1, self.k)
+        if points.shape[0] < LEAST_POINTS:
             raise InputDataError(
                 f"Expected at least {LEAST_POINTS} points to calibrate a stem on, got "
-                f"{projected.shape[0]}. Give train_X more rows, or call stem.calibrate(X) before."
+                f"{points.shape[0]}. Give train_X more rows, or call stem.calibrate(X) before."
             )
-        spread, centre = torch.std_mean(projected, dim=0)
+        spread, centre = torch.std_mean(points, dim=0)
         spread = spread.clamp_min(_LEAST_SPREAD)
         self.centre, self.spread = centre.detach().clone(), spread.detach().clone()
         self.calibrated = torch.ones_like(self.calibrated)
-        return self._squashed(self.project(X), centre, spread)
+        return self._squashed(projected, centre, spread)
 
 
 class LinearStem(Stem):

@@ -312,16 +312,18 @@ class WISKI(StreamingGP):
             return after, None
         if not is_same(state_of(self), solved.state):
             return after, None
-        return after, solved.after(features, *self._standardized_observations(data))
+        return after, solved.after(
+            features, *self._as_outcomes(data.targets, data.noise, data.known)
+        )
 
-    def _standardized_observations(self, data: Observations) -> tuple[Tensor, Tensor]:
+    def _as_outcomes(self, targets: Tensor, noise: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """Outcomes and actual noise variances in transformed units, ``batch x m x n`` each."""
         offset, scale = (t.unsqueeze(-1) for t in self._outcomes.offset_and_scale(self._shift))
-        outcomes = (data.targets + self._shift.unsqueeze(-1) - offset) / scale
-        known = data.noise / scale.square()
+        outcomes = (targets + self._shift.unsqueeze(-1) - offset) / scale
+        variances = noise / scale.square()
         if not isinstance(self.likelihood, GaussianLikelihood):
-            return outcomes, known
-        return outcomes, torch.where(data.known, known, self.noise_level().unsqueeze(-1))
+            return outcomes, variances
+        return outcomes, torch.where(known, variances, self.noise_level().unsqueeze(-1))
 
     @torch.no_grad()
     def standardized(
@@ -335,22 +337,19 @@ class WISKI(StreamingGP):
             Yvar: Known noise variances shaped as Y; NaN: unknown.
         """
         self._check_observations(X, Y, Yvar)
-        return self._standardized_observations(self._observations(X, Y, Yvar, 1.0))
+        return self._as_outcomes(*self._measured(Y, Yvar))
 
     def _observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Observations:
+        targets, noise, known = self._measured(Y, Yvar)
+        return Observations(self.coordinates(X).to(torch.float64), targets, noise, known, sign)
+
+    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Targets less the shift, noise variances, and where these are known."""
         targets, variances = self._outcomes.to_targets(Y.detach(), Yvar)
         check_finite("Y after its outcome transform", targets)
         shifted = targets.to(torch.float64).mT - self._shift.unsqueeze(-1)
         learns = isinstance(self.likelihood, GaussianLikelihood)
-        noise, known = known_noise(shifted, variances, self._noise_floor, learns)
-        inputs = self._observed_inputs(X).to(torch.float64)
-        return Observations(inputs, shifted, noise, known, sign)
-
-    @torch.no_grad()
-    def _observed_inputs(self, X: Tensor) -> Tensor:
-        inputs = observed_inputs(X, self._input_transform).detach()
-        stem = self._stem
-        return inputs if stem is None else checked_projection(stem(inputs))
+        return shifted, *known_noise(shifted, variances, self._noise_floor, learns)
 
     def _make_room(self, X: Tensor) -> None:
         """Grow the grid, exactly, so that its box holds transformed inputs."""
@@ -410,9 +409,12 @@ class WISKI(StreamingGP):
         self._take(new)
         return self
 
+    @torch.no_grad()
     def coordinates(self, X: Tensor) -> Tensor:
         """Where observations at X enter the grid now, ``... x d -> ... x k``, without gradients."""
-        return self._observed_inputs(X)
+        inputs = observed_inputs(X, self._input_transform).detach()
+        stem = self._stem
+        return inputs if stem is None else checked_projection(stem(inputs))
 
     def forget(self, factor: float) -> Self:
         """Let every past observation count ``factor`` times: exponential forgetting.
@@ -608,9 +610,8 @@ class WISKI(StreamingGP):
             recalibrate: Calibrate the stem on X, as part of what is differentiated.
         """
         self._check_observations(X, Y, Yvar)
-        data = self._observations(X, Y, Yvar, 1.0)
+        outcomes, noise = self._as_outcomes(*self._measured(Y, Yvar))
         coordinates = self._differentiable_inputs(X, recalibrate).to(torch.float64)
-        outcomes, noise = self._standardized_observations(data)
         basis = self._present_basis()
         return self._from_per_output(
             batch_log_marginal_likelihood(
