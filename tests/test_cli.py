@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 from bo_stream import __version__
 from bo_stream.cli import app
 from bo_stream.cli.sample import spread
+from tests.commands import assert_one_clear_error
 from tests.loops.small import QUICK, small_map, write_npz
 
 RESULTS = ["curve.csv", "curve.png", "map.png", "picks.csv", "run.json"]
@@ -71,14 +72,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 def picks(folder: str) -> list[list[str]]:
     with Path(folder, "picks.csv").open(newline="") as file:
         return list(csv.reader(file))
-
-
-def assert_one_clear_error(result: Result, message: str) -> None:
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: ")
-    assert isinstance(result.exception, SystemExit)
 
 
 def test_version_and_help() -> None:

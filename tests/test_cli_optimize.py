@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from bo_stream.cli import app
+from tests.commands import assert_one_clear_error
 
 QUICK = ["--initial", "4", "--steps", "3", "--grid", "12", "-q", "2"]
 MODULE = """
@@ -57,14 +58,6 @@ def own(function: str, *args: str) -> list[str]:
 
 def table(folder: str) -> pd.DataFrame:
     return pd.read_csv(Path(folder, "history.csv")).drop(columns="seconds")
-
-
-def assert_one_clear_error(result: Result, message: str) -> None:
-    assert result.exit_code == 2
-    assert message in " ".join(result.stderr.split())
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith("error: ")
-    assert isinstance(result.exception, SystemExit)
 
 
 def installed(*args: str) -> subprocess.Popen[str]:
