@@ -1,0 +1,318 @@
+"""A grid model's construction, inputs, units and noise: what is not yet a posterior."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any, Self
+
+import torch
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.means import ConstantMean, Mean
+from gpytorch.models.gp import GP
+from torch import Tensor
+from torch.nn import Module
+
+from bo_stream.bases.grid import Grid
+from bo_stream.bases.kernel_factors import KernelFactors, kernel_factors
+from bo_stream.bases.resolution import interpolation_error
+from bo_stream.models.caches import Solved, Whitening
+from bo_stream.models.construction import (
+    check_dim,
+    check_first_observations,
+    check_mean,
+    check_outputs,
+    check_rank,
+    checked_projection,
+    choose_box,
+    choose_grid_size,
+    choose_likelihood,
+    first_projected,
+    first_totals,
+    first_transformed,
+    observed_inputs,
+    reference_outcome,
+    stem_box,
+    warn_of_scaling,
+)
+from bo_stream.models.known_noise import NOISE_FLOOR, known_noise
+from bo_stream.models.learning import LearningSpace
+from bo_stream.models.memory import Observations
+from bo_stream.models.stems import Stem
+from bo_stream.models.stream_memory import StreamMemory
+from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.validation import check_finite, check_observations
+from bo_stream.process import PosteriorProcess
+
+
+class GridBase(StreamingGP):
+    """A streaming Gaussian process on a grid: its parts, and observations in their units."""
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        likelihood: _GaussianLikelihoodBase | None = None,
+        covar_module: Kernel | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+        bounds: Tensor | None = None,
+        grid_size: int | Sequence[int] | None = None,
+        tolerance: float = 1e-9,
+        max_rank: int = 1024,
+        stem: Stem | None = None,
+    ) -> None:
+        """Build the model and put the first observations into memory.
+
+        Args:
+            train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
+            train_Y: ``batch_shape x n x m``.
+            train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: unknown,
+                learned. Zero is raised to ``NOISE_FLOOR`` of the first outcomes' variance, with a
+                warning.
+            likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
+                fixed noise where every variance is known.
+            covar_module: RBF, Matérn 1/2, 3/2, 5/2, periodic and spectral mixture kernels, scaled
+                and multiplied as you like, and sums of those that act on one and the same input
+                dimension. A Matérn kernel is the product of one-dimensional ones here; a spectral
+                mixture in several dimensions is gpytorch's product of one-dimensional mixtures.
+                Default: BoTorch's own default.
+            mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
+            outcome_transform: Default: ``Standardize``, learned anew from the running sums,
+                exactly, whenever the model is refitted. ``Log``, ``Power`` and ``Bilog``, alone or
+                chained with a final ``Standardize``, work too; others raise.
+            input_transform: Any without parameters to learn; bounds that it learns come from the
+                first observations. One with learnable parameters (``Warp``) raises.
+            bounds: The box of the inputs, ``2 x d``, before the input transform. Default: the unit
+                cube if it holds the (transformed) data, else the data's box with a margin of a
+                tenth of its width on each side.
+            grid_size: Nodes per dimension, one number or d, at least 4. Default: by d and the
+                kernel's smoothness, see ``bo_stream.bases.resolution``.
+            tolerance: Part of the kernel's trace that may be left out; 0 keeps every eigenvector.
+            max_rank: Cap on the number r of features, whatever the tolerance.
+            stem: A projection of any number of (transformed) inputs to one to three, on which the
+                kernel then acts; the grid covers the unit cube that it projects to. One that is
+                not calibrated yet is so on train_X.
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit together.
+            InputDataError: Wrong dtypes or devices, NaN, infinities, negative variances.
+            UnsupportedError: More than four inputs; a kernel, mean, likelihood or transform that a
+                stream on a grid cannot represent.
+            ValueError: ``grid_size``, ``bounds``, ``tolerance`` or ``max_rank`` is out of range, or
+                the grid is too large for memory (said before it is allocated).
+        """
+        check_first_observations(train_X, train_Y, train_Yvar)
+        GP.__init__(self)
+        self._supposed: PosteriorProcess | None = None
+        self._whitening: Whitening | None = None
+        self._solved: Solved | None = None
+        self._learning: LearningSpace | None = None
+        self._resolution_checked: tuple[Tensor, ...] | None = None
+        self._num_outputs = train_Y.shape[-1]
+        self._batch_shape = train_X.shape[:-2]
+        self.tolerance, self.max_rank = check_rank(tolerance, max_rank)
+        if isinstance(outcome_transform, _DefaultType):
+            outcome_transform = Standardize(m=self._num_outputs, batch_shape=self._batch_shape)
+        if outcome_transform is not None:
+            check_outputs(outcome_transform, self._num_outputs)
+            self.outcome_transform = outcome_transform
+        inputs = self._first_inputs(train_X, input_transform, stem)
+        self._input_dim = train_X.shape[-1]
+        self._grid_dim = check_dim(inputs.shape[-1])
+        aug_batch = self._batch_shape + ((self._num_outputs,) if self._num_outputs > 1 else ())
+        self.covar_module = (
+            get_covar_module_with_dim_scaled_prior(self._grid_dim, batch_shape=aug_batch)
+            if covar_module is None
+            else covar_module
+        )
+        self.mean_module = (
+            ConstantMean(batch_shape=aug_batch) if mean_module is None else mean_module
+        )
+        self.likelihood = choose_likelihood(likelihood, train_Yvar, aug_batch)
+        check_mean(self.mean_module)
+        box = (
+            choose_box(bounds, inputs, input_transform) if stem is None else stem_box(bounds, stem)
+        )
+        size = choose_grid_size(grid_size, self._factors(), self._grid_dim)
+        targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
+        self._shift = reference_outcome(targets)
+        self._memory = StreamMemory.empty(
+            Grid.over(box, size), self._batch_shape, self._num_outputs, train_X.device
+        )
+        self._basis_grid = self._memory.grid
+        self.to(train_X)
+        self._standardize_by(first_totals(targets, self._shift))
+        self._noise_floor = NOISE_FLOOR * self.outcome_scale().square()
+        self._observe(train_X, train_Y, train_Yvar, 1.0)
+        warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
+
+    @abstractmethod
+    def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
+        """Put checked observations into memory, or take them out."""
+
+    def _first_inputs(
+        self, X: Tensor, transform: InputTransform | None, stem: Stem | None
+    ) -> Tensor:
+        if transform is not None:
+            self.input_transform = transform
+            X = first_transformed(X, transform)
+        if stem is None:
+            return X
+        self.stem = stem
+        return first_projected(X, stem)
+
+    def transform_inputs(self, X: Tensor, input_transform: Module | None = None) -> Tensor:
+        """Inputs as the grid takes them: transformed, then projected by the stem, differentiable.
+
+        Args:
+            X: ``... x d``.
+            input_transform: Instead of the model's own.
+        """
+        inputs: Tensor = super().transform_inputs(X, input_transform)
+        stem = self._stem
+        return inputs if stem is None else stem(inputs)
+
+    @property
+    def _stem(self) -> Stem | None:
+        stem: Any = self._modules.get("stem")
+        return stem
+
+    @property
+    def maps_boxes(self) -> bool:
+        """Whether a box of inputs is a box in the grid."""
+        return self._stem is None
+
+    @torch.no_grad()
+    def coordinates(self, X: Tensor) -> Tensor:
+        """Where observations at X enter the grid now, ``... x d -> ... x k``, without gradients."""
+        inputs = observed_inputs(X, self._input_transform).detach()
+        stem = self._stem
+        return inputs if stem is None else checked_projection(stem(inputs))
+
+    def _factors(self) -> KernelFactors:
+        factors = kernel_factors(self.covar_module, self._grid_dim)
+        return factors.for_single_output() if self.num_outputs == 1 else factors
+
+    @property
+    def bounds(self) -> Tensor:
+        """The box that the grid covers, ``2 x d``, in transformed inputs."""
+        return self._memory.grid.bounds.to(self.train_targets)
+
+    @property
+    def grid_size(self) -> tuple[int, ...]:
+        """Nodes per dimension, among them one beyond the box at each end."""
+        return self._memory.grid.size
+
+    def interpolation_error(self) -> float:
+        """Bound on the error of the interpolated kernel, in parts of the prior variance."""
+        return interpolation_error(self._factors(), self._memory.grid)
+
+    def _set_memory(self, memory: StreamMemory) -> None:
+        self._memory = memory
+        self._basis_grid = memory.grid
+        self._whitening = self._solved = self._learning = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the memory along to another device; it stays in float64."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = fn(torch.empty(0, dtype=self._dtype, device=self._shift.device)).device
+        if device != self._shift.device:
+            self._shift = self._shift.to(device)
+            self._noise_floor = self._noise_floor.to(device)
+            self._set_memory(self._memory.to(device))
+        return self
+
+    def _check_observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+        check_observations(
+            X,
+            Y,
+            Yvar,
+            dim=self._input_dim,
+            outputs=self.num_outputs,
+            batch_shape=self.batch_shape,
+            like=self.train_targets,
+        )
+
+    @torch.no_grad()
+    def standardized(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Outcomes and noise variances as the process has them, ``batch x m x n`` each, float64.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            Y: ``batch_shape x n x m``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+        """
+        self._check_observations(X, Y, Yvar)
+        return self._as_outcomes(*self._measured(Y, Yvar))
+
+    def _observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Observations:
+        targets, noise, known = self._measured(Y, Yvar)
+        return Observations(self.coordinates(X).to(torch.float64), targets, noise, known, sign)
+
+    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Targets less the shift, noise variances, and where these are known."""
+        targets, variances = self._outcomes.to_targets(Y.detach(), Yvar)
+        check_finite("Y after its outcome transform", targets)
+        shifted = targets.to(torch.float64).mT - self._shift.unsqueeze(-1)
+        learns = isinstance(self.likelihood, GaussianLikelihood)
+        return shifted, *known_noise(shifted, variances, self._noise_floor, learns)
+
+    def _as_outcomes(self, targets: Tensor, noise: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Outcomes and actual noise variances in transformed units, ``batch x m x n`` each."""
+        offset, scale = (t.unsqueeze(-1) for t in self._outcomes.offset_and_scale(self._shift))
+        outcomes = (targets + self._shift.unsqueeze(-1) - offset) / scale
+        variances = noise / scale.square()
+        if not isinstance(self.likelihood, GaussianLikelihood):
+            return outcomes, variances
+        return outcomes, torch.where(known, variances, self.noise_level().unsqueeze(-1))
+
+    def _residual(self) -> Tensor:
+        """``[Y, 1] @ residual`` are the standardised outcomes less the prior mean."""
+        offset, scale = self._outcomes.offset_and_scale(self._counts())
+        constant = (self._shift - offset) / scale - self._prior_mean()
+        return torch.stack((scale.reciprocal().expand_as(constant), constant), -1).unsqueeze(-1)
+
+    def _prior_mean(self) -> Tensor:
+        if isinstance(self.mean_module, ConstantMean):
+            return self._per_output(self.mean_module.constant)
+        return torch.zeros_like(self._counts())
+
+    def noise_level(self) -> Tensor:
+        """The learned noise variance, or the mean of the known ones, ``batch_shape x m``."""
+        if isinstance(self.likelihood, GaussianLikelihood):
+            return self._per_output(self.likelihood.noise.squeeze(-1))
+        return self._mean_known_noise()
+
+    def _mean_known_noise(self) -> Tensor:
+        scale = self.outcome_scale()
+        mean = self._memory.mean_known_noise()
+        if mean is None:
+            return torch.full_like(scale, NOISE_FLOOR)
+        return (mean / scale.square()).clamp_min(NOISE_FLOOR)
+
+    def _refresh_fixed_noise(self) -> None:
+        """Keep a fixed-noise likelihood at the mean known variance, for BoTorch's fantasies."""
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            level = self._from_per_output(self._mean_known_noise()).unsqueeze(-1)
+            self.likelihood.noise_covar.noise = level.to(self._dtype)
+
+    def _counts(self) -> Tensor:
+        return self._memory.counts
+
+    def _standardize_by(self, totals: Tensor) -> None:
+        """Learn the standardisation, in a copy: models that suppose data keep their own."""
+        if "outcome_transform" in self._modules:
+            self.outcome_transform = deepcopy(self.outcome_transform)
+        self._outcomes.learn(totals, self._shift)

@@ -1,0 +1,185 @@
+"""A grid model's posterior and marginal likelihood, from its statistics."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Self
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
+
+from bo_stream.bases.interpolation import InterpolationBasis, interpolation_basis
+from bo_stream.bases.kernel_sensitivity import prior_covariance
+from bo_stream.models.caches import Solved, Whitening, is_same, state_of
+from bo_stream.models.construction import (
+    observed_inputs,
+)
+from bo_stream.models.grid_base import GridBase
+from bo_stream.models.learning import LearningSpace
+from bo_stream.models.marginal_likelihood import (
+    NoiseGroup,
+    batch_log_marginal_likelihood,
+    combine,
+    differentiable_log_marginal_likelihood,
+    subspace_log_marginal_likelihood,
+)
+from bo_stream.models.memory import WhitenedMemory
+from bo_stream.models.resolution_warning import warn_of_resolution
+from bo_stream.models.validation import check_finite
+from bo_stream.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.weights import solve
+
+
+class GridPosterior(GridBase):
+    """A grid model that predicts, and says how likely its hyperparameters are."""
+
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept.
+
+        Args:
+            X: Transformed inputs that the process must take. Outside the bounds they are predicted
+                from a wider grid, whose kernel is the same; the memory stays as it is.
+        """
+        if X is not None:
+            check_finite("X", X)
+        if self._supposed is not None:
+            self._check_inside(X)
+            return self._supposed
+        if X is not None:
+            self._widen_basis(X)
+        state = state_of(self)
+        if self._solved is None or not is_same(state, self._solved.state):
+            self._solved = Solved(state, self._solve())
+        return self._solved.process
+
+    def _supposing(self, process: PosteriorProcess) -> Self:
+        model = super()._supposing(process)
+        if self._stem is not None and self._supposed is None:
+            model.stem = deepcopy(self._stem)  # this one's may go on learning
+        return model
+
+    def _widen_basis(self, X: Tensor) -> None:
+        if not self._basis_grid.contains(X):
+            self._basis_grid = self._memory.widened(self._basis_grid, X)
+            self._whitening = self._solved = None
+
+    def _check_inside(self, X: Tensor | None) -> None:
+        if X is not None and not self._basis_grid.contains(X):
+            raise InputDataError(
+                "X lies outside the bounds of a model that supposes data, whose grid cannot grow. "
+                f"Build the model with wider bounds than {self.bounds.tolist()}."
+            )
+
+    @torch.no_grad()
+    def _solve(self) -> WeightSpaceProcess:
+        whitening = self._current_whitening()
+        evidence = combine(self._noise_groups(whitening.memory), self._residual())
+        prior_mean = self._prior_mean().unsqueeze(-1).clone()
+        return WeightSpaceProcess(whitening.basis, solve(evidence), prior_mean)
+
+    @torch.no_grad()
+    def _current_whitening(self) -> Whitening:
+        state = state_of(self.covar_module)
+        if self._whitening is None or not is_same(state, self._whitening.state):
+            basis = self._present_basis()
+            self._whitening = Whitening(state, basis, self._memory.whitened(basis))
+        self._whitening = self._whitening.settled()
+        return self._whitening
+
+    @torch.no_grad()
+    def _present_basis(self) -> InterpolationBasis:
+        batch = torch.Size((*self.batch_shape, self.num_outputs))
+        return interpolation_basis(
+            self._factors(), self._basis_grid, batch, self.tolerance, self.max_rank
+        )
+
+    @property
+    def rank(self) -> int:
+        """Number r of features at the present hyperparameters."""
+        return self._current_whitening().basis.rank
+
+    @property
+    def dropped(self) -> float:
+        """Part of the kernel's trace that the r features leave out."""
+        return self._current_whitening().basis.dropped
+
+    def _noise_groups(
+        self, memory: WhitenedMemory, left_out: Tensor | float = 0.0
+    ) -> list[NoiseGroup]:
+        groups = []
+        if isinstance(self.likelihood, GaussianLikelihood):
+            groups.append(NoiseGroup(memory.learned, self.noise_level() + left_out))
+        if memory.known is not None:
+            groups.append(NoiseGroup(memory.known, self.outcome_scale().square().reciprocal()))
+        return groups or [NoiseGroup(memory.learned, torch.ones_like(self.outcome_scale()))]
+
+    def _log_marginal_likelihood(self) -> Tensor:
+        whitening = self._current_whitening()
+        return differentiable_log_marginal_likelihood(
+            self._noise_groups(whitening.memory),
+            self._residual(),
+            whitening.basis,
+            self._factors(),
+        )
+
+    def batch_log_marginal_likelihood(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
+    ) -> Tensor:
+        """That of these observations instead of those in memory.
+
+        Differentiable in the hyperparameters and in the stem; exact where no feature is left out.
+        Cost O(n r² + r³). Shaped as :meth:`log_marginal_likelihood`.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            Y: ``batch_shape x n x m``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+            recalibrate: Calibrate the stem on X, as part of what is differentiated.
+        """
+        self._check_observations(X, Y, Yvar)
+        outcomes, noise = self._as_outcomes(*self._measured(Y, Yvar))
+        coordinates = self._differentiable_inputs(X, recalibrate).to(torch.float64)
+        basis = self._present_basis()
+        return self._from_per_output(
+            batch_log_marginal_likelihood(
+                basis.features(coordinates),
+                outcomes - self._prior_mean().unsqueeze(-1),
+                noise,
+                basis,
+                self._factors(),
+            )
+        )
+
+    def _differentiable_inputs(self, X: Tensor, recalibrate: bool) -> Tensor:
+        stem = self._stem
+        if stem is None or not recalibrate:
+            return self.transform_inputs(X)
+        return stem.calibrated_forward(observed_inputs(X, self._input_transform))
+
+    def _learning_objective(self) -> Tensor:
+        factors, noise = self._factors(), self.noise_level()
+        if self._learning is None or not self._learning.holds(factors, noise):
+            self._learning = LearningSpace.around(
+                factors, noise, self._memory, self.tolerance, self.max_rank
+            )
+        return subspace_log_marginal_likelihood(
+            self._noise_groups(self._learning.memory, self._learning.left_out(factors)),
+            self._residual(),
+            prior_covariance(self._learning.basis, factors),
+        )
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode begins a refit; leaving it checks the grid against the new kernel."""
+        was_training = self.training
+        super().train(mode)
+        if was_training and not mode and self._supposed is None:
+            self._warn_of_resolution()
+        return self
+
+    def _warn_of_resolution(self) -> None:
+        state = state_of(self.covar_module)
+        if self._resolution_checked is None or not is_same(state, self._resolution_checked):
+            self._resolution_checked = state
+            warn_of_resolution(self._factors(), self._memory.grid)
