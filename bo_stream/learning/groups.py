@@ -99,20 +99,26 @@ class Ascent:
         chosen = parameters if rate > 0.0 else ()
         self._coordinates = [_Coordinate.of(p, constraints.get(id(p))) for p in chosen]
         moved = [coordinate.moved for coordinate in self._coordinates]
-        self._adam = torch.optim.Adam(moved, lr=rate) if moved else None
+        self._adam = torch.optim.Adam(moved, lr=rate, fused=True) if moved else None
 
     @property
     def learns(self) -> bool:
         """Whether there is anything to learn."""
         return self._adam is not None
 
-    @torch.no_grad()
-    def step(self) -> None:
-        """Move along the gradients that the parameters hold."""
+    def ascend(self, value: Tensor) -> None:
+        """One step that raises a scalar, along its gradient in the parameters."""
         if self._adam is None:
             return
         for coordinate in self._coordinates:
+            coordinate.parameter.grad = None
+        (-value).backward()
+        self._step(self._adam)
+
+    @torch.no_grad()
+    def _step(self, adam: torch.optim.Adam) -> None:
+        for coordinate in self._coordinates:
             coordinate.before()
-        self._adam.step()
+        adam.step()
         for coordinate in self._coordinates:
             coordinate.after()

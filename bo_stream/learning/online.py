@@ -10,7 +10,7 @@ from torch import Tensor
 from bo_stream.learning.groups import Ascent, hyperparameters, stem_parameters, with_priors
 from bo_stream.learning.pretraining import pretrain
 from bo_stream.learning.reservoir import Kept, Reservoir
-from bo_stream.linalg import safe_cholesky, solve_lower
+from bo_stream.models.follower import Follower
 from bo_stream.models.wiski import WISKI
 
 _COLUMNS = ("X", "Y", "coordinates")
@@ -24,13 +24,15 @@ class OnlineLearner:
     projections held fixed (eq. 18 in the form of A.5); the observations enter the memory by the new
     stem; then the hyperparameters move up the gradient of the marginal likelihood (eq. 13).
 
-    Exact: both gradients. Approximate: earlier observations keep the projections they were observed
-    with, so a stem that has moved far no longer agrees with its memory; :meth:`refresh` projects
+    Exact: both gradients, up to features that carry a thousandth of the noise variance
+    (:class:`bo_stream.models.follower.Follower`). Approximate: earlier observations keep the
+    projections they were observed with, so a stem that has moved far no longer agrees with its memory; :meth:`refresh` projects
     anew those that were kept, at most ``keep`` of them. On the UCI streams of
     ``benchmarks/uci.py`` :meth:`relearn` while the first 2,000 are kept, then a stem that stays
     (``stem_learning_rate=0``), does better than stepping the stem throughout.
 
-    Cost of a step of q points: O(q (7^k + r²) + r³), whatever came before.
+    Cost of a step of q points: O(q (7^k + r²) + r³), whatever came before, r as few features as
+    the noise allows.
 
     Example:
         >>> learner = OnlineLearner(model)
@@ -75,10 +77,11 @@ class OnlineLearner:
             The log density of Y that the model predicted before (progressive validation), a point
             and in units of the outcomes.
         """
-        density = self._stem_step(X, Y, Yvar)
+        follower = Follower(self.model)
+        density = self._stem_step(follower, X, Y, Yvar)
         self.model.update(X, Y, Yvar)
         self.offer(X, Y, Yvar)
-        self._kernel_step()
+        self._kernel_step(follower)
         return density
 
     def offer(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> None:
@@ -147,46 +150,14 @@ class OnlineLearner:
         for one, coordinates in zip(kept, self.model.coordinates(X), strict=True):
             one.coordinates = coordinates
 
-    def _stem_step(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> float:
+    def _stem_step(self, follower: Follower, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> float:
         with torch.set_grad_enabled(self._stem.learns):
-            density = log_predictive_density(self.model, X, Y, Yvar)
-        if self._stem.learns:
-            self.model.zero_grad()
-            (-density).backward()
-            self._stem.step()
+            density = follower.log_density(X, Y, Yvar)
+        self._stem.ascend(density)
         return float(density.detach()) / max(X.shape[-2], 1)
 
-    def _kernel_step(self) -> None:
-        if not self._kernel.learns:
-            return
-        self.model.zero_grad()
-        count = max(self.model.num_observations, 1.0)
-        loss = -with_priors(self.model, self.model.log_marginal_likelihood()) / count
-        loss.backward()
-        self._kernel.step()
-        self.model.zero_grad()
-
-
-def log_predictive_density(
-    model: WISKI, X: Tensor, Y: Tensor, Yvar: Tensor | None = None
-) -> Tensor:
-    """``log p(Y | memory)`` of a batch in units of the outcomes, differentiable in the stem.
-
-    Summed over points, outputs and batch elements. Cost O(q r² + q³).
-
-    Args:
-        model: In evaluation mode.
-        X: ``... x q x d``.
-        Y: ``... x q x m``.
-        Yvar: Known noise variances shaped as Y; NaN: unknown.
-    """
-    outcomes, noise = model.standardized(X, Y, Yvar)
-    inputs = model.transform_inputs(X).to(torch.float64)
-    joint = model.process(inputs.detach()).joint(inputs)
-    factor = safe_cholesky(joint.covariance() + torch.diag_embed(noise))
-    surprise = solve_lower(factor, (outcomes - joint.mean).unsqueeze(-1))
-    logs = factor.diagonal(dim1=-2, dim2=-1).log()
-    normal = -0.5 * surprise.square().sum() - logs.sum()
-    constant = 0.5 * outcomes.numel() * torch.log(torch.tensor(2.0 * torch.pi))
-    units = outcomes.shape[-1] * model.outcome_scale().log().sum()
-    return normal - constant - units
+    def _kernel_step(self, follower: Follower) -> None:
+        if self._kernel.learns:
+            count = max(self.model.num_observations, 1.0)
+            value = with_priors(self.model, follower.log_marginal_likelihood())
+            self._kernel.ascend(value / count)

@@ -48,6 +48,7 @@ from bo_stream.models.memory import Observations
 from bo_stream.models.stems import Stem
 from bo_stream.models.stream_memory import StreamMemory
 from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.subspace import Subspace
 from bo_stream.models.validation import check_finite, check_observations
 from bo_stream.process import PosteriorProcess
 
@@ -117,6 +118,7 @@ class GridBase(StreamingGP):
         self._whitening: Whitening | None = None
         self._solved: Solved | None = None
         self._learning: LearningSpace | None = None
+        self._subspace: Subspace | None = None
         self._resolution_checked: tuple[Tensor, ...] | None = None
         self._num_outputs = train_Y.shape[-1]
         self._batch_shape = train_X.shape[:-2]
@@ -220,7 +222,7 @@ class GridBase(StreamingGP):
     def _set_memory(self, memory: StreamMemory) -> None:
         self._memory = memory
         self._basis_grid = memory.grid
-        self._whitening = self._solved = self._learning = None
+        self._whitening = self._solved = self._learning = self._subspace = None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the memory along to another device; it stays in float64."""

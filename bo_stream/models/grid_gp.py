@@ -74,15 +74,18 @@ class GridGP(GridPosterior):
         self._make_room(data.X)
         memory = self._memory.with_room_for(data)
         whitening, solved = self._caches_after(data)
+        subspace = None if self._subspace is None else self._subspace.after(data)
         memory.observe(data)
         self._memory, self._whitening, self._solved = memory, whitening, solved
-        self._learning = None
+        self._learning, self._subspace = None, subspace
         self._refresh_fixed_noise()
 
     @torch.no_grad()
     def _caches_after(self, data: Observations) -> tuple[Whitening | None, Solved | None]:
         whitening, solved = self._whitening, self._solved
         if whitening is None or data.X.shape[-2] > WHITENED_ROWS:
+            return None, None
+        if not is_same(state_of(self.covar_module), whitening.state):
             return None, None
         features = whitening.basis.features(data.X)
         after = whitening.after(data, features)

@@ -107,15 +107,48 @@ def batch_log_marginal_likelihood(
     return value - (expected - expected.detach())
 
 
+@dataclass(frozen=True)
+class SubspacePosterior:
+    """The posterior of weights with prior N(0, P): mean ``P u``, covariance ``P − P K P``.
+
+    P need not be inverted: with A the evidence's gram, ``K = (I + A P)⁻¹ A`` and ``u = (I + A P)⁻¹
+    moment``.
+
+    Attributes:
+        K: ``... x m x r x r``.
+        u: ``... x m x r x 1``.
+        log_determinant: ``log |I + A P|``, ``... x m``.
+    """
+
+    K: Tensor
+    u: Tensor
+    log_determinant: Tensor
+
+
+def subspace_posterior(evidence: GaussianEvidence, prior: Tensor) -> SubspacePosterior:
+    """By one LU factor. Cost O(r³).
+
+    Args:
+        evidence: Of the observations.
+        prior: Covariance P of the weights, ``... x m x r x r``.
+
+    Raises:
+        NotPSDError: Hyperparameters are NaN or infinite.
+    """
+    gain, log_determinant = solve_one_plus_product(
+        evidence.gram, prior, torch.cat((evidence.gram, evidence.moment), -1)
+    )
+    return SubspacePosterior(gain[..., :-1], gain[..., -1:], log_determinant)
+
+
 def subspace_log_marginal_likelihood(
     groups: Sequence[NoiseGroup], residual: Tensor, prior: Tensor
 ) -> Tensor:
     """The log marginal likelihood for weights with prior N(0, prior), ``... x m``. Cost O(r³).
 
     Exact with its gradient, as :func:`differentiable_log_marginal_likelihood`, and smooth in the
-    hyperparameters because the basis stays the same. The prior need not be inverted: with A the
-    evidence's gram and P the prior, ``∂/∂P = −½ (K − u uᵀ)`` for ``K = (I + A P)⁻¹ A`` and
-    ``u = (I + A P)⁻¹ moment``, by one LU factor whose determinant is that of the likelihood.
+    hyperparameters because the basis stays the same: ``∂/∂P = −½ (K − u uᵀ)``, see
+    :class:`SubspacePosterior`, whose factor's determinant is that of the likelihood.
 
     Args:
         groups: Noise groups in one basis; their levels may require gradients.
@@ -127,12 +160,10 @@ def subspace_log_marginal_likelihood(
     """
     with torch.no_grad():
         evidence = combine(groups, residual)
-        gain, log_determinant = solve_one_plus_product(
-            evidence.gram, prior, torch.cat((evidence.gram, evidence.moment), -1)
-        )
-        K, u = gain[..., :-1], gain[..., -1:]
+        posterior = subspace_posterior(evidence, prior)
+        K, u = posterior.K, posterior.u
         mean = prior @ u
-        value = log_marginal_likelihood(evidence, mean, log_determinant)
+        value = log_marginal_likelihood(evidence, mean, posterior.log_determinant)
         spreads = _spreads(groups, prior, K, mean)
         sensitivity = 0.5 * (K - u @ u.mT)
     expected = (sensitivity * prior).sum((-2, -1))

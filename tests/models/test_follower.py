@@ -1,0 +1,132 @@
+"""Hyperparameters followed in fixed features, against the model's own likelihood and posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
+from torch import Tensor
+
+from bo_stream import WISKI
+from bo_stream.models.caches import WHITENED_ROWS
+from bo_stream.models.follower import LEFT_OUT, Follower
+from tests.problems import Observations, observations
+from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
+
+KERNELS: dict[str, Callable[[], Kernel]] = {
+    "RBF": lambda: RBFKernel(ard_num_dims=2),
+    "scaled Matern": lambda: ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=2)),
+    "periodic": lambda: PeriodicKernel(ard_num_dims=2),
+}
+
+
+def model_of(
+    kernel: str = "scaled Matern", noise: str = "learned", outputs: int = 1, n: int = 40
+) -> WISKI:
+    return model_from(observations(n, 2, outputs).with_noise(noise), kernel)
+
+
+def model_from(data: Observations, kernel: str = "scaled Matern") -> WISKI:
+    bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+    model = WISKI(
+        *data.astuple(), covar_module=KERNELS[kernel](), grid_size=8, tolerance=0.0, bounds=bounds
+    )
+    return model.eval()
+
+
+def value_and_gradient(model: WISKI, value: Tensor) -> list[Tensor]:
+    parameters = list(model.parameters())
+    return [value.sum(), *torch.autograd.grad(value.sum(), parameters, allow_unused=True)]
+
+
+def move(model: WISKI, log_step: float) -> None:
+    """All positive hyperparameters, together."""
+    with torch.no_grad():
+        for _, parameter, constraint in model.named_parameters_and_constraints():
+            if constraint is not None:
+                actual = constraint.transform(parameter) * torch.tensor(log_step).exp()
+                parameter.copy_(constraint.inverse_transform(actual))
+
+
+def assert_follows(model: WISKI, factor: float = 1e3) -> None:
+    followed = value_and_gradient(model, Follower(model, left_out=0.0).log_marginal_likelihood())
+    expected = value_and_gradient(model, model.log_marginal_likelihood())
+    for actual, wanted in zip(followed, expected, strict=True):
+        assert_close(actual, wanted, factor=factor)
+
+
+@pytest.mark.parametrize("kernel", list(KERNELS))
+@pytest.mark.parametrize("noise", ["learned", "known", "mixed"])
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_likelihood_and_gradient_are_the_models(kernel: str, noise: str, outputs: int) -> None:
+    model = model_of(kernel, noise, outputs)
+    assert_follows(model)
+    model.update(*observations(5, 2, outputs).with_noise(noise).astuple())
+    assert_follows(model)
+
+
+@pytest.mark.parametrize("kernel", ["RBF", "scaled Matern"])
+def test_a_kernel_that_moved_is_another_prior_in_the_same_features(kernel: str) -> None:
+    model = model_of(kernel)
+    Follower(model, left_out=0.0)
+    before = model._subspace
+    move(model, 0.2)
+    assert_follows(model, factor=1e5)
+    assert model._subspace is before
+
+
+def test_features_are_chosen_anew_when_too_much_lies_outside() -> None:
+    model = model_of(n=200)
+    Follower(model)
+    before = model._subspace
+    move(model, -0.01)
+    Follower(model)
+    assert model._subspace is before
+    move(model, -1.0)
+    Follower(model)
+    assert before is not None
+    assert model._subspace is not None
+    assert model._subspace.basis.rank > before.basis.rank
+
+
+def test_few_features_lose_little() -> None:
+    data = observations(300, 2)
+    model = WISKI(*data.astuple(), grid_size=16).eval()
+    more = observations(20, 2)
+    follower = Follower(model)
+    assert model._subspace is not None
+    assert model._subspace.basis.rank < 0.6 * model.rank
+    exact = Follower(_copy_without_subspace(model), left_out=0.0)
+    short = exact.log_density(*more.astuple()) - follower.log_density(*more.astuple())
+    assert abs(short) < 2 * LEFT_OUT * 20
+    lost = exact.log_marginal_likelihood() - follower.log_marginal_likelihood()
+    assert abs(lost) < 2 * LEFT_OUT * 300
+
+
+def _copy_without_subspace(model: WISKI) -> WISKI:
+    copy = model._shallow_copy()
+    copy._subspace = None
+    return copy
+
+
+@pytest.mark.parametrize("verb", ["update", "retract", "merge", "forget", "refine", "clear"])
+def test_whatever_changes_the_memory_is_followed(verb: str) -> None:
+    data, more = observations(40, 2), observations(6, 2)
+    model = model_from(data)
+    follower = Follower(model, left_out=0.0)
+    changes: dict[str, Callable[[], object]] = {
+        "update": lambda: model.update(*observations(WHITENED_ROWS + 1, 2).astuple()),
+        "retract": lambda: model.retract(*data[:6].astuple()),
+        "merge": lambda: model.merge(model_of(n=7)),
+        "forget": lambda: model.forget(0.5),
+        "refine": lambda: model.refine(10),
+        "clear": model.clear,
+    }
+    changes[verb]()
+    assert_close(follower.log_marginal_likelihood(), model.log_marginal_likelihood(), factor=1e3)
+    joint = model.posterior(more.X, observation_noise=True).distribution
+    assert_close(follower.log_density(*more.astuple()), joint.log_prob(more.Y.squeeze(-1)), 1e3)
