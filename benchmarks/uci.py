@@ -5,10 +5,9 @@ rows, a linear stem to two dimensions, a 16 x 16 grid, pretraining on 5 % of the
 one point at a time with a gradient step. Two ways to go on: "relearned" keeps at most ``KEEP``
 observations and learns the stem anew from them whenever their number has doubled, and otherwise
 moves the kernel alone; "stepped" (one split) is the paper's, a step of the stem and one of the
-kernel. The peer
-is gpytorch's exact GP with the same kind of stem: both are learned from ``LEARN_ROWS`` training
-rows by the same optimiser, predict from ``EXACT_ROWS`` of them, and are scored on the same test
-rows.
+kernel. The peer is gpytorch's exact GP with the same kind of stem: both are learned from
+``LEARN_ROWS`` training rows by the same optimiser, predict from ``EXACT_ROWS`` of them, and are
+scored on the same test rows.
 """
 
 from __future__ import annotations
