@@ -9,6 +9,8 @@ from botorch.exceptions.errors import InputDataError
 from botorch.exceptions.warnings import InputDataWarning
 from torch import Tensor
 
+from bo_stream.models.warning_level import users_stack_level
+
 NOISE_FLOOR = 1e-6
 """Smallest known noise variance, in parts of the first outcomes' variance."""
 
@@ -47,6 +49,6 @@ def _floored(noise: Tensor, floor: Tensor) -> Tensor:
         warnings.warn(
             f"Yvar holds zeros; they are raised to {NOISE_FLOOR:g} of the outcomes' variance.",
             InputDataWarning,
-            stacklevel=7,
+            stacklevel=users_stack_level(),
         )
     return torch.where(noise.isnan(), noise, noise.maximum(floor.unsqueeze(-1)))

@@ -9,6 +9,7 @@ from botorch.exceptions.warnings import BotorchWarning
 from bo_stream.bases.grid import Grid
 from bo_stream.bases.kernel_factors import KernelFactors
 from bo_stream.bases.resolution import interpolation_error, sufficient_grid_size
+from bo_stream.models.warning_level import users_stack_level
 
 WARN_ABOVE = 0.05
 """Interpolation error, in parts of the prior variance, above which a fitted model warns."""
@@ -23,7 +24,8 @@ def warn_of_resolution(factors: KernelFactors, grid: Grid) -> None:
     error = interpolation_error(factors, grid)
     if error > WARN_ABOVE:
         size = sufficient_grid_size(factors, grid, WARN_ABOVE)
-        warnings.warn(_message(error, grid.size, size), GridResolutionWarning, stacklevel=4)
+        message = _message(error, grid.size, size)
+        warnings.warn(message, GridResolutionWarning, stacklevel=users_stack_level())
 
 
 def _message(error: float, size: tuple[int, ...], enough: tuple[int, ...] | None) -> str:

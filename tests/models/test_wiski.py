@@ -25,6 +25,7 @@ from botorch.utils.datasets import SupervisedDataset
 from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ZeroMean
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -549,6 +550,18 @@ def test_too_short_a_lengthscale_is_told_with_the_grid_that_would_do() -> None:
         warnings.simplefilter("error")
         model.train()
         model.eval()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_warning_points_at_the_users_line(wrapped: bool) -> None:
+    data = observations(10)
+    model = WISKI(*data.astuple(), covar_module=RBFKernel(ard_num_dims=2), grid_size=12)
+    model.covar_module.lengthscale = 0.1
+    owner = ExactMarginalLogLikelihood(model.likelihood, model) if wrapped else model
+    owner.train()
+    with pytest.warns(GridResolutionWarning) as caught:
+        owner.eval()
+    assert caught[0].filename == __file__
 
 
 def test_bounds_and_sizes_are_those_asked_for() -> None:
