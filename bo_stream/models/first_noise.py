@@ -3,49 +3,41 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
+from botorch.models.transforms.outcome import Standardize
 from torch import Tensor
 
 from bo_stream.models.grid_gp import GridGP
+from bo_stream.models.log_noise import LearnedNoise, centre, marginals, noise_gp
 from bo_stream.models.log_squares import expected_exponential, leave_one_out, log_squares
 from bo_stream.models.refit import relearn
 from bo_stream.models.resolution_warning import GridResolutionWarning
-from bo_stream.process import PosteriorProcess
-
-_ROWS = 4096
-
-Draft = Callable[[Tensor, Tensor, Tensor], GridGP]
-"""A grid model of inputs, targets and noise variances, ``batch x n x (d or m)`` each."""
 
 
 @dataclass(frozen=True)
-class LearnedNoise:
-    """Noise variances and the log squared residuals that they were learned from.
+class FirstBatch:
+    """Observations of which some have no known noise.
 
     Attributes:
-        noise: In the units of the targets, ``batch x m x n``.
-        log_squares: Measured log variances, ``batch x m x n``.
-        variances: Of those measurements, ``batch x m x n``.
+        inputs: Transformed, ``batch x n x d``.
+        targets: ``batch x m x n``.
+        noise: Variances, ``batch x m x n``; NaN where unknown.
+        rows: Indices of the k observations of unknown noise.
     """
 
+    inputs: Tensor
+    targets: Tensor
     noise: Tensor
-    log_squares: Tensor
-    variances: Tensor
+    rows: Tensor
 
 
 def learn_first_noise(
-    X: Tensor,
-    Y: Tensor,
-    Yvar: Tensor,
-    rows: Tensor,
-    mean_draft: Draft,
-    noise_draft: Draft,
-    rounds: int,
+    model: GridGP, noise_model: GridGP, batch: FirstBatch, rounds: int
 ) -> LearnedNoise:
-    """Noise of the k observations without a known one, a mean and a noise model fitted in turn.
+    """Noise of k observations, copies of a mean and a noise model fitted to them in turn.
 
     The first mean model has one noise level for them. Residuals and noises are those left-one-out,
     so that none is predicted from itself. Cost of two refits a round. Source: Kersting, Plagemann,
@@ -53,19 +45,58 @@ def learn_first_noise(
     closed forms for its samples.
 
     Args:
-        X: Transformed inputs, ``batch x n x d``.
-        Y: Targets, ``batch x n x m``.
-        Yvar: Known noise variances, and NaN in the rows to be learned.
-        rows: Indices of these, k.
-        mean_draft: The model of the targets.
-        noise_draft: The model of the log squared residuals.
+        model: Of the mean; stays as it is, like the other.
+        noise_model: Of the log noise variance.
+        batch: All first observations.
         rounds: At least 1.
     """
+    rows, noise = batch.rows, batch.noise
+    inputs, targets = batch.inputs[..., rows, :], batch.targets[..., rows]
     for _ in range(rounds):
-        residuals = _residuals(_fitted(mean_draft(X, Y, Yvar)), X, Y, Yvar, rows)
-        learned = _learned(noise_draft, X[..., rows, :], *log_squares(*residuals))
-        Yvar = Yvar.index_copy(-2, rows, learned.noise.mT.to(Yvar))
+        draft = _fitted(_mean_draft(model, batch, noise))
+        level = (draft.noise_level() * draft.outcome_scale().square()).detach().unsqueeze(-1)
+        present = torch.where(noise[..., rows].isnan(), level, noise[..., rows])
+        mean, variance = leave_one_out(targets, *marginals(draft, inputs), present)
+        learned = _learned(noise_model, inputs, *log_squares(targets - mean, variance, present))
+        noise = noise.index_copy(-1, rows, learned.noise)
     return learned
+
+
+def _learned(
+    noise_model: GridGP, inputs: Tensor, measured: Tensor, variances: Tensor
+) -> LearnedNoise:
+    draft = _fitted(_noise_draft(noise_model, inputs, measured, variances))
+    moments = leave_one_out(measured, *marginals(draft, inputs), variances)
+    return LearnedNoise(expected_exponential(*moments), measured, variances)
+
+
+def _mean_draft(model: GridGP, batch: FirstBatch, noise: Tensor) -> GridGP:
+    standardize = Standardize(m=model.num_outputs, batch_shape=model.batch_shape)
+    return GridGP(
+        batch.inputs,
+        batch.targets.mT.to(batch.inputs),
+        noise.mT.to(batch.inputs),
+        covar_module=deepcopy(model.covar_module),
+        mean_module=deepcopy(model.mean_module),
+        outcome_transform=None if model._outcomes.standardize is None else standardize,
+        bounds=model.bounds,
+        grid_size=model.grid_size,
+        tolerance=model.tolerance,
+        max_rank=model.max_rank,
+    )
+
+
+def _noise_draft(noise_model: GridGP, inputs: Tensor, measured: Tensor, noise: Tensor) -> GridGP:
+    draft = noise_gp(
+        inputs,
+        measured.mT.to(inputs),
+        noise.mT.to(inputs),
+        deepcopy(noise_model.covar_module),
+        noise_model.bounds,
+        noise_model.grid_size,
+    )
+    centre(draft, measured.mean(-1))
+    return draft
 
 
 def _fitted(draft: GridGP) -> GridGP:
@@ -73,39 +104,3 @@ def _fitted(draft: GridGP) -> GridGP:
         warnings.simplefilter("ignore", GridResolutionWarning)  # of a draft nobody predicts with
         relearn(draft)
     return draft
-
-
-def _residuals(
-    draft: GridGP, X: Tensor, Y: Tensor, Yvar: Tensor, rows: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Residuals left-one-out, variances of their predictions, and noise, ``batch x m x n`` each."""
-    targets, noise = Y[..., rows, :].double().mT, Yvar[..., rows, :].double().mT
-    level = (draft.noise_level() * draft.outcome_scale().square()).unsqueeze(-1)
-    noise = torch.where(noise.isnan(), level.detach(), noise)
-    mean, variance = leave_one_out(targets, *marginals(draft, X[..., rows, :]), noise)
-    return targets - mean, variance, noise
-
-
-def _learned(draft_of: Draft, X: Tensor, targets: Tensor, variances: Tensor) -> LearnedNoise:
-    draft = _fitted(draft_of(X, targets.mT.to(X), variances.mT.to(X)))
-    moments = leave_one_out(targets, *marginals(draft, X), variances)
-    return LearnedNoise(expected_exponential(*moments), targets, variances)
-
-
-@torch.no_grad()
-def marginals(model: GridGP, X: Tensor) -> tuple[Tensor, Tensor]:
-    """Posterior mean and variance of the targets at transformed inputs, ``batch x m x n`` each.
-
-    In the units of the targets, before a standardisation. Cost O(n r²), some thousand rows at once.
-    """
-    inputs = X.double()
-    process = model.process(inputs)
-    parts = [_marginals(process, rows) for rows in inputs.split(_ROWS, -2)]
-    mean, variance = (torch.cat(part, -1) for part in zip(*parts, strict=True))
-    offset, scale = (t.unsqueeze(-1) for t in model._outcomes.offset_and_scale(model._counts()))
-    return offset + scale * mean, scale.square() * variance
-
-
-def _marginals(process: PosteriorProcess, X: Tensor) -> tuple[Tensor, Tensor]:
-    points = process.at(X)
-    return process.mean_at(points), process.variance_at(points)

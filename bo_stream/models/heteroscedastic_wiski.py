@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.sampling.base import MCSampler
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import Kernel
@@ -19,29 +17,23 @@ from torch import Tensor
 
 from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import choose_likelihood
-from bo_stream.models.first_noise import LearnedNoise, learn_first_noise, marginals
+from bo_stream.models.first_noise import FirstBatch, learn_first_noise
 from bo_stream.models.grid_gp import GridGP
-from bo_stream.models.log_noise import centre, noise_gp, noise_kernel
-from bo_stream.models.log_squares import expected_exponential, log_squares
-from bo_stream.models.memory import Observations
+from bo_stream.models.log_noise import (
+    Entry,
+    LearnedNoise,
+    centre,
+    noise_gp,
+    noise_kernel,
+    observed,
+    predicted_noise,
+)
+from bo_stream.models.log_squares import expected_exponential
 from bo_stream.models.stems import Stem
 from bo_stream.process import PosteriorProcess
 
 FIRST_ROWS = 20
 """Fewer first observations are not enough to fit a noise model to."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What an update put into memory: with it the update can be undone.
-
-    Attributes:
-        observations: For the mean, with the noise variances that they entered with.
-        log_squares: For the noise.
-    """
-
-    observations: Observations
-    log_squares: Observations
 
 
 class HeteroscedasticWISKI(GridGP):
@@ -139,14 +131,13 @@ class HeteroscedasticWISKI(GridGP):
         aug_batch = self._batch_shape + ((self._num_outputs,) if self._num_outputs > 1 else ())
         level = self.noise_level().detach() * self.outcome_scale().square()
         self.likelihood = choose_likelihood(None, train_Y, aug_batch)
-        nothing = train_X.new_empty(*self._batch_shape, 0, self._grid_dim), train_Y[..., :0, :]
-        kernel = (
-            noise_kernel(self._grid_dim, aug_batch)
-            if noise_covar_module is None
-            else noise_covar_module
-        )
+        kernel = noise_covar_module
+        if kernel is None:
+            kernel = noise_kernel(self._grid_dim, aug_batch)
+        nothing = train_X.new_empty(*self._batch_shape, 0, self._grid_dim)
+        no_squares = train_Y[..., :0, :]
         self.noise_model = noise_gp(
-            *nothing, train_Y[..., :0, :], kernel, self.bounds, noise_grid_size
+            nothing, no_squares, no_squares, kernel, self.bounds, noise_grid_size
         )
         centre(self.noise_model, level.log())
         self.to(train_X)
@@ -197,9 +188,7 @@ class HeteroscedasticWISKI(GridGP):
         self._check_not_supposed("withdraw")
         self._check_retractable(entry.observations.X)
         if entry.observations.X.shape[-2] > 0:
-            self._enter(
-                Entry(replace(entry.observations, sign=-1.0), replace(entry.log_squares, sign=-1.0))
-            )
+            self._enter(entry.negated())
         return self
 
     def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
@@ -231,16 +220,9 @@ class HeteroscedasticWISKI(GridGP):
         self._check_room(inputs)
         learned = self._learned_noise(inputs, targets, noise, rows)
         noise = noise.index_copy(-1, rows, learned.noise.maximum(self._noise_floor.unsqueeze(-1)))
-        inputs = inputs.to(torch.float64)
         return Entry(
-            Observations(inputs, targets, noise, torch.ones_like(known), 1.0),
-            Observations(
-                inputs[..., rows, :],
-                learned.log_squares,
-                learned.variances,
-                torch.ones_like(known[..., rows]),
-                1.0,
-            ),
+            observed(inputs, targets, noise),
+            observed(inputs[..., rows, :], learned.log_squares, learned.variances),
         )
 
     def _check_room(self, inputs: Tensor) -> None:
@@ -251,51 +233,19 @@ class HeteroscedasticWISKI(GridGP):
     def _learned_noise(
         self, inputs: Tensor, targets: Tensor, noise: Tensor, rows: Tensor
     ) -> LearnedNoise:
+        if len(rows) == 0:
+            return LearnedNoise(*(noise[..., rows],) * 3)
         targets = targets + self._shift.unsqueeze(-1)
         if self.num_observations == 0 and self.rounds > 0 and len(rows) >= FIRST_ROWS:
             Yvar = noise.index_fill(-1, rows, torch.nan)
-            return learn_first_noise(
-                inputs,
-                targets.mT.to(inputs),
-                Yvar.mT.to(inputs),
-                rows,
-                self._mean_draft,
-                self._noise_draft,
-                self.rounds,
-            )
-        return self._predicted_noise(inputs[..., rows, :], targets[..., rows])
-
-    @torch.no_grad()
-    def _predicted_noise(self, inputs: Tensor, targets: Tensor) -> LearnedNoise:
-        noise = expected_exponential(*marginals(self.noise_model, inputs))
-        mean, variance = marginals(self, inputs)
-        return LearnedNoise(noise, *log_squares(targets - mean, variance, noise))
+            first = FirstBatch(inputs, targets, Yvar, rows)
+            return learn_first_noise(self, self.noise_model, first, self.rounds)
+        return predicted_noise(self, self.noise_model, inputs[..., rows, :], targets[..., rows])
 
     def _enter(self, entry: Entry) -> None:
         self._take(entry.observations)
         if entry.log_squares.X.shape[-2] > 0:
             self.noise_model._take(entry.log_squares)
-
-    def _mean_draft(self, X: Tensor, Y: Tensor, Yvar: Tensor) -> GridGP:
-        standardize = Standardize(m=self._num_outputs, batch_shape=self._batch_shape)
-        return GridGP(
-            X,
-            Y,
-            Yvar,
-            covar_module=deepcopy(self.covar_module),
-            mean_module=deepcopy(self.mean_module),
-            outcome_transform=None if self._outcomes.standardize is None else standardize,
-            bounds=self._memory.grid.bounds,
-            grid_size=self.grid_size,
-            tolerance=self.tolerance,
-            max_rank=self.max_rank,
-        )
-
-    def _noise_draft(self, X: Tensor, Y: Tensor, Yvar: Tensor) -> GridGP:
-        kernel, size = self.noise_model.covar_module, self.noise_model.grid_size
-        draft = noise_gp(X, Y, Yvar, deepcopy(kernel), self.bounds, size)
-        centre(draft, Y.mean(-2))
-        return draft
 
     def noise_at(self, inputs: Tensor) -> Tensor:
         """Expected variance of the noise at inputs, in transformed units; differentiable.

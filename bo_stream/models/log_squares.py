@@ -23,23 +23,23 @@ SMALLEST_SHARE = 1e-3
 
 
 def log_squares(residual: Tensor, variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Unbiased measurements of the log noise variance and their variances, ``...`` each.
+    """Measurements of the log noise variance and their variances, ``...`` each.
 
-    A residual e of a prediction with the variance v has ``log e² = log(σ² + v) + log χ²``. Linear
-    in log σ² about the expected noise s, with ρ = s / (s + v): ``log s + (log e² − E log χ² −
-    log(s + v)) / ρ`` has the mean log σ² and the variance ``ψ'(1/2) / ρ²``. What the uncertain
-    prediction explains is so not taken for noise.
+    A residual e of a prediction with the variance v has ``log e² = log(σ² + v) + log χ²``. With s
+    the noise expected and ρ = s / (s + v) its share, ``e² ρ`` is to measure σ²: the target is
+    ``log e² + log ρ − E log χ²``, unbiased where s is. It moves with log σ² by the share ρ only, so
+    it counts as one of the variance ``ψ'(1/2) / ρ²``: where the prediction is uncertain a residual
+    says little about the noise.
 
     Args:
         residual: Outcome less its predicted mean.
         variance: Of the prediction, noise not included.
-        noise: Expected noise variance.
+        noise: Expected noise variance s.
     """
     total = noise + variance.clamp_min(0.0)
     share = (noise / total).clamp_min(SMALLEST_SHARE)
     square = residual.square().maximum(SMALLEST_SQUARE * total)
-    surprise = square.log() - LOG_SQUARE_MEAN - total.log()
-    return noise.log() + surprise / share, LOG_SQUARE_VARIANCE / share.square()
+    return square.log() + share.log() - LOG_SQUARE_MEAN, LOG_SQUARE_VARIANCE / share.square()
 
 
 def expected_exponential(mean: Tensor, variance: Tensor) -> Tensor:

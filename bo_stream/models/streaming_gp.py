@@ -113,7 +113,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Returns:
             Broadcastable to ``... x m x q``, float64.
         """
-        return self.noise_level().unsqueeze(-1)
+        return self.noise_level().detach().unsqueeze(-1)
 
     def transformed_noise(self, Yvar: Tensor) -> Tensor:
         """Noise variances from original to transformed units, as ``noise`` is expected to be in.
