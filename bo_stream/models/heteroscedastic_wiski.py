@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
-from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.sampling.base import MCSampler
@@ -286,13 +286,10 @@ class HeteroscedasticWISKI(GridGP):
     def merge(self, other: Self) -> Self:
         """Add another model's memories to this one's; see :meth:`GridGP.merge`."""
         check_mergeable(self, other)
-        memory = self.noise_model._memory
+        self._check_room(other._memory.grid.bounds)
+        super().merge(other)
         self.noise_model.merge(other.noise_model)
-        try:
-            return super().merge(other)
-        except (UnsupportedError, InputDataError, ValueError):
-            self.noise_model._set_memory(memory)
-            raise
+        return self
 
     def forget(self, factor: float) -> Self:
         """Let every past observation and residual count ``factor`` times, in (0, 1]."""
