@@ -25,7 +25,14 @@ from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from bo_stream import WISKI, FeatureNIPV, HeteroscedasticWISKI, LinearStem, select_from_pool
+from bo_stream import (
+    WISKI,
+    FeatureNIPV,
+    HeteroscedasticWISKI,
+    LinearStem,
+    PoolSelector,
+    select_from_pool,
+)
 from bo_stream.models.heteroscedastic_wiski import FIRST_ROWS
 from bo_stream.models.log_noise import Entry
 from bo_stream.models.streaming_gp import StreamingGP
@@ -140,6 +147,16 @@ def test_a_mean_is_wiskis_with_the_noises_that_entered(rounds: int) -> None:
     torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(ours.variance, theirs.variance, rtol=1e-10, atol=1e-10)
     assert_close(model.log_marginal_likelihood(), plain.log_marginal_likelihood(), factor=10)
+
+
+def test_many_rows_are_predicted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Y = draw(60)
+    model = model_of(X[:30], Y[:30])
+    whole = copy.deepcopy(model).observe(X[30:], Y[30:])
+    monkeypatch.setattr("bo_stream.models.log_noise._ROWS", 7)
+    parts = model.observe(X[30:], Y[30:])
+    assert_close(parts.observations.noise, whole.observations.noise)
+    assert_close(parts.log_squares.targets, whole.log_squares.targets)
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -322,8 +339,16 @@ def test_noise_depends_on_what_a_stem_projects() -> None:
     assert_close(model.posterior(X).variance, plain.posterior(Z).variance)
 
 
-def test_single_precision_is_near_double() -> None:
-    (X, Y), T = draw(200), torch.rand(5, 1).double()
+def test_a_stem_that_learns_needs_known_noise() -> None:
+    X, Y = draw(40, 4)
+    model = model_of(X, Y, stem=LinearStem(4, 1), bounds=None)
+    with pytest.raises(InputDataError, match=r"Yvar for every observation.*depends on the inputs"):
+        model.reproject(X, Y, model.coordinates(X))
+
+
+def test_single_precision_is_near_double_on_any_device(device: torch.device) -> None:
+    X, Y = (values.to(device) for values in draw(200))
+    T = torch.rand(5, 1).double().to(device)
     model, single = (
         model_of(X.to(t), Y.to(t), covar_module=rbf(0.3).to(t), noise_covar_module=rbf(0.5).to(t))
         for t in (torch.float64, torch.float32)
@@ -471,6 +496,7 @@ def test_picks_from_a_pool_have_the_noise_of_each() -> None:
     X, Y = draw(60, 2)
     model, T = model_of(X, Y, rounds=1, outcome_transform=None), torch.rand(20, 2).double()
     pool, picks = torch.rand(15, 2).double(), []
+    selector = PoolSelector(model, pool, T)
     joint = model.posterior(torch.cat((pool, T)))
     mean, covariance = joint.mean.squeeze(-1).detach(), joint.covariance_matrix.detach()
     noise = model.noise_at(pool)[0]
@@ -479,4 +505,6 @@ def test_picks_from_a_pool_have_the_noise_of_each() -> None:
         best = int(gains.index_fill(0, torch.tensor(picks, dtype=torch.long), -1.0).argmax())
         picks.append(best)
         mean, covariance = condition_in_turn(mean, covariance, [best], mean[[best]], noise[[best]])
-    assert select_from_pool(model, pool, 4, T).tolist() == picks
+    assert selector.select(4).tolist() == picks
+    model.update(pool[picks], function(pool[picks]))
+    assert torch.equal(selector.select(4), select_from_pool(model, pool, 4, T))
