@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 from bo_stream.acquisition import FeatureNIPV, PoolSelector, sample_paths, select_from_pool
 from bo_stream.learning import OnlineLearner, pretrain
+from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
 from bo_stream.models.resolution_warning import GridResolutionWarning
 from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection
 from bo_stream.models.wiski import WISKI
@@ -14,6 +15,7 @@ __all__ = [
     "WISKI",
     "FeatureNIPV",
     "GridResolutionWarning",
+    "HeteroscedasticWISKI",
     "LinearStem",
     "MLPStem",
     "OnlineLearner",

@@ -233,6 +233,24 @@ class DenseGP:
         )
 
 
+def heteroscedastic_stream(
+    mean: DenseGP, noise: DenseGP, batches: list[tuple[Tensor, Tensor]]
+) -> tuple[DenseGP, DenseGP]:
+    """Processes of y and of its log noise variance, each batch predicted, then put into both.
+
+    Log squares as measurements: ψ(1/2) + log 2 and ψ'(1/2) are the mean and variance of log χ².
+    """
+    for X, y in batches:
+        m, covariance = mean.posterior(X)
+        g, uncertainty = noise.posterior(X)
+        expected = torch.exp(g + 0.5 * uncertainty.diagonal(dim1=-2, dim2=-1))
+        share = expected / (expected + covariance.diagonal(dim1=-2, dim2=-1))
+        measured = torch.log(share * (y - m) ** 2) + 1.2703628454614782
+        noise = noise.condition(X, measured, math.pi**2 / 2.0 / share**2)
+        mean = mean.condition(X, y, expected)
+    return mean, noise
+
+
 def condition_in_turn(
     mean: Tensor, covariance: Tensor, rows: list[int], y: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -135,7 +135,7 @@ class FeatureNIPV(AcquisitionFunction):
         check_inputs(X, self.model._input_dim, self.model.train_targets)
         inputs = self.model.transform_inputs(X).double()
         integrated = self._current(inputs)
-        noise = self.model.noise_level().detach().unsqueeze(-1)
+        noise = self.model.noise_at(inputs)
         variance = integrated.variance() - integrated.reduction(inputs, noise)
         factors = variance_factors(self.model, self.posterior_transform)
         return -(variance * factors).sum(-1).to(X.dtype)

@@ -53,7 +53,7 @@ class Gains:
         return Gains.of(self.sites, self.gram, weights)
 
     def value(self, noise: Tensor) -> Tensor:
-        """Reduction per output, ``m x N``, for noise ``m x 1``."""
+        """Reduction per output, ``m x N``, for noise ``m x N``."""
         return self.numerator.clamp_min(0.0) / (self.variance.clamp_min(0.0) + noise)
 
     def observing(self, site: int, noise: Tensor) -> Gains:

@@ -23,6 +23,8 @@ from bo_stream.process import WeightSpaceProcess
 TIE = 1e-10
 """Gains within this part of the largest one tie with it; of those the lowest index is picked."""
 
+_ROWS = 4096
+
 
 def select_from_pool(
     model: StreamingGP,
@@ -124,15 +126,21 @@ class PoolSelector:
     def _pick(
         self, gains: Gains, q: int, available: Tensor, costs: Tensor
     ) -> tuple[list[int], Gains]:
-        noise = self._model.noise_level().double().unsqueeze(-1)
+        noise = self._noise()
         factors = variance_factors(self._model, self._posterior_transform).unsqueeze(-1)
         picks: list[int] = []
         for _ in range(q):
             worth = (factors * gains.value(noise)).sum(0) / costs
             picks.append(_first_best(worth.masked_fill(~available, -torch.inf)))
             available[picks[-1]] = False
-            gains = gains.observing(picks[-1], noise)
+            gains = gains.observing(picks[-1], noise[:, picks[-1], None])
         return picks, gains
+
+    def _noise(self) -> Tensor:
+        """Of an observation at each candidate, ``m x N``; some thousand at a time."""
+        parts = [self._model.noise_at(part).double() for part in self._pool.double().split(_ROWS)]
+        sizes = (len(part) for part in self._pool.split(_ROWS))
+        return torch.cat([part.expand(-1, n) for part, n in zip(parts, sizes, strict=True)], -1)
 
     def _gains(self) -> Gains:
         """The gains under the model's present posterior, from those known where that is cheaper."""

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.hyperparameters import relearn
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.scoring import Score, score
 from bo_stream.loops.settings import Settings
 from bo_stream.loops.strategies import choice_rule
 from bo_stream.loops.survey import Survey
+from bo_stream.models.refit import relearn
 from bo_stream.models.wiski import WISKI
 
 

@@ -63,7 +63,8 @@ def score(model: StreamingGP, X: Tensor, Y: Tensor) -> Score:
         Y: Held-out outcomes, ``n x 1``.
     """
     mean, variance = predict(model, X)
-    variance = variance + (model.noise_level() * model.outcome_scale().square()).squeeze()
+    noise = model.noise_at(model.transform_inputs(X).double()).squeeze(-2)
+    variance = variance + noise * model.outcome_scale().square().squeeze()
     error = Y.double().squeeze(-1) - mean
     rmse = float(error.square().mean().sqrt())
     density = 0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi))

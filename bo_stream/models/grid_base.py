@@ -265,10 +265,14 @@ class GridBase(StreamingGP):
 
     def _measured(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Targets less the shift, noise variances, and where these are known."""
+        return self._with_noise(Y, Yvar, isinstance(self.likelihood, GaussianLikelihood))
+
+    def _with_noise(
+        self, Y: Tensor, Yvar: Tensor | None, learns: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         targets, variances = self._outcomes.to_targets(Y.detach(), Yvar)
         check_finite("Y after its outcome transform", targets)
         shifted = targets.to(torch.float64).mT - self._shift.unsqueeze(-1)
-        learns = isinstance(self.likelihood, GaussianLikelihood)
         return shifted, *known_noise(shifted, variances, self._noise_floor, learns)
 
     def _as_outcomes(self, targets: Tensor, noise: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:

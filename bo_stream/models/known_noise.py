@@ -38,8 +38,9 @@ def known_noise(
         noise = torch.where(known, _floored(noise, floor), torch.ones_like(noise))
     if not learns and not bool(known.all()):
         raise InputDataError(
-            "Expected Yvar for every observation: all the first ones had known noise, so this "
-            "model has no noise level to learn. Pass Yvar, or build it with NaN in train_Yvar."
+            "Expected Yvar for every observation: this model has no one noise level for others, "
+            "for all its first observations had known noise, or its noise depends on the inputs. "
+            "Pass Yvar, or build WISKI with NaN in train_Yvar."
         )
     return noise, known
 

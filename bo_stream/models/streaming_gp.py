@@ -31,7 +31,7 @@ from torch import Tensor
 from bo_stream.linalg import DowndatedRootOperator
 from bo_stream.models.outcomes import OutcomeChain
 from bo_stream.models.subset import check_outputs_exist, subset_module
-from bo_stream.models.validation import check_finite, check_inputs, check_supposed
+from bo_stream.models.validation import check_finite, check_inputs, check_noise, check_supposed
 from bo_stream.process import Joint, PosteriorProcess, SelectedProcess
 from bo_stream.storage import atomic_write
 
@@ -101,6 +101,36 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @abstractmethod
     def _prepare_refit(self) -> None:
         """Called when a refit begins: re-standardise the outcomes."""
+
+    def noise_at(self, inputs: Tensor) -> Tensor:
+        """Variance of the noise of an observation at inputs, in transformed units.
+
+        The noise level, unless a model's noise depends on the inputs; differentiable then.
+
+        Args:
+            inputs: After :meth:`transform_inputs`, ``... x q x d``.
+
+        Returns:
+            Broadcastable to ``... x m x q``, float64.
+        """
+        return self.noise_level().detach().unsqueeze(-1)
+
+    def transformed_noise(self, Yvar: Tensor) -> Tensor:
+        """Noise variances from original to transformed units, as ``noise`` is expected to be in.
+
+        Args:
+            Yvar: ``... x q x m``, as :meth:`update` takes them.
+
+        Raises:
+            UnsupportedError: Variances in transformed units depend on the outcomes.
+        """
+        if self._outcomes.fixed:
+            names = ", ".join(type(step).__name__ for step in self._outcomes.fixed)
+            raise UnsupportedError(
+                f"Expected outcome_transform to be Standardize or None, got {names}: what variance "
+                "the transformed outcomes have depends on the outcomes. Transform it yourself."
+            )
+        return Yvar / self.outcome_scale().unsqueeze(-2).square().to(Yvar)
 
     @property
     def maps_boxes(self) -> bool:
@@ -178,22 +208,25 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Args:
             X: ``batch_shape x q x d``; more leading dimensions broadcast.
             output_indices: Outputs to keep; all if omitted.
-            observation_noise: True adds the model's noise; a tensor ``... x q x m`` of variances,
-                in transformed units, is added instead.
+            observation_noise: True adds the model's noise; a tensor ``... x (q or 1) x m`` of
+                variances of all outputs, in transformed units, is added instead (see
+                :meth:`transformed_noise`).
             posterior_transform: Applied last.
 
         Raises:
             BotorchTensorDimensionError: X has the wrong width or too few dimensions.
             InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
-                bounds.
+                bounds; a variance is negative or not finite.
         """
         self.eval()
         check_inputs(X, self._input_dim, self.train_targets)
+        if isinstance(observation_noise, Tensor):
+            check_noise("observation_noise", observation_noise, X, self.num_outputs)
         chosen = range(self.num_outputs) if output_indices is None else output_indices
         inputs = self.transform_inputs(X).to(torch.float64)
         joint = self.process(inputs).joint(inputs).select(chosen)
         offset, scale = self._outcomes.offset_and_scale(self._counts())
-        noise = self._added_noise(observation_noise, chosen)
+        noise = self._added_noise(observation_noise, inputs, chosen)
         distribution = _distribution(
             joint, offset[..., chosen, None], scale[..., chosen, None], noise, X.dtype
         )
@@ -202,12 +235,12 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
 
     def _added_noise(
-        self, observation_noise: bool | Tensor, outputs: Sequence[int]
+        self, observation_noise: bool | Tensor, inputs: Tensor, outputs: Sequence[int]
     ) -> Tensor | None:
         """Noise variances, broadcastable to ``... x m x q``, in transformed units."""
         if isinstance(observation_noise, Tensor):
-            return observation_noise.to(torch.float64).mT
-        return self.noise_level()[..., outputs].unsqueeze(-1) if observation_noise else None
+            return observation_noise.to(torch.float64).mT[..., outputs, :]
+        return self.noise_at(inputs)[..., outputs, :] if observation_noise else None
 
     def condition_on_observations(
         self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
@@ -220,7 +253,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Args:
             X: ``batch_shape x q x d``.
             Y: ``batch_shape' x q x m`` in original units, broadcast against X.
-            noise: Variances shaped as Y, in transformed units; the model's noise level if omitted.
+            noise: Variances shaped as Y, in transformed units (see :meth:`transformed_noise`); the
+                model's own if omitted.
             kwargs: Ignored, for BoTorch's callers.
 
         Raises:
@@ -233,7 +267,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         inputs = self.transform_inputs(X).to(torch.float64)
         targets = self._standardized(Y.to(torch.float64)).mT
         check_finite("Y after its outcome transform", targets)
-        level = self.noise_level().unsqueeze(-1) if noise is None else noise.to(torch.float64).mT
+        level = self.noise_at(inputs) if noise is None else noise.to(torch.float64).mT
         return self._supposing(self.process(inputs).condition(inputs, targets, level))
 
     def _standardized(self, Y: Tensor) -> Tensor:

@@ -95,13 +95,29 @@ def check_supposed(X: Tensor, Y: Tensor, noise: Tensor | None, outputs: int) -> 
     _check_rows("Y", Y, X, {X.shape[-2]}, outputs)
     check_finite("Y", Y)
     if noise is not None:
-        check_type("noise", noise, X)
-        _check_rows("noise", noise, X, {X.shape[-2], 1}, outputs)
-        if bool((noise < 0).any() | ~noise.isfinite().all()):
-            raise InputDataError(
-                "Expected noise to hold variances, zero or more and finite, got a negative, "
-                "infinite or NaN value."
-            )
+        check_noise("noise", noise, X, outputs)
+
+
+def check_noise(name: str, noise: Tensor, X: Tensor, outputs: int) -> None:
+    """Check noise variances at checked inputs X.
+
+    Args:
+        name: Of the argument.
+        noise: Expected ``...' x (q or 1) x outputs``, not negative.
+        X: ``... x q x d``, of the model's dtype and device.
+        outputs: Number of outputs m.
+
+    Raises:
+        BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+        InputDataError: A wrong dtype or device, NaN or infinity, or a negative variance.
+    """
+    check_type(name, noise, X)
+    _check_rows(name, noise, X, {X.shape[-2], 1}, outputs)
+    if bool((noise < 0).any() | ~noise.isfinite().all()):
+        raise InputDataError(
+            f"Expected {name} to hold variances, zero or more and finite, got a negative, "
+            "infinite or NaN value."
+        )
 
 
 def _check_rows(name: str, tensor: Tensor, X: Tensor, rows: set[int], outputs: int) -> None:

@@ -9,10 +9,10 @@ from botorch.posteriors.gpytorch import GPyTorchPosterior
 from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.hyperparameters import relearn
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
+from bo_stream.models.refit import relearn
 from bo_stream.models.wiski import WISKI
 
 FEWEST = 2

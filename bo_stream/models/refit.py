@@ -1,4 +1,4 @@
-"""Learning hyperparameters in a loop, which must not end where that fails."""
+"""Learning hyperparameters from the memory, where a run must not end if that fails."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from bo_stream.models.wiski import WISKI
+from bo_stream.models.streaming_gp import StreamingGP
 
 _FIT_OPTIONS = {"maxiter": 25, "ftol": 1e-7}
 """L-BFGS-B's; a refit starts from the last one's optimum and need not be exact."""
 
 
-def relearn(model: WISKI) -> None:
+def relearn(model: StreamingGP) -> None:
     """Learn hyperparameters; where that fails, those from before serve on: a run must not end."""
     try:
         learn_hyperparameters(model)
@@ -28,7 +28,7 @@ def relearn(model: WISKI) -> None:
         )
 
 
-def learn_hyperparameters(model: WISKI) -> None:
+def learn_hyperparameters(model: StreamingGP) -> None:
     """Maximise the marginal likelihood from the model's memory, starting where it stands.
 
     A line search that stalls near the optimum counts as its end: L-BFGS-B never leaves a point for

@@ -1,0 +1,64 @@
+"""Log squared residuals measure a log noise variance without bias."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.special import polygamma
+
+from bo_stream.models.log_squares import (
+    LOG_SQUARE_MEAN,
+    LOG_SQUARE_VARIANCE,
+    SMALLEST_SQUARE,
+    expected_exponential,
+    leave_one_out,
+    log_squares,
+)
+from tests.oracles import DenseGP
+from tests.tolerances import assert_close
+
+
+def test_the_constants_are_those_of_the_log_of_a_chi_square() -> None:
+    draws = torch.randn(2_000_000, dtype=torch.float64).square().log()
+    assert float(draws.mean()) == pytest.approx(LOG_SQUARE_MEAN, abs=5e-3)
+    assert pytest.approx(float(polygamma(1, 0.5)), rel=1e-12) == LOG_SQUARE_VARIANCE
+
+
+@pytest.mark.parametrize("variance", [0.0, 0.3, 3.0])
+def test_measurements_are_unbiased_at_the_expected_noise(variance: float) -> None:
+    noise = torch.full((1_000_000,), 0.5, dtype=torch.float64)
+    residual = (noise + variance).sqrt() * torch.randn_like(noise)
+    measured, variances = log_squares(residual, torch.full_like(noise, variance), noise)
+    assert float((measured - noise.log()).mean()) == pytest.approx(0.0, abs=1e-2)
+    share = 0.5 / (0.5 + variance)
+    assert float(measured.var()) == pytest.approx(LOG_SQUARE_VARIANCE, rel=1e-2)
+    assert_close(variances, torch.full_like(noise, LOG_SQUARE_VARIANCE / share**2))
+
+
+def test_an_exact_prediction_measures_the_smallest_square() -> None:
+    noise, zero = torch.tensor([0.5]).double(), torch.zeros(1).double()
+    measured, _ = log_squares(zero, zero, noise)
+    assert_close(measured, (SMALLEST_SQUARE * noise).log() - LOG_SQUARE_MEAN)
+
+
+def test_the_mean_of_an_exponential() -> None:
+    draws = (0.3 + 0.8 * torch.randn(2_000_000, dtype=torch.float64)).exp()
+    expected = expected_exponential(torch.tensor(0.3), torch.tensor(0.64))
+    assert float(draws.mean()) == pytest.approx(float(expected), rel=5e-3)
+
+
+def test_leaving_one_out_is_predicting_it_from_the_others() -> None:
+    X, y = torch.rand(9, 1).double(), torch.randn(9).double()
+    noise = 0.1 + torch.rand(9).double()
+
+    def gp(rows: list[int]) -> DenseGP:
+        kernel = lambda A, B: (-8.0 * (A - B.mT).square()).exp()  # noqa: E731
+        return DenseGP(kernel, torch.tensor([0.4]).double(), X[rows], y[rows], noise[rows])
+
+    mean, covariance = gp(list(range(9))).posterior(X)
+    means, variances = leave_one_out(y, mean, covariance.diagonal(), noise)
+    for i in range(9):
+        others = [j for j in range(9) if j != i]
+        expected_mean, expected_variance = gp(others).posterior(X[[i]])
+        assert_close(means[[i]], expected_mean)
+        assert_close(variances[[i]], expected_variance[0])
