@@ -14,9 +14,12 @@ from botorch.exceptions.errors import (
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.bases.cell_gram import CellGram, accumulate, zero_statistics
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.interpolation import InterpolationBasis, KroneckerPullBack
+from bo_stream.bases.grid import Mesh
+from bo_stream.bases.integrals import integrated_gram
+from bo_stream.bases.interpolation import GridBasis
+from bo_stream.bases.node_gram import NodeGram
+from bo_stream.bases.node_statistics import accumulate, zero_statistics
+from bo_stream.bases.pull_back import MeshPullBack
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_finite, check_type
 
@@ -59,19 +62,19 @@ class PointMeasure(Measure):
 
     def gram(self, basis: Basis) -> Tensor:
         """``Σ weight z zᵀ``. Cost O(N r²), and O(N 7^d + (7 g)^d g²) for many points on a grid."""
-        if isinstance(basis, InterpolationBasis) and self.points.shape[0] > FEW_POINTS:
-            return KroneckerPullBack(basis, basis.grid).congruence(self._cells(basis.grid))
+        if isinstance(basis, GridBasis) and self.points.shape[0] > FEW_POINTS:
+            return MeshPullBack(basis, basis.grid).congruence(self._on(basis.grid))
         size = max(1, CHUNK_NUMBERS // basis.rank)
         chunks = zip(self.points.split(size), self.weights.split(size), strict=True)
         return torch.stack([_weighted_gram(basis.features(X), w) for X, w in chunks]).sum(0)
 
-    def _cells(self, grid: Grid) -> CellGram:
+    def _on(self, mesh: Mesh) -> NodeGram:
         """The points as weighted observations of zero."""
         count, device = self.points.shape[0], self.points.device
-        statistics = zero_statistics(grid, torch.Size(), 1, 1, device)
+        statistics = zero_statistics(mesh, torch.Size(), 1, 1, device)
         ones = self.points.new_ones(1, count)
         weights = self.weights.unsqueeze(0)
-        accumulate(statistics, grid, self.points, torch.zeros_like(ones), ones, weights)
+        accumulate(statistics, mesh, self.points, torch.zeros_like(ones), ones, weights)
         return statistics.gram
 
 
@@ -100,12 +103,12 @@ class BoxMeasure(Measure):
         Raises:
             UnsupportedError: The basis has no closed form.
         """
-        if not isinstance(basis, InterpolationBasis):
+        if not isinstance(basis, GridBasis):
             raise UnsupportedError(
                 f"Expected an interpolation basis for an exact integral over bounds, got "
                 f"{type(basis).__name__}. Pass mc_points drawn from the box instead."
             )
-        return basis.integrated_gram(self.bounds)
+        return integrated_gram(basis, self.bounds)
 
 
 def box_of(points: Tensor) -> Tensor:

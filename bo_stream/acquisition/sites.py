@@ -16,7 +16,8 @@ from bo_stream.bases.cell_gram import CellGram, outer_product, ravel
 from bo_stream.bases.cubic import PAIR_DEGREES, STENCIL, legendre
 from bo_stream.bases.cubic import weights as cubic_weights
 from bo_stream.bases.grid import Grid
-from bo_stream.bases.interpolation import InterpolationBasis, KroneckerPullBack
+from bo_stream.bases.interpolation import InterpolationBasis
+from bo_stream.bases.pull_back import KroneckerPullBack
 
 KEPT_NUMBERS = 32_000_000
 """Up to this many interpolation weights are kept; beyond it they are computed at each use."""

@@ -7,7 +7,7 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.bases.interpolation import InterpolationBasis
+from bo_stream.bases.interpolation import GridBasis
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
@@ -67,7 +67,7 @@ def check_inside(basis: Basis, X: Tensor) -> None:
     Raises:
         InputDataError: An input lies outside the grid's box.
     """
-    if isinstance(basis, InterpolationBasis) and not basis.grid.contains(X):
+    if isinstance(basis, GridBasis) and not basis.grid.contains(X):
         raise InputDataError(
             "X lies outside the box of the model's grid at the time these functions were drawn, "
             f"{basis.grid.bounds.tolist()} in transformed inputs. Build the model with wider "

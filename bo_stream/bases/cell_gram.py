@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bo_stream.bases.cubic import PAIR_DEGREES, STENCIL, legendre, pair_coefficients
-from bo_stream.bases.cubic import weights as cubic_weights
 from bo_stream.bases.grid import Grid
 from bo_stream.linalg import check_memory
-from bo_stream.sufficient_statistics import SufficientStatistics, target_columns
 
 MEMORY_LIMIT_GIB = 4.0
 """Largest grid that is allocated."""
-
-_CHUNK_NUMBERS = 4_000_000
 
 # Up to here torch's index_put_ is several times faster on a CPU than index_add_.
 _NARROW = 8
@@ -54,6 +50,11 @@ class CellGram:
     def __mul__(self, factor: float) -> CellGram:
         """Gram of down-weighted data."""
         return CellGram(self.moments * factor, self.cells)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the grid."""
+        return math.prod(cells + STENCIL - 1 for cells in self.cells)
 
     def to(self, device: torch.device) -> CellGram:
         """The gram on another device."""
@@ -110,92 +111,34 @@ def line_congruence(moments: Tensor, values: Tensor) -> Tensor:
     return local.flatten(0, 1).mT @ (blocks @ local).flatten(0, 1)
 
 
-def zero_statistics(
-    grid: Grid, batch: torch.Size, noise_groups: int, outputs: int, device: torch.device
-) -> SufficientStatistics[CellGram]:
-    """Statistics of no data. Memory O(7^d cells).
-
-    Raises:
-        ValueError: The grid needs more than ``MEMORY_LIMIT_GIB``, said before allocating.
-    """
-    copies = math.prod(batch) * noise_groups
-    numbers = copies * grid.num_cells * PAIR_DEGREES**grid.dim
-    check_memory(f"A grid of {' x '.join(map(str, grid.size))} nodes", numbers, MEMORY_LIMIT_GIB)
-
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(*batch, *shape, dtype=torch.float64, device=device)
-
-    return SufficientStatistics(
-        CellGram(zeros(noise_groups, grid.num_cells, PAIR_DEGREES**grid.dim), grid.cells),
-        zeros(outputs, math.prod(grid.size), 2),
-        zeros(outputs, 2, 2),
-        zeros(outputs, 2, 2),
-        zeros(outputs),
-        zeros(outputs),
-    )
+def gram_numbers(grid: Grid) -> int:
+    """Numbers in a gram on a grid, ``7^d cells``."""
+    return grid.num_cells * PAIR_DEGREES**grid.dim
 
 
-def accumulate(
-    statistics: SufficientStatistics[CellGram],
-    grid: Grid,
-    X: Tensor,
-    targets: Tensor,
-    noise: Tensor,
-    weight: Tensor,
-) -> None:
-    """Add observations to statistics in place. Cost O(n 7^d), whatever the statistics hold.
+def zero_gram(grid: Grid, lead: Sequence[int], device: torch.device) -> CellGram:
+    """The gram of no data, with leading dimensions. Memory O(7^d cells)."""
+    shape = (*lead, grid.num_cells, PAIR_DEGREES**grid.dim)
+    return CellGram(torch.zeros(shape, dtype=torch.float64, device=device), grid.cells)
+
+
+def add_points(gram: CellGram, cell: Tensor, t: Tensor, precision: Tensor) -> None:
+    """Add observations at located points in place. Cost O(n 7^d).
 
     Args:
-        statistics: Memory with leading batch shape ``batch``.
-        grid: The grid the statistics live on.
-        X: ``batch x n x d``, inside the grid's box.
-        targets: ``batch x m x n``.
-        noise: Relative noise, ``batch x (1 or m) x n``.
-        weight: 1 to add, −1 to take out, 0 to leave out, ``batch x (1 or m) x n``.
+        gram: With leading dimensions ``batch x (1 or m)``.
+        cell: Of each point, ``batch x n x d``.
+        t: Position in the cell, ``batch x n x d``.
+        precision: ``D⁻¹``, ``batch x (1 or m) x n``.
     """
-    chunk = max(1, _CHUNK_NUMBERS // (PAIR_DEGREES**grid.dim * noise.shape[-2]))
-    for start in range(0, X.shape[-2], chunk):
-        rows = slice(start, start + chunk)
-        _accumulate_chunk(
-            statistics,
-            grid,
-            X[..., rows, :],
-            targets[..., rows],
-            noise[..., rows],
-            weight[..., rows],
-        )
-
-
-def _accumulate_chunk(
-    statistics: SufficientStatistics[CellGram],
-    grid: Grid,
-    X: Tensor,
-    targets: Tensor,
-    noise: Tensor,
-    weight: Tensor,
-) -> None:
-    cell, t = grid.locate(X)
-    precision = weight / noise
-    columns = target_columns(targets)
-    _add_rows(
-        statistics.gram.moments,
-        ravel(cell, grid.cells).unsqueeze(-2),
+    add_rows(
+        gram.moments,
+        ravel(cell, gram.cells).unsqueeze(-2),
         outer_product(legendre(t)).unsqueeze(-3) * precision.unsqueeze(-1),
     )
-    nodes, node_weights = _stencil(grid, cell, t)
-    weighted = columns * precision.unsqueeze(-1)
-    _add_rows(
-        statistics.moment,
-        nodes.flatten(-2).unsqueeze(-2),
-        (node_weights.unsqueeze(-3).unsqueeze(-1) * weighted.unsqueeze(-2)).flatten(-3, -2),
-    )
-    statistics.energy.add_(columns.mT @ weighted)
-    statistics.totals.add_(columns.mT @ (columns * weight.unsqueeze(-1)))
-    statistics.log_noise.add_((weight * noise.log()).sum(-1))
-    statistics.noise_sum.add_((weight * noise).sum(-1))
 
 
-def _add_rows(memory: Tensor, index: Tensor, rows: Tensor) -> None:
+def add_rows(memory: Tensor, index: Tensor, rows: Tensor) -> None:
     """``memory[..., index[..., k], :] += rows[..., k, :]``; leading dimensions as the memory's."""
     size, width = memory.shape[-2:]
     lead = memory.shape[:-2]
@@ -224,41 +167,14 @@ def ravel(index: Tensor, sizes: Sequence[int]) -> Tensor:
     return flat
 
 
-def _stencil(grid: Grid, cell: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Flat node indices and weights of the 4^d nodes around each point, ``... x n x 4^d``."""
-    nodes = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
-    flat = nodes[..., 0, :]
-    for i in range(1, grid.dim):
-        flat = (flat.unsqueeze(-1) * grid.size[i] + nodes[..., i, :].unsqueeze(-2)).flatten(-2)
-    return flat, outer_product(cubic_weights(t))
-
-
-def embed(
-    statistics: SufficientStatistics[CellGram], grid: Grid, larger: Grid
-) -> SufficientStatistics[CellGram]:
-    """Pull statistics back to a grid that has the same nodes and more: padding with zeros, exact.
-
-    Raises:
-        ValueError: The nodes do not coincide, or the larger grid exceeds the memory limit.
-    """
-    offset = grid.offset_in(larger)
-    if offset is None:
-        raise ValueError("Expected a larger grid that shares this grid's nodes.")
-    lead = statistics.moment.shape[:-3]
-    groups, outputs = statistics.gram.moments.shape[-3], statistics.moment.shape[-3]
-    result = zero_statistics(larger, lead, groups, outputs, statistics.moment.device)
-    _place(statistics.gram.moments, grid.cells, result.gram.moments, larger.cells, offset)
-    _place(statistics.moment, grid.size, result.moment, larger.size, offset)
-    return replace(statistics, gram=result.gram, moment=result.moment)
-
-
-def _place(
+def place(
     source: Tensor,
     sizes: tuple[int, ...],
     target: Tensor,
     larger: tuple[int, ...],
     offset: tuple[int, ...],
 ) -> None:
+    """Copy ``... x Π sizes x width`` into a larger array at an offset per dimension."""
     width = source.shape[-1]
     block = target.view(*target.shape[:-2], *larger, width)
     for i, (start, size) in enumerate(zip(offset, sizes, strict=True)):

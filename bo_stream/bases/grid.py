@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,8 +16,66 @@ EDGE = 1e-6
 """Points outside the box by less than this part of a cell count as inside."""
 
 
+Sizes = tuple[tuple[int, ...], ...]
+"""Nodes per dimension of each grid."""
+
+
+class Mesh(ABC):
+    """Nodes that cover a box of d inputs: those of one grid, or of one for each part of a sum."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Grid, ...]:
+        """The grids."""
+
+    @property
+    @abstractmethod
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The inputs that each grid covers."""
+
+    @property
+    @abstractmethod
+    def size(self) -> tuple[int, ...] | Sizes:
+        """Nodes per dimension, of one grid or of each."""
+
+    @property
+    @abstractmethod
+    def bounds(self) -> Tensor:
+        """The box that all grids cover, ``2 x d``."""
+
+    @property
+    @abstractmethod
+    def hull(self) -> Tensor:
+        """The smallest box that holds every grid's, ``2 x d``."""
+
+    @abstractmethod
+    def contains(self, X: Tensor) -> bool:
+        """Whether all points lie in the box."""
+
+    @abstractmethod
+    def grown_to(self, X: Tensor) -> Self:
+        """The smallest mesh with the same nodes, and more, whose box holds X."""
+
+    @abstractmethod
+    def resized(self, sizes: Sizes) -> Self:
+        """Other nodes over the same boxes."""
+
+    def lies_in(self, larger: Mesh) -> bool:
+        """Whether all nodes are nodes of ``larger`` too."""
+        pairs = zip(self.parts, larger.parts, strict=True)
+        return all(own.offset_in(other) is not None for own, other in pairs)
+
+    def outgrown(self, first: Mesh, factor: float) -> int | None:
+        """An input in which a grid is more than ``factor`` times as wide as at first, if any."""
+        for group, own, before in zip(self.groups, self.parts, first.parts, strict=True):
+            for i, cells, first_cells in zip(group, own.cells, before.cells, strict=True):
+                if cells > factor * first_cells:
+                    return i
+        return None
+
+
 @dataclass(frozen=True)
-class Grid:
+class Grid(Mesh):
     """Nodes ``lower + (k − 1) spacing``, k = 0 ... cells + 2, in each of d dimensions.
 
     Attributes:
@@ -37,6 +97,16 @@ class Grid:
         return cls(tuple(lower), spacing, cells)
 
     @property
+    def parts(self) -> tuple[Grid, ...]:
+        """This grid alone."""
+        return (self,)
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """All inputs."""
+        return (tuple(range(self.dim)),)
+
+    @property
     def dim(self) -> int:
         """Number d of dimensions."""
         return len(self.cells)
@@ -45,6 +115,11 @@ class Grid:
     def size(self) -> tuple[int, ...]:
         """Nodes per dimension."""
         return tuple(c + STENCIL - 1 for c in self.cells)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole grid."""
+        return math.prod(self.size)
 
     @property
     def num_cells(self) -> int:
@@ -57,6 +132,11 @@ class Grid:
         lower = torch.tensor(self.lower, dtype=torch.float64)
         widths = torch.tensor(self.spacing, dtype=torch.float64) * torch.tensor(self.cells)
         return torch.stack((lower, lower + widths))
+
+    @property
+    def hull(self) -> Tensor:
+        """The box."""
+        return self.bounds
 
     def nodes(self, dimension: int) -> Tensor:
         """Coordinates of the nodes of one dimension."""
@@ -100,6 +180,10 @@ class Grid:
         """The smallest grid with the same nodes, and more, whose box holds X."""
         below, above = self._missing_cells(X)
         return self._grown(below, above)
+
+    def resized(self, sizes: Sizes) -> Grid:
+        """Other nodes over the same box."""
+        return Grid.over(self.bounds, sizes[0])
 
     def _grown(self, below: list[int], above: list[int]) -> Grid:
         lower = tuple(

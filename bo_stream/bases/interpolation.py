@@ -2,23 +2,93 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from bo_stream.bases.basis import Basis
-from bo_stream.bases.cell_gram import CellGram, ravel
-from bo_stream.bases.contraction import contract
-from bo_stream.bases.cubic import gauss_legendre
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.kernel_factors import KernelFactors
+from bo_stream.bases.grid import Grid, Mesh
+from bo_stream.bases.grid_kernel import KernelFactors
+
+
+class GridBasis(Basis):
+    """Features on one grid or on several, none with features of two grids.
+
+    Attributes:
+        grid: Nodes.
+        scale: Prior variance, ``... x m``.
+        dropped: Part of the kernel's trace that was left out, the largest over the outputs.
+    """
+
+    grid: Mesh
+    scale: Tensor
+    dropped: float
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[InterpolationBasis, ...]:
+        """The features of each grid."""
+
+    @property
+    @abstractmethod
+    def order(self) -> Tensor | None:
+        """Where each feature is among those of the parts side by side; None: in its place."""
+
+    @abstractmethod
+    def leading(self, rank: int) -> Self:
+        """The first features only, the largest."""
+
+    @abstractmethod
+    def trailing(self, rank: int) -> Self:
+        """All but the first features."""
+
+    @abstractmethod
+    def enough(self, tolerance: float, max_rank: int) -> int:
+        """How many leading features leave out at most ``tolerance`` of the trace."""
+
+    def residual_covariance(self, X: Tensor, X2: Tensor) -> None:
+        """None: the basis carries its whole kernel k̃."""
+
+    def residual_variance(self, X: Tensor) -> None:
+        """None: the basis carries its whole kernel k̃."""
+
+    def joined(self, values: Sequence[Tensor], dim: int = -1) -> Tensor:
+        """Values of each part's features as values of the features."""
+        if self.order is None:
+            return values[0]
+        return torch.cat(list(values), dim).index_select(dim, self.order)
+
+    def joined_blocks(self, blocks: Sequence[Sequence[Tensor]]) -> Tensor:
+        """A matrix from its blocks between parts, ``... x r x r``."""
+        return self.joined([self.joined(row) for row in blocks], -2)
+
+    def joined_diagonal(self, blocks: Sequence[Tensor]) -> Tensor:
+        """A matrix that is zero between parts, ``... x r x r``."""
+        if self.order is None:
+            return blocks[0]
+        width, start, rows = sum(block.shape[-1] for block in blocks), 0, []
+        for block in blocks:
+            end = start + block.shape[-1]
+            rows.append(pad(block, (start, width - end)))
+            start = end
+        return self.joined(rows, -2).index_select(-1, self.order)
+
+    def own_blocks(self, matrix: Tensor) -> list[Tensor]:
+        """The blocks of a matrix within each part."""
+        if self.order is None:
+            return [matrix]
+        positions = self.order.argsort().split([part.rank for part in self.parts])
+        return [matrix.index_select(-2, own).index_select(-1, own) for own in positions]
 
 
 @dataclass(frozen=True)
-class InterpolationBasis(Basis):
+class InterpolationBasis(GridBasis):
     """Features of ``k̃(x, x') = w(x)ᵀ K w(x')``, K the kernel on the grid's nodes.
 
     K is a Kronecker product, ``K = E Λ Eᵀ`` one dimension at a time. Kept are the r products of
@@ -41,6 +111,15 @@ class InterpolationBasis(Basis):
     scale: Tensor
     index: Tensor
     dropped: float
+
+    @property
+    def parts(self) -> tuple[InterpolationBasis, ...]:
+        """This basis alone."""
+        return (self,)
+
+    @property
+    def order(self) -> None:
+        """None: the features are this basis's own."""
 
     @property
     def rank(self) -> int:
@@ -68,41 +147,21 @@ class InterpolationBasis(Basis):
         ]
 
     def _kept(self) -> list[int]:
+        if self.rank == 0:
+            return [1] * self.grid.dim
         return [int(largest) + 1 for largest in self.index.amax(0)]
 
-    def residual_covariance(self, X: Tensor, X2: Tensor) -> None:
-        """None: the basis carries its whole kernel k̃."""
+    def leading(self, rank: int) -> InterpolationBasis:
+        """The first features only, the largest."""
+        return replace(self, index=self.index[:rank])
 
-    def residual_variance(self, X: Tensor) -> None:
-        """None: the basis carries its whole kernel k̃."""
+    def trailing(self, rank: int) -> InterpolationBasis:
+        """All but the first features."""
+        return replace(self, index=self.index[rank:])
 
-    def integrated_gram(self, bounds: Tensor) -> Tensor:
-        """Mean of ``z zᵀ`` over the box ``bounds`` (``2 x d``), exact, ``... x m x r x r``.
-
-        Products of interpolated eigenvectors are polynomials of degree 6 in each cell, integrated
-        exactly by four Gauss points; the box is cut at the cell borders.
-        """
-        result = self.scale[..., None, None].expand(*self.scale.shape, 1, 1)
-        for i, root in enumerate(self.roots):
-            x, quadrature = _cellwise_quadrature(self.grid, i, bounds[:, i].to(root))
-            values = self.grid.interpolation_matrix(i, x) @ root
-            line = values.mT @ (values * quadrature.unsqueeze(-1))
-            column = self.index[:, i]
-            result = result * line.index_select(-2, column).index_select(-1, column)
-        return result
-
-
-def _cellwise_quadrature(grid: Grid, dimension: int, interval: Tensor) -> tuple[Tensor, Tensor]:
-    """Points and weights (summing to one) that integrate cellwise polynomials of degree 7."""
-    low, high = interval.tolist()
-    nodes = grid.nodes(dimension)
-    inner = nodes[(nodes > low) & (nodes < high)]
-    edges = torch.cat((nodes.new_tensor([low]), inner, nodes.new_tensor([high])))
-    t, quadrature = gauss_legendre(4)
-    widths = edges.diff()
-    points = edges[:-1, None] + widths[:, None] * t
-    share = widths[:, None] * quadrature / (high - low)
-    return points.flatten().to(interval), share.flatten().to(interval)
+    def enough(self, tolerance: float, max_rank: int) -> int:
+        """How many leading features leave out at most ``tolerance`` of the trace."""
+        return select_products(self.eigenvalues, tolerance, max_rank)[0].shape[0]
 
 
 def interpolation_basis(
@@ -117,11 +176,18 @@ def interpolation_basis(
         tolerance: Largest part of the trace of K that may be left out.
         max_rank: Cap on r, whatever the tolerance.
     """
+    whole = eigenbasis(factors, grid, batch)
+    index, dropped = select_products(whole.eigenvalues, tolerance, max_rank)
+    return replace(whole, index=index, dropped=dropped)
+
+
+def eigenbasis(factors: KernelFactors, grid: Grid, batch: torch.Size) -> InterpolationBasis:
+    """The eigenvectors of a kernel's factors, with no feature chosen yet. Cost O(Σ g_i³)."""
     pairs = [_eigenpairs(factors, grid, i, batch) for i in range(grid.dim)]
-    values = tuple(pair[0] for pair in pairs)
-    index, dropped = select_products(values, tolerance, max_rank)
+    values, vectors = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
     scale = factors.scale().detach().to(values[0].device).expand(batch)
-    return InterpolationBasis(grid, values, tuple(pair[1] for pair in pairs), scale, index, dropped)
+    nothing = torch.zeros(0, grid.dim, dtype=torch.long, device=scale.device)
+    return InterpolationBasis(grid, values, vectors, scale, nothing, 1.0)
 
 
 def _eigenpairs(
@@ -146,64 +212,35 @@ def select_products(
     Returns:
         The index set, ``r x d``, and the largest part of a trace that it leaves out.
     """
-    sizes = [values.shape[-1] for values in eigenvalues]
+    chosen, dropped = select_largest(relative_products(eigenvalues), tolerance, max_rank)
+    return unravel(chosen, eigenvalues), dropped
+
+
+def relative_products(eigenvalues: tuple[Tensor, ...]) -> Tensor:
+    """All products of eigenvalues in parts of their sum, ``... x p``."""
     shares = torch.ones((), dtype=torch.float64, device=eigenvalues[0].device)
     for values in eigenvalues:
         share = values / values.sum(-1, keepdim=True)
         shares = (shares.unsqueeze(-1) * share.unsqueeze(-2)).flatten(-2) if shares.ndim else share
-    best = shares.reshape(-1, shares.shape[-1]).amax(0)
+    return shares
+
+
+def select_largest(shares: Tensor, tolerance: float, max_rank: int) -> tuple[Tensor, float]:
+    """The largest of ``... x p`` shares that sum to one, one set that serves all batch elements.
+
+    Returns:
+        Their positions, largest first, and the largest sum of shares that they leave out.
+    """
+    rows = shares.reshape(-1, shares.shape[-1])
+    best = rows.amax(0)
     order = best.argsort(descending=True, stable=True)
-    left = 1.0 - shares.reshape(-1, shares.shape[-1])[:, order].cumsum(-1).amin(0)
+    left = 1.0 - rows[:, order].cumsum(-1).amin(0)
     enough = int((left > tolerance).sum()) + 1 if tolerance > 0 else int((best > 0).sum())
     rank = max(1, min(enough, max_rank, order.numel()))
-    index = torch.stack(torch.unravel_index(order[:rank], sizes), dim=-1)
-    return index, max(float(left[rank - 1]), 0.0)
+    return order[:rank], max(float(left[rank - 1]), 0.0)
 
 
-@dataclass(frozen=True)
-class KroneckerPullBack:
-    """The map ``v = R w`` from whitened weights to node values of a grid, R the Kronecker root.
-
-    Attributes:
-        basis: The basis whose weights w are.
-        grid: The grid whose node values v are: the basis's own or another inside its box.
-    """
-
-    basis: InterpolationBasis
-    grid: Grid
-
-    def _node_roots(self) -> list[Tensor]:
-        """Values at the grid's nodes of each dimension's root functions, ``... x m x g x r_i``."""
-        roots = self.basis.roots
-        own = self.basis.grid
-        offset = self.grid.offset_in(own)
-        if offset is not None:  # its nodes are nodes of the basis
-            windows = zip(roots, offset, self.grid.size, strict=True)
-            return [root[..., start : start + size, :] for root, start, size in windows]
-        nodes = [self.grid.nodes(i).to(roots[0]) for i in range(own.dim)]
-        return [own.interpolation_matrix(i, x) @ roots[i] for i, x in enumerate(nodes)]
-
-    def congruence(self, gram: CellGram) -> Tensor:
-        """``Rᵀ gram R``, ``... x m x r x r``, one dimension at a time. Cost O((7 g)^d g²)."""
-        roots = self._node_roots()
-        batch = self.basis.scale.shape
-        shape = torch.broadcast_shapes(batch, gram.moments.shape[:-2])
-        moments = gram.moments.expand(*shape, *gram.moments.shape[-2:])
-        flat_roots = [r.expand(*shape, *r.shape[-2:]).flatten(0, -3) for r in roots]
-        flat = CellGram(moments.reshape(-1, *moments.shape[-2:]), gram.cells).by_dimension()
-        results = [
-            contract(flat[b], [root[b] for root in flat_roots], self.basis.index)
-            for b in range(flat.shape[0])
-        ]
-        scale = self.basis.scale[..., None, None]
-        return torch.stack(results).reshape(*shape, *results[0].shape) * scale
-
-    def transpose(self, moment: Tensor) -> Tensor:
-        """``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
-        sizes = [root.shape[-1] for root in self._node_roots()]
-        flat = moment.flatten(-2)
-        for root in self._node_roots():
-            flat = (flat.unflatten(-1, (root.shape[-2], -1)).mT @ root).flatten(-2)
-        products = flat.unflatten(-1, (moment.shape[-1], math.prod(sizes)))
-        kept = products[..., ravel(self.basis.index, sizes)].mT
-        return kept * self.basis.scale.sqrt()[..., None, None]
+def unravel(chosen: Tensor, eigenvalues: tuple[Tensor, ...]) -> Tensor:
+    """Positions among all products as indices per dimension, ``r -> r x d``."""
+    sizes = [values.shape[-1] for values in eigenvalues]
+    return torch.stack(torch.unravel_index(chosen, sizes), dim=-1)

@@ -1,16 +1,16 @@
-"""Product kernels of gpytorch taken apart into one stationary kernel per dimension."""
+"""Kernels of gpytorch taken apart into products of one stationary kernel per dimension."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import singledispatch
+from itertools import product
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import (
     AdditiveKernel,
+    AdditiveStructureKernel,
     Kernel,
     MaternKernel,
     PeriodicKernel,
@@ -29,161 +29,123 @@ from bo_stream.bases.formulas import (
     SQUARED_EXPONENTIAL,
     Formula,
 )
+from bo_stream.bases.grid_kernel import LEAST, GridKernel, KernelFactors, KernelSum
 
 SUPPORTED = (
-    "RBFKernel, MaternKernel (nu 0.5, 1.5, 2.5), PeriodicKernel, SpectralMixtureKernel, "
-    "ScaleKernel and ProductKernel of these, AdditiveKernel of those that act on one and the same "
-    "input dimension"
+    "RBFKernel, MaternKernel (nu 0.5, 1.5, 2.5), PeriodicKernel, SpectralMixtureKernel, and "
+    "ScaleKernel, ProductKernel, AdditiveKernel and AdditiveStructureKernel of these"
 )
 
-
-LEAST = 1e-100
-"""Lengthscales and prior variances that an optimiser lets underflow are taken as this, not 0."""
-
-
-@dataclass(frozen=True)
-class KernelFactors:
-    """``k(x, x') = Π scales · Π factors``: what a grid can represent as a Kronecker product.
-
-    Attributes:
-        scales: Output scales, each one number per batch element.
-        factors: One-dimensional kernels; several may share a dimension.
-    """
-
-    scales: tuple[Tensor, ...]
-    factors: tuple[Factor, ...]
-
-    def scale(self) -> Tensor:
-        """The prior variance, one per batch element."""
-        scale = torch.ones((), dtype=torch.float64)
-        for factor in self.scales:
-            scale = scale.to(factor.device) * factor.to(torch.float64)
-        return scale.clamp_min(LEAST)
-
-    def correlation(self, dimension: int, x: Tensor, x2: Tensor) -> Tensor:
-        """One dimension's correlation matrix, ``batch x g x g'``, differentiable."""
-        distance = (x.unsqueeze(-1) - x2.unsqueeze(-2)).abs()
-        matrix = torch.ones_like(distance)
-        for factor in self.factors:
-            if factor.dimension == dimension:
-                matrix = matrix * factor(distance)
-        return matrix
-
-    @property
-    def smoothness(self) -> float:
-        """The roughest factor's smoothness ν."""
-        return min((factor.formula.smoothness for factor in self.factors), default=math.inf)
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where the factors' parameters are."""
-        return next((p.device for factor in self.factors for p in factor.parameters), None)
-
-    def spread(self, widths: Sequence[float]) -> KernelFactors:
-        """A kernel whose span holds also the derivatives in frequencies, for a box's widths."""
-        spread = (factor.spread(widths[factor.dimension]) for factor in self.factors)
-        return KernelFactors(self.scales, tuple(spread))
-
-    def for_single_output(self) -> KernelFactors:
-        """The same kernel with an output dimension of one behind its batch shape."""
-        return KernelFactors(
-            tuple(scale.unsqueeze(-1) for scale in self.scales),
-            tuple(
-                replace(factor, parameters=tuple(p.unsqueeze(-1) for p in factor.parameters))
-                for factor in self.factors
-            ),
-        )
+Terms = tuple[KernelFactors, ...]
+"""Products whose sum a kernel is, in the inputs' own dimensions."""
 
 
-def kernel_factors(kernel: Kernel, dim: int) -> KernelFactors:
+def kernel_factors(kernel: Kernel, dim: int) -> GridKernel:
     """Take a kernel over ``dim`` inputs apart. Matérn kernels are products over dimensions here.
 
     A spectral mixture in several dimensions is what gpytorch computes: the product over dimensions
     of the mixtures in one dimension (not the mixture of products of Wilson and Adams, 2013), with
-    the prior variance ``(Σ weights)^d``.
+    the prior variance ``(Σ weights)^d``. A sum of products over different dimensions is a
+    :class:`KernelSum`; products of sums are multiplied out.
 
     Raises:
-        UnsupportedError: The kernel is no product of one-dimensional stationary kernels.
+        UnsupportedError: The kernel is no sum of products of one-dimensional stationary kernels.
     """
+    terms = _terms(kernel, _active(kernel, tuple(range(dim))))
+    return terms[0] if len(terms) == 1 else KernelSum.of(terms)
+
+
+def _active(kernel: Kernel, inputs: tuple[int, ...]) -> tuple[int, ...]:
+    """The inputs that a kernel sees, of those that it is given."""
     dims = kernel.active_dims
-    active = tuple(range(dim)) if dims is None else tuple(int(i) for i in dims)
-    if active and max(active) >= dim:
+    positions = range(len(inputs)) if dims is None else [int(i) for i in dims]
+    if positions and max(positions) >= len(inputs):
         raise UnsupportedError(
-            f"covar_module has active_dims {active}, but the inputs have {dim} dimension(s)."
+            f"covar_module has active_dims {tuple(positions)}, but the inputs have {len(inputs)} "
+            "dimension(s)."
         )
-    return _factors(kernel, active)
+    return tuple(inputs[i] for i in positions)
 
 
 @singledispatch
-def _factors(kernel: Kernel, active: tuple[int, ...]) -> KernelFactors:
+def _terms(kernel: Kernel, active: tuple[int, ...]) -> Terms:
     raise UnsupportedError(
-        f"covar_module of type {type(kernel).__name__} is not a product over dimensions that a "
-        f"grid can represent. Expected one of: {SUPPORTED}."
+        f"covar_module of type {type(kernel).__name__} is not a sum of products over dimensions "
+        f"that a grid can represent. Expected one of: {SUPPORTED}."
     )
 
 
-@_factors.register
-def _(kernel: RBFKernel, active: tuple[int, ...]) -> KernelFactors:
-    return _of_columns(kernel, active, SQUARED_EXPONENTIAL, kernel.lengthscale)
+@_terms.register
+def _(kernel: RBFKernel, active: tuple[int, ...]) -> Terms:
+    return (_of_columns(kernel, active, SQUARED_EXPONENTIAL, kernel.lengthscale),)
 
 
-@_factors.register
-def _(kernel: MaternKernel, active: tuple[int, ...]) -> KernelFactors:
-    return _of_columns(kernel, active, MATERN[kernel.nu], kernel.lengthscale)
+@_terms.register
+def _(kernel: MaternKernel, active: tuple[int, ...]) -> Terms:
+    return (_of_columns(kernel, active, MATERN[kernel.nu], kernel.lengthscale),)
 
 
-@_factors.register
-def _(kernel: PeriodicKernel, active: tuple[int, ...]) -> KernelFactors:
+@_terms.register
+def _(kernel: PeriodicKernel, active: tuple[int, ...]) -> Terms:
     frequency = kernel.period_length.to(torch.float64).reciprocal()
-    return _of_columns(kernel, active, PERIODIC, frequency, kernel.lengthscale)
+    return (_of_columns(kernel, active, PERIODIC, frequency, kernel.lengthscale),)
 
 
-@_factors.register
-def _(kernel: SpectralMixtureKernel, active: tuple[int, ...]) -> KernelFactors:
+@_terms.register
+def _(kernel: SpectralMixtureKernel, active: tuple[int, ...]) -> Terms:
     weights = kernel.mixture_weights.unbind(-1)
     means, scales = kernel.mixture_means.unbind(-3), kernel.mixture_scales.unbind(-3)
     components = [
         _of_columns(kernel, active, SPECTRAL_COMPONENT, *parameters).factors
         for parameters in zip(means, scales, strict=True)
     ]
-    return _product(
+    lines = (
         _sum(dimension, weights, [(factor,) for factor in mixture])
         for dimension, mixture in zip(active, zip(*components, strict=True), strict=True)
     )
+    return (_product(lines),)
 
 
-@_factors.register
-def _(kernel: ScaleKernel, active: tuple[int, ...]) -> KernelFactors:
+@_terms.register
+def _(kernel: ScaleKernel, active: tuple[int, ...]) -> Terms:
     # takes over its base kernel's active_dims, which gpytorch does not apply a second time
-    inner = _factors(kernel.base_kernel, active)
-    return KernelFactors((kernel.outputscale, *inner.scales), inner.factors)
+    inner = _terms(kernel.base_kernel, active)
+    return tuple(KernelFactors((kernel.outputscale, *t.scales), t.factors) for t in inner)
 
 
-@_factors.register
-def _(kernel: ProductKernel, active: tuple[int, ...]) -> KernelFactors:
-    return _product(_nested(part, active) for part in kernel.kernels)
+@_terms.register
+def _(kernel: ProductKernel, active: tuple[int, ...]) -> Terms:
+    sums = [_terms(part, _active(part, active)) for part in kernel.kernels]
+    return tuple(_product(choice) for choice in product(*sums))
 
 
-@_factors.register
-def _(kernel: AdditiveKernel, active: tuple[int, ...]) -> KernelFactors:
-    parts = [_nested(part, active) for part in kernel.kernels]
-    if len(parts) == 1:
-        return parts[0]
-    dimensions = {factor.dimension for part in parts for factor in part.factors}
-    if len(dimensions) != 1:
+@_terms.register
+def _(kernel: AdditiveKernel, active: tuple[int, ...]) -> Terms:
+    if len(kernel.kernels) == 0:
         raise UnsupportedError(
-            "covar_module of type AdditiveKernel is not a product over dimensions that a grid can "
-            f"represent: its parts act on the input dimensions {sorted(dimensions)}. Give all "
-            f"parts the same single one, e.g. active_dims=(0,). Expected one of: {SUPPORTED}."
+            "Expected an AdditiveKernel in covar_module to have parts, got none."
         )
-    return _sum(dimensions.pop(), [p.scale() for p in parts], [p.factors for p in parts])
+    return _joined(t for part in kernel.kernels for t in _terms(part, _active(part, active)))
 
 
-def _nested(kernel: Kernel, active: tuple[int, ...]) -> KernelFactors:
-    """A kernel inside another sees the outer one's active inputs only."""
-    inner = kernel_factors(kernel, len(active))
-    moved = (replace(factor, dimension=active[factor.dimension]) for factor in inner.factors)
-    return KernelFactors(inner.scales, tuple(moved))
+@_terms.register
+def _(kernel: AdditiveStructureKernel, active: tuple[int, ...]) -> Terms:
+    base = kernel.base_kernel
+    return _joined(t for i in active for t in _terms(base, _active(base, (i,))))
+
+
+def _joined(terms: Iterable[KernelFactors]) -> Terms:
+    """Terms in which those that act on one and the same dimension are one."""
+    lines: dict[int, list[KernelFactors]] = {}
+    others: list[KernelFactors] = []
+    for term in terms:
+        own = lines.setdefault(term.dims[0], []) if len(term.dims) == 1 else others
+        own.append(term)
+    summed = [
+        same[0] if len(same) == 1 else _sum(i, [t.scale() for t in same], [t.factors for t in same])
+        for i, same in lines.items()
+    ]
+    return (*summed, *others)
 
 
 def _product(parts: Iterable[KernelFactors]) -> KernelFactors:

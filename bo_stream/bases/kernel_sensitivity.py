@@ -7,26 +7,32 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from bo_stream.bases.cell_gram import ravel
-from bo_stream.bases.interpolation import InterpolationBasis, node_correlation
-from bo_stream.bases.kernel_factors import KernelFactors
+from bo_stream.bases.grid_kernel import GridKernel, KernelFactors
+from bo_stream.bases.interpolation import GridBasis, InterpolationBasis, node_correlation
 
 
-def expected_log_prior(
-    basis: InterpolationBasis, factors: KernelFactors, second_moment: Tensor
-) -> Tensor:
+def expected_log_prior(basis: GridBasis, kernel: GridKernel, second_moment: Tensor) -> Tensor:
     """−E log p(w) up to a constant, to first order in the hyperparameters, ``... x m``.
 
     The weights' prior is N(0, I + H(θ)) with ``H = Λ^{-½} Eᵀ (K(θ) − K) E Λ^{-½}`` and H = 0 at the
     hyperparameters that ``basis`` was built from, so the gradient is ``½ tr((I − E[w wᵀ]) dH)``: by
-    Fisher's identity that of the negative log marginal likelihood. K is a Kronecker product, hence
-    dH couples kept products that differ in one dimension only. Cost O(r² d + Σ g³).
+    Fisher's identity that of the negative log marginal likelihood. K is a Kronecker product, or
+    several side by side, hence dH couples kept products of one part that differ in one dimension
+    only. Cost O(r² d + Σ g³).
 
     Args:
-        basis: Built from ``factors`` at their present values.
-        factors: The kernel, differentiable.
+        basis: Built from ``kernel`` at its present values.
+        kernel: The kernel, differentiable.
         second_moment: ``E[w wᵀ] = Σ + w wᵀ``, ``... x m x r x r``.
     """
     sensitivity = 0.5 * (torch.eye(basis.rank).to(second_moment) - second_moment)
+    blocks = zip(basis.parts, kernel.parts, basis.own_blocks(sensitivity), strict=True)
+    return torch.stack([_part_log_prior(*block) for block in blocks]).sum(0)
+
+
+def _part_log_prior(
+    basis: InterpolationBasis, factors: KernelFactors, sensitivity: Tensor
+) -> Tensor:
     trace = sensitivity.diagonal(dim1=-2, dim2=-1).sum(-1)
     total = trace * (factors.scale() / basis.scale)
     for i in range(basis.grid.dim):
@@ -42,12 +48,17 @@ def _one_dimension(
     return (gathered * perturbed).sum((-2, -1))
 
 
-def prior_covariance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
+def prior_covariance(basis: GridBasis, kernel: GridKernel) -> Tensor:
     """Prior covariance of a basis's weights under another kernel, ``... x m x r x r``.
 
     ``Λ^{-½} Eᵀ K(θ) E Λ^{-½}``, differentiable in the hyperparameters: the identity where the basis
     was built, else the kernel K(θ) as far as the basis spans it. Cost O(r² d + Σ g³).
     """
+    pairs = zip(basis.parts, kernel.parts, strict=True)
+    return basis.joined_diagonal([_part_covariance(part, factors) for part, factors in pairs])
+
+
+def _part_covariance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
     scale = (factors.scale() / basis.scale)[..., None, None]
     result = scale.expand(*basis.scale.shape, 1, 1)
     for i in range(basis.grid.dim):
@@ -57,8 +68,13 @@ def prior_covariance(basis: InterpolationBasis, factors: KernelFactors) -> Tenso
     return result
 
 
-def prior_variance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
+def prior_variance(basis: GridBasis, kernel: GridKernel) -> Tensor:
     """Diagonal of :func:`prior_covariance`, ``... x m x r``. Cost O(r d + Σ g³)."""
+    pairs = zip(basis.parts, kernel.parts, strict=True)
+    return basis.joined([_part_variance(part, factors) for part, factors in pairs])
+
+
+def _part_variance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
     result = (factors.scale() / basis.scale).unsqueeze(-1).expand(*basis.scale.shape, basis.rank)
     for i in range(basis.grid.dim if basis.rank > 0 else 0):
         line = _whitened_correlation(basis, factors, i).diagonal(dim1=-2, dim2=-1)
@@ -66,11 +82,27 @@ def prior_variance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
     return result
 
 
+def variance_outside(basis: GridBasis, kernel: GridKernel) -> Tensor:
+    """Mean over the nodes of the prior variance outside a basis's span, ``... x m``."""
+    pairs = zip(basis.parts, kernel.parts, strict=True)
+    return torch.stack([_part_outside(part, factors) for part, factors in pairs]).sum(0)
+
+
+def _part_outside(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
+    """``scale · (1 − tr(Eᵀ K E) / p)`` with E the kept eigenvectors. Cost O(r d + Σ g³)."""
+    inside = torch.ones(*basis.scale.shape, 1).to(basis.scale)
+    for i, vectors in enumerate(basis.eigenvectors):
+        moved = node_correlation(factors, basis.grid, i) @ vectors
+        line = (vectors * moved).sum(-2) / basis.grid.size[i]
+        inside = inside * line.index_select(-1, basis.index[:, i])
+    return factors.scale() * (1.0 - inside.sum(-1)).clamp_min(0.0)
+
+
 def _whitened_correlation(
     basis: InterpolationBasis, factors: KernelFactors, dimension: int
 ) -> Tensor:
     """``Λ^{-½} Eᵀ K(θ) E Λ^{-½}`` of one dimension's kept eigenvectors, ``... x m x k x k``."""
-    kept = int(basis.index[:, dimension].max()) + 1
+    kept = basis.roots[dimension].shape[-1]
     values = basis.eigenvalues[dimension][..., None, :kept]
     inverse_root = torch.where(values > 0, values.rsqrt(), 0.0)  # where it is 0, so is the feature
     whitening = basis.eigenvectors[dimension][..., :kept] * inverse_root

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.kernel_factors import KernelFactors
+from bo_stream.bases.grid import Grid, Mesh, Sizes
+from bo_stream.bases.grid_kernel import GridKernel, KernelFactors
 
 DEFAULT_SIZES: dict[str, dict[int, int]] = {
     "smooth": {1: 128, 2: 36, 3: 20, 4: 12},
@@ -20,23 +20,36 @@ _LARGEST_SUGGESTION = 2048
 _PROBES = (0.25, 0.5, 0.618033988749895, 0.75)  # in cells; no period divides all their distances
 
 
-def default_grid_size(factors: KernelFactors, dim: int) -> tuple[int, ...]:
-    """Nodes per dimension that meet the accuracies of ``benchmarks/accuracy.py``.
+def default_grid_size(kernel: GridKernel, dim: int) -> Sizes:
+    """Nodes per dimension of each grid that meet the accuracies of ``benchmarks/accuracy.py``.
 
     By smoothness only: a grid is chosen before the hyperparameters are learned. A period or the
     inverse of a mixture's frequency shorter than about six cells needs a finer grid than this;
     :func:`interpolation_error` then tells so, and :func:`sufficient_grid_size` which.
     """
+    pairs = zip(kernel.parts, kernel.groups(dim), strict=True)
+    return tuple(_default_size(factors, len(group)) for factors, group in pairs)
+
+
+def _default_size(factors: KernelFactors, dim: int) -> tuple[int, ...]:
     kind = "smooth" if math.isinf(factors.smoothness) else "rough"
     return (DEFAULT_SIZES[kind][dim],) * dim
 
 
-def interpolation_error(factors: KernelFactors, grid: Grid) -> float:
+def interpolation_error(kernel: GridKernel, mesh: Mesh) -> float:
     """Bound on ``|k − k̃|`` in parts of the prior variance, from probes inside the cells.
 
-    The kernel is a product of factors of at most one, hence its error is at most the sum of the
-    errors of its dimensions. Those are probed at points between the nodes. Cost O(Σ g³).
+    A part of the kernel is a product of factors of at most one, hence its error is at most the sum
+    of the errors of its dimensions. Those are probed at points between the nodes. Cost O(Σ g³).
     """
+    total = kernel.scale().detach()
+    return sum(
+        float((factors.scale().detach().to(total) / total).max()) * _part_error(factors, grid)
+        for factors, grid in zip(kernel.parts, mesh.parts, strict=True)
+    )
+
+
+def _part_error(factors: KernelFactors, grid: Grid) -> float:
     return sum(float(dimension_error(factors, grid, i).max()) for i in range(grid.dim))
 
 
@@ -54,14 +67,21 @@ def dimension_error(factors: KernelFactors, grid: Grid, dimension: int) -> Tenso
         return (approximate - factors.correlation(dimension, x, x)).abs().amax((-2, -1))
 
 
-def sufficient_grid_size(
-    factors: KernelFactors, grid: Grid, tolerance: float
-) -> tuple[int, ...] | None:
-    """The smallest grid over the same box, found by growing by a quarter, with at most this error.
+def sufficient_grid_size(kernel: GridKernel, mesh: Mesh, tolerance: float) -> Sizes | None:
+    """The smallest grids over the same boxes, found by growing by a quarter, of at most this error.
 
     Returns:
-        Nodes per dimension, or None where more than ``2048`` a side would be needed.
+        Nodes per dimension of each, or None where more than ``2048`` a side would be needed.
     """
+    pairs = zip(kernel.parts, mesh.parts, strict=True)
+    sizes = [_sufficient_size(factors, grid, tolerance) for factors, grid in pairs]
+    enough = tuple(size for size in sizes if size is not None)
+    return enough if len(enough) == len(sizes) else None
+
+
+def _sufficient_size(
+    factors: KernelFactors, grid: Grid, tolerance: float
+) -> tuple[int, ...] | None:
     sizes: list[int] = []
     for i in range(grid.dim):
         size = _sufficient_line(factors, grid, i, tolerance / grid.dim)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bo_stream.bases.interpolation import InterpolationBasis
+from bo_stream.bases.interpolation import GridBasis
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.process import WeightSpaceProcess
 
@@ -49,7 +49,7 @@ class Whitening:
     """
 
     state: State
-    basis: InterpolationBasis
+    basis: GridBasis
     memory: WhitenedMemory
     pending: tuple[tuple[Observations, Tensor], ...] = ()
 
@@ -84,7 +84,7 @@ class Solved:
     state: State
     process: WeightSpaceProcess
 
-    def can_take(self, data: Observations, basis: InterpolationBasis) -> bool:
+    def can_take(self, data: Observations, basis: GridBasis) -> bool:
         """Whether a batch is small, adds, and meets the basis that was solved in."""
         n = data.X.shape[-2]
         small = n <= SOLVED_ROWS

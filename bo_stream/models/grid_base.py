@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Self
 
@@ -20,11 +20,14 @@ from gpytorch.models.gp import GP
 from torch import Tensor
 from torch.nn import Module
 
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.kernel_factors import KernelFactors, kernel_factors
+from bo_stream.bases.additive_grid import mesh_over
+from bo_stream.bases.grid import Sizes
+from bo_stream.bases.grid_kernel import GridKernel
+from bo_stream.bases.kernel_factors import kernel_factors
 from bo_stream.bases.resolution import interpolation_error
 from bo_stream.models.caches import Solved, Whitening
 from bo_stream.models.construction import (
+    GridSize,
     check_dim,
     check_first_observations,
     check_mean,
@@ -67,7 +70,7 @@ class GridBase(StreamingGP):
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         bounds: Tensor | None = None,
-        grid_size: int | Sequence[int] | None = None,
+        grid_size: GridSize | None = None,
         tolerance: float = 1e-9,
         max_rank: int = 1024,
         stem: Stem | None = None,
@@ -130,7 +133,7 @@ class GridBase(StreamingGP):
             self.outcome_transform = outcome_transform
         inputs = self._first_inputs(train_X, input_transform, stem)
         self._input_dim = train_X.shape[-1]
-        self._grid_dim = check_dim(inputs.shape[-1])
+        self._grid_dim = check_dim(inputs.shape[-1], covar_module)
         aug_batch = self._batch_shape + ((self._num_outputs,) if self._num_outputs > 1 else ())
         self.covar_module = (
             get_covar_module_with_dim_scaled_prior(self._grid_dim, batch_shape=aug_batch)
@@ -145,11 +148,15 @@ class GridBase(StreamingGP):
         box = (
             choose_box(bounds, inputs, input_transform) if stem is None else stem_box(bounds, stem)
         )
-        size = choose_grid_size(grid_size, self._factors(), self._grid_dim)
+        kernel = self._factors()
+        sizes = choose_grid_size(grid_size, kernel, self._grid_dim)
         targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
         self._shift = reference_outcome(targets)
         self._memory = StreamMemory.empty(
-            Grid.over(box, size), self._batch_shape, self._num_outputs, train_X.device
+            mesh_over(box, kernel.groups(self._grid_dim), sizes),
+            self._batch_shape,
+            self._num_outputs,
+            train_X.device,
         )
         self._basis_grid = self._memory.grid
         self.to(train_X)
@@ -201,7 +208,7 @@ class GridBase(StreamingGP):
         stem = self._stem
         return inputs if stem is None else checked_projection(stem(inputs))
 
-    def _factors(self) -> KernelFactors:
+    def _factors(self) -> GridKernel:
         factors = kernel_factors(self.covar_module, self._grid_dim)
         return factors.for_single_output() if self.num_outputs == 1 else factors
 
@@ -211,7 +218,7 @@ class GridBase(StreamingGP):
         return self._memory.grid.bounds.to(self.train_targets)
 
     @property
-    def grid_size(self) -> tuple[int, ...]:
+    def grid_size(self) -> tuple[int, ...] | Sizes:
         """Nodes per dimension, among them one beyond the box at each end."""
         return self._memory.grid.size
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -10,10 +9,10 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
 
-from bo_stream.bases.grid import Grid
 from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening, is_same, state_of
 from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import (
+    GridSize,
     checked_projection,
     choose_grid_size,
 )
@@ -181,7 +180,7 @@ class GridGP(GridPosterior):
         )
         return self
 
-    def refine(self, grid_size: int | Sequence[int]) -> Self:
+    def refine(self, grid_size: GridSize) -> Self:
         """Move to a finer (or coarser) grid over the same box, hyperparameters kept.
 
         What is observed from now on has the new grid's interpolation error. The posterior is
@@ -199,7 +198,7 @@ class GridGP(GridPosterior):
         """
         self._check_not_supposed("refine")
         sizes = choose_grid_size(grid_size, self._factors(), self._grid_dim)
-        self._set_memory(self._memory.refined(Grid.over(self._memory.grid.bounds, sizes)))
+        self._set_memory(self._memory.refined(self._memory.grid.resized(sizes)))
         return self
 
     def _prepare_refit(self) -> None:

@@ -10,7 +10,8 @@ from botorch.exceptions.errors import InputDataError
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from bo_stream.bases.interpolation import InterpolationBasis, interpolation_basis
+from bo_stream.bases.additive_basis import grid_basis
+from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.kernel_sensitivity import prior_covariance
 from bo_stream.models.caches import Solved, Whitening, is_same, state_of
 from bo_stream.models.construction import (
@@ -89,11 +90,9 @@ class GridPosterior(GridBase):
         return self._whitening
 
     @torch.no_grad()
-    def _present_basis(self) -> InterpolationBasis:
+    def _present_basis(self) -> GridBasis:
         batch = torch.Size((*self.batch_shape, self.num_outputs))
-        return interpolation_basis(
-            self._factors(), self._basis_grid, batch, self.tolerance, self.max_rank
-        )
+        return grid_basis(self._basis_grid, self._factors(), batch, self.tolerance, self.max_rank)
 
     @property
     def rank(self) -> int:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bo_stream.bases.interpolation import (
-    InterpolationBasis,
-    interpolation_basis,
-    node_correlation,
-    select_products,
-)
-from bo_stream.bases.kernel_factors import KernelFactors
-from bo_stream.bases.kernel_sensitivity import prior_variance
+from bo_stream.bases.additive_basis import grid_basis
+from bo_stream.bases.grid_kernel import GridKernel
+from bo_stream.bases.interpolation import GridBasis
+from bo_stream.bases.kernel_sensitivity import prior_variance, variance_outside
 from bo_stream.models.memory import WhitenedMemory
 from bo_stream.models.stream_memory import StreamMemory
 
@@ -59,21 +55,23 @@ class LearningSpace:
         rest: The model's further features.
         rest_squares: Mean squares of those over the observations of learned noise, ``... x m x s``.
         centre: Logs of the parameters of the kernel's factors.
+        whole: All these features.
         outside: Mean prior variance over the nodes outside all these features, ``... x m``.
     """
 
-    basis: InterpolationBasis
+    basis: GridBasis
     memory: WhitenedMemory
-    rest: InterpolationBasis
+    rest: GridBasis
     rest_squares: Tensor
     centre: tuple[Tensor, ...]
+    whole: GridBasis
     outside: Tensor
 
     @classmethod
     @torch.no_grad()
     def around(
         cls,
-        factors: KernelFactors,
+        factors: GridKernel,
         noise: Tensor,
         memory: StreamMemory,
         tolerance: float,
@@ -93,24 +91,24 @@ class LearningSpace:
         """
         shape, least = memory.counts.shape, max(tolerance, _LEAST_TOLERANCE)
         spread = factors.spread(memory.grid.bounds.diff(dim=0)[0].tolist())
-        whole = interpolation_basis(spread, memory.grid, shape, least, max_rank)
+        whole = grid_basis(memory.grid, spread, shape, least, max_rank)
         whitened = memory.whitened(whole)
         learned = whitened.learned
         squares = learned.gram.diagonal(dim1=-2, dim2=-1) / learned.count.clamp_min(1.0)[..., None]
         share = float((LEFT_OUT * noise / whole.scale).min())
-        enough, _ = select_products(whole.eigenvalues, max(share, least), max_rank)
-        rank = max(enough.shape[0], LEARNING_RANK)
+        rank = max(whole.enough(max(share, least), max_rank), LEARNING_RANK)
         return cls(
-            replace(whole, index=whole.index[:rank]),
+            whole.leading(rank),
             whitened.leading(rank),
-            replace(whole, index=whole.index[rank:]),
+            whole.trailing(rank),
             squares[..., rank:],
             _log_parameters(factors),
-            _outside(whole, factors),
+            whole,
+            variance_outside(whole, factors),
         )
 
     @torch.no_grad()
-    def holds(self, factors: KernelFactors, noise: Tensor) -> bool:
+    def holds(self, factors: GridKernel, noise: Tensor) -> bool:
         """Whether the kernel is within ``RADIUS`` of the centre, and little of it is left out."""
         pairs = zip(self.centre, _log_parameters(factors), strict=True)
         distances = [float((old - new).abs().max()) for old, new in pairs]
@@ -121,29 +119,15 @@ class LearningSpace:
             and self._spans(factors, noise)
         )
 
-    def _spans(self, factors: KernelFactors, noise: Tensor) -> bool:
-        index = torch.cat((self.basis.index, self.rest.index))
+    def _spans(self, factors: GridKernel, noise: Tensor) -> bool:
         most = MOST_OUTSIDE * noise + MOST_OUTSIDE_GROWTH * self.outside
-        return bool((_outside(replace(self.basis, index=index), factors) <= most).all())
+        return bool((variance_outside(self.whole, factors) <= most).all())
 
-    def left_out(self, factors: KernelFactors) -> Tensor:
+    def left_out(self, factors: GridKernel) -> Tensor:
         """Mean prior variance at the observations beyond the space, ``... x m``."""
         return (prior_variance(self.rest, factors) * self.rest_squares).sum(-1)
 
 
-def _outside(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
-    """Mean over the nodes of the prior variance outside a basis's span, ``... x m``.
-
-    ``scale · (1 − tr(Eᵀ K E) / p)`` with E the kept eigenvectors. Cost O(r d + Σ g³).
-    """
-    inside = torch.ones(*basis.scale.shape, 1).to(basis.scale)
-    for i, vectors in enumerate(basis.eigenvectors):
-        moved = node_correlation(factors, basis.grid, i) @ vectors
-        line = (vectors * moved).sum(-2) / basis.grid.size[i]
-        inside = inside * line.index_select(-1, basis.index[:, i])
-    return factors.scale() * (1.0 - inside.sum(-1)).clamp_min(0.0)
-
-
-def _log_parameters(factors: KernelFactors) -> tuple[Tensor, ...]:
-    parameters = (p for factor in factors.factors for p in factor.parameters)
+def _log_parameters(factors: GridKernel) -> tuple[Tensor, ...]:
+    parameters = (p for part in factors.parts for f in part.factors for p in f.parameters)
     return tuple(parameter.detach().log().clone() for parameter in parameters)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bo_stream.bases.interpolation import InterpolationBasis
-from bo_stream.bases.kernel_factors import KernelFactors
+from bo_stream.bases.grid_kernel import GridKernel
+from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.kernel_sensitivity import expected_log_prior
 from bo_stream.linalg import product_of_triangular_root, solve_one_plus_product
 from bo_stream.sufficient_statistics import SufficientStatistics
@@ -47,8 +47,8 @@ def combine(groups: Sequence[NoiseGroup], residual: Tensor) -> GaussianEvidence:
 def differentiable_log_marginal_likelihood(
     groups: Sequence[NoiseGroup],
     residual: Tensor,
-    basis: InterpolationBasis,
-    factors: KernelFactors,
+    basis: GridBasis,
+    factors: GridKernel,
 ) -> Tensor:
     """The log marginal likelihood, ``... x m``, with its exact gradient. Cost O(r³).
 
@@ -83,8 +83,8 @@ def batch_log_marginal_likelihood(
     features: Tensor,
     residual: Tensor,
     noise: Tensor,
-    basis: InterpolationBasis,
-    factors: KernelFactors,
+    basis: GridBasis,
+    factors: GridKernel,
 ) -> Tensor:
     """The log marginal likelihood of a batch, ``... x m``, with its exact gradient.
 

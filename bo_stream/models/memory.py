@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bo_stream.bases.cell_gram import CellGram, accumulate, embed, zero_statistics
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.interpolation import InterpolationBasis, KroneckerPullBack
+from bo_stream.bases.grid import Mesh
+from bo_stream.bases.interpolation import GridBasis
+from bo_stream.bases.node_statistics import NodeStatistics, accumulate, embed, zero_statistics
+from bo_stream.bases.pull_back import MeshPullBack
 from bo_stream.sufficient_statistics import G, SufficientStatistics, weighted_statistics
 
-GridStatistics = SufficientStatistics[CellGram]
 Whitened = SufficientStatistics[Tensor]
 
 
@@ -103,7 +103,7 @@ def _leading(statistics: Whitened, rank: int) -> Whitened:
     )
 
 
-def _select(statistics: GridStatistics, outputs: list[int]) -> GridStatistics:
+def _select(statistics: NodeStatistics, outputs: list[int]) -> NodeStatistics:
     return SufficientStatistics(
         statistics.gram.select(outputs),
         statistics.moment[..., outputs, :, :],
@@ -124,7 +124,7 @@ def _add(
 
 @dataclass(frozen=True)
 class GridMemory:
-    """Statistics of observations that were interpolated on one grid.
+    """Statistics of observations that were interpolated on one grid, or one grid per part.
 
     Attributes:
         grid: Its nodes.
@@ -133,12 +133,12 @@ class GridMemory:
         known: Observations with known noise, one gram per output, or None while there are none.
     """
 
-    grid: Grid
-    learned: GridStatistics
-    known: GridStatistics | None
+    grid: Mesh
+    learned: NodeStatistics
+    known: NodeStatistics | None
 
     @classmethod
-    def empty(cls, grid: Grid, batch: torch.Size, outputs: int, device: torch.device) -> GridMemory:
+    def empty(cls, grid: Mesh, batch: torch.Size, outputs: int, device: torch.device) -> GridMemory:
         """No observations yet."""
         return cls(grid, zero_statistics(grid, batch, 1, outputs, device), None)
 
@@ -148,12 +148,12 @@ class GridMemory:
             return replace(self, known=self._zeros(data.noise.shape[-2]))
         return self
 
-    def _zeros(self, noise_groups: int) -> GridStatistics:
+    def _zeros(self, noise_groups: int) -> NodeStatistics:
         lead = self.learned.moment.shape[:-3]
         outputs = self.learned.moment.shape[-3]
         return zero_statistics(self.grid, lead, noise_groups, outputs, self.learned.moment.device)
 
-    def on(self, grid: Grid) -> GridMemory:
+    def on(self, grid: Mesh) -> GridMemory:
         """Pulled back to a grid with the same nodes and more; exact."""
         if grid == self.grid:
             return self
@@ -170,13 +170,13 @@ class GridMemory:
         if self.known is not None and data.any_known:
             accumulate(self.known, self.grid, data.X, data.targets, *data.known_group())
 
-    def whitened(self, basis: InterpolationBasis) -> WhitenedMemory:
+    def whitened(self, basis: GridBasis) -> WhitenedMemory:
         """Pull back to the whitened weights of a basis."""
-        T = KroneckerPullBack(basis, self.grid)
+        T = MeshPullBack(basis, self.grid)
         known = None if self.known is None else self.known.pull_back(T)
         return WhitenedMemory(self.learned.pull_back(T), known)
 
-    def map(self, rule: Callable[[GridStatistics], GridStatistics]) -> GridMemory:
+    def map(self, rule: Callable[[NodeStatistics], NodeStatistics]) -> GridMemory:
         """Apply a rule to both groups."""
         return GridMemory(
             self.grid, rule(self.learned), None if self.known is None else rule(self.known)

@@ -6,8 +6,8 @@ import warnings
 
 from botorch.exceptions.warnings import BotorchWarning
 
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.kernel_factors import KernelFactors
+from bo_stream.bases.grid import Mesh, Sizes
+from bo_stream.bases.grid_kernel import GridKernel
 from bo_stream.bases.resolution import interpolation_error, sufficient_grid_size
 from bo_stream.models.warning_level import users_stack_level
 
@@ -19,16 +19,19 @@ class GridResolutionWarning(BotorchWarning):
     """The kernel is too rough, or its lengthscale too short, for the grid."""
 
 
-def warn_of_resolution(factors: KernelFactors, grid: Grid) -> None:
+def warn_of_resolution(kernel: GridKernel, mesh: Mesh) -> None:
     """Warn if the interpolation error exceeds ``WARN_ABOVE``, with the grid size that would do."""
-    error = interpolation_error(factors, grid)
+    error = interpolation_error(kernel, mesh)
     if error > WARN_ABOVE:
-        size = sufficient_grid_size(factors, grid, WARN_ABOVE)
-        message = _message(error, grid.size, size)
+        sizes = sufficient_grid_size(kernel, mesh, WARN_ABOVE)
+        enough = sizes[0] if sizes is not None and len(sizes) == 1 else sizes
+        message = _message(error, mesh.size, enough)
         warnings.warn(message, GridResolutionWarning, stacklevel=users_stack_level())
 
 
-def _message(error: float, size: tuple[int, ...], enough: tuple[int, ...] | None) -> str:
+def _message(
+    error: float, size: tuple[int, ...] | Sizes, enough: tuple[int, ...] | Sizes | None
+) -> str:
     finding = (
         f"The kernel's lengthscale is too short for the grid of {size} nodes: its interpolation "
         f"error is up to {error:.2g} of the prior variance. "

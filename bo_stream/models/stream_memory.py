@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from botorch.exceptions.errors import InputDataError
+from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.interpolation import InterpolationBasis
-from bo_stream.models.memory import GridMemory, GridStatistics, Observations, WhitenedMemory
+from bo_stream.bases.grid import Mesh
+from bo_stream.bases.interpolation import GridBasis
+from bo_stream.bases.node_statistics import NodeStatistics
+from bo_stream.models.memory import GridMemory, Observations, WhitenedMemory
 
 MAX_GROWTH = 4
 """How many times wider than at first a grid may grow, per dimension."""
@@ -24,22 +25,22 @@ class StreamMemory:
     Attributes:
         current: New observations go here.
         earlier: Observations from before a refinement, or merged from another grid.
-        first_cells: Cells of the current grid before it grew.
+        first: The current grid before it grew.
     """
 
     current: GridMemory
     earlier: tuple[GridMemory, ...]
-    first_cells: tuple[int, ...]
+    first: Mesh
 
     @classmethod
     def empty(
-        cls, grid: Grid, batch: torch.Size, outputs: int, device: torch.device
+        cls, grid: Mesh, batch: torch.Size, outputs: int, device: torch.device
     ) -> StreamMemory:
         """No observations yet."""
-        return cls(GridMemory.empty(grid, batch, outputs, device), (), grid.cells)
+        return cls(GridMemory.empty(grid, batch, outputs, device), (), grid)
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> Mesh:
         """The current grid."""
         return self.current.grid
 
@@ -77,7 +78,7 @@ class StreamMemory:
             return self
         return replace(self, current=self.current.on(self.widened(self.grid, X)))
 
-    def widened(self, grid: Grid, X: Tensor) -> Grid:
+    def widened(self, grid: Mesh, X: Tensor) -> Mesh:
         """A grid with the same nodes as ``grid`` and more, whose box holds X.
 
         Raises:
@@ -87,15 +88,15 @@ class StreamMemory:
         self._check_growth(larger)
         return larger
 
-    def _check_growth(self, larger: Grid) -> None:
-        for i, (cells, first) in enumerate(zip(larger.cells, self.first_cells, strict=True)):
-            if cells > MAX_GROWTH * first:
-                low, high = self.grid.bounds[:, i].tolist()
-                raise InputDataError(
-                    f"X lies too far outside the bounds [{low:g}, {high:g}] of dimension {i}: the "
-                    f"grid would grow to more than {MAX_GROWTH} times its first width. Build the "
-                    "model with wider bounds."
-                )
+    def _check_growth(self, larger: Mesh) -> None:
+        i = larger.outgrown(self.first, MAX_GROWTH)
+        if i is not None:
+            low, high = self.grid.bounds[:, i].tolist()
+            raise InputDataError(
+                f"X lies too far outside the bounds [{low:g}, {high:g}] of dimension {i}: the grid "
+                f"would grow to more than {MAX_GROWTH} times its first width. Build the model with "
+                "wider bounds."
+            )
 
     def with_room_for(self, data: Observations) -> StreamMemory:
         """The same memory, able to take a batch."""
@@ -106,7 +107,7 @@ class StreamMemory:
         """Add a batch in place, for which there is room. Cost O(n 7^d)."""
         self.current.observe(data)
 
-    def whitened(self, basis: InterpolationBasis) -> WhitenedMemory:
+    def whitened(self, basis: GridBasis) -> WhitenedMemory:
         """Pull all statistics back to the whitened weights of a basis."""
         parts = [memory.whitened(basis) for memory in self]
         total = parts[0]
@@ -114,7 +115,7 @@ class StreamMemory:
             total = total + part
         return total
 
-    def map(self, rule: Callable[[GridStatistics], GridStatistics]) -> StreamMemory:
+    def map(self, rule: Callable[[NodeStatistics], NodeStatistics]) -> StreamMemory:
         """Apply a rule to all statistics."""
         current, *earlier = (memory.map(rule) for memory in self)
         return replace(self, current=current, earlier=tuple(earlier))
@@ -132,21 +133,29 @@ class StreamMemory:
         """Both memories: grids that share their nodes are joined, others are kept beside.
 
         The other's tensors are taken as they are: pass a copy of a memory that goes on changing.
+
+        Raises:
+            UnsupportedError: The grids are of other groups of inputs.
         """
-        result = self.covering(other.grid.bounds)
+        if self.grid.groups != other.grid.groups:
+            raise UnsupportedError(
+                "Cannot merge models whose covar_module is a sum over different groups of inputs: "
+                f"{self.grid.groups} and {other.grid.groups}."
+            )
+        result = self.covering(other.grid.hull)
         for memory in other:
             result = result._absorb_one(memory)
         return result
 
     def _absorb_one(self, memory: GridMemory) -> StreamMemory:
-        if memory.grid.offset_in(self.grid) is None:
+        if not memory.grid.lies_in(self.grid):
             same = [part for part in self.earlier if part.grid == memory.grid]
             others = tuple(part for part in self.earlier if part.grid != memory.grid)
             return replace(self, earlier=(*others, sum(same, start=memory)))
         aligned = replace(memory.on(self.grid), grid=self.grid)
         return replace(self, current=self.current + aligned)
 
-    def refined(self, grid: Grid) -> StreamMemory:
+    def refined(self, grid: Mesh) -> StreamMemory:
         """An empty current grid; what was observed stays on the grid it was observed on."""
         lead, outputs = self.counts.shape[:-1], self.counts.shape[-1]
         fresh = StreamMemory.empty(grid, lead, outputs, self.counts.device)

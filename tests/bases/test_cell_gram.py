@@ -8,14 +8,13 @@ from torch import Tensor
 
 from bo_stream.bases.cell_gram import (
     CellGram,
-    accumulate,
-    embed,
     outer_product,
     ravel,
-    zero_statistics,
 )
 from bo_stream.bases.contraction import contract
 from bo_stream.bases.grid import Grid
+from bo_stream.bases.node_gram import NodeGram
+from bo_stream.bases.node_statistics import accumulate, embed, zero_statistics
 from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
 from tests.oracles import interpolation_weights
 from tests.tolerances import assert_close
@@ -39,12 +38,12 @@ class Stream:
         self.noise = 0.5 + torch.rand(*BATCH, GROUPS, N).double()
         self.weight = torch.tensor([1.0, 0.0, -1.0]).double()[torch.randint(3, self.noise.shape)]
 
-    def statistics(self, rows: slice = slice(None)) -> SufficientStatistics[CellGram]:
+    def statistics(self, rows: slice = slice(None)) -> SufficientStatistics[NodeGram]:
         result = zero_statistics(self.grid, torch.Size(BATCH), GROUPS, OUTPUTS, torch.device("cpu"))
         self.add_to(result, rows)
         return result
 
-    def add_to(self, statistics: SufficientStatistics[CellGram], rows: slice) -> None:
+    def add_to(self, statistics: SufficientStatistics[NodeGram], rows: slice) -> None:
         data = (self.targets[..., rows], self.noise[..., rows], self.weight[..., rows])
         accumulate(statistics, self.grid, self.X[..., rows, :], *data)
 
@@ -54,8 +53,9 @@ class Stream:
         return weighted_statistics(W.unsqueeze(-3), self.targets, self.noise, self.weight)
 
 
-def dense_gram(gram: CellGram) -> Tensor:
+def dense_gram(nodes: NodeGram) -> Tensor:
     """Every entry, as products of indicator functions of the nodes."""
+    (gram,) = nodes.blocks
     sizes = [cells + 3 for cells in gram.cells]
     identity = [torch.eye(size, dtype=torch.float64) for size in sizes]
     every = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).view(-1, len(sizes))
@@ -65,7 +65,7 @@ def dense_gram(gram: CellGram) -> Tensor:
 
 
 def assert_same(
-    actual: SufficientStatistics[CellGram], dense: SufficientStatistics[Tensor]
+    actual: SufficientStatistics[NodeGram], dense: SufficientStatistics[Tensor]
 ) -> None:
     assert_close(dense_gram(actual.gram), dense.gram)
     for name in FIELDS:
@@ -80,7 +80,7 @@ def test_accumulated_statistics_are_the_dense_ones(dim: int) -> None:
 
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(2)
-    monkeypatch.setattr("bo_stream.bases.cell_gram._CHUNK_NUMBERS", 7**2 * GROUPS * 5)
+    monkeypatch.setattr("bo_stream.bases.node_statistics._CHUNK_NUMBERS", 7**2 * GROUPS * 5)
     assert_same(stream.statistics(), stream.dense())
 
 
@@ -118,11 +118,13 @@ def test_embedding_needs_the_same_nodes() -> None:
 @pytest.mark.parametrize("shared", [True, False])
 def test_selecting_outputs_copies(shared: bool) -> None:
     gram = Stream(2).statistics().gram
-    gram = CellGram(gram.moments[:, :1], gram.cells) if shared else gram
+    (block,) = gram.blocks
+    if shared:
+        gram = NodeGram((CellGram(block.moments[:, :1], block.cells),), gram.cross[:, :1])
     chosen = gram.select([1])
     before = dense_gram(chosen)
     assert_close(before, dense_gram(gram)[:, [0 if shared else 1]])
-    gram.moments.zero_()
+    block.moments.zero_()
     assert_close(dense_gram(chosen), before)
 
 

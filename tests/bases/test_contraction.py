@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bo_stream.bases.cell_gram import accumulate, zero_statistics
 from bo_stream.bases.contraction import contract
 from bo_stream.bases.grid import Grid
+from bo_stream.bases.node_statistics import accumulate, zero_statistics
 from tests.oracles import interpolation_weights
 from tests.tolerances import assert_close
 
@@ -32,6 +32,6 @@ def test_contracts_any_set_of_products(sizes: tuple[int, ...], kept: str) -> Non
         line = root.mT[index[:, i]]
         functions = (functions.unsqueeze(-1) * line.unsqueeze(-2)).flatten(-2)
     features = interpolation_weights(X, bounds, sizes) @ functions.mT
-    actual = contract(statistics.gram.by_dimension()[0], roots, index)
+    actual = contract(statistics.gram.blocks[0].by_dimension()[0], roots, index)
     scale = features.square().sum(0).max()
     assert_close(actual / scale, features.mT @ features / scale)
