@@ -36,7 +36,7 @@ from botorch.models.transforms.outcome import (
 from botorch.posteriors import Posterior, TransformedPosterior
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.sampling import SobolQMCNormalSampler
-from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
@@ -142,6 +142,20 @@ def _scaled_matern(data: Observations) -> ScaleKernel:
     return ScaleKernel(base, batch_shape=shape)
 
 
+def _additive(*groups: tuple[int, ...]) -> Callable[[Observations], Kernel]:
+    """A sum of scaled kernels over groups of inputs, every second one rough."""
+
+    def build(data: Observations) -> Kernel:
+        shape, parts = _parameter_shape(data), []
+        for i, group in enumerate(groups):
+            options = {"ard_num_dims": len(group), "active_dims": group, "batch_shape": shape}
+            base = MaternKernel(nu=2.5, **options) if i % 2 else RBFKernel(**options)
+            parts.append(ScaleKernel(base, batch_shape=shape))
+        return ScaleKernel(AdditiveKernel(*parts), batch_shape=shape)
+
+    return build
+
+
 def _standardize(data: Observations) -> Standardize:
     return Standardize(m=data.Y.shape[-1], batch_shape=data.X.shape[:-2])
 
@@ -156,6 +170,19 @@ CASES: tuple[Case, ...] = (
     Case("WISKI", _wiski(), settings=EVERY_SETTING),
     Case("WISKI, few features", _wiski(max_rank=30)),
     Case("WISKI, scaled Matérn", _wiski(covar_module=_scaled_matern)),
+    Case("WISKI, additive", _wiski(covar_module=_additive((0,), (1,))), settings=EVERY_SETTING),
+    Case(
+        "WISKI, additive, overlapping, few features",
+        _wiski(covar_module=_additive((0,), (0, 1)), grid_size=((9,), (7, 8)), max_rank=30),
+    ),
+    Case(
+        "WISKI, additive, known noise in part",
+        _wiski(
+            covar_module=_additive((1,), (0,)),
+            likelihood=lambda data: GaussianLikelihood(batch_shape=_parameter_shape(data)),
+        ),
+        noise="mixed",
+    ),
     Case("WISKI, one kernel for all outputs", _wiski(covar_module=lambda _: RBFKernel())),
     Case("WISKI, as measured", _wiski(outcome_transform=None)),
     Case("WISKI, log", _wiski(outcome_transform=lambda _: Log())),

@@ -43,11 +43,6 @@ class AdditiveGrid(Mesh):
         """The box that all grids cover, ``2 x d``."""
         return torch.stack((self._extreme(0, max), self._extreme(1, min)))
 
-    @property
-    def hull(self) -> Tensor:
-        """The smallest box that holds every grid's, ``2 x d``."""
-        return torch.stack((self._extreme(0, min), self._extreme(1, max)))
-
     def _extreme(self, side: int, choose: Callable[[list[float]], float]) -> Tensor:
         """The chosen one of the lower (0) or upper (1) ends of all grids, per input."""
         ends: dict[int, list[float]] = {}
@@ -65,6 +60,11 @@ class AdditiveGrid(Mesh):
         """Every grid grown by whole cells of its own."""
         pairs = zip(self.grids, self.dims, strict=True)
         return replace(self, grids=tuple(g.grown_to(X[..., list(group)]) for g, group in pairs))
+
+    def grown_over(self, other: Mesh) -> AdditiveGrid:
+        """Every grid grown over the other's."""
+        pairs = zip(self.grids, other.parts, strict=True)
+        return replace(self, grids=tuple(grid.grown_over(theirs) for grid, theirs in pairs))
 
     def resized(self, sizes: Sizes) -> AdditiveGrid:
         """Other nodes over the same boxes."""

@@ -43,11 +43,6 @@ class Mesh(ABC):
     def bounds(self) -> Tensor:
         """The box that all grids cover, ``2 x d``."""
 
-    @property
-    @abstractmethod
-    def hull(self) -> Tensor:
-        """The smallest box that holds every grid's, ``2 x d``."""
-
     @abstractmethod
     def contains(self, X: Tensor) -> bool:
         """Whether all points lie in the box."""
@@ -55,6 +50,10 @@ class Mesh(ABC):
     @abstractmethod
     def grown_to(self, X: Tensor) -> Self:
         """The smallest mesh with the same nodes, and more, whose box holds X."""
+
+    @abstractmethod
+    def grown_over(self, other: Mesh) -> Self:
+        """The smallest mesh with the same nodes, and more, each grid over the other's too."""
 
     @abstractmethod
     def resized(self, sizes: Sizes) -> Self:
@@ -133,11 +132,6 @@ class Grid(Mesh):
         widths = torch.tensor(self.spacing, dtype=torch.float64) * torch.tensor(self.cells)
         return torch.stack((lower, lower + widths))
 
-    @property
-    def hull(self) -> Tensor:
-        """The box."""
-        return self.bounds
-
     def nodes(self, dimension: int) -> Tensor:
         """Coordinates of the nodes of one dimension."""
         steps = torch.arange(-1, self.cells[dimension] + 2, dtype=torch.float64)
@@ -180,6 +174,10 @@ class Grid(Mesh):
         """The smallest grid with the same nodes, and more, whose box holds X."""
         below, above = self._missing_cells(X)
         return self._grown(below, above)
+
+    def grown_over(self, other: Mesh) -> Grid:
+        """The smallest grid with the same nodes, and more, over the other's box too."""
+        return self.grown_to(other.bounds)
 
     def resized(self, sizes: Sizes) -> Grid:
         """Other nodes over the same box."""

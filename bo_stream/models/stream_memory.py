@@ -142,7 +142,9 @@ class StreamMemory:
                 "Cannot merge models whose covar_module is a sum over different groups of inputs: "
                 f"{self.grid.groups} and {other.grid.groups}."
             )
-        result = self.covering(other.grid.hull)
+        grid = self.grid.grown_over(other.grid)
+        self._check_growth(grid)
+        result = replace(self, current=self.current.on(grid))
         for memory in other:
             result = result._absorb_one(memory)
         return result
