@@ -170,7 +170,7 @@ CASES: tuple[Case, ...] = (
     Case("WISKI", _wiski(), settings=EVERY_SETTING),
     Case("WISKI, few features", _wiski(max_rank=30)),
     Case("WISKI, scaled Matérn", _wiski(covar_module=_scaled_matern)),
-    Case("WISKI, additive", _wiski(covar_module=_additive((0,), (1,))), settings=EVERY_SETTING),
+    Case("WISKI, additive", _wiski(covar_module=_additive((0,), (1,)))),
     Case(
         "WISKI, additive, overlapping, few features",
         _wiski(covar_module=_additive((0,), (0, 1)), grid_size=((9,), (7, 8)), max_rank=30),

@@ -158,6 +158,35 @@ def interpolated_kernel(
     return covariance
 
 
+def additive_interpolated_kernel(
+    kernel: Kernel, cover: Callable[[tuple[int, ...]], tuple[Tensor, tuple[int, ...]]]
+) -> DenseKernel:
+    """The sum of the parts' interpolated kernels, each from a grid over the inputs it acts on.
+
+    Args:
+        kernel: A sum, scaled as a whole or not; each part names its inputs.
+        cover: Bounds and nodes per dimension of the grid over some inputs.
+    """
+    if isinstance(kernel, AdditiveKernel):
+        parts = [additive_interpolated_kernel(part, cover) for part in kernel.kernels]
+        return lambda X, X2: sum(part(X, X2) for part in parts)
+    if isinstance(kernel, ScaleKernel):
+        base = additive_interpolated_kernel(kernel.base_kernel, cover)
+        return lambda X, X2: kernel.outputscale[..., None, None] * base(X, X2)
+    dims = list(kernel.active_dims)
+    bounds, sizes = cover(tuple(int(i) for i in dims))
+    lines = node_inputs(bounds, sizes)
+    nodes = torch.zeros(len(lines), max(dims) + 1, dtype=torch.float64)
+    nodes[:, dims] = lines
+    K = dense_kernel(kernel, nodes, nodes).to(torch.float64)
+
+    def covariance(X: Tensor, X2: Tensor) -> Tensor:
+        W, W2 = (interpolation_weights(x[..., dims], bounds, sizes) for x in (X, X2))
+        return W @ K @ W2.mT
+
+    return covariance
+
+
 @torch.no_grad()
 def kronecker_eigenpairs(
     kernel: Kernel, bounds: Tensor, sizes: tuple[int, ...]

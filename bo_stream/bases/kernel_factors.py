@@ -10,7 +10,6 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import (
     AdditiveKernel,
-    AdditiveStructureKernel,
     Kernel,
     MaternKernel,
     PeriodicKernel,
@@ -33,7 +32,7 @@ from bo_stream.bases.grid_kernel import LEAST, GridKernel, KernelFactors, Kernel
 
 SUPPORTED = (
     "RBFKernel, MaternKernel (nu 0.5, 1.5, 2.5), PeriodicKernel, SpectralMixtureKernel, and "
-    "ScaleKernel, ProductKernel, AdditiveKernel and AdditiveStructureKernel of these"
+    "ScaleKernel, ProductKernel and AdditiveKernel of these"
 )
 
 Terms = tuple[KernelFactors, ...]
@@ -128,24 +127,18 @@ def _(kernel: AdditiveKernel, active: tuple[int, ...]) -> Terms:
     return _joined(t for part in kernel.kernels for t in _terms(part, _active(part, active)))
 
 
-@_terms.register
-def _(kernel: AdditiveStructureKernel, active: tuple[int, ...]) -> Terms:
-    base = kernel.base_kernel
-    return _joined(t for i in active for t in _terms(base, _active(base, (i,))))
-
-
 def _joined(terms: Iterable[KernelFactors]) -> Terms:
-    """Terms in which those that act on one and the same dimension are one."""
-    lines: dict[int, list[KernelFactors]] = {}
-    others: list[KernelFactors] = []
-    for term in terms:
-        own = lines.setdefault(term.dims[0], []) if len(term.dims) == 1 else others
-        own.append(term)
-    summed = [
-        same[0] if len(same) == 1 else _sum(i, [t.scale() for t in same], [t.factors for t in same])
-        for i, same in lines.items()
-    ]
-    return (*summed, *others)
+    """Terms in which those that act on one and the same single dimension are one."""
+    same: dict[object, list[KernelFactors]] = {}
+    for i, term in enumerate(terms):
+        key = term.dims if len(term.dims) == 1 else i
+        same.setdefault(key, []).append(term)
+    return tuple(own[0] if len(own) == 1 else _line_sum(own) for own in same.values())
+
+
+def _line_sum(terms: Sequence[KernelFactors]) -> KernelFactors:
+    (dimension,) = terms[0].dims
+    return _sum(dimension, [t.scale() for t in terms], [t.factors for t in terms])
 
 
 def _product(parts: Iterable[KernelFactors]) -> KernelFactors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import (
     AdditiveKernel,
+    AdditiveStructureKernel,
     CosineKernel,
     Kernel,
     LinearKernel,
@@ -172,19 +174,85 @@ def test_a_single_output_gets_its_dimension() -> None:
     assert_close(single.correlation(0, x, x), factors.correlation(0, x, x).unsqueeze(-3))
 
 
+def _scaled(nu: float, *dims: int) -> Kernel:
+    base = MaternKernel(nu=nu, ard_num_dims=len(dims), active_dims=dims)
+    return ScaleKernel(base)
+
+
+def _structured() -> Kernel:
+    with pytest.warns(DeprecationWarning, match="AdditiveStructureKernel"):
+        return AdditiveStructureKernel(RBFKernel(), num_dims=2)
+
+
+SUMS: dict[str, tuple[Callable[[], Kernel], tuple[tuple[int, ...], ...]]] = {
+    "one each": (lambda: _scaled(0.5, 2) + _scaled(1.5, 0) + _scaled(2.5, 1), ((2,), (0,), (1,))),
+    "overlapping": (lambda: _scaled(0.5, 2, 1) + _scaled(1.5, 0, 1), ((1, 2), (0, 1))),
+    "the same inputs": (lambda: _scaled(0.5, 0, 1) + _scaled(2.5, 0, 1), ((0, 1), (0, 1))),
+    "joined": (
+        lambda: _scaled(0.5, 1) + _scaled(1.5, 0) + _scaled(2.5, 1) + _scaled(2.5, 1, 2),
+        ((1,), (0,), (1, 2)),
+    ),
+    "scaled, nested": (
+        lambda: ScaleKernel(ScaleKernel(_scaled(0.5, 0) + _scaled(1.5, 2)) + _scaled(2.5, 1)),
+        ((0,), (2,), (1,)),
+    ),
+    "product of sums": (
+        lambda: ProductKernel(_scaled(0.5, 0) + _scaled(1.5, 1), _scaled(2.5, 2) + _scaled(0.5, 0)),
+        ((0, 2), (0,), (1, 2), (0, 1)),
+    ),
+    "inside active dims": (
+        lambda: AdditiveKernel(
+            ProductKernel(_scaled(0.5, 0), _scaled(1.5, 1)),
+            ScaleKernel(RBFKernel(active_dims=(2,))),
+        ),
+        ((0, 1), (2,)),
+    ),
+}
+
+
+def randomized(build: Callable[[], Kernel]) -> Kernel:
+    module = build().double()
+    randomize(module)
+    return module
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_sum_is_that_of_its_parts_with_their_gradients(name: str) -> None:
+    build, groups = SUMS[name]
+    module, X, X2 = randomized(build), torch.rand(5, 3).double(), torch.rand(4, 3).double()
+    found = kernel_factors(module, 3)
+    assert found.groups(3) == groups
+    own = sum(
+        product_of(part, X[:, list(group)], X2[:, list(group)])
+        for part, group in zip(found.parts, groups, strict=True)
+    )
+    dense = dense_kernel(module, X, X2)
+    assert isinstance(own, Tensor)
+    assert_close(own, dense.expand_as(own))
+    assert_close(found.scale(), dense_kernel(module, X, X).diagonal()[0])
+    weights = torch.randn_like(own)
+    for single in (kernel_factors(module, 3).for_single_output(), found.spread([1.0] * 3)):
+        assert single.groups(3) == groups
+        assert_close(single.scale().reshape(()), found.scale())
+    parameters = list(module.parameters())
+    actual = torch.autograd.grad((weights * own).sum(), parameters)
+    expected = torch.autograd.grad((weights * dense).sum(), parameters)
+    for a, e in zip(actual, expected, strict=True):
+        assert_close(a, e)
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
     [
         (LinearKernel(), "LinearKernel"),
         (ScaleKernel(CosineKernel()), "CosineKernel .* PeriodicKernel, SpectralMixtureKernel"),
         (RBFKernel(active_dims=(2,)), r"active_dims \(2,\)"),
-        (AdditiveKernel(RBFKernel(), MaternKernel()), r"AdditiveKernel .* dimensions \[0, 1\]"),
-        (
-            RBFKernel(active_dims=(0,)) + PeriodicKernel(active_dims=(1,)),
-            r"AdditiveKernel is not a product .* on the input dimensions \[0, 1\]. Give all parts",
-        ),
         (RBFKernel(active_dims=(0,)) + LinearKernel(active_dims=(0,)), "LinearKernel"),
-        (AdditiveKernel(), r"AdditiveKernel .* input dimensions \[\]"),
+        (AdditiveKernel(), "AdditiveKernel .* to have parts, got none"),
+        (
+            _structured(),
+            "AdditiveStructureKernel is not a sum .* ScaleKernel, ProductKernel and Additive",
+        ),
         (
             SpectralMixtureKernel(2),
             r"SpectralMixtureKernel with ard_num_dims=1 that acts on 2 dimension\(s\) \(0, 1\). "

@@ -15,7 +15,7 @@ from botorch.exceptions.warnings import InputDataWarning
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import Normalize
 from botorch.models.transforms.outcome import Standardize
-from gpytorch.kernels import MaternKernel, RBFKernel
+from gpytorch.kernels import LinearKernel, RBFKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.likelihoods.multitask_gaussian_likelihood import MultitaskGaussianLikelihood
 from gpytorch.means import LinearMean
@@ -142,8 +142,8 @@ def test_truncations_out_of_range_are_refused(options: dict[str, float], name: s
         ),
         ({"likelihood": MultitaskGaussianLikelihood(num_tasks=1)}, "MultitaskGaussianLikelihood"),
         (
-            {"covar_module": MaternKernel() + RBFKernel()},
-            "AdditiveKernel is not a product .* Expected one of: RBFKernel",
+            {"covar_module": LinearKernel() + RBFKernel()},
+            "LinearKernel is not a sum of products .* Expected one of: RBFKernel",
         ),
     ],
 )
