@@ -145,7 +145,9 @@ def add_rows(memory: Tensor, index: Tensor, rows: Tensor) -> None:
     offsets = (torch.arange(math.prod(lead), device=index.device) * size).view(*lead, 1)
     flat = (index + offsets).reshape(-1)
     values = rows.expand(*lead, -1, -1).reshape(-1, width)
-    if values.is_cpu and (width <= _NARROW or values.numel() <= _FEW_NUMBERS):
+    if width == 1:
+        memory.view(-1).scatter_add_(0, flat, values.view(-1))  # several times faster than the rest
+    elif values.is_cpu and (width <= _NARROW or values.numel() <= _FEW_NUMBERS):
         memory.view(-1, width).index_put_((flat,), values, accumulate=True)
     else:
         memory.view(-1, width).index_add_(0, flat, values)
@@ -167,16 +169,9 @@ def ravel(index: Tensor, sizes: Sequence[int]) -> Tensor:
     return flat
 
 
-def place(
-    source: Tensor,
-    sizes: tuple[int, ...],
-    target: Tensor,
-    larger: tuple[int, ...],
-    offset: tuple[int, ...],
-) -> None:
-    """Copy ``... x Π sizes x width`` into a larger array at an offset per dimension."""
-    width = source.shape[-1]
-    block = target.view(*target.shape[:-2], *larger, width)
+def window(sizes: Sequence[int], larger: Sequence[int], offset: Sequence[int]) -> Tensor:
+    """Row-major flat positions of an array's entries in a larger one, at an offset."""
+    positions = torch.arange(math.prod(larger)).view(*larger)
     for i, (start, size) in enumerate(zip(offset, sizes, strict=True)):
-        block = block.narrow(i - len(sizes) - 1, start, size)
-    block.copy_(source.reshape(*source.shape[:-2], *sizes, width))
+        positions = positions.narrow(i, start, size)
+    return positions.flatten()

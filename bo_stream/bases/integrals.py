@@ -18,7 +18,8 @@ def integrated_gram(basis: GridBasis, bounds: Tensor) -> Tensor:
     in each cell, integrated exactly by four Gauss points; the box is cut at all cell borders.
     """
     own = list(zip(basis.parts, basis.grid.groups, strict=True))
-    return basis.joined_blocks([[_block(a, b, bounds) for b in own] for a in own])
+    rows = [torch.cat([_block(a, b, bounds) for b in own], -1) for a in own]
+    return basis.in_order(torch.cat(rows, -2))
 
 
 _Part = tuple[InterpolationBasis, tuple[int, ...]]

@@ -10,7 +10,6 @@ from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.grid import Grid, Mesh
@@ -64,20 +63,11 @@ class GridBasis(Basis):
             return values[0]
         return torch.cat(list(values), dim).index_select(dim, self.order)
 
-    def joined_blocks(self, blocks: Sequence[Sequence[Tensor]]) -> Tensor:
-        """A matrix from its blocks between parts, ``... x r x r``."""
-        return self.joined([self.joined(row) for row in blocks], -2)
-
-    def joined_diagonal(self, blocks: Sequence[Tensor]) -> Tensor:
-        """A matrix that is zero between parts, ``... x r x r``."""
+    def in_order(self, matrix: Tensor) -> Tensor:
+        """A matrix between the parts' features side by side as one of the features, both ways."""
         if self.order is None:
-            return blocks[0]
-        width, start, rows = sum(block.shape[-1] for block in blocks), 0, []
-        for block in blocks:
-            end = start + block.shape[-1]
-            rows.append(pad(block, (start, width - end)))
-            start = end
-        return self.joined(rows, -2).index_select(-1, self.order)
+            return matrix
+        return matrix.index_select(-2, self.order).index_select(-1, self.order)
 
     def own_blocks(self, matrix: Tensor) -> list[Tensor]:
         """The blocks of a matrix within each part."""

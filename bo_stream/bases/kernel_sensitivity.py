@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 
 from bo_stream.bases.cell_gram import ravel
 from bo_stream.bases.grid_kernel import GridKernel, KernelFactors
@@ -55,7 +57,17 @@ def prior_covariance(basis: GridBasis, kernel: GridKernel) -> Tensor:
     was built, else the kernel K(θ) as far as the basis spans it. Cost O(r² d + Σ g³).
     """
     pairs = zip(basis.parts, kernel.parts, strict=True)
-    return basis.joined_diagonal([_part_covariance(part, factors) for part, factors in pairs])
+    blocks = [_part_covariance(part, factors) for part, factors in pairs]
+    return basis.in_order(blocks[0] if len(blocks) == 1 else _block_diagonal(blocks))
+
+
+def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
+    width, start, rows = sum(block.shape[-1] for block in blocks), 0, []
+    for block in blocks:
+        end = start + block.shape[-1]
+        rows.append(pad(block, (start, width - end)))
+        start = end
+    return torch.cat(rows, -2)
 
 
 def _part_covariance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:

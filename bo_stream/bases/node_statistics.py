@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -15,13 +14,13 @@ from bo_stream.bases.cell_gram import (
     add_rows,
     gram_numbers,
     outer_product,
-    place,
+    window,
     zero_gram,
 )
 from bo_stream.bases.cubic import PAIR_DEGREES, STENCIL
 from bo_stream.bases.cubic import weights as cubic_weights
 from bo_stream.bases.grid import Grid, Mesh
-from bo_stream.bases.node_gram import NodeGram, cross_numbers
+from bo_stream.bases.node_gram import NodeGram, strip_shapes
 from bo_stream.linalg import check_memory
 from bo_stream.sufficient_statistics import SufficientStatistics, target_columns
 
@@ -38,10 +37,10 @@ def zero_statistics(
     Raises:
         ValueError: More than ``MEMORY_LIMIT_GIB`` would be needed, said before allocating.
     """
-    nodes = tuple(grid.num_nodes for grid in mesh.parts)
-    crosses = cross_numbers(nodes)
-    numbers = math.prod(batch) * noise_groups * (crosses + sum(map(gram_numbers, mesh.parts)))
-    check_memory(_described(mesh), numbers, MEMORY_LIMIT_GIB)
+    nodes = [grid.num_nodes for grid in mesh.parts]
+    strips = strip_shapes(nodes)
+    numbers = sum(map(gram_numbers, mesh.parts)) + sum(map(math.prod, strips))
+    check_memory(_described(mesh), math.prod(batch) * noise_groups * numbers, MEMORY_LIMIT_GIB)
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(*batch, *shape, dtype=torch.float64, device=device)
@@ -49,7 +48,7 @@ def zero_statistics(
     lead = (*batch, noise_groups)
     blocks = tuple(zero_gram(grid, lead, device) for grid in mesh.parts)
     return SufficientStatistics(
-        NodeGram(blocks, zeros(noise_groups, crosses)),
+        NodeGram(blocks, tuple(zeros(noise_groups, *shape) for shape in strips)),
         zeros(outputs, sum(nodes), 2),
         zeros(outputs, 2, 2),
         zeros(outputs, 2, 2),
@@ -83,9 +82,8 @@ def accumulate(
         noise: Relative noise, ``batch x (1 or m) x n``.
         weight: 1 to add, −1 to take out, 0 to leave out, ``batch x (1 or m) x n``.
     """
-    widest = max(PAIR_DEGREES**grid.dim for grid in mesh.parts)
-    if len(mesh.parts) > 1:
-        widest = max(widest, sum(STENCIL**grid.dim for grid in mesh.parts) ** 2 // 2)
+    pairs = map(math.prod, strip_shapes([STENCIL**grid.dim for grid in mesh.parts]))
+    widest = max([*pairs, *(PAIR_DEGREES**grid.dim for grid in mesh.parts)])
     chunk = max(1, _CHUNK_NUMBERS // (widest * noise.shape[-2]))
     for start in range(0, X.shape[-2], chunk):
         rows = slice(start, start + chunk)
@@ -149,27 +147,23 @@ def embed(statistics: NodeStatistics, mesh: Mesh, larger: Mesh) -> NodeStatistic
     Raises:
         ValueError: The nodes do not coincide, or the larger mesh exceeds the memory limit.
     """
-    lines = list(zip(mesh.parts, larger.parts, strict=True))
-    offsets = [offset for own, to in lines if (offset := own.offset_in(to)) is not None]
-    if len(offsets) < len(lines):
+    pairs = list(zip(mesh.parts, larger.parts, strict=True))
+    offsets = [offset for own, to in pairs if (offset := own.offset_in(to)) is not None]
+    if len(offsets) < len(pairs):
         raise ValueError("Expected a larger grid that shares this grid's nodes.")
     lead, outputs = statistics.moment.shape[:-3], statistics.moment.shape[-3]
     gram, device = statistics.gram, statistics.moment.device
     result = zero_statistics(larger, lead, gram.noise_groups, outputs, device)
-    moments = zip(_by_grid(statistics, mesh), _by_grid(result, larger), strict=True)
-    blocks = zip(gram.blocks, result.gram.blocks, strict=True)
-    for (own, to), offset, moment, block in zip(lines, offsets, moments, blocks, strict=True):
-        place(moment[0], own.size, moment[1], to.size, offset)
-        place(block[0].moments, own.cells, block[1].moments, to.cells, offset)
-    for a, b in combinations(range(len(lines)), 2):
-        source, target = (g.flat_between(a, b).unsqueeze(-1) for g in (gram, result.gram))
-        sizes, larger_sizes = (
-            one.size + two.size for one, two in zip(lines[a], lines[b], strict=True)
-        )
-        place(source, sizes, target, larger_sizes, offsets[a] + offsets[b])
+    nodes, starts = list[Tensor](), [0]
+    for (own, to), offset, source, target in zip(
+        pairs, offsets, gram.blocks, result.gram.blocks, strict=True
+    ):
+        cells = window(own.cells, to.cells, offset).to(device)
+        target.moments.index_copy_(-2, cells, source.moments)
+        nodes.append(starts[-1] + window(own.size, to.size, offset).to(device))
+        starts.append(starts[-1] + to.num_nodes)
+    result.moment.index_copy_(-2, torch.cat(nodes), statistics.moment)
+    for a, (old, new) in enumerate(zip(gram.strips, result.gram.strips, strict=True)):
+        rows, columns = nodes[a] - starts[a], torch.cat(nodes[a + 1 :]) - starts[a + 1]
+        new[..., rows.unsqueeze(-1), columns] = old
     return replace(statistics, gram=result.gram, moment=result.moment)
-
-
-def _by_grid(statistics: NodeStatistics, mesh: Mesh) -> tuple[Tensor, ...]:
-    """Views of the moment's rows of each grid, ``... x m x p x 2``."""
-    return statistics.moment.split([grid.num_nodes for grid in mesh.parts], -2)

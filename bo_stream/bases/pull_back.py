@@ -41,9 +41,9 @@ class MeshPullBack:
         """
         roots = self._roots()
         own = [root.congruence(block) for root, block in zip(roots, gram.blocks, strict=True)]
-        return self.basis.joined_blocks(
-            [[_block(roots, own, gram, a, b) for b in range(len(own))] for a in range(len(own))]
-        )
+        if len(own) == 1:
+            return own[0]
+        return self.basis.in_order(_assembled(own, _between(roots, gram)))
 
     def transpose(self, moment: Tensor) -> Tensor:
         """``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
@@ -52,14 +52,32 @@ class MeshPullBack:
         return self.basis.joined(images, -2)
 
 
-def _block(
-    roots: Sequence[KroneckerPullBack], own: Sequence[Tensor], gram: NodeGram, a: int, b: int
-) -> Tensor:
-    if a == b:
-        return own[a]
-    if a > b:
-        return _block(roots, own, gram, b, a).mT
-    return roots[b].transpose(roots[a].transpose(gram.between(a, b)).mT).mT
+def _between(roots: Sequence[KroneckerPullBack], gram: NodeGram) -> list[Tensor]:
+    """For each grid but the first, the block with all earlier grids, ``... x m x r x Σ r'``."""
+    nodes = [block.num_nodes for block in gram.blocks]
+    halves = [
+        root.transpose(strip).split(nodes[a + 1 :], -1)
+        for a, (root, strip) in enumerate(zip(roots[:-1], gram.strips, strict=True))
+    ]
+    earlier = [
+        torch.cat([halves[a][b - a - 1] for a in range(b)], -2) for b in range(1, len(nodes))
+    ]
+    return [root.transpose(half.mT) for root, half in zip(roots[1:], earlier, strict=True)]
+
+
+def _assembled(diagonal: Sequence[Tensor], lower: Sequence[Tensor]) -> Tensor:
+    """A symmetric matrix from its diagonal blocks and what stands left of each but the first."""
+    width = sum(block.shape[-1] for block in diagonal)
+    result = diagonal[0].new_empty(*diagonal[0].shape[:-2], width, width)
+    start = diagonal[0].shape[-1]
+    result[..., :start, :start] = diagonal[0]
+    for block, left in zip(diagonal[1:], lower, strict=True):
+        end = start + block.shape[-1]
+        result[..., start:end, start:end] = block
+        result[..., start:end, :start] = left
+        result[..., :start, start:end] = left.mT
+        start = end
+    return result
 
 
 @dataclass(frozen=True)
