@@ -85,11 +85,12 @@ class GridBase(StreamingGP):
                 warning.
             likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
                 fixed noise where every variance is known.
-            covar_module: RBF, Matérn 1/2, 3/2, 5/2, periodic and spectral mixture kernels, scaled
-                and multiplied as you like, and sums of those that act on one and the same input
-                dimension. A Matérn kernel is the product of one-dimensional ones here; a spectral
-                mixture in several dimensions is gpytorch's product of one-dimensional mixtures.
-                Default: BoTorch's own default.
+            covar_module: RBF, Matérn 1/2, 3/2, 5/2, periodic and spectral mixture kernels, scaled,
+                multiplied and added as you like. A sum gives a grid to each of its parts, over that
+                part's ``active_dims`` (at most four; parts may share inputs); parts on one and the
+                same single input share a grid. A Matérn kernel is the product of one-dimensional
+                ones here; a spectral mixture in several dimensions is gpytorch's product of
+                one-dimensional mixtures. Default: BoTorch's own default.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: Default: ``Standardize``, learned anew from the running sums,
                 exactly, whenever the model is refitted. ``Log``, ``Power`` and ``Bilog``, alone or
@@ -99,8 +100,9 @@ class GridBase(StreamingGP):
             bounds: The box of the inputs, ``2 x d``, before the input transform. Default: the unit
                 cube if it holds the (transformed) data, else the data's box with a margin of a
                 tenth of its width on each side.
-            grid_size: Nodes per dimension, one number or d, at least 4. Default: by d and the
-                kernel's smoothness, see ``bo_stream.bases.resolution``.
+            grid_size: Nodes per dimension, one number or d, at least 4; for a sum of kernels also
+                such a tuple for each grid, as :attr:`grid_size` has them. Default: by the number of
+                inputs of a grid and the kernel's smoothness, see ``bo_stream.bases.resolution``.
             tolerance: Part of the kernel's trace that may be left out; 0 keeps every eigenvector.
             max_rank: Cap on the number r of features, whatever the tolerance.
             stem: A projection of any number of (transformed) inputs to one to three, on which the
@@ -110,7 +112,7 @@ class GridBase(StreamingGP):
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together.
             InputDataError: Wrong dtypes or devices, NaN, infinities, negative variances.
-            UnsupportedError: More than four inputs; a kernel, mean, likelihood or transform that a
+            UnsupportedError: More than four inputs of one grid; a kernel, mean, likelihood or transform that a
                 stream on a grid cannot represent.
             ValueError: ``grid_size``, ``bounds``, ``tolerance`` or ``max_rank`` is out of range, or
                 the grid is too large for memory (said before it is allocated).
@@ -219,7 +221,7 @@ class GridBase(StreamingGP):
 
     @property
     def grid_size(self) -> tuple[int, ...] | Sizes:
-        """Nodes per dimension, among them one beyond the box at each end."""
+        """Nodes per dimension, among them one beyond the box at each end; for a sum, of each grid."""
         return self._memory.grid.size
 
     def interpolation_error(self) -> float:

@@ -190,7 +190,8 @@ class GridGP(GridPosterior):
         one grid per call.
 
         Args:
-            grid_size: Nodes per dimension, one number or d, at least 4.
+            grid_size: Nodes per dimension, one number or d, at least 4; for a sum of kernels also
+                such a tuple for each grid.
 
         Raises:
             ValueError: The size is out of range or too large for memory.

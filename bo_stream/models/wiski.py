@@ -6,7 +6,7 @@ from bo_stream.models.grid_gp import GridGP
 
 
 class WISKI(GridGP):
-    """A streaming Gaussian process on a grid, for one to four inputs, or more through a stem.
+    """A streaming Gaussian process on grids, for few inputs, or more in a sum or through a stem.
 
     The kernel is interpolated from a grid, ``k̃(x, x') = w(x)ᵀ K w(x')`` with K a Kronecker product
     (Stanton, Maddox, Delbridge and Wilson, 2021). Memory are the data's sufficient statistics on
@@ -25,12 +25,15 @@ class WISKI(GridGP):
       counts as white noise), kept while the kernel moves little; the gradient of that
       objective is exact. That of :meth:`log_marginal_likelihood` is exact where nothing is left
       out.
-    - When: thousands to millions of observations in one to four inputs. More inputs:
-      ``botorch.models.SingleTaskGP`` while exact inference is affordable, or a projection of the
-      inputs to at most four.
+    - When: thousands to millions of observations in one to four inputs. More inputs: a kernel that
+      is a sum over groups of at most four, each on a grid of its own with one joint posterior
+      (memory O(p p') for each pair of grids besides); a projection of the inputs, ``stem``; or
+      ``botorch.models.SingleTaskGP`` while exact inference is affordable.
 
     Example:
         >>> model = WISKI(train_X, train_Y, bounds=torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
         >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         >>> model.update(new_X, new_Y).posterior(test_X).mean
+        >>> parts = [ScaleKernel(RBFKernel(active_dims=(i,))) for i in range(10)]
+        >>> additive = WISKI(ten_inputs, train_Y, covar_module=AdditiveKernel(*parts))
     """

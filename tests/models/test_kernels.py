@@ -8,13 +8,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from gpytorch.kernels import (
     Kernel,
     MaternKernel,
     PeriodicKernel,
-    RBFKernel,
     ScaleKernel,
     SpectralMixtureKernel,
 )
@@ -104,13 +102,6 @@ def test_a_copy_is_independent(name: str) -> None:
             parameter.add_(0.5)
     assert not torch.allclose(other.posterior(T).variance, before.variance, rtol=1e-3)
     assert torch.equal(model.posterior(T).variance, before.variance)
-
-
-def test_a_sum_over_different_inputs_is_refused() -> None:
-    data = observations(8)
-    additive = RBFKernel(active_dims=(0,)) + PeriodicKernel(active_dims=(1,))
-    with pytest.raises(UnsupportedError, match=r"AdditiveKernel .* dimensions \[0, 1\]"):
-        WISKI(*data.astuple(), covar_module=additive)
 
 
 # --- learning -----------------------------------------------------------------------------------
