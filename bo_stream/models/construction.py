@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from botorch.exceptions.errors import (
     BotorchTensorDimensionError,
@@ -14,23 +11,14 @@ from botorch.exceptions.errors import (
 from botorch.models.transforms.input import InputTransform
 from botorch.models.utils import validate_input_scaling
 from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
-from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
-from bo_stream.bases.cubic import STENCIL
-from bo_stream.bases.grid import Sizes
-from bo_stream.bases.grid_kernel import GridKernel, Groups
-from bo_stream.bases.kernel_factors import kernel_factors
-from bo_stream.bases.resolution import default_grid_size
 from bo_stream.models.stems import Stem
 from bo_stream.models.validation import check_finite, check_observations, check_type
 from bo_stream.sufficient_statistics import target_columns
-
-MAX_DIM = 4
-"""Most inputs that a grid can take; a kernel that is a sum has a grid for each part."""
 
 _MARGIN = 0.1
 
@@ -48,41 +36,6 @@ def check_first_observations(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
     check_observations(
         X, Y, Yvar, dim=X.shape[-1], outputs=Y.shape[-1], batch_shape=X.shape[:-2], like=X
     )
-
-
-def check_dim(dim: int, kernel: Kernel | None = None) -> int:
-    """Check the number of inputs, of all grids that a kernel (default: a product) needs.
-
-    Raises:
-        UnsupportedError: A grid has too many inputs, or an input has no grid.
-    """
-    groups = (tuple(range(dim)),) if kernel is None else kernel_factors(kernel, dim).groups(dim)
-    if len(groups) > 1:
-        _check_groups(groups, dim)
-    elif not 1 <= dim <= MAX_DIM:
-        raise UnsupportedError(
-            f"Expected train_X with 1 to {MAX_DIM} inputs (after its input transform), got {dim}: "
-            "a grid's size is exponential in them. Use botorch.models.SingleTaskGP while n is a "
-            "few thousand, a sparse model such as botorch.models.SingleTaskVariationalGP, project "
-            f"the inputs: stem=LinearStem(d={dim}, k=2), or give a covar_module that is a sum of "
-            f"kernels with at most {MAX_DIM} active_dims each."
-        )
-    return dim
-
-
-def _check_groups(groups: Groups, dim: int) -> None:
-    wide = [group for group in groups if len(group) > MAX_DIM]
-    if wide:
-        raise UnsupportedError(
-            f"Expected each part of a covar_module that is a sum to act on 1 to {MAX_DIM} inputs, "
-            f"got one that acts on {wide[0]}. Give it active_dims."
-        )
-    unused = sorted(set(range(dim)).difference(*groups))
-    if unused:
-        raise UnsupportedError(
-            f"Expected a covar_module that is a sum to act on all {dim} inputs, but no part acts "
-            f"on {unused}. Leave these out of train_X, e.g. by input_transform=FilterFeatures(...)."
-        )
 
 
 def check_outputs(transform: torch.nn.Module, outputs: int) -> None:
@@ -167,39 +120,6 @@ def _given_box(bounds: Tensor, inputs: Tensor, transform: InputTransform | None)
     if not bool((box[0] < box[1]).all()):
         raise ValueError(f"Expected bounds with lower < upper, got {bounds.tolist()}.")
     return box.detach().to(torch.float64).cpu()
-
-
-GridSize = int | Sequence[int] | Sequence[Sequence[int]]
-"""Nodes per dimension: one number, one for each input, or such a sequence for each grid."""
-
-
-def choose_grid_size(grid_size: GridSize | None, kernel: GridKernel, dim: int) -> Sizes:
-    """Nodes per dimension of each grid: those given, or the default for this kernel."""
-    if grid_size is None:
-        return default_grid_size(kernel, dim)
-    groups = kernel.groups(dim)
-    sizes = _sizes(grid_size, groups, dim)
-    lengths = [len(group) for group in groups]
-    flat = [size for own in sizes for size in own]
-    fits = [len(own) for own in sizes] == lengths
-    if not fits or not all(isinstance(size, int) and size >= STENCIL for size in flat):
-        each = "" if len(groups) == 1 else f", or a tuple of {lengths} for the grids of {groups}"
-        raise ValueError(
-            f"Expected grid_size to be an integer of at least {STENCIL} (nodes per dimension) or "
-            f"{dim} of them{each}, got {grid_size}."
-        )
-    return sizes
-
-
-def _sizes(grid_size: Any, groups: Groups, dim: int) -> Sizes:
-    """One tuple per grid where the given sizes fit, else whatever was given."""
-    if not isinstance(grid_size, Sequence):
-        return tuple((grid_size,) * len(group) for group in groups)
-    if all(isinstance(own, Sequence) for own in grid_size):
-        return tuple(tuple(own) for own in grid_size)
-    if len(grid_size) != dim:
-        return (tuple(grid_size),)
-    return tuple(tuple(grid_size[i] for i in group) for group in groups)
 
 
 def reference_outcome(targets: Tensor) -> Tensor:

@@ -27,15 +27,12 @@ from bo_stream.bases.kernel_factors import kernel_factors
 from bo_stream.bases.resolution import interpolation_error
 from bo_stream.models.caches import Solved, Whitening
 from bo_stream.models.construction import (
-    GridSize,
-    check_dim,
     check_first_observations,
     check_mean,
     check_outputs,
     check_rank,
     checked_projection,
     choose_box,
-    choose_grid_size,
     choose_likelihood,
     first_projected,
     first_totals,
@@ -45,6 +42,7 @@ from bo_stream.models.construction import (
     stem_box,
     warn_of_scaling,
 )
+from bo_stream.models.grid_choice import GridSize, check_dim, choose_grid_size
 from bo_stream.models.known_noise import NOISE_FLOOR, known_noise
 from bo_stream.models.learning import LearningSpace
 from bo_stream.models.memory import Observations
@@ -112,8 +110,8 @@ class GridBase(StreamingGP):
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together.
             InputDataError: Wrong dtypes or devices, NaN, infinities, negative variances.
-            UnsupportedError: More than four inputs of one grid; a kernel, mean, likelihood or transform that a
-                stream on a grid cannot represent.
+            UnsupportedError: More than four inputs of one grid; a kernel, mean, likelihood or
+                transform that a stream on a grid cannot represent.
             ValueError: ``grid_size``, ``bounds``, ``tolerance`` or ``max_rank`` is out of range, or
                 the grid is too large for memory (said before it is allocated).
         """
@@ -221,7 +219,7 @@ class GridBase(StreamingGP):
 
     @property
     def grid_size(self) -> tuple[int, ...] | Sizes:
-        """Nodes per dimension, among them one beyond the box at each end; for a sum, of each grid."""
+        """Nodes per dimension (of each grid of a sum), one beyond the box at each end included."""
         return self._memory.grid.size
 
     def interpolation_error(self) -> float:

@@ -12,10 +12,9 @@ from torch import Tensor
 from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening, is_same, state_of
 from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import (
-    GridSize,
     checked_projection,
-    choose_grid_size,
 )
+from bo_stream.models.grid_choice import GridSize, choose_grid_size
 from bo_stream.models.grid_posterior import GridPosterior
 from bo_stream.models.memory import Observations
 from bo_stream.models.stream_memory import StreamMemory

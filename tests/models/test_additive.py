@@ -16,9 +16,10 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.acquisition import FeatureNIPV, sample_paths
+from bo_stream.acquisition import FeatureNIPV, sample_paths, select_from_pool
 from bo_stream.acquisition.measures import FEW_POINTS
 from bo_stream.models.resolution_warning import GridResolutionWarning
+from tests.acquisition.examples import greedy_choice
 from tests.oracles import (
     DenseKernel,
     additive_interpolated_kernel,
@@ -245,6 +246,15 @@ def test_feature_nipv_is_botorchs() -> None:
     midpoints = torch.cartesian_prod(line, line, line)
     box = FeatureNIPV(model, bounds=torch.tensor([[0.0] * 3, [1.0] * 3]))(X)
     torch.testing.assert_close(box, FeatureNIPV(model, midpoints)(X), rtol=0.02, atol=0.0)
+
+
+def test_the_choice_from_a_pool_is_that_of_trying_all() -> None:
+    data, pool, points = observations(25, 3), torch.rand(30, 3).double(), torch.rand(20, 3).double()
+    model = model_of("overlapping", data)
+    gp = reference(model, *data.astuple(), kernel=interpolated(model))
+    noise = model.noise_level().detach()
+    expected = greedy_choice(gp, pool, points, 5, noise, set(range(30)))
+    assert select_from_pool(model, pool, 5, points).tolist() == expected
 
 
 def test_paths_have_the_posteriors_moments() -> None:

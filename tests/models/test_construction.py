@@ -24,12 +24,12 @@ from bo_stream.bases.kernel_factors import kernel_factors
 from bo_stream.models.construction import (
     check_rank,
     choose_box,
-    choose_grid_size,
     choose_likelihood,
     first_totals,
     first_transformed,
     reference_outcome,
 )
+from bo_stream.models.grid_choice import choose_grid_size
 from bo_stream.models.wiski import WISKI
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
