@@ -94,6 +94,18 @@ def _part_variance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
     return result
 
 
+def node_variances(basis: GridBasis) -> Tensor:
+    """Mean prior variance over the nodes that each feature carries, ``... x m x r``."""
+    return basis.joined([_part_node_variances(part) for part in basis.parts])
+
+
+def _part_node_variances(basis: InterpolationBasis) -> Tensor:
+    result = basis.scale.unsqueeze(-1).expand(*basis.scale.shape, basis.rank)
+    for i, values in enumerate(basis.eigenvalues):
+        result = result * values[..., basis.index[:, i]] / basis.grid.size[i]
+    return result
+
+
 def variance_outside(basis: GridBasis, kernel: GridKernel) -> Tensor:
     """Mean over the nodes of the prior variance outside a basis's span, ``... x m``."""
     pairs = zip(basis.parts, kernel.parts, strict=True)

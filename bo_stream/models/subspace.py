@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bo_stream.bases.interpolation import InterpolationBasis, interpolation_basis
-from bo_stream.bases.kernel_factors import KernelFactors
+from bo_stream.bases.additive_basis import grid_basis
+from bo_stream.bases.grid_kernel import GridKernel
+from bo_stream.bases.interpolation import GridBasis
+from bo_stream.bases.kernel_sensitivity import node_variances
 from bo_stream.models.caches import WHITENED_ROWS
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.stream_memory import StreamMemory
@@ -28,7 +30,7 @@ class Subspace:
         missed: What all of them miss there, or its rounding error, ``... x m``.
     """
 
-    basis: InterpolationBasis
+    basis: GridBasis
     memory: WhitenedMemory
     node_variances: Tensor
     missed: Tensor
@@ -36,7 +38,7 @@ class Subspace:
     @classmethod
     @torch.no_grad()
     def around(
-        cls, factors: KernelFactors, memory: StreamMemory, tolerance: float, max_rank: int
+        cls, factors: GridKernel, memory: StreamMemory, tolerance: float, max_rank: int
     ) -> Subspace:
         """Centred at a kernel's present parameters. Cost as a solve after they have changed.
 
@@ -50,10 +52,8 @@ class Subspace:
             max_rank: Cap on r.
         """
         spread = factors.spread(memory.grid.bounds.diff(dim=0)[0].tolist())
-        basis = interpolation_basis(spread, memory.grid, memory.counts.shape, tolerance, max_rank)
-        variances = basis.scale.unsqueeze(-1)
-        for i, values in enumerate(basis.eigenvalues):
-            variances = variances * values[..., basis.index[:, i]] / basis.grid.size[i]
+        basis = grid_basis(memory.grid, spread, memory.counts.shape, tolerance, max_rank)
+        variances = node_variances(basis)
         missed = (basis.scale - variances.sum(-1)).maximum(_ROUNDING * basis.scale)
         return cls(basis, memory.whitened(basis), variances, missed)
 

@@ -14,6 +14,7 @@ from bo_stream.bases.integrals import integrated_gram
 from bo_stream.bases.kernel_factors import kernel_factors
 from bo_stream.bases.kernel_sensitivity import (
     expected_log_prior,
+    node_variances,
     prior_covariance,
     prior_variance,
     variance_outside,
@@ -275,6 +276,7 @@ def test_outside_all_features_is_what_they_leave_out() -> None:
     basis = basis_of(kernel, 15)
     expected = basis.dropped * own.scale()
     assert_close(variance_outside(basis, own), expected)
+    assert_close(own.scale() - node_variances(basis).sum(-1), expected)
     assert_close(variance_outside(basis_of(kernel), own), torch.zeros(1).double())
 
 

@@ -21,6 +21,10 @@ KERNELS: dict[str, Callable[[], Kernel]] = {
     "RBF": lambda: RBFKernel(ard_num_dims=2),
     "scaled Matern": lambda: ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=2)),
     "periodic": lambda: PeriodicKernel(ard_num_dims=2),
+    "additive": lambda: (
+        ScaleKernel(MaternKernel(nu=1.5, active_dims=(1,)))
+        + ScaleKernel(RBFKernel(active_dims=(0, 1)))
+    ),
 }
 
 
@@ -69,7 +73,7 @@ def test_likelihood_and_gradient_are_the_models(kernel: str, noise: str, outputs
     assert_follows(model)
 
 
-@pytest.mark.parametrize("kernel", ["RBF", "scaled Matern"])
+@pytest.mark.parametrize("kernel", ["RBF", "scaled Matern", "additive"])
 def test_a_kernel_that_moved_is_another_prior_in_the_same_features(kernel: str) -> None:
     model = model_of(kernel)
     Follower(model, left_out=0.0)
