@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import choose_likelihood
 from bo_stream.models.first_noise import FirstBatch, learn_first_noise
+from bo_stream.models.grid_choice import GridSize
 from bo_stream.models.grid_gp import GridGP
 from bo_stream.models.log_noise import (
     Entry,
@@ -77,12 +77,12 @@ class HeteroscedasticWISKI(GridGP):
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
         bounds: Tensor | None = None,
-        grid_size: int | Sequence[int] | None = None,
+        grid_size: GridSize | None = None,
         tolerance: float = 1e-9,
         max_rank: int = 1024,
         stem: Stem | None = None,
         noise_covar_module: Kernel | None = None,
-        noise_grid_size: int | Sequence[int] | None = None,
+        noise_grid_size: GridSize | None = None,
         rounds: int = 2,
     ) -> None:
         """Build both models and put the first observations into memory.

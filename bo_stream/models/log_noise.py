@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -12,6 +11,7 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.priors import GammaPrior
 from torch import Tensor
 
+from bo_stream.models.grid_choice import GridSize
 from bo_stream.models.grid_gp import GridGP
 from bo_stream.models.log_squares import expected_exponential, log_squares
 from bo_stream.models.memory import Observations
@@ -127,7 +127,7 @@ def noise_gp(
     variances: Tensor,
     kernel: Kernel,
     bounds: Tensor,
-    grid_size: int | Sequence[int] | None,
+    grid_size: GridSize | None,
 ) -> GridGP:
     """A grid model of measured log variances, each of known noise.
 
