@@ -1,14 +1,14 @@
 """Expectations of a softmax of independent Gaussian scores, by one-dimensional quadrature.
 
-A softmax is the law of the largest of scores with Gumbel noise, ``softmax_k(f) = P(k = argmax_j (f_j
-+ g_j))``. With independent scores, ``F_j(t) = E exp(-exp(f_j - t))`` the distribution function of
-``f_j + g_j`` and ``F_j'`` its density, everything is an integral over one variable:
+A softmax is the law of the largest score after Gumbel noise: ``softmax_k(f)`` is the probability of
+``k = argmax_j (f_j + g_j)``. With independent scores, ``F_j(t) = E exp(-exp(f_j - t))`` the
+distribution function of ``f_j + g_j`` and ``F_j'`` its density, all are integrals over a line:
 
     E softmax_k                = ∫ F_k'(t) Π_{j≠k} F_j(t) dt
     E [f_k softmax_k]          = ∫ E[f_k exp(f_k - t - exp(f_k - t))] Π_{j≠k} F_j(t) dt
     E log Σ_j exp f_j + 0.577… = ∫ t (Π_j F_j)'(t) dt
 
-Both that integral and the expectations inside are trapezoidal sums, which converge exponentially for
+That integral and the expectations inside are trapezoidal sums, which converge exponentially for
 such functions (Trefethen and Weideman, 2014): deterministic, and differentiable.
 """
 
@@ -22,6 +22,9 @@ from torch import Tensor
 
 STEP = 0.45
 """Of the sums, in units of Gumbel noise: an error of about ``exp(-π² / STEP)``, 3e-10."""
+
+ROWS = 512
+"""Points that are treated at a time."""
 
 _NORMAL_STEP = 0.9  # in standard deviations, a smaller error
 _NORMAL_WIDTH = 6.4
@@ -59,6 +62,16 @@ def softmax_moments(mean: Tensor, variance: Tensor) -> SoftmaxMoments:
         mean: ``... x m``, float64.
         variance: ``... x m``.
     """
+    shape = mean.shape
+    rows = (moment.reshape(-1, shape[-1]).split(ROWS) for moment in (mean, variance))
+    parts = [_moments(*row) for row in zip(*rows, strict=True)]
+    return SoftmaxMoments(
+        torch.cat([part.probabilities for part in parts]).view(shape),
+        torch.cat([part.expected_entropy for part in parts]).view(shape[:-1]),
+    )
+
+
+def _moments(mean: Tensor, variance: Tensor) -> SoftmaxMoments:
     deviation = variance.clamp_min(0.0).add(1e-18).sqrt()
     nodes = _outer_nodes(mean, deviation)
     distribution, density, weighted = _perturbed(mean, deviation, nodes)
@@ -118,3 +131,21 @@ def _product_of_others(factors: Tensor) -> Tensor:
     before = torch.cat((ones, factors[..., :-1, :]), -2).cumprod(-2)
     after = torch.cat((ones, factors[..., 1:, :].flip(-2)), -2).cumprod(-2).flip(-2)
     return before * after
+
+
+def sampled_softmax(mean: Tensor, variance: Tensor, num_samples: int, seed: int | None) -> Tensor:
+    """Mean softmax of drawn independent scores, ``... x m``. Cost O(m num_samples).
+
+    Args:
+        mean: ``... x m``.
+        variance: ``... x m``.
+        num_samples: How many to draw, the same for every point.
+        seed: Of a generator of its own; torch's global one if omitted.
+    """
+    generator = None if seed is None else torch.Generator(mean.device).manual_seed(seed)
+    shape = (num_samples, mean.shape[-1])
+    noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
+    deviation, total = variance.clamp_min(0.0).sqrt(), torch.zeros_like(mean)
+    for draw in noise:
+        total = total + (mean + deviation * draw).softmax(-1)
+    return total / num_samples
