@@ -17,7 +17,10 @@ from bo_stream.models.streaming_gp import StreamingGP
 from tests.contract import (
     CASES,
     FAULTS,
+    LABEL_CASES,
+    LABEL_STREAMS,
     LAWS,
+    OF_OUTCOMES,
     STREAMS,
     VARIANCE_FAULTS,
     Fault,
@@ -43,7 +46,7 @@ def models() -> set[type[StreamingGP]]:
 
 
 def test_every_model_is_in_the_registry() -> None:
-    streams = [Stream(case, Setting()) for case in CASES]
+    streams = [Stream(case, Setting()) for case in (*CASES, *LABEL_CASES)]
     registered = {type(stream.model(stream.data(3))) for stream in streams}
     assert registered == models()
 
@@ -58,6 +61,14 @@ def test_every_model_is_in_the_registry() -> None:
     ],
 )
 def test_law(law: Law, stream: Stream) -> None:
+    law(stream)
+
+
+@pytest.mark.parametrize("stream", LABEL_STREAMS, ids=str)
+@pytest.mark.parametrize(
+    "law", [law for law in LAWS if law not in OF_OUTCOMES], ids=lambda law: law.__name__
+)
+def test_law_of_labels(law: Law, stream: Stream) -> None:
     law(stream)
 
 

@@ -70,7 +70,7 @@ class DirichletWISKI(LabelPosterior):
         input_transform: InputTransform | None = None,
         bounds: Tensor | None = None,
         grid_size: int | Sequence[int] | None = None,
-        tolerance: float = 1e-6,
+        tolerance: float = 1e-5,
         max_rank: int = 512,
         stem: Stem | None = None,
     ) -> None:

@@ -23,10 +23,9 @@ from torch import Tensor
 STEP = 0.45
 """Of the sums, in units of Gumbel noise: an error of about ``exp(-π² / STEP)``, 3e-10."""
 
-ROWS = 512
-"""Points that are treated at a time."""
+ROWS = 64
+"""Points that are treated at a time: what a processor's cache holds."""
 
-_NORMAL_STEP = 0.9  # in standard deviations, a smaller error
 _NORMAL_WIDTH = 6.4
 _GUMBEL_BELOW, _GUMBEL_ABOVE = 3.2, 23.0
 _EULER = 0.57721566490153286
@@ -55,29 +54,30 @@ class SoftmaxMoments:
         return (self.entropy - self.expected_entropy).clamp_min(0.0)
 
 
-def softmax_moments(mean: Tensor, variance: Tensor) -> SoftmaxMoments:
+def softmax_moments(mean: Tensor, variance: Tensor, step: float = STEP) -> SoftmaxMoments:
     """Moments for independent scores. Cost O(m T H), T and H growing with the largest deviation.
 
     Args:
         mean: ``... x m``, float64.
         variance: ``... x m``.
+        step: Of the sums: twice as much is four times as fast, at the root of the accuracy.
     """
     shape = mean.shape
     rows = (moment.reshape(-1, shape[-1]).split(ROWS) for moment in (mean, variance))
-    parts = [_moments(*row) for row in zip(*rows, strict=True)]
+    parts = [_moments(means, variances, step) for means, variances in zip(*rows, strict=True)]
     return SoftmaxMoments(
         torch.cat([part.probabilities for part in parts]).view(shape),
         torch.cat([part.expected_entropy for part in parts]).view(shape[:-1]),
     )
 
 
-def _moments(mean: Tensor, variance: Tensor) -> SoftmaxMoments:
+def _moments(mean: Tensor, variance: Tensor, step: float) -> SoftmaxMoments:
     deviation = variance.clamp_min(0.0).add(1e-18).sqrt()
-    nodes = _outer_nodes(mean, deviation)
-    distribution, density, weighted = _perturbed(mean, deviation, nodes)
+    nodes = _outer_nodes(mean, deviation, step)
+    distribution, density, weighted = _perturbed(mean, deviation, nodes, step)
     others = _product_of_others(distribution)
-    parts = STEP * torch.stack((density * others, weighted * others)).sum(-1)
-    log_sum = STEP * (nodes.squeeze(-2) * (density * others).sum(-2)).sum(-1) - _EULER
+    parts = step * torch.stack((density * others, weighted * others)).sum(-1)
+    log_sum = step * (nodes.squeeze(-2) * (density * others).sum(-2)).sum(-1) - _EULER
     total = parts[0].sum(-1)
     expected_entropy = log_sum / total - parts[1].sum(-1) / total
     return SoftmaxMoments(parts[0] / total.unsqueeze(-1), expected_entropy.clamp_min(0.0))
@@ -89,22 +89,24 @@ def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
 
 
 @torch.no_grad()
-def _outer_nodes(mean: Tensor, deviation: Tensor) -> Tensor:
+def _outer_nodes(mean: Tensor, deviation: Tensor, step: float) -> Tensor:
     """Where the largest perturbed score may lie, ``... x 1 x T``."""
     reach = _NORMAL_WIDTH * deviation
     low = (mean - reach).amax(-1) - _GUMBEL_BELOW
     high = (mean + reach).amax(-1) + _GUMBEL_ABOVE
-    count = int(((high - low) / STEP).amax().ceil()) + 1 if mean.numel() else 1
+    count = int(((high - low) / step).amax().ceil()) + 1 if mean.numel() else 1
     steps = torch.arange(count, dtype=mean.dtype, device=mean.device)
-    return (low.unsqueeze(-1) + STEP * steps).unsqueeze(-2)
+    return (low.unsqueeze(-1) + step * steps).unsqueeze(-2)
 
 
-def _perturbed(mean: Tensor, deviation: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _perturbed(
+    mean: Tensor, deviation: Tensor, nodes: Tensor, step: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """``F_j``, ``F_j'`` and the density times the score, at the nodes, ``... x m x T`` each.
 
     Relative to each score's mean, ``exp(f - t)`` is an outer product, hence one exponential a pair.
     """
-    normal, weights = _normal_nodes(deviation)
+    normal, weights = _normal_nodes(deviation, step)
     spread = deviation.unsqueeze(-1) * normal
     rise, fall = spread.exp(), (mean.unsqueeze(-1) - nodes).exp()
     below = (-fall.unsqueeze(-1) * rise.unsqueeze(-2)).exp()
@@ -115,12 +117,12 @@ def _perturbed(mean: Tensor, deviation: Tensor, nodes: Tensor) -> tuple[Tensor, 
 
 
 @torch.no_grad()
-def _normal_nodes(deviation: Tensor) -> tuple[Tensor, Tensor]:
+def _normal_nodes(deviation: Tensor, step: float) -> tuple[Tensor, Tensor]:
     """Nodes and weights of a standard normal expectation, fine against noise of unit scale."""
     largest = float(deviation.amax()) if deviation.numel() else 0.0
-    step = min(_NORMAL_STEP, STEP / max(largest, 1e-9))
-    count = math.ceil(_NORMAL_WIDTH / step)
-    nodes = step * torch.arange(-count, count + 1, dtype=deviation.dtype, device=deviation.device)
+    spacing = step * min(2.0, 1.0 / max(largest, 1e-9))
+    count = math.ceil(_NORMAL_WIDTH / spacing)
+    nodes = spacing * torch.arange(-count, count + 1).to(deviation)
     weights = (-0.5 * nodes.square()).exp()
     return nodes, weights / weights.sum()
 
