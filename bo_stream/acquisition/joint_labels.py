@@ -47,8 +47,10 @@ def joint_entropies(
         return JointEntropies(entropy(_enumerated(probabilities).mean(0)), expected)
     labels = _drawn(probabilities.detach(), max_configurations, generator)
     likelihoods = _likelihoods(probabilities, labels)
-    weights = likelihoods / likelihoods.detach()
-    return JointEntropies(-(weights * likelihoods.log()).mean(-1), expected)
+    weights, surprise = likelihoods / likelihoods.detach(), -likelihoods.detach().log()
+    mean = surprise.mean(-1, keepdim=True)
+    joint = mean + (weights * (surprise - mean)).mean(-1, keepdim=True)
+    return JointEntropies(joint.squeeze(-1), expected)
 
 
 def _enumerated(probabilities: Tensor) -> Tensor:
@@ -60,10 +62,9 @@ def _enumerated(probabilities: Tensor) -> Tensor:
 
 
 def _drawn(probabilities: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Joint labels of draws taken in turn, ``... x q x count``."""
-    draws = probabilities.shape[0]
-    turns = torch.arange(count, device=probabilities.device) % draws
-    cumulative = probabilities.cumsum(-1)[turns, ..., :-1]
+    """Joint labels, ``... x q x count``, each of a random draw of the probabilities."""
+    which = torch.randint(probabilities.shape[0], (count,), generator=generator)
+    cumulative = probabilities.cumsum(-1)[which.to(probabilities.device), ..., :-1]
     shape = (count, *[1] * (probabilities.ndim - 3), probabilities.shape[-2], 1)
     uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(probabilities)
     return (uniform > cumulative).sum(-1).movedim(0, -1)

@@ -71,6 +71,8 @@ def select_labels_from_pool(
     check_configurations(max_configurations)
     if criterion not in ("BALD", "entropy"):
         raise ValueError(f"Expected criterion to be 'BALD' or 'entropy', got {criterion!r}.")
+    if num_samples < 1:
+        raise ValueError(f"Expected num_samples of at least 1, got {num_samples}.")
     listed_inputs(model, "pool", pool)
     available = available_candidates(exclude, pool, q)
     pool = pool.to(model.train_targets)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
+from botorch.utils.datasets import SupervisedDataset
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
@@ -194,6 +195,12 @@ class DirichletWISKI(LabelPosterior):
                 f"Cannot merge a model of {other._num_outputs} classes into one that was built "
                 f"with num_classes={self._num_classes}."
             )
+
+    @classmethod
+    def construct_inputs(cls, training_data: SupervisedDataset, **kwargs: Any) -> dict[str, Any]:
+        """Constructor arguments from a data set whose Y are labels, ``n x 1``."""
+        arguments = super().construct_inputs(training_data)
+        return {"train_labels": arguments.pop("train_Y"), **arguments, **kwargs}
 
     def _with_classes(self, classes: int) -> DirichletWISKI:
         """This model, or one that shares all but its memory, which has more classes."""

@@ -185,6 +185,8 @@ class LabelPosterior(GridGP):
 
     @torch.no_grad()
     def _drawn_labels(self, X: Tensor, sampler: MCSampler) -> Tensor:
+        if X.shape[-2] == 0:
+            return X.new_empty(*sampler.sample_shape, *X.shape[:-1], 1)
         scores = sampler(self.posterior(X))
         shape = (*sampler.sample_shape, *[1] * (X.ndim - 2), *scores.shape[-2:])
         generator = torch.Generator().manual_seed(sampler.seed)

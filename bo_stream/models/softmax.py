@@ -20,14 +20,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-STEP = 0.45
-"""Of the sums, in units of Gumbel noise: an error of about ``exp(-π² / STEP)``, 3e-10."""
+STEP = 0.42
+"""Of the sums, in units of Gumbel noise: an error of about ``exp(-π² / STEP)``, 6e-11."""
 
 ROWS = 64
 """Points that are treated at a time: what a processor's cache holds."""
 
 _NORMAL_WIDTH = 6.4
-_GUMBEL_BELOW, _GUMBEL_ABOVE = 3.2, 23.0
+_GUMBEL_BELOW, _GUMBEL_ABOVE = 3.2, 25.0
 _EULER = 0.57721566490153286
 
 
@@ -72,6 +72,7 @@ def softmax_moments(mean: Tensor, variance: Tensor, step: float = STEP) -> Softm
 
 
 def _moments(mean: Tensor, variance: Tensor, step: float) -> SoftmaxMoments:
+    mean = mean - mean.detach().amax(-1, keepdim=True)  # changes nothing but rounding errors
     deviation = variance.clamp_min(0.0).add(1e-18).sqrt()
     nodes = _outer_nodes(mean, deviation, step)
     distribution, density, weighted = _perturbed(mean, deviation, nodes, step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -61,7 +62,7 @@ def _missed(statistics: GridStatistics, scores: DirichletScores) -> GridStatisti
         moment=share(statistics.moment, -3) * one[1],
         energy=share(statistics.energy, -3) * one,
         totals=count[..., None, None] * one,
-        log_noise=count * torch.tensor(scores.miss_noise).log().item(),
+        log_noise=count * math.log(scores.miss_noise),
         noise_sum=count * scores.miss_noise,
     )
 
