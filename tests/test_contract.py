@@ -64,10 +64,13 @@ def test_law(law: Law, stream: Stream) -> None:
     law(stream)
 
 
-@pytest.mark.parametrize("stream", LABEL_STREAMS, ids=str)
-@pytest.mark.parametrize(
+LABEL_LAWS = pytest.mark.parametrize(
     "law", [law for law in LAWS if law not in OF_OUTCOMES], ids=lambda law: law.__name__
 )
+
+
+@pytest.mark.parametrize("stream", LABEL_STREAMS, ids=str)
+@LABEL_LAWS
 def test_law_of_labels(law: Law, stream: Stream) -> None:
     law(stream)
 
@@ -79,6 +82,15 @@ CUDA = Stream(CASES[0], Setting(outputs=2, device="cuda"))
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_law_on_a_gpu(law: Law) -> None:
     law(CUDA)
+
+
+LABELS_CUDA = Stream(LABEL_CASES[0], Setting(outputs=2, device="cuda"))
+
+
+@pytest.mark.cuda
+@LABEL_LAWS
+def test_law_of_labels_on_a_gpu(law: Law) -> None:
+    law(LABELS_CUDA)
 
 
 SPOILT = [

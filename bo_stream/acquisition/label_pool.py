@@ -80,7 +80,7 @@ def select_labels_from_pool(
     picks = [int(alone.argmax())]
     if q > 1:
         candidates = _Candidates(sample_paths(model, num_samples, seed), pool, alone, criterion)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(pool.device).manual_seed(seed)
         hypotheses = Hypotheses.none(num_samples, alone)
         for _ in range(q - 1):
             chosen = candidates.probabilities(torch.tensor(picks[-1:])).squeeze(1)
