@@ -83,10 +83,8 @@ class LabelPosterior(GridGP):
             points = process.at(rows)
             means.append(process.mean_at(points))
             variances.append(process.variance_at(points))
-        shape = torch.broadcast_shapes(means[0].shape, variances[0].shape)
-        mean, variance = torch.cat(means, -1), torch.cat(variances, -1)
-        lead = shape[:-1]
-        return mean.expand(*lead, -1).mT, variance.expand(*lead, -1).clamp_min(0.0).mT
+        mean, variance = torch.broadcast_tensors(torch.cat(means, -1), torch.cat(variances, -1))
+        return mean.mT, variance.clamp_min(0.0).mT
 
     def label_moments(self, X: Tensor) -> SoftmaxMoments:
         """Class probabilities and expected entropy at single points; deterministic.
@@ -188,7 +186,9 @@ class LabelPosterior(GridGP):
         if X.shape[-2] == 0:
             return X.new_empty(*sampler.sample_shape, *X.shape[:-1], 1)
         scores = sampler(self.posterior(X))
-        shape = (*sampler.sample_shape, *[1] * (X.ndim - 2), *scores.shape[-2:])
+        samples = sampler.sample_shape
+        batches = scores.ndim - len(samples) - 2
+        shape = (*samples, *[1] * batches, *scores.shape[-2:])
         generator = torch.Generator().manual_seed(sampler.seed)
         uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(scores.device)
         gumbel = -(-uniform.clamp_min(1e-300).log()).log()

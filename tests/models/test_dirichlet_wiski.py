@@ -339,6 +339,15 @@ def test_fantasies_of_one_draw_are_consistent_between_points() -> None:
     assert agreement > p.square().sum() + 0.05
 
 
+def test_fantasies_have_fantasies() -> None:
+    model, X = small_classifier(*labelled(30)), torch.rand(2, 3, 2, dtype=torch.float64)
+    first = model.fantasize(X, sampler(4))
+    second = first.fantasize(0.9 * X + 0.05, sampler(5))
+    assert second.posterior(X).mean.shape == (5, 4, 2, 3, 3)
+    before, after = first.marginals(X)[1], second.marginals(X)[1]
+    assert bool((after < before + 1e-12).all())
+
+
 def test_nothing_to_fantasize_is_the_model(points: Tensor) -> None:
     model = small_classifier(*labelled(30))
     fantasies = model.fantasize(points[:0], sampler())
