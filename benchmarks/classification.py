@@ -35,7 +35,7 @@ FLAT = 1.5
 MAXITER = 100
 SOME = 1_000
 """Rows from which the peer is learned before it is from all."""
-POLISH = 20
+POLISH = 10
 """Most iterations of the latter."""
 
 
