@@ -152,6 +152,13 @@ def _linear_stem(data: Observations) -> LinearStem:
     return LinearStem(DIM, DIM).calibrate(points).to(data.X)
 
 
+def _dirichlet(data: Observations) -> DirichletWISKI:
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=DIM))
+    kernel.base_kernel.lengthscale = 0.6
+    options: dict[str, Any] = {"grid_size": 9, "tolerance": 0.0, "bounds": _UNIT}
+    return DirichletWISKI(data.X, data.Y, covar_module=kernel, **options)
+
+
 CASES: tuple[Case, ...] = (
     Case("WISKI", _wiski(), settings=EVERY_SETTING),
     Case("WISKI, few features", _wiski(max_rank=30)),
@@ -202,17 +209,6 @@ CASES: tuple[Case, ...] = (
         in_order=True,
         settings=(Setting(),),
     ),
-)
-
-
-def _dirichlet(data: Observations) -> DirichletWISKI:
-    kernel = ScaleKernel(RBFKernel(ard_num_dims=DIM))
-    kernel.base_kernel.lengthscale = 0.6
-    options: dict[str, Any] = {"grid_size": 9, "tolerance": 0.0, "bounds": _UNIT}
-    return DirichletWISKI(data.X, data.Y, covar_module=kernel, **options)
-
-
-LABEL_CASES: tuple[Case, ...] = (
     Case(
         "DirichletWISKI",
         _dirichlet,
@@ -220,7 +216,6 @@ LABEL_CASES: tuple[Case, ...] = (
         settings=(Setting(outputs=2), Setting(torch.float32, outputs=2)),
     ),
 )
-"""Models whose outcomes are labels: their scores obey all laws but those :func:`of_outcomes`."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +274,6 @@ class Stream:
 
 
 STREAMS = [Stream(case, setting) for case in CASES for setting in case.settings]
-LABEL_STREAMS = [Stream(case, setting) for case in LABEL_CASES for setting in case.settings]
 
 
 def suppose(model: StreamingGP, data: Observations, noise: Tensor | None = None) -> StreamingGP:
@@ -424,7 +418,6 @@ def assert_gradient(function: Callable[[Tensor], Tensor], X: Tensor) -> None:
 
 Law = Callable[[Stream], None]
 LAWS: list[Law] = []
-
 
 ORDERLESS: set[Law] = set()
 """Laws of models whose memory does not depend on the order in which observations enter."""
@@ -773,6 +766,7 @@ def observation_noise_is_added_to_the_variance(stream: Stream) -> None:
 
 
 @law
+@of_outcomes
 def fantasies_take_the_noise_they_are_given(stream: Stream) -> None:
     """Draws have it, and conditioning on them too; per point or for all, per output, in a batch."""
     model, s, T = stream.model(stream.data(10)), stream.setting, stream.points

@@ -17,10 +17,7 @@ from bo_stream.models.streaming_gp import StreamingGP
 from tests.contract import (
     CASES,
     FAULTS,
-    LABEL_CASES,
-    LABEL_STREAMS,
     LAWS,
-    OF_OUTCOMES,
     STREAMS,
     VARIANCE_FAULTS,
     Fault,
@@ -46,7 +43,7 @@ def models() -> set[type[StreamingGP]]:
 
 
 def test_every_model_is_in_the_registry() -> None:
-    streams = [Stream(case, Setting()) for case in (*CASES, *LABEL_CASES)]
+    streams = [Stream(case, Setting()) for case in CASES]
     registered = {type(stream.model(stream.data(3))) for stream in streams}
     assert registered == models()
 
@@ -64,17 +61,6 @@ def test_law(law: Law, stream: Stream) -> None:
     law(stream)
 
 
-LABEL_LAWS = pytest.mark.parametrize(
-    "law", [law for law in LAWS if law not in OF_OUTCOMES], ids=lambda law: law.__name__
-)
-
-
-@pytest.mark.parametrize("stream", LABEL_STREAMS, ids=str)
-@LABEL_LAWS
-def test_law_of_labels(law: Law, stream: Stream) -> None:
-    law(stream)
-
-
 CUDA = Stream(CASES[0], Setting(outputs=2, device="cuda"))
 
 
@@ -82,15 +68,6 @@ CUDA = Stream(CASES[0], Setting(outputs=2, device="cuda"))
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_law_on_a_gpu(law: Law) -> None:
     law(CUDA)
-
-
-LABELS_CUDA = Stream(LABEL_CASES[0], Setting(outputs=2, device="cuda"))
-
-
-@pytest.mark.cuda
-@LABEL_LAWS
-def test_law_of_labels_on_a_gpu(law: Law) -> None:
-    law(LABELS_CUDA)
 
 
 SPOILT = [
