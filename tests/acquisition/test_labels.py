@@ -100,6 +100,7 @@ def test_gradients_are_those_of_differences(acquisition: Any, q: int) -> None:
     assert_gradient(lambda X: value(X).sum(), 0.1 + 0.8 * torch.rand(2, q, 2, dtype=torch.float64))
 
 
+@pytest.mark.filterwarnings("ignore:A not p.d.")  # where the optimiser brings points together
 @BOTH
 @pytest.mark.parametrize("q", [1, 2])
 def test_botorch_finds_the_best_place(acquisition: Any, q: int) -> None:
