@@ -2,8 +2,17 @@
 
 from importlib.metadata import version
 
-from bo_stream.acquisition import FeatureNIPV, PoolSelector, sample_paths, select_from_pool
+from bo_stream.acquisition import (
+    FeatureNIPV,
+    PoolSelector,
+    PredictiveEntropy,
+    qBALD,
+    sample_paths,
+    select_from_pool,
+    select_labels_from_pool,
+)
 from bo_stream.learning import OnlineLearner, pretrain
+from bo_stream.models.dirichlet_wiski import DirichletWISKI
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
 from bo_stream.models.resolution_warning import GridResolutionWarning
 from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection
@@ -13,6 +22,7 @@ __version__ = version("bo-stream")
 
 __all__ = [
     "WISKI",
+    "DirichletWISKI",
     "FeatureNIPV",
     "GridResolutionWarning",
     "HeteroscedasticWISKI",
@@ -20,9 +30,12 @@ __all__ = [
     "MLPStem",
     "OnlineLearner",
     "PoolSelector",
+    "PredictiveEntropy",
     "RandomProjection",
     "__version__",
     "pretrain",
+    "qBALD",
     "sample_paths",
     "select_from_pool",
+    "select_labels_from_pool",
 ]

@@ -40,7 +40,7 @@ from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, Sc
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from bo_stream import WISKI, HeteroscedasticWISKI
+from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.models.stems import LinearStem
 from bo_stream.models.streaming_gp import StreamingGP
 from tests.oracles import joint_covariance
@@ -74,7 +74,7 @@ class Case:
     Attributes:
         name: Of the test.
         build: A model of some observations, whatever their shapes and dtype.
-        noise: ``"learned"``, ``"known"`` or ``"mixed"``.
+        noise: ``"learned"``, ``"known"`` or ``"mixed"``; ``"labels"``: outcomes are two classes.
         in_order: Whether what enters depends on what came before; the laws that suppose it does
             not are left out.
         settings: What to test it with.
@@ -166,6 +166,13 @@ def _linear_stem(data: Observations) -> LinearStem:
     return LinearStem(DIM, DIM).calibrate(points).to(data.X)
 
 
+def _dirichlet(data: Observations) -> DirichletWISKI:
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=DIM))
+    kernel.base_kernel.lengthscale = 0.6
+    options: dict[str, Any] = {"grid_size": 9, "tolerance": 0.0, "bounds": _UNIT}
+    return DirichletWISKI(data.X, data.Y, covar_module=kernel, **options)
+
+
 CASES: tuple[Case, ...] = (
     Case("WISKI", _wiski(), settings=EVERY_SETTING),
     Case("WISKI, few features", _wiski(max_rank=30)),
@@ -229,6 +236,12 @@ CASES: tuple[Case, ...] = (
         in_order=True,
         settings=(Setting(),),
     ),
+    Case(
+        "DirichletWISKI",
+        _dirichlet,
+        noise="labels",
+        settings=(Setting(outputs=2), Setting(torch.float32, outputs=2)),
+    ),
 )
 
 
@@ -244,7 +257,10 @@ class Stream:
 
     def data(self, n: int) -> Observations:
         s = self.setting
-        data = observations(n, DIM, s.outputs, s.batch_shape, s.dtype).with_noise(self.case.noise)
+        data = observations(n, DIM, s.outputs, s.batch_shape, s.dtype)
+        if self.labels:
+            return Observations(data.X.to(s.device), (data.Y[..., :1] > 4.8).to(data.X))
+        data = data.with_noise(self.case.noise)
         Yvar = None if data.Yvar is None else data.Yvar.to(s.device)
         return Observations(data.X.to(s.device), data.Y.to(s.device), Yvar)
 
@@ -264,6 +280,11 @@ class Stream:
         model.eval()
         return model
 
+    @property
+    def labels(self) -> bool:
+        """Whether outcomes are labels."""
+        return self.case.noise == "labels"
+
     @cached_property
     def points(self) -> Tensor:
         """Test inputs, ``batch_shape x 5 x d``."""
@@ -280,6 +301,13 @@ class Stream:
 
 
 STREAMS = [Stream(case, setting) for case in CASES for setting in case.settings]
+
+
+def suppose(model: StreamingGP, data: Observations, noise: Tensor | None = None) -> StreamingGP:
+    """The model that supposes observations of its kind."""
+    if isinstance(model, DirichletWISKI):
+        return model.condition_on_labels(data.X, data.Y)
+    return model.condition_on_observations(data.X, data.Y, noise=noise)
 
 
 # --- what to compare ----------------------------------------------------------------------------
@@ -418,9 +446,11 @@ def assert_gradient(function: Callable[[Tensor], Tensor], X: Tensor) -> None:
 Law = Callable[[Stream], None]
 LAWS: list[Law] = []
 
-
 ORDERLESS: set[Law] = set()
 """Laws of models whose memory does not depend on the order in which observations enter."""
+
+OF_OUTCOMES: set[Law] = set()
+"""Laws of models whose observations are in the units of the posterior, not labels."""
 
 
 def law(function: Law) -> Law:
@@ -435,9 +465,17 @@ def orderless(function: Law) -> Law:
     return law(function)
 
 
+def of_outcomes(function: Law) -> Law:
+    """Of models whose observations are outcomes, in the units of the posterior."""
+    OF_OUTCOMES.add(function)
+    return function
+
+
 def applies(law: Law, case: Case) -> bool:
     """Whether a case must obey a law."""
-    return not (case.in_order and law in ORDERLESS)
+    ordered = case.in_order and law in ORDERLESS
+    labels = case.noise == "labels" and law in OF_OUTCOMES
+    return not ordered and not labels
 
 
 @orderless
@@ -525,7 +563,7 @@ def an_empty_batch_changes_nothing(stream: Stream) -> None:
     before = fingerprint(model)
     model.update(*nothing.astuple()).retract(*nothing.astuple())
     assert_untouched(model, before)
-    supposed = model.condition_on_observations(nothing.X, nothing.Y)
+    supposed = suppose(model, nothing)
     assert_same_posterior(supposed, model, stream.points)
 
 
@@ -535,8 +573,9 @@ def the_prior_comes_before_the_data(stream: Stream) -> None:
     prior = stream.model(data[:0])
     assert prior.num_observations == 0
     mean, covariance = moments(prior, stream.points)
-    constant = prior.mean_module.constant.detach()
-    expected = constant if stream.setting.outputs > 1 else constant.unsqueeze(-1)
+    s, constant = stream.setting, prior.mean_module.constant.detach()
+    constant = constant.unsqueeze(-1) if s.outputs == 1 else constant
+    expected = constant.expand(*s.batch_shape, s.outputs)
     assert_close(mean, expected.unsqueeze(-2).expand_as(mean))
     posterior_variance = moments(stream.model(data), stream.points)[1].diagonal(dim1=-2, dim2=-1)
     scale = prior.outcome_scale() / stream.model(data).outcome_scale()
@@ -568,16 +607,17 @@ def supposing_is_updating_a_copy(stream: Stream) -> None:
     model = stream.model(data)
     scale = model.outcome_scale().unsqueeze(-2).to(more.Y)
     noise = None
-    if stream.case.noise != "learned":
+    if stream.case.noise in ("known", "mixed"):
         level = model.noise_at(model.transform_inputs(more.X).double()).mT.to(more.Y)
         assert more.Yvar is not None
         noise = torch.where(more.Yvar.isnan(), level, more.Yvar / scale.square())
-    supposed = model.condition_on_observations(more.X, more.Y, noise=noise)
+    supposed = suppose(model, more, noise)
     updated = copy.deepcopy(model).update(*more.astuple())
     assert_same_posterior(supposed, updated, stream.points)
 
 
 @law
+@of_outcomes
 def supposing_leaves_the_model_as_it_is(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
     model.posterior(stream.points, observation_noise=True)
@@ -598,7 +638,7 @@ def supposing_leaves_the_model_as_it_is(stream: Stream) -> None:
 @law
 def what_is_supposed_stays_when_the_model_moves_on(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
-    supposed = model.condition_on_observations(more.X, more.Y)
+    supposed = suppose(model, more)
     before = moments(supposed, stream.points)
     shifted = stream.data(4)
     model.update(shifted.X, 2.0 + 3.0 * shifted.Y, shifted.Yvar)
@@ -613,10 +653,8 @@ def what_is_supposed_stays_when_the_model_moves_on(stream: Stream) -> None:
 @law
 def supposing_twice_is_supposing_once(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(4)
-    once = model.condition_on_observations(more.X, more.Y)
-    twice = model.condition_on_observations(more.X[..., :1, :], more.Y[..., :1, :])
-    twice = twice.condition_on_observations(more.X[..., 1:, :], more.Y[..., 1:, :])
-    assert_same_posterior(twice, once, stream.points)
+    twice = suppose(suppose(model, more[:1]), more[1:])
+    assert_same_posterior(twice, suppose(model, more), stream.points)
 
 
 @law
@@ -630,7 +668,7 @@ def supposing_the_own_mean_leaves_the_mean(stream: Stream) -> None:
 def variance_never_grows(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
     before = gaussian(model.posterior(stream.points)).variance
-    supposed = model.condition_on_observations(more.X, more.Y)
+    supposed = suppose(model, more)
     fantasy = supposed.fantasize(more.X, stream.sampler())
     updated = copy.deepcopy(model).update(*more.astuple())
     slack = 1e-12 if stream.exact else 1e-5
@@ -641,6 +679,7 @@ def variance_never_grows(stream: Stream) -> None:
 
 
 @law
+@of_outcomes
 def fantasies_are_each_alone(stream: Stream) -> None:
     """Fantasies of a batch of inputs are those of each input, conditioned on the same draws."""
     model, batch = stream.model(stream.data(10)), 2
@@ -661,7 +700,7 @@ def fantasies_are_each_alone(stream: Stream) -> None:
 @law
 def what_is_supposed_cannot_be_put_into_memory(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
-    supposed = model.condition_on_observations(more.X, more.Y)
+    supposed = suppose(model, more)
     supposed.posterior(stream.points)
     before = fingerprint(supposed)
     verbs: list[Callable[[], Any]] = [
@@ -711,6 +750,7 @@ def posterior_of_one_set_serves_every_batch_element(stream: Stream) -> None:
 
 
 @law
+@of_outcomes
 def gradients_are_those_of_differences(stream: Stream) -> None:
     if not stream.exact:
         return
@@ -753,6 +793,7 @@ def observation_noise_is_added_to_the_variance(stream: Stream) -> None:
 
 
 @law
+@of_outcomes
 def fantasies_take_the_noise_they_are_given(stream: Stream) -> None:
     """Draws have it, and conditioning on them too; per point or for all, per output, in a batch."""
     model, s, T = stream.model(stream.data(10)), stream.setting, stream.points
@@ -781,6 +822,7 @@ def a_posterior_transform_sees_the_outcomes(stream: Stream) -> None:
 
 
 @law
+@of_outcomes
 def some_outputs_are_as_among_all(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
     supposed = model.condition_on_observations(more.X, more.Y)

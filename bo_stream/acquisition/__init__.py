@@ -1,7 +1,18 @@
-"""Acquisition in feature space: integrated variance, pool selection, posterior functions."""
+"""Acquisition: integrated variance, pools, posterior functions, and labels to ask for."""
 
 from bo_stream.acquisition.feature_nipv import FeatureNIPV
+from bo_stream.acquisition.label_pool import select_labels_from_pool
+from bo_stream.acquisition.labels import PredictiveEntropy, qBALD
 from bo_stream.acquisition.paths import SamplePaths, sample_paths
 from bo_stream.acquisition.pool import PoolSelector, select_from_pool
 
-__all__ = ["FeatureNIPV", "PoolSelector", "SamplePaths", "sample_paths", "select_from_pool"]
+__all__ = [
+    "FeatureNIPV",
+    "PoolSelector",
+    "PredictiveEntropy",
+    "SamplePaths",
+    "qBALD",
+    "sample_paths",
+    "select_from_pool",
+    "select_labels_from_pool",
+]

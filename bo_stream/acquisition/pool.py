@@ -115,8 +115,7 @@ class PoolSelector:
 
         Arguments, result and errors as :func:`select_from_pool`. The model is not changed.
         """
-        available = self._available(exclude)
-        _check_count(q, int(available.sum()))
+        available = available_candidates(exclude, self._pool, q)
         shares = self._checked_costs(costs)
         before = self._gains()
         picks, after = self._pick(before, q, available, shares)
@@ -167,12 +166,6 @@ class PoolSelector:
         located = sites(space.basis, self._pool)
         return Gains.of(located, self._measure.gram(space.basis), space.weights)
 
-    def _available(self, exclude: Tensor | None) -> Tensor:
-        available = torch.ones(len(self), dtype=torch.bool, device=self._pool.device)
-        if exclude is not None and exclude.numel() > 0:
-            available[_checked_exclusion(exclude, len(self)).to(available.device)] = False
-        return available
-
     def _checked_costs(self, costs: Tensor | None) -> Tensor:
         if costs is None:
             return self._pool.new_ones(len(self))
@@ -188,6 +181,21 @@ class PoolSelector:
                 "exclude for candidates that cannot be chosen."
             )
         return costs.to(self._pool)
+
+
+def available_candidates(exclude: Tensor | None, pool: Tensor, q: int) -> Tensor:
+    """Which of a pool's N candidates may be chosen, ``N`` bools, at least q.
+
+    Raises:
+        BotorchTensorDimensionError: A mask of another length.
+        InputDataError: Indices out of range.
+        ValueError: q is less than one, or more than the candidates that are left.
+    """
+    available = torch.ones(len(pool), dtype=torch.bool, device=pool.device)
+    if exclude is not None and exclude.numel() > 0:
+        available[_checked_exclusion(exclude, len(pool)).to(available.device)] = False
+    _check_count(q, int(available.sum()))
+    return available
 
 
 def _first_best(worth: Tensor) -> int:

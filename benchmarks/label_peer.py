@@ -1,0 +1,73 @@
+"""The exact Dirichlet Gaussian process of gpytorch, learned from a batch."""
+
+from __future__ import annotations
+
+import warnings
+
+import gpytorch
+import torch
+from botorch.exceptions.warnings import OptimizationWarning
+from botorch.optim.fit import fit_gpytorch_mll_scipy
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import DirichletClassificationLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from bo_stream.models.class_modules import default_kernel, default_mean
+from bo_stream.models.softmax import softmax_moments
+
+_CHUNK = 1_000
+
+
+class ExactDirichletGP(gpytorch.models.ExactGP):
+    """Without any approximation of the kernel; the kernel and mean of all classes are one."""
+
+    def __init__(self, X: Tensor, labels: Tensor, alpha_epsilon: float) -> None:
+        """Take ``n x d`` inputs and ``n`` labels."""
+        likelihood = DirichletClassificationLikelihood(labels, alpha_epsilon, dtype=X.dtype)
+        super().__init__(X, likelihood.transformed_targets, likelihood)
+        self.covar_module, self.mean_module = default_kernel(X.shape[-1]), default_mean()
+        self.to(X)
+
+    def forward(self, X: Tensor) -> MultivariateNormal:
+        """The prior of every class."""
+        classes = self.likelihood.num_classes
+        X = X if X.ndim == 2 else X[0]  # gpytorch repeats inputs for every class when it predicts
+        mean, covariance = self.mean_module(X), self.covar_module(X)
+        return MultivariateNormal(
+            mean.expand(classes, -1), covariance.expand(classes, *covariance.shape)
+        )
+
+    def learn(self, maxiter: int) -> None:
+        """All hyperparameters, by L-BFGS-B on the exact marginal likelihood."""
+        self.train()
+        mll = ExactMarginalLogLikelihood(self.likelihood, self)
+        parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
+
+        def loss_and_gradients() -> tuple[Tensor, list[Tensor | None]]:
+            self.zero_grad()
+            loss = -mll(self(*self.train_inputs), self.train_targets).sum()
+            loss.backward()
+            return loss, [parameter.grad for parameter in parameters.values()]
+
+        with warnings.catch_warnings(), _by_cholesky():
+            warnings.simplefilter("ignore", OptimizationWarning)
+            fit_gpytorch_mll_scipy(
+                mll,
+                parameters=parameters,
+                closure=loss_and_gradients,
+                options={"maxiter": maxiter},
+            )
+
+    def class_probabilities(self, X: Tensor) -> Tensor:
+        """Mean softmax of the scores, ``n x m``."""
+        self.eval()
+        with torch.no_grad(), _by_cholesky():
+            parts = [self(chunk) for chunk in X.split(_CHUNK)]
+        mean = torch.cat([part.mean.mT for part in parts])
+        variance = torch.cat([part.variance.mT for part in parts])
+        return softmax_moments(mean, variance).probabilities
+
+
+def _by_cholesky() -> gpytorch.settings.fast_computations:
+    return gpytorch.settings.fast_computations(False, False, False)

@@ -1,0 +1,165 @@
+"""Class labels as Gaussian regression targets with known noise, and the checks of labels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
+from torch import Tensor
+
+from bo_stream.models.validation import check_type
+
+
+@dataclass(frozen=True)
+class DirichletScores:
+    """Labels as noisy observations of one latent score per class.
+
+    With ``α = α_ε + 1`` for the class of the label and ``α_ε`` for every other, a gamma variable's
+    log is matched by a normal of variance ``log(1 + 1/α)`` and mean ``log α`` less half of it.
+    Source: Milios, Camoriano, Michiardi, Rosasco and Filippone (2018), eq. 5 and 6.
+
+    Attributes:
+        alpha_epsilon: α_ε, positive.
+    """
+
+    alpha_epsilon: float
+
+    @property
+    def hit_noise(self) -> float:
+        """Noise variance of the label's own class."""
+        return math.log1p(1.0 / (1.0 + self.alpha_epsilon))
+
+    @property
+    def miss_noise(self) -> float:
+        """Noise variance of every other class."""
+        return math.log1p(1.0 / self.alpha_epsilon)
+
+    @property
+    def hit_target(self) -> float:
+        """Target of the label's own class."""
+        return math.log1p(self.alpha_epsilon) - 0.5 * self.hit_noise
+
+    @property
+    def miss_target(self) -> float:
+        """Target of every other class."""
+        return math.log(self.alpha_epsilon) - 0.5 * self.miss_noise
+
+    def of(self, labels: Tensor, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Targets and noise variances, ``... x n -> ... x n x classes`` each."""
+        hit = torch.nn.functional.one_hot(labels, classes).bool()
+        everywhere = torch.ones(hit.shape, dtype=torch.float64, device=hit.device)
+        targets = (self.miss_target * everywhere).masked_fill(hit, self.hit_target)
+        noise = (self.miss_noise * everywhere).masked_fill(hit, self.hit_noise)
+        return targets.to(dtype), noise.to(dtype)
+
+
+def check_alpha(alpha_epsilon: float) -> float:
+    """Check the concentration of classes that a label does not name."""
+    if not 0.0 < alpha_epsilon < math.inf:
+        raise ValueError(f"Expected alpha_epsilon positive and finite, got {alpha_epsilon}.")
+    return float(alpha_epsilon)
+
+
+def check_num_classes(num_classes: int | None) -> int | None:
+    """Check a fixed number of classes."""
+    if num_classes is not None and (not isinstance(num_classes, int) or num_classes < 2):
+        raise ValueError(
+            f"Expected num_classes to be an integer of at least 2, or None for classes that may "
+            f"come later, got {num_classes!r}."
+        )
+    return num_classes
+
+
+def number_of_classes(labels: Tensor, at_least: int) -> int:
+    """As many as the largest label tells."""
+    return max(at_least, int(labels.max()) + 1) if labels.numel() else at_least
+
+
+def checked_first_labels(X: Tensor, labels: Tensor) -> Tensor:
+    """The constructor's labels, from which the model takes its classes; see :func:`checked_labels`.
+
+    Raises:
+        UnsupportedError: A batch of inputs.
+    """
+    check_type("train_X", X, X if isinstance(X, Tensor) else torch.empty(0))
+    if X.ndim > 2:
+        raise UnsupportedError(
+            f"Expected train_X of shape `n x d`, got {tuple(X.shape)}: the streams of a batch meet "
+            "their classes at different times. Use one model for each."
+        )
+    if X.ndim < 2:
+        raise BotorchTensorDimensionError(
+            f"Expected train_X of shape `n x d`, got {tuple(X.shape)}."
+        )
+    return checked_labels(labels, X, "train_labels")
+
+
+def checked_labels(labels: Tensor, X: Tensor, name: str = "labels") -> Tensor:
+    """Labels of checked inputs as integers, ``... x n``.
+
+    Args:
+        labels: ``n`` or ``... x n x 1``: whole numbers from 0, of any dtype.
+        X: ``... x n x d``; leading dimensions broadcast.
+        name: Of the argument.
+
+    Raises:
+        BotorchTensorDimensionError: Another shape.
+        InputDataError: No tensor, another device, or values that are no whole numbers from 0.
+    """
+    if not isinstance(labels, Tensor):
+        raise InputDataError(f"Expected {name} to be a torch.Tensor, got {type(labels).__name__}.")
+    if labels.device != X.device:
+        raise InputDataError(f"Expected {name} on {X.device} as X, got {labels.device}.")
+    column = labels.unsqueeze(-1) if labels.ndim == 1 else labels
+    if column.ndim < 2 or column.shape[-2:] != (X.shape[-2], 1):
+        raise BotorchTensorDimensionError(
+            f"Expected {name} of shape `n` or `... x n x 1` with n = {X.shape[-2]} as X, got "
+            f"{tuple(labels.shape)}."
+        )
+    values = column.squeeze(-1).detach()
+    _check_whole(values, name)
+    return values.long()
+
+
+def _check_whole(values: Tensor, name: str) -> None:
+    if values.is_complex():
+        raise InputDataError(f"Expected {name} to be whole numbers, got {values.dtype}.")
+    bad = (values < 0) | (values != values.double().floor()) | ~torch.isfinite(values)
+    if bool(bad.any()):
+        raise InputDataError(
+            f"Expected {name} to be whole numbers from 0, one for each class, got "
+            f"{values[bad].unique().tolist()[:5]}."
+        )
+
+
+def check_no_variances(Yvar: Tensor | None) -> None:
+    """Check that no noise is given with labels."""
+    if Yvar is not None:
+        raise UnsupportedError(
+            "Expected no Yvar with labels: their noise is known from alpha_epsilon."
+        )
+
+
+def check_known(labels: Tensor, classes: int, fixed: bool) -> None:
+    """Check that no label is beyond the known classes.
+
+    Raises:
+        InputDataError: One is.
+    """
+    highest = int(labels.max()) if labels.numel() else 0
+    if highest >= classes:
+        remedy = (
+            f"the model was built with num_classes={classes}; build it with more, or with "
+            "num_classes=None"
+            if fixed
+            else "a new class enters by update"
+        )
+        raise InputDataError(
+            f"Expected labels of the known classes, 0 to {classes - 1}, got {highest}: {remedy}."
+        )

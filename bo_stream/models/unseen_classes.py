@@ -1,0 +1,100 @@
+"""What classes that come later would have seen, from what the known ones have seen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.cell_gram import CellGram
+from bo_stream.models.labels import DirichletScores
+from bo_stream.models.memory import GridMemory, GridStatistics
+from bo_stream.models.stream_memory import StreamMemory
+
+
+def with_unseen_classes(
+    memory: StreamMemory, classes: int, scores: DirichletScores
+) -> StreamMemory:
+    """The memory with more outputs: classes that none of the observations had.
+
+    To such a class every observation is a miss. Those statistics need not be kept in advance: each
+    observation is a hit of one class and a miss of the m - 1 others, so summed over the known
+    classes its precision is ``1/hit + (m-1)/miss`` whatever its label, and the sums of all
+    observations are those over classes divided by that. Exact, and additive like the memory itself,
+    hence equal to having known the classes from the start. Cost O(7^d p).
+
+    Args:
+        memory: Of all the known classes, at least one.
+        classes: How many there are to be.
+        scores: Of labels; the targets of new outputs are shifted to zero.
+    """
+    current, *earlier = (_extended(part, classes, scores) for part in memory)
+    return replace(memory, current=current, earlier=tuple(earlier))
+
+
+def _extended(memory: GridMemory, classes: int, scores: DirichletScores) -> GridMemory:
+    known = memory.known
+    return GridMemory(
+        memory.grid,
+        _padded(memory.learned, classes),
+        None if known is None else _appended(known, _missed(known, scores), classes),
+    )
+
+
+def _missed(statistics: GridStatistics, scores: DirichletScores) -> GridStatistics:
+    """Statistics of an output that all observations miss, with targets of zero."""
+    known = statistics.moment.shape[-3]
+    precision = 1.0 / scores.hit_noise + (known - 1) / scores.miss_noise
+    factor = 1.0 / (precision * scores.miss_noise)
+    count = statistics.count[..., :1]
+
+    def share(values: Tensor, output: int) -> Tensor:
+        return values.sum(output, keepdim=True) * factor
+
+    gram = CellGram(share(statistics.gram.moments, -3), statistics.gram.cells)
+    one = torch.zeros(2, 2).to(count)
+    one[1, 1] = 1.0
+    return replace(
+        statistics,
+        gram=gram,
+        moment=share(statistics.moment, -3) * one[1],
+        energy=share(statistics.energy, -3) * one,
+        totals=count[..., None, None] * one,
+        log_noise=count * math.log(scores.miss_noise),
+        noise_sum=count * scores.miss_noise,
+    )
+
+
+def _appended(first: GridStatistics, last: GridStatistics, classes: int) -> GridStatistics:
+    """The outputs of the first, then as many copies of the last's one as are missing."""
+    more = classes - first.moment.shape[-3]
+
+    def join(a: Tensor, b: Tensor, output: int) -> Tensor:
+        return torch.cat((a, *[b] * more), output)
+
+    return replace(
+        first,
+        gram=CellGram(join(first.gram.moments, last.gram.moments, -3), first.gram.cells),
+        moment=join(first.moment, last.moment, -3),
+        energy=join(first.energy, last.energy, -3),
+        totals=join(first.totals, last.totals, -3),
+        log_noise=join(first.log_noise, last.log_noise, -1),
+        noise_sum=join(first.noise_sum, last.noise_sum, -1),
+    )
+
+
+def _padded(statistics: GridStatistics, classes: int) -> GridStatistics:
+    """Statistics of no observations, whose one gram all outputs share, for more outputs."""
+    empty = statistics.scale(0.0)
+    one = replace(
+        empty,
+        moment=empty.moment[..., :1, :, :],
+        energy=empty.energy[..., :1, :, :],
+        totals=empty.totals[..., :1, :, :],
+        log_noise=empty.log_noise[..., :1],
+        noise_sum=empty.noise_sum[..., :1],
+    )
+    padded = _appended(statistics, one, classes)
+    return replace(padded, gram=statistics.gram)
