@@ -156,7 +156,7 @@ PLAYERS: dict[str, Callable[[Tensor, Tensor], Player]] = {
 
 
 def acquire(model: Model, seed: int) -> Tensor:
-    """The next points by qUCB as in the paper, ``q x d``: jointly, by L-BFGS-B."""
+    """The next points by qUCB, ``q x d``: one after the other, by L-BFGS-B."""
     sampler = SobolQMCNormalSampler(torch.Size([MC_SAMPLES]), seed=seed)
     torch.manual_seed(seed)
     with warnings.catch_warnings():
@@ -167,7 +167,8 @@ def acquire(model: Model, seed: int) -> Tensor:
             q=Q,
             num_restarts=RESTARTS,
             raw_samples=RAW_SAMPLES,
-            options={"batch_limit": 5, "maxiter": 200},
+            options={"maxiter": 200},
+            sequential=True,
         )
     return points
 
