@@ -155,6 +155,13 @@ PLAYERS: dict[str, Callable[[Tensor, Tensor], Player]] = {
 }
 
 
+def with_hyperparameters_of(wiski: WISKI, model: SingleTaskGP) -> SingleTaskGP:
+    """An exact model with WISKI's kernel, mean and noise."""
+    for name in ("covar_module", "mean_module", "likelihood"):
+        getattr(model, name).load_state_dict(getattr(wiski, name).state_dict())
+    return model
+
+
 def acquire(model: Model, seed: int) -> Tensor:
     """The next points by qUCB, ``q x d``: one after the other, by L-BFGS-B."""
     sampler = SobolQMCNormalSampler(torch.Size([MC_SAMPLES]), seed=seed)

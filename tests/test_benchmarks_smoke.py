@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HELPERS = {"__init__", "data", "harness", "optimization", "peers", "report", "stem_peer"}
+HELPERS = {"__init__", "command", "data", "harness", "optimization", "peers", "report", "stem_peer"}
 BENCHMARKS = sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - HELPERS)
 
 

@@ -161,8 +161,8 @@ class SamplePaths(DeterministicModel):
         values = row_product(self._space.features(X), self._weights).squeeze(-1)
         return (self._space.prior_mean + values).mT
 
-    def path(self, i: int) -> SamplePaths:
-        """The i-th function alone, with the model's own batch shape."""
+    def path(self, i: int | slice) -> SamplePaths:
+        """The i-th function alone, with the model's own batch shape; or a slice of all."""
         return self._with(self._weights[i], self._outputs)
 
     def subset_output(self, idcs: list[int]) -> SamplePaths:
