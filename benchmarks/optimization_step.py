@@ -164,7 +164,7 @@ def main() -> None:
     options: Options = start(__doc__)
     warnings.simplefilter("ignore")
     full = Sizes(4_500, 500, 9, ("Levy", "Ackley"))
-    sizes = options.pick(full, Sizes(120, 60, 2, ("Levy",)))
+    sizes = options.pick(full, Sizes(60, 40, 1, ("Levy",)))
     claims = [claim for name in sizes.functions for claim in compare(name, sizes)]
     finish("optimization_step", claims, options, {**vars(sizes), "q": Q})
 

@@ -1,7 +1,8 @@
 """Thompson sampling of 200 points after 4,500 outcomes in 3-D: under 10 s.
 
 Each point maximises an exact posterior function of its own over the whole box. Beside it what
-BoTorch offers an exact GP: joint samples at 5,000 Sobol points, of which each takes its best.
+BoTorch offers an exact GP: joint samples at 5,000 Sobol points, of which each takes its best. On
+those points the functions of both models should choose alike.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from botorch.generation.sampling import MaxPosteriorSampling
 from botorch.models import SingleTaskGP
+from botorch.models.model import Model
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
@@ -54,11 +56,10 @@ def model_of(optimizer: Optimizer) -> WISKI:
     return model
 
 
-def best_candidates(model: SingleTaskGP, sizes: Sizes) -> Tensor:
-    """BoTorch's Thompson sampling on Sobol points, ``q x d``."""
-    candidates = SobolEngine(D, scramble=True, seed=0).draw(sizes.candidates, dtype=torch.float64)
-    with torch.no_grad():
-        chosen: Tensor = MaxPosteriorSampling(model, replacement=False)(candidates, sizes.q)
+@torch.no_grad()
+def best_candidates(model: Model, candidates: Tensor, q: int) -> Tensor:
+    """BoTorch's Thompson sampling on candidates, ``q x d``."""
+    chosen: Tensor = MaxPosteriorSampling(model, replacement=True)(candidates, q)
     return chosen
 
 
@@ -72,30 +73,36 @@ def main() -> None:
     optimizer = told(X, Y)
     model = model_of(optimizer)
     exact = with_hyperparameters_of(model, SingleTaskGP(X, Y)).eval()
+    candidates = SobolEngine(D, scramble=True, seed=0).draw(sizes.candidates, dtype=torch.float64)
     chosen: dict[str, Tensor] = {}
 
     def ask() -> None:
-        chosen["WISKI"] = torch.tensor([trial.X for trial in optimizer.ask(sizes.q)])
+        chosen["WISKI over the box"] = torch.tensor([trial.X for trial in optimizer.ask(sizes.q)])
         for trial in optimizer.pending:
             optimizer.withdraw(trial.key)
 
-    def sample() -> None:
-        chosen["exact"] = best_candidates(exact, sizes)
+    def sample_exact() -> None:
+        chosen["exact on candidates"] = best_candidates(exact, candidates, sizes.q)
 
-    medians = interleave({"WISKI": ask, "exact": sample}, sizes.repeats, warmup=0)
+    def sample_wiski() -> None:
+        chosen["WISKI on candidates"] = best_candidates(model, candidates, sizes.q)
+
+    tasks = {"ask": ask, "exact": sample_exact, "WISKI": sample_wiski}
+    medians = interleave(tasks, sizes.repeats, warmup=0)
     claims = [
         at_most(
             f"ask for {sizes.q} points, n = {sizes.n:,}",
-            medians["WISKI"],
+            medians["ask"],
             LIMIT_SECONDS,
             "s",
             f"grid {model.grid_size}, rank {model.rank}",
         ),
-        stated(
-            f"joint samples of the exact GP at {sizes.candidates:,} points", medians["exact"], "s"
+        *(
+            stated(f"joint samples at {sizes.candidates:,} candidates, {name}", medians[name], "s")
+            for name in ("exact", "WISKI")
         ),
         *(
-            stated(f"median regret of the points, {name}", float(problem.regret(found).median()))
+            stated(f"mean regret of the points, {name}", float(problem.regret(found).mean()))
             for name, found in chosen.items()
         ),
     ]
