@@ -18,7 +18,7 @@ import torch
 
 T = TypeVar("T")
 
-THREADS = 2
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "2"))
 RESULTS = Path(__file__).parent / "results"
 _SHARED_TYPES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,6 +24,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior
 from torch import Tensor
 
+from benchmarks.command import Run, bo_stream
 from benchmarks.data import real_file, write_small_field
 from benchmarks.harness import Options, start
 from benchmarks.report import Claim, at_most, finish, stated
@@ -38,49 +36,11 @@ EARLY = 600
 LIMIT_SECONDS = 120.0
 LIMIT_GIB = 2.0
 UNIT = "of the target's sd"
-COMMAND = "from bo_stream.cli import app; app()"
-"""What ``bo-stream`` runs, whether or not its script is on the path."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of the command.
-
-    Attributes:
-        seconds: Wall clock, start of Python included.
-        gib: Largest resident memory.
-        out: Folder with what it wrote.
-    """
-
-    seconds: float
-    gib: float
-    out: Path
 
 
 def sample(data: Path, arguments: list[str], out: Path) -> Run:
-    """Run ``bo-stream sample`` in a process of its own.
-
-    Raises:
-        RuntimeError: It failed; the message ends with what it said.
-    """
-    command = [sys.executable, "-c", COMMAND, "sample", str(data), *arguments]
-    out.mkdir(parents=True)
-    begin = time.perf_counter()
-    with (out / "log.txt").open("w+") as log:
-        process = subprocess.Popen(
-            [*command, "--out", str(out / "run")],
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        elapsed = time.perf_counter() - begin
-        log.seek(0)
-        said = log.read()
-    if process.returncode != 0:
-        raise RuntimeError(f"bo-stream sample ended with {process.returncode}:\n{said[-2000:]}")
-    return Run(elapsed, usage.ru_maxrss / 2**20, out / "run")
+    """Run ``bo-stream sample`` on data."""
+    return bo_stream(["sample", str(data), *arguments], out)
 
 
 def curves(out: Path) -> dict[str, list[tuple[int, float]]]:

@@ -12,7 +12,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HELPERS = {"__init__", "data", "harness", "label_peer", "peers", "report", "stem_peer"}
+HELPERS = {
+    "__init__",
+    "command",
+    "data",
+    "harness",
+    "label_peer",
+    "optimization",
+    "peers",
+    "report",
+    "stem_peer",
+}
 BENCHMARKS = sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - HELPERS)
 
 

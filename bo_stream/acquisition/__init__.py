@@ -3,7 +3,7 @@
 from bo_stream.acquisition.feature_nipv import FeatureNIPV
 from bo_stream.acquisition.label_pool import select_labels_from_pool
 from bo_stream.acquisition.labels import PredictiveEntropy, qBALD
-from bo_stream.acquisition.paths import SamplePaths, sample_paths
+from bo_stream.acquisition.paths import SamplePaths, mean_path, sample_paths
 from bo_stream.acquisition.pool import PoolSelector, select_from_pool
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "PoolSelector",
     "PredictiveEntropy",
     "SamplePaths",
+    "mean_path",
     "qBALD",
     "sample_paths",
     "select_from_pool",

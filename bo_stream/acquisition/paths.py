@@ -49,16 +49,42 @@ def sample_paths(model: StreamingGP, n: int, seed: int | None = None) -> SampleP
     return _draw(model, Size([n]), seed)
 
 
+def mean_path(model: StreamingGP) -> SamplePaths:
+    """The posterior mean as such a function: O(r) a point, where a posterior costs O(r²).
+
+    Undoing an outcome transform that is not affine makes it the posterior median.
+
+    Args:
+        model: As for :func:`sample_paths`.
+
+    Returns:
+        A deterministic model of the model's batch shape.
+
+    Raises:
+        UnsupportedError: The basis leaves a residual.
+    """
+    space = _weight_space(model)
+    return _paths(model, space, space.weights.mean)
+
+
 def _draw(model: StreamingGP, sample_shape: Size, seed: int | None) -> SamplePaths:
-    anywhere = model.train_targets.new_zeros(1, model._input_dim).double()
-    space = weight_space(model.process(), anywhere)
+    space = _weight_space(model)
     mean, root = space.weights.mean, space.weights.root
     generator = None if seed is None else torch.Generator(mean.device).manual_seed(seed)
     shape = (*sample_shape, *mean.shape)
     noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
+    return _paths(model, space, mean + torch.einsum("...rs,...sk->...rk", root, noise))
+
+
+def _weight_space(model: StreamingGP) -> WeightSpaceProcess:
+    anywhere = model.train_targets.new_zeros(1, model._input_dim).double()
+    return weight_space(model.process(), anywhere)
+
+
+def _paths(model: StreamingGP, space: WeightSpaceProcess, weights: Tensor) -> SamplePaths:
     return SamplePaths(
         space,
-        (mean + torch.einsum("...rs,...sk->...rk", root, noise)).detach(),
+        weights.detach(),
         _frozen(model._modules.get("input_transform")),
         _frozen(model._modules.get("outcome_transform")),
         model._input_dim,
@@ -135,8 +161,8 @@ class SamplePaths(DeterministicModel):
         values = row_product(self._space.features(X), self._weights).squeeze(-1)
         return (self._space.prior_mean + values).mT
 
-    def path(self, i: int) -> SamplePaths:
-        """The i-th function alone, with the model's own batch shape."""
+    def path(self, i: int | slice) -> SamplePaths:
+        """The i-th function alone, with the model's own batch shape; or a slice of all."""
         return self._with(self._weights[i], self._outputs)
 
     def subset_output(self, idcs: list[int]) -> SamplePaths:

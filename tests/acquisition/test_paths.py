@@ -21,7 +21,7 @@ from botorch.utils.sampling import optimize_posterior_samples
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.acquisition import sample_paths
+from bo_stream.acquisition import mean_path, sample_paths
 from tests.acquisition.examples import small_model, some
 from tests.contract import assert_gradient
 from tests.oracles import joint_covariance
@@ -205,6 +205,30 @@ class TestBoTorchsPaths:
         X, value = optimize_acqf(acquisition, UNIT, 3, num_restarts=2, raw_samples=16)
         assert X.shape == (3, 2)
         assert float(value) >= max(float(acquisition(points(3))) for _ in range(20))
+
+
+class TestMean:
+    def test_is_the_posterior_mean(self, model: WISKI, outputs: int) -> None:
+        X, more = points(4), some(3, outputs=outputs)
+        assert_close(mean_path(model)(X), model.posterior(X).mean)
+        model.update(more.X, more.Y + 1.0)
+        assert_close(mean_path(model)(X), model.posterior(X).mean)
+
+    def test_given_what_is_supposed(self) -> None:
+        model, X = small_model(some()), points(4)
+        supposing = model.condition_on_observations(points(3), 10.0 * points(3)[:, :1])
+        assert_close(mean_path(supposing)(X), supposing.posterior(X).mean)
+
+    def test_of_a_batch_of_models(self) -> None:
+        model, X = small_model(some(batch_shape=(2,))), points(3)
+        assert mean_path(model).batch_shape == (2,)
+        assert_close(mean_path(model)(X), model.posterior(X.expand(2, 3, 2)).mean)
+
+    def test_is_the_median_behind_a_logarithm(self) -> None:
+        model = small_model(some(), outcome_transform=logarithmic(1))
+        posterior = model.posterior(X := points(3))
+        spread = 1.0 + posterior.variance / posterior.mean.square()
+        assert_close(mean_path(model)(X), posterior.mean / spread.sqrt())
 
 
 class TestBadInput:

@@ -10,6 +10,7 @@ from botorch.acquisition import UpperConfidenceBound
 from botorch.exceptions.errors import ModelFittingError
 
 from bo_stream import WISKI
+from bo_stream.acquisition import sample_paths
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.optimization import (
@@ -18,7 +19,7 @@ from bo_stream.loops.optimization import (
     load_optimizer,
     save_optimizer,
 )
-from bo_stream.loops.optimization.acquisition import ACQUISITIONS, Situation
+from bo_stream.loops.optimization.acquisition import ACQUISITIONS, Situation, best_points
 from tests.loops.functions import bowl
 from tests.loops.optimizing import QUICK, points, started, tell_all
 
@@ -200,6 +201,16 @@ def test_the_best_point_is_of_the_posterior_mean_not_of_the_luckiest_outcome() -
 def test_thompson_sampling_of_many_points_at_once(q: int) -> None:
     asked = started(replace(TWO_INPUTS, acquisition="TS")).ask(q)
     assert len(set(points(asked))) > q // 2
+
+
+def test_thompson_sampling_finds_the_maximum_of_each_function() -> None:
+    model = of(started(TWO_INPUTS, steps=2))
+    grid = torch.cartesian_prod(*2 * [torch.linspace(0.0, 1.0, 101, dtype=torch.float64)])
+    situation = Situation(model, grid[:1], 0.0, None, beta=2.0, seed=3)
+    found = best_points(replace(TWO_INPUTS, acquisition="TS"), situation, 20)
+    functions = sample_paths(model, 20, seed=3)
+    reached = functions(found.unsqueeze(-2)).flatten()
+    assert bool((reached >= functions(grid).squeeze(-1).amax(-1) - 1e-6).all())
 
 
 def test_both_dtypes(dtype: torch.dtype) -> None:

@@ -30,6 +30,7 @@ BASELINE = 64
 """Most points among which qLogNEI compares: its cost is cubic in them."""
 
 _SAMPLES = 128
+_THOMPSON_SAMPLES = 4096
 _PATHS_AT_A_TIME = 16
 _OPTIONS = {"maxiter": 100}
 
@@ -147,31 +148,34 @@ def _unit_cube(situation: Situation) -> Tensor:
 
 
 def _thompson(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
-    starts = _sobol_starts(settings, situation)
-    parts = []
-    for first in range(0, q, _PATHS_AT_A_TIME):
-        count = min(_PATHS_AT_A_TIME, q - first)
-        paths = sample_paths(situation.model, count, situation.seed + first)
-        parts.append(_maxima(paths, starts, settings.num_restarts))
-    return torch.cat(parts)
+    paths = sample_paths(situation.model, q, situation.seed)
+    starts = _best_starts(paths, _start_points(settings, situation), settings.num_restarts)
+    slices = [slice(i, i + _PATHS_AT_A_TIME) for i in range(0, q, _PATHS_AT_A_TIME)]
+    return torch.cat([_maxima(paths.path(some), starts[some]) for some in slices])
 
 
-def _sobol_starts(settings: OptimizationSettings, situation: Situation) -> Tensor:
+def _start_points(settings: OptimizationSettings, situation: Situation) -> Tensor:
+    """Sobol points and the told points of the largest means; many, as a drawn function is cheap."""
     engine = SobolEngine(settings.dim, scramble=True, seed=situation.seed)
-    drawn = engine.draw(settings.raw_samples, dtype=torch.float64).to(situation.X_baseline)
-    return torch.cat((drawn, situation.X_baseline[: settings.raw_samples]))
+    count = max(settings.raw_samples, _THOMPSON_SAMPLES)
+    drawn = engine.draw(count, dtype=torch.float64).to(situation.X_baseline)
+    return torch.cat((drawn, situation.X_baseline))
 
 
-def _maxima(paths: SamplePaths, starts: Tensor, num_restarts: int) -> Tensor:
-    """The best point of each of n functions, ``n x d``, found by L-BFGS-B from the best starts."""
+@torch.no_grad()
+def _best_starts(paths: SamplePaths, X: Tensor, count: int) -> Tensor:
+    """Of points ``N x d`` those of the largest values of each of n functions, ``n x count x d``."""
+    return X[paths(X).squeeze(-1).topk(count, dim=-1).indices]
+
+
+def _maxima(paths: SamplePaths, starts: Tensor) -> Tensor:
+    """The best point of each of n functions, ``n x d``, by L-BFGS-B from ``n x starts x d``."""
 
     def values(X: Tensor) -> Tensor:
         return paths(X).squeeze(-1)
 
-    with torch.no_grad():
-        best = values(starts).topk(num_restarts, dim=-1).indices
     points, reached = gen_candidates_scipy(
-        starts[best],
+        starts,
         values,  # type: ignore[arg-type]  # any function of points will do
         lower_bounds=0.0,
         upper_bounds=1.0,

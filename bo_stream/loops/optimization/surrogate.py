@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from botorch.posteriors.gpytorch import GPyTorchPosterior
 from torch import Tensor
 
+from bo_stream.acquisition import mean_path
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.optimization.settings import OptimizationSettings
@@ -17,8 +17,6 @@ from bo_stream.models.wiski import WISKI
 
 FEWEST = 2
 """Outcomes from which a model can be built."""
-
-_ROWS_AT_A_TIME = 1024
 
 
 class Surrogate:
@@ -123,19 +121,11 @@ class Surrogate:
     def means(self, X: Tensor) -> Tensor:
         """Posterior means at ``n x d`` points of the unit cube, ``n``, large ones good.
 
-        Cost O(n r), a thousand points at a time.
+        Cost O(n r).
         """
         if self.model is None:
             raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
-        # a point a batch: no covariances between them are asked for
-        parts = [self._mean(part.unsqueeze(-2)) for part in X.split(_ROWS_AT_A_TIME)]
-        return torch.cat(parts)
-
-    def _mean(self, X: Tensor) -> Tensor:
-        posterior = self.model.posterior(X) if self.model is not None else None
-        if not isinstance(posterior, GPyTorchPosterior):
-            raise TypeError(f"Expected a normal posterior, got {type(posterior).__name__}.")
-        return posterior.mean.reshape(-1)
+        return mean_path(self.model)(X).squeeze(-1)
 
 
 def _outcome(ledger: Ledger, key: int) -> float:
