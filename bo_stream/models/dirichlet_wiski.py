@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from bo_stream.models.class_modules import check_shared, default_kernel, default_mean
 from bo_stream.models.construction import choose_likelihood
+from bo_stream.models.grid_choice import GridSize
 from bo_stream.models.label_posterior import LabelPosterior
 from bo_stream.models.labels import (
     DirichletScores,
@@ -70,7 +70,7 @@ class DirichletWISKI(LabelPosterior):
         mean_module: Mean | None = None,
         input_transform: InputTransform | None = None,
         bounds: Tensor | None = None,
-        grid_size: int | Sequence[int] | None = None,
+        grid_size: GridSize | None = None,
         tolerance: float = 1e-5,
         max_rank: int = 512,
         stem: Stem | None = None,

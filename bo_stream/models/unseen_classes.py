@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from bo_stream.bases.cell_gram import CellGram
+from bo_stream.bases.node_gram import NodeGram
+from bo_stream.bases.node_statistics import NodeStatistics
 from bo_stream.models.labels import DirichletScores
-from bo_stream.models.memory import GridMemory, GridStatistics
+from bo_stream.models.memory import GridMemory
 from bo_stream.models.stream_memory import StreamMemory
 
 
@@ -43,7 +45,7 @@ def _extended(memory: GridMemory, classes: int, scores: DirichletScores) -> Grid
     )
 
 
-def _missed(statistics: GridStatistics, scores: DirichletScores) -> GridStatistics:
+def _missed(statistics: NodeStatistics, scores: DirichletScores) -> NodeStatistics:
     """Statistics of an output that all observations miss, with targets of zero."""
     known = statistics.moment.shape[-3]
     precision = 1.0 / scores.hit_noise + (known - 1) / scores.miss_noise
@@ -53,12 +55,11 @@ def _missed(statistics: GridStatistics, scores: DirichletScores) -> GridStatisti
     def share(values: Tensor, output: int) -> Tensor:
         return values.sum(output, keepdim=True) * factor
 
-    gram = CellGram(share(statistics.gram.moments, -3), statistics.gram.cells)
     one = torch.zeros(2, 2).to(count)
     one[1, 1] = 1.0
     return replace(
         statistics,
-        gram=gram,
+        gram=_gram_of(lambda values: share(values, -3), statistics.gram),
         moment=share(statistics.moment, -3) * one[1],
         energy=share(statistics.energy, -3) * one,
         totals=count[..., None, None] * one,
@@ -67,7 +68,17 @@ def _missed(statistics: GridStatistics, scores: DirichletScores) -> GridStatisti
     )
 
 
-def _appended(first: GridStatistics, last: GridStatistics, classes: int) -> GridStatistics:
+def _gram_of(rule: Callable[..., Tensor], *grams: NodeGram) -> NodeGram:
+    """A gram whose numbers, ``... x outputs x rows x columns``, are a rule's of those of others."""
+    blocks = zip(*(gram.blocks for gram in grams), strict=True)
+    strips = zip(*(gram.strips for gram in grams), strict=True)
+    return NodeGram(
+        tuple(replace(same[0], moments=rule(*(b.moments for b in same))) for same in blocks),
+        tuple(rule(*same) for same in strips),
+    )
+
+
+def _appended(first: NodeStatistics, last: NodeStatistics, classes: int) -> NodeStatistics:
     """The outputs of the first, then as many copies of the last's one as are missing."""
     more = classes - first.moment.shape[-3]
 
@@ -76,7 +87,7 @@ def _appended(first: GridStatistics, last: GridStatistics, classes: int) -> Grid
 
     return replace(
         first,
-        gram=CellGram(join(first.gram.moments, last.gram.moments, -3), first.gram.cells),
+        gram=_gram_of(lambda a, b: join(a, b, -3), first.gram, last.gram),
         moment=join(first.moment, last.moment, -3),
         energy=join(first.energy, last.energy, -3),
         totals=join(first.totals, last.totals, -3),
@@ -85,7 +96,7 @@ def _appended(first: GridStatistics, last: GridStatistics, classes: int) -> Grid
     )
 
 
-def _padded(statistics: GridStatistics, classes: int) -> GridStatistics:
+def _padded(statistics: NodeStatistics, classes: int) -> NodeStatistics:
     """Statistics of no observations, whose one gram all outputs share, for more outputs."""
     empty = statistics.scale(0.0)
     one = replace(

@@ -216,6 +216,18 @@ def test_a_late_class_after_forgetting_growth_and_refinement(points: Tensor) -> 
     assert_same_model(*models, points, SAME)
 
 
+def test_a_late_class_on_the_grids_of_an_additive_kernel(points: Tensor) -> None:
+    X, labels = late()
+    parts = [ScaleKernel(RBFKernel(active_dims=(i,))) for i in range(2)]
+    kernel = parts[0] + parts[1]
+    models = [
+        small_classifier(X[:5], labels[:5], num_classes=k, covar_module=kernel) for k in (None, 5)
+    ]
+    for model in models:
+        model.update(X[5:], labels[5:])
+    assert_same_model(*models, points, SAME)
+
+
 def test_a_class_may_come_in_by_merging(points: Tensor) -> None:
     X, labels = late()
     shards = [small_classifier(X[rows], labels[rows]) for rows in torch.arange(60).split(20)]
