@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 from botorch.acquisition import UpperConfidenceBound
 from botorch.exceptions.errors import ModelFittingError
+from botorch.exceptions.warnings import OptimizationWarning
 
 from bo_stream import WISKI
 from bo_stream.acquisition import sample_paths
@@ -19,6 +21,7 @@ from bo_stream.loops.optimization import (
     load_optimizer,
     save_optimizer,
 )
+from bo_stream.loops.optimization import acquisition as acquisition_module
 from bo_stream.loops.optimization.acquisition import ACQUISITIONS, Situation, best_points
 from tests.loops.functions import bowl
 from tests.loops.optimizing import QUICK, points, started, tell_all
@@ -201,6 +204,17 @@ def test_the_best_point_is_of_the_posterior_mean_not_of_the_luckiest_outcome() -
 def test_thompson_sampling_of_many_points_at_once(q: int) -> None:
     asked = started(replace(TWO_INPUTS, acquisition="TS")).ask(q)
     assert len(set(points(asked))) > q // 2
+
+
+def test_a_line_search_that_stalls_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = acquisition_module.gen_candidates_scipy
+
+    def stalling(*args: Any, **kwargs: Any) -> Any:
+        warnings.warn("Optimization failed: ABNORMAL", OptimizationWarning, stacklevel=2)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(acquisition_module, "gen_candidates_scipy", stalling)
+    assert len(started(replace(TWO_INPUTS, acquisition="TS")).ask(3)) == 3
 
 
 def test_thompson_sampling_finds_the_maximum_of_each_function() -> None:

@@ -10,6 +10,7 @@ import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpectedImprovement
 from botorch.acquisition.monte_carlo import qSimpleRegret, qUpperConfidenceBound
+from botorch.exceptions.warnings import OptimizationWarning
 from botorch.generation.gen import gen_candidates_scipy
 from botorch.optim.optimize import optimize_acqf
 from botorch.sampling.normal import SobolQMCNormalSampler
@@ -174,12 +175,15 @@ def _maxima(paths: SamplePaths, starts: Tensor) -> Tensor:
     def values(X: Tensor) -> Tensor:
         return paths(X).squeeze(-1)
 
-    points, reached = gen_candidates_scipy(
-        starts,
-        values,  # type: ignore[arg-type]  # any function of points will do
-        lower_bounds=0.0,
-        upper_bounds=1.0,
-        options=dict(_OPTIONS),
-        use_parallel_mode=False,
-    )
+    with warnings.catch_warnings():
+        # a line search that stalls ends there: the best of the starts is taken anyway
+        warnings.simplefilter("ignore", OptimizationWarning)
+        points, reached = gen_candidates_scipy(
+            starts,
+            values,  # type: ignore[arg-type]  # any function of points will do
+            lower_bounds=0.0,
+            upper_bounds=1.0,
+            options=dict(_OPTIONS),
+            use_parallel_mode=False,
+        )
     return points[torch.arange(len(points), device=points.device), reached.argmax(-1)]
