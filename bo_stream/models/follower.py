@@ -53,8 +53,8 @@ class Follower:
             most = _UNTIL * (left_out * model.noise_level()).maximum(model._subspace.missed)
             if bool((model._subspace.outside(prior, factors.scale()) <= most).all()):
                 return prior
-        share = (left_out * model.noise_level() / factors.scale()).detach().min()
-        model._subspace = Subspace.around(factors, model._memory, float(share), model.max_rank)
+        share = model._share_of_noise(left_out)
+        model._subspace = Subspace.around(factors, model._memory, share, model.max_rank)
         return prior_covariance(model._subspace.basis, factors)
 
     def log_density(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Tensor:

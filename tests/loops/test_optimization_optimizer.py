@@ -23,6 +23,7 @@ from bo_stream.loops.optimization import (
 )
 from bo_stream.loops.optimization import acquisition as acquisition_module
 from bo_stream.loops.optimization.acquisition import ACQUISITIONS, Situation, best_points
+from bo_stream.loops.optimization.surrogate import LEFT_OUT
 from tests.loops.functions import bowl
 from tests.loops.optimizing import QUICK, points, started, tell_all
 
@@ -204,6 +205,13 @@ def test_the_best_point_is_of_the_posterior_mean_not_of_the_luckiest_outcome() -
 def test_thompson_sampling_of_many_points_at_once(q: int) -> None:
     asked = started(replace(TWO_INPUTS, acquisition="TS")).ask(q)
     assert len(set(points(asked))) > q // 2
+
+
+def test_the_model_has_as_few_features_as_the_noise_allows() -> None:
+    model = of(started(TWO_INPUTS, steps=2))
+    noise = model.noise_level().item()
+    assert 0.0 < model.tolerance <= LEFT_OUT * noise
+    assert model.rank < model.truncate(0.0).rank
 
 
 def test_a_line_search_that_stalls_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:

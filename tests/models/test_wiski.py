@@ -552,6 +552,24 @@ def test_too_short_a_lengthscale_is_told_with_the_grid_that_would_do() -> None:
         model.eval()
 
 
+def test_fewer_features_where_the_noise_hides_them() -> None:
+    data, more = observations(60), observations(20)
+    model = WISKI(*data.astuple(), grid_size=12, tolerance=0.0)
+    whole, exact = model.rank, model.posterior(more.X)
+    few = model.truncate(1e-3).rank
+    assert few < whole / 2
+    assert model.dropped * 1.0 <= 1e-3 * model.noise_level().item()
+    posterior = model.posterior(more.X)
+    off = (posterior.mean - exact.mean).abs() / exact.variance.sqrt()
+    assert 0.0 < off.max() < 0.05
+    model.truncate(0.0)
+    assert model.rank == whole
+    assert_close(model.posterior(more.X).mean, exact.mean)
+    with pytest.raises(ValueError, match=r"left_out in \[0, 1\)"):
+        model.truncate(1.0)
+    assert model.rank == whole
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_the_warning_points_at_the_users_line(wrapped: bool) -> None:
     data = observations(10)

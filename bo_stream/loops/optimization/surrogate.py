@@ -18,6 +18,9 @@ from bo_stream.models.wiski import WISKI
 FEWEST = 2
 """Outcomes from which a model can be built."""
 
+LEFT_OUT = 1e-4
+"""Prior variance that the model's features leave out between refits, in parts of the noise's."""
+
 
 class Surrogate:
     """A WISKI model over the unit cube that follows a ledger by differences.
@@ -114,7 +117,9 @@ class Surrogate:
             return
         growth, count = self.settings.refit, len(self.held)
         if not self.refits or (growth > 0.0 and count >= growth * self.refits[-1]):
+            self.model.truncate(0.0)  # the noise may turn out to be less than it was
             relearn(self.model)
+            self.model.truncate(LEFT_OUT)
             self.refits.append(count)
 
     @torch.no_grad()
