@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import gpytorch
 import torch
-from botorch.exceptions.warnings import OptimizationWarning
-from botorch.optim.fit import fit_gpytorch_mll_scipy
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import DirichletClassificationLikelihood
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from benchmarks.exact_learning import learn_exactly
 from bo_stream.models.class_modules import default_kernel, default_mean
 from bo_stream.models.softmax import softmax_moments
 
@@ -40,24 +36,8 @@ class ExactDirichletGP(gpytorch.models.ExactGP):
 
     def learn(self, maxiter: int) -> None:
         """All hyperparameters, by L-BFGS-B on the exact marginal likelihood."""
-        self.train()
-        mll = ExactMarginalLogLikelihood(self.likelihood, self)
-        parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
-
-        def loss_and_gradients() -> tuple[Tensor, list[Tensor | None]]:
-            self.zero_grad()
-            loss = -mll(self(*self.train_inputs), self.train_targets).sum()
-            loss.backward()
-            return loss, [parameter.grad for parameter in parameters.values()]
-
-        with warnings.catch_warnings(), _by_cholesky():
-            warnings.simplefilter("ignore", OptimizationWarning)
-            fit_gpytorch_mll_scipy(
-                mll,
-                parameters=parameters,
-                closure=loss_and_gradients,
-                options={"maxiter": maxiter},
-            )
+        with _by_cholesky():
+            learn_exactly(self, maxiter)
 
     def class_probabilities(self, X: Tensor) -> Tensor:
         """Mean softmax of the scores, ``n x m``."""

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-import warnings
 
 import gpytorch
 import torch
-from botorch.exceptions.warnings import OptimizationWarning
-from botorch.optim.fit import fit_gpytorch_mll_scipy
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from benchmarks.exact_learning import learn_exactly
 from bo_stream.models.stems import Stem
 
 _CHUNK = 1_000
@@ -39,24 +36,7 @@ class ExactStemGP(gpytorch.models.ExactGP):
 
     def learn(self, maxiter: int) -> None:
         """Stem and hyperparameters together, by L-BFGS-B on the exact marginal likelihood."""
-        self.train()
-        mll = ExactMarginalLogLikelihood(self.likelihood, self)
-        parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
-
-        def loss_and_gradients() -> tuple[Tensor, list[Tensor | None]]:
-            self.zero_grad()
-            loss = -mll(self(*self.train_inputs), self.train_targets)
-            loss.backward()
-            return loss, [parameter.grad for parameter in parameters.values()]
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", OptimizationWarning)
-            fit_gpytorch_mll_scipy(
-                mll,
-                parameters=parameters,
-                closure=loss_and_gradients,
-                options={"maxiter": maxiter},
-            )
+        learn_exactly(self, maxiter)
         with torch.no_grad():
             self(*self.train_inputs)  # calibrates the learned stem
 

@@ -13,6 +13,9 @@ from bo_stream.bases.basis import Basis
 from bo_stream.linalg import row_product, safe_cholesky, solve_lower
 from bo_stream.weights import WeightPosterior
 
+ROWS = 2048
+"""Points whose features :meth:`PosteriorProcess.marginals` holds at a time."""
+
 
 @dataclass(frozen=True)
 class Points:
@@ -110,6 +113,18 @@ class PosteriorProcess(ABC):
     def variance(self, X: Tensor) -> Tensor:
         """Marginal variances, ``... x m x n``. Cost O(n r²)."""
         return self.variance_at(self.at(X))
+
+    def marginals(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and marginal variances, ``... x m x n`` each, from one evaluation of the basis.
+
+        ``ROWS`` points at a time, whose features are all that is held. Cost O(n r²).
+        """
+        means, variances = [], []
+        for rows in X.split(ROWS, -2):
+            points = self.at(rows)
+            means.append(self.mean_at(points))
+            variances.append(self.variance_at(points))
+        return torch.cat(means, -1), torch.cat(variances, -1)
 
     def joint(self, X: Tensor) -> Joint:
         """Mean and covariance factors of ``... x n x d`` inputs."""

@@ -16,6 +16,7 @@ HELPERS = {
     "__init__",
     "command",
     "data",
+    "exact_learning",
     "harness",
     "label_peer",
     "optimization",

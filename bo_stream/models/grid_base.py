@@ -130,7 +130,7 @@ class GridBase(StreamingGP):
         inputs = self._first_inputs(train_X, input_transform, stem)
         self._input_dim = train_X.shape[-1]
         self._grid_dim = check_dim(inputs.shape[-1], covar_module)
-        aug_batch = self._batch_shape + ((self._num_outputs,) if self._num_outputs > 1 else ())
+        aug_batch = self._parameter_shape
         self.covar_module = (
             get_covar_module_with_dim_scaled_prior(self._grid_dim, batch_shape=aug_batch)
             if covar_module is None

@@ -83,17 +83,17 @@ class GridGP(GridPosterior):
         whitening, solved = self._whitening, self._solved
         if whitening is None or data.X.shape[-2] > WHITENED_ROWS:
             return None, None
-        if not is_same(state_of(self.covar_module), whitening.state):
-            return None, None
+        solvable = solved is not None and solved.can_take(data, whitening.basis)
+        if solved is None or not solvable or not is_same(state_of(self), solved.state):
+            return self._whitening_after(whitening, data), None
         features = whitening.basis.features(data.X)
-        after = whitening.after(data, features)
-        if solved is None or not solved.can_take(data, whitening.basis):
-            return after, None
-        if not is_same(state_of(self), solved.state):
-            return after, None
-        return after, solved.after(
-            features, *self._as_outcomes(data.targets, data.noise, data.known)
-        )
+        outcomes, noise = self._as_outcomes(data.targets, data.noise, data.known)
+        return whitening.after(data, features), solved.after(features, outcomes, noise)
+
+    def _whitening_after(self, whitening: Whitening, data: Observations) -> Whitening | None:
+        if not is_same(state_of(self.covar_module), whitening.state):
+            return None
+        return whitening.after(data, whitening.basis.features(data.X))
 
     def _make_room(self, X: Tensor) -> None:
         """Grow the grid, exactly, so that its box holds transformed inputs."""

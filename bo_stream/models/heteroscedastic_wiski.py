@@ -128,7 +128,7 @@ class HeteroscedasticWISKI(GridGP):
         )
         GridGP.clear(self)  # they set the units; they enter below, with their noise
         self.rounds = rounds
-        aug_batch = self._batch_shape + ((self._num_outputs,) if self._num_outputs > 1 else ())
+        aug_batch = self._parameter_shape
         level = self.noise_level().detach() * self.outcome_scale().square()
         self.likelihood = choose_likelihood(None, train_Y, aug_batch)
         kernel = noise_covar_module

@@ -20,9 +20,6 @@ from bo_stream.models.labels import (
 from bo_stream.models.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
 from bo_stream.models.validation import check_inputs
 
-ROWS = 2048
-"""Inputs whose features are held at a time."""
-
 
 class LabelPosterior(GridGP):
     """A grid model whose outputs are class scores and whose observations are labels."""
@@ -77,13 +74,7 @@ class LabelPosterior(GridGP):
         self.eval()
         check_inputs(X, self._input_dim, self.train_targets)
         inputs = self.transform_inputs(X).to(torch.float64)
-        process = self.process(inputs)
-        means, variances = [], []
-        for rows in inputs.split(ROWS, -2):
-            points = process.at(rows)
-            means.append(process.mean_at(points))
-            variances.append(process.variance_at(points))
-        mean, variance = torch.broadcast_tensors(torch.cat(means, -1), torch.cat(variances, -1))
+        mean, variance = torch.broadcast_tensors(*self.process(inputs).marginals(inputs))
         return mean.mT, variance.clamp_min(0.0).mT
 
     def label_moments(self, X: Tensor) -> SoftmaxMoments:

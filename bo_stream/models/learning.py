@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bo_stream.bases.additive_basis import grid_basis
 from bo_stream.bases.grid_kernel import GridKernel
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.kernel_sensitivity import prior_variance, variance_outside
 from bo_stream.models.memory import WhitenedMemory
 from bo_stream.models.stream_memory import StreamMemory
+from bo_stream.models.subspace import spread_basis
 
 LEARNING_RANK = 640
 """Features in which hyperparameters are learned, where these carry enough of the kernel."""
@@ -79,9 +79,6 @@ class LearningSpace:
     ) -> LearningSpace:
         """Centred at a kernel's present parameters.
 
-        With eigenvectors that hold also its derivatives in frequencies: those of the kernel alone
-        would make the objective's gradient vanish in the period of a strictly periodic kernel.
-
         Args:
             factors: The kernel.
             noise: Noise variances, ``... x m``.
@@ -89,9 +86,8 @@ class LearningSpace:
             tolerance: The model's own.
             max_rank: The model's own.
         """
-        shape, least = memory.counts.shape, max(tolerance, _LEAST_TOLERANCE)
-        spread = factors.spread(memory.grid.bounds.diff(dim=0)[0].tolist())
-        whole = grid_basis(memory.grid, spread, shape, least, max_rank)
+        least = max(tolerance, _LEAST_TOLERANCE)
+        whole = spread_basis(factors, memory, least, max_rank)
         whitened = memory.whitened(whole)
         learned = whitened.learned
         squares = learned.gram.diagonal(dim1=-2, dim2=-1) / learned.count.clamp_min(1.0)[..., None]

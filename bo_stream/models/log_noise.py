@@ -15,12 +15,9 @@ from bo_stream.models.grid_choice import GridSize
 from bo_stream.models.grid_gp import GridGP
 from bo_stream.models.log_squares import expected_exponential, log_squares
 from bo_stream.models.memory import Observations
-from bo_stream.process import PosteriorProcess
 
 TOLERANCE = 1e-6
 """Part of the kernel's trace left out: little, where the log squares have a variance of five."""
-
-_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -95,16 +92,9 @@ def marginals(model: GridGP, X: Tensor) -> tuple[Tensor, Tensor]:
     In the units of the targets, before a standardisation. Cost O(n r²), some thousand rows at once.
     """
     inputs = X.to(torch.float64)
-    process = model.process(inputs)
-    parts = [_marginals(process, rows) for rows in inputs.split(_ROWS, -2)]
-    mean, variance = (torch.cat(part, -1) for part in zip(*parts, strict=True))
+    mean, variance = model.process(inputs).marginals(inputs)
     offset, scale = (t.unsqueeze(-1) for t in model._outcomes.offset_and_scale(model._counts()))
     return offset + scale * mean, scale.square() * variance
-
-
-def _marginals(process: PosteriorProcess, X: Tensor) -> tuple[Tensor, Tensor]:
-    points = process.at(X)
-    return process.mean_at(points), process.variance_at(points)
 
 
 def noise_kernel(dim: int, batch_shape: torch.Size) -> Kernel:

@@ -143,6 +143,12 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return self._batch_shape
 
     @property
+    def _parameter_shape(self) -> torch.Size:
+        """Batch shape of hyperparameters of every output, ``batch_shape (x m if m > 1)``."""
+        outputs = (self._num_outputs,) if self._num_outputs > 1 else ()
+        return torch.Size((*self._batch_shape, *outputs))
+
+    @property
     def num_outputs(self) -> int:
         """Number m of outputs."""
         return self._num_outputs

@@ -42,17 +42,13 @@ class Subspace:
     ) -> Subspace:
         """Centred at a kernel's present parameters. Cost as a solve after they have changed.
 
-        With eigenvectors that hold also its derivatives in frequencies, as
-        :class:`bo_stream.models.learning.LearningSpace`.
-
         Args:
             factors: The kernel.
             memory: What was observed.
             tolerance: Largest part of its trace to leave out.
             max_rank: Cap on r.
         """
-        spread = factors.spread(memory.grid.bounds.diff(dim=0)[0].tolist())
-        basis = grid_basis(memory.grid, spread, memory.counts.shape, tolerance, max_rank)
+        basis = spread_basis(factors, memory, tolerance, max_rank)
         variances = node_variances(basis)
         missed = (basis.scale - variances.sum(-1)).maximum(_ROUNDING * basis.scale)
         return cls(basis, memory.whitened(basis), variances, missed)
@@ -72,3 +68,15 @@ class Subspace:
         if data.X.shape[-2] > WHITENED_ROWS:
             return None
         return replace(self, memory=self.memory.observed(self.basis.features(data.X), data))
+
+
+def spread_basis(
+    factors: GridKernel, memory: StreamMemory, tolerance: float, max_rank: int
+) -> GridBasis:
+    """Eigenvectors of a kernel on a memory's grid that hold also its derivatives in frequencies.
+
+    Those of the kernel alone would make a likelihood's gradient vanish in the period of a strictly
+    periodic kernel.
+    """
+    spread = factors.spread(memory.grid.bounds.diff(dim=0)[0].tolist())
+    return grid_basis(memory.grid, spread, memory.counts.shape, tolerance, max_rank)

@@ -153,7 +153,7 @@ def test_many_rows_are_predicted_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     X, Y = draw(60)
     model = model_of(X[:30], Y[:30])
     whole = copy.deepcopy(model).observe(X[30:], Y[30:])
-    monkeypatch.setattr("bo_stream.models.log_noise._ROWS", 7)
+    monkeypatch.setattr("bo_stream.process.ROWS", 7)
     parts = model.observe(X[30:], Y[30:])
     assert_close(parts.observations.noise, whole.observations.noise)
     assert_close(parts.log_squares.targets, whole.log_squares.targets)
