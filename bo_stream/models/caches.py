@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.module_state import State
 from bo_stream.process import WeightSpaceProcess
 
 WHITENED_ROWS = 512
@@ -19,22 +20,6 @@ SOLVED_ROWS = 64
 
 SOLVED_OBSERVED = 192
 """Observations after which it is solved anew, so that neither costs nor rounding errors add up."""
-
-State = tuple[Tensor, ...]
-
-
-def state_of(module: torch.nn.Module) -> State:
-    """A copy of all parameters and buffers, to see later whether any has changed."""
-    tensors = (*module.parameters(), *module.buffers())
-    return tuple(tensor.detach().clone() for tensor in tensors)
-
-
-def is_same(first: State, second: State) -> bool:
-    """Whether two states are equal in shape, device and value."""
-    return len(first) == len(second) and all(
-        a.shape == b.shape and a.device == b.device and torch.equal(a, b)
-        for a, b in zip(first, second, strict=True)
-    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
 
-from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening, is_same, state_of
+from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening
 from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import (
     checked_projection,
@@ -18,6 +18,7 @@ from bo_stream.models.grid_choice import GridSize, choose_grid_size
 from bo_stream.models.grid_posterior import GridPosterior
 from bo_stream.models.memory import Observations
 from bo_stream.models.stream_memory import StreamMemory
+from bo_stream.module_state import is_same, state_of
 
 
 class GridGP(GridPosterior):

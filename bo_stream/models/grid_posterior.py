@@ -13,7 +13,7 @@ from torch import Tensor
 from bo_stream.bases.additive_basis import grid_basis
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.kernel_sensitivity import prior_covariance
-from bo_stream.models.caches import Solved, Whitening, is_same, state_of
+from bo_stream.models.caches import Solved, Whitening
 from bo_stream.models.construction import (
     observed_inputs,
 )
@@ -29,6 +29,7 @@ from bo_stream.models.marginal_likelihood import (
 from bo_stream.models.memory import WhitenedMemory
 from bo_stream.models.resolution_warning import warn_of_resolution
 from bo_stream.models.validation import check_finite
+from bo_stream.module_state import is_same, state_of
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import solve
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bo_stream import WISKI
-from bo_stream.models.caches import SOLVED_ROWS, WHITENED_ROWS, is_same, state_of
+from bo_stream.models.caches import SOLVED_ROWS, WHITENED_ROWS
 from tests.oracles import joint_covariance
 from tests.problems import kernel, observations
 from tests.tolerances import assert_close
@@ -80,15 +80,3 @@ def test_changes_leave_no_stale_cache(change: str) -> None:
     CHANGES[change](warm)
     warm.update(*data.astuple())
     assert_fresh(warm)
-
-
-def test_a_state_is_compared_by_value() -> None:
-    module = torch.nn.Linear(2, 1)
-    before = state_of(module)
-    assert is_same(before, state_of(module))
-    assert is_same(before, state_of(copy.deepcopy(module)))
-    with torch.no_grad():
-        module.weight[0, 0] += 1e-6
-    assert not is_same(before, state_of(module))
-    assert not is_same(before, state_of(module.double()))
-    assert not is_same(before, state_of(torch.nn.Linear(2, 2)))

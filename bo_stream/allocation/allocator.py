@@ -1,0 +1,110 @@
+"""Where inducing points go: the interface, alone, in a stream and in BoTorch's models."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.models.utils.inducing_point_allocators import (
+    InducingPointAllocator,
+    QualityFunction,
+    UnitQualityFunction,
+)
+from gpytorch.kernels import Kernel
+from gpytorch.module import Module
+from torch import Tensor
+
+from bo_stream.allocation.greedy import greedy_points
+
+
+class Allocator(InducingPointAllocator):
+    """Chooses inducing points Z as a stream of inputs goes by.
+
+    :meth:`update` is the whole interface; ``allocate_inducing_points`` makes every allocator one
+    for BoTorch's ``SingleTaskVariationalGP``.
+    """
+
+    def update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
+        """Inducing points for the inputs seen so far and some new ones; arguments stay as they are.
+
+        Args:
+            Z: Present ones, ``M x d``; M may be 0.
+            X_new: ``n x d``; n may be 0.
+            kernel: With its present hyperparameters; a batch of kernels (one an output) shares Z.
+
+        Returns:
+            ``M' x d``.
+
+        Raises:
+            BotorchTensorDimensionError: Z or X_new is not a matrix, or their widths differ.
+            InputDataError: Dtypes or devices differ, or there is NaN or infinity.
+        """
+        _check(Z, X_new)
+        with torch.no_grad():
+            return self._update(Z.detach(), X_new.detach(), kernel)
+
+    @abstractmethod
+    def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
+        """:meth:`update` of checked arguments."""
+
+    def fresh(self) -> Allocator:
+        """An allocator of the same settings that has seen nothing; itself if it keeps no memory."""
+        return self
+
+    def allocate_inducing_points(
+        self,
+        inputs: Tensor,
+        covar_module: Module,
+        num_inducing: int,
+        input_batch_shape: torch.Size,
+    ) -> Tensor:
+        """BoTorch's interface: at most ``num_inducing`` points for all inputs at once.
+
+        Where the allocator finds more they are thinned by greedy variance. Points of a batch are
+        chosen for each of its elements; if their numbers differ, the fewer are topped up from the
+        inputs by greedy variance.
+
+        Args:
+            inputs: ``(batch_shape) x n x d``.
+            covar_module: The kernel.
+            num_inducing: Largest number M of points.
+            input_batch_shape: Batch shape of the inputs without outputs.
+
+        Returns:
+            ``(batch_shape) x M x d``.
+        """
+        kernel: Kernel = covar_module.to(inputs.device)
+        batch = inputs.shape[:-2] if inputs.ndim > 2 else input_batch_shape
+        rows = inputs.expand(*batch, *inputs.shape[-2:]).reshape(-1, *inputs.shape[-2:])
+        found = [self._allocated(X, kernel, num_inducing) for X in rows]
+        most = max(len(Z) for Z in found)
+        filled = [_topped_up(Z, X, kernel, most) for Z, X in zip(found, rows, strict=True)]
+        return torch.stack(filled).reshape(*batch, most, inputs.shape[-1])
+
+    def _allocated(self, X: Tensor, kernel: Kernel, most: int) -> Tensor:
+        Z = self.fresh().update(X[:0], X, kernel)
+        return Z if len(Z) <= most else greedy_points(Z, kernel, most)
+
+    def _get_quality_function(self) -> QualityFunction:
+        """What BoTorch's greedy allocators weigh variances by; ours do not."""
+        return UnitQualityFunction()
+
+
+def _topped_up(Z: Tensor, X: Tensor, kernel: Kernel, count: int) -> Tensor:
+    return Z if len(Z) == count else greedy_points(X, kernel, count, first=Z)
+
+
+def _check(Z: Tensor, X_new: Tensor) -> None:
+    if Z.ndim != 2 or X_new.ndim != 2 or Z.shape[-1] != X_new.shape[-1]:
+        raise BotorchTensorDimensionError(
+            "Expected Z of shape `M x d` and X_new of shape `n x d`, got "
+            f"{tuple(Z.shape)} and {tuple(X_new.shape)}."
+        )
+    if Z.dtype != X_new.dtype or Z.device != X_new.device:
+        raise InputDataError(
+            f"Expected Z and X_new of the same dtype and device, got {Z.dtype} on {Z.device} and "
+            f"{X_new.dtype} on {X_new.device}."
+        )
+    if not bool(Z.isfinite().all() and X_new.isfinite().all()):
+        raise InputDataError("Expected finite Z and X_new, got NaN or infinity. Drop those rows.")

@@ -1,0 +1,27 @@
+"""The lengthscales that a kernel is made of."""
+
+from __future__ import annotations
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+
+def shortest_lengthscale(kernel: Kernel) -> Tensor:
+    """The least of all lengthscales in a kernel and its parts, a scalar.
+
+    Raises:
+        UnsupportedError: It has none.
+    """
+    found = [
+        part.lengthscale.detach().min()
+        for part in kernel.modules()
+        if isinstance(part, Kernel) and part.has_lengthscale
+    ]
+    if not found:
+        raise UnsupportedError(
+            f"{type(kernel).__name__} has no lengthscale that a resolution could follow. Leave out "
+            "per_lengthscale and give the resolution in units of the inputs."
+        )
+    return torch.stack(found).min()

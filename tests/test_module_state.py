@@ -1,0 +1,21 @@
+"""A module's state is compared by value."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from bo_stream.module_state import is_same, state_of
+
+
+def test_a_state_is_compared_by_value() -> None:
+    module = torch.nn.Linear(2, 1)
+    before = state_of(module)
+    assert is_same(before, state_of(module))
+    assert is_same(before, state_of(copy.deepcopy(module)))
+    with torch.no_grad():
+        module.weight[0, 0] += 1e-6
+    assert not is_same(before, state_of(module))
+    assert not is_same(before, state_of(module.double()))
+    assert not is_same(before, state_of(torch.nn.Linear(2, 2)))
