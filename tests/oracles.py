@@ -494,3 +494,40 @@ def oips(K: Tensor, rho: float) -> list[int]:
         if all(float(likeness[i, j]) < rho for j in chosen):
             chosen.append(i)
     return chosen
+
+
+# --- inducing points ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SGPR:
+    """Batch sparse regression, densely. [Titsias2009, eq. 6 and 9]
+
+    Attributes:
+        K: Prior covariance of the n data, ``n x n``.
+        cross: Between data and inducing points, ``n x M``.
+        inner: Of the inducing points, ``M x M``.
+        y: Outcomes less the prior mean, ``n``.
+        noise: Variances, ``n``.
+    """
+
+    K: Tensor
+    cross: Tensor
+    inner: Tensor
+    y: Tensor
+    noise: Tensor
+
+    def bound(self) -> Tensor:
+        """log N(y; 0, Q + D) − ½ tr(D⁻¹ (K − Q))."""
+        Q = self.cross @ torch.linalg.solve(self.inner, self.cross.mT)
+        normal = torch.distributions.MultivariateNormal(
+            torch.zeros_like(self.y), Q + torch.diag(self.noise)
+        )
+        return normal.log_prob(self.y) - 0.5 * ((self.K - Q).diagonal() / self.noise).sum()
+
+    def predict(self, test_cross: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and covariance at t points: their covariance with Z, ``t x M``, and prior."""
+        A = self.inner + self.cross.mT @ (self.cross / self.noise.unsqueeze(-1))
+        mean = test_cross @ torch.linalg.solve(A, self.cross.mT @ (self.y / self.noise))
+        explained = test_cross @ torch.linalg.solve(self.inner, test_cross.mT)
+        return mean, test - explained + test_cross @ torch.linalg.solve(A, test_cross.mT)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bo_stream.bases.basis import Basis
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.module_state import State
@@ -69,7 +70,7 @@ class Solved:
     state: State
     process: WeightSpaceProcess
 
-    def can_take(self, data: Observations, basis: GridBasis) -> bool:
+    def can_take(self, data: Observations, basis: Basis) -> bool:
         """Whether a batch is small, adds, and meets the basis that was solved in."""
         n = data.X.shape[-2]
         small = n <= SOLVED_ROWS

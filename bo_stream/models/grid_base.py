@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
-import torch
 from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform, Standardize
-from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
-from gpytorch.means import ConstantMean, Mean
-from gpytorch.models.gp import GP
+from gpytorch.means import Mean
 from torch import Tensor
 from torch.nn import Module
 
@@ -25,33 +20,25 @@ from bo_stream.bases.kernel_factors import kernel_factors
 from bo_stream.bases.resolution import interpolation_error
 from bo_stream.models.caches import Solved, Whitening
 from bo_stream.models.construction import (
-    check_first_observations,
-    check_mean,
-    check_outputs,
     check_rank,
     checked_projection,
     choose_box,
-    choose_likelihood,
     first_projected,
-    first_totals,
-    first_transformed,
-    observed_inputs,
-    reference_outcome,
     stem_box,
     warn_of_scaling,
 )
 from bo_stream.models.grid_choice import GridSize, check_dim, choose_grid_size
-from bo_stream.models.known_noise import NOISE_FLOOR
 from bo_stream.models.learning import LearningSpace
+from bo_stream.models.remembering_gp import RememberingGP
 from bo_stream.models.stems import Stem
 from bo_stream.models.stream_memory import StreamMemory
-from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.subspace import Subspace
-from bo_stream.process import PosteriorProcess
 
 
-class GridBase(StreamingGP):
+class GridBase(RememberingGP):
     """A streaming Gaussian process on a grid: its parts, and where inputs lie on it."""
+
+    _memory: StreamMemory
 
     def __init__(
         self,
@@ -111,43 +98,21 @@ class GridBase(StreamingGP):
             ValueError: ``grid_size``, ``bounds``, ``tolerance`` or ``max_rank`` is out of range, or
                 the grid is too large for memory (said before it is allocated).
         """
-        check_first_observations(train_X, train_Y, train_Yvar)
-        GP.__init__(self)
-        self._supposed: PosteriorProcess | None = None
+        self._begin(train_X, train_Y, train_Yvar, outcome_transform)
         self._whitening: Whitening | None = None
         self._solved: Solved | None = None
         self._learning: LearningSpace | None = None
         self._subspace: Subspace | None = None
         self._resolution_checked: tuple[Tensor, ...] | None = None
-        self._num_outputs = train_Y.shape[-1]
-        self._batch_shape = train_X.shape[:-2]
         self.tolerance, self.max_rank = check_rank(tolerance, max_rank)
-        if isinstance(outcome_transform, _DefaultType):
-            outcome_transform = Standardize(m=self._num_outputs, batch_shape=self._batch_shape)
-        if outcome_transform is not None:
-            check_outputs(outcome_transform, self._num_outputs)
-            self.outcome_transform = outcome_transform
-        inputs = self._first_inputs(train_X, input_transform, stem)
-        self._input_dim = train_X.shape[-1]
+        inputs = self._first_projected(self._first_inputs(train_X, input_transform), stem)
         self._grid_dim = check_dim(inputs.shape[-1], covar_module)
-        aug_batch = self._parameter_shape
-        self.covar_module = (
-            get_covar_module_with_dim_scaled_prior(self._grid_dim, batch_shape=aug_batch)
-            if covar_module is None
-            else covar_module
-        )
-        self.mean_module = (
-            ConstantMean(batch_shape=aug_batch) if mean_module is None else mean_module
-        )
-        self.likelihood = choose_likelihood(likelihood, train_Yvar, aug_batch)
-        check_mean(self.mean_module)
+        self._set_modules(self._grid_dim, train_Yvar, likelihood, covar_module, mean_module)
         box = (
             choose_box(bounds, inputs, input_transform) if stem is None else stem_box(bounds, stem)
         )
         kernel = self._factors()
         sizes = choose_grid_size(grid_size, kernel, self._grid_dim)
-        targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
-        self._shift = reference_outcome(targets)
         self._memory = StreamMemory.empty(
             mesh_over(box, kernel.groups(self._grid_dim), sizes),
             self._batch_shape,
@@ -155,30 +120,15 @@ class GridBase(StreamingGP):
             train_X.device,
         )
         self._basis_grid = self._memory.grid
-        self.to(train_X)
-        self._standardize_by(first_totals(targets, self._shift))
-        self._noise_floor = NOISE_FLOOR * self.outcome_scale().square()
+        self._standardize_first(train_X, train_Y, train_Yvar)
         self._observe(train_X, train_Y, train_Yvar, 1.0)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
 
-    @abstractmethod
-    def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
-        """Put checked observations into memory, or take them out."""
-
-    @abstractmethod
-    def _standardize_by(self, totals: Tensor) -> None:
-        """Learn the standardisation from ``[Y, 1]ᵀ [Y, 1]`` of the outcomes less the shift."""
-
-    def _first_inputs(
-        self, X: Tensor, transform: InputTransform | None, stem: Stem | None
-    ) -> Tensor:
-        if transform is not None:
-            self.input_transform = transform
-            X = first_transformed(X, transform)
+    def _first_projected(self, inputs: Tensor, stem: Stem | None) -> Tensor:
         if stem is None:
-            return X
+            return inputs
         self.stem = stem
-        return first_projected(X, stem)
+        return first_projected(inputs, stem)
 
     def transform_inputs(self, X: Tensor, input_transform: Module | None = None) -> Tensor:
         """Inputs as the grid takes them: transformed, then projected by the stem, differentiable.
@@ -201,10 +151,7 @@ class GridBase(StreamingGP):
         """Whether a box of inputs is a box in the grid."""
         return self._stem is None
 
-    @torch.no_grad()
-    def coordinates(self, X: Tensor) -> Tensor:
-        """Where observations at X enter the grid now, ``... x d -> ... x k``, without gradients."""
-        inputs = observed_inputs(X, self._input_transform).detach()
+    def _projected(self, inputs: Tensor) -> Tensor:
         stem = self._stem
         return inputs if stem is None else checked_projection(stem(inputs))
 
@@ -230,13 +177,3 @@ class GridBase(StreamingGP):
         self._memory = memory
         self._basis_grid = memory.grid
         self._whitening = self._solved = self._learning = self._subspace = None
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the memory along to another device; it stays in float64."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        device = fn(torch.empty(0, dtype=self._dtype, device=self._shift.device)).device
-        if device != self._shift.device:
-            self._shift = self._shift.to(device)
-            self._noise_floor = self._noise_floor.to(device)
-            self._set_memory(self._memory.to(device))
-        return self

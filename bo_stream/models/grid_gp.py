@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Self
 
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.exceptions.errors import BotorchTensorDimensionError
 from torch import Tensor
 
 from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening
@@ -17,57 +17,13 @@ from bo_stream.models.construction import (
 from bo_stream.models.grid_choice import GridSize, choose_grid_size
 from bo_stream.models.grid_posterior import GridPosterior
 from bo_stream.models.memory import Observations
+from bo_stream.models.remembering_gp import shifted_targets
 from bo_stream.models.stream_memory import StreamMemory
 from bo_stream.module_state import is_same, state_of
 
 
 class GridGP(GridPosterior):
     """A streaming Gaussian process on a grid: the body of every model on one."""
-
-    def update(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
-        """Put n observations into memory, in place. Cost O(n (7^d + r²)), whatever came before.
-
-        Inputs outside the bounds grow the grid by whole cells, hyperparameters kept, to at most
-        ``MAX_GROWTH`` times its first width per dimension. Bad input raises and changes nothing.
-
-        Args:
-            X: ``batch_shape x n x d``; n = 0 changes nothing.
-            Y: ``batch_shape x n x m``.
-            Yvar: Known noise variances shaped as Y; NaN: unknown.
-
-        Raises:
-            BotorchTensorDimensionError: Shapes do not fit the model.
-            InputDataError: Dtype, device, NaN, infinity, negative variance, inputs too far outside.
-            UnsupportedError: The model supposes data.
-            ValueError: The grown grid is too large for memory.
-        """
-        return self._changed("update", X, Y, Yvar, 1.0)
-
-    def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
-        """Take observations out of memory: undoes :meth:`update` with the same arguments.
-
-        Args and errors as there; also InputDataError if more are taken out than are in.
-        """
-        return self._changed("retract", X, Y, Yvar, -1.0)
-
-    def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
-        self._check_not_supposed(verb)
-        self._check_observations(X, Y, Yvar)
-        if sign < 0:
-            self._check_retractable(X)
-        if X.shape[-2] > 0:
-            self._observe(X, Y, Yvar, sign)
-        return self
-
-    def _check_retractable(self, X: Tensor) -> None:
-        if X.shape[-2] > self.num_observations + 0.5:
-            raise InputDataError(
-                f"Expected X to hold at most the {self.num_observations:g} observations in "
-                f"memory, got {X.shape[-2]}. Retract only what was given to update."
-            )
-
-    def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
-        self._take(self._observations(X, Y, Yvar, sign))
 
     def _take(self, data: Observations) -> None:
         self._make_room(data.X)
@@ -114,7 +70,7 @@ class GridGP(GridPosterior):
         check_mergeable(self, other)
         self._check_not_supposed("merge")
         other._check_not_supposed("merge")
-        matrix = _shifted_targets(other._shift - self._shift)
+        matrix = shifted_targets(other._shift - self._shift)
         self._set_memory(
             self._memory.absorb(other._memory.map(lambda s: s.map_targets(matrix).scale(1.0)))
         )
@@ -147,22 +103,6 @@ class GridGP(GridPosterior):
         new = self._observations(X, Y, Yvar, 1.0)
         self._take(replace(new, X=checked_projection(former.to(new.X)), sign=-1.0))
         self._take(new)
-        return self
-
-    def forget(self, factor: float) -> Self:
-        """Let every past observation count ``factor`` times: exponential forgetting.
-
-        Args:
-            factor: In (0, 1].
-
-        Raises:
-            ValueError: The factor is out of range.
-            UnsupportedError: The model supposes data.
-        """
-        self._check_not_supposed("forget")
-        if not 0.0 < factor <= 1.0:
-            raise ValueError(f"Expected factor in (0, 1], got {factor}.")
-        self._set_memory(self._memory.map(lambda s: s.scale(factor)))
         return self
 
     def clear(self) -> Self:
@@ -201,19 +141,3 @@ class GridGP(GridPosterior):
         sizes = choose_grid_size(grid_size, self._factors(), self._grid_dim)
         self._set_memory(self._memory.refined(self._memory.grid.resized(sizes)))
         return self
-
-    def _prepare_refit(self) -> None:
-        self._standardize_by(self._memory.totals)
-        self._refresh_fixed_noise()
-
-    def _select_memory(self, outputs: list[int]) -> None:
-        self._set_memory(self._memory.select(outputs))
-        self._shift = self._shift[..., outputs]
-        self._noise_floor = self._noise_floor[..., outputs]
-
-
-def _shifted_targets(shift: Tensor) -> Tensor:
-    """The map of target columns [Y, 1] to [Y + shift, 1], ``... x m x 2 x 2``."""
-    matrix = torch.eye(2, dtype=shift.dtype, device=shift.device).repeat(*shift.shape, 1, 1)
-    matrix[..., 1, 0] = shift
-    return matrix

@@ -7,7 +7,6 @@ from typing import Self
 
 import torch
 from botorch.exceptions.errors import InputDataError
-from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from bo_stream.bases.additive_basis import grid_basis
@@ -17,16 +16,14 @@ from bo_stream.models.caches import Solved, Whitening
 from bo_stream.models.construction import (
     observed_inputs,
 )
-from bo_stream.models.grid_outcomes import GridOutcomes
+from bo_stream.models.grid_base import GridBase
 from bo_stream.models.learning import LearningSpace
 from bo_stream.models.marginal_likelihood import (
-    NoiseGroup,
     batch_log_marginal_likelihood,
     combine,
     differentiable_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.models.memory import WhitenedMemory
 from bo_stream.models.resolution_warning import warn_of_resolution
 from bo_stream.models.validation import check_finite
 from bo_stream.module_state import is_same, state_of
@@ -36,7 +33,7 @@ from bo_stream.weights import solve
 _LARGEST_TOLERANCE = 0.5
 
 
-class GridPosterior(GridOutcomes):
+class GridPosterior(GridBase):
     """A grid model that predicts, and says how likely its hyperparameters are."""
 
     def process(self, X: Tensor | None = None) -> PosteriorProcess:
@@ -133,16 +130,6 @@ class GridPosterior(GridOutcomes):
     def dropped(self) -> float:
         """Part of the kernel's trace that the r features leave out."""
         return self._current_whitening().basis.dropped
-
-    def _noise_groups(
-        self, memory: WhitenedMemory, left_out: Tensor | float = 0.0
-    ) -> list[NoiseGroup]:
-        groups = []
-        if isinstance(self.likelihood, GaussianLikelihood):
-            groups.append(NoiseGroup(memory.learned, self.noise_level() + left_out))
-        if memory.known is not None:
-            groups.append(NoiseGroup(memory.known, self.outcome_scale().square().reciprocal()))
-        return groups or [NoiseGroup(memory.learned, torch.ones_like(self.outcome_scale()))]
 
     def _log_marginal_likelihood(self) -> Tensor:
         whitening = self._current_whitening()

@@ -78,10 +78,13 @@ class WhitenedMemory:
         """Both memories."""
         return WhitenedMemory(self.learned + other.learned, _add(self.known, other.known))
 
+    def map(self, rule: Callable[[Whitened], Whitened]) -> WhitenedMemory:
+        """Apply a rule to both kinds of noise."""
+        return WhitenedMemory(rule(self.learned), None if self.known is None else rule(self.known))
+
     def leading(self, rank: int) -> WhitenedMemory:
         """The memory in the first weights only."""
-        known = None if self.known is None else _leading(self.known, rank)
-        return WhitenedMemory(_leading(self.learned, rank), known)
+        return self.map(lambda statistics: _leading(statistics, rank))
 
     def observed(self, features: Tensor, data: Observations) -> WhitenedMemory:
         """The memory after a batch with these whitened features. Cost O(n r²)."""

@@ -120,6 +120,10 @@ class StreamMemory:
         current, *earlier = (memory.map(rule) for memory in self)
         return replace(self, current=current, earlier=tuple(earlier))
 
+    def scale(self, factor: float) -> StreamMemory:
+        """Every observation counts ``factor`` times."""
+        return self.map(lambda statistics: statistics.scale(factor))
+
     def select(self, outputs: list[int]) -> StreamMemory:
         """A copy for some of the outputs."""
         current, *earlier = (memory.select(outputs) for memory in self)

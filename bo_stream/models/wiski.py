@@ -15,7 +15,8 @@ class WISKI(GridGP):
     - Memory: O(7^d p) for p grid nodes, fixed. Data are not kept (small updates wait, at most 512
       rows in feature space, to be added as one).
     - Update: O(n 7^d) for n observations, and O(n r²) for the whitened statistics; the next
-      posterior solves once in O(r³), r = ``rank``.
+      posterior solves once in O(r³), r = ``rank``. Inputs outside the bounds grow the grid by whole
+      cells, hyperparameters kept, to at most four times its first width per dimension.
     - A fantasy: O(q) cross-covariances and one q x q factor.
     - Exact: everything, given the kernel k̃ of the present hyperparameters in its r largest
       eigenvectors; updates, merges, retractions, re-standardisation, growth of the grid; gradients.

@@ -1,0 +1,139 @@
+"""Features of inducing points: what a process is where it is known at a few places."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from bo_stream.bases.basis import Basis
+from bo_stream.linalg import safe_cholesky, solve_lower
+
+
+def frozen(kernel: Kernel) -> Kernel:
+    """A copy in float64 that learns nothing and that nobody else changes."""
+    copy: Kernel = deepcopy(kernel).double().eval()
+    return copy.requires_grad_(False)
+
+
+def kernel_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
+    """``k(A, B)``, ``... x n x d`` and ``... x n' x d`` to ``... x m x n x n'``.
+
+    Args:
+        kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+        A: Leading dimensions broadcast against ``batch_shape``.
+        B: The same.
+        outputs: m.
+    """
+    if outputs == 1:
+        matrix: Tensor = kernel(A, B).to_dense()
+        return matrix.unsqueeze(-3)
+    matrix = kernel(A.unsqueeze(-3), B.unsqueeze(-3)).to_dense()
+    return matrix.expand(*matrix.shape[:-3], outputs, *matrix.shape[-2:])
+
+
+def kernel_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
+    """``k(x, x)``, ``... x n x d -> ... x m x n``; arguments as :func:`kernel_matrix`."""
+    if outputs == 1:
+        variance: Tensor = kernel(X, diag=True)
+        return variance.unsqueeze(-2)
+    variance = kernel(X.unsqueeze(-3), diag=True)
+    return variance.expand(*variance.shape[:-2], outputs, variance.shape[-1])
+
+
+@dataclass(frozen=True)
+class KnownValues:
+    """Weights v that are values of the process at some points, ``f(Z) = L v``.
+
+    Attributes:
+        Z: ``M x d``.
+        root: L, ``... x m x M x M``.
+    """
+
+    Z: Tensor
+    root: Tensor
+
+    def select(self, outputs: list[int]) -> KnownValues:
+        """Of some of the outputs."""
+        return KnownValues(self.Z, self.root[..., outputs, :, :])
+
+    def to(self, device: torch.device) -> KnownValues:
+        """On another device."""
+        return KnownValues(self.Z.to(device), self.root.to(device))
+
+
+@dataclass(frozen=True)
+class InducingBasis(Basis):
+    """Whitened features ``z(x) = L⁻¹ k(Z, x)`` with ``L Lᵀ = K_ZZ``; residual ``k − zᵀ z``.
+
+    Attributes:
+        kernel: Frozen, in float64; see :func:`frozen`.
+        Z: Inducing points, ``M x d``, the same for every batch element and output.
+        outputs: Number m of outputs.
+        root: L, ``... x m x M x M``.
+    """
+
+    kernel: Kernel
+    Z: Tensor
+    outputs: int
+    root: Tensor
+
+    @classmethod
+    def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
+        """Of a kernel as it is now. Cost O(M³).
+
+        Args:
+            kernel: Any, of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+            Z: ``M x d``; M may be 0: no features, the prior is all residual.
+            outputs: m.
+
+        Raises:
+            NotPSDError: K_ZZ is not positive definite even with the largest jitter.
+        """
+        still = frozen(kernel)
+        return cls(still, Z, outputs, safe_cholesky(kernel_matrix(still, Z, Z, outputs)))
+
+    @property
+    def rank(self) -> int:
+        """Number M of inducing points."""
+        return len(self.Z)
+
+    def features(self, X: Tensor) -> Tensor:
+        """``L⁻¹ k(Z, x)``, ``... x n x d -> ... x m x n x M``. Cost O(n M²)."""
+        return solve_lower(self.root, kernel_matrix(self.kernel, self.Z, X, self.outputs)).mT
+
+    def residual_covariance(self, X: Tensor, X2: Tensor) -> Tensor:
+        """``k − z zᵀ``, ``... x m x n x n'``. Cost O(n M² + n n' M)."""
+        covariance = kernel_matrix(self.kernel, X, X2, self.outputs)
+        features = self.features(X)
+        others = features if X2 is X else self.features(X2)
+        return covariance - features @ others.mT
+
+    def residual_variance(self, X: Tensor) -> Tensor:
+        """``k − |z|²``, ``... x m x n``, never negative. Cost O(n M²)."""
+        variance = kernel_variance(self.kernel, X, self.outputs)
+        return (variance - self.features(X).square().sum(-1)).clamp_min(0.0)
+
+    def transfer(self, older: KnownValues) -> Tensor:
+        """T with ``v_older = T v`` for whitened weights, ``... x m x M_older x M``.
+
+        ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with the covariance of this basis' kernel: the values at the
+        older points are what the process with this kernel expects given those at Z.
+        """
+        return solve_lower(older.root, self.features(older.Z))
+
+    def missed(self, older: KnownValues) -> Tensor:
+        """What :meth:`transfer` leaves uncertain of the older weights, ``... x m x M' x M'``.
+
+        ``L_older⁻¹ (k − zᵀ z)(Z_older, Z_older) L_older⁻ᵀ``.
+        """
+        half = solve_lower(older.root, self.residual_covariance(older.Z, older.Z))
+        return solve_lower(older.root, half.mT)
+
+    @property
+    def values(self) -> KnownValues:
+        """Where the weights are values of the process, and how."""
+        return KnownValues(self.Z, self.root)

@@ -1,0 +1,178 @@
+"""What a stream leaves behind at inducing points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.inducing import InducingBasis, KnownValues
+from bo_stream.models.memory import Observations, Whitened, WhitenedMemory
+from bo_stream.sufficient_statistics import MatrixMap, weighted_statistics
+
+
+@dataclass(frozen=True)
+class Missed:
+    """``Σ (k − |z|²) / D`` of observations: prior variance that the features missed of them.
+
+    Attributes:
+        learned: Of those whose noise level is learned, ``... x m``.
+        known: Of those with known noise, ``... x m``.
+    """
+
+    learned: Tensor
+    known: Tensor
+
+    def __add__(self, other: Missed) -> Missed:
+        """Of both."""
+        return Missed(self.learned + other.learned, self.known + other.known)
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> Missed:
+        """A rule applied to both."""
+        return Missed(rule(self.learned), rule(self.known))
+
+
+@dataclass(frozen=True)
+class InducingMemory:
+    """Statistics of all observations in weights that are values of the process at some points.
+
+    Attributes:
+        values: The points, and the root of the kernel at them when the statistics were last
+            expressed.
+        statistics: Of all observations.
+        missed: What the features missed of them.
+    """
+
+    values: KnownValues
+    statistics: WhitenedMemory
+    missed: Missed
+
+    @classmethod
+    def empty(cls, basis: InducingBasis, batch: torch.Size) -> InducingMemory:
+        """No observations yet.
+
+        Args:
+            basis: Whatever its points.
+            batch: ``batch_shape x m``.
+        """
+        features = basis.Z.new_zeros(*batch, 0, basis.rank)
+        none, zero = basis.Z.new_zeros(*batch, 0), basis.Z.new_zeros(batch)
+        learned = weighted_statistics(features, none, none, none)
+        return cls(basis.values, WhitenedMemory(learned, None), Missed(zero, zero))
+
+    def in_basis(self, basis: InducingBasis) -> InducingMemory:
+        """Expressed by other points and another kernel: a congruence. Cost O(M³).
+
+        What was observed acts as observations of the process at the old points, whatever kernel
+        it has now. Exact where all old points are among the new ones; else what the new ones do
+        not determine is counted as missed. [Bui2017, eq. 5, with the old posterior over the old
+        prior as the old statistics]
+        """
+        if self.is_in(basis):
+            return self
+        T = MatrixMap(basis.transfer(self.values))
+        lost = basis.missed(self.values)
+        learned, known = self.statistics.learned, self.statistics.known
+        gone = Missed(
+            _trace(learned, lost),
+            torch.zeros_like(self.missed.known) if known is None else _trace(known, lost),
+        )
+        return InducingMemory(
+            basis.values,
+            WhitenedMemory(learned.pull_back(T), None if known is None else known.pull_back(T)),
+            self.missed + gone,
+        )
+
+    def is_in(self, basis: InducingBasis) -> bool:
+        """Whether the statistics are expressed in a basis already."""
+        return self.values.root is basis.root
+
+    def after(self, data: Observations, features: Tensor, residual: Tensor) -> InducingMemory:
+        """The memory with a batch more, or less. Cost O(n M²).
+
+        Args:
+            data: The batch.
+            features: Of its inputs, ``... x m x n x M``.
+            residual: Variance that these miss, ``... x m x n``.
+        """
+        missed = Missed(
+            *(
+                (residual * weight / noise).sum(-1)
+                for noise, weight in (data.learned_group(), data.known_group())
+            )
+        )
+        return replace(
+            self,
+            statistics=self.statistics.observed(features, data),
+            missed=self.missed + missed,
+        )
+
+    def plus(self, other: InducingMemory) -> InducingMemory:
+        """Both memories, in one basis."""
+        return InducingMemory(
+            self.values, self.statistics + other.statistics, self.missed + other.missed
+        )
+
+    def scale(self, factor: float) -> InducingMemory:
+        """Every observation counts ``factor`` times."""
+        return replace(
+            self,
+            statistics=self.statistics.map(lambda s: s.scale(factor)),
+            missed=self.missed.map(lambda total: total * factor),
+        )
+
+    def map_targets(self, matrix: Tensor) -> InducingMemory:
+        """Statistics of the target columns ``[Y, 1] @ matrix``; exact."""
+        return replace(self, statistics=self.statistics.map(lambda s: s.map_targets(matrix)))
+
+    def select(self, outputs: list[int]) -> InducingMemory:
+        """A copy for some of the outputs."""
+        return InducingMemory(
+            self.values.select(outputs),
+            self.statistics.map(lambda s: _selected(s, outputs)),
+            self.missed.map(lambda total: total[..., outputs]),
+        )
+
+    def to(self, device: torch.device) -> InducingMemory:
+        """On another device."""
+        return InducingMemory(
+            self.values.to(device),
+            self.statistics.map(lambda s: s.to(device)),
+            self.missed.map(lambda total: total.to(device)),
+        )
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        learned, known = self.statistics.learned, self.statistics.known
+        return learned.totals if known is None else learned.totals + known.totals
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of observations, ``... x m``."""
+        return self.totals[..., 1, 1]
+
+    def mean_known_noise(self) -> Tensor | None:
+        """Mean of the known noise variances, ``... x m``, or None without any."""
+        known = self.statistics.known
+        if known is None:
+            return None
+        return known.noise_sum / torch.where(known.count > 0, known.count, 1.0)
+
+
+def _trace(statistics: Whitened, lost: Tensor) -> Tensor:
+    return (statistics.gram * lost).sum((-2, -1))
+
+
+def _selected(statistics: Whitened, outputs: list[int]) -> Whitened:
+    return replace(
+        statistics,
+        gram=statistics.gram[..., outputs, :, :],
+        moment=statistics.moment[..., outputs, :, :],
+        energy=statistics.energy[..., outputs, :, :],
+        totals=statistics.totals[..., outputs, :, :],
+        log_noise=statistics.log_noise[..., outputs],
+        noise_sum=statistics.noise_sum[..., outputs],
+    )

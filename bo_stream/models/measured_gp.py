@@ -1,0 +1,226 @@
+"""A model's outcomes and noise, in the units of its memory and of its process."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from copy import deepcopy
+from typing import Protocol
+
+import torch
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+from botorch.utils.types import _DefaultType
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.means import ConstantMean, Mean
+from gpytorch.models.gp import GP
+from torch import Tensor
+
+from bo_stream.models.construction import (
+    check_first_observations,
+    check_mean,
+    check_outputs,
+    choose_likelihood,
+    first_totals,
+    first_transformed,
+    observed_inputs,
+    reference_outcome,
+)
+from bo_stream.models.known_noise import NOISE_FLOOR, known_noise
+from bo_stream.models.marginal_likelihood import NoiseGroup
+from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.validation import check_finite, check_observations
+
+
+class Memory(Protocol):
+    """What a model must be able to ask a memory, whatever it holds."""
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        ...
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of observations, ``... x m``."""
+        ...
+
+    def mean_known_noise(self) -> Tensor | None:
+        """Mean of the known noise variances, ``... x m``, or None without any."""
+        ...
+
+
+class MeasuredGP(StreamingGP):
+    """A model that knows observations in its units: targets, noise and prior mean."""
+
+    _memory: Memory
+    _shift: Tensor
+    _noise_floor: Tensor
+
+    def _begin(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None,
+        outcome_transform: OutcomeTransform | _DefaultType | None,
+    ) -> None:
+        """Check the first observations; take shapes and outcome transform from them."""
+        check_first_observations(train_X, train_Y, train_Yvar)
+        GP.__init__(self)
+        self._supposed = None
+        self._num_outputs = train_Y.shape[-1]
+        self._batch_shape = train_X.shape[:-2]
+        self._input_dim = train_X.shape[-1]
+        if isinstance(outcome_transform, _DefaultType):
+            outcome_transform = Standardize(m=self._num_outputs, batch_shape=self._batch_shape)
+        if outcome_transform is not None:
+            check_outputs(outcome_transform, self._num_outputs)
+            self.outcome_transform = outcome_transform
+        targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
+        self._shift = reference_outcome(targets)
+
+    def _first_inputs(self, X: Tensor, transform: InputTransform | None) -> Tensor:
+        """Let the input transform, if any, learn its bounds, and apply it."""
+        if transform is None:
+            return X
+        self.input_transform = transform
+        return first_transformed(X, transform)
+
+    def _set_modules(
+        self,
+        dim: int,
+        Yvar: Tensor | None,
+        likelihood: _GaussianLikelihoodBase | None,
+        covar_module: Kernel | None,
+        mean_module: Mean | None,
+    ) -> None:
+        """Kernel, mean and likelihood, or BoTorch's defaults for ``dim`` inputs."""
+        aug_batch = self._parameter_shape
+        self.covar_module = (
+            get_covar_module_with_dim_scaled_prior(dim, batch_shape=aug_batch)
+            if covar_module is None
+            else covar_module
+        )
+        self.mean_module = (
+            ConstantMean(batch_shape=aug_batch) if mean_module is None else mean_module
+        )
+        self.likelihood = choose_likelihood(likelihood, Yvar, aug_batch)
+        check_mean(self.mean_module)
+
+    def _standardize_first(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+        """Move to the first observations' dtype and device; learn the standardisation."""
+        targets, _ = self._outcomes.to_targets(Y, Yvar)
+        self.to(X)
+        self._standardize_by(first_totals(targets, self._shift))
+        self._noise_floor = NOISE_FLOOR * self.outcome_scale().square()
+
+    @torch.no_grad()
+    def coordinates(self, X: Tensor) -> Tensor:
+        """Inputs of observations as they enter memory now, ``... x d -> ... x k``."""
+        return self._projected(observed_inputs(X, self._input_transform).detach())
+
+    @abstractmethod
+    def _projected(self, inputs: Tensor) -> Tensor:
+        """Transformed inputs as they enter memory."""
+
+    def _check_observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+        check_observations(
+            X,
+            Y,
+            Yvar,
+            dim=self._input_dim,
+            outputs=self.num_outputs,
+            batch_shape=self.batch_shape,
+            like=self.train_targets,
+        )
+
+    @torch.no_grad()
+    def standardized(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Outcomes and noise variances as the process has them, ``batch x m x n`` each, float64.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            Y: ``batch_shape x n x m``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+        """
+        self._check_observations(X, Y, Yvar)
+        return self._as_outcomes(*self._measured(Y, Yvar))
+
+    def _observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Observations:
+        targets, noise, known = self._measured(Y, Yvar)
+        return Observations(self.coordinates(X).to(torch.float64), targets, noise, known, sign)
+
+    def _with_noise(
+        self, Y: Tensor, Yvar: Tensor | None, learns: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        targets, variances = self._outcomes.to_targets(Y.detach(), Yvar)
+        check_finite("Y after its outcome transform", targets)
+        shifted = targets.to(torch.float64).mT - self._shift.unsqueeze(-1)
+        return shifted, *known_noise(shifted, variances, self._noise_floor, learns)
+
+    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Targets less the shift, noise variances, and where these are known."""
+        return self._with_noise(Y, Yvar, isinstance(self.likelihood, GaussianLikelihood))
+
+    def _as_outcomes(self, targets: Tensor, noise: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Outcomes and actual noise variances in transformed units, ``batch x m x n`` each."""
+        offset, scale = (t.unsqueeze(-1) for t in self._outcomes.offset_and_scale(self._shift))
+        outcomes = (targets + self._shift.unsqueeze(-1) - offset) / scale
+        variances = noise / scale.square()
+        if not isinstance(self.likelihood, GaussianLikelihood):
+            return outcomes, variances
+        return outcomes, torch.where(known, variances, self.noise_level().unsqueeze(-1))
+
+    def _residual(self) -> Tensor:
+        """``[Y, 1] @ residual`` are the standardised outcomes less the prior mean."""
+        offset, scale = self._outcomes.offset_and_scale(self._counts())
+        constant = (self._shift - offset) / scale - self._prior_mean()
+        return torch.stack((scale.reciprocal().expand_as(constant), constant), -1).unsqueeze(-1)
+
+    def _noise_groups(
+        self, memory: WhitenedMemory, left_out: Tensor | float = 0.0
+    ) -> list[NoiseGroup]:
+        groups = []
+        if isinstance(self.likelihood, GaussianLikelihood):
+            groups.append(NoiseGroup(memory.learned, self.noise_level() + left_out))
+        if memory.known is not None:
+            groups.append(NoiseGroup(memory.known, self.outcome_scale().square().reciprocal()))
+        return groups or [NoiseGroup(memory.learned, torch.ones_like(self.outcome_scale()))]
+
+    def _prior_mean(self) -> Tensor:
+        if isinstance(self.mean_module, ConstantMean):
+            return self._per_output(self.mean_module.constant)
+        return torch.zeros_like(self._counts())
+
+    def noise_level(self) -> Tensor:
+        """The learned noise variance, or the mean of the known ones, ``batch_shape x m``."""
+        if isinstance(self.likelihood, GaussianLikelihood):
+            return self._per_output(self.likelihood.noise.squeeze(-1))
+        return self._mean_known_noise()
+
+    def _mean_known_noise(self) -> Tensor:
+        scale = self.outcome_scale()
+        mean = self._memory.mean_known_noise()
+        if mean is None:
+            return torch.full_like(scale, NOISE_FLOOR)
+        return (mean / scale.square()).clamp_min(NOISE_FLOOR)
+
+    def _refresh_fixed_noise(self) -> None:
+        """Keep a fixed-noise likelihood at the mean known variance, for BoTorch's fantasies."""
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            level = self._from_per_output(self._mean_known_noise()).unsqueeze(-1)
+            self.likelihood.noise_covar.noise = level.to(self._dtype)
+
+    def _standardize_by(self, totals: Tensor) -> None:
+        """Learn the standardisation, in a copy: models that suppose data keep their own."""
+        if "outcome_transform" in self._modules:
+            self.outcome_transform = deepcopy(self.outcome_transform)
+        self._outcomes.learn(totals, self._shift)
+
+    def _counts(self) -> Tensor:
+        return self._memory.counts

@@ -1,0 +1,131 @@
+"""A model's memory as a stream changes it: the verbs that do not depend on what it holds."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, Protocol, Self
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from bo_stream.models.measured_gp import MeasuredGP, Memory
+from bo_stream.models.memory import Observations
+
+
+class StatisticsMemory(Memory, Protocol):
+    """A memory of statistics: what can be done to it whatever they are of."""
+
+    def scale(self, factor: float, /) -> Self:
+        """Every observation counts ``factor`` times."""
+        ...
+
+    def select(self, outputs: list[int], /) -> Self:
+        """A copy for some of the outputs."""
+        ...
+
+    def to(self, device: torch.device, /) -> Self:
+        """The memory on another device."""
+        ...
+
+
+class RememberingGP(MeasuredGP):
+    """A model with a memory of statistics, which observations enter and leave."""
+
+    _memory: StatisticsMemory
+
+    @abstractmethod
+    def _take(self, data: Observations) -> None:
+        """Put checked observations into memory, or take them out; all or nothing."""
+
+    @abstractmethod
+    def _set_memory(self, memory: Any) -> None:
+        """Replace the memory, and drop what was derived from it."""
+
+    def update(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Put n observations into memory, in place, at a cost that no earlier ones add to.
+
+        Bad input raises and changes nothing. See the class for the cost and for what is exact.
+
+        Args:
+            X: ``batch_shape x n x d``; n = 0 changes nothing.
+            Y: ``batch_shape x n x m``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit the model.
+            InputDataError: Dtype, device, NaN, infinity, negative variance; on a grid, inputs too
+                far outside.
+            UnsupportedError: The model supposes data.
+            ValueError: The memory would become too large.
+        """
+        return self._changed("update", X, Y, Yvar, 1.0)
+
+    def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Take observations out of memory: undoes :meth:`update` with the same arguments.
+
+        Args and errors as there; also InputDataError if more are taken out than are in.
+        """
+        return self._changed("retract", X, Y, Yvar, -1.0)
+
+    def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
+        self._check_not_supposed(verb)
+        self._check_observations(X, Y, Yvar)
+        if sign < 0:
+            self._check_retractable(X)
+        if X.shape[-2] > 0:
+            self._observe(X, Y, Yvar, sign)
+        return self
+
+    def _check_retractable(self, X: Tensor) -> None:
+        if X.shape[-2] > self.num_observations + 0.5:
+            raise InputDataError(
+                f"Expected X to hold at most the {self.num_observations:g} observations in "
+                f"memory, got {X.shape[-2]}. Retract only what was given to update."
+            )
+
+    def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
+        self._take(self._observations(X, Y, Yvar, sign))
+
+    def forget(self, factor: float) -> Self:
+        """Let every past observation count ``factor`` times: exponential forgetting.
+
+        Args:
+            factor: In (0, 1].
+
+        Raises:
+            ValueError: The factor is out of range.
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("forget")
+        if not 0.0 < factor <= 1.0:
+            raise ValueError(f"Expected factor in (0, 1], got {factor}.")
+        self._set_memory(self._memory.scale(factor))
+        return self
+
+    def _prepare_refit(self) -> None:
+        self._standardize_by(self._memory.totals)
+        self._refresh_fixed_noise()
+
+    def _select_memory(self, outputs: list[int]) -> None:
+        self._set_memory(self._memory.select(outputs))
+        self._shift = self._shift[..., outputs]
+        self._noise_floor = self._noise_floor[..., outputs]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the memory along to another device; it stays in float64."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        device = fn(torch.empty(0, dtype=self._dtype, device=self._shift.device)).device
+        if device != self._shift.device:
+            self._shift = self._shift.to(device)
+            self._noise_floor = self._noise_floor.to(device)
+            self._set_memory(self._memory.to(device))
+        return self
+
+
+def shifted_targets(shift: Tensor) -> Tensor:
+    """The map of target columns [Y, 1] to [Y + shift, 1], ``... x m x 2 x 2``."""
+    matrix = torch.eye(2, dtype=shift.dtype, device=shift.device).repeat(*shift.shape, 1, 1)
+    matrix[..., 1, 0] = shift
+    return matrix
