@@ -14,6 +14,8 @@ from bo_stream.acquisition import (
 from bo_stream.learning import OnlineLearner, pretrain
 from bo_stream.models.dirichlet_wiski import DirichletWISKI
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
+from bo_stream.models.osgpr import OSGPR
+from bo_stream.models.projection_warning import ProjectionWarning
 from bo_stream.models.resolution_warning import GridResolutionWarning
 from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection
 from bo_stream.models.wiski import WISKI
@@ -21,6 +23,7 @@ from bo_stream.models.wiski import WISKI
 __version__ = version("bo-stream")
 
 __all__ = [
+    "OSGPR",
     "WISKI",
     "DirichletWISKI",
     "FeatureNIPV",
@@ -31,6 +34,7 @@ __all__ = [
     "OnlineLearner",
     "PoolSelector",
     "PredictiveEntropy",
+    "ProjectionWarning",
     "RandomProjection",
     "__version__",
     "pretrain",

@@ -531,3 +531,41 @@ class SGPR:
         mean = test_cross @ torch.linalg.solve(A, self.cross.mT @ (self.y / self.noise))
         explained = test_cross @ torch.linalg.solve(self.inner, test_cross.mT)
         return mean, test - explained + test_cross @ torch.linalg.solve(A, test_cross.mT)
+
+
+def online_bound(
+    old_X: Tensor,
+    old_y: Tensor,
+    old_Z: Tensor,
+    old_kernel: DenseKernel,
+    X: Tensor,
+    y: Tensor,
+    Z: Tensor,
+    kernel: DenseKernel,
+    noise: float,
+) -> Tensor:
+    """The collapsed online bound of new data after a batch of old ones. [Bui2017, eq. 7]
+
+    The old posterior of the values at the old points, over their old prior, is a likelihood of
+    pseudo-outcomes ``D S⁻¹ m`` with covariance ``D = (S⁻¹ − K'⁻¹)⁻¹``.
+    """
+    eye = torch.eye(len(old_Z), dtype=X.dtype)
+    K_old, cross = old_kernel(old_Z, old_Z), old_kernel(old_X, old_Z)
+    A = K_old + cross.mT @ cross / noise
+    S = K_old @ torch.linalg.solve(A, K_old)
+    m = K_old @ torch.linalg.solve(A, cross.mT @ old_y / noise)
+    S_inverse, K_inverse = torch.linalg.solve(S, eye), torch.linalg.solve(K_old, eye)
+    D = torch.linalg.inv(S_inverse - K_inverse)
+    pseudo = D @ S_inverse @ m
+    both = torch.cat((kernel(X, Z), kernel(old_Z, Z)))
+    Q = both @ torch.linalg.solve(kernel(Z, Z), both.mT)
+    covariance = Q + torch.block_diag(noise * torch.eye(len(X), dtype=X.dtype), D)
+    normal = torch.distributions.MultivariateNormal(torch.zeros(len(both)).to(X), covariance)
+    n = len(X)
+    missed_new = (kernel(X, X) - Q[:n, :n]).diagonal().sum() / noise
+    missed_old = (torch.linalg.solve(D, kernel(old_Z, old_Z) - Q[n:, n:])).diagonal().sum()
+    log_determinants = torch.logdet(S) - torch.logdet(K_old) - torch.logdet(D)
+    constant = len(old_Z) * math.log(2.0 * math.pi)
+    quadratic = m @ S_inverse @ D @ S_inverse @ m - m @ S_inverse @ m
+    delta = -0.5 * (log_determinants - quadratic - constant)
+    return normal.log_prob(torch.cat((y, pseudo))) - 0.5 * (missed_new + missed_old) + delta

@@ -1,0 +1,334 @@
+"""O-SGPR against dense formulas, and in the limits in which it is exact."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.fit import fit_gpytorch_mll
+from botorch.models.transforms.input import Normalize
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    RBFKernel,
+    ScaleKernel,
+)
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from bo_stream import OSGPR, ProjectionWarning
+from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Random
+from tests.oracles import SGPR, online_bound
+from tests.tolerances import GRADIENT_TOLERANCE, assert_close
+
+D = 3
+
+KERNELS: dict[str, Callable[[], Kernel]] = {
+    "rbf": lambda: RBFKernel(ard_num_dims=D),
+    "matern": lambda: ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=D)),
+    "linear plus periodic": lambda: AdditiveKernel(
+        ScaleKernel(LinearKernel()), ScaleKernel(PeriodicKernel())
+    ),
+    "groups": lambda: AdditiveKernel(
+        ScaleKernel(RBFKernel(active_dims=(0, 1))), ScaleKernel(MaternKernel(active_dims=(2,)))
+    ),
+}
+
+
+def data(n: int = 60, d: int = D) -> tuple[Tensor, Tensor]:
+    X = torch.rand(n, d, dtype=torch.float64)
+    return X, (4.0 * X.sum(-1, keepdim=True)).sin() + 0.1 * torch.randn(n, 1).double()
+
+
+def dense(model: OSGPR, kernel: Kernel, X: Tensor, Y: Tensor, Z: Tensor) -> SGPR:
+    noise = model.likelihood.noise.detach().expand(len(X))
+    y = Y.squeeze(-1) - model.mean_module.constant.detach()
+    return SGPR(kernel(X).to_dense(), kernel(X, Z).to_dense(), kernel(Z).to_dense(), y, noise)
+
+
+def raw(X: Tensor, Y: Tensor, **options: object) -> OSGPR:
+    model = OSGPR(X, Y, outcome_transform=None, **options)
+    with torch.no_grad():
+        model.mean_module.constant.fill_(0.3)
+        model.likelihood.noise = 0.05
+    model.eval()
+    return model
+
+
+def exact_log_marginal(kernel: Kernel, X: Tensor, Y: Tensor) -> float:
+    with torch.no_grad():
+        K = kernel(X).to_dense() + 0.05 * torch.eye(len(X))
+    mean = torch.full((len(X),), 0.3).double()
+    return float(torch.distributions.MultivariateNormal(mean, K).log_prob(Y.squeeze(-1)))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("batches", [(60,), (20, 1, 39), tuple([1] * 60)])
+def test_any_batching_is_batch_sgpr(name: str, batches: tuple[int, ...]) -> None:
+    X, Y = data()
+    kernel, Z = KERNELS[name]().double(), torch.rand(12, D, dtype=torch.float64)
+    first, *others = zip(X.split(list(batches)), Y.split(list(batches)), strict=True)
+    model = raw(*first, covar_module=kernel, inducing_points=Z)
+    for rows in others:
+        model.update(*rows)
+    test_X = torch.rand(7, D, dtype=torch.float64)
+    with torch.no_grad():
+        oracle = dense(model, kernel, X, Y, Z)
+        mean, covariance = oracle.predict(kernel(test_X, Z).to_dense(), kernel(test_X).to_dense())
+        posterior = model.posterior(test_X)
+    assert_close(posterior.mean.squeeze(-1), mean + 0.3)
+    assert_close(posterior.distribution.covariance_matrix, covariance)
+    assert_close(model.elbo().detach(), oracle.bound(), factor=10)
+
+
+def test_points_at_the_data_are_the_exact_gp() -> None:
+    X, Y = data(40)
+    kernel = KERNELS["matern"]().double()
+    model = raw(X[:15], Y[:15], covar_module=kernel, inducing_points=X)
+    model.update(X[15:], Y[15:])
+    test_X = torch.rand(6, D, dtype=torch.float64)
+    with torch.no_grad():
+        K = kernel(X).to_dense() + 0.05 * torch.eye(40)
+        cross = kernel(test_X, X).to_dense()
+        mean = 0.3 + cross @ torch.linalg.solve(K, Y.squeeze(-1) - 0.3)
+        covariance = kernel(test_X).to_dense() - cross @ torch.linalg.solve(K, cross.mT)
+        posterior = model.posterior(test_X)
+    assert_close(posterior.mean.squeeze(-1), mean)
+    assert_close(posterior.distribution.covariance_matrix, covariance)
+    assert float(model.elbo().detach()) == pytest.approx(exact_log_marginal(kernel, X, Y), abs=1e-7)
+
+
+@pytest.mark.parametrize("points", [1, 5, 20, 60])
+def test_the_bound_never_exceeds_the_log_marginal(points: int) -> None:
+    X, Y = data()
+    kernel = KERNELS["rbf"]().double()
+    model = raw(X, Y, covar_module=kernel, inducing_points=X[:points])
+    assert float(model.elbo().detach()) <= exact_log_marginal(kernel, X, Y) + 1e-7
+
+
+def test_moved_points_and_hyperparameters_are_the_papers_online_bound() -> None:
+    X, Y = data()
+    old, new = (torch.rand(k, D, dtype=torch.float64) for k in (8, 11))
+    kernel = KERNELS["matern"]().double()
+    model = raw(X[:30], Y[:30], covar_module=kernel, inducing_points=old)
+    before = copy.deepcopy(kernel)
+    start = float(model.elbo())
+    with torch.no_grad():
+        kernel.outputscale *= 1.3
+        kernel.base_kernel.lengthscale = torch.tensor([[0.5, 0.9, 0.7]])
+    model._allocator = Fixed(new)
+    model.update(X[30:], Y[30:])
+    assert torch.equal(model.inducing_points, new)
+    first = (X[:30], Y[:30].squeeze(-1) - 0.3, old, lambda a, b: before(a, b).to_dense())
+    second = (X[30:], Y[30:].squeeze(-1) - 0.3, new, lambda a, b: kernel(a, b).to_dense())
+    with torch.no_grad():
+        expected = online_bound(*first, *second, noise=0.05)
+    assert_close(model.elbo().detach() - start, expected, factor=100)
+
+
+class Fixed(Allocator):
+    """Returns what it is told to."""
+
+    def __init__(self, Z: object) -> None:
+        self.Z = Z
+
+    def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
+        return self.Z
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_bounds_gradient(name: str) -> None:
+    X, Y = data(30)
+    model = OSGPR(X, Y, covar_module=KERNELS[name]().double(), inducing_points=X[::3] + 0.01)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_((0.3 * torch.randn_like(parameter)).exp()).add_(1e-3)
+    model.elbo().backward()
+    for parameter in model.parameters():
+        if parameter.grad is None:
+            continue
+        flat, step = parameter.data.view(-1), 1e-5
+        for i in range(flat.numel()):
+            values = []
+            for sign in (1.0, -1.0):
+                flat[i] += sign * step
+                values.append(float(model.elbo().detach()))
+                flat[i] -= sign * step
+            difference = (values[0] - values[1]) / (2.0 * step)
+            scale = max(1.0, abs(difference))
+            error = abs(float(parameter.grad.view(-1)[i]) - difference)
+            assert error <= 100 * GRADIENT_TOLERANCE * scale
+
+
+def test_known_noise_and_the_level_of_unknown_noise() -> None:
+    """Observations of half the noise variance weigh twice as much; the bound counts each once."""
+    X, Y = data(40)
+    kernel, Z = KERNELS["rbf"]().double(), torch.rand(10, D, dtype=torch.float64)
+    Yvar = 0.02 + 0.1 * torch.rand_like(Y)
+    model = OSGPR(
+        X[:9], Y[:9], Yvar[:9], covar_module=kernel, inducing_points=Z, outcome_transform=None
+    )
+    model.update(X[9:], Y[9:], Yvar[9:])
+    with torch.no_grad():
+        oracle = SGPR(
+            kernel(X).to_dense(),
+            kernel(X, Z).to_dense(),
+            kernel(Z).to_dense(),
+            Y.squeeze(-1),
+            Yvar.squeeze(-1),
+        )
+        mean, _ = oracle.predict(kernel(X, Z).to_dense(), kernel(X).to_dense())
+        assert_close(model.posterior(X).mean.squeeze(-1), mean)
+    assert_close(model.elbo().detach(), oracle.bound(), factor=10)
+
+
+def test_fantasies_far_from_every_point_know_what_is_supposed() -> None:
+    X, Y = data(30)
+    model = raw(X, Y, covar_module=KERNELS["rbf"]().double(), inducing_points=X[:8])
+    far = 5.0 + torch.rand(1, D, dtype=torch.float64)
+    supposed = model.condition_on_observations(
+        far, torch.ones(1, 1).double(), 0.01 * torch.ones(1, 1).double()
+    )
+    prior, left = (float(m.posterior(far).variance) for m in (model, supposed))
+    assert left == pytest.approx(prior * 0.01 / (prior + 0.01), rel=1e-6)
+
+
+def test_a_fit_from_memory_alone_finds_hyperparameters() -> None:
+    X = torch.rand(400, 2, dtype=torch.float64)
+    Y = (6.0 * X[:, :1]).sin() + 0.1 * torch.randn(400, 1).double()
+    model = OSGPR(X, Y, inducing_points=X[:60])
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    lengthscale = model.covar_module.lengthscale.flatten().tolist()
+    noise = float(model.likelihood.noise * model.outcome_scale().square())
+    assert lengthscale[1] > 3.0 * lengthscale[0]
+    assert math.sqrt(noise) == pytest.approx(0.1, rel=0.15)
+    test_X = torch.rand(200, 2, dtype=torch.float64)
+    error = model.posterior(test_X).mean - (6.0 * test_X[:, :1]).sin()
+    assert float(error.square().mean().sqrt()) < 0.05
+
+
+@pytest.mark.parametrize(
+    "allocator", [OIPS(0.7), CoverTree(0.15), GreedyVariance(30), KMeans(30), Random(30)]
+)
+def test_a_stream_with_points_that_place_themselves(allocator: Allocator) -> None:
+    X = torch.rand(600, 2, dtype=torch.float64)
+    Y = (5.0 * X).sin().sum(-1, keepdim=True) + 0.05 * torch.randn(600, 1).double()
+    kernel = RBFKernel().double()
+    kernel.lengthscale = 0.3
+    model = OSGPR(X[:50], Y[:50], covar_module=kernel, allocator=allocator)
+    with torch.no_grad():
+        model.likelihood.noise = 0.01
+    for rows in torch.arange(50, 600).split(25):
+        model.update(X[rows], Y[rows])
+    assert 5 <= len(model.inducing_points) <= 60
+    test_X = torch.rand(100, 2, dtype=torch.float64)
+    error = model.posterior(test_X).mean - (5.0 * test_X).sin().sum(-1, keepdim=True)
+    assert float(error.square().mean().sqrt()) < 0.1
+    assert model.num_observations == 600
+
+
+def test_the_users_allocator_is_copied() -> None:
+    X, Y = data()
+    tree = CoverTree(0.5)
+    OSGPR(X, Y, allocator=tree)
+    assert tree.levels == []
+
+
+def test_the_cap_binds_and_the_better_points_stay() -> None:
+    X, Y = data(300, 2)
+    kernel = RBFKernel().double()
+    kernel.lengthscale = 0.2
+    model = OSGPR(X[:20], Y[:20], covar_module=kernel, allocator=OIPS(0.95), max_points=25)
+    for rows in torch.arange(20, 300).split(10):
+        model.update(X[rows], Y[rows])
+        assert len(model.inducing_points) <= 25
+    with torch.no_grad():
+        left = [
+            1.0 - (c := kernel(X, Z).to_dense()) @ torch.linalg.solve(kernel(Z).to_dense(), c.mT)
+            for Z in (model.inducing_points, X[:25])
+        ]
+    assert float(left[0].diagonal().mean()) < 0.5 * float(left[1].diagonal().mean())
+
+
+def test_merging_other_points_is_a_projection_that_says_so() -> None:
+    X, Y = data()
+    kernel = KERNELS["rbf"]().double()
+    one = raw(X[:30], Y[:30], covar_module=kernel, inducing_points=X[:10])
+    two = raw(X[30:], Y[30:], covar_module=kernel, inducing_points=X[30:42])
+    with pytest.warns(ProjectionWarning, match="projects the other model's memory"):
+        merged = copy.deepcopy(one).merge(two)
+    assert merged.num_observations == 60
+    assert float(merged.elbo().detach()) < exact_log_marginal(kernel, X, Y)
+    both = raw(X, Y, covar_module=kernel, inducing_points=X[:10]).posterior(X).mean
+    assert 1e-6 < float((merged.posterior(X).mean - both).abs().max()) < 0.2
+
+
+def test_points_that_join_in_a_merge_lose_nothing_but_what_they_knew() -> None:
+    X, Y = data()
+    kernel = KERNELS["rbf"]().double()
+    options = {"covar_module": kernel, "allocator": OIPS(0.999, prune=1.0)}
+    one = raw(X[:30], Y[:30], inducing_points=X[:10], **options)
+    two = raw(X[30:], Y[30:], inducing_points=X[30:42], **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one.merge(two)
+    assert len(one.inducing_points) == 60
+    with torch.no_grad():
+        K = kernel(X).to_dense() + 0.05 * torch.eye(60)
+        mean = 0.3 + kernel(X).to_dense() @ torch.linalg.solve(K, Y.squeeze(-1) - 0.3)
+    assert float((one.posterior(X).mean.squeeze(-1) - mean).abs().max()) < 1e-6
+
+
+def test_points_in_units_of_the_inputs() -> None:
+    X, Y = data()
+    bounds = torch.tensor([[0.0] * D, [2.0] * D], dtype=torch.float64)
+    model = OSGPR(X, Y, input_transform=Normalize(D, bounds=bounds), inducing_points=X[:9])
+    assert torch.equal(model.inducing_points, X[:9] / 2.0)
+
+
+def test_equal_rows_an_outlier_and_a_constant_column_do_not_break_it() -> None:
+    X = torch.full((10_000, 2), 0.5, dtype=torch.float64)
+    Y = torch.randn(10_000, 1).double()
+    model = OSGPR(X, Y)
+    assert len(model.inducing_points) == 1
+    model.update(torch.full((1, 2), 1e6).double(), torch.ones(1, 1).double())
+    model.update(torch.rand(50, 2).double() * torch.tensor([1.0, 0.0]), torch.randn(50, 1).double())
+    assert bool(model.posterior(X[:3]).variance.isfinite().all())
+    assert model.num_observations == 10_051
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"allocator": None}, ValueError, "neither"),
+        ({"inducing_points": torch.rand(4, 2)}, BotorchTensorDimensionError, "M x 3"),
+        ({"inducing_points": torch.rand(4, 3).float()}, InputDataError, "float64"),
+        ({"inducing_points": torch.full((4, 3), math.nan).double()}, InputDataError, "finite"),
+        ({"inducing_points": torch.rand(4, 3).double(), "max_points": 3}, ValueError, "at least 4"),
+        ({"allocator": Fixed(None)}, InputDataError, "allocator"),
+        ({"allocator": Fixed(torch.zeros(0, 3))}, InputDataError, "at least one"),
+    ],
+)
+def test_bad_options(options: dict[str, object], error: type[Exception], message: str) -> None:
+    X, Y = data()
+    with pytest.raises(error, match=message):
+        OSGPR(X, Y, **options)
+
+
+def test_an_allocator_that_fails_later_changes_nothing() -> None:
+    X, Y = data()
+    model = OSGPR(X[:30], Y[:30])
+    before = model.posterior(X).mean.detach()
+    model._allocator = Fixed(None)
+    with pytest.raises(InputDataError, match="Expected allocator to return"):
+        model.update(X[30:], Y[30:])
+    assert torch.equal(model.posterior(X).mean, before)
+    assert model.num_observations == 30
