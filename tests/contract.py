@@ -81,6 +81,7 @@ class Case:
             not are left out.
         residual: Whether the features miss some of the prior; laws for when they do not are left
             out.
+        rows: Whether the latest observations are held as rows, so that it matters which they are.
         settings: What to test it with.
     """
 
@@ -89,6 +90,7 @@ class Case:
     noise: str = "learned"
     in_order: bool = False
     residual: bool = False
+    rows: bool = False
     settings: tuple[Setting, ...] = (
         Setting(),
         Setting(torch.float32, outputs=2),
@@ -183,7 +185,8 @@ def _osgpr(**options: Any) -> Callable[[Observations], OSGPR]:
 
     def build(data: Observations) -> OSGPR:
         chosen = {k: v(data) if callable(v) else v for k, v in options.items()}
-        defaults = {"covar_module": _rbf(data), "inducing_points": _spread_points(data)}
+        points = _spread_points(data)
+        defaults = {"covar_module": _rbf(data), "inducing_points": points, "window": 0}
         return OSGPR(*data.astuple(), **{**defaults, **chosen})
 
     return build
@@ -274,9 +277,26 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "OSGPR, points by OIPS",
-        _osgpr(inducing_points=None, allocator=OIPS(0.8)),
+        _osgpr(inducing_points=None, allocator=OIPS(0.8), window=6),
         in_order=True,
         residual=True,
+        rows=True,
+    ),
+    Case(
+        "OSGPR, a window of rows",
+        _osgpr(window=7),
+        residual=True,
+        rows=True,
+        settings=EVERY_SETTING,
+    ),
+    Case(
+        "OSGPR, a window of rows, known noise in part",
+        _osgpr(
+            likelihood=lambda data: GaussianLikelihood(batch_shape=_parameter_shape(data)), window=7
+        ),
+        noise="mixed",
+        residual=True,
+        rows=True,
     ),
     Case(
         "DirichletWISKI",
@@ -501,6 +521,8 @@ ORDERLESS: set[Law] = set()
 
 OF_OUTCOMES: set[Law] = set()
 """Laws of models whose observations are in the units of the posterior, not labels."""
+OF_STATISTICS: set[Law] = set()
+"""Laws of models that hold nothing but statistics."""
 WITHOUT_RESIDUAL: set[Law] = set()
 """Laws of models whose features carry the whole prior."""
 
@@ -523,6 +545,12 @@ def of_outcomes(function: Law) -> Law:
     return function
 
 
+def of_statistics(function: Law) -> Law:
+    """Of models that hold nothing but statistics."""
+    OF_STATISTICS.add(function)
+    return function
+
+
 def without_residual(function: Law) -> Law:
     """Of models whose features carry the whole prior."""
     WITHOUT_RESIDUAL.add(function)
@@ -534,7 +562,8 @@ def applies(law: Law, case: Case) -> bool:
     ordered = case.in_order and law in ORDERLESS
     labels = case.noise == "labels" and law in OF_OUTCOMES
     missed = case.residual and law in WITHOUT_RESIDUAL
-    return not ordered and not labels and not missed
+    held = case.rows and law in OF_STATISTICS
+    return not (ordered or labels or missed or held)
 
 
 @orderless
@@ -559,6 +588,7 @@ def a_stream_is_its_batch(stream: Stream) -> None:
 
 
 @orderless
+@of_statistics
 def order_does_not_matter(stream: Stream) -> None:
     data = stream.data(12)
     backwards = stream.settled(data[8:]).update(*data[4:8].astuple()).update(*data[:4].astuple())
@@ -567,6 +597,7 @@ def order_does_not_matter(stream: Stream) -> None:
 
 
 @orderless
+@of_statistics
 def merging_shards_is_one_stream(stream: Stream) -> None:
     data = stream.data(15)
     shards = [stream.model(data[:5]), stream.model(data[5:11], seed=2), stream.model(data[11:])]
@@ -585,6 +616,7 @@ def merging_shards_is_one_stream(stream: Stream) -> None:
 
 
 @orderless
+@of_statistics
 def merging_shards_that_went_further_is_one_stream(stream: Stream) -> None:
     near, far = stream.data(6), stream.data(6)
     left = replace(far, X=far.X - 0.4)
@@ -596,6 +628,7 @@ def merging_shards_that_went_further_is_one_stream(stream: Stream) -> None:
 
 
 @orderless
+@of_statistics
 def retracting_undoes_updating(stream: Stream) -> None:
     data, wrong = stream.data(10), stream.data(4)
     model, never = stream.model(data), stream.model(data)
@@ -607,6 +640,7 @@ def retracting_undoes_updating(stream: Stream) -> None:
 
 
 @law
+@of_statistics
 def forgetting_half_of_everything_twice_is_everything_once(stream: Stream) -> None:
     data = stream.data(10)
     model, once = stream.model(data), stream.model(data)

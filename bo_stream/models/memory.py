@@ -46,6 +46,35 @@ class Observations:
             batches[0].sign,
         )
 
+    def __len__(self) -> int:
+        return self.X.shape[-2]
+
+    def rows(self, which: slice | Tensor) -> Observations:
+        """Some of them."""
+        return Observations(
+            self.X[..., which, :],
+            self.targets[..., which],
+            self.noise[..., which],
+            self.known[..., which],
+            self.sign,
+        )
+
+    def select(self, outputs: list[int]) -> Observations:
+        """Some of the outputs."""
+        return replace(
+            self, targets=self.targets[..., outputs, :], noise=self.noise[..., outputs, :]
+        )
+
+    def to(self, device: torch.device) -> Observations:
+        """On another device."""
+        return Observations(
+            self.X.to(device),
+            self.targets.to(device),
+            self.noise.to(device),
+            self.known.to(device),
+            self.sign,
+        )
+
     @property
     def any_known(self) -> bool:
         """Whether any noise variance is known."""

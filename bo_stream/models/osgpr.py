@@ -24,7 +24,7 @@ from bo_stream.models.caches import Solved
 from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inducing_choice import checked_allocation, checked_cap, first_points
-from bo_stream.models.inducing_memory import InducingMemory
+from bo_stream.models.inducing_memory import InducingMemory, Missed
 from bo_stream.models.inducing_prior import prior_of_values
 from bo_stream.models.marginal_likelihood import combine, subspace_log_marginal_likelihood
 from bo_stream.models.memory import Observations
@@ -32,11 +32,13 @@ from bo_stream.models.projection_warning import ProjectionWarning
 from bo_stream.models.remembering_gp import RememberingGP, shifted_targets
 from bo_stream.models.validation import check_finite
 from bo_stream.models.warning_level import users_stack_level
+from bo_stream.models.windowed_memory import WindowedMemory
 from bo_stream.module_state import State, is_same, state_of
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import solve
 
 MAX_POINTS = 512
+WINDOW = 512
 
 
 class OSGPR(RememberingGP):
@@ -46,17 +48,19 @@ class OSGPR(RememberingGP):
     A move of Z or of the hyperparameters is a congruence of them: what was observed acts as
     observations of the process at the old points (Bui, Nguyen and Turner, 2017, collapsed).
 
-    - Memory: O(M²), and Z. Data are not kept.
+    - Memory: O(M²), Z, and the ``window`` latest observations. Others are not kept.
     - Update: O(n M²) for n observations, O(M³) when Z or a hyperparameter has changed since the
       last one; the next posterior solves once in O(M³).
+    - A step of a refit: O((M + window)³).
     - A fantasy: O(q M) cross-covariances and one q x q factor; it conditions the process, residual
       included, and so knows what is supposed far from every inducing point.
     - Exact: with Z and hyperparameters fixed, any stream equals batch SGPR (Titsias, 2009) on all
       data, and updates, merges and retractions are exact; with Z the observed inputs it is the
       exact GP. Noise level, mean and standardisation of outcomes may change exactly at any time.
-    - Approximate: the past after Z or the kernel has moved; the residual prior variance at the
-      data is not explained by them (it is in the predictive variance).
-    - Learned: hyperparameters by the online bound, from memory alone.
+    - Approximate: what came before the window, after Z or the kernel has moved; of all data, what
+      the points cannot express.
+    - Learned: hyperparameters by the online bound, in which the window's rows enter exactly: with
+      no more data than the window it is the exact log marginal likelihood.
     - When: more inputs than a grid can take (WISKI: four), and no projection wanted.
 
     Example:
@@ -65,7 +69,7 @@ class OSGPR(RememberingGP):
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 
-    _memory: InducingMemory
+    _memory: WindowedMemory
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class OSGPR(RememberingGP):
         inducing_points: Tensor | None = None,
         allocator: Allocator | _DefaultType | None = DEFAULT,
         max_points: int = MAX_POINTS,
+        window: int = WINDOW,
     ) -> None:
         """Build the model and put the first observations into memory.
 
@@ -101,6 +106,9 @@ class OSGPR(RememberingGP):
                 ``OIPS(0.8)``, or None where inducing points are given. It is copied.
             max_points: Cap on M. Once it binds, a new point enters in place of the one that the
                 others explain best, if it is itself explained less than half as well.
+            window: How many of the latest observations to hold as rows beside the statistics. They
+                are expressed exactly when points or hyperparameters move; hyperparameters are
+                learned from their full covariance, and points placed anew among them. 0: none.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together.
@@ -115,10 +123,10 @@ class OSGPR(RememberingGP):
         Z, self._allocator = first_points(inducing_points, allocator, OIPS(0.8), train_X)
         self.max_points = checked_cap(max_points, Z)
         self._solved: Solved | None = None
-        self._present: tuple[State, InducingMemory, InducingBasis] | None = None
+        self._present: tuple[State, WindowedMemory, InducingBasis] | None = None
         Z = self.coordinates(Z).to(torch.float64) if len(Z) > 0 else Z.to(torch.float64)
         basis = self._basis_at(Z)
-        self._memory = InducingMemory.empty(basis, self._output_batch)
+        self._memory = self._nothing_in(basis, window)
         self._standardize_first(train_X, train_Y, train_Yvar)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, train_Yvar, 1.0)
@@ -131,21 +139,24 @@ class OSGPR(RememberingGP):
     def _projected(self, inputs: Tensor) -> Tensor:
         return inputs
 
+    def _nothing_in(self, basis: InducingBasis, window: int) -> WindowedMemory:
+        return WindowedMemory.empty(basis, self._batch_shape, self._num_outputs, window)
+
     @property
     def inducing_points(self) -> Tensor:
         """Z, ``M x d``, in transformed inputs."""
-        return self._memory.values.Z.to(self.train_targets)
+        return self._memory.whole.values.Z.to(self.train_targets)
 
     @torch.no_grad()
     def _basis_at(self, Z: Tensor) -> InducingBasis:
         return InducingBasis.of(self.covar_module, Z, self._num_outputs)
 
     @torch.no_grad()
-    def _current(self) -> tuple[InducingMemory, InducingBasis]:
+    def _current(self) -> tuple[WindowedMemory, InducingBasis]:
         """The memory expressed with the present kernel, and its basis. Kept until either moves."""
         state = state_of(self.covar_module)
         if self._present is None or not is_same(state, self._present[0]):
-            basis = self._basis_at(self._memory.values.Z)
+            basis = self._basis_at(self._memory.whole.values.Z)
             self._present = (state, self._memory.in_basis(basis), basis)
         return self._present[1:]
 
@@ -163,7 +174,7 @@ class OSGPR(RememberingGP):
     @torch.no_grad()
     def _solve(self) -> WeightSpaceProcess:
         memory, basis = self._current()
-        evidence = combine(self._noise_groups(memory.statistics), self._residual())
+        evidence = combine(self._noise_groups(memory.whole.statistics), self._residual())
         return WeightSpaceProcess(basis, solve(evidence), self._prior_mean().unsqueeze(-1).clone())
 
     @torch.no_grad()
@@ -171,36 +182,65 @@ class OSGPR(RememberingGP):
         memory, basis = self._current()
         allocator = copy(self._allocator)
         if allocator is not None and data.sign > 0:
-            Z = self._allocated(allocator, basis, data.X.flatten(0, -2))
-            if Z.shape != basis.Z.shape or not torch.equal(Z, basis.Z):
-                basis = self._basis_at(Z)
-                memory = memory.in_basis(basis)
+            seen = (data.X,) if self._memory.whole.is_in(basis) else (memory.recent.X, data.X)
+            memory, basis = self._placed(allocator, memory, basis, torch.cat(seen, -2))
         features = basis.features(data.X).expand(*self._output_batch, -1, -1)
-        residual = basis.residual_variance(data.X)
-        new = memory.after(data, features, residual)
-        solved = self._solved_after(data, features)
-        self._memory, self._allocator = new, allocator
-        self._present = (state_of(self.covar_module), new, basis)
-        self._solved = solved if solved is None or solved.process.basis is basis else None
+        new = memory.after(data, basis, features)
+        solved = self._solved_after(data, basis, features)
+        self._keep(new, basis, allocator)
+        self._solved = solved
         self._refresh_fixed_noise()
+
+    def _placed(
+        self, allocator: Allocator, memory: WindowedMemory, basis: InducingBasis, X: Tensor
+    ) -> tuple[WindowedMemory, InducingBasis]:
+        """The memory at the points that an allocator wants for some inputs, and their basis."""
+        Z = self._allocated(allocator, basis, X.flatten(0, -2))
+        if _same_points(Z, basis.Z):
+            return memory, basis
+        basis = self._basis_at(Z)
+        return memory.in_basis(basis), basis
+
+    def _keep(
+        self, memory: WindowedMemory, basis: InducingBasis, allocator: Allocator | None
+    ) -> None:
+        self._memory, self._allocator = memory, allocator
+        self._present = (state_of(self.covar_module), memory, basis)
+        self._solved = None
+
+    def train(self, mode: bool = True) -> Self:
+        """Training mode begins a refit; leaving it places the points anew for the new kernel."""
+        was_training = self.training
+        super().train(mode)
+        if was_training and not mode and self._supposed is None:
+            self._place_anew()
+        return self
+
+    @torch.no_grad()
+    def _place_anew(self) -> None:
+        memory, basis = self._current()
+        allocator = copy(self._allocator)
+        moved = not self._memory.whole.is_in(basis)
+        if moved and allocator is not None and len(memory.recent) > 0:
+            self._keep(*self._placed(allocator, memory, basis, memory.recent.X), allocator)
 
     def _allocated(self, allocator: Allocator, basis: InducingBasis, X: Tensor) -> Tensor:
         wanted = checked_allocation(allocator.update(basis.Z, X, basis.kernel), X)
         return capped(basis.Z, wanted, basis.kernel, self.max_points)
 
-    def _solved_after(self, data: Observations, features: Tensor) -> Solved | None:
+    def _solved_after(
+        self, data: Observations, basis: InducingBasis, features: Tensor
+    ) -> Solved | None:
+        """The posterior after a batch, where it was solved in the same basis."""
         solved = self._solved
-        if solved is None or self._present is None:
+        if solved is None or not is_same(state_of(self), solved.state):
             return None
-        same = is_same(state_of(self), solved.state)
-        if not same or not solved.can_take(data, self._present[2]):
-            return None
-        if features.shape[-1] != self._present[2].rank:
+        if not solved.can_take(data, basis):
             return None
         outcomes, noise = self._as_outcomes(data.targets, data.noise, data.known)
         return solved.after(features, outcomes, noise)
 
-    def _set_memory(self, memory: InducingMemory) -> None:
+    def _set_memory(self, memory: WindowedMemory) -> None:
         self._memory = memory
         self._present = self._solved = None
 
@@ -217,7 +257,7 @@ class OSGPR(RememberingGP):
         check_mergeable(self, other)
         self._check_not_supposed("merge")
         other._check_not_supposed("merge")
-        self._merge(other._memory.map_targets(shifted_targets(other._shift - self._shift)))
+        self._merge(other._memory.whole.map_targets(shifted_targets(other._shift - self._shift)))
         self._refresh_fixed_noise()
         return self
 
@@ -246,27 +286,30 @@ class OSGPR(RememberingGP):
         """
         self._check_not_supposed("clear")
         _, basis = self._current()
-        self._set_memory(InducingMemory.empty(basis, self._output_batch))
+        self._set_memory(self._nothing_in(basis, self._memory.window))
         return self
+
+    def elbo(self) -> Tensor:
+        """The online bound on the log marginal likelihood, ``batch_shape x m``, without m if 1.
+
+        That of batch SGPR for what is in the statistics; the rows of the window enter with their
+        full covariance. Never more than the exact log marginal likelihood where Z and
+        hyperparameters have stayed. [Bui2017, eq. 7; Titsias2009, eq. 9].
+        """
+        return self.log_marginal_likelihood()
 
     def _log_marginal_likelihood(self) -> Tensor:
         return self._learning_objective()
 
-    def elbo(self) -> Tensor:
-        """The online bound on the log marginal likelihood; see :meth:`log_marginal_likelihood`."""
-        return self.log_marginal_likelihood()
-
     def _learning_objective(self) -> Tensor:
-        """Collapsed bound of what is in memory. [Bui2017, eq. 7; Titsias2009, eq. 9]."""
-        memory = self._memory
+        memory = self._memory.as_values()
         prior = prior_of_values(self.covar_module, memory.values, self._num_outputs)
         groups = self._noise_groups(memory.statistics)
         bound = subspace_log_marginal_likelihood(groups, self._residual(), prior)
-        return bound - 0.5 * self._missed_variance()
+        return bound - 0.5 * self._missed_variance(memory.missed)
 
-    def _missed_variance(self) -> Tensor:
+    def _missed_variance(self, missed: Missed) -> Tensor:
         """Prior variance at the data that the inducing points miss, in units of the noise."""
-        missed = self._memory.missed
         total = missed.known * self.outcome_scale().square()
         if isinstance(self.likelihood, GaussianLikelihood):
             total = total + missed.learned / self.noise_level()

@@ -55,7 +55,7 @@ def dense(model: OSGPR, kernel: Kernel, X: Tensor, Y: Tensor, Z: Tensor) -> SGPR
 
 
 def raw(X: Tensor, Y: Tensor, **options: object) -> OSGPR:
-    model = OSGPR(X, Y, outcome_transform=None, **options)
+    model = OSGPR(X, Y, **{"outcome_transform": None, "window": 0, **options})
     with torch.no_grad():
         model.mean_module.constant.fill_(0.3)
         model.likelihood.noise = 0.05
@@ -120,7 +120,7 @@ def test_moved_points_and_hyperparameters_are_the_papers_online_bound() -> None:
     kernel = KERNELS["matern"]().double()
     model = raw(X[:30], Y[:30], covar_module=kernel, inducing_points=old)
     before = copy.deepcopy(kernel)
-    start = float(model.elbo())
+    start = float(model.elbo().detach())
     with torch.no_grad():
         kernel.outputscale *= 1.3
         kernel.base_kernel.lengthscale = torch.tensor([[0.5, 0.9, 0.7]])
@@ -144,10 +144,83 @@ class Fixed(Allocator):
         return self.Z
 
 
+def moved(model: OSGPR) -> OSGPR:
+    """The same with other hyperparameters of its kernel."""
+    with torch.no_grad():
+        for parameter in model.covar_module.parameters():
+            parameter.mul_(1.4).add_(0.1)
+    return model
+
+
+def test_rows_of_the_window_follow_the_hyperparameters_exactly() -> None:
+    X, Y = data(40)
+    kernel, Z = KERNELS["matern"]().double(), torch.rand(9, D, dtype=torch.float64)
+    model = moved(raw(X[:25], Y[:25], covar_module=kernel, inducing_points=Z, window=40))
+    model.update(X[25:], Y[25:])
+    moved(model)
+    with torch.no_grad():
+        cross, prior = kernel(X, Z).to_dense(), kernel(X).to_dense()
+        mean, covariance = dense(model, kernel, X, Y, Z).predict(cross, prior)
+        posterior = model.posterior(X)
+    assert_close(posterior.mean.squeeze(-1), mean + 0.3)
+    assert_close(posterior.distribution.covariance_matrix, covariance)
+    assert float(model.elbo().detach()) == pytest.approx(exact_log_marginal(kernel, X, Y))
+    assert model._memory.absorbed.counts.item() == 0
+
+
+def test_what_leaves_the_window_is_absorbed_and_what_is_retracted_leaves_it() -> None:
+    X, Y = data(40)
+    kernel, Z = KERNELS["matern"]().double(), torch.rand(9, D, dtype=torch.float64)
+    model = raw(X[:10], Y[:10], covar_module=kernel, inducing_points=Z, window=16)
+    for rows in torch.arange(10, 40).split(3):
+        model.update(X[rows], Y[rows])
+    assert torch.equal(model._memory.recent.X, X[24:])
+    before = model.posterior(X).mean.detach()
+    model.retract(X[36:], Y[36:]).retract(X[:2], Y[:2])
+    assert torch.equal(model._memory.recent.X, X[24:36])
+    assert model.num_observations == 34
+    left = raw(X[2:36], Y[2:36], covar_module=kernel, inducing_points=Z)
+    assert_close(model.posterior(X).mean, left.posterior(X).mean)
+    model.update(X[:2], Y[:2]).update(X[36:], Y[36:])
+    assert_close(model.posterior(X).mean, before)
+
+
+def test_batch_elements_have_rows_of_their_own() -> None:
+    X, Y = torch.rand(2, 30, D, dtype=torch.float64), torch.randn(2, 30, 1).double()
+    Z, kernel = torch.rand(8, D, dtype=torch.float64), KERNELS["rbf"]().double()
+    options = {"covar_module": kernel, "inducing_points": Z, "outcome_transform": None}
+    both = moved(OSGPR(X, Y, window=20, **options))
+    apart = []
+    for x, y in zip(X, Y, strict=True):
+        options["covar_module"] = KERNELS["rbf"]().double()
+        apart.append(moved(OSGPR(x, y, window=20, **options)))
+    test_X = torch.rand(5, D, dtype=torch.float64)
+    means = torch.stack([model.posterior(test_X).mean for model in apart])
+    assert_close(both.posterior(test_X).mean, means)
+    assert_close(both.elbo(), torch.stack([model.elbo() for model in apart]))
+
+
+def test_a_fit_places_the_points_anew() -> None:
+    X = torch.rand(200, 2, dtype=torch.float64)
+    Y = (12.0 * X).sin().prod(-1, keepdim=True) + 0.05 * torch.randn(200, 1).double()
+    model = OSGPR(X, Y)
+    before = len(model.inducing_points)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    assert len(model.inducing_points) > 1.5 * before
+    with torch.no_grad():
+        likeness = model.covar_module(X, model.inducing_points).to_dense().amax(-1)
+    assert float(likeness.min()) >= 0.8
+    test_X = torch.rand(200, 2, dtype=torch.float64)
+    error = model.posterior(test_X).mean - (12.0 * test_X).sin().prod(-1, keepdim=True)
+    assert float(error.square().mean().sqrt()) < 0.1
+
+
 @pytest.mark.parametrize("name", KERNELS)
-def test_the_bounds_gradient(name: str) -> None:
+@pytest.mark.parametrize("window", [0, 10])
+def test_the_bounds_gradient(name: str, window: int) -> None:
     X, Y = data(30)
-    model = OSGPR(X, Y, covar_module=KERNELS[name]().double(), inducing_points=X[::3] + 0.01)
+    options = {"inducing_points": X[::3] + 0.01, "window": window}
+    model = OSGPR(X, Y, covar_module=KERNELS[name]().double(), **options)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_((0.3 * torch.randn_like(parameter)).exp()).add_(1e-3)
