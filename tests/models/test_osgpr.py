@@ -247,7 +247,8 @@ def test_known_noise_and_the_level_of_unknown_noise() -> None:
     kernel, Z = KERNELS["rbf"]().double(), torch.rand(10, D, dtype=torch.float64)
     Yvar = 0.02 + 0.1 * torch.rand_like(Y)
     model = OSGPR(
-        X[:9], Y[:9], Yvar[:9], covar_module=kernel, inducing_points=Z, outcome_transform=None
+        *(X[:9], Y[:9], Yvar[:9]),
+        **{"covar_module": kernel, "inducing_points": Z, "outcome_transform": None, "window": 0},
     )
     model.update(X[9:], Y[9:], Yvar[9:])
     with torch.no_grad():
@@ -280,7 +281,7 @@ def test_a_fit_from_memory_alone_finds_hyperparameters() -> None:
     model = OSGPR(X, Y, inducing_points=X[:60])
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     lengthscale = model.covar_module.lengthscale.flatten().tolist()
-    noise = float(model.likelihood.noise * model.outcome_scale().square())
+    noise = float(model.likelihood.noise.detach() * model.outcome_scale().square())
     assert lengthscale[1] > 3.0 * lengthscale[0]
     assert math.sqrt(noise) == pytest.approx(0.1, rel=0.15)
     test_X = torch.rand(200, 2, dtype=torch.float64)
