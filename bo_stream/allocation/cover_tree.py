@@ -13,6 +13,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.cover_level import CoverLevel, squared_distances
 from bo_stream.allocation.lengthscales import shortest_lengthscale
+from bo_stream.allocation.ragged import Ragged
 from bo_stream.allocation.settling import Uncovered, settle
 
 ROWS = 1024
@@ -68,6 +69,7 @@ class CoverTree(Allocator):
         self.voronoi = voronoi
         self.per_lengthscale = per_lengthscale
         self._levels: list[CoverLevel] = []
+        self._reaches: dict[int, tuple[CoverLevel, CoverLevel, Ragged]] = {}
 
     @property
     def levels(self) -> list[Tensor]:
@@ -158,7 +160,7 @@ class CoverTree(Allocator):
         levels = _raised(levels, X)
         parents = torch.zeros(len(X), dtype=torch.long, device=X.device)
         for depth in range(1, len(levels)):
-            levels[depth], parents = self._taken(levels[depth], levels[depth - 1], X, parents)
+            levels[depth], parents = self._taken(levels, depth, X, parents)
         self._levels = levels
         return self
 
@@ -179,8 +181,8 @@ class CoverTree(Allocator):
         found = _inside(self._levels[0], X)
         for depth in range(1, len(self._levels)):
             known = found >= 0
-            level, above = self._levels[depth], self._levels[depth - 1]
-            found[known] = _nearest(level, above, X[known], found[known])
+            reach = self._reach(self._levels, depth)
+            found[known] = _nearest(self._levels[depth], reach, X[known], found[known])
         lost = found < 0
         found[lost] = _nearest_of_all(self._levels[-1].centres, X[lost])
         return found
@@ -195,16 +197,26 @@ class CoverTree(Allocator):
         return [first, *(CoverLevel.empty(radius, X) for radius in radii[1:])]
 
     def _taken(
-        self, level: CoverLevel, above: CoverLevel, X: Tensor, parents: Tensor
+        self, levels: list[CoverLevel], depth: int, X: Tensor, parents: Tensor
     ) -> tuple[CoverLevel, Tensor]:
-        """The level with all points covered, and the centre that each belongs to."""
+        """A level with all points covered, and the centre that each belongs to."""
         find = _nearest if self.voronoi else _first
-        found = find(level, above, X, parents)
+        level, above = levels[depth], levels[depth - 1]
+        found = find(level, self._reach(levels, depth), X, parents)
         free = found < 0
         if not bool(free.any()):
             return level, found
         level = settle(level, above, Uncovered(X[free], parents[free]), self.average)
-        return level, find(level, above, X, parents)
+        return level, find(level, self._reach([*levels[:depth], level], depth), X, parents)
+
+    def _reach(self, levels: list[CoverLevel], depth: int) -> Ragged:
+        """:meth:`CoverLevel.reach`, kept until a level gets new centres."""
+        level, above = levels[depth], levels[depth - 1]
+        kept = self._reaches.get(depth)
+        if kept is None or kept[0] is not level or kept[1] is not above:
+            kept = (level, above, level.reach(above))
+            self._reaches[depth] = kept
+        return kept[2]
 
     def _check_not_empty(self) -> None:
         if not self._levels:
@@ -246,10 +258,10 @@ def _inside(root: CoverLevel, X: Tensor) -> Tensor:
     return near.long() - 1
 
 
-def _nearest(level: CoverLevel, above: CoverLevel, X: Tensor, parents: Tensor) -> Tensor:
+def _nearest(level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor) -> Tensor:
     """The nearest centre whose ball holds each point, or −1: ``n``."""
     best = X.new_full((len(X),), torch.inf)
-    pairs = _candidates(level, above, X, parents)
+    pairs = _candidates(level, reach, X, parents)
     for where, _, square in pairs:
         best.scatter_reduce_(0, where, square, "amin")
     found = parents.new_full((len(X),), len(level))
@@ -259,21 +271,21 @@ def _nearest(level: CoverLevel, above: CoverLevel, X: Tensor, parents: Tensor) -
     return torch.where(best <= level.radius * level.radius, found, -1)
 
 
-def _first(level: CoverLevel, above: CoverLevel, X: Tensor, parents: Tensor) -> Tensor:
+def _first(level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor) -> Tensor:
     """The oldest centre whose ball holds each point, or −1: ``n``."""
     found = parents.new_full((len(X),), len(level))
-    for where, centre, square in _candidates(level, above, X, parents):
+    for where, centre, square in _candidates(level, reach, X, parents):
         hit = square <= level.radius * level.radius
         found.scatter_reduce_(0, where[hit], centre[hit], "amin")
     return torch.where(found < len(level), found, -1)
 
 
 def _candidates(
-    level: CoverLevel, above: CoverLevel, X: Tensor, parents: Tensor
+    level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Points, centres that may cover them, and the square of their distance."""
     parts = []
-    for part, position, centre in level.reach(above).pairs_by_parts(parents):
+    for part, position, centre in reach.pairs_by_parts(parents):
         where = position + part.start
         square = squared_distances(X[where], level.centres[centre])
         near = square <= level.radius * level.radius

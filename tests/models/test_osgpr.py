@@ -248,7 +248,10 @@ def test_known_noise_and_the_level_of_unknown_noise() -> None:
     Yvar = 0.02 + 0.1 * torch.rand_like(Y)
     model = OSGPR(
         *(X[:9], Y[:9], Yvar[:9]),
-        **{"covar_module": kernel, "inducing_points": Z, "outcome_transform": None, "window": 0},
+        covar_module=kernel,
+        inducing_points=Z,
+        outcome_transform=None,
+        window=0,
     )
     model.update(X[9:], Y[9:], Yvar[9:])
     with torch.no_grad():
