@@ -28,6 +28,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
+from bo_stream.loops.optimization.surrogate import LEFT_OUT
 
 D = 3
 Q = 3
@@ -110,7 +111,7 @@ class Player(ABC):
 
 
 class WiskiPlayer(Player):
-    """WISKI with its default kernel and grid."""
+    """WISKI with its default kernel and grid, and between refits as few features as in the loop."""
 
     def __init__(self, X: Tensor, Y: Tensor) -> None:
         """Begin."""
@@ -124,6 +125,12 @@ class WiskiPlayer(Player):
     def update(self, X: Tensor, Y: Tensor) -> None:
         """In place."""
         self._model.update(X, Y)
+
+    def refit(self) -> None:
+        """From all features, as the loop does."""
+        self._model.truncate(0.0)
+        super().refit()
+        self._model.truncate(LEFT_OUT)
 
 
 class ExactPlayer(Player):

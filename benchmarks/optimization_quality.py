@@ -202,7 +202,7 @@ def main() -> None:
     """Run it."""
     options: Options = start(__doc__)
     warnings.simplefilter("ignore")
-    sizes = options.pick(Sizes(100, 5, 3), Sizes(1, 1, 1, ("Levy",)))
+    sizes = options.pick(Sizes(100, 5, 6), Sizes(1, 1, 1, ("Levy",)))
     file = options.out / f"optimization_quality{'.smoke' if options.smoke else ''}.runs.json"
     runs = all_runs(sizes, file)
     print(regrets(runs, sizes) + "\n")
