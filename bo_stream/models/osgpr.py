@@ -28,6 +28,7 @@ from bo_stream.models.inducing_memory import InducingMemory, Missed
 from bo_stream.models.inducing_prior import prior_of_values
 from bo_stream.models.marginal_likelihood import combine, subspace_log_marginal_likelihood
 from bo_stream.models.memory import Observations
+from bo_stream.models.point_search import moved_points
 from bo_stream.models.projection_warning import ProjectionWarning
 from bo_stream.models.remembering_gp import RememberingGP, shifted_targets
 from bo_stream.models.validation import check_finite
@@ -35,7 +36,7 @@ from bo_stream.models.warning_level import users_stack_level
 from bo_stream.models.windowed_memory import WindowedMemory
 from bo_stream.module_state import State, is_same, state_of
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
-from bo_stream.weights import solve
+from bo_stream.weights import log_marginal_likelihood, solve
 
 MAX_POINTS = 512
 WINDOW = 512
@@ -277,6 +278,37 @@ class OSGPR(RememberingGP):
             )
         self._allocator = allocator
         self._set_memory(mine.in_basis(basis).plus(theirs.in_basis(basis)))
+
+    def optimize_points(self, maxiter: int = 100) -> Self:
+        """Move the inducing points to a local maximum of the online bound, in place.
+
+        What it knows of the data are the statistics and the rows of the window: points do not move
+        to where the memory knows nothing. An iteration costs O(M³ + window M²).
+
+        Args:
+            maxiter: Most iterations of L-BFGS; 0 changes nothing.
+
+        Raises:
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("optimize_points")
+        memory, basis = self._current()
+        if maxiter > 0 and basis.rank > 0:
+            with torch.enable_grad():
+                Z = moved_points(
+                    lambda points: self._bound_at(memory, basis, points), basis.Z, maxiter
+                )
+            moved = self._basis_at(Z)
+            self._keep(memory.in_basis(moved), moved, self._allocator)
+        return self
+
+    def _bound_at(self, memory: WindowedMemory, basis: InducingBasis, Z: Tensor) -> Tensor:
+        """The bound with other points, summed over outputs, differentiable in them."""
+        moved = memory.in_basis(InducingBasis.of(basis.kernel, Z, basis.outputs)).whole
+        evidence = combine(self._noise_groups(moved.statistics), self._residual().detach())
+        posterior = solve(evidence)
+        value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
+        return (value - 0.5 * self._missed_variance(moved.missed)).sum()
 
     def clear(self) -> Self:
         """Drop all observations; hyperparameters, inducing points and standardisation stay.

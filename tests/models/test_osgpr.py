@@ -335,6 +335,30 @@ def test_the_cap_binds_and_the_better_points_stay() -> None:
     assert float(left[0].diagonal().mean()) < 0.5 * float(left[1].diagonal().mean())
 
 
+@pytest.mark.parametrize(("window", "gain"), [(0, 0.0), (30, 1.0)])
+def test_points_move_to_a_better_bound(window: int, gain: float) -> None:
+    """Towards rows that are held; statistics alone know no better points than their own."""
+    X, Y = data(60, 2)
+    kernel = RBFKernel().double()
+    kernel.lengthscale = 0.4
+    model = raw(X, Y, covar_module=kernel, inducing_points=0.5 + 0.1 * X[:8], window=window)
+    whole = model._memory.whole
+
+    def bound(Z: Tensor) -> float:
+        basis = model._basis_at(Z)
+        return float(model._bound_at(model._memory, basis, Z).detach())
+
+    before, start = bound(model.inducing_points), model.inducing_points.clone()
+    model.optimize_points()
+    assert torch.equal(whole.values.Z, start)
+    after = model.inducing_points
+    moved = raw(X, Y, covar_module=kernel, inducing_points=start, window=window)
+    reached = float(moved._bound_at(moved._memory, moved._basis_at(start), after).detach())
+    assert reached >= before + gain
+    assert model.num_observations == 60
+    assert torch.equal(model.optimize_points(maxiter=0).inducing_points, after)
+
+
 def test_merging_other_points_is_a_projection_that_says_so() -> None:
     X, Y = data()
     kernel = KERNELS["rbf"]().double()
