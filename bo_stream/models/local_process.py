@@ -107,7 +107,7 @@ class LocalProcess(PosteriorProcess):
     def amplitudes(self, X: Tensor) -> Tensor:
         """``√w_c(x)``, ``... x n x d -> ... x m x n x C``; squares sum to 1.
 
-        The weights are the correlations with the centres. [NguyenTuong2008, eq. 5]
+        The weights are the correlations with the centres. [NguyenTuong2008, algorithm 2]
         """
         each = X.unsqueeze(-3)
         likeness = stacked_correlation(self.kernel, each, self.experts.centres, self.outputs)

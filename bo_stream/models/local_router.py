@@ -31,8 +31,7 @@ class Router:
         """Number of the model for each of some inputs, ``batch_shape x m x n``.
 
         As one after the other, but for the centres, which stay until all have entered; a number
-        from ``memory.entered.count_nonzero(0)`` on is of a new model. [NguyenTuong2008, algorithm
-        1]
+        from ``memory.alive.sum(0)`` on is of a new model. [NguyenTuong2008, algorithm 1]
 
         Args:
             X: ``batch_shape x m x n x d``.

@@ -253,6 +253,14 @@ def test_of_a_model_with_inducing_points() -> None:
     assert "resolution" not in str(stability(model))
 
 
+def test_every_device(device: torch.device) -> None:
+    X, Y = (t.to(device) for t in data())
+    for model in (OSGPR(X / 2.0, Y), WISKI(X / 2.0, Y)):
+        found, expected = stability(model), stability(model.to("cpu"))
+        assert found.condition.value == pytest.approx(expected.condition.value, rel=1e-6)
+        assert found.condition_bound == pytest.approx(expected.condition_bound, rel=1e-6)
+
+
 def test_of_a_grid_model() -> None:
     X, Y = data()
     model = WISKI(X[:, :2] / 2.0, Y)
