@@ -75,6 +75,7 @@ class InducingBasis(Basis):
         outputs: Number m of outputs.
         root: L, ``... x m x M x M``.
         jitter: What K_ZZ needed to be factorised, relative to its diagonal; 0: nothing.
+        left_out: Number of points that were asked for and are not among Z.
     """
 
     kernel: Kernel
@@ -82,6 +83,7 @@ class InducingBasis(Basis):
     outputs: int
     root: Tensor
     jitter: float = 0.0
+    left_out: int = 0
 
     @classmethod
     def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:

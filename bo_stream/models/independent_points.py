@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from gpytorch.kernels import Kernel
 from linear_operator.utils.errors import NotPSDError
@@ -34,7 +36,11 @@ def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBas
     try:
         return InducingBasis.of(kernel, Z, outputs)
     except NotPSDError:
-        near = Z[_central(Z)]
+        basis = _of_some(kernel, Z[_central(Z)], outputs)
+        return replace(basis, left_out=len(Z) - basis.rank)
+
+
+def _of_some(kernel: Kernel, near: Tensor, outputs: int) -> InducingBasis:
     try:
         return InducingBasis.of(kernel, near, outputs)
     except NotPSDError:
@@ -50,9 +56,9 @@ def _central(Z: Tensor) -> Tensor:
     return distances <= FAR * distances.median()
 
 
-def log_basis(model: StreamingGP, basis: InducingBasis, wanted: int) -> None:
-    """Put on a model's record what a basis at ``wanted`` points took."""
-    if basis.rank < wanted:
-        model.log_event("inducing points left out", wanted)
+def log_basis(model: StreamingGP, basis: InducingBasis) -> None:
+    """Put on a model's record what a basis took."""
+    if basis.left_out > 0:
+        model.log_event("inducing points left out", basis.rank + basis.left_out)
     if basis.jitter > 0.0:
-        model.log_event("jitter on the kernel matrix of inducing points", wanted, basis.jitter)
+        model.log_event("jitter on the kernel matrix of inducing points", basis.rank, basis.jitter)

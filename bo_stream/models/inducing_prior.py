@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
+import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.bases.inducing import KnownValues, kernel_matrix
 from bo_stream.linalg import solve_lower
-from bo_stream.models.double_kernel import in_double
+
+
+class _Dense(torch.nn.Module):
+    """A kernel as a function that returns numbers, not something lazy."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
+        self.kernel = kernel
+
+    def forward(self, Z: Tensor, outputs: int) -> Tensor:
+        return kernel_matrix(self.kernel, Z, Z, outputs)
 
 
 def prior_of_values(kernel: Kernel, values: KnownValues, outputs: int) -> Tensor:
@@ -16,6 +29,8 @@ def prior_of_values(kernel: Kernel, values: KnownValues, outputs: int) -> Tensor
     ``L⁻¹ k(Z, Z) L⁻ᵀ``, in float64 whatever the kernel's dtype, differentiable in its parameters;
     the identity for the kernel that L is the root of. Cost O(M³).
     """
-    K = in_double(kernel, lambda still: kernel_matrix(still, values.Z, values.Z, outputs))
+    still = _Dense(deepcopy(kernel).double().eval())
+    parameters = {f"kernel.{name}": p.double() for name, p in kernel.named_parameters()}
+    K = torch.func.functional_call(still, parameters, (values.Z, outputs))
     half = solve_lower(values.root, K)
     return solve_lower(values.root, half.mT)

@@ -120,7 +120,7 @@ class OSGPR(RememberingGP):
         Z = self.coordinates(Z).to(torch.float64) if len(Z) > 0 else Z.to(torch.float64)
         basis = self._basis_at(Z)
         self._memory = InducingMemory.empty(basis, self._output_batch)
-        log_basis(self, basis, len(Z))
+        log_basis(self, basis)
         self._standardize_first(train_X, train_Y, train_Yvar)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, train_Yvar, 1.0)
@@ -148,8 +148,8 @@ class OSGPR(RememberingGP):
         state = state_of(self.covar_module)
         if self._present is None or not is_same(state, self._present[0]):
             basis = self._basis_at(self._memory.values.Z)
+            log_basis(self, basis)
             self._present = (state, self._memory.in_basis(basis), basis)
-            log_basis(self, basis, len(self._memory.values.Z))
         return self._present[1:]
 
     def process(self, X: Tensor | None = None) -> PosteriorProcess:
@@ -171,19 +171,19 @@ class OSGPR(RememberingGP):
 
     @torch.no_grad()
     def _take(self, data: Observations) -> None:
-        memory, former = self._current()
-        allocator, basis, wanted = copy(self._allocator), former, former.rank
+        memory, basis = self._current()
+        former, allocator = basis, copy(self._allocator)
         if allocator is not None and data.sign > 0:
-            Z = self._allocated(allocator, former, data.X.flatten(0, -2))
-            if not _same_points(Z, former.Z):
-                basis, wanted = self._basis_at(Z), len(Z)
+            Z = self._allocated(allocator, basis, data.X.flatten(0, -2))
+            if Z.shape != basis.Z.shape or not torch.equal(Z, basis.Z):
+                basis = self._basis_at(Z)
                 memory = memory.in_basis(basis)
         features = basis.features(data.X).expand(*self._output_batch, -1, -1)
         residual = basis.residual_variance(data.X)
         new = memory.after(data, features, residual)
         solved = self._solved_after(data, features)
         if basis is not former:
-            log_basis(self, basis, wanted)
+            log_basis(self, basis)
         self._memory, self._allocator = new, allocator
         self._present = (state_of(self.covar_module), new, basis)
         self._solved = solved if solved is None or solved.process.basis is basis else None
@@ -233,7 +233,7 @@ class OSGPR(RememberingGP):
         if not _same_points(theirs.values.Z, Z) and allocator is not None:
             Z = self._allocated(allocator, basis, theirs.values.Z)
             basis = self._basis_at(Z)
-            log_basis(self, basis, len(Z))
+            log_basis(self, basis)
         if not _contains(basis.Z, theirs.values.Z):
             warnings.warn(
                 "merge projects the other model's memory onto this one's inducing points, for they "
