@@ -36,6 +36,27 @@ class HasInducingPoints(Protocol):
         ...
 
 
+@runtime_checkable
+class HasClusters(Protocol):
+    """A model that factorises ``I + S k(Z, Z) S`` with ``S²`` the precisions at its centres Z."""
+
+    covar_module: Kernel
+
+    @property
+    def centres(self) -> Tensor:
+        """Z, ``M x d``, in transformed inputs."""
+        ...
+
+    @property
+    def num_outputs(self) -> int:
+        """Number m of outputs."""
+        ...
+
+    def cluster_precision(self) -> Tensor:
+        """Sums of the precisions of each cluster's observations, ``batch_shape x m x M``."""
+        ...
+
+
 @dataclass(frozen=True)
 class Stability:
     """How well a linear system can be solved in floating point.
@@ -92,31 +113,41 @@ def stability(model: StreamingGP, X: Tensor | None = None) -> Stability:
     Nothing is factorised by Cholesky for it. Cost O(M³) up to 2,048 points, O(M²) beyond.
 
     - With inducing points: of their kernel matrix.
+    - With clusters: of ``I + S k(Z, Z) S`` at their centres Z, S² the precisions of the clusters.
     - On a grid: of the precision ``I + gram`` of its whitened weights, which is nowhere less than
       the identity, whatever the data.
 
     Args:
-        model: With inducing points, or on a grid.
+        model: With inducing points or clusters, or on a grid.
         X: Inputs that the points should stand for, ``... x n x d``, in the model's own units.
 
     Raises:
-        UnsupportedError: The model has neither.
-        ValueError: It has no inducing point yet.
+        UnsupportedError: The model has none of these.
+        ValueError: It has no point yet.
 
     Example:
         >>> print(stability(OSGPR(train_X, train_Y), train_X))
     """
     if isinstance(model, GridPosterior):
         return stability_of_precision(model.weight_gram())
-    if not isinstance(model, HasInducingPoints):
-        raise UnsupportedError(
-            "Expected a model with inducing points or on a grid, got a "
-            f"{type(model).__name__}, whose linear systems have no certificate."
-        )
     inputs = None if X is None else model.transform_inputs(X).detach().flatten(0, -2).double()
-    has: HasInducingPoints = model
-    return stability_of_points(
-        has.covar_module, has.inducing_points.double(), has.num_outputs, inputs
+    if isinstance(model, HasClusters):
+        clusters: HasClusters = model
+        return stability_of_points(
+            clusters.covar_module,
+            clusters.centres.double(),
+            clusters.num_outputs,
+            inputs,
+            clusters.cluster_precision(),
+        )
+    if isinstance(model, HasInducingPoints):
+        points: HasInducingPoints = model
+        return stability_of_points(
+            points.covar_module, points.inducing_points.double(), points.num_outputs, inputs
+        )
+    raise UnsupportedError(
+        "Expected a model with inducing points or clusters, or on a grid, got a "
+        f"{type(model).__name__}, whose linear systems have no certificate."
     )
 
 
@@ -126,34 +157,37 @@ def stability_of_points(
     Z: Tensor,
     outputs: int = 1,
     X: Tensor | None = None,
-    noise: Tensor | None = None,
+    precision: Tensor | None = None,
 ) -> Stability:
-    """The certificate of ``k(Z, Z)``, or of ``k(Z, Z) + Λ``; the worst of a batch of kernels.
+    """The certificate of ``k(Z, Z)``, or of ``I + S k(Z, Z) S``; the worst of a batch of kernels.
+
+    The second matrix is what ``k(Z, Z) + Λ`` is in units of the noise, ``S² = Λ⁻¹``. Its condition
+    number is bounded for any kernel. [Terenin2024, corollaries 5 and 7]
 
     Args:
         kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
         Z: ``M x d``, float64.
         outputs: m.
         X: ``n x d``, for the resolution.
-        noise: The diagonal of Λ, ``M``, positive.
+        precision: The diagonal of S², ``... x m x M`` or ``M``, not negative.
 
     Raises:
         ValueError: There is no point.
     """
     if len(Z) == 0:
-        raise ValueError("Expected at least one inducing point, got none: put data in first.")
+        raise ValueError("Expected at least one point, got none: put data in first.")
     still = frozen(kernel)
-    matrix = kernel_matrix(still, Z, Z, outputs)
-    bounds = eigenvalue_bounds(still, Z)
-    extra = Z.new_zeros(len(Z)) if noise is None else noise.to(Z)
-    lower, upper = bounds.lower + extra.min(), bounds.upper + extra.max()
-    known = bounds.known or noise is not None
+    matrix, bounds = kernel_matrix(still, Z, Z, outputs), eigenvalue_bounds(still, Z)
+    lower, upper, system = bounds.lower, bounds.upper, "kernel matrix of the points"
+    if precision is not None:
+        precision, system = precision.to(Z), "noise and kernel matrix of the points"
+        root = precision.sqrt()
+        matrix = root.unsqueeze(-1) * matrix * root.unsqueeze(-2) + torch.eye(len(Z)).to(Z)
+        lower, upper = 1.0 + lower * precision.min(), 1.0 + upper * precision.max()
+    known = bounds.known or precision is not None
+    bound = float((upper / lower).max()) if known else None
     return _certificate(
-        "kernel matrix of the points" + ("" if noise is None else " plus noise"),
-        matrix + torch.diag_embed(extra),
-        float((upper / lower).max()) if known else None,
-        separation(Z),
-        None if X is None else resolution(Z, X),
+        system, matrix, bound, separation(Z), None if X is None else resolution(Z, X)
     )
 
 

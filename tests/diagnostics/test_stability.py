@@ -138,15 +138,48 @@ def test_a_batch_of_kernels_is_as_its_worst() -> None:
 def test_noise_bounds_the_condition_number_where_nothing_else_does() -> None:
     """Corollary 5, for a kernel without decay and points that meet."""
     Z = torch.rand(30, 2, dtype=torch.float64).repeat(2, 1)
-    noise = 0.1 + torch.rand(60, dtype=torch.float64)
     kernel = PeriodicKernel().double()
-    found = stability_of_points(kernel, Z, noise=noise)
     with torch.no_grad():
-        true = float(torch.linalg.cond(kernel(Z).to_dense() + noise.diag()))
+        K = kernel(Z).to_dense()
+    found = stability_of_points(kernel, Z, precision=torch.full((60,), 10.0).double())
+    true = float(torch.linalg.cond(K + 0.1 * torch.eye(60).double()))
     assert found.condition.value == pytest.approx(true)
     assert found.condition_bound is not None
-    assert true <= found.condition_bound <= (60.0 + 1.1) / 0.1
+    assert true <= found.condition_bound == pytest.approx(1.0 + 10.0 * 60.0)
+    precision = 10.0 * torch.rand(60, dtype=torch.float64)
+    precision[5] = 0.0  # nothing was observed there
+    found = stability_of_points(kernel, Z, precision=precision)
+    matrix = torch.eye(60) + precision.sqrt().outer(precision.sqrt()) * K
+    true = float(torch.linalg.cond(matrix))
+    assert found.condition.value == pytest.approx(true)
+    assert found.condition_bound is not None
+    assert true <= found.condition_bound
     assert found.float32.safe
+
+
+class Clusters:
+    """What a model with clusters says of itself."""
+
+    num_outputs = 1
+
+    def __init__(self, centres: Tensor) -> None:
+        self.centres, self.covar_module = centres, MaternKernel().double()
+
+    def cluster_precision(self) -> Tensor:
+        return torch.linspace(0.0, 5.0, len(self.centres)).double().view(1, -1)
+
+    def transform_inputs(self, X: Tensor) -> Tensor:
+        return 2.0 * X
+
+
+def test_of_a_model_with_clusters() -> None:
+    X = torch.rand(60, 2, dtype=torch.float64)
+    model = Clusters(2.0 * X[:30])
+    found = stability(model, X)  # type: ignore[arg-type]
+    Z, precision = model.centres, model.cluster_precision()
+    assert found == stability_of_points(model.covar_module, Z, 1, 2.0 * X, precision)
+    assert found.condition_bound is not None
+    assert found.condition.value <= found.condition_bound
 
 
 def test_separation_and_resolution_by_brute_force() -> None:
@@ -293,7 +326,7 @@ def test_a_batch_of_condition_numbers_is_its_largest() -> None:
 def test_what_has_no_certificate() -> None:
     X, Y = data()
     empty = OSGPR(X[:0], Y[:0])
-    with pytest.raises(ValueError, match="at least one inducing point"):
+    with pytest.raises(ValueError, match="at least one point"):
         stability(empty)
-    with pytest.raises(UnsupportedError, match="inducing points or on a grid"):
+    with pytest.raises(UnsupportedError, match="inducing points or clusters, or on a grid"):
         stability(object())  # type: ignore[arg-type]
