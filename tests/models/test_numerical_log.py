@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from botorch.exceptions.errors import ModelFittingError
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream import OSGPR, WISKI
+from bo_stream import OSGPR, WISKI, HeteroscedasticWISKI
 from bo_stream.allocation.cap import capped
 from bo_stream.linalg import cholesky_with_jitter, independent_rows
 from bo_stream.models.independent_points import basis_of_independent
@@ -163,6 +164,18 @@ def test_a_refit_that_fails_is_on_record() -> None:
         "a refit that failed, first at 40 observations"
     ]
     assert torch.equal(model.covar_module.lengthscale, before)
+
+
+def test_refits_of_drafts_that_fail_are_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(model: WISKI) -> None:
+        raise ModelFittingError("no luck")
+
+    monkeypatch.setattr("bo_stream.models.refit.learn_hyperparameters", fail)
+    with pytest.warns(RuntimeWarning, match="could not be relearned"):
+        model = HeteroscedasticWISKI(*data(), grid_size=8, noise_grid_size=8, rounds=2)
+    for part in (model, model.noise_model):
+        (event,) = part.numerical_log
+        assert (event.what, event.times) == ("a refit that failed, of a draft", 2)
 
 
 class _Nowhere(torch.nn.Module):
