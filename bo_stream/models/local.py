@@ -50,7 +50,7 @@ class LocalGP(RememberingGP):
     - Exact: while there is one model that is not full, the exact GP.
     - Approximate: a model knows nothing of the others' data; what was dropped is lost, but for the
       standardisation of the outcomes, which is of all of them. Observations stay where they were
-      put when hyperparameters move.
+      put when hyperparameters move; up to ``ROWS`` of one update are routed by the same centres.
     - Learned: hyperparameters by the sum of the models' marginal likelihoods, of the data held.
     - When: a baseline. Learn the hyperparameters from a first batch: while lengthscales are too
       long, all data are alike and one model keeps the newest of them.
