@@ -15,8 +15,13 @@ Profile = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 """A function of a radius, elementwise."""
 
 SHELLS = 2048
+"""Radii at which points around a point are counted."""
+
 FREQUENCIES = 1024
+"""Intervals on which a spectral density is compared."""
+
 CUTOFFS = 48
+"""Values of R that are tried."""
 
 
 def largest_eigenvalue_bound(decay: Profile, separation: float, dim: int, count: int) -> float:
@@ -86,12 +91,11 @@ def _eigenfunction(t: NDArray[np.float64], dim: int) -> NDArray[np.float64]:
     ``Γ(ν + 1) (t / 2)^−ν J_ν(t) / (1 − (t / j)²)`` with ``ν = d / 2 − 1``; it decreases, and is
     positive, up to the second zero of J_ν.
     """
-    first, order = _bessel_zeros(dim)[0], 0.5 * dim
-    gap = 1.0 - (t / first) ** 2
-    near = np.abs(gap) < 1e-4
-    value = hyp0f1(order, -0.25 * t * t) / np.where(near, 1.0, gap)
-    at_zero = float(hyp0f1(order + 1.0, -0.25 * first * first)) * first * first / (4.0 * order)
-    return np.where(near, at_zero * (1.0 + 1e-3), value)
+    first = _bessel_zeros(dim)[0]
+    close = np.abs(1.0 - t / first) < 1e-4
+    t = np.where(close, first * (1.0 - 1e-4), t)  # a little more, away from 0 / 0
+    shape: NDArray[np.float64] = hyp0f1(0.5 * dim, -0.25 * t * t) / (1.0 - (t / first) ** 2)
+    return shape
 
 
 @lru_cache

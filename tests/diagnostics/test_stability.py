@@ -85,6 +85,17 @@ def test_bounds_hold_on_cover_trees(
 
 
 @pytest.mark.parametrize("name", ISOTROPIC)
+@pytest.mark.parametrize("d", [5, 12, 40, 150])
+def test_bounds_hold_in_many_dimensions(name: str, d: int) -> None:
+    kernel, Z = ISOTROPIC[name]().double(), torch.rand(60, d, dtype=torch.float64)
+    for scale in (0.1, 0.5, 2.0):
+        kernel.lengthscale = scale * d**0.5
+        values, bounds = spectrum(kernel, Z), eigenvalue_bounds(kernel, Z)
+        assert 0.0 <= float(bounds.lower) <= float(values[0]) + 1e-12
+        assert float(values[-1]) <= float(bounds.upper) + 1e-12
+
+
+@pytest.mark.parametrize("name", ISOTROPIC)
 def test_bounds_are_sharp_on_a_line(name: str) -> None:
     """Of evenly spaced points; the paper's Kac-Murdock-Szegö matrix among them."""
     kernel = ISOTROPIC[name]().double()
