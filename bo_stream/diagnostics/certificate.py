@@ -15,7 +15,6 @@ from bo_stream.bases.inducing import frozen, kernel_matrix
 from bo_stream.diagnostics.condition import Estimate, Verdict, condition_number
 from bo_stream.diagnostics.distances import resolution, separation
 from bo_stream.diagnostics.eigenvalue_bounds import eigenvalue_bounds
-from bo_stream.models.grid_posterior import GridPosterior
 from bo_stream.models.streaming_gp import StreamingGP
 
 
@@ -33,6 +32,15 @@ class HasInducingPoints(Protocol):
     @property
     def num_outputs(self) -> int:
         """Number m of outputs."""
+        ...
+
+
+@runtime_checkable
+class AddsToIdentity(Protocol):
+    """A model that factorises matrices ``I + gram``: on a grid, or of local models."""
+
+    def solved_gram(self) -> Tensor:
+        """What is added, ``... x r x r``, positive semi-definite."""
         ...
 
 
@@ -114,22 +122,23 @@ def stability(model: StreamingGP, X: Tensor | None = None) -> Stability:
 
     - With inducing points: of their kernel matrix.
     - With clusters: of ``I + S k(Z, Z) S`` at their centres Z, S² the precisions of the clusters.
-    - On a grid: of the precision ``I + gram`` of its whitened weights, which is nowhere less than
-      the identity, whatever the data.
+    - On a grid: of the precision ``I + gram`` of its whitened weights; of local models: of the
+      worst of theirs. These are nowhere less than the identity, whatever the data.
 
     Args:
-        model: With inducing points or clusters, or on a grid.
+        model: With inducing points or clusters, on a grid, or of local models.
         X: Inputs that the points should stand for, ``... x n x d``, in the model's own units.
 
     Raises:
-        UnsupportedError: The model has none of these.
+        UnsupportedError: It is none of these.
         ValueError: It has no point yet.
 
     Example:
         >>> print(stability(OSGPR(train_X, train_Y), train_X))
     """
-    if isinstance(model, GridPosterior):
-        return stability_of_precision(model.weight_gram())
+    if isinstance(model, AddsToIdentity):
+        sums: AddsToIdentity = model
+        return stability_of_precision(sums.solved_gram())
     inputs = None if X is None else model.transform_inputs(X).detach().flatten(0, -2).double()
     if isinstance(model, HasClusters):
         clusters: HasClusters = model
@@ -146,7 +155,7 @@ def stability(model: StreamingGP, X: Tensor | None = None) -> Stability:
             points.covar_module, points.inducing_points.double(), points.num_outputs, inputs
         )
     raise UnsupportedError(
-        "Expected a model with inducing points or clusters, or on a grid, got a "
+        "Expected a model with inducing points or clusters, on a grid, or of local models, got a "
         f"{type(model).__name__}, whose linear systems have no certificate."
     )
 
@@ -201,7 +210,7 @@ def stability_of_precision(gram: Tensor) -> Stability:
     norm = torch.minimum(gram.abs().sum(-1).amax(-1), torch.linalg.matrix_norm(gram))
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     bound = 1.0 + float(norm.max())
-    return _certificate("precision of the weights", identity + gram, bound, None, None)
+    return _certificate("identity plus gram", identity + gram, bound, None, None)
 
 
 def _certificate(

@@ -122,10 +122,11 @@ class GridPosterior(GridBase):
         return min(float(share.min()), _LARGEST_TOLERANCE)
 
     @torch.no_grad()
-    def weight_gram(self) -> Tensor:
-        """What the observations add to the identity in the precision of the whitened weights.
+    def solved_gram(self) -> Tensor:
+        """What the observations add to the identity in the matrix that a posterior solves.
 
-        ``Φᵀ N⁻¹ Φ`` at the present hyperparameters, ``batch_shape x m x r x r``.
+        ``Φᵀ N⁻¹ Φ`` of the whitened features at the present hyperparameters, ``batch_shape x m x r
+        x r``: the precision of the weights is ``I`` more.
         """
         memory = self._current_whitening().memory
         return combine(self._noise_groups(memory), self._residual()).gram

@@ -50,10 +50,8 @@ class Experts:
         )
 
 
-def factor_of(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """L with ``L Lᵀ = I + S K S``, never less than the identity, and the diagonal of S.
-
-    No noise, however small, and no two equal inputs ask for jitter. Cost O(s³) a matrix.
+def scaled_prior(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    """``S K S`` and the diagonal of S, the root of the noise precision.
 
     Args:
         K: Prior covariance, ``... x s x s``.
@@ -61,12 +59,21 @@ def factor_of(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     """
     there = precision > 0.0
     root = torch.where(there, torch.where(there, precision, 1.0).sqrt(), 0.0)
-    scaled = root.unsqueeze(-1) * K * root.unsqueeze(-2)
+    return root.unsqueeze(-1) * K * root.unsqueeze(-2), root
+
+
+def factor_of(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    """L with ``L Lᵀ = I + S K S``, never less than the identity, and the diagonal of S.
+
+    No noise, however small, and no two equal inputs ask for jitter. Cost O(s³) a matrix. Arguments
+    as :func:`scaled_prior`.
+    """
+    scaled, root = scaled_prior(K, precision)
     return safe_cholesky(scaled + torch.diag_embed(torch.ones_like(root))), root
 
 
 def whitener_of(K: Tensor, precision: Tensor) -> Tensor:
-    """``L⁻¹ S``; arguments as :func:`factor_of`."""
+    """``L⁻¹ S`` of :func:`factor_of`."""
     factor, root = factor_of(K, precision)
     return inverse_lower(factor) * root.unsqueeze(-2)
 

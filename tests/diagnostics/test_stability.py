@@ -21,7 +21,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from bo_stream import OSGPR, WISKI
+from bo_stream import OSGPR, WISKI, LocalGP
 from bo_stream.allocation import CoverTree
 from bo_stream.diagnostics import (
     condition_limit,
@@ -319,6 +319,23 @@ def test_of_a_grid_model() -> None:
     assert found.float64.safe
 
 
+def test_of_local_models_it_is_that_of_the_worst() -> None:
+    X, Y = data(60)
+    model = LocalGP(X / 2.0, Y, w_gen=0.9, max_size=10)
+    assert int(model.num_models) > 1
+    found, memory = stability(model), model._memory
+    noise = float(model.likelihood.noise.detach())
+    worst = 0.0
+    for number, count in enumerate(memory.entered.flatten().clamp_max(10).tolist()):
+        rows = memory.by_age(number).X[0, 10 - count :]
+        if count > 0:
+            worst = max(worst, 1.0 + float(spectrum(model.covar_module, rows)[-1]) / noise)
+    assert found.condition.value == pytest.approx(worst, rel=1e-6)
+    assert found.condition_bound is not None
+    assert worst <= found.condition_bound
+    assert found.float64.safe
+
+
 def test_a_precision_is_never_below_the_identity() -> None:
     features = torch.randn(3, 5, 40, dtype=torch.float64)
     gram = features.mT @ features
@@ -339,5 +356,5 @@ def test_what_has_no_certificate() -> None:
     empty = OSGPR(X[:0], Y[:0])
     with pytest.raises(ValueError, match="at least one point"):
         stability(empty)
-    with pytest.raises(UnsupportedError, match="inducing points or clusters, or on a grid"):
+    with pytest.raises(UnsupportedError, match="inducing points or clusters, on a grid"):
         stability(object())  # type: ignore[arg-type]
