@@ -14,6 +14,7 @@ from bo_stream.acquisition import (
 from bo_stream.learning import OnlineLearner, pretrain
 from bo_stream.models.dirichlet_wiski import DirichletWISKI
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
+from bo_stream.models.local import LocalGP
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.projection_warning import ProjectionWarning
 from bo_stream.models.resolution_warning import GridResolutionWarning
@@ -30,6 +31,7 @@ __all__ = [
     "GridResolutionWarning",
     "HeteroscedasticWISKI",
     "LinearStem",
+    "LocalGP",
     "MLPStem",
     "OnlineLearner",
     "PoolSelector",

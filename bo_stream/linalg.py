@@ -13,23 +13,38 @@ from linear_operator.operators import (
     TriangularLinearOperator,
 )
 from linear_operator.utils.errors import NotPSDError
+from scipy.linalg.lapack import dpstrf
 from torch import Tensor
 
 JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
 """Relative jitters tried in turn by :func:`safe_cholesky`."""
 
 
+INDEPENDENT = 1e-8
+"""Part of its diagonal entry that a row keeps given the others, to be :func:`independent_rows`."""
+
 _SMALL = 192
 
 
 def safe_cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factor L of a symmetric matrix, ``L Lᵀ = matrix``.
+    """Lower Cholesky factor L of a symmetric matrix, ``L Lᵀ = matrix``, jittered where needed.
+
+    Args and errors as :func:`cholesky_with_jitter`, which also tells the jitter.
+    """
+    return cholesky_with_jitter(matrix)[0]
+
+
+def cholesky_with_jitter(matrix: Tensor) -> tuple[Tensor, float]:
+    """Lower Cholesky factor L of a symmetric matrix, and the jitter that it took.
 
     A factorisation that fails is tried again with a jitter relative to the mean of the diagonal,
-    from the list ``JITTERS``. Cost O(n³).
+    from the list ``JITTERS``; the same for all matrices of a batch. Cost O(n³).
 
     Args:
         matrix: A ``... x n x n`` symmetric positive (semi-)definite tensor.
+
+    Returns:
+        L with ``L Lᵀ = matrix + jitter · mean(diagonal) · I``, and the jitter; 0 is none.
 
     Raises:
         NotPSDError: The matrix is not positive definite even with the largest jitter.
@@ -37,12 +52,36 @@ def safe_cholesky(matrix: Tensor) -> Tensor:
     for jitter in JITTERS:
         factor, info = torch.linalg.cholesky_ex(_add_jitter(matrix, jitter))
         if not bool(info.any()):
-            return factor
+            return factor, jitter
     raise NotPSDError(
         f"Expected a positive definite matrix, got one of shape {tuple(matrix.shape)} that cannot "
         f"be factorised with a relative jitter of {JITTERS[-1]}. Check the noise variance and the "
         "hyperparameters for NaN and for extreme values."
     )
+
+
+def independent_rows(matrix: Tensor) -> Tensor:
+    """Rows of symmetric matrices that are positive definite together, in the order of pivots.
+
+    Pivoted Cholesky of the correlations as they stand, indefinite or not, until no pivot is more
+    than ``INDEPENDENT``; of a batch one matrix after the other, each among the rows that are left.
+    Cost O(n³).
+
+    Args:
+        matrix: ``... x n x n``, finite.
+
+    Returns:
+        Indices, ``k``.
+    """
+    rows = torch.arange(matrix.shape[-1], device=matrix.device)
+    for one in matrix.detach().reshape(-1, *matrix.shape[-2:]):
+        part = one[rows][:, rows]
+        scale = part.diagonal().clamp_min(0.0).sqrt()
+        scale = torch.where(scale > 0.0, scale, torch.inf)
+        correlations = (part / scale / scale.unsqueeze(-1)).double().cpu().numpy()
+        _, pivots, rank, _ = dpstrf(correlations, tol=INDEPENDENT, lower=1)
+        rows = rows[torch.from_numpy(pivots[:rank] - 1).long().to(rows.device)]
+    return rows
 
 
 def _add_jitter(matrix: Tensor, jitter: float) -> Tensor:

@@ -14,11 +14,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from botorch.exceptions.errors import ModelFittingError
 from typer.testing import CliRunner, Result
 
 from bo_stream import __version__
 from bo_stream.cli import app
 from bo_stream.cli.sample import spread
+from bo_stream.models.streaming_gp import StreamingGP
 from tests.commands import assert_one_clear_error
 from tests.loops.small import QUICK, small_map, write_npz
 
@@ -245,6 +247,19 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_run_whole(data: str) -> N
     assert contents(Path("run")) == before
     assert sample(*resume[1:]).exit_code == 0
     assert len(picks("run")) == 1 + 5 + 6 * 3
+
+
+def test_a_refit_that_fails_is_in_the_summary(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(model: StreamingGP) -> None:
+        raise ModelFittingError("no luck")
+
+    monkeypatch.setattr("bo_stream.models.refit.learn_hyperparameters", fail)
+    result = sample(data, *OPTIONS, "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    assert "Numerical record: a refit that failed, first at 5 observations" in result.stdout
+    run = json.loads(Path("run/run.json").read_text())
+    (event,) = run["strategies"]["nipv"]["model"]["numerical_log"]
+    assert event["what"] == "a refit that failed"
 
 
 def test_a_folder_that_cannot_be_written(data: str) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from botorch.exceptions.errors import ModelFittingError
 from typer.testing import CliRunner, Result
 
 from bo_stream.cli import app
+from bo_stream.models.streaming_gp import StreamingGP
 from tests.commands import assert_one_clear_error
 
 QUICK = ["--initial", "4", "--steps", "3", "--grid", "12", "-q", "2"]
@@ -105,6 +107,20 @@ def test_the_installed_command_runs_a_function_of_one_s_own_in_workers() -> None
     assert (failed["attempts"] == 2).all()
     assert (failed["error"] == "ValueError: too little").all()
     assert len(failed) >= 1
+
+
+def test_a_refit_that_fails_is_in_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(model: StreamingGP) -> None:
+        raise ModelFittingError("no luck")
+
+    monkeypatch.setattr("bo_stream.models.refit.learn_hyperparameters", fail)
+    result = optimize("Branin", *QUICK, "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    assert "Numerical record: a refit that failed, first at 4 observations" in result.stdout
+    run = json.loads(Path("run/run.json").read_text())
+    (event,) = run["model"]["numerical_log"]
+    assert (event["what"], event["observations"]) == ("a refit that failed", 4.0)
+    assert event["times"] == len(run["refits_at"])
 
 
 def test_maximize_and_parquet() -> None:

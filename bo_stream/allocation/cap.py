@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from gpytorch.kernels import Kernel
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.allocation.correlation import correlation
@@ -54,8 +55,14 @@ def _members(points: Tensor, others: Tensor) -> Tensor:
 
 
 def _best_swap(kept: Tensor, new: Tensor, kernel: Kernel) -> tuple[int, int] | None:
-    """Indices of the point to leave and of that to enter, or None where no exchange pays."""
-    factor = safe_cholesky(correlation(kernel, kept, kept))
+    """Indices of the point to leave and of that to enter, or None where no exchange pays.
+
+    None does either where the kernel's values are too wrong to be factorised.
+    """
+    try:
+        factor = safe_cholesky(correlation(kernel, kept, kept))
+    except NotPSDError:
+        return None
     own = torch.cholesky_inverse(factor).diagonal().reciprocal()
     features = solve_lower(factor, correlation(kernel, kept, new))
     left = 1.0 - features.square().sum(-2)

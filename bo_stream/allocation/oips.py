@@ -95,12 +95,20 @@ def first_apart(X: Tensor, kernel: Kernel, threshold: float) -> Tensor:
 
     Cost O(n²), and O(n) more for each one accepted.
     """
-    alike = correlation(kernel, X, X) >= threshold
-    free = torch.ones(len(X), dtype=torch.bool, device=X.device)
+    return first_unlike(correlation(kernel, X, X) >= threshold)
+
+
+def first_unlike(alike: Tensor) -> Tensor:
+    """Indices that a pass in order accepts, each alike to none accepted before it.
+
+    Args:
+        alike: Which are, ``n x n``, symmetric.
+    """
+    free = torch.ones(len(alike), dtype=torch.bool, device=alike.device)
     accepted = []
     while bool(free.any()):
         i = int(free.to(torch.uint8).argmax())
         accepted.append(i)
         free &= ~alike[i]
         free[i] = False
-    return torch.tensor(accepted, dtype=torch.long, device=X.device)
+    return torch.tensor(accepted, dtype=torch.long, device=alike.device)

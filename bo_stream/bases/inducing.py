@@ -10,7 +10,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.linalg import safe_cholesky, solve_lower
+from bo_stream.linalg import cholesky_with_jitter, solve_lower
 
 
 def frozen(kernel: Kernel) -> Kernel:
@@ -74,12 +74,16 @@ class InducingBasis(Basis):
         Z: Inducing points, ``M x d``, the same for every batch element and output.
         outputs: Number m of outputs.
         root: L, ``... x m x M x M``.
+        jitter: What K_ZZ needed to be factorised, relative to its diagonal; 0: nothing.
+        left_out: Number of points that were asked for and are not among Z.
     """
 
     kernel: Kernel
     Z: Tensor
     outputs: int
     root: Tensor
+    jitter: float = 0.0
+    left_out: int = 0
 
     @classmethod
     def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
@@ -94,7 +98,8 @@ class InducingBasis(Basis):
             NotPSDError: K_ZZ is not positive definite even with the largest jitter.
         """
         still = frozen(kernel)
-        return cls(still, Z, outputs, safe_cholesky(kernel_matrix(still, Z, Z, outputs)))
+        root, jitter = cholesky_with_jitter(kernel_matrix(still, Z, Z, outputs))
+        return cls(still, Z, outputs, root, jitter)
 
     @property
     def rank(self) -> int:

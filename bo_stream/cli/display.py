@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -25,6 +25,7 @@ from bo_stream.loops.campaign import Campaign
 from bo_stream.loops.pictures import STRATEGY_NAMES
 from bo_stream.loops.scoring import Score
 from bo_stream.loops.settings import Strategy
+from bo_stream.models.numerical_log import NumericalLog
 from bo_stream.models.resolution_warning import GridResolutionWarning
 
 OUT = Console(highlight=False)
@@ -107,6 +108,13 @@ def final_table(finals: Mapping[Strategy, Score], campaign: Campaign) -> Table:
             f"{100 * score.coverage:.1f} %",
         )
     return table
+
+
+def show_numerical_record(logs: Iterable[NumericalLog]) -> None:
+    """Say in a line which jitters and fallbacks a run's models used, if any."""
+    events = [str(event) for log in logs for event in log]
+    if events:
+        OUT.print(escape(f"Numerical record: {'; '.join(events)}."), soft_wrap=True)
 
 
 def resume_command(folder: Path) -> str:

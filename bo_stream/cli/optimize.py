@@ -11,7 +11,14 @@ import typer
 from rich.markup import escape
 
 from bo_stream.cli.app import app
-from bo_stream.cli.display import ERR, OUT, notes, progress_bar, say_stopping
+from bo_stream.cli.display import (
+    ERR,
+    OUT,
+    notes,
+    progress_bar,
+    say_stopping,
+    show_numerical_record,
+)
 from bo_stream.cli.failures import STOPPED, naming, one_line_errors
 from bo_stream.cli.optimize_display import (
     announce,
@@ -218,6 +225,8 @@ def _sit_and_report(
         ERR.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
     OUT.print(f"The best of {summary(campaign)}:")
     OUT.print(best_table(campaign))
+    model = campaign.optimizer.surrogate.model
+    show_numerical_record([] if model is None else [model.numerical_log])
     OUT.print(f"history.{kind}, trace.png and run.json are in [bold]{escape(str(folder))}[/].")
     if stopped:
         OUT.print(f"Stopped. To go on: [bold]{escape(resume_command(folder))}[/]", soft_wrap=True)

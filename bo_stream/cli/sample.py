@@ -22,6 +22,7 @@ from bo_stream.cli.display import (
     progress_bar,
     resume_command,
     say_stopping,
+    show_numerical_record,
     show_step,
 )
 from bo_stream.cli.failures import STOPPED, naming, one_line_errors
@@ -200,6 +201,7 @@ def _sit_and_report(
     for note in notes(caught):
         ERR.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
     OUT.print(final_table(finals, campaign))
+    show_numerical_record(loop.state.model.numerical_log for loop in campaign.loops.values())
     place = f"[bold]{escape(str(folder))}[/]"
     OUT.print(f"picks.csv, curve.csv, map.png, curve.png and run.json are in {place}.")
     if stopped:

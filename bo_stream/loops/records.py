@@ -93,7 +93,7 @@ def _strategy_record(loop: ActiveSampling, final: Score) -> dict[str, Any]:
 
 
 def model_record(model: WISKI) -> dict[str, Any]:
-    """Grid, rank and hyperparameters, as plain values."""
+    """Grid, rank, hyperparameters and the numerical record, as plain values."""
     kernel = {
         name: constraint.transform(parameter).tolist()
         for name, parameter, constraint in model.covar_module.named_parameters_and_constraints()
@@ -106,6 +106,7 @@ def model_record(model: WISKI) -> dict[str, Any]:
         "interpolation_error": model.interpolation_error(),
         "noise_variance": model.noise_level().tolist(),
         "kernel": {name.replace("raw_", ""): value for name, value in kernel.items()},
+        "numerical_log": [asdict(event) for event in model.numerical_log],
     }
 
 

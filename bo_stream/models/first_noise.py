@@ -45,7 +45,7 @@ def learn_first_noise(
     closed forms for its samples.
 
     Args:
-        model: Of the mean; stays as it is, like the other.
+        model: Of the mean; stays as it is, like the other, but for the record of refits that fail.
         noise_model: Of the log noise variance.
         batch: All first observations.
         rounds: At least 1.
@@ -53,7 +53,7 @@ def learn_first_noise(
     rows, noise = batch.rows, batch.noise
     inputs, targets = batch.inputs[..., rows, :], batch.targets[..., rows]
     for _ in range(rounds):
-        draft = _fitted(_mean_draft(model, batch, noise))
+        draft = _fitted(_mean_draft(model, batch, noise), model)
         level = (draft.noise_level() * draft.outcome_scale().square()).detach().unsqueeze(-1)
         present = torch.where(noise[..., rows].isnan(), level, noise[..., rows])
         mean, variance = leave_one_out(targets, *marginals(draft, inputs), present)
@@ -65,7 +65,7 @@ def learn_first_noise(
 def _learned(
     noise_model: GridGP, inputs: Tensor, measured: Tensor, variances: Tensor
 ) -> LearnedNoise:
-    draft = _fitted(_noise_draft(noise_model, inputs, measured, variances))
+    draft = _fitted(_noise_draft(noise_model, inputs, measured, variances), noise_model)
     moments = leave_one_out(measured, *marginals(draft, inputs), variances)
     return LearnedNoise(expected_exponential(*moments), measured, variances)
 
@@ -99,8 +99,11 @@ def _noise_draft(noise_model: GridGP, inputs: Tensor, measured: Tensor, noise: T
     return draft
 
 
-def _fitted(draft: GridGP) -> GridGP:
+def _fitted(draft: GridGP, model: GridGP) -> GridGP:
+    """A draft with hyperparameters of its own; what that took is on the model's record."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GridResolutionWarning)  # of a draft nobody predicts with
         relearn(draft)
+    for event in draft.numerical_log:
+        model.log_event(f"{event.what}, of a draft")
     return draft

@@ -121,6 +121,16 @@ class GridPosterior(GridBase):
         share = left_out * self.noise_level() / self._factors().scale()
         return min(float(share.min()), _LARGEST_TOLERANCE)
 
+    @torch.no_grad()
+    def solved_gram(self) -> Tensor:
+        """What the observations add to the identity in the matrix that a posterior solves.
+
+        ``Φᵀ N⁻¹ Φ`` of the whitened features at the present hyperparameters, ``batch_shape x m x r
+        x r``: the precision of the weights is ``I`` more.
+        """
+        memory = self._current_whitening().memory
+        return combine(self._noise_groups(memory), self._residual()).gram
+
     @property
     def rank(self) -> int:
         """Number r of features at the present hyperparameters."""

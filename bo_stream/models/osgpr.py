@@ -23,6 +23,7 @@ from bo_stream.bases.inducing import InducingBasis
 from bo_stream.models.caches import Solved
 from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import warn_of_scaling
+from bo_stream.models.independent_points import basis_of_independent, log_basis
 from bo_stream.models.inducing_choice import checked_allocation, checked_cap, first_points
 from bo_stream.models.inducing_memory import InducingMemory, Missed
 from bo_stream.models.inducing_prior import prior_of_values
@@ -128,6 +129,7 @@ class OSGPR(RememberingGP):
         Z = self.coordinates(Z).to(torch.float64) if len(Z) > 0 else Z.to(torch.float64)
         basis = self._basis_at(Z)
         self._memory = self._nothing_in(basis, window)
+        log_basis(self, basis)
         self._standardize_first(train_X, train_Y, train_Yvar)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, train_Yvar, 1.0)
@@ -150,7 +152,7 @@ class OSGPR(RememberingGP):
 
     @torch.no_grad()
     def _basis_at(self, Z: Tensor) -> InducingBasis:
-        return InducingBasis.of(self.covar_module, Z, self._num_outputs)
+        return basis_of_independent(self.covar_module, Z, self._num_outputs)
 
     @torch.no_grad()
     def _current(self) -> tuple[WindowedMemory, InducingBasis]:
@@ -158,6 +160,7 @@ class OSGPR(RememberingGP):
         state = state_of(self.covar_module)
         if self._present is None or not is_same(state, self._present[0]):
             basis = self._basis_at(self._memory.whole.values.Z)
+            log_basis(self, basis)
             self._present = (state, self._memory.in_basis(basis), basis)
         return self._present[1:]
 
@@ -205,6 +208,8 @@ class OSGPR(RememberingGP):
     def _keep(
         self, memory: WindowedMemory, basis: InducingBasis, allocator: Allocator | None
     ) -> None:
+        if self._present is None or self._present[2] is not basis:
+            log_basis(self, basis)
         self._memory, self._allocator = memory, allocator
         self._present = (state_of(self.covar_module), memory, basis)
         self._solved = None
@@ -269,7 +274,8 @@ class OSGPR(RememberingGP):
         if not _same_points(theirs.values.Z, Z) and allocator is not None:
             Z = self._allocated(allocator, basis, theirs.values.Z)
             basis = self._basis_at(Z)
-        if not _contains(Z, theirs.values.Z):
+            log_basis(self, basis)
+        if not _contains(basis.Z, theirs.values.Z):
             warnings.warn(
                 "merge projects the other model's memory onto this one's inducing points, for they "
                 "are not the same: an approximation. Give both the same inducing_points.",

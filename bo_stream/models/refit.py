@@ -16,11 +16,15 @@ _FIT_OPTIONS = {"maxiter": 25, "ftol": 1e-7}
 
 
 def relearn(model: StreamingGP) -> None:
-    """Learn hyperparameters; where that fails, those from before serve on: a run must not end."""
+    """Learn hyperparameters; where that fails, those from before serve on: a run must not end.
+
+    A failure is in the model's ``numerical_log``, and a warning.
+    """
     try:
         learn_hyperparameters(model)
     except ModelFittingError as error:
         model.eval()
+        model.log_event("a refit that failed")
         warnings.warn(
             f"The hyperparameters could not be relearned and stay as they were: {error}",
             RuntimeWarning,

@@ -29,6 +29,7 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from bo_stream.linalg import DowndatedRootOperator
+from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes import OutcomeChain
 from bo_stream.models.subset import check_outputs_exist, subset_module
 from bo_stream.models.validation import check_finite, check_inputs, check_noise, check_supposed
@@ -57,6 +58,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _batch_shape: torch.Size
     _input_dim: int
     _supposed: PosteriorProcess | None
+    _numerical_log: NumericalLog = ()
 
     @abstractmethod
     def process(self, X: Tensor | None = None) -> PosteriorProcess:
@@ -157,6 +159,19 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def num_observations(self) -> float:
         """Observations in memory; not whole after :meth:`forget`."""
         return float(self._counts().reshape(-1)[0])
+
+    @property
+    def numerical_log(self) -> NumericalLog:
+        """Each jitter and each fallback that this model ever used; empty for a healthy one.
+
+        Fantasies and posteriors of conditioned processes, which leave nothing behind, are not in.
+        """
+        return self._numerical_log
+
+    def log_event(self, what: str, size: int = 0, jitter: float = 0.0) -> None:
+        """Put a jitter or a fallback on record; see :class:`NumericalEvent`."""
+        event = NumericalEvent(what, size, jitter, self.num_observations)
+        self._numerical_log = with_event(self._numerical_log, event)
 
     @property
     def train_targets(self) -> Tensor:

@@ -257,6 +257,7 @@ def test_a_refit_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch
         optimizer.best()
     for name, value in of(optimizer).covar_module.state_dict().items():
         assert torch.equal(value, former[name])
+    assert [event.what for event in of(optimizer).numerical_log] == ["a refit that failed"]
     assert optimizer.ask()[0].origin == "model"
 
 

@@ -74,6 +74,7 @@ def test_run_json_says_how_it_was_made(results: tuple[Campaign, Path]) -> None:
     assert kernel["base_kernel.lengthscale"] == module.base_kernel.lengthscale.tolist()
     assert run["strategies"]["random"]["final"]["observations"] == 17
     assert run["warnings"] == ["a warning"]
+    assert run["strategies"]["nipv"]["model"]["numerical_log"] == []
 
 
 @pytest.mark.parametrize("name", ["map.png", "curve.png"])

@@ -1,0 +1,226 @@
+"""A stability certificate: what is sure about a model's linear systems before they are solved."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from bo_stream.bases.inducing import frozen, kernel_matrix
+from bo_stream.diagnostics.condition import Estimate, Verdict, condition_number
+from bo_stream.diagnostics.distances import resolution, separation
+from bo_stream.diagnostics.eigenvalue_bounds import eigenvalue_bounds
+from bo_stream.models.streaming_gp import StreamingGP
+
+
+@runtime_checkable
+class HasInducingPoints(Protocol):
+    """A model that factorises a kernel matrix of some points."""
+
+    covar_module: Kernel
+
+    @property
+    def inducing_points(self) -> Tensor:
+        """``M x d``, in transformed inputs."""
+        ...
+
+    @property
+    def num_outputs(self) -> int:
+        """Number m of outputs."""
+        ...
+
+
+@runtime_checkable
+class AddsToIdentity(Protocol):
+    """A model that factorises matrices ``I + gram``: on a grid, or of local models."""
+
+    def solved_gram(self) -> Tensor:
+        """What is added, ``... x r x r``, positive semi-definite."""
+        ...
+
+
+@runtime_checkable
+class HasClusters(Protocol):
+    """A model that factorises ``I + S k(Z, Z) S`` with ``S²`` the precisions at its centres Z."""
+
+    covar_module: Kernel
+
+    @property
+    def centres(self) -> Tensor:
+        """Z, ``M x d``, in transformed inputs."""
+        ...
+
+    @property
+    def num_outputs(self) -> int:
+        """Number m of outputs."""
+        ...
+
+    def cluster_precision(self) -> Tensor:
+        """Sums of the precisions of each cluster's observations, ``batch_shape x m x M``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stability:
+    """How well a linear system can be solved in floating point.
+
+    Attributes:
+        system: Which matrix it has, in words.
+        size: Number of its rows.
+        separation: Least distance between two points, in transformed inputs; None without points.
+        resolution: Largest distance of an input to its nearest point; None if not asked for.
+        condition_bound: Of the condition number, whatever the arrangement of as many points at this
+            separation; from the kernel alone. None where no theorem is known for the kernel.
+        condition: The condition number itself, or an estimate.
+        float32: Whether Cholesky is sure to succeed in it.
+        float64: The same.
+    """
+
+    system: str
+    size: int
+    separation: float | None
+    resolution: float | None
+    condition_bound: float | None
+    condition: Estimate
+    float32: Verdict
+    float64: Verdict
+
+    def __str__(self) -> str:
+        bound = "none is known" if self.condition_bound is None else _short(self.condition_bound)
+        at_least = "" if self.condition.exact else "at least "
+        rows = [
+            ("system", f"{self.system}, {self.size:,} rows"),
+            ("separation", None if self.separation is None else _short(self.separation)),
+            ("resolution", None if self.resolution is None else _short(self.resolution)),
+            ("condition number", at_least + _short(self.condition.value)),
+            ("its bound", bound),
+            ("float32", _in_words(self.float32)),
+            ("float64", _in_words(self.float64)),
+        ]
+        return "\n".join(f"{name:<18}{text}" for name, text in rows if text is not None)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _in_words(verdict: Verdict) -> str:
+    if verdict.safe:
+        return f"safe, {_short(verdict.to_spare)} times to spare"
+    return f"not sure: safe up to a condition number of {_short(verdict.limit)}"
+
+
+def stability(model: StreamingGP, X: Tensor | None = None) -> Stability:
+    """The certificate of a model's present points and hyperparameters.
+
+    Nothing is factorised by Cholesky for it. Cost O(M³) up to 2,048 points, O(M²) beyond.
+
+    - With inducing points: of their kernel matrix.
+    - With clusters: of ``I + S k(Z, Z) S`` at their centres Z, S² the precisions of the clusters.
+    - On a grid: of the precision ``I + gram`` of its whitened weights; of local models: of the
+      worst of theirs. These are nowhere less than the identity, whatever the data.
+
+    Args:
+        model: With inducing points or clusters, on a grid, or of local models.
+        X: Inputs that the points should stand for, ``... x n x d``, in the model's own units.
+
+    Raises:
+        UnsupportedError: It is none of these.
+        ValueError: It has no point yet.
+
+    Example:
+        >>> print(stability(OSGPR(train_X, train_Y), train_X))
+    """
+    if isinstance(model, AddsToIdentity):
+        sums: AddsToIdentity = model
+        return stability_of_precision(sums.solved_gram())
+    inputs = None if X is None else model.transform_inputs(X).detach().flatten(0, -2).double()
+    if isinstance(model, HasClusters):
+        clusters: HasClusters = model
+        return stability_of_points(
+            clusters.covar_module,
+            clusters.centres.double(),
+            clusters.num_outputs,
+            inputs,
+            clusters.cluster_precision(),
+        )
+    if isinstance(model, HasInducingPoints):
+        points: HasInducingPoints = model
+        return stability_of_points(
+            points.covar_module, points.inducing_points.double(), points.num_outputs, inputs
+        )
+    raise UnsupportedError(
+        "Expected a model with inducing points or clusters, on a grid, or of local models, got a "
+        f"{type(model).__name__}, whose linear systems have no certificate."
+    )
+
+
+@torch.no_grad()
+def stability_of_points(
+    kernel: Kernel,
+    Z: Tensor,
+    outputs: int = 1,
+    X: Tensor | None = None,
+    precision: Tensor | None = None,
+) -> Stability:
+    """The certificate of ``k(Z, Z)``, or of ``I + S k(Z, Z) S``; the worst of a batch of kernels.
+
+    The second matrix is what ``k(Z, Z) + Λ`` is in units of the noise, ``S² = Λ⁻¹``. Its condition
+    number is bounded for any kernel. [Terenin2024, corollaries 5 and 7]
+
+    Args:
+        kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+        Z: ``M x d``, float64.
+        outputs: m.
+        X: ``n x d``, for the resolution.
+        precision: The diagonal of S², ``... x m x M`` or ``M``, not negative.
+
+    Raises:
+        ValueError: There is no point.
+    """
+    if len(Z) == 0:
+        raise ValueError("Expected at least one point, got none: put data in first.")
+    still = frozen(kernel)
+    matrix, bounds = kernel_matrix(still, Z, Z, outputs), eigenvalue_bounds(still, Z)
+    lower, upper, system = bounds.lower, bounds.upper, "kernel matrix of the points"
+    if precision is not None:
+        precision, system = precision.to(Z), "noise and kernel matrix of the points"
+        root = precision.sqrt()
+        matrix = root.unsqueeze(-1) * matrix * root.unsqueeze(-2) + torch.eye(len(Z)).to(Z)
+        lower, upper = 1.0 + lower * precision.min(), 1.0 + upper * precision.max()
+    known = bounds.known or precision is not None
+    bound = float((upper / lower).max()) if known else None
+    return _certificate(
+        system, matrix, bound, separation(Z), None if X is None else resolution(Z, X)
+    )
+
+
+@torch.no_grad()
+def stability_of_precision(gram: Tensor) -> Stability:
+    """The certificate of ``I + gram``, ``... x r x r``, for a positive semi-definite gram.
+
+    Its condition number is at most 1 plus the largest eigenvalue of gram, hence at most 1 plus its
+    largest absolute row sum, and 1 plus its Frobenius norm.
+    """
+    norm = torch.minimum(gram.abs().sum(-1).amax(-1), torch.linalg.matrix_norm(gram))
+    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    bound = 1.0 + float(norm.max())
+    return _certificate("identity plus gram", identity + gram, bound, None, None)
+
+
+def _certificate(
+    system: str,
+    matrix: Tensor,
+    bound: float | None,
+    apart: float | None,
+    away: float | None,
+) -> Stability:
+    size, estimate = matrix.shape[-1], condition_number(matrix)
+    sure = min(math.inf if bound is None else bound, estimate.value if estimate.exact else math.inf)
+    verdicts = (Verdict.of(sure, size, dtype) for dtype in (torch.float32, torch.float64))
+    return Stability(system, size, apart, away, bound, estimate, *verdicts)
