@@ -37,12 +37,18 @@ from botorch.posteriors import Posterior, TransformedPosterior
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    LaplaceLikelihood,
+    Likelihood,
+)
 from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.allocation import OIPS
 from bo_stream.models.osgpr import OSGPR
+from bo_stream.models.osvgp import OSVGP
 from bo_stream.models.stems import LinearStem
 from bo_stream.models.streaming_gp import StreamingGP
 from tests.oracles import joint_covariance
@@ -81,6 +87,8 @@ class Case:
             not are left out.
         residual: Whether the features miss some of the prior; laws for when they do not are left
             out.
+        sites: Whether observations enter as Gaussian ones that stand for what is not; laws of
+            Gaussian noise are left out.
         settings: What to test it with.
     """
 
@@ -89,6 +97,7 @@ class Case:
     noise: str = "learned"
     in_order: bool = False
     residual: bool = False
+    sites: bool = False
     settings: tuple[Setting, ...] = (
         Setting(),
         Setting(torch.float32, outputs=2),
@@ -189,6 +198,30 @@ def _osgpr(**options: Any) -> Callable[[Observations], OSGPR]:
     return build
 
 
+def _osvgp(
+    likelihood: Callable[[Observations], Likelihood], **options: Any
+) -> Callable[[Observations], OSVGP]:
+    """A factory of models with inducing points that stay, of outcomes as they are."""
+
+    def build(data: Observations) -> OSVGP:
+        defaults = {"covar_module": _rbf(data), "inducing_points": _spread_points(data)}
+        return OSVGP(data.X, data.Y, likelihood(data), **{**defaults, **options})
+
+    return build
+
+
+def _gaussian_likelihood(data: Observations) -> GaussianLikelihood:
+    return GaussianLikelihood(batch_shape=_parameter_shape(data))
+
+
+def _laplace_likelihood(data: Observations) -> LaplaceLikelihood:
+    return LaplaceLikelihood(batch_shape=_parameter_shape(data))
+
+
+def _bernoulli_likelihood(_: Observations) -> BernoulliLikelihood:
+    return BernoulliLikelihood()
+
+
 def _spread_points(data: Observations) -> Tensor:
     points = torch.quasirandom.SobolEngine(DIM).draw(14, dtype=torch.float64)
     return points.to(data.X)
@@ -278,6 +311,24 @@ CASES: tuple[Case, ...] = (
         in_order=True,
         residual=True,
     ),
+    Case("OSVGP, Gaussian", _osvgp(_gaussian_likelihood), residual=True, settings=EVERY_SETTING),
+    Case(
+        "OSVGP, learning",
+        _osvgp(_gaussian_likelihood, hyper_steps=1),
+        in_order=True,
+        residual=True,
+        settings=(Setting(), Setting(torch.float32, outputs=2)),
+    ),
+    Case("OSVGP, Laplace", _osvgp(_laplace_likelihood), in_order=True, residual=True, sites=True),
+    Case(
+        "OSVGP, Bernoulli",
+        _osvgp(_bernoulli_likelihood),
+        noise="labels",
+        in_order=True,
+        residual=True,
+        sites=True,
+        settings=(Setting(), Setting(torch.float32), Setting(batch_shape=(2,))),
+    ),
     Case(
         "DirichletWISKI",
         _dirichlet,
@@ -334,6 +385,11 @@ class Stream:
     def labels(self) -> bool:
         """Whether outcomes are labels."""
         return self.case.noise == "labels"
+
+    @property
+    def binary(self) -> bool:
+        """Whether they are of two classes that stay two."""
+        return self.labels and self.case.sites
 
     @cached_property
     def points(self) -> Tensor:
@@ -504,6 +560,9 @@ OF_OUTCOMES: set[Law] = set()
 WITHOUT_RESIDUAL: set[Law] = set()
 """Laws of models whose features carry the whole prior."""
 
+OF_GAUSSIAN_NOISE: set[Law] = set()
+"""Laws of models that take an observation for a normal one."""
+
 
 def law(function: Law) -> Law:
     """Put a law on the list."""
@@ -529,12 +588,19 @@ def without_residual(function: Law) -> Law:
     return function
 
 
+def of_gaussian_noise(function: Law) -> Law:
+    """Of models that take an observation for a normal one."""
+    OF_GAUSSIAN_NOISE.add(function)
+    return function
+
+
 def applies(law: Law, case: Case) -> bool:
     """Whether a case must obey a law."""
     ordered = case.in_order and law in ORDERLESS
     labels = case.noise == "labels" and law in OF_OUTCOMES
     missed = case.residual and law in WITHOUT_RESIDUAL
-    return not ordered and not labels and not missed
+    sites = case.sites and law in OF_GAUSSIAN_NOISE
+    return not (ordered or labels or missed or sites)
 
 
 @orderless
@@ -678,6 +744,7 @@ def supposing_is_updating_a_copy(stream: Stream) -> None:
 
 @law
 @of_outcomes
+@of_gaussian_noise
 def supposing_leaves_the_model_as_it_is(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
     model.posterior(stream.points, observation_noise=True)
@@ -701,7 +768,8 @@ def what_is_supposed_stays_when_the_model_moves_on(stream: Stream) -> None:
     supposed = suppose(model, more)
     before = moments(supposed, stream.points)
     shifted = stream.data(4)
-    model.update(shifted.X, 2.0 + 3.0 * shifted.Y, shifted.Yvar)
+    other = 1.0 - shifted.Y if stream.binary else 2.0 + 3.0 * shifted.Y
+    model.update(shifted.X, other, shifted.Yvar)
     refreshed(model).posterior(stream.points)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -711,6 +779,7 @@ def what_is_supposed_stays_when_the_model_moves_on(stream: Stream) -> None:
 
 
 @law
+@of_gaussian_noise
 def supposing_twice_is_supposing_once(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(4)
     twice = suppose(suppose(model, more[:1]), more[1:])
@@ -718,6 +787,7 @@ def supposing_twice_is_supposing_once(stream: Stream) -> None:
 
 
 @law
+@of_gaussian_noise
 def supposing_the_own_mean_leaves_the_mean(stream: Stream) -> None:
     model, X = stream.model(stream.data(10)), stream.data(3).X
     supposed = model.condition_on_observations(X, centre(model.posterior(X)))
@@ -740,6 +810,7 @@ def variance_never_grows(stream: Stream) -> None:
 
 @law
 @of_outcomes
+@of_gaussian_noise
 def fantasies_are_each_alone(stream: Stream) -> None:
     """Fantasies of a batch of inputs are those of each input, conditioned on the same draws."""
     model, batch = stream.model(stream.data(10)), 2
@@ -833,6 +904,7 @@ def gradients_are_those_of_differences(stream: Stream) -> None:
 
 
 @law
+@of_gaussian_noise
 def observation_noise_is_added_to_the_variance(stream: Stream) -> None:
     model, X = stream.model(stream.data(10)), stream.points
     plain = gaussian(model.posterior(X)).variance
@@ -854,6 +926,7 @@ def observation_noise_is_added_to_the_variance(stream: Stream) -> None:
 
 @law
 @of_outcomes
+@of_gaussian_noise
 def fantasies_take_the_noise_they_are_given(stream: Stream) -> None:
     """Draws have it, and conditioning on them too; per point or for all, per output, in a batch."""
     model, s, T = stream.model(stream.data(10)), stream.setting, stream.points

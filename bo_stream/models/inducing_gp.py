@@ -1,0 +1,208 @@
+"""A model with inducing points: where they go, the posterior, the bound, and memories that add."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from copy import copy
+from typing import Self
+
+import torch
+from botorch.utils.types import _DefaultType
+from torch import Tensor
+
+from bo_stream.allocation.allocator import Allocator
+from bo_stream.allocation.cap import capped
+from bo_stream.allocation.oips import OIPS
+from bo_stream.bases.inducing import InducingBasis
+from bo_stream.models.caches import Solved
+from bo_stream.models.compatibility import check_mergeable
+from bo_stream.models.inducing_choice import checked_allocation, checked_cap, first_points
+from bo_stream.models.inducing_memory import InducingMemory
+from bo_stream.models.inducing_prior import prior_of_values
+from bo_stream.models.marginal_likelihood import (
+    NoiseGroup,
+    combine,
+    subspace_log_marginal_likelihood,
+)
+from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.projection_warning import ProjectionWarning
+from bo_stream.models.remembering_gp import RememberingGP, shifted_targets
+from bo_stream.models.validation import check_finite
+from bo_stream.models.warning_level import users_stack_level
+from bo_stream.module_state import State, is_same, state_of
+from bo_stream.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.weights import solve
+
+MAX_POINTS = 512
+
+
+class InducingGP(RememberingGP):
+    """A model whose memory is of the process's values at inducing points."""
+
+    _memory: InducingMemory
+    _allocator: Allocator | None
+    _solved: Solved | None
+    _present: tuple[State, InducingMemory, InducingBasis] | None
+    max_points: int
+
+    @abstractmethod
+    def _groups(self, memory: WhitenedMemory) -> list[NoiseGroup]:
+        """What is remembered, at its actual noise."""
+
+    @abstractmethod
+    def _missed_variance(self) -> Tensor:
+        """Prior variance at the data that the inducing points miss, in units of the noise."""
+
+    def _begin_points(
+        self,
+        inducing_points: Tensor | None,
+        allocator: Allocator | _DefaultType | None,
+        max_points: int,
+        X: Tensor,
+    ) -> None:
+        """The first inducing points, and an empty memory at them."""
+        Z, self._allocator = first_points(inducing_points, allocator, OIPS(0.8), X)
+        self.max_points = checked_cap(max_points, Z)
+        self._solved = self._present = None
+        Z = self.coordinates(Z).to(torch.float64) if len(Z) > 0 else Z.to(torch.float64)
+        self._memory = InducingMemory.empty(self._basis_at(Z), self._output_batch)
+
+    @property
+    def _output_batch(self) -> torch.Size:
+        return torch.Size((*self._batch_shape, self._num_outputs))
+
+    def _projected(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+    @property
+    def inducing_points(self) -> Tensor:
+        """Z, ``M x d``, in transformed inputs."""
+        return self._memory.values.Z.to(self.train_targets)
+
+    @torch.no_grad()
+    def _basis_at(self, Z: Tensor) -> InducingBasis:
+        return InducingBasis.of(self.covar_module, Z, self._num_outputs)
+
+    @torch.no_grad()
+    def _current(self) -> tuple[InducingMemory, InducingBasis]:
+        """The memory expressed with the present kernel, and its basis. Kept until either moves."""
+        state = state_of(self.covar_module)
+        if self._present is None or not is_same(state, self._present[0]):
+            basis = self._basis_at(self._memory.values.Z)
+            self._present = (state, self._memory.in_basis(basis), basis)
+        return self._present[1:]
+
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept."""
+        if X is not None:
+            check_finite("X", X)
+        if self._supposed is not None:
+            return self._supposed
+        state = state_of(self)
+        if self._solved is None or not is_same(state, self._solved.state):
+            self._solved = Solved(state, self._solve())
+        return self._solved.process
+
+    @torch.no_grad()
+    def _solve(self) -> WeightSpaceProcess:
+        memory, basis = self._current()
+        evidence = combine(self._groups(memory.statistics), self._residual())
+        return WeightSpaceProcess(basis, solve(evidence), self._prior_mean().unsqueeze(-1).clone())
+
+    def _placed(self, data: Observations) -> tuple[InducingMemory, InducingBasis, Allocator | None]:
+        """Memory and basis at inducing points for a batch more, and the allocator that saw it."""
+        memory, basis = self._current()
+        allocator = copy(self._allocator)
+        if allocator is not None and data.sign > 0:
+            Z = self._allocated(allocator, basis, data.X.flatten(0, -2))
+            if not _same_points(Z, basis.Z):
+                basis = self._basis_at(Z)
+                memory = memory.in_basis(basis)
+        return memory, basis, allocator
+
+    def _allocated(self, allocator: Allocator, basis: InducingBasis, X: Tensor) -> Tensor:
+        wanted = checked_allocation(allocator.update(basis.Z, X, basis.kernel), X)
+        return capped(basis.Z, wanted, basis.kernel, self.max_points)
+
+    def _remember(
+        self, memory: InducingMemory, basis: InducingBasis, allocator: Allocator | None
+    ) -> None:
+        """Take over a memory that is expressed with the present kernel."""
+        self._memory, self._allocator = memory, allocator
+        self._present = (state_of(self.covar_module), memory, basis)
+
+    def _set_memory(self, memory: InducingMemory) -> None:
+        self._memory = memory
+        self._present = self._solved = None
+
+    def merge(self, other: Self) -> Self:
+        """Add another model's memory to this one's, in place; hyperparameters stay as they are.
+
+        Exact for equal inducing points: equal to one stream of both models' data. Other points
+        join by this model's allocator (none: they do not), and what they carry beyond is lost,
+        with a :class:`ProjectionWarning`.
+
+        Raises:
+            UnsupportedError: Another class, shape, transform, or a model that supposes data.
+        """
+        check_mergeable(self, other)
+        self._check_not_supposed("merge")
+        other._check_not_supposed("merge")
+        self._merge(other._memory.map_targets(shifted_targets(other._shift - self._shift)))
+        self._refresh_fixed_noise()
+        return self
+
+    @torch.no_grad()
+    def _merge(self, theirs: InducingMemory) -> None:
+        mine, basis = self._current()
+        Z, allocator = basis.Z, copy(self._allocator)
+        if not _same_points(theirs.values.Z, Z) and allocator is not None:
+            Z = self._allocated(allocator, basis, theirs.values.Z)
+            basis = self._basis_at(Z)
+        if not _contains(Z, theirs.values.Z):
+            warnings.warn(
+                "merge projects the other model's memory onto this one's inducing points, for they "
+                "are not the same: an approximation. Give both the same inducing_points.",
+                ProjectionWarning,
+                stacklevel=users_stack_level(),
+            )
+        self._allocator = allocator
+        self._set_memory(mine.in_basis(basis).plus(theirs.in_basis(basis)))
+
+    def clear(self) -> Self:
+        """Drop all observations; hyperparameters, inducing points and standardisation stay.
+
+        Raises:
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("clear")
+        _, basis = self._current()
+        self._set_memory(InducingMemory.empty(basis, self._output_batch))
+        return self
+
+    def _log_marginal_likelihood(self) -> Tensor:
+        return self._learning_objective()
+
+    def elbo(self) -> Tensor:
+        """The online bound on the log marginal likelihood; see :meth:`log_marginal_likelihood`."""
+        return self.log_marginal_likelihood()
+
+    def _learning_objective(self) -> Tensor:
+        """Collapsed bound of what is in memory. [Bui2017, eq. 7; Titsias2009, eq. 9]."""
+        memory = self._memory
+        prior = prior_of_values(self.covar_module, memory.values, self._num_outputs)
+        groups = self._groups(memory.statistics)
+        bound = subspace_log_marginal_likelihood(groups, self._residual(), prior)
+        return bound - 0.5 * self._missed_variance()
+
+
+def _same_points(A: Tensor, B: Tensor) -> bool:
+    return A.shape == B.shape and torch.equal(A, B)
+
+
+def _contains(Z: Tensor, others: Tensor) -> bool:
+    """Whether all of some points are among Z."""
+    if len(others) == 0:
+        return True
+    return len(Z) > 0 and bool((others.unsqueeze(-2) == Z).all(-1).any(-1).all())
