@@ -110,14 +110,15 @@ class InducingGP(RememberingGP):
         evidence = combine(self._groups(memory.statistics), self._residual())
         return WeightSpaceProcess(basis, solve(evidence), self._prior_mean().unsqueeze(-1).clone())
 
-    def _placed(self, data: Observations) -> tuple[InducingMemory, InducingBasis, Allocator | None]:
+    def _placed(
+        self, memory: InducingMemory, basis: InducingBasis, data: Observations
+    ) -> tuple[InducingMemory, InducingBasis, Allocator | None]:
         """Memory and basis at inducing points for a batch more, and the allocator that saw it."""
-        memory, basis = self._current()
         allocator = copy(self._allocator)
         if allocator is not None and data.sign > 0:
             Z = self._allocated(allocator, basis, data.X.flatten(0, -2))
             if not _same_points(Z, basis.Z):
-                basis = self._basis_at(Z)
+                basis = InducingBasis.of(basis.kernel, Z, self._num_outputs)
                 memory = memory.in_basis(basis)
         return memory, basis, allocator
 

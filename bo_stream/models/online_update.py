@@ -17,7 +17,7 @@ from bo_stream.models.marginal_likelihood import NoiseGroup, expected_misfit
 from bo_stream.models.memory import Observations, Whitened
 from bo_stream.models.outcome_model import OutcomeModel
 from bo_stream.models.site_statistics import site_statistics, with_sites
-from bo_stream.variational import Fit, Prior, Sites, fit_sites
+from bo_stream.variational import ExpectedLogProb, Fit, Prior, Sites, fit_sites
 from bo_stream.weights import WeightPosterior, at_noise, solve
 
 WARM_STEPS = 3
@@ -42,6 +42,27 @@ class Natural:
 def unit_noise(statistics: Whitened) -> NoiseGroup:
     """Sites as a group of observations: their noise is in the statistics."""
     return NoiseGroup(statistics, torch.ones_like(statistics.count))
+
+
+@dataclass(frozen=True)
+class _View:
+    """A batch as hyperparameters have it.
+
+    Attributes:
+        mean: The prior mean, ``... x m x 1``.
+        targets: ``[Y, 1] @ targets`` are pseudo-outcomes less the mean, ``... x m x 2 x 1``.
+        features: Whitened, ``... x m x n x M``.
+        residual: Variance that these miss, ``... x m x n``.
+    """
+
+    mean: Tensor
+    targets: Tensor
+    features: Tensor
+    residual: Tensor
+
+    def predicted(self, weights: WeightPosterior) -> Tensor:
+        """Mean of the process, ``... x m x n``."""
+        return self.mean + (self.features @ weights.mean).squeeze(-1)
 
 
 @dataclass(frozen=True)
@@ -72,28 +93,22 @@ class OnlineUpdate:
         return self.data.targets.shape[:-1]
 
     @cached_property
-    def _mean(self) -> Tensor:
-        return self.hyper.constant(self._batch)
-
-    @cached_property
-    def _features(self) -> Tensor:
-        return self.basis.features(self.data.X).expand(*self._batch, -1, -1)
-
-    @cached_property
-    def _residual(self) -> Tensor:
-        return self.basis.residual_variance(self.data.X).expand(self.data.targets.shape)
-
-    @cached_property
-    def _targets(self) -> Tensor:
-        """``[Y, 1] @ targets`` are pseudo-outcomes less the prior mean, ``... x m x 2 x 1``."""
-        return torch.stack((torch.ones_like(self._mean), -self._mean), -1).unsqueeze(-1)
+    @torch.enable_grad()
+    def _view(self) -> _View:
+        """The same for fits and for gradients, whoever asks first."""
+        mean = self.hyper.constant(self._batch)
+        targets = torch.stack((torch.ones_like(mean), -mean), -1).unsqueeze(-1)
+        features = self.basis.features(self.data.X).expand(*self._batch, -1, -1)
+        residual = self.basis.residual_variance(self.data.X).expand_as(self.data.targets)
+        return _View(mean.unsqueeze(-1), targets, features, residual)
 
     def _weights(self, statistics: Whitened) -> WeightPosterior:
-        return solve(at_noise(statistics, torch.ones_like(statistics.count), self._targets))
+        group = unit_noise(statistics)
+        return solve(at_noise(group.statistics, group.level, self._view.targets))
 
-    def _marginals(self, weights: WeightPosterior) -> tuple[Tensor, Tensor]:
-        mean = self._mean.unsqueeze(-1) + (self._features @ weights.mean).squeeze(-1)
-        return mean, (self._features @ weights.root).square().sum(-1) + self._residual
+    def _outcomes(self) -> ExpectedLogProb:
+        model = OutcomeModel(self.hyper.likelihood, self._batch[-1])
+        return model.expected_log_prob(self.data.targets)
 
     @torch.no_grad()
     def fit(self, start: Sites | None = None) -> Fit:
@@ -102,26 +117,17 @@ class OnlineUpdate:
         Args:
             start: Sites near it: few steps are taken then.
         """
+        view, natural = self._view, self.natural
         weights = self._weights(self.memory.statistics.learned)
-        root = self._features @ weights.root
-        mean = self._mean.unsqueeze(-1) + (self._features @ weights.mean).squeeze(-1)
-        natural = self.natural
-        return fit_sites(
-            Prior(mean, root, self._residual),
-            self._outcomes().expected_log_prob(self.data.targets),
-            1.0 / natural.beta,
-            natural.steps if start is None else min(natural.steps, WARM_STEPS),
-            natural.rate,
-            start=start,
-        )
-
-    def _outcomes(self) -> OutcomeModel:
-        return OutcomeModel(self.hyper.likelihood, self._batch[-1])
+        prior = Prior(view.predicted(weights), view.features @ weights.root, view.residual)
+        steps = natural.steps if start is None else min(natural.steps, WARM_STEPS)
+        power = 1.0 / natural.beta
+        return fit_sites(prior, self._outcomes(), power, steps, natural.rate, start=start)
 
     def remembered(self, fit: Fit) -> InducingMemory:
         """The memory with the batch's sites. Cost O(n M²)."""
-        data = self.data
-        return with_sites(self.memory, self._features, self._residual, fit, data.targets, data.sign)
+        data, view = self.data, self._view
+        return with_sites(self.memory, view.features, view.residual, fit, data.targets, data.sign)
 
     def bound(self, fit: Fit) -> Tensor:
         """The bound, up to a constant, differentiable in the hyperparameters, ``... x m``.
@@ -129,11 +135,12 @@ class OnlineUpdate:
         At the q of some sites, held in whitened weights: where they are optimal its gradient is
         that of the optimal bound.
         """
+        view = self._view
         with torch.no_grad():
-            batch = site_statistics(self._features, fit, self.data.targets)
+            batch = site_statistics(view.features, fit, self.data.targets)
             weights = self._weights(self.memory.statistics.learned + batch)
-        expected = self._outcomes().expected_log_prob(self.data.targets)
-        new = expected(*self._marginals(weights)).sum(-1)
+        variance = (view.features @ weights.root).square().sum(-1) + view.residual
+        new = self._outcomes()(view.predicted(weights), variance).sum(-1)
         return new + self.natural.beta * self._expected_old(weights)
 
     def _expected_old(self, weights: WeightPosterior) -> Tensor:
@@ -141,7 +148,7 @@ class OnlineUpdate:
         old = self.memory.statistics.learned
         second_moment = weights.covariance() + weights.mean @ weights.mean.mT
         spread = (old.gram * second_moment).sum((-2, -1))
-        misfit = expected_misfit(unit_noise(old), self._targets, weights.mean, spread)
+        misfit = expected_misfit(unit_noise(old), self._view.targets, weights.mean, spread)
         return -misfit - 0.5 * self.memory.missed.learned
 
     def at(self, hyper: Hyperparameters, basis: InducingBasis) -> OnlineUpdate:

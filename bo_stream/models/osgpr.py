@@ -100,7 +100,7 @@ class OSGPR(InducingGP):
 
     @torch.no_grad()
     def _take(self, data: Observations) -> None:
-        memory, basis, allocator = self._placed(data)
+        memory, basis, allocator = self._placed(*self._current(), data)
         features = basis.features(data.X).expand(*self._output_batch, -1, -1)
         residual = basis.residual_variance(data.X)
         new = memory.after(data, features, residual)
