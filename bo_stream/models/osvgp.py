@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Self
+from copy import deepcopy
+from typing import Any
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.sampling.base import MCSampler
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from torch import Tensor
 
@@ -20,39 +18,20 @@ from bo_stream.allocation.allocator import Allocator
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.models.ascent import Ascent
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.inducing_gp import MAX_POINTS, InducingGP
-from bo_stream.models.latent_choice import (
-    check_no_transform,
-    check_steps,
-    latent_kernel,
-)
+from bo_stream.models.inducing_gp import MAX_POINTS
+from bo_stream.models.latent_choice import check_no_transform, check_steps, latent_kernel
+from bo_stream.models.latent_gp import LatentGP
 from bo_stream.models.marginal_likelihood import NoiseGroup
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.online_update import Natural, OnlineUpdate, unit_noise
-from bo_stream.models.outcome_model import OutcomeModel, check_likelihood
+from bo_stream.models.outcome_model import check_likelihood
 from bo_stream.models.subset import subset_moments
-from bo_stream.models.validation import check_inputs, check_supposed
-from bo_stream.process import PosteriorProcess
-from bo_stream.variational import Prior, fit_sites, local_sites
 
 ROUND = 20
 """Steps of the hyperparameters before the inducing points are placed anew for them."""
 
 
-@dataclass(frozen=True)
-class Predictive:
-    """Mean and variance of outcomes at single points, ``... x q x m`` each.
-
-    Attributes:
-        mean: Of a label, its probability.
-        variance: Of the outcome, noise included.
-    """
-
-    mean: Tensor
-    variance: Tensor
-
-
-class OSVGP(InducingGP):
+class OSVGP(LatentGP):
     """Streaming sparse inference for outcomes that are not normal: labels, counts, outliers.
 
     An outcome enters the memory as a Gaussian *site* at its function value, found by natural
@@ -113,8 +92,8 @@ class OSVGP(InducingGP):
                 ``BernoulliLikelihood``, whole numbers from 0 for a ``PoissonLikelihood``.
             likelihood: A ``GaussianLikelihood``, or any of gpytorch's of one function value an
                 outcome, of batch shape ``batch_shape x m`` (without m if that is 1) or none.
-                Default: BoTorch's Gaussian one. The model moves it to its dtype, and its
-                parameters require no gradients: see ``hyper_steps``.
+                Default: BoTorch's Gaussian one. It is copied, and the copy's parameters require no
+                gradients: see ``hyper_steps``.
             covar_module: As for :class:`~bo_stream.OSGPR`. Default: BoTorch's, with an output
                 scale, for nothing else scales the process.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
@@ -147,11 +126,12 @@ class OSVGP(InducingGP):
         self._begin(train_X, train_Y, None, None)
         self._shift = torch.zeros_like(self._shift)
         inputs = self._first_inputs(train_X, input_transform)
-        kernel = covar_module or latent_kernel(inputs.shape[-1], self._parameter_shape)
-        self._set_modules(inputs.shape[-1], None, None, kernel, mean_module)
+        if covar_module is None:
+            covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape)
+        self._set_modules(inputs.shape[-1], None, None, covar_module, mean_module)
         if likelihood is not None:
             check_likelihood(likelihood, self._parameter_shape)
-            self.likelihood = likelihood
+            self.likelihood = deepcopy(likelihood)
         self.beta, self.natural_steps, self.natural_rate = beta, natural_steps, natural_rate
         self.hyper_steps, self.learning_rate = hyper_steps, learning_rate
         self.fantasy_steps = fantasy_steps
@@ -163,34 +143,6 @@ class OSVGP(InducingGP):
         self._check_observations(train_X, train_Y, None)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, None, 1.0)
-
-    # --- memory -------------------------------------------------------------------------------
-
-    @property
-    def _is_gaussian(self) -> bool:
-        return isinstance(self.likelihood, GaussianLikelihood)
-
-    def _check_observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-        super()._check_observations(X, Y, Yvar)
-        if Yvar is not None:
-            raise UnsupportedError(
-                "Expected no Yvar: the noise is the likelihood's. For known variances use OSGPR."
-            )
-        self._outcome_model().check(Y.detach().double().mT)
-
-    def _check_retractable(self, X: Tensor) -> None:
-        super()._check_retractable(X)
-        if X.shape[-2] > 0 and not self._is_gaussian:
-            raise UnsupportedError(
-                f"retract needs a Gaussian likelihood, got {type(self.likelihood).__name__}: what "
-                "an outcome left in memory depends on all that was there when it came. Build the "
-                "model anew, or forget."
-            )
-
-    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        targets = Y.detach().to(torch.float64).mT
-        unknown = torch.zeros_like(targets[..., :1, :], dtype=torch.bool)
-        return targets, torch.ones_like(targets), unknown
 
     @torch.no_grad()
     def _take(self, data: Observations) -> None:
@@ -230,135 +182,8 @@ class OSVGP(InducingGP):
             self._moments = subset_moments(self._moments, self.batch_shape, of, outputs)
         super()._select_memory(outputs)
 
-    # --- the bound ----------------------------------------------------------------------------
-
     def _groups(self, memory: WhitenedMemory) -> list[NoiseGroup]:
         return [unit_noise(memory.learned)]
 
     def _missed_variance(self) -> Tensor:
         return self._memory.missed.learned
-
-    def noise_level(self) -> Tensor:
-        """The noise variance of a Gaussian likelihood, ``batch_shape x m``.
-
-        Raises:
-            UnsupportedError: The likelihood is another.
-        """
-        if self._is_gaussian:
-            return self._per_output(self.likelihood.noise.squeeze(-1))
-        raise UnsupportedError(
-            f"A {type(self.likelihood).__name__} has no Gaussian noise to add "
-            "(observation_noise=True): the posterior is of the latent process. For outcomes use "
-            "predictive or log_predictive."
-        )
-
-    # --- outcomes -----------------------------------------------------------------------------
-
-    def _outcome_model(self) -> OutcomeModel:
-        return OutcomeModel.of(self.likelihood, self.num_outputs)
-
-    def _marginals(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the process at single points, ``... x m x q`` each."""
-        self.eval()
-        check_inputs(X, self._input_dim, self.train_targets)
-        inputs = self.transform_inputs(X).to(torch.float64)
-        mean, variance = torch.broadcast_tensors(*self.process(inputs).marginals(inputs))
-        return mean, variance
-
-    def predictive(self, X: Tensor) -> Predictive:
-        """Mean and variance of outcomes at single points; differentiable in X.
-
-        Of the likelihood's marginal: in closed form where gpytorch has one (Bernoulli, Gaussian),
-        else by quadrature. Cost O(q M²).
-
-        Args:
-            X: ``... x q x d``.
-
-        Raises:
-            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
-            InputDataError: X has a wrong dtype or device, or is not finite.
-        """
-        mean, variance = self._outcome_model().moments(*self._marginals(X))
-        return Predictive(mean.mT.to(X), variance.mT.to(X))
-
-    def log_predictive(self, X: Tensor, Y: Tensor) -> Tensor:
-        """Log density, or log probability, of each outcome at its point, ``... x q x m``.
-
-        Args:
-            X: ``... x q x d``.
-            Y: ``...' x q x m``, leading dimensions broadcast against those of X.
-
-        Raises:
-            BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
-            InputDataError: A wrong dtype or device, NaN or infinity; outcomes that the likelihood
-                cannot have.
-        """
-        mean, variance = self._marginals(X)
-        check_supposed(X, Y, None, self.num_outputs)
-        outcomes, targets = self._outcome_model(), Y.to(torch.float64).mT
-        outcomes.check(targets)
-        return outcomes.log_marginal(targets, mean, variance).mT.to(X)
-
-    # --- supposing ----------------------------------------------------------------------------
-
-    def _as_gaussian(
-        self, process: PosteriorProcess, inputs: Tensor, targets: Tensor, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """By a dual update (Chang et al., 2023): the sites of supposed outcomes as observations."""
-        if self._is_gaussian:
-            own = self.noise_at(inputs) if noise is None else noise
-            return targets, self.beta * own
-        if noise is not None:
-            raise UnsupportedError(
-                f"Expected no noise with a {type(self.likelihood).__name__}: it has its own."
-            )
-        outcomes = self._outcome_model()
-        outcomes.check(targets)
-        expected, power = outcomes.expected_log_prob(targets), 1.0 / self.beta
-        if self.fantasy_steps == 1:
-            _, mean, variance = torch.broadcast_tensors(targets, *process.marginals(inputs))
-            sites, _ = local_sites(expected, mean, variance, power)
-        else:
-            prior = Prior.of(process.mean(inputs), process.covariance(inputs), targets.shape)
-            sites = fit_sites(prior, expected, power, self.fantasy_steps).sites
-        return sites.pseudo_observations()
-
-    def fantasize(
-        self,
-        X: Tensor,
-        sampler: MCSampler,
-        observation_noise: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """A model that supposes outcomes drawn from their joint posterior at X.
-
-        The process is drawn by the sampler, and outcomes from the likelihood of each draw with the
-        sampler's seed, the same for every batch of inputs. Gradients flow through the points, and
-        through the draws of a continuous likelihood; a draw of labels or counts is a step in X.
-
-        Args:
-            X: ``... x q x d``.
-            sampler: Of normal samples; its shape comes first in the returned model's batches.
-            observation_noise: For a Gaussian likelihood as in BoTorch; else None.
-            kwargs: Ignored, for BoTorch's callers.
-
-        Raises:
-            UnsupportedError: ``observation_noise`` is given and the likelihood is not Gaussian.
-        """
-        if self._is_gaussian:
-            return super().fantasize(X, sampler, observation_noise, **kwargs)
-        if observation_noise is not None:
-            raise UnsupportedError(
-                f"Expected no observation_noise with a {type(self.likelihood).__name__}: it has "
-                "its own."
-            )
-        return self.condition_on_observations(X, self._drawn(X, sampler))
-
-    def _drawn(self, X: Tensor, sampler: MCSampler) -> Tensor:
-        if X.shape[-2] == 0:
-            return X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
-        values = sampler(self.posterior(X)).to(torch.float64).mT
-        kept = values.shape[values.ndim - len(self.batch_shape) - 2 :]
-        samples = sampler.sample_shape.numel()
-        drawn = self._outcome_model().draw(values.reshape(samples, -1, *kept), sampler.seed)
-        return drawn.view(values.shape).mT.to(X)

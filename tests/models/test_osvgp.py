@@ -295,6 +295,8 @@ def test_a_fit_from_memory_moves_kernel_and_mean_alone() -> None:
 def test_what_the_user_fixed_is_not_learned() -> None:
     X, Y = data("laplace", 30)
     likelihood, fixed = LaplaceLikelihood(), kernel()
+    OSVGP(X, Y, likelihood)
+    assert likelihood.raw_noise.requires_grad
     likelihood.raw_noise.requires_grad_(False)
     fixed.raw_outputscale.requires_grad_(False)
     model = OSVGP(X, Y, likelihood, fixed, hyper_steps=5)
