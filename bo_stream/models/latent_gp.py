@@ -109,6 +109,9 @@ class LatentGP(InducingGP):
     def log_predictive(self, X: Tensor, Y: Tensor) -> Tensor:
         """Log density, or log probability, of each outcome at its point, ``... x q x m``.
 
+        In closed form or by quadrature as :meth:`predictive`, and rough by the latter where the
+        process is many times less certain than the likelihood is wide.
+
         Args:
             X: ``... x q x d``.
             Y: ``...' x q x m``, leading dimensions broadcast against those of X.

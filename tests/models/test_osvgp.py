@@ -36,6 +36,7 @@ from bo_stream import OSGPR, OSVGP, ProjectionWarning
 from bo_stream.allocation import OIPS
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.online_update import OnlineUpdate
+from bo_stream.models.refit import learn_hyperparameters
 from tests.contract import assert_gradient, assert_same_posterior, assert_untouched, fingerprint
 from tests.models.batch_svgp import batch_accuracy
 from tests.models.likelihoods import CONCAVE, LIKELIHOODS, OTHERS, outcomes
@@ -268,10 +269,10 @@ def online_update(model: OSVGP, new: Any) -> OnlineUpdate:
 @pytest.mark.parametrize("name", ["laplace", "student"])
 def test_updates_learn_the_noise_of_heavy_tails(name: str) -> None:
     X = torch.rand(400, 2, dtype=torch.float64)
-    Y = outcomes(name, X)
-    model = OSVGP(X[:200], Y[:200], type(LIKELIHOODS[name]())(), hyper_steps=150)
-    model.hyper_steps = 5
-    for rows in torch.arange(200, 400).split(20):
+    Y, fresh = outcomes(name, X), type(LIKELIHOODS[name]())()
+    model = OSVGP(X[:200], Y[:200], fresh, hyper_steps=50, learning_rate=0.05)
+    model.hyper_steps = 3
+    for rows in torch.arange(200, 400).split(25):
         model.update(X[rows], Y[rows])
     assert float(model.likelihood.noise.sqrt()) == pytest.approx(0.5**0.5, rel=0.3)
     assert not model.likelihood.raw_noise.requires_grad
@@ -518,6 +519,26 @@ def test_a_failed_update_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(RuntimeError):
         model.update(X[30:], Y[30:])
     assert_untouched(model, before)
+
+
+def test_equal_rows_an_outlier_and_large_counts_do_not_break_it() -> None:
+    X = torch.full((3_000, 2), 0.5, dtype=torch.float64)
+    model = OSVGP(X, (torch.rand(3_000, 1) > 0.3).double(), BernoulliLikelihood())
+    assert len(model.inducing_points) == 1
+    model.update(torch.full((1, 2), 1e6).double(), torch.ones(1, 1).double())
+    assert float(model.predictive(X[:1]).mean) == pytest.approx(0.7, abs=0.03)
+    X, counts = torch.rand(20, 2, dtype=torch.float64), torch.full((20, 1), 1e6).double()
+    large = OSVGP(X, counts, PoissonLikelihood())
+    assert bool(large.posterior(X).variance.isfinite().all())
+    assert bool(large.predictive(X).mean.isfinite().all())
+
+
+def test_a_refit_from_memory_takes_any_likelihood() -> None:
+    X = torch.rand(100, 2, dtype=torch.float64)
+    model = OSVGP(X, ((6.0 * X[:, :1]).sin() > 0).double(), BernoulliLikelihood())
+    before = model.elbo().detach()
+    learn_hyperparameters(model)
+    assert float(model.elbo().detach() - before) > 5.0
 
 
 def test_inputs_are_normalised_and_allocated() -> None:
