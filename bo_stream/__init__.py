@@ -16,6 +16,7 @@ from bo_stream.models.dirichlet_wiski import DirichletWISKI
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
 from bo_stream.models.local import LocalGP
 from bo_stream.models.osgpr import OSGPR
+from bo_stream.models.osvgp import OSVGP
 from bo_stream.models.projection_warning import ProjectionWarning
 from bo_stream.models.resolution_warning import GridResolutionWarning
 from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection
@@ -25,6 +26,7 @@ __version__ = version("bo-stream")
 
 __all__ = [
     "OSGPR",
+    "OSVGP",
     "WISKI",
     "DirichletWISKI",
     "FeatureNIPV",

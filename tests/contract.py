@@ -37,13 +37,19 @@ from botorch.posteriors import Posterior, TransformedPosterior
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    LaplaceLikelihood,
+    Likelihood,
+)
 from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.allocation import OIPS
 from bo_stream.models.local import LocalGP
 from bo_stream.models.osgpr import OSGPR
+from bo_stream.models.osvgp import OSVGP
 from bo_stream.models.stems import LinearStem
 from bo_stream.models.streaming_gp import StreamingGP
 from tests.oracles import joint_covariance
@@ -85,6 +91,8 @@ class Case:
         rows: Whether the latest observations are held as rows, so that it matters which they are.
         blended: Whether predictions are averages with weights that an observation moves, by which a
             variance may grow.
+        sites: Whether observations enter as Gaussian ones that stand for what is not; laws of
+            Gaussian noise are left out.
         settings: What to test it with.
     """
 
@@ -95,6 +103,7 @@ class Case:
     residual: bool = False
     rows: bool = False
     blended: bool = False
+    sites: bool = False
     settings: tuple[Setting, ...] = (
         Setting(),
         Setting(torch.float32, outputs=2),
@@ -205,6 +214,30 @@ def _local(**options: Any) -> Callable[[Observations], LocalGP]:
         return LocalGP(*data.astuple(), **{**defaults, **chosen})
 
     return build
+
+
+def _osvgp(
+    likelihood: Callable[[Observations], Likelihood], **options: Any
+) -> Callable[[Observations], OSVGP]:
+    """A factory of models with inducing points that stay, of outcomes as they are."""
+
+    def build(data: Observations) -> OSVGP:
+        defaults = {"covar_module": _rbf(data), "inducing_points": _spread_points(data)}
+        return OSVGP(data.X, data.Y, likelihood(data), **{**defaults, **options})
+
+    return build
+
+
+def _gaussian_likelihood(data: Observations) -> GaussianLikelihood:
+    return GaussianLikelihood(batch_shape=_parameter_shape(data))
+
+
+def _laplace_likelihood(data: Observations) -> LaplaceLikelihood:
+    return LaplaceLikelihood(batch_shape=_parameter_shape(data))
+
+
+def _bernoulli_likelihood(_: Observations) -> BernoulliLikelihood:
+    return BernoulliLikelihood()
 
 
 def _spread_points(data: Observations) -> Tensor:
@@ -348,6 +381,31 @@ CASES: tuple[Case, ...] = (
         blended=True,
         settings=(Setting(batch_shape=(2,)),),
     ),
+    Case("OSVGP, Gaussian", _osvgp(_gaussian_likelihood), residual=True),
+    Case(
+        "OSVGP, learning",
+        _osvgp(_gaussian_likelihood, hyper_steps=1),
+        in_order=True,
+        residual=True,
+        settings=(Setting(torch.float32, outputs=2),),
+    ),
+    Case(
+        "OSVGP, Laplace",
+        _osvgp(_laplace_likelihood),
+        in_order=True,
+        residual=True,
+        sites=True,
+        settings=(Setting(), Setting(batch_shape=(2,), outputs=2)),
+    ),
+    Case(
+        "OSVGP, Bernoulli",
+        _osvgp(_bernoulli_likelihood),
+        noise="labels",
+        in_order=True,
+        residual=True,
+        sites=True,
+        settings=(Setting(torch.float32), Setting(batch_shape=(2,))),
+    ),
     Case(
         "DirichletWISKI",
         _dirichlet,
@@ -404,6 +462,11 @@ class Stream:
     def labels(self) -> bool:
         """Whether outcomes are labels."""
         return self.case.noise == "labels"
+
+    @property
+    def binary(self) -> bool:
+        """Whether they are of two classes that stay two."""
+        return self.labels and self.case.sites
 
     @cached_property
     def points(self) -> Tensor:
@@ -576,6 +639,9 @@ OF_STATISTICS: set[Law] = set()
 WITHOUT_RESIDUAL: set[Law] = set()
 """Laws of models whose features carry the whole prior."""
 
+OF_GAUSSIAN_NOISE: set[Law] = set()
+"""Laws of models that take an observation for a normal one."""
+
 
 def law(function: Law) -> Law:
     """Put a law on the list."""
@@ -607,13 +673,20 @@ def without_residual(function: Law) -> Law:
     return function
 
 
+def of_gaussian_noise(function: Law) -> Law:
+    """Of models that take an observation for a normal one."""
+    OF_GAUSSIAN_NOISE.add(function)
+    return function
+
+
 def applies(law: Law, case: Case) -> bool:
     """Whether a case must obey a law."""
     ordered = case.in_order and law in ORDERLESS
     labels = case.noise == "labels" and law in OF_OUTCOMES
     missed = case.residual and law in WITHOUT_RESIDUAL
     held = case.rows and law in OF_STATISTICS
-    return not (ordered or labels or missed or held)
+    sites = case.sites and law in OF_GAUSSIAN_NOISE
+    return not (ordered or labels or missed or held or sites)
 
 
 @orderless
@@ -762,6 +835,7 @@ def supposing_is_updating_a_copy(stream: Stream) -> None:
 
 @law
 @of_outcomes
+@of_gaussian_noise
 def supposing_leaves_the_model_as_it_is(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
     model.posterior(stream.points, observation_noise=True)
@@ -785,7 +859,8 @@ def what_is_supposed_stays_when_the_model_moves_on(stream: Stream) -> None:
     supposed = suppose(model, more)
     before = moments(supposed, stream.points)
     shifted = stream.data(4)
-    model.update(shifted.X, 2.0 + 3.0 * shifted.Y, shifted.Yvar)
+    other = 1.0 - shifted.Y if stream.binary else 2.0 + 3.0 * shifted.Y
+    model.update(shifted.X, other, shifted.Yvar)
     refreshed(model).posterior(stream.points)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -795,6 +870,7 @@ def what_is_supposed_stays_when_the_model_moves_on(stream: Stream) -> None:
 
 
 @law
+@of_gaussian_noise
 def supposing_twice_is_supposing_once(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(4)
     twice = suppose(suppose(model, more[:1]), more[1:])
@@ -802,6 +878,7 @@ def supposing_twice_is_supposing_once(stream: Stream) -> None:
 
 
 @law
+@of_gaussian_noise
 def supposing_the_own_mean_leaves_the_mean(stream: Stream) -> None:
     model, X = stream.model(stream.data(10)), stream.data(3).X
     supposed = model.condition_on_observations(X, centre(model.posterior(X)))
@@ -824,6 +901,7 @@ def variance_never_grows(stream: Stream) -> None:
 
 @law
 @of_outcomes
+@of_gaussian_noise
 def fantasies_are_each_alone(stream: Stream) -> None:
     """Fantasies of a batch of inputs are those of each input, conditioned on the same draws."""
     model, batch = stream.model(stream.data(10)), 2
@@ -917,6 +995,7 @@ def gradients_are_those_of_differences(stream: Stream) -> None:
 
 
 @law
+@of_gaussian_noise
 def observation_noise_is_added_to_the_variance(stream: Stream) -> None:
     model, X = stream.model(stream.data(10)), stream.points
     plain = gaussian(model.posterior(X)).variance
@@ -938,6 +1017,7 @@ def observation_noise_is_added_to_the_variance(stream: Stream) -> None:
 
 @law
 @of_outcomes
+@of_gaussian_noise
 def fantasies_take_the_noise_they_are_given(stream: Stream) -> None:
     """Draws have it, and conditioning on them too; per point or for all, per output, in a batch."""
     model, s, T = stream.model(stream.data(10)), stream.setting, stream.points

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from gpytorch.constraints import Interval
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Parameter
@@ -32,93 +28,3 @@ def with_priors(model: WISKI, log_likelihood: Tensor) -> Tensor:
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     total: Tensor = mll._add_other_terms(log_likelihood.clone(), []).sum()
     return total
-
-
-@dataclass(frozen=True)
-class _Coordinate:
-    """A parameter and what is moved for it: its logarithm where a constraint bounds it directly.
-
-    BoTorch's default constraints bound noise and lengthscales without a transform that would
-    enforce it; steps in the logarithm are relative and keep the sign.
-
-    Attributes:
-        parameter: The model's.
-        moved: What an optimiser moves.
-        constraint: The bound to keep, or None where a transform does.
-    """
-
-    parameter: Parameter
-    moved: Parameter
-    constraint: Interval | None
-
-    @classmethod
-    def of(cls, parameter: Parameter, constraint: object) -> _Coordinate:
-        direct = isinstance(constraint, Interval) and not constraint.enforced
-        bound = constraint if direct and isinstance(constraint, Interval) else None
-        if bound is None or bool((bound.lower_bound < 0).any()):
-            return cls(parameter, parameter, bound)
-        return cls(parameter, Parameter(parameter.detach().log()), bound)
-
-    @property
-    def relative(self) -> bool:
-        return self.moved is not self.parameter
-
-    def before(self) -> None:
-        """Take over the parameter's value and gradient."""
-        if self.relative and self.parameter.grad is not None:
-            self.moved.copy_(self.parameter.log())
-            self.moved.grad = self.parameter.grad * self.parameter
-
-    def after(self) -> None:
-        """Hand back the value, inside its bounds."""
-        value = self.moved.exp() if self.relative else self.moved
-        if self.constraint is not None:
-            low, high = self.constraint.lower_bound, self.constraint.upper_bound
-            value = value.clamp(torch.as_tensor(low).to(value), torch.as_tensor(high).to(value))
-        self.parameter.copy_(value)
-
-
-class Ascent:
-    """Adam on some of a model's parameters, kept inside their constraints."""
-
-    def __init__(self, model: WISKI, parameters: Iterable[Parameter], rate: float) -> None:
-        """Start with fresh moments.
-
-        Args:
-            model: Whose constraints to keep.
-            parameters: Those to learn.
-            rate: Learning rate; 0: nothing is learned.
-
-        Raises:
-            ValueError: The rate is negative.
-        """
-        if rate < 0.0:
-            raise ValueError(f"Expected a learning rate of at least 0, got {rate}.")
-        named: Any = model.named_parameters_and_constraints
-        constraints = {id(p): constraint for _, p, constraint in named()}
-        chosen = parameters if rate > 0.0 else ()
-        self._coordinates = [_Coordinate.of(p, constraints.get(id(p))) for p in chosen]
-        moved = [coordinate.moved for coordinate in self._coordinates]
-        self._adam = torch.optim.Adam(moved, lr=rate, fused=True) if moved else None
-
-    @property
-    def learns(self) -> bool:
-        """Whether there is anything to learn."""
-        return self._adam is not None
-
-    def ascend(self, value: Tensor) -> None:
-        """One step that raises a scalar, along its gradient in the parameters."""
-        if self._adam is None:
-            return
-        for coordinate in self._coordinates:
-            coordinate.parameter.grad = None
-        (-value).backward()
-        self._step(self._adam)
-
-    @torch.no_grad()
-    def _step(self, adam: torch.optim.Adam) -> None:
-        for coordinate in self._coordinates:
-            coordinate.before()
-        adam.step()
-        for coordinate in self._coordinates:
-            coordinate.after()

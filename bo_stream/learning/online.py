@@ -7,9 +7,10 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from bo_stream.learning.groups import Ascent, hyperparameters, stem_parameters, with_priors
+from bo_stream.learning.groups import hyperparameters, stem_parameters, with_priors
 from bo_stream.learning.pretraining import pretrain
 from bo_stream.learning.reservoir import Kept, Reservoir
+from bo_stream.models.ascent import Ascent
 from bo_stream.models.follower import Follower
 from bo_stream.models.wiski import WISKI
 

@@ -41,6 +41,7 @@ def _signature(model: StreamingGP) -> dict[str, Any]:
         "input transform": (type(transform).__name__, {k: v.tolist() for k, v in state.items()}),
         "stem": _stem_state(model),
         "kind of noise": "learned" if isinstance(model.likelihood, GaussianLikelihood) else "known",
+        "likelihood": type(model.likelihood).__name__,
     }
 
 

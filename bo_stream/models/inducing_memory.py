@@ -85,6 +85,14 @@ class InducingMemory:
             self.missed + gone,
         )
 
+    def as_statistics(self) -> InducingMemory:
+        """Itself."""
+        return self
+
+    def as_values(self) -> InducingMemory:
+        """Itself."""
+        return self
+
     def is_in(self, basis: InducingBasis) -> bool:
         """Whether the statistics are expressed in a basis already."""
         return self.values.root is basis.root

@@ -7,7 +7,8 @@ import warnings
 from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 
 from bo_stream.models.streaming_gp import StreamingGP
 
@@ -38,7 +39,9 @@ def learn_hyperparameters(model: StreamingGP) -> None:
     A line search that stalls near the optimum counts as its end: L-BFGS-B never leaves a point for
     a worse one.
     """
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    gaussian = isinstance(model.likelihood, _GaussianLikelihoodBase)
+    kind = ExactMarginalLogLikelihood if gaussian else MarginalLogLikelihood
+    mll = kind(model.likelihood, model)
     fit_gpytorch_mll(
         mll,
         optimizer_kwargs={"options": _FIT_OPTIONS},

@@ -20,9 +20,9 @@ from botorch.posteriors.posterior import Posterior
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
-from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models.gp import GP
 from linear_operator import LinearOperator, to_linear_operator
 from linear_operator.operators import DiagLinearOperator
@@ -51,7 +51,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     to hyperparameters; those are learned from ``compute_custom_loss``.
     """
 
-    likelihood: _GaussianLikelihoodBase
+    likelihood: Likelihood
     covar_module: Kernel
     mean_module: Mean
     _num_outputs: int
@@ -288,8 +288,23 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         inputs = self.transform_inputs(X).to(torch.float64)
         targets = self._standardized(Y.to(torch.float64)).mT
         check_finite("Y after its outcome transform", targets)
-        level = self.noise_at(inputs) if noise is None else noise.to(torch.float64).mT
-        return self._supposing(self.process(inputs).condition(inputs, targets, level))
+        process = self.process(inputs)
+        given = None if noise is None else noise.to(torch.float64).mT
+        targets, level = self._as_gaussian(process, inputs, targets, given)
+        return self._supposing(process.condition(inputs, targets, level))
+
+    def _as_gaussian(
+        self, process: PosteriorProcess, inputs: Tensor, targets: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Outcomes and noise variances, ``... x m x q``, to condition the process on.
+
+        Args:
+            process: That is conditioned.
+            inputs: After :meth:`transform_inputs`, ``... x q x d``.
+            targets: Supposed outcomes in transformed units, ``... x m x q``.
+            noise: Their variances, or None for the model's own.
+        """
+        return targets, self.noise_at(inputs) if noise is None else noise
 
     def _standardized(self, Y: Tensor) -> Tensor:
         targets, _ = self._outcomes.to_targets(Y, None)
@@ -351,7 +366,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """
         return self._from_per_output(self._log_marginal_likelihood())
 
-    def compute_custom_loss(self, mll: ExactMarginalLogLikelihood, **kwargs: Any) -> Tensor:
+    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
         """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
 
         Args:
@@ -359,7 +374,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             kwargs: Ignored, for BoTorch's callers.
         """
         objective = self._from_per_output(self._learning_objective())
-        value = mll._add_other_terms(objective.clone(), [])
+        value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
         return -value / self._from_per_output(self._counts()).clamp_min(1.0)
 
     def train(self, mode: bool = True) -> Self:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -41,6 +42,19 @@ def subset_module(
         for name in ("batch_shape", "_batch_shape"):
             if part.__dict__.get(name) == old:
                 part.__dict__[name] = new
+    return copied
+
+
+def subset_moments(
+    moments: dict[str, Any], batch_shape: torch.Size, of: int, outputs: list[int]
+) -> dict[str, Any]:
+    """A copy of Adam's state for the parameters that :func:`subset_module` leaves."""
+    copied = deepcopy(moments)
+    old = torch.Size((*batch_shape, of))
+    for state in copied["state"].values() if of > 1 else ():
+        for name, value in state.items():
+            if value.shape[: len(old)] == old:
+                state[name] = _pick(value, len(old) - 1, outputs)
     return copied
 
 

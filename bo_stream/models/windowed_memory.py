@@ -46,9 +46,22 @@ class WindowedMemory:
         memory = InducingMemory.empty(basis, torch.Size((*batch, outputs)))
         return cls(memory, memory, no_rows(basis.Z, batch, outputs), window)
 
+    @property
+    def values(self) -> KnownValues:
+        """The points, and the root of the kernel at them when last expressed."""
+        return self.whole.values
+
+    def is_in(self, basis: InducingBasis) -> bool:
+        """Whether the statistics are expressed in a basis already."""
+        return self.whole.is_in(basis)
+
+    def as_statistics(self) -> InducingMemory:
+        """All observations as statistics."""
+        return self.whole
+
     def in_basis(self, basis: InducingBasis) -> WindowedMemory:
         """Expressed by other points and another kernel; the recent rows exactly. O(M³ + w M²)."""
-        if self.whole.is_in(basis):
+        if self.is_in(basis):
             return self
         absorbed = self.absorbed.in_basis(basis)
         return replace(self, absorbed=absorbed, whole=_with_rows(absorbed, basis, self.recent))

@@ -1,0 +1,250 @@
+"""A model with inducing points: where they go, the posterior, the bound, and memories that add."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from copy import copy
+from typing import Generic, Protocol, Self, TypeVar
+
+import torch
+from botorch.utils.types import _DefaultType
+from torch import Tensor
+
+from bo_stream.allocation.allocator import Allocator
+from bo_stream.allocation.cap import capped
+from bo_stream.allocation.oips import OIPS
+from bo_stream.bases.inducing import InducingBasis, KnownValues
+from bo_stream.models.caches import Solved
+from bo_stream.models.compatibility import check_mergeable
+from bo_stream.models.independent_points import basis_of_independent, log_basis
+from bo_stream.models.inducing_choice import checked_allocation, checked_cap, first_points
+from bo_stream.models.inducing_memory import InducingMemory, Missed
+from bo_stream.models.inducing_prior import prior_of_values
+from bo_stream.models.marginal_likelihood import (
+    NoiseGroup,
+    combine,
+    subspace_log_marginal_likelihood,
+)
+from bo_stream.models.memory import WhitenedMemory
+from bo_stream.models.projection_warning import ProjectionWarning
+from bo_stream.models.remembering_gp import RememberingGP, StatisticsMemory, shifted_targets
+from bo_stream.models.validation import check_finite
+from bo_stream.models.warning_level import users_stack_level
+from bo_stream.module_state import State, is_same, state_of
+from bo_stream.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.weights import solve
+
+MAX_POINTS = 512
+
+
+class PointMemory(StatisticsMemory, Protocol):
+    """A memory of the process's values at inducing points."""
+
+    @property
+    def values(self) -> KnownValues:
+        """The points, and the root of the kernel at them when last expressed."""
+        ...
+
+    def as_statistics(self) -> InducingMemory:
+        """All observations as statistics at the inducing points."""
+        ...
+
+    def as_values(self) -> InducingMemory:
+        """All observations as they serve best to learn hyperparameters."""
+        ...
+
+    def in_basis(self, basis: InducingBasis, /) -> Self:
+        """Expressed by other points and another kernel."""
+        ...
+
+    def plus(self, other: InducingMemory, /) -> Self:
+        """With another memory's statistics, of the same basis."""
+        ...
+
+
+M = TypeVar("M", bound=PointMemory)
+
+
+class InducingGP(RememberingGP, Generic[M]):
+    """A model whose memory is of the process's values at inducing points."""
+
+    _memory: M
+    _allocator: Allocator | None
+    _solved: Solved | None
+    _present: tuple[State, M, InducingBasis] | None
+    max_points: int
+
+    @abstractmethod
+    def _nothing_in(self, basis: InducingBasis) -> M:
+        """A memory of no observations."""
+
+    @abstractmethod
+    def _groups(self, memory: WhitenedMemory) -> list[NoiseGroup]:
+        """What is remembered, at its actual noise."""
+
+    @abstractmethod
+    def _missed_variance(self, missed: Missed) -> Tensor:
+        """Prior variance at the data that the inducing points miss, in units of the noise."""
+
+    def _begin_points(
+        self,
+        inducing_points: Tensor | None,
+        allocator: Allocator | _DefaultType | None,
+        max_points: int,
+        X: Tensor,
+    ) -> None:
+        """The first inducing points, and an empty memory at them."""
+        Z, self._allocator = first_points(inducing_points, allocator, OIPS(0.8), X)
+        self.max_points = checked_cap(max_points, Z)
+        self._solved = self._present = None
+        Z = self.coordinates(Z).to(torch.float64) if len(Z) > 0 else Z.to(torch.float64)
+        basis = self._basis_at(Z)
+        self._memory = self._nothing_in(basis)
+        log_basis(self, basis)
+
+    @property
+    def _output_batch(self) -> torch.Size:
+        return torch.Size((*self._batch_shape, self._num_outputs))
+
+    def _projected(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+    @property
+    def inducing_points(self) -> Tensor:
+        """Z, ``M x d``, in transformed inputs."""
+        return self._memory.values.Z.to(self.train_targets)
+
+    @torch.no_grad()
+    def _basis_at(self, Z: Tensor) -> InducingBasis:
+        return basis_of_independent(self.covar_module, Z, self._num_outputs)
+
+    @torch.no_grad()
+    def _current(self) -> tuple[M, InducingBasis]:
+        """The memory expressed with the present kernel, and its basis. Kept until either moves."""
+        state = state_of(self.covar_module)
+        if self._present is None or not is_same(state, self._present[0]):
+            basis = self._basis_at(self._memory.values.Z)
+            log_basis(self, basis)
+            self._present = (state, self._memory.in_basis(basis), basis)
+        return self._present[1:]
+
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept."""
+        if X is not None:
+            check_finite("X", X)
+        if self._supposed is not None:
+            return self._supposed
+        state = state_of(self)
+        if self._solved is None or not is_same(state, self._solved.state):
+            self._solved = Solved(state, self._solve())
+        return self._solved.process
+
+    @torch.no_grad()
+    def _solve(self) -> WeightSpaceProcess:
+        memory, basis = self._current()
+        statistics = memory.as_statistics().statistics
+        evidence = combine(self._groups(statistics), self._residual())
+        return WeightSpaceProcess(basis, solve(evidence), self._prior_mean().unsqueeze(-1).clone())
+
+    def _placed(
+        self, allocator: Allocator, memory: M, basis: InducingBasis, X: Tensor
+    ) -> tuple[M, InducingBasis]:
+        """The memory at the points that an allocator wants for some inputs, and their basis."""
+        Z = self._allocated(allocator, basis, X.flatten(0, -2))
+        if _same_points(Z, basis.Z):
+            return memory, basis
+        basis = basis_of_independent(basis.kernel, Z, self._num_outputs)
+        return memory.in_basis(basis), basis
+
+    def _allocated(self, allocator: Allocator, basis: InducingBasis, X: Tensor) -> Tensor:
+        wanted = checked_allocation(allocator.update(basis.Z, X, basis.kernel), X)
+        return capped(basis.Z, wanted, basis.kernel, self.max_points)
+
+    def _remember(self, memory: M, basis: InducingBasis, allocator: Allocator | None) -> None:
+        """Take over a memory that is expressed with the present kernel."""
+        if self._present is None or self._present[2] is not basis:
+            log_basis(self, basis)
+        self._memory, self._allocator = memory, allocator
+        self._present = (state_of(self.covar_module), memory, basis)
+        self._solved = None
+
+    def _set_memory(self, memory: M) -> None:
+        self._memory = memory
+        self._present = self._solved = None
+
+    def merge(self, other: Self) -> Self:
+        """Add another model's memory to this one's, in place; hyperparameters stay as they are.
+
+        Exact for equal inducing points: equal to one stream of both models' data. Other points
+        join by this model's allocator (none: they do not), and what they carry beyond is lost,
+        with a :class:`ProjectionWarning`.
+
+        Raises:
+            UnsupportedError: Another class, shape, transform, or a model that supposes data.
+        """
+        check_mergeable(self, other)
+        self._check_not_supposed("merge")
+        other._check_not_supposed("merge")
+        theirs = other._memory.as_statistics()
+        self._merge(theirs.map_targets(shifted_targets(other._shift - self._shift)))
+        self._refresh_fixed_noise()
+        return self
+
+    @torch.no_grad()
+    def _merge(self, theirs: InducingMemory) -> None:
+        mine, basis = self._current()
+        Z, allocator = basis.Z, copy(self._allocator)
+        if not _same_points(theirs.values.Z, Z) and allocator is not None:
+            Z = self._allocated(allocator, basis, theirs.values.Z)
+            basis = self._basis_at(Z)
+        if not _contains(Z, theirs.values.Z):
+            warnings.warn(
+                "merge projects the other model's memory onto this one's inducing points, for they "
+                "are not the same: an approximation. Give both the same inducing_points.",
+                ProjectionWarning,
+                stacklevel=users_stack_level(),
+            )
+        self._allocator = allocator
+        self._set_memory(mine.in_basis(basis).plus(theirs.in_basis(basis)))
+
+    def clear(self) -> Self:
+        """Drop all observations; hyperparameters, inducing points and standardisation stay.
+
+        Raises:
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("clear")
+        _, basis = self._current()
+        self._set_memory(self._nothing_in(basis))
+        return self
+
+    def _log_marginal_likelihood(self) -> Tensor:
+        return self._learning_objective()
+
+    def elbo(self) -> Tensor:
+        """The online bound on the log marginal likelihood, ``batch_shape x m``, without m if 1.
+
+        That of batch SGPR for what is in the statistics; the rows of the window enter with their
+        full covariance. Never more than the exact log marginal likelihood where Z and
+        hyperparameters have stayed. [Bui2017, eq. 7; Titsias2009, eq. 9].
+        """
+        return self.log_marginal_likelihood()
+
+    def _learning_objective(self) -> Tensor:
+        memory = self._memory.as_values()
+        prior = prior_of_values(self.covar_module, memory.values, self._num_outputs)
+        groups = self._groups(memory.statistics)
+        bound = subspace_log_marginal_likelihood(groups, self._residual(), prior)
+        return bound - 0.5 * self._missed_variance(memory.missed)
+
+
+def _same_points(A: Tensor, B: Tensor) -> bool:
+    return A.shape == B.shape and torch.equal(A, B)
+
+
+def _contains(Z: Tensor, others: Tensor) -> bool:
+    """Whether all of some points are among Z."""
+    if len(others) == 0:
+        return True
+    return len(Z) > 0 and bool((others.unsqueeze(-2) == Z).all(-1).any(-1).all())

@@ -1,0 +1,47 @@
+"""What the constructor of a model of latent values checks and chooses."""
+
+from __future__ import annotations
+
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+from gpytorch.kernels import Kernel, ScaleKernel
+from torch import Size
+
+
+def latent_kernel(dim: int, batch_shape: Size) -> Kernel:
+    """BoTorch's kernel with dimension-scaled priors, and an output scale."""
+    base = get_covar_module_with_dim_scaled_prior(dim, batch_shape=batch_shape)
+    return ScaleKernel(base, batch_shape=batch_shape)
+
+
+def check_no_transform(transform: OutcomeTransform | None) -> None:
+    """Check that outcomes stay as they are.
+
+    Raises:
+        UnsupportedError: They do not.
+    """
+    if transform is not None:
+        raise UnsupportedError(
+            f"Expected outcome_transform to be None, got {type(transform).__name__}: the "
+            "likelihood is of outcomes as they are. Transform Y yourself."
+        )
+
+
+def check_steps(beta: float, rate: float, natural: int, hyper: int, fantasy: int) -> None:
+    """Check the options of learning.
+
+    Raises:
+        ValueError: One is out of range.
+    """
+    for name, share in (("beta", beta), ("natural_rate", rate)):
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"Expected {name} in (0, 1], got {share}.")
+    least = {
+        "natural_steps": (natural, 1),
+        "hyper_steps": (hyper, 0),
+        "fantasy_steps": (fantasy, 1),
+    }
+    for name, (number, smallest) in least.items():
+        if number < smallest:
+            raise ValueError(f"Expected {name} of at least {smallest}, got {number}.")
