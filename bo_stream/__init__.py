@@ -12,6 +12,7 @@ from bo_stream.acquisition import (
     select_labels_from_pool,
 )
 from bo_stream.learning import OnlineLearner, pretrain
+from bo_stream.models.clustered import ClusteredGP
 from bo_stream.models.dirichlet_wiski import DirichletWISKI
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
 from bo_stream.models.osgpr import OSGPR
@@ -25,6 +26,7 @@ __version__ = version("bo-stream")
 __all__ = [
     "OSGPR",
     "WISKI",
+    "ClusteredGP",
     "DirichletWISKI",
     "FeatureNIPV",
     "GridResolutionWarning",

@@ -67,7 +67,7 @@ def differentiable_log_marginal_likelihood(
         spreads = [(group.statistics.gram * second_moment).sum((-2, -1)) for group in groups]
     expected = expected_log_prior(basis, factors, second_moment)
     for group, spread in zip(groups, spreads, strict=True):
-        expected = expected + _expected_misfit(group, residual, mean, spread)
+        expected = expected + expected_misfit(group, residual, mean, spread)
     return value - (expected - expected.detach())
 
 
@@ -168,7 +168,7 @@ def subspace_log_marginal_likelihood(
         sensitivity = 0.5 * (K - u @ u.mT)
     expected = (sensitivity * prior).sum((-2, -1))
     for group, spread in zip(groups, spreads, strict=True):
-        expected = expected + _expected_misfit(group, residual, mean, spread)
+        expected = expected + expected_misfit(group, residual, mean, spread)
     return value - (expected - expected.detach())
 
 
@@ -184,7 +184,7 @@ def _spreads(groups: Sequence[NoiseGroup], prior: Tensor, K: Tensor, mean: Tenso
     return [trace + part for trace, part in zip(traces, explained, strict=True)]
 
 
-def _expected_misfit(group: NoiseGroup, residual: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
+def expected_misfit(group: NoiseGroup, residual: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
     """−E log p(y | w) up to a constant, ``... x m``, given ``tr(gram E[w wᵀ])``."""
     statistics = group.statistics
     quadratic = (residual.mT @ statistics.energy @ residual)[..., 0, 0]

@@ -124,10 +124,6 @@ class OSGPR(RememberingGP):
             self._observe(train_X, train_Y, train_Yvar, 1.0)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
 
-    @property
-    def _output_batch(self) -> torch.Size:
-        return torch.Size((*self._batch_shape, self._num_outputs))
-
     def _projected(self, inputs: Tensor) -> Tensor:
         return inputs
 
