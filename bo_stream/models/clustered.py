@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from functools import partial
-from typing import Literal, Self
 
 import torch
 from botorch.models.transforms.input import InputTransform
@@ -18,14 +15,9 @@ from torch import Tensor
 
 from bo_stream.allocation.cover_tree import CoverTree
 from bo_stream.bases.inducing import frozen, kernel_matrix
-from bo_stream.linalg import check_memory
-from bo_stream.models.centre_solver import (
-    CentreSolver,
-    CholeskySolver,
-    ConjugateGradients,
-    RootEvidence,
-)
-from bo_stream.models.cluster_cache import SolvedClusters
+from bo_stream.models.centre_solver import ConjugateGradients
+from bo_stream.models.cluster_choice import checked_dtype, checked_solver
+from bo_stream.models.cluster_gp import ClusterGP, Solver
 from bo_stream.models.cluster_likelihood import (
     Probes,
     clustered_kl_divergence,
@@ -33,30 +25,11 @@ from bo_stream.models.cluster_likelihood import (
     stochastic_objective,
 )
 from bo_stream.models.cluster_memory import ClusterMemory
-from bo_stream.models.clustered_process import ClusteredProcess
-from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inducing_prior import differentiable_matrix
-from bo_stream.models.marginal_likelihood import combine
-from bo_stream.models.memory import Observations
-from bo_stream.models.projection_warning import ProjectionWarning
-from bo_stream.models.remembering_gp import RememberingGP, shifted_targets
-from bo_stream.models.validation import check_finite
-from bo_stream.models.warning_level import users_stack_level
-from bo_stream.module_state import is_same, state_of
-from bo_stream.process import PosteriorProcess
-from bo_stream.weights import GaussianEvidence
-
-Solver = Literal["cholesky", "cg"]
-
-CHOLESKY_CENTRES = 4000
-"""Up to this many centres are solved by a Cholesky factor unless told otherwise."""
-
-MEMORY_LIMIT_GIB = 4.0
-"""Of all matrices over the centres together."""
 
 
-class ClusteredGP(RememberingGP):
+class ClusteredGP(ClusterGP):
     """The exact posterior for inputs moved to the centres of their clusters, for any kernel.
 
     A cover tree places centres at most ``resolution`` from every input and more than ``resolution``
@@ -70,7 +43,8 @@ class ClusteredGP(RememberingGP):
       gradients.
     - A fantasy: O(q M) cross-covariances and one q x q factor. It is not moved to a centre.
     - Exact: the posterior of the moved inputs, whatever came in which batches, with its marginal
-      likelihood and gradients; noise level, mean and standardisation may change at any time.
+      likelihood and gradients; kernel, noise level, mean and standardisation may change at any
+      time. Retraction, unless a centre nearer to the observation has been added since.
     - Approximate: inputs are up to ``resolution`` from where they act. Conjugate gradients stop at
       a relative residual.
     - Numerically: all that is solved is no smaller than the identity, so that no jitter is needed;
@@ -82,8 +56,6 @@ class ClusteredGP(RememberingGP):
         >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
-
-    _memory: ClusterMemory
 
     def __init__(
         self,
@@ -135,9 +107,9 @@ class ClusteredGP(RememberingGP):
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
         inputs = self._first_inputs(train_X, input_transform)
         self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
-        self.solver, self.cg_tolerance = _checked_solver(solver, cg_tolerance)
-        self.arithmetic = _checked_dtype(arithmetic)
-        self._solved: SolvedClusters | None = None
+        self.solver, self.cg_tolerance = checked_solver(solver, cg_tolerance)
+        self.arithmetic = checked_dtype(arithmetic)
+        self._solved = None
         like = inputs[..., :0, :].reshape(0, inputs.shape[-1]).to(arithmetic)
         tree = CoverTree(resolution) if tree is None else tree.to(like).insert(like)
         self._memory = ClusterMemory.empty(tree, like, self._output_batch)
@@ -145,155 +117,6 @@ class ClusteredGP(RememberingGP):
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, train_Yvar, 1.0)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
-
-    def _projected(self, inputs: Tensor) -> Tensor:
-        return inputs
-
-    @property
-    def centres(self) -> Tensor:
-        """Of the clusters, ``M x d``, in transformed inputs."""
-        return self._memory.centres.to(self.train_targets)
-
-    @property
-    def cluster_sizes(self) -> Tensor:
-        """Observations in each cluster, ``batch_shape x M``; not whole after :meth:`forget`."""
-        return self._memory.sizes.squeeze(-1)
-
-    @property
-    def resolution(self) -> float:
-        """Largest distance of a new input from its cluster's centre."""
-        return self._memory.tree.resolution
-
-    def process(self, X: Tensor | None = None) -> PosteriorProcess:
-        """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept."""
-        if X is not None:
-            check_finite("X", X)
-        if self._supposed is not None:
-            return self._supposed
-        state = state_of(self)
-        if self._solved is None or not is_same(state, self._solved.state):
-            base = self._solve()
-            self._solved = SolvedClusters(state, base, base)
-        return self._solved.process
-
-    @torch.no_grad()
-    def _solve(self) -> ClusteredProcess:
-        Z, kernel = self._memory.centres, frozen(self.covar_module, self.arithmetic)
-        scaled = RootEvidence.of(self._evidence(), self.arithmetic)
-        solver = self._solver_for(scaled.system(kernel_matrix(kernel, Z, Z, self._num_outputs)))
-        return ClusteredProcess(
-            kernel,
-            Z,
-            self._num_outputs,
-            scaled.root.mT,
-            solver.solve(scaled.target),
-            solver,
-            self._prior_mean().unsqueeze(-1).clone(),
-        )
-
-    def _evidence(self) -> GaussianEvidence:
-        return combine(self._noise_groups(self._memory.statistics), self._residual())
-
-    def _solver_for(self, Q: Tensor) -> CentreSolver:
-        if self._method(Q.shape[-1]) == "cholesky":
-            return CholeskySolver.of(Q)
-        return ConjugateGradients.of(Q, self.cg_tolerance)
-
-    def _method(self, centres: int) -> Solver:
-        if centres == 0:
-            return "cholesky"
-        return self.solver or ("cholesky" if centres <= CHOLESKY_CENTRES else "cg")
-
-    @torch.no_grad()
-    def _take(self, data: Observations) -> None:
-        X = data.X.to(self._memory.centres)
-        points = X.flatten(0, -2)
-        memory = self._memory.covering(points) if data.sign > 0 else self._memory
-        self._check_size(memory)
-        clusters = memory.tree.assign(points).view(X.shape[:-1])
-        memory = memory.after(data, clusters)
-        self._solved = self._solved_after(data, memory.centres[clusters])
-        self._memory = memory
-        self._refresh_fixed_noise()
-
-    def _check_size(self, memory: ClusterMemory) -> None:
-        M = len(memory.centres)
-        matrices = 3 if self._method(M) == "cholesky" else 2
-        check_memory(
-            f"Solving for {M:,} centres at a resolution of {memory.tree.resolution:g}",
-            math.prod(self._output_batch) * matrices * M * M,
-            MEMORY_LIMIT_GIB,
-            "Take a coarser resolution.",
-            self.arithmetic,
-        )
-
-    def _solved_after(self, data: Observations, X: Tensor) -> SolvedClusters | None:
-        solved = self._solved
-        if solved is None or data.sign < 0 or not solved.can_take(X.shape[-2]):
-            return None
-        if not is_same(state_of(self), solved.state):
-            return None
-        return solved.after(X, *self._as_outcomes(data.targets, data.noise, data.known))
-
-    def _set_memory(self, memory: ClusterMemory) -> None:
-        self._memory, self._solved = memory, None
-
-    def merge(self, other: Self) -> Self:
-        """Add another model's memory to this one's, in place; hyperparameters stay as they are.
-
-        The trees are united: the other's centres become centres, those within the resolution of
-        one of this model's give their clusters to it. Exact where they coincide with it; else those
-        clusters are moved twice, with a :class:`ProjectionWarning`.
-
-        Raises:
-            UnsupportedError: Another class, shape, transform, or a model that supposes data.
-            ValueError: More centres than memory can hold.
-        """
-        check_mergeable(self, other)
-        self._check_not_supposed("merge")
-        other._check_not_supposed("merge")
-        matrix = shifted_targets(other._shift - self._shift)
-        memory, exact = self._memory.joined(other._memory.map_targets(matrix))
-        self._check_size(memory)
-        if not exact:
-            warnings.warn(
-                "merge moves clusters of the other model to this one's nearest centres, for they "
-                "are not the same: an approximation. Give both the same tree.",
-                ProjectionWarning,
-                stacklevel=users_stack_level(),
-            )
-        self._set_memory(memory)
-        self._refresh_fixed_noise()
-        return self
-
-    def resolve(self, resolution: float) -> Self:
-        """Change the resolution, in place, for what is in memory as far as that is possible.
-
-        Levels of the tree differ by factors of two: the coarsest that is fine enough is taken.
-        Coarser: clusters join, their sums are added, and the posterior is exactly that of inputs
-        moved twice, to their old and to their new centre. Finer: clusters stay exactly as they are;
-        observations from now on get centres closer by.
-
-        Raises:
-            ValueError: The resolution is not positive and finite.
-            UnsupportedError: The model supposes data.
-        """
-        self._check_not_supposed("resolve")
-        if not (math.isfinite(resolution) and resolution > 0.0):
-            raise ValueError(f"Expected resolution to be positive and finite, got {resolution}.")
-        self._set_memory(self._memory.at_resolution(resolution))
-        return self
-
-    def clear(self) -> Self:
-        """Drop all observations; hyperparameters, centres and standardisation stay.
-
-        Raises:
-            UnsupportedError: The model supposes data.
-        """
-        self._check_not_supposed("clear")
-        memory = self._memory
-        self._set_memory(ClusterMemory.empty(memory.tree, memory.centres, self._output_batch))
-        return self
 
     def _log_marginal_likelihood(self) -> Tensor:
         return self._learning_objective()
@@ -333,6 +156,8 @@ class ClusteredGP(RememberingGP):
             ``batch_shape x m``, without m if that is 1.
         """
         Z, kernel = self._memory.centres, frozen(self.covar_module, self.arithmetic)
+        if len(Z) == 0:
+            return self.log_marginal_likelihood()
         like = self._memory.statistics.learned.gram.to(self.arithmetic)
         rows = partial(_rows, self.covar_module, Z, self._num_outputs)
         objective = stochastic_objective(
@@ -348,19 +173,3 @@ class ClusteredGP(RememberingGP):
 
 def _rows(kernel: Kernel, Z: Tensor, outputs: int, index: Tensor) -> Tensor:
     return differentiable_matrix(kernel, Z[index], Z, outputs)
-
-
-def _checked_solver(
-    solver: Solver | None, tolerance: float | None
-) -> tuple[Solver | None, float | None]:
-    if solver not in ("cholesky", "cg", None):
-        raise ValueError(f'Expected solver to be "cholesky", "cg" or None, got {solver!r}.')
-    if tolerance is not None and not 0.0 < tolerance < 1.0:
-        raise ValueError(f"Expected cg_tolerance in (0, 1), got {tolerance}.")
-    return solver, tolerance
-
-
-def _checked_dtype(dtype: torch.dtype) -> torch.dtype:
-    if dtype not in (torch.float64, torch.float32):
-        raise ValueError(f"Expected arithmetic to be torch.float64 or torch.float32, got {dtype}.")
-    return dtype
