@@ -190,7 +190,7 @@ def test_a_fit_from_memory_alone_finds_hyperparameters() -> None:
     model = OSGPR(X, Y, inducing_points=X[:60])
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     lengthscale = model.covar_module.lengthscale.flatten().tolist()
-    noise = float(model.likelihood.noise * model.outcome_scale().square())
+    noise = float((model.likelihood.noise * model.outcome_scale().square()).detach())
     assert lengthscale[1] > 3.0 * lengthscale[0]
     assert math.sqrt(noise) == pytest.approx(0.1, rel=0.15)
     test_X = torch.rand(200, 2, dtype=torch.float64)
