@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
 from gpytorch.kernels import MaternKernel, ScaleKernel
@@ -16,12 +17,16 @@ from tests.problems import observations
 from tests.tolerances import assert_close
 
 
-def some_model(noise: str = "mixed") -> ClusteredGP:
-    stream = observations(60, 2).with_noise(noise)
+def some_model(
+    noise: str = "mixed", batch_shape: tuple[int, ...] = (), outputs: int = 1
+) -> ClusteredGP:
+    stream = observations(60, 2, outputs, batch_shape).with_noise(noise)
+    shape = torch.Size((*batch_shape, *([outputs] if outputs > 1 else [])))
+    kernel = MaternKernel(nu=1.5, ard_num_dims=2, batch_shape=shape)
     return ClusteredGP(
         *stream.astuple(),
-        likelihood=GaussianLikelihood().double(),
-        covar_module=ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=2)).double(),
+        likelihood=GaussianLikelihood(batch_shape=shape).double(),
+        covar_module=ScaleKernel(kernel, batch_shape=shape).double(),
         resolution=0.2,
     )
 
@@ -31,15 +36,18 @@ def gradient(value: Tensor, model: ClusteredGP) -> Tensor:
     return torch.cat([g.flatten() for g in torch.autograd.grad(value.sum(), parameters)])
 
 
-def test_probes_of_every_centre_give_the_exact_gradient() -> None:
+@pytest.mark.parametrize(("batch_shape", "outputs"), [((), 1), ((2,), 1), ((2,), 2)])
+def test_probes_of_every_centre_give_the_exact_gradient(
+    batch_shape: tuple[int, ...], outputs: int
+) -> None:
     """With the columns of √M I for probes, Hutchinson's estimate is the trace."""
-    model = some_model()
+    model = some_model("mixed", batch_shape, outputs)
     Z = model._memory.centres
     M = len(Z)
-    signs = M**0.5 * torch.eye(M, dtype=torch.float64).unsqueeze(0)
+    signs = M**0.5 * torch.eye(M, dtype=torch.float64).expand(*batch_shape, outputs, M, M)
 
     def rows(index: Tensor) -> Tensor:
-        return differentiable_matrix(model.covar_module, Z[index], Z, 1)
+        return differentiable_matrix(model.covar_module, Z[index], Z, outputs)
 
     objective = stochastic_objective(
         model._noise_groups(model._memory.statistics),
@@ -91,7 +99,7 @@ def test_a_learner_climbs_as_high_as_a_fit() -> None:
 
 
 def test_the_same_seed_learns_the_same() -> None:
-    models = [some_model() for _ in range(2)]
+    models = [some_model("mixed", (2,), 2) for _ in range(2)]
     models[1].load_state_dict(models[0].state_dict())
     models[1]._set_memory(models[0]._memory)
     for model in models:
