@@ -14,6 +14,7 @@ def maximise_stochastically(
     learning_rate: float = 0.05,
     probes: int = 10,
     batch_size: int = 1000,
+    tolerance: float | None = None,
     seed: int = 0,
 ) -> ClusteredGP:
     """Learn a model's hyperparameters by Adam on stochastic gradients, in place.
@@ -28,6 +29,7 @@ def maximise_stochastically(
         learning_rate: Of Adam; for positive parameters in their logarithms.
         probes: Hutchinson's probes in a step.
         batch_size: Centres whose rows of the kernel are differentiated in a step.
+        tolerance: Relative residual at which conjugate gradients stop; the model's if omitted.
         seed: Of probes and rows.
 
     Returns:
@@ -41,6 +43,6 @@ def maximise_stochastically(
     generator = torch.Generator().manual_seed(seed)
     count = max(model.num_observations, 1.0)
     for _ in range(steps):
-        objective = model.stochastic_objective(probes, batch_size, generator)
+        objective = model.stochastic_objective(probes, batch_size, generator, tolerance)
         ascent.ascend(with_priors(model, objective) / count)
     return model.eval()

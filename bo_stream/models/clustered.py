@@ -140,7 +140,11 @@ class ClusteredGP(ClusterGP):
         return self._from_per_output(clustered_kl_divergence(self._evidence(), prior))
 
     def stochastic_objective(
-        self, probes: int = 10, batch_size: int = 1000, generator: torch.Generator | None = None
+        self,
+        probes: int = 10,
+        batch_size: int = 1000,
+        generator: torch.Generator | None = None,
+        tolerance: float | None = None,
     ) -> Tensor:
         """A number whose gradient is an unbiased estimate of the log marginal likelihood's.
 
@@ -152,6 +156,7 @@ class ClusteredGP(ClusterGP):
             probes: Number of Hutchinson's probes.
             batch_size: Number of centres whose rows are visited.
             generator: Of the probes and the rows, on the CPU.
+            tolerance: Relative residual at which conjugate gradients stop; the model's if omitted.
 
         Returns:
             ``batch_shape x m``, without m if that is 1.
@@ -166,7 +171,7 @@ class ClusteredGP(ClusterGP):
             self._residual(),
             kernel_matrix(kernel, Z, Z, self._num_outputs),
             rows,
-            partial(ConjugateGradients.of, tolerance=self.cg_tolerance),
+            partial(ConjugateGradients.of, tolerance=tolerance or self.cg_tolerance),
             Probes.draw(like, probes, batch_size, generator),
         )
         return self._from_per_output(objective)
