@@ -120,9 +120,9 @@ class CholeskySolver(CentreSolver):
 class ConjugateGradients(CentreSolver):
     """By preconditioned conjugate gradients: cost O(M²) an iteration, and a column.
 
-    They stop when the residual is ``tolerance`` of the right side; because Q is no smaller than the
-    identity, the solution's error is then no larger than that residual. Differentiable in columns:
-    the gradient is solved for alike.
+    They stop when the residual is ``tolerance`` of the right side, on average over the columns;
+    because Q is no smaller than the identity, a solution's error is no larger than its residual.
+    Differentiable in columns: the gradient is solved for alike.
 
     Attributes:
         Q: ``... x m x M x M``.
