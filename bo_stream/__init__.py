@@ -11,7 +11,8 @@ from bo_stream.acquisition import (
     select_from_pool,
     select_labels_from_pool,
 )
-from bo_stream.learning import OnlineLearner, pretrain
+from bo_stream.learning import OnlineLearner, maximise_stochastically, pretrain
+from bo_stream.models.clustered import ClusteredGP
 from bo_stream.models.dirichlet_wiski import DirichletWISKI
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
 from bo_stream.models.local import LocalGP
@@ -28,6 +29,7 @@ __all__ = [
     "OSGPR",
     "OSVGP",
     "WISKI",
+    "ClusteredGP",
     "DirichletWISKI",
     "FeatureNIPV",
     "GridResolutionWarning",
@@ -41,6 +43,7 @@ __all__ = [
     "ProjectionWarning",
     "RandomProjection",
     "__version__",
+    "maximise_stochastically",
     "pretrain",
     "qBALD",
     "sample_paths",

@@ -248,15 +248,31 @@ class DowndatedRootOperator(LinearOperator):
         return self.root @ (vectors * eigenvalues.clamp_min(0.0).sqrt().unsqueeze(-2))
 
 
-def check_memory(name: str, numbers: int, limit_gib: float) -> None:
-    """Refuse an allocation of ``numbers`` float64 numbers beyond a limit, before it is made.
+SMALLER_GRID = "Take a smaller grid_size (or narrower bounds)."
+
+
+def check_memory(
+    name: str,
+    numbers: int,
+    limit_gib: float,
+    remedy: str = SMALLER_GRID,
+    dtype: torch.dtype = torch.float64,
+) -> None:
+    """Refuse an allocation beyond a limit, before it is made.
+
+    Args:
+        name: What would be allocated.
+        numbers: How many.
+        limit_gib: In GiB.
+        remedy: A sentence on what to do instead.
+        dtype: Of the numbers.
 
     Raises:
         ValueError: More than ``limit_gib`` GiB would be needed.
     """
-    gib = numbers * 8 / 2**30
+    gib = numbers * dtype.itemsize / 2**30
     if not math.isfinite(gib) or gib > limit_gib:
         raise ValueError(
             f"{name} would need {gib:,.1f} GiB of memory, more than the limit of {limit_gib:g} "
-            "GiB. Take a smaller grid_size (or narrower bounds)."
+            f"GiB. {remedy}"
         )

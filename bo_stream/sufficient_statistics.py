@@ -139,6 +139,28 @@ class MatrixMap:
         return self.matrix.mT @ moment
 
 
+@dataclass(frozen=True)
+class Regrouping:
+    """The map ``v_old = T v_new`` where each old value is one of the new; a diagonal gram stays so.
+
+    Attributes:
+        index: Of the new value that each old one is, ``p``.
+        size: Number of new values.
+    """
+
+    index: Tensor
+    size: int
+
+    def congruence(self, gram: Tensor) -> Tensor:
+        """``Tᵀ gram T`` of diagonals kept as columns, ``... x p x 1``. Cost O(p)."""
+        return self.transpose(gram)
+
+    def transpose(self, moment: Tensor) -> Tensor:
+        """``Tᵀ moment``: sums of rows. Cost O(p)."""
+        zeros = moment.new_zeros(*moment.shape[:-2], self.size, moment.shape[-1])
+        return zeros.index_add_(-2, self.index, moment)
+
+
 def weighted_statistics(
     features: Tensor, targets: Tensor, noise: Tensor, weight: Tensor
 ) -> SufficientStatistics[Tensor]:
@@ -150,12 +172,47 @@ def weighted_statistics(
         noise: Relative noise D, ``... x (1 or m) x n``.
         weight: 1 to add, −1 to take out, 0 to leave out, ``... x (1 or m) x n``.
     """
+    gram = features.mT @ (features * (weight / noise).unsqueeze(-1))
+    return _with_sums(gram, lambda weighted: features.mT @ weighted, targets, noise, weight)
+
+
+def grouped_statistics(
+    groups: Tensor, size: int, targets: Tensor, noise: Tensor, weight: Tensor
+) -> SufficientStatistics[Tensor]:
+    """Statistics of observations whose feature is the indicator of a group. Cost O(n + size).
+
+    The gram is diagonal and kept as a column, ``... x m x size x 1``.
+
+    Args:
+        groups: From 0 to ``size - 1``, ``... x n``.
+        size: Number of groups.
+        targets: ``... x m x n``.
+        noise: Relative noise D, ``... x (1 or m) x n``.
+        weight: 1 to add, −1 to take out, 0 to leave out, ``... x (1 or m) x n``.
+    """
+
+    def by_group(weighted: Tensor) -> Tensor:
+        index = groups.unsqueeze(-2).unsqueeze(-1).expand_as(weighted)
+        zeros = weighted.new_zeros(*weighted.shape[:-2], size, weighted.shape[-1])
+        return zeros.scatter_add_(-2, index, weighted)
+
+    precision = (weight / noise).expand_as(targets)
+    return _with_sums(by_group(precision.unsqueeze(-1)), by_group, targets, noise, weight)
+
+
+def _with_sums(
+    gram: Tensor,
+    to_weights: Callable[[Tensor], Tensor],
+    targets: Tensor,
+    noise: Tensor,
+    weight: Tensor,
+) -> SufficientStatistics[Tensor]:
+    """The gram with all that does not depend on it; ``to_weights`` is the product with Φᵀ."""
     columns = target_columns(targets)
-    precision = (weight / noise).unsqueeze(-1)
-    weighted = columns * precision
+    weighted = columns * (weight / noise).unsqueeze(-1)
     return SufficientStatistics(
-        features.mT @ (features * precision),
-        features.mT @ weighted,
+        gram,
+        to_weights(weighted),
         columns.mT @ weighted,
         columns.mT @ (columns * weight.unsqueeze(-1)),
         (weight * noise.log()).sum(-1).expand(targets.shape[:-1]),

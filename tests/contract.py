@@ -12,7 +12,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,7 +46,8 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
-from bo_stream.allocation import OIPS
+from bo_stream.allocation import OIPS, CoverTree
+from bo_stream.models.clustered import ClusteredGP
 from bo_stream.models.local import LocalGP
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.osvgp import OSVGP
@@ -245,6 +246,24 @@ def _spread_points(data: Observations) -> Tensor:
     return points.to(data.X)
 
 
+def _clustered(**options: Any) -> Callable[[Observations], ClusteredGP]:
+    """A factory of models with a tree of the whole box, unless options say otherwise."""
+
+    def build(data: Observations) -> ClusteredGP:
+        chosen = {k: v(data) if callable(v) else v for k, v in options.items()}
+        defaults = {"covar_module": _rbf(data), "tree": _wide_tree()}
+        return ClusteredGP(*data.astuple(), **{**defaults, **chosen})
+
+    return build
+
+
+@cache
+def _wide_tree() -> CoverTree:
+    """So dense that no further input gets a centre of its own."""
+    line = torch.linspace(-0.45, 1.45, 200, dtype=torch.float64)
+    return CoverTree(0.33).insert(torch.cartesian_prod(line, line))
+
+
 CASES: tuple[Case, ...] = (
     Case("WISKI", _wiski(), settings=EVERY_SETTING),
     Case("WISKI, few features", _wiski(max_rank=30)),
@@ -405,6 +424,46 @@ CASES: tuple[Case, ...] = (
         residual=True,
         sites=True,
         settings=(Setting(torch.float32), Setting(batch_shape=(2,))),
+    ),
+    Case("ClusteredGP", _clustered(covar_module=_scaled_matern), residual=True),
+    Case(
+        "ClusteredGP, one kernel for all outputs",
+        _clustered(covar_module=lambda _: RBFKernel()),
+        residual=True,
+        settings=(Setting(batch_shape=(2,), outputs=2),),
+    ),
+    Case(
+        "ClusteredGP, as measured",
+        _clustered(outcome_transform=None),
+        residual=True,
+        settings=(Setting(),),
+    ),
+    Case(
+        "ClusteredGP, conjugate gradients",
+        _clustered(solver="cg"),
+        residual=True,
+        settings=(Setting(), Setting(batch_shape=(2,), outputs=2)),
+    ),
+    Case("ClusteredGP, known noise", _clustered(), noise="known", residual=True),
+    Case(
+        "ClusteredGP, known noise in part",
+        _clustered(likelihood=lambda data: GaussianLikelihood(batch_shape=_parameter_shape(data))),
+        noise="mixed",
+        residual=True,
+        settings=(Setting(), Setting(batch_shape=(2,), outputs=2)),
+    ),
+    Case(
+        "ClusteredGP, in single precision",
+        _clustered(arithmetic=torch.float32),
+        residual=True,
+        settings=(Setting(torch.float32, outputs=2),),
+    ),
+    Case(
+        "ClusteredGP, centres by the stream",
+        _clustered(tree=None, resolution=0.45),
+        in_order=True,
+        residual=True,
+        settings=(Setting(), Setting(batch_shape=(2,), outputs=2)),
     ),
     Case(
         "DirichletWISKI",

@@ -143,3 +143,6 @@ def test_memory_is_refused_before_it_is_allocated() -> None:
     check_memory("A grid", 2**27, limit_gib=1.0)
     with pytest.raises(ValueError, match=r"A grid would need 2\.0 GiB .* limit of 1 GiB"):
         check_memory("A grid", 2**28, limit_gib=1.0)
+    check_memory("A matrix", 2**28, 1.0, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"A matrix .* Do without\."):
+        check_memory("A matrix", 2**29, 1.0, "Do without.", torch.float32)

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from bo_stream.sufficient_statistics import (
     MatrixMap,
+    Regrouping,
     SufficientStatistics,
+    grouped_statistics,
     weighted_statistics,
 )
 from tests.tolerances import assert_close
@@ -115,3 +117,31 @@ def test_what_is_pulled_back_shares_nothing(data: Data) -> None:
     for name in NAMES:
         getattr(statistics, name).zero_()
     assert_same(pulled, data.statistics())
+
+
+def assert_same_but_gram(
+    one: SufficientStatistics[Tensor], other: SufficientStatistics[Tensor]
+) -> None:
+    for name in NAMES[1:]:
+        assert_close(getattr(one, name), getattr(other, name))
+
+
+def test_groups_are_indicator_features(data: Data) -> None:
+    groups = torch.randint(0, 3, data.targets.shape[-1:])
+    grouped = grouped_statistics(groups, 4, data.targets, data.noise, data.weight)
+    indicators = torch.nn.functional.one_hot(groups, 4).double()
+    dense = weighted_statistics(indicators, data.targets, data.noise, data.weight)
+    assert_close(torch.diag_embed(grouped.gram.squeeze(-1)), dense.gram)
+    assert_same_but_gram(grouped, dense)
+
+
+def test_regrouping_is_its_matrix(data: Data) -> None:
+    groups, index = torch.randint(0, 4, data.targets.shape[-1:]), torch.tensor([2, 0, 2, 4])
+    grouped = grouped_statistics(groups, 4, data.targets, data.noise, data.weight)
+    moved = grouped.pull_back(Regrouping(index, 5))
+    T = torch.nn.functional.one_hot(index, 5).double()
+    dense = weighted_statistics(
+        torch.nn.functional.one_hot(groups, 4).double(), data.targets, data.noise, data.weight
+    ).pull_back(MatrixMap(T))
+    assert_close(torch.diag_embed(moved.gram.squeeze(-1)), dense.gram)
+    assert_same_but_gram(moved, dense)

@@ -55,6 +55,15 @@ class CoverLevel:
         none = torch.zeros(0, dtype=torch.long, device=like.device)
         return cls(radius, like.new_zeros(0, like.shape[-1]), none, Ragged.of(none, none, 0))
 
+    def to(self, like: Tensor) -> CoverLevel:
+        """The level in another dtype, on another device."""
+        return CoverLevel(
+            self.radius,
+            self.centres.to(like),
+            self.parents.to(like.device),
+            self.neighbours.to(like.device),
+        )
+
     def __len__(self) -> int:
         return len(self.centres)
 

@@ -97,10 +97,13 @@ class CoverTree(Allocator):
         Raises:
             ValueError: Nothing was inserted yet, or even the finest level is coarser.
         """
+        return self._levels[self._depth(resolution)].centres
+
+    def _depth(self, resolution: float) -> int:
         self._check_not_empty()
-        for level in self._levels:
+        for depth, level in enumerate(self._levels):
             if level.radius <= resolution:
-                return level.centres
+                return depth
         raise ValueError(
             f"Expected resolution of at least {self.resolution:g}, that of the finest level, got "
             f"{resolution:g}. Use refine before the points are inserted."
@@ -121,12 +124,29 @@ class CoverTree(Allocator):
         self.resolution = finest.radius / 2.0
         empty = CoverLevel.empty(self.resolution, finest.centres)
         own = torch.arange(len(finest), device=finest.parents.device)
-        self._levels.append(empty.with_centres(finest.centres, own, finest))
+        self._levels = [*self._levels, empty.with_centres(finest.centres, own, finest)]
         return self
 
     def fresh(self) -> CoverTree:
         """An empty tree of the same settings."""
         return CoverTree(self.resolution, self.average, self.voronoi, self.per_lengthscale)
+
+    def coarsened(self, resolution: float) -> CoverTree:
+        """A tree of the coarser levels only, the finest as :meth:`level` chooses it.
+
+        Raises:
+            ValueError: Nothing was inserted yet, or even the finest level is coarser.
+        """
+        tree = self.fresh()
+        tree._levels = self._levels[: self._depth(resolution) + 1]
+        tree.resolution = tree._levels[-1].radius
+        return tree
+
+    def to(self, like: Tensor) -> CoverTree:
+        """The tree in another dtype, on another device."""
+        tree = self.fresh()
+        tree._levels = [level.to(like) for level in self._levels]
+        return tree
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
         if not self._levels:

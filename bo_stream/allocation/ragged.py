@@ -34,6 +34,10 @@ class Ragged:
         sizes = torch.bincount(rows, minlength=count)
         return cls(torch.cat((sizes.new_zeros(1), sizes.cumsum(0))), items[order])
 
+    def to(self, device: torch.device) -> Ragged:
+        """The lists on another device."""
+        return Ragged(self.offsets.to(device), self.items.to(device))
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 

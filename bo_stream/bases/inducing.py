@@ -13,9 +13,9 @@ from bo_stream.bases.basis import Basis
 from bo_stream.linalg import cholesky_with_jitter, solve_lower
 
 
-def frozen(kernel: Kernel) -> Kernel:
-    """A copy in float64 that learns nothing and that nobody else changes."""
-    copy: Kernel = deepcopy(kernel).double().eval()
+def frozen(kernel: Kernel, dtype: torch.dtype = torch.float64) -> Kernel:
+    """A copy that learns nothing and that nobody else changes."""
+    copy: Kernel = deepcopy(kernel).to(dtype).eval()
     return copy.requires_grad_(False)
 
 

@@ -2,5 +2,6 @@
 
 from bo_stream.learning.online import OnlineLearner
 from bo_stream.learning.pretraining import pretrain
+from bo_stream.learning.stochastic import maximise_stochastically
 
-__all__ = ["OnlineLearner", "pretrain"]
+__all__ = ["OnlineLearner", "maximise_stochastically", "pretrain"]

@@ -8,22 +8,22 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Parameter
 
-from bo_stream.models.wiski import WISKI
+from bo_stream.models.streaming_gp import StreamingGP
 
 
-def stem_parameters(model: WISKI) -> list[Parameter]:
+def stem_parameters(model: StreamingGP) -> list[Parameter]:
     """Learnable parameters of the stem."""
     stem: Any = model._modules.get("stem")
     return [] if stem is None else [p for p in stem.parameters() if p.requires_grad]
 
 
-def hyperparameters(model: WISKI) -> list[Parameter]:
+def hyperparameters(model: StreamingGP) -> list[Parameter]:
     """Learnable parameters of kernel, mean and likelihood."""
     own = {id(p) for p in stem_parameters(model)}
     return [p for p in model.parameters() if p.requires_grad and id(p) not in own]
 
 
-def with_priors(model: WISKI, log_likelihood: Tensor) -> Tensor:
+def with_priors(model: StreamingGP, log_likelihood: Tensor) -> Tensor:
     """The log likelihood plus the log priors of all hyperparameters, summed over outputs."""
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     total: Tensor = mll._add_other_terms(log_likelihood.clone(), []).sum()

@@ -103,10 +103,6 @@ class InducingGP(RememberingGP, Generic[M]):
         self._memory = self._nothing_in(basis)
         log_basis(self, basis)
 
-    @property
-    def _output_batch(self) -> torch.Size:
-        return torch.Size((*self._batch_shape, self._num_outputs))
-
     def _projected(self, inputs: Tensor) -> Tensor:
         return inputs
 

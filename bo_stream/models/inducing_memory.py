@@ -139,7 +139,7 @@ class InducingMemory:
         """A copy for some of the outputs."""
         return InducingMemory(
             self.values.select(outputs),
-            self.statistics.map(lambda s: _selected(s, outputs)),
+            self.statistics.select(outputs),
             self.missed.map(lambda total: total[..., outputs]),
         )
 
@@ -154,8 +154,7 @@ class InducingMemory:
     @property
     def totals(self) -> Tensor:
         """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
-        learned, known = self.statistics.learned, self.statistics.known
-        return learned.totals if known is None else learned.totals + known.totals
+        return self.statistics.totals
 
     @property
     def counts(self) -> Tensor:
@@ -164,23 +163,8 @@ class InducingMemory:
 
     def mean_known_noise(self) -> Tensor | None:
         """Mean of the known noise variances, ``... x m``, or None without any."""
-        known = self.statistics.known
-        if known is None:
-            return None
-        return known.noise_sum / torch.where(known.count > 0, known.count, 1.0)
+        return self.statistics.mean_known_noise()
 
 
 def _trace(statistics: Whitened, lost: Tensor) -> Tensor:
     return (statistics.gram * lost).sum((-2, -1))
-
-
-def _selected(statistics: Whitened, outputs: list[int]) -> Whitened:
-    return replace(
-        statistics,
-        gram=statistics.gram[..., outputs, :, :],
-        moment=statistics.moment[..., outputs, :, :],
-        energy=statistics.energy[..., outputs, :, :],
-        totals=statistics.totals[..., outputs, :, :],
-        log_noise=statistics.log_noise[..., outputs],
-        noise_sum=statistics.noise_sum[..., outputs],
-    )

@@ -19,8 +19,22 @@ class _Dense(torch.nn.Module):
         super().__init__()
         self.kernel = kernel
 
-    def forward(self, Z: Tensor, outputs: int) -> Tensor:
-        return kernel_matrix(self.kernel, Z, Z, outputs)
+    def forward(self, A: Tensor, B: Tensor, outputs: int) -> Tensor:
+        return kernel_matrix(self.kernel, A, B, outputs)
+
+
+def differentiable_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
+    """``k(A, B)``, ``... x m x n x n'``, differentiable in the kernel's parameters.
+
+    Args:
+        kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+        A: ``... x n x d``, in the dtype to compute in, whatever the kernel's.
+        B: ``... x n' x d``.
+        outputs: m.
+    """
+    still = _Dense(deepcopy(kernel).to(A.dtype).eval())
+    parameters = {f"kernel.{name}": p.to(A.dtype) for name, p in kernel.named_parameters()}
+    return torch.func.functional_call(still, parameters, (A, B, outputs))
 
 
 def prior_of_values(kernel: Kernel, values: KnownValues, outputs: int) -> Tensor:
@@ -29,8 +43,6 @@ def prior_of_values(kernel: Kernel, values: KnownValues, outputs: int) -> Tensor
     ``L⁻¹ k(Z, Z) L⁻ᵀ``, in float64 whatever the kernel's dtype, differentiable in its parameters;
     the identity for the kernel that L is the root of. Cost O(M³).
     """
-    still = _Dense(deepcopy(kernel).double().eval())
-    parameters = {f"kernel.{name}": p.double() for name, p in kernel.named_parameters()}
-    K = torch.func.functional_call(still, parameters, (values.Z, outputs))
+    K = differentiable_matrix(kernel, values.Z, values.Z, outputs)
     half = solve_lower(values.root, K)
     return solve_lower(values.root, half.mT)

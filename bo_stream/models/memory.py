@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -111,19 +112,44 @@ class WhitenedMemory:
         """Apply a rule to both kinds of noise."""
         return WhitenedMemory(rule(self.learned), None if self.known is None else rule(self.known))
 
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        learned, known = self.learned, self.known
+        return learned.totals if known is None else learned.totals + known.totals
+
+    def mean_known_noise(self) -> Tensor | None:
+        """Mean of the known noise variances, ``... x m``, or None without any."""
+        if self.known is None:
+            return None
+        return self.known.noise_sum / torch.where(self.known.count > 0, self.known.count, 1.0)
+
+    def select(self, outputs: list[int]) -> WhitenedMemory:
+        """A copy for some of the outputs, where each has a gram of its own."""
+        return self.map(lambda statistics: _of_outputs(statistics, outputs))
+
     def leading(self, rank: int) -> WhitenedMemory:
         """The memory in the first weights only."""
         return self.map(lambda statistics: _leading(statistics, rank))
 
     def observed(self, features: Tensor, data: Observations) -> WhitenedMemory:
         """The memory after a batch with these whitened features. Cost O(n r²)."""
-        learned = self.learned
+        return self.observed_by(partial(weighted_statistics, features), data)
+
+    def observed_by(
+        self, rule: Callable[[Tensor, Tensor, Tensor], Whitened], data: Observations
+    ) -> WhitenedMemory:
+        """The memory after a batch.
+
+        Args:
+            rule: Makes statistics of targets, noise and weights.
+            data: The batch.
+        """
+        learned, known = self.learned, self.known
         if not bool(data.known.all()):
-            learned = learned + weighted_statistics(features, data.targets, *data.learned_group())
-        known = self.known
+            learned = learned + rule(data.targets, *data.learned_group())
         if data.any_known:
-            batch = weighted_statistics(features, data.targets, *data.known_group())
-            known = _add(known, batch)
+            known = _add(known, rule(data.targets, *data.known_group()))
         return WhitenedMemory(learned, known)
 
 
@@ -135,9 +161,20 @@ def _leading(statistics: Whitened, rank: int) -> Whitened:
     )
 
 
+def _of_outputs(statistics: Whitened, outputs: list[int]) -> Whitened:
+    return _replaced(statistics, statistics.gram[..., outputs, :, :], outputs)
+
+
 def _select(statistics: NodeStatistics, outputs: list[int]) -> NodeStatistics:
+    return _replaced(statistics, statistics.gram.select(outputs), outputs)
+
+
+def _replaced(
+    statistics: SufficientStatistics[G], gram: G, outputs: list[int]
+) -> SufficientStatistics[G]:
+    """The statistics of some outputs, whose gram is given."""
     return SufficientStatistics(
-        statistics.gram.select(outputs),
+        gram,
         statistics.moment[..., outputs, :, :],
         statistics.energy[..., outputs, :, :],
         statistics.totals[..., outputs, :, :],

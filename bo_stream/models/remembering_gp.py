@@ -35,6 +35,10 @@ class RememberingGP(MeasuredGP):
 
     _memory: StatisticsMemory
 
+    @property
+    def _output_batch(self) -> torch.Size:
+        return torch.Size((*self._batch_shape, self._num_outputs))
+
     @abstractmethod
     def _take(self, data: Observations) -> None:
         """Put checked observations into memory, or take them out; all or nothing."""

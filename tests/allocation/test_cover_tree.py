@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 
@@ -150,3 +151,36 @@ def test_land_surface_temperature(shared_data: Path) -> None:
         tree.insert(rows)
     assert 1_500 < len(tree.centres) < 3_000
     check_guarantees(tree, X)
+
+
+def test_a_coarsened_tree_ends_at_the_level_asked_for() -> None:
+    X = clusters(800, 2)
+    tree = CoverTree(0.02).insert(X)
+    before = tree.levels
+    coarse = tree.coarsened(0.1)
+    assert coarse.resolution == coarse.radii[-1] == 0.08
+    assert torch.equal(coarse.centres, tree.level(0.1))
+    more = torch.rand(200, 2, dtype=torch.float64)
+    check_guarantees(coarse.insert(more), torch.cat((X, more)))
+    assert all(a is b for a, b in zip(tree.levels, before, strict=True))
+    with pytest.raises(ValueError, match="of at least"):
+        tree.coarsened(0.01)
+    assert len(tree.coarsened(1e3).centres) == 1
+
+
+def test_a_tree_moves_to_another_dtype(device: torch.device) -> None:
+    X = clusters(300, 2)
+    tree = CoverTree(0.05).insert(X)
+    moved = tree.to(torch.zeros(0, dtype=torch.float32, device=device))
+    assert moved.centres.dtype == torch.float32
+    more = torch.rand(200, 2, device=device)
+    check_guarantees(moved.insert(more), torch.cat((X.to(more), more)))
+
+
+def test_a_copy_that_is_refined_leaves_the_tree_as_it_is() -> None:
+    tree = CoverTree(0.1).insert(clusters(300, 2))
+    twin = copy.copy(tree)
+    levels = len(tree.levels)
+    assert len(twin.refine().levels) == levels + 1
+    assert len(tree.levels) == levels
+    assert tree.resolution == 0.1

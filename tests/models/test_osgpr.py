@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,39 +12,23 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
 from gpytorch.kernels import (
-    AdditiveKernel,
     Kernel,
-    LinearKernel,
-    MaternKernel,
-    PeriodicKernel,
     RBFKernel,
-    ScaleKernel,
 )
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import OSGPR, ProjectionWarning
 from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Random
+from tests.inducing_problems import (
+    KERNELS,
+    D,
+    assert_goes_on_after_odd_inputs,
+    equal_rows,
+    wave,
+)
 from tests.oracles import SGPR, online_bound
 from tests.tolerances import GRADIENT_TOLERANCE, assert_close
-
-D = 3
-
-KERNELS: dict[str, Callable[[], Kernel]] = {
-    "rbf": lambda: RBFKernel(ard_num_dims=D),
-    "matern": lambda: ScaleKernel(MaternKernel(nu=1.5, ard_num_dims=D)),
-    "linear plus periodic": lambda: AdditiveKernel(
-        ScaleKernel(LinearKernel()), ScaleKernel(PeriodicKernel())
-    ),
-    "groups": lambda: AdditiveKernel(
-        ScaleKernel(RBFKernel(active_dims=(0, 1))), ScaleKernel(MaternKernel(active_dims=(2,)))
-    ),
-}
-
-
-def data(n: int = 60, d: int = D) -> tuple[Tensor, Tensor]:
-    X = torch.rand(n, d, dtype=torch.float64)
-    return X, (4.0 * X.sum(-1, keepdim=True)).sin() + 0.1 * torch.randn(n, 1).double()
 
 
 def dense(model: OSGPR, kernel: Kernel, X: Tensor, Y: Tensor, Z: Tensor) -> SGPR:
@@ -73,7 +56,7 @@ def exact_log_marginal(kernel: Kernel, X: Tensor, Y: Tensor) -> float:
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("batches", [(60,), (20, 1, 39), tuple([1] * 60)])
 def test_any_batching_is_batch_sgpr(name: str, batches: tuple[int, ...]) -> None:
-    X, Y = data()
+    X, Y = wave()
     kernel, Z = KERNELS[name]().double(), torch.rand(12, D, dtype=torch.float64)
     first, *others = zip(X.split(list(batches)), Y.split(list(batches)), strict=True)
     model = raw(*first, covar_module=kernel, inducing_points=Z)
@@ -90,7 +73,7 @@ def test_any_batching_is_batch_sgpr(name: str, batches: tuple[int, ...]) -> None
 
 
 def test_points_at_the_data_are_the_exact_gp() -> None:
-    X, Y = data(40)
+    X, Y = wave(40)
     kernel = KERNELS["matern"]().double()
     model = raw(X[:15], Y[:15], covar_module=kernel, inducing_points=X)
     model.update(X[15:], Y[15:])
@@ -108,14 +91,14 @@ def test_points_at_the_data_are_the_exact_gp() -> None:
 
 @pytest.mark.parametrize("points", [1, 5, 20, 60])
 def test_the_bound_never_exceeds_the_log_marginal(points: int) -> None:
-    X, Y = data()
+    X, Y = wave()
     kernel = KERNELS["rbf"]().double()
     model = raw(X, Y, covar_module=kernel, inducing_points=X[:points])
     assert float(model.elbo().detach()) <= exact_log_marginal(kernel, X, Y) + 1e-7
 
 
 def test_moved_points_and_hyperparameters_are_the_papers_online_bound() -> None:
-    X, Y = data()
+    X, Y = wave()
     old, new = (torch.rand(k, D, dtype=torch.float64) for k in (8, 11))
     kernel = KERNELS["matern"]().double()
     model = raw(X[:30], Y[:30], covar_module=kernel, inducing_points=old)
@@ -153,7 +136,7 @@ def moved(model: OSGPR) -> OSGPR:
 
 
 def test_rows_of_the_window_follow_the_hyperparameters_exactly() -> None:
-    X, Y = data(40)
+    X, Y = wave(40)
     kernel, Z = KERNELS["matern"]().double(), torch.rand(9, D, dtype=torch.float64)
     model = moved(raw(X[:25], Y[:25], covar_module=kernel, inducing_points=Z, window=40))
     model.update(X[25:], Y[25:])
@@ -169,7 +152,7 @@ def test_rows_of_the_window_follow_the_hyperparameters_exactly() -> None:
 
 
 def test_what_leaves_the_window_is_absorbed_and_what_is_retracted_leaves_it() -> None:
-    X, Y = data(40)
+    X, Y = wave(40)
     kernel, Z = KERNELS["matern"]().double(), torch.rand(9, D, dtype=torch.float64)
     model = raw(X[:10], Y[:10], covar_module=kernel, inducing_points=Z, window=16)
     for rows in torch.arange(10, 40).split(3):
@@ -218,7 +201,7 @@ def test_a_fit_places_the_points_anew() -> None:
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("window", [0, 10])
 def test_the_bounds_gradient(name: str, window: int) -> None:
-    X, Y = data(30)
+    X, Y = wave(30)
     options = {"inducing_points": X[::3] + 0.01, "window": window}
     model = OSGPR(X, Y, covar_module=KERNELS[name]().double(), **options)
     with torch.no_grad():
@@ -243,7 +226,7 @@ def test_the_bounds_gradient(name: str, window: int) -> None:
 
 def test_known_noise_and_the_level_of_unknown_noise() -> None:
     """Observations of half the noise variance weigh twice as much; the bound counts each once."""
-    X, Y = data(40)
+    X, Y = wave(40)
     kernel, Z = KERNELS["rbf"]().double(), torch.rand(10, D, dtype=torch.float64)
     Yvar = 0.02 + 0.1 * torch.rand_like(Y)
     model = OSGPR(
@@ -268,7 +251,7 @@ def test_known_noise_and_the_level_of_unknown_noise() -> None:
 
 
 def test_fantasies_far_from_every_point_know_what_is_supposed() -> None:
-    X, Y = data(30)
+    X, Y = wave(30)
     model = raw(X, Y, covar_module=KERNELS["rbf"]().double(), inducing_points=X[:8])
     far = 5.0 + torch.rand(1, D, dtype=torch.float64)
     supposed = model.condition_on_observations(
@@ -313,14 +296,14 @@ def test_a_stream_with_points_that_place_themselves(allocator: Allocator) -> Non
 
 
 def test_the_users_allocator_is_copied() -> None:
-    X, Y = data()
+    X, Y = wave()
     tree = CoverTree(0.5)
     OSGPR(X, Y, allocator=tree)
     assert tree.levels == []
 
 
 def test_the_cap_binds_and_the_better_points_stay() -> None:
-    X, Y = data(300, 2)
+    X, Y = wave(300, 2)
     kernel = RBFKernel().double()
     kernel.lengthscale = 0.2
     model = OSGPR(X[:20], Y[:20], covar_module=kernel, allocator=OIPS(0.95), max_points=25)
@@ -338,7 +321,7 @@ def test_the_cap_binds_and_the_better_points_stay() -> None:
 @pytest.mark.parametrize(("window", "gain"), [(0, 0.0), (30, 1.0)])
 def test_points_move_to_a_better_bound(window: int, gain: float) -> None:
     """Towards rows that are held; statistics alone know no better points than their own."""
-    X, Y = data(60, 2)
+    X, Y = wave(60, 2)
     kernel = RBFKernel().double()
     kernel.lengthscale = 0.4
     model = raw(X, Y, covar_module=kernel, inducing_points=0.5 + 0.1 * X[:8], window=window)
@@ -360,7 +343,7 @@ def test_points_move_to_a_better_bound(window: int, gain: float) -> None:
 
 
 def test_merging_other_points_is_a_projection_that_says_so() -> None:
-    X, Y = data()
+    X, Y = wave()
     kernel = KERNELS["rbf"]().double()
     one = raw(X[:30], Y[:30], covar_module=kernel, inducing_points=X[:10])
     two = raw(X[30:], Y[30:], covar_module=kernel, inducing_points=X[30:42])
@@ -373,7 +356,7 @@ def test_merging_other_points_is_a_projection_that_says_so() -> None:
 
 
 def test_points_that_join_in_a_merge_lose_nothing_but_what_they_knew() -> None:
-    X, Y = data()
+    X, Y = wave()
     kernel = KERNELS["rbf"]().double()
     options = {"covar_module": kernel, "allocator": OIPS(0.999, prune=1.0)}
     one = raw(X[:30], Y[:30], inducing_points=X[:10], **options)
@@ -389,21 +372,16 @@ def test_points_that_join_in_a_merge_lose_nothing_but_what_they_knew() -> None:
 
 
 def test_points_in_units_of_the_inputs() -> None:
-    X, Y = data()
+    X, Y = wave()
     bounds = torch.tensor([[0.0] * D, [2.0] * D], dtype=torch.float64)
     model = OSGPR(X, Y, input_transform=Normalize(D, bounds=bounds), inducing_points=X[:9])
     assert torch.equal(model.inducing_points, X[:9] / 2.0)
 
 
 def test_equal_rows_an_outlier_and_a_constant_column_do_not_break_it() -> None:
-    X = torch.full((10_000, 2), 0.5, dtype=torch.float64)
-    Y = torch.randn(10_000, 1).double()
-    model = OSGPR(X, Y)
+    model = OSGPR(*equal_rows())
     assert len(model.inducing_points) == 1
-    model.update(torch.full((1, 2), 1e6).double(), torch.ones(1, 1).double())
-    model.update(torch.rand(50, 2).double() * torch.tensor([1.0, 0.0]), torch.randn(50, 1).double())
-    assert bool(model.posterior(X[:3]).variance.isfinite().all())
-    assert model.num_observations == 10_051
+    assert_goes_on_after_odd_inputs(model)
 
 
 @pytest.mark.parametrize(
@@ -419,13 +397,13 @@ def test_equal_rows_an_outlier_and_a_constant_column_do_not_break_it() -> None:
     ],
 )
 def test_bad_options(options: dict[str, object], error: type[Exception], message: str) -> None:
-    X, Y = data()
+    X, Y = wave()
     with pytest.raises(error, match=message):
         OSGPR(X, Y, **options)
 
 
 def test_an_allocator_that_fails_later_changes_nothing() -> None:
-    X, Y = data()
+    X, Y = wave()
     model = OSGPR(X[:30], Y[:30])
     before = model.posterior(X).mean.detach()
     model._allocator = Fixed(None)

@@ -1,0 +1,49 @@
+"""Learning hyperparameters where a factor of all centres would be too much."""
+
+from __future__ import annotations
+
+import torch
+
+from bo_stream.learning.groups import hyperparameters, with_priors
+from bo_stream.models.ascent import Ascent
+from bo_stream.models.clustered import ClusteredGP
+
+
+def maximise_stochastically(
+    model: ClusteredGP,
+    steps: int = 100,
+    learning_rate: float = 0.05,
+    probes: int = 10,
+    batch_size: int = 1000,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> ClusteredGP:
+    """Learn a model's hyperparameters by Adam on stochastic gradients, in place.
+
+    Each step follows an unbiased estimate of the gradient of the log marginal likelihood and the
+    log priors; no matrix is factorised. Cost of a step O(M²) for each iteration of conjugate
+    gradients. [Terenin2024, appendix B.2]
+
+    Args:
+        model: Of real observations; left in evaluation mode.
+        steps: Number of steps.
+        learning_rate: Of Adam; for positive parameters in their logarithms.
+        probes: Hutchinson's probes in a step.
+        batch_size: Centres whose rows of the kernel are differentiated in a step.
+        tolerance: Relative residual at which conjugate gradients stop; the model's if omitted.
+        seed: Of probes and rows.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: The learning rate is negative.
+    """
+    model.train()
+    ascent = Ascent(model, hyperparameters(model), learning_rate)
+    generator = torch.Generator().manual_seed(seed)
+    count = max(model.num_observations, 1.0)
+    for _ in range(steps):
+        objective = model.stochastic_objective(probes, batch_size, generator, tolerance)
+        ascent.ascend(with_priors(model, objective) / count)
+    return model.eval()

@@ -1,0 +1,199 @@
+"""A model's clusters as a stream changes them, and the posterior that they give."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.inducing import frozen, kernel_matrix
+from bo_stream.linalg import check_memory
+from bo_stream.models.centre_solver import (
+    CentreSolver,
+    CholeskySolver,
+    ConjugateGradients,
+    RootEvidence,
+)
+from bo_stream.models.cluster_cache import SolvedClusters
+from bo_stream.models.cluster_memory import ClusterMemory
+from bo_stream.models.clustered_process import ClusteredProcess
+from bo_stream.models.compatibility import check_mergeable
+from bo_stream.models.marginal_likelihood import combine
+from bo_stream.models.memory import Observations
+from bo_stream.models.projection_warning import ProjectionWarning
+from bo_stream.models.remembering_gp import RememberingGP, shifted_targets
+from bo_stream.models.validation import check_finite
+from bo_stream.models.warning_level import users_stack_level
+from bo_stream.module_state import is_same, state_of
+from bo_stream.process import PosteriorProcess
+from bo_stream.weights import GaussianEvidence
+
+Solver = Literal["cholesky", "cg"]
+
+CHOLESKY_CENTRES = 4000
+"""Up to this many centres are solved by a Cholesky factor unless told otherwise."""
+
+MEMORY_LIMIT_GIB = 4.0
+"""Of all matrices over the centres together."""
+
+
+class ClusterGP(RememberingGP):
+    """A streaming Gaussian process on clusters: the body of the model."""
+
+    _memory: ClusterMemory
+    _solved: SolvedClusters | None
+    solver: Solver | None
+    cg_tolerance: float | None
+    arithmetic: torch.dtype
+
+    def _projected(self, inputs: Tensor) -> Tensor:
+        return inputs
+
+    @property
+    def centres(self) -> Tensor:
+        """Of the clusters, ``M x d``, in transformed inputs."""
+        return self._memory.centres.to(self.train_targets)
+
+    @property
+    def cluster_sizes(self) -> Tensor:
+        """Observations in each cluster, ``batch_shape x M``; not whole after :meth:`forget`."""
+        return self._memory.sizes.squeeze(-1)
+
+    @property
+    def resolution(self) -> float:
+        """Largest distance of a new input from its cluster's centre."""
+        return self._memory.tree.resolution
+
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept."""
+        if X is not None:
+            check_finite("X", X)
+        if self._supposed is not None:
+            return self._supposed
+        state = state_of(self)
+        if self._solved is None or not is_same(state, self._solved.state):
+            base = self._solve()
+            self._solved = SolvedClusters(state, base, base)
+        return self._solved.process
+
+    @torch.no_grad()
+    def _solve(self) -> ClusteredProcess:
+        Z, kernel = self._memory.centres, frozen(self.covar_module, self.arithmetic)
+        scaled = RootEvidence.of(self._evidence(), self.arithmetic)
+        solver = self._solver_for(scaled.system(kernel_matrix(kernel, Z, Z, self._num_outputs)))
+        return ClusteredProcess(
+            kernel,
+            Z,
+            self._num_outputs,
+            scaled.root.mT,
+            solver.solve(scaled.target),
+            solver,
+            self._prior_mean().unsqueeze(-1).clone(),
+        )
+
+    def _evidence(self) -> GaussianEvidence:
+        return combine(self._noise_groups(self._memory.statistics), self._residual())
+
+    def _solver_for(self, Q: Tensor) -> CentreSolver:
+        if self._method(Q.shape[-1]) == "cholesky":
+            return CholeskySolver.of(Q)
+        return ConjugateGradients.of(Q, self.cg_tolerance)
+
+    def _method(self, centres: int) -> Solver:
+        if centres == 0:
+            return "cholesky"
+        return self.solver or ("cholesky" if centres <= CHOLESKY_CENTRES else "cg")
+
+    @torch.no_grad()
+    def _take(self, data: Observations) -> None:
+        X = data.X.to(self._memory.centres)
+        points = X.flatten(0, -2)
+        memory = self._memory.covering(points) if data.sign > 0 else self._memory
+        self._check_size(memory)
+        clusters = memory.tree.assign(points).view(X.shape[:-1])
+        memory = memory.after(data, clusters)
+        self._solved = self._solved_after(data, memory.centres[clusters])
+        self._memory = memory
+        self._refresh_fixed_noise()
+
+    def _check_size(self, memory: ClusterMemory) -> None:
+        M = len(memory.centres)
+        matrices = 3 if self._method(M) == "cholesky" else 2
+        check_memory(
+            f"Solving for {M:,} centres at a resolution of {memory.tree.resolution:g}",
+            math.prod(self._output_batch) * matrices * M * M,
+            MEMORY_LIMIT_GIB,
+            "Take a coarser resolution.",
+            self.arithmetic,
+        )
+
+    def _solved_after(self, data: Observations, X: Tensor) -> SolvedClusters | None:
+        solved = self._solved
+        if solved is None or data.sign < 0 or not solved.can_take(X.shape[-2]):
+            return None
+        if not is_same(state_of(self), solved.state):
+            return None
+        return solved.after(X, *self._as_outcomes(data.targets, data.noise, data.known))
+
+    def _set_memory(self, memory: ClusterMemory) -> None:
+        self._memory, self._solved = memory, None
+
+    def merge(self, other: Self) -> Self:
+        """Add another model's memory to this one's, in place; hyperparameters stay as they are.
+
+        The trees are united: the other's centres become centres, those within the resolution of
+        one of this model's give their clusters to it. Exact where they coincide with it; else those
+        clusters are moved twice, with a :class:`ProjectionWarning`.
+
+        Raises:
+            UnsupportedError: Another class, shape, transform, or a model that supposes data.
+            ValueError: More centres than memory can hold.
+        """
+        check_mergeable(self, other)
+        self._check_not_supposed("merge")
+        other._check_not_supposed("merge")
+        matrix = shifted_targets(other._shift - self._shift)
+        memory, exact = self._memory.joined(other._memory.map_targets(matrix))
+        self._check_size(memory)
+        if not exact:
+            warnings.warn(
+                "merge moves clusters of the other model to this one's nearest centres, for they "
+                "are not the same: an approximation. Give both the same tree.",
+                ProjectionWarning,
+                stacklevel=users_stack_level(),
+            )
+        self._set_memory(memory)
+        self._refresh_fixed_noise()
+        return self
+
+    def resolve(self, resolution: float) -> Self:
+        """Change the resolution, in place, for what is in memory as far as that is possible.
+
+        Levels of the tree differ by factors of two: the coarsest that is fine enough is taken.
+        Coarser: clusters join, their sums are added, and the posterior is exactly that of inputs
+        moved twice, to their old and to their new centre. Finer: clusters stay exactly as they are;
+        observations from now on get centres closer by.
+
+        Raises:
+            ValueError: The resolution is not positive and finite.
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("resolve")
+        if not (math.isfinite(resolution) and resolution > 0.0):
+            raise ValueError(f"Expected resolution to be positive and finite, got {resolution}.")
+        self._set_memory(self._memory.at_resolution(resolution))
+        return self
+
+    def clear(self) -> Self:
+        """Drop all observations; hyperparameters, centres and standardisation stay.
+
+        Raises:
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("clear")
+        memory = self._memory
+        self._set_memory(ClusterMemory.empty(memory.tree, memory.centres, self._output_batch))
+        return self

@@ -1,0 +1,108 @@
+"""Stochastic gradients of clustered data against the exact gradient."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from bo_stream import ClusteredGP, maximise_stochastically
+from bo_stream.models.cluster_likelihood import Probes, stochastic_objective
+from bo_stream.models.inducing_prior import differentiable_matrix
+from tests.problems import observations
+from tests.tolerances import assert_close
+
+
+def some_model(
+    noise: str = "mixed", batch_shape: tuple[int, ...] = (), outputs: int = 1
+) -> ClusteredGP:
+    stream = observations(60, 2, outputs, batch_shape).with_noise(noise)
+    shape = torch.Size((*batch_shape, *([outputs] if outputs > 1 else [])))
+    kernel = MaternKernel(nu=1.5, ard_num_dims=2, batch_shape=shape)
+    return ClusteredGP(
+        *stream.astuple(),
+        likelihood=GaussianLikelihood(batch_shape=shape).double(),
+        covar_module=ScaleKernel(kernel, batch_shape=shape).double(),
+        resolution=0.2,
+    )
+
+
+def gradient(value: Tensor, model: ClusteredGP) -> Tensor:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return torch.cat([g.flatten() for g in torch.autograd.grad(value.sum(), parameters)])
+
+
+@pytest.mark.parametrize(("batch_shape", "outputs"), [((), 1), ((2,), 1), ((2,), 2)])
+def test_probes_of_every_centre_give_the_exact_gradient(
+    batch_shape: tuple[int, ...], outputs: int
+) -> None:
+    """With the columns of √M I for probes, Hutchinson's estimate is the trace."""
+    model = some_model("mixed", batch_shape, outputs)
+    Z = model._memory.centres
+    M = len(Z)
+    signs = M**0.5 * torch.eye(M, dtype=torch.float64).expand(*batch_shape, outputs, M, M)
+
+    def rows(index: Tensor) -> Tensor:
+        return differentiable_matrix(model.covar_module, Z[index], Z, outputs)
+
+    objective = stochastic_objective(
+        model._noise_groups(model._memory.statistics),
+        model._residual(),
+        rows(torch.arange(M)).detach(),
+        rows,
+        model._solver_for,
+        Probes(signs, torch.randperm(M)),
+    )
+    exact = gradient(model.log_marginal_likelihood(), model)
+    assert_close(gradient(objective, model), exact, factor=100)
+
+
+def test_the_mean_of_many_draws_is_the_exact_gradient() -> None:
+    model = some_model()
+    generator = torch.Generator().manual_seed(1)
+    draws = torch.stack(
+        [gradient(model.stochastic_objective(4, 6, generator), model) for _ in range(500)]
+    )
+    assert len(model.centres) > 12  # twice as many as are visited
+    exact = gradient(model.log_marginal_likelihood(), model)
+    error = draws.std(0) / len(draws) ** 0.5 + 1e-8  # that of the mean needs no probe
+    assert bool(((draws.mean(0) - exact).abs() < 4.0 * error).all())
+    assert bool((error < 0.5 * exact.abs().max()).all())
+
+
+def test_more_probes_and_rows_vary_less() -> None:
+    model = some_model("learned")
+    spreads = []
+    for probes, rows in ((2, 4), (40, 100)):
+        generator = torch.Generator().manual_seed(2)
+        found = [
+            gradient(model.stochastic_objective(probes, rows, generator), model) for _ in range(30)
+        ]
+        spreads.append(torch.stack(found).std(0).norm())
+    assert float(spreads[1]) < 0.3 * float(spreads[0])
+
+
+def test_a_learner_climbs_as_high_as_a_fit() -> None:
+    X = torch.rand(800, 2, dtype=torch.float64)
+    Y = (6.0 * X[:, :1]).sin() + 0.1 * torch.randn(800, 1).double()
+    fitted, learned = (ClusteredGP(X, Y, resolution=0.1) for _ in range(2))
+    start = float(learned.log_marginal_likelihood().detach())
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(fitted.likelihood, fitted))
+    assert maximise_stochastically(learned, steps=80, learning_rate=0.1) is learned
+    assert not learned.training
+    best, found = (float(m.log_marginal_likelihood().detach()) for m in (fitted, learned))
+    assert found - start > 0.98 * (best - start) > 100.0
+
+
+def test_the_same_seed_learns_the_same() -> None:
+    start = some_model("mixed", (2,), 2)
+    models = [maximise_stochastically(copy.deepcopy(start), 3, seed=seed) for seed in (5, 5, 6)]
+    learned = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in models]
+    assert torch.equal(learned[0], learned[1])
+    assert not torch.equal(learned[0], learned[2])
