@@ -235,7 +235,7 @@ class CoverTree(Allocator):
         kept = self._reaches.get(depth)
         if kept is None or kept[0] is not level or kept[1] is not above:
             kept = (level, above, level.reach(above))
-            self._reaches[depth] = kept
+            self._reaches = {**self._reaches, depth: kept}  # copies of the tree keep their own
         return kept[2]
 
     def _check_not_empty(self) -> None:

@@ -94,6 +94,11 @@ class ClusterGP(RememberingGP):
             self._prior_mean().unsqueeze(-1).clone(),
         )
 
+    @torch.no_grad()
+    def cluster_precision(self) -> Tensor:
+        """Sums of the precisions of each cluster's observations, ``batch_shape x m x M``."""
+        return self._evidence().gram.squeeze(-1)
+
     def _evidence(self) -> GaussianEvidence:
         return combine(self._noise_groups(self._memory.statistics), self._residual())
 

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
-import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.bases.inducing import KnownValues, kernel_matrix
 from bo_stream.linalg import solve_lower
-
-
-class _Dense(torch.nn.Module):
-    """A kernel as a function that returns numbers, not something lazy."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__()
-        self.kernel = kernel
-
-    def forward(self, A: Tensor, B: Tensor, outputs: int) -> Tensor:
-        return kernel_matrix(self.kernel, A, B, outputs)
+from bo_stream.models.kernel_copy import in_dtype
 
 
 def differentiable_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
@@ -32,9 +19,7 @@ def differentiable_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) ->
         B: ``... x n' x d``.
         outputs: m.
     """
-    still = _Dense(deepcopy(kernel).to(A.dtype).eval())
-    parameters = {f"kernel.{name}": p.to(A.dtype) for name, p in kernel.named_parameters()}
-    return torch.func.functional_call(still, parameters, (A, B, outputs))
+    return in_dtype(kernel, A.dtype, lambda copy: kernel_matrix(copy, A, B, outputs))
 
 
 def prior_of_values(kernel: Kernel, values: KnownValues, outputs: int) -> Tensor:

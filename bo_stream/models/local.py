@@ -16,7 +16,7 @@ from torch import Tensor
 from bo_stream.bases.stacked_kernel import stacked_kernel
 from bo_stream.linalg import solve_lower
 from bo_stream.models.construction import warn_of_scaling
-from bo_stream.models.double_kernel import in_double
+from bo_stream.models.kernel_copy import in_dtype
 from bo_stream.models.local_body import LocalBody
 from bo_stream.models.local_memory import LocalMemory
 from bo_stream.models.local_process import factor_of
@@ -122,8 +122,10 @@ class LocalGP(LocalBody):
     def _learning_objective(self) -> Tensor:
         """Sum over the local models, each observation's likelihood to the power of its weight."""
         rows, outputs = self._memory.rows, self._num_outputs
-        K = in_double(
-            self.covar_module, lambda kernel: stacked_kernel(kernel, rows.X, rows.X, outputs)
+        K = in_dtype(
+            self.covar_module,
+            torch.float64,
+            lambda kernel: stacked_kernel(kernel, rows.X, rows.X, outputs),
         )
         residual, variance = self._residuals(rows)
         factor, root = factor_of(K, rows.weight / variance)

@@ -21,7 +21,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from bo_stream import OSGPR, WISKI, LocalGP
+from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
 from bo_stream.allocation import CoverTree
 from bo_stream.diagnostics import (
     condition_limit,
@@ -168,27 +168,15 @@ def test_noise_bounds_the_condition_number_where_nothing_else_does() -> None:
     assert found.float32.safe
 
 
-class Clusters:
-    """What a model with clusters says of itself."""
-
-    num_outputs = 1
-
-    def __init__(self, centres: Tensor) -> None:
-        self.centres, self.covar_module = centres, MaternKernel().double()
-
-    def cluster_precision(self) -> Tensor:
-        return torch.linspace(0.0, 5.0, len(self.centres)).double().view(1, -1)
-
-    def transform_inputs(self, X: Tensor) -> Tensor:
-        return 2.0 * X
-
-
 def test_of_a_model_with_clusters() -> None:
-    X = torch.rand(60, 2, dtype=torch.float64)
-    model = Clusters(2.0 * X[:30])
-    found = stability(model, X)  # type: ignore[arg-type]
+    X, Y = torch.rand(60, 2, dtype=torch.float64), torch.randn(60, 1).double()
+    normalize = Normalize(2, bounds=torch.tensor([[0.0, 0.0], [2.0, 2.0]]).double())
+    model = ClusteredGP(X, Y, resolution=0.15, input_transform=normalize)
+    found = stability(model, X)
     Z, precision = model.centres, model.cluster_precision()
-    assert found == stability_of_points(model.covar_module, Z, 1, 2.0 * X, precision)
+    assert float(precision.sum()) == pytest.approx(60.0 / float(model.noise_level()))
+    assert found == stability_of_points(model.covar_module, Z, 1, 0.5 * X, precision)
+    assert found.resolution <= 0.15
     assert found.condition_bound is not None
     assert found.condition.value <= found.condition_bound
 

@@ -1,4 +1,4 @@
-"""A kernel's values in float64 whatever its dtype, differentiable in its parameters."""
+"""A kernel's values in another dtype, differentiable in its parameters."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class _Asked(torch.nn.Module):
         return rule(self.kernel)
 
 
-def in_double(kernel: Kernel, rule: Rule) -> Tensor:
-    """What a rule makes of a copy of the kernel in float64 with the same parameters."""
-    still = _Asked(deepcopy(kernel).double().eval())
-    parameters = {f"kernel.{name}": p.double() for name, p in kernel.named_parameters()}
+def in_dtype(kernel: Kernel, dtype: torch.dtype, rule: Rule) -> Tensor:
+    """What a rule makes of a copy of the kernel in a dtype, with the same parameters."""
+    still = _Asked(deepcopy(kernel).to(dtype).eval())
+    parameters = {f"kernel.{name}": p.to(dtype) for name, p in kernel.named_parameters()}
     value: Tensor = torch.func.functional_call(still, parameters, (rule,))
     return value
