@@ -23,6 +23,7 @@ HELPERS = {
     "peers",
     "report",
     "stem_peer",
+    "svgp_peer",
 }
 BENCHMARKS = sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - HELPERS)
 

@@ -32,13 +32,13 @@ from gpytorch.mlls import VariationalELBO
 from gpytorch.priors import GammaPrior
 from torch import Tensor
 
+from benchmarks.svgp_peer import batch_accuracy
 from bo_stream import OSGPR, OSVGP, ProjectionWarning
 from bo_stream.allocation import OIPS
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.online_update import OnlineUpdate
 from bo_stream.models.refit import learn_hyperparameters
 from tests.contract import assert_gradient, assert_same_posterior, assert_untouched, fingerprint
-from tests.models.batch_svgp import batch_accuracy
 from tests.models.likelihoods import CONCAVE, LIKELIHOODS, OTHERS, outcomes
 from tests.oracles import SGPR, Normal, log_probs, uncollapsed_bound, variational_optimum
 from tests.tolerances import GRADIENT_TOLERANCE, assert_close
