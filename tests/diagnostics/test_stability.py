@@ -174,7 +174,7 @@ def test_of_a_model_with_clusters() -> None:
     model = ClusteredGP(X, Y, resolution=0.15, input_transform=normalize)
     found = stability(model, X)
     Z, precision = model.centres, model.cluster_precision()
-    assert float(precision.sum()) == pytest.approx(60.0 / float(model.noise_level()))
+    assert float(precision.sum()) == pytest.approx(60.0 / float(model.noise_level().detach()))
     assert found == stability_of_points(model.covar_module, Z, 1, 0.5 * X, precision)
     assert found.resolution <= 0.15
     assert found.condition_bound is not None
