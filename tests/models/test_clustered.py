@@ -19,6 +19,7 @@ from gpytorch.kernels import (
 )
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream import ClusteredGP, ProjectionWarning
@@ -268,6 +269,17 @@ def test_a_large_number_of_centres_by_conjugate_gradients() -> None:
     ours, theirs = (m.posterior(T) for m in (model, exact))
     assert_close(ours.mean.detach().float(), theirs.mean.detach())
     assert_close(ours.variance.detach().float(), theirs.variance.detach())
+
+
+@pytest.mark.filterwarnings("ignore:CG terminated")
+def test_a_condition_beyond_single_precision_is_an_error() -> None:
+    X, Y, kernel = crowded()
+    options = {"covar_module": kernel, "resolution": 0.004, "arithmetic": torch.float32}
+    model = raw(0.02 * X, Y, solver="cg", **options)
+    with torch.no_grad():
+        model.likelihood.noise = 1e-7
+    with pytest.raises(NotPSDError, match=r"broke down: .* Take arithmetic=torch\.float64"):
+        model.posterior(X)
 
 
 # --- learning -----------------------------------------------------------------------------------
