@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.linear_cg import linear_cg
 from torch import Tensor
 
@@ -145,7 +146,8 @@ class ConjugateGradients(CentreSolver):
         factor = partial_cholesky(Q, min(PRECONDITIONER_RANK, Q.shape[-1] // 4)).double()
         small = factor @ factor.mT
         small.diagonal(dim1=-2, dim2=-1).add_(1.0)
-        deflation = (factor.mT @ inverse_root(small)).to(Q)
+        short_of_one = 1.0 - 16.0 * torch.finfo(Q.dtype).eps  # stays positive definite
+        deflation = (short_of_one * factor.mT @ inverse_root(small)).to(Q)
         return cls(Q, deflation, TOLERANCE[Q.dtype] if tolerance is None else tolerance)
 
     def solve(self, columns: Tensor) -> Tensor:
@@ -173,15 +175,17 @@ class ConjugateGradients(CentreSolver):
         columns = columns.expand(*batch, *columns.shape[-2:])
         ahead = columns.shape[: columns.ndim - self.Q.ndim]
         stacked = columns.reshape(ahead.numel(), *columns.shape[len(ahead) :]).movedim(0, -1)
+        right = stacked.flatten(-2)
         solution = linear_cg(
             self._product,
-            stacked.flatten(-2),
+            right,
             tolerance=self.tolerance,
             stop_updating_after=self.tolerance,
             eps=torch.finfo(self.Q.dtype).tiny,
             max_iter=MAX_ITERATIONS,
             preconditioner=self._precondition,
         )
+        _check_solved(right, right - self._product(solution))
         return solution.unflatten(-1, stacked.shape[-2:]).movedim(-1, 0).reshape(columns.shape)
 
     def _product(self, columns: Tensor) -> Tensor:
@@ -202,6 +206,16 @@ class _Solve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return _Solve.apply(gradient, ctx.solver), None  # type: ignore[no-untyped-call]
+
+
+def _check_solved(right: Tensor, residual: Tensor) -> None:
+    """Refuse what is worse than no solution at all; ``not <=`` holds for NaN too."""
+    if not bool((residual.norm(dim=-2) <= right.norm(dim=-2)).all()):
+        raise NotPSDError(
+            "Conjugate gradients broke down: the observations in reach of a lengthscale are too "
+            f"many over the noise variance for {right.dtype}. Take arithmetic=torch.float64, or "
+            "check the hyperparameters for extreme values."
+        )
 
 
 def partial_cholesky(Q: Tensor, rank: int) -> Tensor:

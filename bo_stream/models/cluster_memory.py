@@ -195,6 +195,6 @@ def _checked(sizes: Tensor) -> Tensor:
     if bool((sizes < -EMPTY).any()):
         raise InputDataError(
             "Expected X of observations in memory, got more in one cluster than it holds: they "
-            "were never put in, or centres nearer to them have been added since."
+            "were never put in, or forgotten, or centres nearer to them have been added since."
         )
     return sizes

@@ -97,7 +97,9 @@ class ClusteredGP(ClusterGP):
             cg_tolerance: Relative residual at which conjugate gradients stop. Default: 1e-10, in
                 float32 1e-5.
             arithmetic: float64 or float32, in which centres, their covariances and whatever is
-                solved are kept; sums over observations always are in float64.
+                solved are kept; sums over observations always are in float64. In float32
+                variances below a millionth of the prior's are lost in rounding, and a fit's line
+                search may stall near the optimum.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together.

@@ -94,7 +94,7 @@ class Observations:
 
 @dataclass(frozen=True)
 class WhitenedMemory:
-    """The memory in the whitened weights of one basis: what a solve needs.
+    """The memory in the weights of one basis, whitened or values at centres: what a solve needs.
 
     Attributes:
         learned: Observations whose noise level is learned.

@@ -19,6 +19,7 @@ from gpytorch.kernels import (
 )
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream import ClusteredGP, ProjectionWarning
@@ -179,6 +180,8 @@ def test_the_prior_before_any_data(solver: str) -> None:
     assert_close(posterior.mean.detach(), torch.full_like(Y, 0.3))
     assert_close(posterior.distribution.covariance_matrix.detach(), kernel(X).to_dense().detach())
     assert float(model.log_marginal_likelihood().detach()) == 0.0
+    assert float(model.stochastic_objective().detach()) == 0.0
+    assert float(model.kl_divergence()) == 0.0
     model.update(X, Y)
     assert_is(model, dense(kernel, moved_to_nearest(X, model.centres), Y))
 
@@ -268,6 +271,17 @@ def test_a_large_number_of_centres_by_conjugate_gradients() -> None:
     assert_close(ours.variance.detach().float(), theirs.variance.detach())
 
 
+@pytest.mark.filterwarnings("ignore:CG terminated")
+def test_a_condition_beyond_single_precision_is_an_error() -> None:
+    X, Y, kernel = crowded()
+    options = {"covar_module": kernel, "resolution": 0.004, "arithmetic": torch.float32}
+    model = raw(0.02 * X, Y, solver="cg", **options)
+    with torch.no_grad():
+        model.likelihood.noise = 1e-7
+    with pytest.raises(NotPSDError, match=r"broke down: .* Take arithmetic=torch\.float64"):
+        model.posterior(X)
+
+
 # --- learning -----------------------------------------------------------------------------------
 
 
@@ -349,6 +363,19 @@ def test_what_was_not_observed_cannot_be_retracted() -> None:
         model.retract(X[:1].expand(59, -1) + 5.0, Y[:59])
     assert torch.equal(model.posterior(X).mean, before)
     assert model.num_observations == 60
+
+
+def test_an_observation_whose_nearest_centre_changed_leaves_another_cluster() -> None:
+    """Retraction then is refused where that cluster holds too little, as the class says."""
+    X = torch.tensor([[0.0], [0.5]], dtype=torch.float64)
+    model = raw(X[:1], X[:1], resolution=0.5).update(X[1:] - 0.1, X[1:])
+    assert len(model.centres) == 1
+    model.update(torch.tensor([[0.7]]).double(), X[1:])
+    model.retract(torch.tensor([[0.7]]).double(), X[1:])
+    assert len(model.centres) == 2
+    with pytest.raises(InputDataError, match="centres nearer to them have been added since"):
+        model.retract(X[1:] - 0.1, X[1:])
+    assert model.cluster_sizes.tolist() == [2.0, 0.0]
 
 
 def test_merging_models_of_one_tree_is_exact() -> None:
