@@ -31,6 +31,14 @@ class Points:
     prior: Tensor
     posterior: Tensor
 
+    def followed_by(self, others: Points) -> Points:
+        """Both sets of points, leading dimensions broadcast."""
+        return Points(
+            _stack(self.X, others.X),
+            _stack(self.prior, others.prior),
+            _stack(self.posterior, others.posterior),
+        )
+
 
 @dataclass(frozen=True)
 class Joint:
@@ -142,13 +150,7 @@ class PosteriorProcess(ABC):
             Y: ``... x m x q``, leading dimensions broadcast against those of X.
             noise: Variances, broadcastable to ``... x m x q``.
         """
-        points = self.at(X)
-        covariance = self.cross_covariance(points, points)
-        shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
-        noisy = covariance + torch.diag_embed(noise.expand(shape))
-        factor = safe_cholesky(noisy)
-        surprise = (Y - self.mean_at(points)).unsqueeze(-1)
-        return ConditionedProcess(self, points, factor, solve_lower(factor, surprise))
+        return ConditionedProcess.of(self, self.at(X), Y, noise)
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,43 @@ class ConditionedProcess(PosteriorProcess):
     factor: Tensor
     whitened_surprise: Tensor
 
+    @classmethod
+    def of(
+        cls, process: PosteriorProcess, points: Points, Y: Tensor, noise: Tensor
+    ) -> ConditionedProcess:
+        """A process given observations; those that it supposes already are joined with them.
+
+        So a chain of suppositions costs as one, not as a product of all.
+
+        Args:
+            process: That supposes some, or none.
+            points: ``... x q x d`` evaluated.
+            Y: ``... x m x q``.
+            noise: Variances, broadcastable to ``... x m x q``.
+        """
+        covariance = process.cross_covariance(points, points)
+        shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
+        factor = safe_cholesky(covariance + torch.diag_embed(noise.expand(shape)))
+        surprise = solve_lower(factor, (Y - process.mean_at(points)).unsqueeze(-1))
+        new = cls(process, points, factor, surprise)
+        return process._joined(new) if isinstance(process, ConditionedProcess) else new
+
+    def _joined(self, new: ConditionedProcess) -> ConditionedProcess:
+        """This process's observations and new ones given it, as observations of its own base.
+
+        The factor of all is ``[[factor, 0], [cross, new factor]]`` with the cross-covariance of the
+        new points as this process explains it.
+        """
+        cross = self._downdate(new.points)
+        above = cross.new_zeros(*cross.shape[:-2], cross.shape[-1], cross.shape[-2])
+        top, bottom = _concatenate(self.factor, above), _concatenate(cross, new.factor)
+        return ConditionedProcess(
+            self.base,
+            self.points.followed_by(new.points),
+            _stack(top, bottom),
+            _stack(self.whitened_surprise, new.whitened_surprise),
+        )
+
     def at(self, X: Tensor) -> Points:
         """Evaluate the base's features."""
         return self.base.at(X)
@@ -292,7 +331,13 @@ class SelectedProcess(PosteriorProcess):
         return self.base.joint_at(points).select(self.outputs)
 
 
+def _stack(first: Tensor, second: Tensor) -> Tensor:
+    """Rows of both, leading dimensions broadcast."""
+    return _concatenate(first.mT, second.mT).mT
+
+
 def _concatenate(first: Tensor, second: Tensor) -> Tensor:
+    """Columns of both, leading dimensions and rows broadcast."""
     batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
     return torch.cat(
         (first.expand(*batch, first.shape[-1]), second.expand(*batch, second.shape[-1])), dim=-1

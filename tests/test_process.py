@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.process import PosteriorProcess, SelectedProcess, WeightSpaceProcess
+from bo_stream.process import (
+    ConditionedProcess,
+    PosteriorProcess,
+    SelectedProcess,
+    WeightSpaceProcess,
+)
 from bo_stream.weights import WeightPosterior
 from tests.oracles import condition_in_turn
 from tests.tolerances import assert_close
@@ -110,6 +115,18 @@ def test_condition_twice_is_once(
     once = process.condition(X, Y, noise)
     twice = process.condition(X[:1], Y[:, :1], noise[:, :1])
     assert_same(twice.condition(X[1:], Y[:, 1:], noise[:, 1:]), *moments(once, T), T)
+
+
+def test_a_chain_of_suppositions_has_one_base(process: WeightSpaceProcess) -> None:
+    """So its cost does not multiply: every link asks the base, not the link before."""
+    chain: PosteriorProcess = process
+    points = torch.rand(6, 2, dtype=torch.float64)
+    for x in points.split(1):
+        noise = torch.full((1, 1), 0.3, dtype=torch.float64)
+        chain = chain.condition(x, chain.mean(x) + 1.0, noise)
+    assert isinstance(chain, ConditionedProcess)
+    assert chain.base is process
+    assert chain.points.X.shape[-2] == 6
 
 
 def test_fantasies_in_batches_are_each_alone(
