@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,23 @@ class Points:
 
 
 @dataclass(frozen=True)
+class Residual:
+    """Covariance that factors do not carry, evaluated when it is asked for.
+
+    Attributes:
+        covariance: Gives ``... x m x n x n``.
+        variance: Gives its diagonal, ``... x m x n``, at less cost.
+    """
+
+    covariance: Callable[[], Tensor]
+    variance: Callable[[], Tensor]
+
+    def map(self, rule: Callable[[Tensor, int], Tensor]) -> Residual:
+        """A rule for a tensor and the dimensions after m, applied to what is evaluated."""
+        return Residual(lambda: rule(self.covariance(), 2), lambda: rule(self.variance(), 1))
+
+
+@dataclass(frozen=True)
 class Joint:
     """The joint distribution of n points: mean and covariance ``Z Zᵀ − B Bᵀ + residual``.
 
@@ -48,38 +66,35 @@ class Joint:
         mean: ``... x m x n``.
         root: Z, ``... x m x n x r``.
         downdate: B, ``... x m x n x q``.
-        residual: Covariance that the basis does not carry, ``... x m x n x n``, or None where it
-            is zero.
+        residual: Covariance that the basis does not carry, or None where it is zero.
     """
 
     mean: Tensor
     root: Tensor
     downdate: Tensor
-    residual: Tensor | None
+    residual: Residual | None
 
     def select(self, outputs: Sequence[int]) -> Joint:
         """Some of the outputs."""
-        chosen = list(outputs)
-        return Joint(
-            self.mean[..., chosen, :],
-            self.root[..., chosen, :, :],
-            self.downdate[..., chosen, :, :],
-            None if self.residual is None else self.residual[..., chosen, :, :],
-        )
+        chosen = torch.tensor(list(outputs), device=self.mean.device)
+        return self._map(lambda tensor, after: tensor.index_select(-1 - after, chosen))
 
     def only_output(self) -> Joint:
         """Without the dimension of a single output."""
+        return self._map(lambda tensor, after: tensor.squeeze(-1 - after))
+
+    def _map(self, rule: Callable[[Tensor, int], Tensor]) -> Joint:
         return Joint(
-            self.mean.squeeze(-2),
-            self.root.squeeze(-3),
-            self.downdate.squeeze(-3),
-            None if self.residual is None else self.residual.squeeze(-3),
+            rule(self.mean, 1),
+            rule(self.root, 2),
+            rule(self.downdate, 2),
+            None if self.residual is None else self.residual.map(rule),
         )
 
     def covariance(self) -> Tensor:
         """Dense covariance, ``... x m x n x n``."""
         covariance = self.root @ self.root.mT - self.downdate @ self.downdate.mT
-        return covariance if self.residual is None else covariance + self.residual
+        return covariance if self.residual is None else covariance + self.residual.covariance()
 
 
 class PosteriorProcess(ABC):
@@ -207,8 +222,14 @@ class WeightSpaceProcess(PosteriorProcess):
             self.mean_at(points),
             points.posterior,
             self._downdate(points),
-            self.basis.residual_covariance(points.X, points.X),
+            self._residual(points.X),
         )
+
+    def _residual(self, X: Tensor) -> Residual | None:
+        basis: Any = self.basis
+        if basis.residual_variance(X[..., :0, :]) is None:
+            return None
+        return Residual(lambda: basis.residual_covariance(X, X), lambda: basis.residual_variance(X))
 
     def _downdate(self, points: Points) -> Tensor:
         return row_product(points.posterior, self.weights.downdate)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.models.centre_solver import CentreSolver
-from bo_stream.process import Joint, Points, PosteriorProcess
+from bo_stream.process import Joint, Points, PosteriorProcess, Residual
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,10 @@ class ClusteredProcess(PosteriorProcess):
         return (variance - self.solver.explained_variance(points)).clamp_min(0.0).double()
 
     def joint_at(self, points: Points) -> Joint:
-        """All covariance is the residual's, dense."""
+        """All covariance is the residual's."""
         mean = self.mean_at(points)
         nothing = torch.zeros_like(mean).unsqueeze(-1)[..., :0]
-        return Joint(mean, nothing, nothing, self.cross_covariance(points, points))
+        residual = Residual(
+            lambda: self.cross_covariance(points, points), lambda: self.variance_at(points)
+        )
+        return Joint(mean, nothing, nothing, residual)

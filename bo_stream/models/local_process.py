@@ -11,7 +11,7 @@ from torch import Tensor
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.stacked_kernel import stacked_correlation, stacked_kernel
 from bo_stream.linalg import inverse_lower, safe_cholesky
-from bo_stream.process import Joint, Points, PosteriorProcess
+from bo_stream.process import Joint, Points, PosteriorProcess, Residual
 
 FAINT = 1e-12
 """Correlations with a centre below this are equal: far from all centres all models count alike."""
@@ -145,9 +145,8 @@ class LocalProcess(PosteriorProcess):
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
         """``Σ √(w_c w_c') cov_c``."""
-        prior = kernel_matrix(self.kernel, points.X, others.X, self.outputs)
-        shared = points.prior @ others.prior.mT
-        return shared * prior - points.posterior @ others.posterior.mT
+        known = points.posterior @ others.posterior.mT
+        return self._prior_covariance(points, others) - known
 
     def variance_at(self, points: Points) -> Tensor:
         """``Σ w_c var_c``."""
@@ -156,10 +155,16 @@ class LocalProcess(PosteriorProcess):
 
     def joint_at(self, points: Points) -> Joint:
         """The prior part as a residual, less what the models know."""
-        prior = kernel_matrix(self.kernel, points.X, points.X, self.outputs)
         return Joint(
             self.mean_at(points),
             points.posterior[..., :0],
             points.posterior,
-            points.prior @ points.prior.mT * prior,
+            Residual(
+                lambda: self._prior_covariance(points, points),
+                lambda: kernel_variance(self.kernel, points.X, self.outputs),
+            ),
         )
+
+    def _prior_covariance(self, points: Points, others: Points) -> Tensor:
+        prior = kernel_matrix(self.kernel, points.X, others.X, self.outputs)
+        return points.prior @ others.prior.mT * prior

@@ -29,6 +29,7 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from bo_stream.linalg import DowndatedRootOperator
+from bo_stream.models.lazy_covariance import LazyCovariance
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes import OutcomeChain
 from bo_stream.models.subset import check_outputs_exist, subset_module
@@ -459,16 +460,30 @@ def _normal(
 def _covariance(
     joint: Joint, scale: Tensor, noise: Tensor | None, shape: torch.Size, dtype: torch.dtype
 ) -> LinearOperator:
-    if shape[-1] > DENSE_LIMIT and joint.residual is None:
-        factor = scale.unsqueeze(-1)
-        lazy = DowndatedRootOperator(
-            (joint.root * factor).to(dtype), (joint.downdate * factor).to(dtype)
-        ).expand(*shape, shape[-1])
-        if noise is None:
-            return lazy
-        return lazy + DiagLinearOperator((noise * scale.square()).expand(shape).to(dtype))
+    if shape[-1] > DENSE_LIMIT:
+        return _lazy_covariance(joint, scale, noise, shape, dtype)
     dense = joint.covariance()
     if noise is not None:
         dense = dense + torch.diag_embed(noise.expand(torch.broadcast_shapes(noise.shape, shape)))
     scaled = (dense * scale.square().unsqueeze(-1)).to(dtype)
     return to_linear_operator(scaled.expand(*shape, shape[-1]))
+
+
+def _lazy_covariance(
+    joint: Joint, scale: Tensor, noise: Tensor | None, shape: torch.Size, dtype: torch.dtype
+) -> LinearOperator:
+    factor, square = scale.unsqueeze(-1), scale.square()
+    lazy: LinearOperator = DowndatedRootOperator(
+        (joint.root * factor).to(dtype), (joint.downdate * factor).to(dtype)
+    ).expand(*shape, shape[-1])
+    residual = joint.residual
+    if residual is not None:
+        like = torch.zeros(shape, dtype=dtype, device=joint.mean.device)
+        lazy = lazy + LazyCovariance(
+            like,
+            lambda: residual.covariance() * square.unsqueeze(-1),
+            lambda: residual.variance() * square,
+        )
+    if noise is None:
+        return lazy
+    return lazy + DiagLinearOperator((noise * square).expand(shape).to(dtype))

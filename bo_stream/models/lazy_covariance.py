@@ -1,0 +1,52 @@
+"""A covariance of many points that is evaluated when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from linear_operator import LinearOperator
+from torch import Tensor
+
+
+class LazyCovariance(LinearOperator):
+    """A symmetric matrix of which the diagonal is had without the rest.
+
+    Means, variances and marginals of thousands of points then take no n x n numbers; samples and
+    products do.
+    """
+
+    def __init__(
+        self, like: Tensor, dense: Callable[[], Tensor], variance: Callable[[], Tensor]
+    ) -> None:
+        """Set what evaluates it.
+
+        Args:
+            like: Of the batch shape, size, dtype and device, ``... x n``.
+            dense: Gives ``... x n x n``; leading dimensions broadcast.
+            variance: Gives the diagonal, ``... x n``; the same.
+        """
+        super().__init__(like, dense=dense, variance=variance)
+        self.like = like
+        self.dense = dense
+        self.variance = variance
+
+    def _size(self) -> torch.Size:
+        return torch.Size((*self.like.shape, self.like.shape[-1]))
+
+    def _transpose_nonbatch(self) -> LazyCovariance:
+        return self
+
+    def _matmul(self, rhs: Tensor) -> Tensor:
+        return self.to_dense() @ rhs
+
+    def _diagonal(self) -> Tensor:
+        return self.variance().to(self.like).expand(self.like.shape)
+
+    def to_dense(self) -> Tensor:
+        """The ``... x n x n`` matrix itself."""
+        return self.dense().to(self.like).expand(self._size())
+
+    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LazyCovariance:
+        like = self.like.expand(*batch_shape, self.like.shape[-1])
+        return LazyCovariance(like, self.dense, self.variance)

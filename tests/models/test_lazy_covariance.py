@@ -1,0 +1,66 @@
+"""Posteriors of many points: their variances without their covariance, which is there if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from bo_stream import OSGPR, ClusteredGP, LocalGP
+from bo_stream.models.streaming_gp import DENSE_LIMIT, StreamingGP
+from tests.problems import observations
+from tests.tolerances import assert_close
+
+MODELS: dict[str, Callable[..., StreamingGP]] = {
+    "OSGPR": OSGPR,
+    "LocalGP": LocalGP,
+    "ClusteredGP": ClusteredGP,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("batch", "outputs"), [((), 1), ((), 2), ((2,), 2)])
+def test_beyond_the_limit_as_below_it(name: str, batch: tuple[int, ...], outputs: int) -> None:
+    data = observations(30, 2, outputs, batch)
+    model = MODELS[name](data.X, data.Y)
+    X = torch.rand(*batch, DENSE_LIMIT + 40, 2, dtype=torch.float64)
+    X[..., 40:80, :] = X[..., :40, :]
+    noise = 0.1 + torch.rand(*batch, DENSE_LIMIT + 40, outputs, dtype=torch.float64)
+    few, many = (
+        model.posterior(x, observation_noise=s)
+        for x, s in ((X[..., :80, :], noise[..., :80, :]), (X, noise))
+    )
+    assert_close(many.mean[..., :80, :], few.mean)
+    assert_close(many.variance[..., :80, :], few.variance)
+    last = [0] if outputs == 1 else [outputs - 1]
+    one, other = (
+        model.posterior(x, output_indices=last).distribution.covariance_matrix
+        for x in (X[..., :80, :], X)
+    )
+    assert_close(other[..., :80, :80], one)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_samples_and_gradients_beyond_the_limit(name: str) -> None:
+    data = observations(30, 2)
+    model = MODELS[name](data.X, data.Y)
+    X = torch.rand(DENSE_LIMIT + 5, 2, dtype=torch.float64, requires_grad=True)
+    posterior = model.posterior(X, observation_noise=True)
+    (gradient,) = torch.autograd.grad(posterior.variance.sum(), X)
+    (single,) = torch.autograd.grad(model.posterior(X.unsqueeze(-2)).variance.sum(), X)
+    assert_close(gradient, single)
+    draws = posterior.rsample(torch.Size([200])).detach()
+    deviation = draws.std(0) / posterior.variance.detach().sqrt()
+    assert float((deviation - 1.0).abs().mean()) < 0.1
+
+
+def test_more_points_than_a_covariance_could_hold() -> None:
+    data = observations(100, 2)
+    model = OSGPR(data.X, data.Y)
+    X = torch.rand(300_000, 2, dtype=torch.float64)
+    with torch.no_grad():
+        posterior = model.posterior(X, observation_noise=True)
+        few = model.posterior(X[-3:], observation_noise=True)
+        assert_close(posterior.variance[-3:], few.variance)
+        assert_close(posterior.mean[-3:], few.mean)
