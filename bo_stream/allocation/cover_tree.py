@@ -12,12 +12,15 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.cover_level import CoverLevel, squared_distances
+from bo_stream.allocation.cover_search import (
+    first_covering,
+    inside_root,
+    nearest,
+    nearest_of_all,
+)
 from bo_stream.allocation.lengthscales import shortest_lengthscale
 from bo_stream.allocation.ragged import Ragged
 from bo_stream.allocation.settling import Uncovered, settle
-
-ROWS = 1024
-"""Points compared with all centres at a time, where the tree does not say which are near."""
 
 
 class CoverTree(Allocator):
@@ -198,13 +201,13 @@ class CoverTree(Allocator):
         """
         self._check_not_empty()
         self._check(X)
-        found = _inside(self._levels[0], X)
+        found = inside_root(self._levels[0], X)
         for depth in range(1, len(self._levels)):
             known = found >= 0
             reach = self._reach(self._levels, depth)
-            found[known] = _nearest(self._levels[depth], reach, X[known], found[known])
+            found[known] = nearest(self._levels[depth], reach, X[known], found[known])
         lost = found < 0
-        found[lost] = _nearest_of_all(self._levels[-1].centres, X[lost])
+        found[lost] = nearest_of_all(self._levels[-1].centres, X[lost])
         return found
 
     def _first_levels(self, X: Tensor) -> list[CoverLevel]:
@@ -220,7 +223,7 @@ class CoverTree(Allocator):
         self, levels: list[CoverLevel], depth: int, X: Tensor, parents: Tensor
     ) -> tuple[CoverLevel, Tensor]:
         """A level with all points covered, and the centre that each belongs to."""
-        find = _nearest if self.voronoi else _first
+        find = nearest if self.voronoi else first_covering
         level, above = levels[depth], levels[depth - 1]
         found = find(level, self._reach(levels, depth), X, parents)
         free = found < 0
@@ -270,52 +273,3 @@ def _raised(levels: list[CoverLevel], X: Tensor) -> list[CoverLevel]:
     while extent > levels[0].radius * levels[0].radius:
         levels = [CoverLevel.of_root(root, 2.0 * levels[0].radius), *levels]
     return levels
-
-
-def _inside(root: CoverLevel, X: Tensor) -> Tensor:
-    """0 for points in the root's ball, −1 for others."""
-    near = squared_distances(X, root.centres[0]) <= root.radius * root.radius
-    return near.long() - 1
-
-
-def _nearest(level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor) -> Tensor:
-    """The nearest centre whose ball holds each point, or −1: ``n``."""
-    best = X.new_full((len(X),), torch.inf)
-    pairs = _candidates(level, reach, X, parents)
-    for where, _, square in pairs:
-        best.scatter_reduce_(0, where, square, "amin")
-    found = parents.new_full((len(X),), len(level))
-    for where, centre, square in pairs:
-        hit = square <= best[where]
-        found.scatter_reduce_(0, where[hit], centre[hit], "amin")
-    return torch.where(best <= level.radius * level.radius, found, -1)
-
-
-def _first(level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor) -> Tensor:
-    """The oldest centre whose ball holds each point, or −1: ``n``."""
-    found = parents.new_full((len(X),), len(level))
-    for where, centre, square in _candidates(level, reach, X, parents):
-        hit = square <= level.radius * level.radius
-        found.scatter_reduce_(0, where[hit], centre[hit], "amin")
-    return torch.where(found < len(level), found, -1)
-
-
-def _candidates(
-    level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Points, centres that may cover them, and the square of their distance."""
-    parts = []
-    for part, position, centre in reach.pairs_by_parts(parents):
-        where = position + part.start
-        square = squared_distances(X[where], level.centres[centre])
-        near = square <= level.radius * level.radius
-        parts.append((where[near], centre[near], square[near]))
-    return parts
-
-
-def _nearest_of_all(centres: Tensor, X: Tensor) -> Tensor:
-    parts = [
-        torch.cdist(rows, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
-        for rows in X.split(ROWS)
-    ]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long, device=X.device)
