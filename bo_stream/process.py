@@ -205,7 +205,7 @@ class WeightSpaceProcess(PosteriorProcess):
         covariance = points.posterior @ others.posterior.mT
         if self.weights.observed:
             covariance = covariance - self._downdate(points) @ self._downdate(others).mT
-        residual = self.basis.residual_covariance(points.X, others.X)
+        residual = self.basis.residual_covariance(points.X, others.X, points.prior, others.prior)
         return covariance if residual is None else covariance + residual
 
     def variance_at(self, points: Points) -> Tensor:
@@ -213,7 +213,7 @@ class WeightSpaceProcess(PosteriorProcess):
         variance = points.posterior.square().sum(-1)
         if self.weights.observed:
             variance = variance - self._downdate(points).square().sum(-1)
-        residual = self.basis.residual_variance(points.X)
+        residual = self.basis.residual_variance(points.X, points.prior)
         return variance if residual is None else variance + residual
 
     def joint_at(self, points: Points) -> Joint:
@@ -222,14 +222,17 @@ class WeightSpaceProcess(PosteriorProcess):
             self.mean_at(points),
             points.posterior,
             self._downdate(points),
-            self._residual(points.X),
+            self._residual(points),
         )
 
-    def _residual(self, X: Tensor) -> Residual | None:
+    def _residual(self, points: Points) -> Residual | None:
         basis: Any = self.basis
-        if basis.residual_variance(X[..., :0, :]) is None:
+        X, z = points.X, points.prior
+        if basis.residual_variance(X[..., :0, :], z[..., :0, :]) is None:
             return None
-        return Residual(lambda: basis.residual_covariance(X, X), lambda: basis.residual_variance(X))
+        return Residual(
+            lambda: basis.residual_covariance(X, X, z, z), lambda: basis.residual_variance(X, z)
+        )
 
     def _downdate(self, points: Points) -> Tensor:
         return row_product(points.posterior, self.weights.downdate)

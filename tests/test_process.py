@@ -42,12 +42,12 @@ class Nystroem(Basis):
         factor = torch.linalg.cholesky(self.kernel(self.inducing, self.inducing))
         return torch.linalg.solve(factor, self.kernel(self.inducing, X)).mT
 
-    def residual_covariance(self, X: Tensor, X2: Tensor) -> Tensor | None:
+    def residual_covariance(self, X: Tensor, X2: Tensor, *features: Tensor) -> Tensor | None:
         if not self.has_residual:
             return None
         return self.kernel(X, X2) - self.features(X) @ self.features(X2).mT
 
-    def residual_variance(self, X: Tensor) -> Tensor | None:
+    def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor | None:
         return 1.0 - self.features(X).square().sum(-1) if self.has_residual else None
 
 

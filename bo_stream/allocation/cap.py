@@ -33,7 +33,7 @@ def capped(Z: Tensor, wanted: Tensor, kernel: Kernel, cap: int) -> Tensor:
     """
     if len(wanted) <= cap:
         return wanted
-    old = _members(wanted, Z)
+    old = members(wanted, Z)
     kept, new = wanted[old][:cap], torch.cat((wanted[old][cap:], wanted[~old]))
     room = cap - len(kept)
     kept, new = torch.cat((kept, new[:room])), new[room:]
@@ -47,7 +47,7 @@ def capped(Z: Tensor, wanted: Tensor, kernel: Kernel, cap: int) -> Tensor:
     return kept
 
 
-def _members(points: Tensor, others: Tensor) -> Tensor:
+def members(points: Tensor, others: Tensor) -> Tensor:
     """Which rows are among others, ``n``."""
     if len(others) == 0:
         return torch.zeros(len(points), dtype=torch.bool, device=points.device)

@@ -54,7 +54,6 @@ class OIPS(Allocator):
         if not rho <= self.prune <= 1.0:
             raise ValueError(f"Expected prune from rho = {rho} to 1, got {prune}.")
         self.isolation = isolation
-
         self._settled: State | None = None
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:

@@ -23,9 +23,27 @@ class Basis(ABC):
         """Whitened features, ``... x n x d -> ... x m x n x r``, differentiable in X."""
 
     @abstractmethod
-    def residual_covariance(self, X: Tensor, X2: Tensor) -> Tensor | None:
-        """``k − z zᵀ``, ``... x m x n x n'``, or None where it is zero everywhere."""
+    def residual_covariance(
+        self,
+        X: Tensor,
+        X2: Tensor,
+        features: Tensor | None = None,
+        features2: Tensor | None = None,
+    ) -> Tensor | None:
+        """``k − z zᵀ``, ``... x m x n x n'``, or None where it is zero everywhere.
+
+        Args:
+            X: ``... x n x d``.
+            X2: ``... x n' x d``.
+            features: Of X, where they are known already.
+            features2: Of X2, the same.
+        """
 
     @abstractmethod
-    def residual_variance(self, X: Tensor) -> Tensor | None:
-        """Diagonal of the residual, ``... x m x n``, or None where it is zero everywhere."""
+    def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor | None:
+        """Diagonal of the residual, ``... x m x n``, or None where it is zero everywhere.
+
+        Args:
+            X: ``... x n x d``.
+            features: Of X, where they are known already.
+        """

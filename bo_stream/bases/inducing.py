@@ -110,17 +110,24 @@ class InducingBasis(Basis):
         """``L⁻¹ k(Z, x)``, ``... x n x d -> ... x m x n x M``. Cost O(n M²)."""
         return solve_lower(self.root, kernel_matrix(self.kernel, self.Z, X, self.outputs)).mT
 
-    def residual_covariance(self, X: Tensor, X2: Tensor) -> Tensor:
-        """``k − z zᵀ``, ``... x m x n x n'``. Cost O(n M² + n n' M)."""
+    def residual_covariance(
+        self,
+        X: Tensor,
+        X2: Tensor,
+        features: Tensor | None = None,
+        features2: Tensor | None = None,
+    ) -> Tensor:
+        """``k − z zᵀ``, ``... x m x n x n'``. Cost O(n n' M), and O(n M²) for features."""
         covariance = kernel_matrix(self.kernel, X, X2, self.outputs)
-        features = self.features(X)
-        others = features if X2 is X else self.features(X2)
-        return covariance - features @ others.mT
+        own = self.features(X) if features is None else features
+        others = self.features(X2) if features2 is None else features2
+        return covariance - own @ others.mT
 
-    def residual_variance(self, X: Tensor) -> Tensor:
-        """``k − |z|²``, ``... x m x n``, never negative. Cost O(n M²)."""
+    def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor:
+        """``k − |z|²``, ``... x m x n``, never negative. Cost O(n M), and O(n M²) for features."""
         variance = kernel_variance(self.kernel, X, self.outputs)
-        return (variance - self.features(X).square().sum(-1)).clamp_min(0.0)
+        own = self.features(X) if features is None else features
+        return (variance - own.square().sum(-1)).clamp_min(0.0)
 
     def transfer(self, older: KnownValues) -> Tensor:
         """T with ``v_older = T v`` for whitened weights, ``... x m x M_older x M``.
@@ -135,7 +142,9 @@ class InducingBasis(Basis):
 
         ``L_older⁻¹ (k − zᵀ z)(Z_older, Z_older) L_older⁻ᵀ``.
         """
-        half = solve_lower(older.root, self.residual_covariance(older.Z, older.Z))
+        own = self.features(older.Z)
+        residual = self.residual_covariance(older.Z, older.Z, own, own)
+        half = solve_lower(older.root, residual)
         return solve_lower(older.root, half.mT)
 
     @property

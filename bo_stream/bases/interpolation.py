@@ -51,10 +51,16 @@ class GridBasis(Basis):
     def enough(self, tolerance: float, max_rank: int) -> int:
         """How many leading features leave out at most ``tolerance`` of the trace."""
 
-    def residual_covariance(self, X: Tensor, X2: Tensor) -> None:
+    def residual_covariance(
+        self,
+        X: Tensor,
+        X2: Tensor,
+        features: Tensor | None = None,
+        features2: Tensor | None = None,
+    ) -> None:
         """None: the basis carries its whole kernel k̃."""
 
-    def residual_variance(self, X: Tensor) -> None:
+    def residual_variance(self, X: Tensor, features: Tensor | None = None) -> None:
         """None: the basis carries its whole kernel k̃."""
 
     def joined(self, values: Sequence[Tensor], dim: int = -1) -> Tensor:

@@ -20,11 +20,10 @@ from bo_stream.models.centre_solver import (
 from bo_stream.models.cluster_cache import SolvedClusters
 from bo_stream.models.cluster_memory import ClusterMemory
 from bo_stream.models.clustered_process import ClusteredProcess
-from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.marginal_likelihood import combine
 from bo_stream.models.memory import Observations
 from bo_stream.models.projection_warning import ProjectionWarning
-from bo_stream.models.remembering_gp import RememberingGP, shifted_targets
+from bo_stream.models.remembering_gp import RememberingGP
 from bo_stream.models.validation import check_finite
 from bo_stream.models.warning_level import users_stack_level
 from bo_stream.module_state import is_same, state_of
@@ -157,10 +156,7 @@ class ClusterGP(RememberingGP):
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
             ValueError: More centres than memory can hold.
         """
-        check_mergeable(self, other)
-        self._check_not_supposed("merge")
-        other._check_not_supposed("merge")
-        matrix = shifted_targets(other._shift - self._shift)
+        matrix = self._targets_of(other)
         memory, exact = self._memory.joined(other._memory.map_targets(matrix))
         self._check_size(memory)
         if not exact:

@@ -11,7 +11,7 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from bo_stream.allocation.cover_tree import CoverTree
-from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory
 from bo_stream.sufficient_statistics import Regrouping, grouped_statistics
 
 EMPTY = 1e-6
@@ -19,7 +19,7 @@ EMPTY = 1e-6
 
 
 @dataclass(frozen=True)
-class ClusterMemory:
+class ClusterMemory(HoldsStatistics):
     """Statistics of all observations in the values of the process at the centres.
 
     The feature of an observation is the indicator of its cluster, hence the gram is diagonal: the
@@ -166,20 +166,6 @@ class ClusterMemory:
         centres = self.centres.to(device)
         statistics = self.statistics.map(lambda s: s.to(device))
         return ClusterMemory(tree, centres, statistics, self.sizes.to(device))
-
-    @property
-    def totals(self) -> Tensor:
-        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
-        return self.statistics.totals
-
-    @property
-    def counts(self) -> Tensor:
-        """Number of observations, ``... x m``."""
-        return self.totals[..., 1, 1]
-
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
-        return self.statistics.mean_known_noise()
 
 
 def _with_points(tree: CoverTree, Z: Tensor) -> CoverTree:

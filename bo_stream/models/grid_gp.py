@@ -10,14 +10,12 @@ from botorch.exceptions.errors import BotorchTensorDimensionError
 from torch import Tensor
 
 from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening
-from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import (
     checked_projection,
 )
 from bo_stream.models.grid_choice import GridSize, choose_grid_size
 from bo_stream.models.grid_posterior import GridPosterior
 from bo_stream.models.memory import Observations
-from bo_stream.models.remembering_gp import shifted_targets
 from bo_stream.models.stream_memory import StreamMemory
 from bo_stream.module_state import is_same, state_of
 
@@ -67,10 +65,7 @@ class GridGP(GridPosterior):
         Raises:
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
         """
-        check_mergeable(self, other)
-        self._check_not_supposed("merge")
-        other._check_not_supposed("merge")
-        matrix = shifted_targets(other._shift - self._shift)
+        matrix = self._targets_of(other)
         self._set_memory(
             self._memory.absorb(other._memory.map(lambda s: s.map_targets(matrix).scale(1.0)))
         )

@@ -12,11 +12,10 @@ from botorch.utils.types import _DefaultType
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.cap import capped
+from bo_stream.allocation.cap import capped, members
 from bo_stream.allocation.oips import OIPS
 from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.models.caches import Solved
-from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.independent_points import basis_of_independent, log_basis
 from bo_stream.models.inducing_choice import checked_allocation, checked_cap, first_points
 from bo_stream.models.inducing_memory import InducingMemory, Missed
@@ -28,7 +27,7 @@ from bo_stream.models.marginal_likelihood import (
 )
 from bo_stream.models.memory import WhitenedMemory
 from bo_stream.models.projection_warning import ProjectionWarning
-from bo_stream.models.remembering_gp import RememberingGP, StatisticsMemory, shifted_targets
+from bo_stream.models.remembering_gp import RememberingGP, StatisticsMemory
 from bo_stream.models.validation import check_finite
 from bo_stream.models.warning_level import users_stack_level
 from bo_stream.module_state import State, is_same, state_of
@@ -179,11 +178,8 @@ class InducingGP(RememberingGP, Generic[M]):
         Raises:
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
         """
-        check_mergeable(self, other)
-        self._check_not_supposed("merge")
-        other._check_not_supposed("merge")
-        theirs = other._memory.as_statistics()
-        self._merge(theirs.map_targets(shifted_targets(other._shift - self._shift)))
+        matrix = self._targets_of(other)
+        self._merge(other._memory.as_statistics().map_targets(matrix))
         self._refresh_fixed_noise()
         return self
 
@@ -194,7 +190,7 @@ class InducingGP(RememberingGP, Generic[M]):
         if not _same_points(theirs.values.Z, Z) and allocator is not None:
             Z = self._allocated(allocator, basis, theirs.values.Z)
             basis = self._basis_at(Z)
-        if not _contains(Z, theirs.values.Z):
+        if not bool(members(theirs.values.Z, Z).all()):
             warnings.warn(
                 "merge projects the other model's memory onto this one's inducing points, for they "
                 "are not the same: an approximation. Give both the same inducing_points.",
@@ -237,10 +233,3 @@ class InducingGP(RememberingGP, Generic[M]):
 
 def _same_points(A: Tensor, B: Tensor) -> bool:
     return A.shape == B.shape and torch.equal(A, B)
-
-
-def _contains(Z: Tensor, others: Tensor) -> bool:
-    """Whether all of some points are among Z."""
-    if len(others) == 0:
-        return True
-    return len(Z) > 0 and bool((others.unsqueeze(-2) == Z).all(-1).any(-1).all())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.inducing import InducingBasis, KnownValues
-from bo_stream.models.memory import Observations, Whitened, WhitenedMemory
+from bo_stream.models.memory import HoldsStatistics, Observations, Whitened, WhitenedMemory
 from bo_stream.sufficient_statistics import MatrixMap, weighted_statistics
 
 
@@ -35,7 +35,7 @@ class Missed:
 
 
 @dataclass(frozen=True)
-class InducingMemory:
+class InducingMemory(HoldsStatistics):
     """Statistics of all observations in weights that are values of the process at some points.
 
     Attributes:
@@ -79,11 +79,8 @@ class InducingMemory:
             _trace(learned, lost),
             torch.zeros_like(self.missed.known) if known is None else _trace(known, lost),
         )
-        return InducingMemory(
-            basis.values,
-            WhitenedMemory(learned.pull_back(T), None if known is None else known.pull_back(T)),
-            self.missed + gone,
-        )
+        statistics = self.statistics.map(lambda s: s.pull_back(T))
+        return InducingMemory(basis.values, statistics, self.missed + gone)
 
     def as_statistics(self) -> InducingMemory:
         """Itself."""
@@ -150,20 +147,6 @@ class InducingMemory:
             self.statistics.map(lambda s: s.to(device)),
             self.missed.map(lambda total: total.to(device)),
         )
-
-    @property
-    def totals(self) -> Tensor:
-        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
-        return self.statistics.totals
-
-    @property
-    def counts(self) -> Tensor:
-        """Number of observations, ``... x m``."""
-        return self.totals[..., 1, 1]
-
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
-        return self.statistics.mean_known_noise()
 
 
 def _trace(statistics: Whitened, lost: Tensor) -> Tensor:

@@ -12,12 +12,11 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.stacked_kernel import stacked_kernel
-from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.local_memory import LocalMemory, Rows
 from bo_stream.models.local_process import Experts, LocalProcess, scaled_prior, whitener_of
 from bo_stream.models.local_router import Router
 from bo_stream.models.memory import Observations
-from bo_stream.models.remembering_gp import RememberingGP, shifted_targets
+from bo_stream.models.remembering_gp import RememberingGP
 from bo_stream.models.validation import check_finite
 from bo_stream.module_state import State, is_same, state_of
 from bo_stream.process import PosteriorProcess
@@ -70,10 +69,7 @@ class LocalBody(RememberingGP):
         Raises:
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
         """
-        check_mergeable(self, other)
-        self._check_not_supposed("merge")
-        other._check_not_supposed("merge")
-        self._merge(other._memory.map_targets(shifted_targets(other._shift - self._shift)))
+        self._merge(other._memory.map_targets(self._targets_of(other)))
         self._refresh_fixed_noise()
         return self
 

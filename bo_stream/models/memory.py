@@ -191,6 +191,26 @@ def _add(
     return first + second
 
 
+class HoldsStatistics:
+    """What a memory can be asked that keeps all of it in ``statistics``."""
+
+    statistics: WhitenedMemory
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        return self.statistics.totals
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of observations, ``... x m``."""
+        return self.totals[..., 1, 1]
+
+    def mean_known_noise(self) -> Tensor | None:
+        """Mean of the known noise variances, ``... x m``, or None without any."""
+        return self.statistics.mean_known_noise()
+
+
 @dataclass(frozen=True)
 class GridMemory:
     """Statistics of observations that were interpolated on one grid, or one grid per part.

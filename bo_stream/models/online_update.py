@@ -99,7 +99,7 @@ class OnlineUpdate:
         mean = self.hyper.constant(self._batch)
         targets = torch.stack((torch.ones_like(mean), -mean), -1).unsqueeze(-1)
         features = self.basis.features(self.data.X).expand(*self._batch, -1, -1)
-        residual = self.basis.residual_variance(self.data.X).expand_as(self.data.targets)
+        residual = self.basis.residual_variance(self.data.X, features)
         return _View(mean.unsqueeze(-1), targets, features, residual)
 
     def _weights(self, statistics: Whitened) -> WeightPosterior:

@@ -10,6 +10,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.measured_gp import MeasuredGP, Memory
 from bo_stream.models.memory import Observations
 
@@ -92,6 +93,17 @@ class RememberingGP(MeasuredGP):
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         self._take(self._observations(X, Y, Yvar, sign))
 
+    def _targets_of(self, other: Self) -> Tensor:
+        """The map of another model's target columns to this one's, ``... x m x 2 x 2``.
+
+        Raises:
+            UnsupportedError: The two cannot be merged.
+        """
+        check_mergeable(self, other)
+        self._check_not_supposed("merge")
+        other._check_not_supposed("merge")
+        return _shifted_targets(other._shift - self._shift)
+
     def forget(self, factor: float) -> Self:
         """Let every past observation count ``factor`` times: exponential forgetting.
 
@@ -128,7 +140,7 @@ class RememberingGP(MeasuredGP):
         return self
 
 
-def shifted_targets(shift: Tensor) -> Tensor:
+def _shifted_targets(shift: Tensor) -> Tensor:
     """The map of target columns [Y, 1] to [Y + shift, 1], ``... x m x 2 x 2``."""
     matrix = torch.eye(2, dtype=shift.dtype, device=shift.device).repeat(*shift.shape, 1, 1)
     matrix[..., 1, 0] = shift

@@ -68,15 +68,14 @@ class WindowedMemory:
 
     def after(self, data: Observations, basis: InducingBasis, features: Tensor) -> WindowedMemory:
         """With a batch more, or less, of these features in the memory's basis. Cost O(n M²)."""
-        whole = self.whole.after(data, features, basis.residual_variance(data.X))
+        whole = self.whole.after(data, features, basis.residual_variance(data.X, features))
         if data.sign < 0:
             recent, others = taken_out(self.recent, data)
-            absorbed = _with_rows(self.absorbed, basis, others)
         else:
             everything = Observations.joined([self.recent, data])
             gone = max(0, len(everything) - self.window)
-            recent = everything.rows(slice(gone, None))
-            absorbed = _with_rows(self.absorbed, basis, everything.rows(slice(gone)))
+            recent, others = everything.rows(slice(gone, None)), everything.rows(slice(gone))
+        absorbed = _with_rows(self.absorbed, basis, others) if len(recent) > 0 else whole
         return WindowedMemory(whole, absorbed, recent, self.window)
 
     def plus(self, other: InducingMemory) -> WindowedMemory:
@@ -171,7 +170,7 @@ def _with_rows(memory: InducingMemory, basis: InducingBasis, rows: Observations)
     if len(rows) == 0:
         return memory
     features = basis.features(rows.X).expand(*memory.counts.shape, -1, -1)
-    return memory.after(rows, features, basis.residual_variance(rows.X))
+    return memory.after(rows, features, basis.residual_variance(rows.X, features))
 
 
 def _beside_identity(root: Tensor, eye: Tensor) -> Tensor:

@@ -30,10 +30,10 @@ class WithResidual(Basis):
     def features(self, X: Tensor) -> Tensor:
         return self.inner.features(X) * 0.5**0.5
 
-    def residual_covariance(self, X: Tensor, X2: Tensor) -> Tensor:
+    def residual_covariance(self, X: Tensor, X2: Tensor, *features: Tensor) -> Tensor:
         return 0.5 * self.inner.features(X) @ self.inner.features(X2).mT
 
-    def residual_variance(self, X: Tensor) -> Tensor:
+    def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor:
         return 0.5 * self.inner.features(X).square().sum(-1)
 
 
