@@ -13,6 +13,7 @@ from botorch.exceptions.errors import ModelFittingError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.model import Model
+from botorch.optim.closures import get_loss_closure_with_grads
 from botorch.optim.optimize import optimize_acqf
 from botorch.sampling.normal import SobolQMCNormalSampler
 from botorch.test_functions import (
@@ -83,14 +84,22 @@ Michalewicz's optimum in 3-D, which BoTorch does not know, is that of its terms 
 """
 
 
+Parameters = dict[str, Tensor]
+"""A model's hyperparameters by name."""
+
+
 class Player(ABC):
-    """A model that observes, is refitted from its present hyperparameters, and is asked.
+    """A model that observes, is refitted, and is asked.
 
     Attributes:
         failed_fits: Refits that raised; the hyperparameters stay then.
     """
 
     failed_fits = 0
+
+    def __init__(self, model: Model) -> None:
+        """Begin with the default hyperparameters of a model."""
+        self._defaults = parameters_of(model)
 
     @property
     @abstractmethod
@@ -102,12 +111,28 @@ class Player(ABC):
         """Take observations, ``n x d`` and ``n x 1``."""
 
     def refit(self) -> None:
-        """``fit_gpytorch_mll`` with every default."""
+        """``fit_gpytorch_mll`` with every default, from the present hyperparameters."""
         try:
             fit_gpytorch_mll(ExactMarginalLogLikelihood(self.model.likelihood, self.model))
         except ModelFittingError:
             self.failed_fits += 1
             self.model.eval()
+
+    def search(self) -> None:
+        """Refit from the present and from the default hyperparameters; the better end is kept."""
+        ends = []
+        for start in (parameters_of(self.model), self._defaults):
+            give_parameters(self.model, start)
+            self.refit()
+            ends.append((self._loss(), parameters_of(self.model)))
+        give_parameters(self.model, min(ends, key=lambda end: end[0])[1])
+
+    def _loss(self) -> float:
+        """What a refit minimises."""
+        mll = ExactMarginalLogLikelihood(self.model.likelihood, self.model).train()
+        loss, _ = get_loss_closure_with_grads(mll, dict(self.model.named_parameters()))()
+        self.model.eval()
+        return float(loss)
 
 
 class WiskiPlayer(Player):
@@ -116,6 +141,7 @@ class WiskiPlayer(Player):
     def __init__(self, X: Tensor, Y: Tensor) -> None:
         """Begin."""
         self._model = WISKI(X, Y, bounds=torch.tensor(BOUNDS))
+        super().__init__(self._model)
 
     @property
     def model(self) -> WISKI:
@@ -140,6 +166,7 @@ class ExactPlayer(Player):
         """Begin."""
         self._X, self._Y = X, Y
         self._model = SingleTaskGP(X, Y)
+        super().__init__(self._model)
 
     @property
     def model(self) -> SingleTaskGP:
@@ -160,6 +187,17 @@ PLAYERS: dict[str, Callable[[Tensor, Tensor], Player]] = {
     "WISKI": WiskiPlayer,
     "exact": ExactPlayer,
 }
+
+
+def parameters_of(model: Model) -> Parameters:
+    """Copies."""
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def give_parameters(model: Model, values: Parameters) -> None:
+    """Replace a model's."""
+    model.load_state_dict(values, strict=False)
+    model.eval()
 
 
 def with_hyperparameters_of(wiski: WISKI, model: SingleTaskGP) -> SingleTaskGP:

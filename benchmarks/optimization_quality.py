@@ -22,6 +22,7 @@ from benchmarks.harness import Options, start
 from benchmarks.optimization import (
     PLAYERS,
     PROBLEMS,
+    D,
     Player,
     Problem,
     acquire,
@@ -30,10 +31,13 @@ from benchmarks.optimization import (
     spelled,
 )
 from benchmarks.report import Claim, at_most, finish, stated, table
+from bo_stream.loops.optimization.surrogate import FEW_PER_INPUT
 
 FIRST = 5
 GROWTH = 1.3
 """A refit is due when the observations are this many times those at the last: 14 to 305 of them."""
+FEW = FEW_PER_INPUT * D
+"""Up to this many a refit starts from the default hyperparameters too, as in the loop."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def run(problem: Problem, player: str, seed: int, sizes: Sizes) -> Run:
         X = torch.cat((X, picked))
         contender.update(picked, problem.measure(picked, noise))
         if len(X) >= GROWTH * fitted_at:
-            contender.refit()
+            (contender.search if len(X) <= FEW else contender.refit)()
             fitted_at, refits = len(X), refits + 1
         if step % sizes.every == 0:
             curve.append(moment(step, problem, contender, X))
@@ -208,7 +212,7 @@ def main() -> None:
     print(regrets(runs, sizes) + "\n")
     kept = {", ".join(map(str, key)): asdict(done) for key, done in runs.items()}
     file.unlink(missing_ok=True)
-    settings = {**asdict(sizes), "first": FIRST, "growth": GROWTH, "runs": kept}
+    settings = {**asdict(sizes), "first": FIRST, "growth": GROWTH, "few": FEW, "runs": kept}
     finish("optimization_quality", claims_of(runs), options, settings)
 
 

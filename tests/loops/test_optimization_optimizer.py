@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from botorch.acquisition import UpperConfidenceBound
 from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import OptimizationWarning
+from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.acquisition import sample_paths
@@ -259,6 +261,29 @@ def test_a_refit_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch
         assert torch.equal(value, former[name])
     assert [event.what for event in of(optimizer).numerical_log] == ["a refit that failed"]
     assert optimizer.ask()[0].origin == "model"
+
+
+def told(optimizer: Optimizer, X: Tensor) -> None:
+    """Waves, which to a kernel with a long lengthscale are all noise."""
+    for x in X.tolist():
+        optimizer.tell(optimizer.register([x]).key, math.sin(18.0 * x))
+
+
+@pytest.mark.parametrize(("few", "escapes"), [(50, True), (10, False)])
+def test_few_outcomes_are_learned_from_the_defaults_too(
+    few: int, escapes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bo_stream.loops.optimization.surrogate.FEW_PER_INPUT", few)
+    optimizer = Optimizer(OptimizationSettings(bounds=((0.0, 1.0),), kernel="rbf", grid=(60,)))
+    told(optimizer, torch.linspace(0.0, 1.0, 25))
+    optimizer.best()
+    with torch.no_grad():
+        of(optimizer).covar_module.lengthscale = 1.0
+        of(optimizer).likelihood.noise = 1.0
+    told(optimizer, torch.linspace(0.02, 0.98, 9))
+    optimizer.best()
+    assert optimizer.surrogate.refits == [25, 34]
+    assert (of(optimizer).covar_module.lengthscale.item() < 0.2) == escapes
 
 
 @pytest.mark.cuda

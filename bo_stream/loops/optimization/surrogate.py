@@ -12,11 +12,14 @@ from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
-from bo_stream.models.refit import relearn
+from bo_stream.models.refit import Hyperparameters, hyperparameters, relearn
 from bo_stream.models.wiski import WISKI
 
 FEWEST = 2
 """Outcomes from which a model can be built."""
+
+FEW_PER_INPUT = 50
+"""Up to this many outcomes an input, a refit starts from the default hyperparameters too."""
 
 LEFT_OUT = 1e-4
 """Prior variance that the model's features leave out between refits, in parts of the noise's."""
@@ -68,7 +71,7 @@ class Surrogate:
             self._take_out(ledger, sorted(stale))
             self._put_in(ledger, fresh)
         self.revision += 1
-        self._refit_if_due()
+        self._refit_if_due(ledger)
 
     def _begin(self, ledger: Ledger, keys: list[int]) -> None:
         self.model, self.held, self.refits = None, {}, []
@@ -112,15 +115,20 @@ class Surrogate:
     def _outcomes(self, Y: list[float]) -> Tensor:
         return self.settings.tensor(Y).unsqueeze(-1) * self.settings.sign
 
-    def _refit_if_due(self) -> None:
+    def _refit_if_due(self, ledger: Ledger) -> None:
         if self.model is None:
             return
         growth, count = self.settings.refit, len(self.held)
         if not self.refits or (growth > 0.0 and count >= growth * self.refits[-1]):
             self.model.truncate(0.0)  # the noise may turn out to be less than it was
-            relearn(self.model)
+            relearn(self.model, self._further_starts(ledger))
             self.model.truncate(LEFT_OUT)
             self.refits.append(count)
+
+    def _further_starts(self, ledger: Ledger) -> list[Hyperparameters]:
+        if not self.refits or len(self.held) > FEW_PER_INPUT * self.settings.dim:
+            return []
+        return [hyperparameters(self._built(*self._data(ledger, sorted(self.held)[:FEWEST])))]
 
     @torch.no_grad()
     def means(self, X: Tensor) -> Tensor:
