@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from botorch.exceptions.errors import UnsupportedError
-from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.likelihoods import (
+    GaussianLikelihood,
+    LaplaceLikelihood,
+    Likelihood,
+    StudentTLikelihood,
+)
 from torch import Size
 
 
@@ -15,16 +21,27 @@ def latent_kernel(dim: int, batch_shape: Size) -> Kernel:
     return ScaleKernel(base, batch_shape=batch_shape)
 
 
-def check_no_transform(transform: OutcomeTransform | None) -> None:
-    """Check that outcomes stay as they are.
+REAL = (GaussianLikelihood, LaplaceLikelihood, StudentTLikelihood)
+"""Likelihoods of real outcomes, which are the same family in any units."""
+
+
+def check_transform(transform: OutcomeTransform | None, likelihood: Likelihood | None) -> None:
+    """Check that outcomes stay as they are, or are standardised where the likelihood allows it.
 
     Raises:
-        UnsupportedError: They do not.
+        UnsupportedError: Another transform, or a likelihood of labels or counts.
     """
-    if transform is not None:
+    if transform is None:
+        return
+    if not isinstance(transform, Standardize):
         raise UnsupportedError(
-            f"Expected outcome_transform to be None, got {type(transform).__name__}: the "
-            "likelihood is of outcomes as they are. Transform Y yourself."
+            f"Expected outcome_transform to be Standardize or None, got {type(transform).__name__}:"
+            " the likelihood is of outcomes as they are. Transform Y yourself."
+        )
+    if likelihood is not None and not isinstance(likelihood, REAL):
+        raise UnsupportedError(
+            f"Expected outcome_transform to be None with a {type(likelihood).__name__}, got "
+            "Standardize: its outcomes are no real numbers of some unit."
         )
 
 

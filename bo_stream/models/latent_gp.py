@@ -33,7 +33,11 @@ class Predictive:
 
 
 class LatentGP(InducingGP[InducingMemory]):
-    """A model whose outcomes are a likelihood's, given the process; never standardised."""
+    """A model whose outcomes are a likelihood's, given the process.
+
+    The memory is of sites, in units of the process: a standardisation is learned from the first
+    outcomes and stays.
+    """
 
     beta: float
     fantasy_steps: int
@@ -60,9 +64,31 @@ class LatentGP(InducingGP[InducingMemory]):
             )
 
     def _measured(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        targets = Y.detach().to(torch.float64).mT
+        targets = self._standardized(Y.detach().to(torch.float64)).mT
         unknown = torch.zeros_like(targets[..., :1, :], dtype=torch.bool)
         return targets, torch.ones_like(targets), unknown
+
+    def _as_outcomes(self, targets: Tensor, noise: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        level = self.noise_level().unsqueeze(-1) if self._is_gaussian else noise
+        return targets, level.expand_as(targets)
+
+    def _residual(self) -> Tensor:
+        constant = -self._prior_mean()
+        return torch.stack((torch.ones_like(constant), constant), -1).unsqueeze(-1)
+
+    def _prepare_refit(self) -> None:
+        """Nothing: sites cannot be standardised anew."""
+
+    def _targets_of(self, other: Self) -> Tensor:
+        matrix = super()._targets_of(other)
+        mine, theirs = (m._outcomes.offset_and_scale(m._counts()) for m in (self, other))
+        if not all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)):
+            raise UnsupportedError(
+                "Expected a model whose outcomes are standardised alike, got another mean or "
+                "standard deviation: sites cannot change their units. Standardise Y yourself, the "
+                "same for both, and leave out outcome_transform."
+            )
+        return matrix
 
     def noise_level(self) -> Tensor:
         """The noise variance of a Gaussian likelihood, ``batch_shape x m``.
@@ -105,7 +131,13 @@ class LatentGP(InducingGP[InducingMemory]):
             InputDataError: X has a wrong dtype or device, or is not finite.
         """
         mean, variance = self._outcome_model().moments(*self._marginals(X))
-        return Predictive(mean.mT.to(X), variance.mT.to(X))
+        offset, scale = self._units()
+        return Predictive((offset + scale * mean).mT.to(X), (scale.square() * variance).mT.to(X))
+
+    def _units(self) -> tuple[Tensor, Tensor]:
+        """Outcomes are ``offset + scale ·`` what the process has, ``batch_shape x m x 1``."""
+        offset, scale = self._outcomes.offset_and_scale(self._counts())
+        return offset.unsqueeze(-1), scale.unsqueeze(-1)
 
     def log_predictive(self, X: Tensor, Y: Tensor) -> Tensor:
         """Log density, or log probability, of each outcome at its point, ``... x q x m``.
@@ -124,9 +156,10 @@ class LatentGP(InducingGP[InducingMemory]):
         """
         mean, variance = self._marginals(X)
         check_supposed(X, Y, None, self.num_outputs)
-        outcomes, targets = self._outcome_model(), Y.to(torch.float64).mT
+        outcomes, targets = self._outcome_model(), self._standardized(Y.to(torch.float64)).mT
         outcomes.check(targets)
-        return outcomes.log_marginal(targets, mean, variance).mT.to(X)
+        density = outcomes.log_marginal(targets, mean, variance) - self._units()[1].log()
+        return density.mT.to(X)
 
     # --- supposing ----------------------------------------------------------------------------
 
@@ -186,8 +219,9 @@ class LatentGP(InducingGP[InducingMemory]):
     def _drawn(self, X: Tensor, sampler: MCSampler) -> Tensor:
         if X.shape[-2] == 0:
             return X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
-        values = sampler(self.posterior(X)).to(torch.float64).mT
+        values = self._standardized(sampler(self.posterior(X)).to(torch.float64)).mT
         kept = values.shape[values.ndim - len(self.batch_shape) - 2 :]
         samples = sampler.sample_shape.numel()
         drawn = self._outcome_model().draw(values.reshape(samples, -1, *kept), sampler.seed)
-        return drawn.view(values.shape).mT.to(X)
+        offset, scale = self._units()
+        return (offset + scale * drawn.view(values.shape)).mT.to(X)

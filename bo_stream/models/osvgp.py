@@ -21,7 +21,7 @@ from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.independent_points import basis_of_independent
 from bo_stream.models.inducing_gp import MAX_POINTS
 from bo_stream.models.inducing_memory import InducingMemory, Missed
-from bo_stream.models.latent_choice import check_no_transform, check_steps, latent_kernel
+from bo_stream.models.latent_choice import check_steps, check_transform, latent_kernel
 from bo_stream.models.latent_gp import LatentGP
 from bo_stream.models.marginal_likelihood import NoiseGroup
 from bo_stream.models.memory import Observations, WhitenedMemory
@@ -59,7 +59,7 @@ class OSVGP(LatentGP):
     - When: labels, counts, heavy tails, in any number of inputs. For Gaussian noise OSGPR.
 
     ``posterior`` is that of the latent process, as BoTorch's ``SingleTaskVariationalGP`` has it;
-    :meth:`predictive` and :meth:`log_predictive` are of outcomes. These are never standardised.
+    :meth:`predictive` and :meth:`log_predictive` are of outcomes.
 
     Example:
         >>> model = OSVGP(train_X, labels, BernoulliLikelihood(), hyper_steps=100)
@@ -99,7 +99,8 @@ class OSVGP(LatentGP):
             covar_module: As for :class:`~bo_stream.OSGPR`. Default: BoTorch's, with an output
                 scale, for nothing else scales the process.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
-            outcome_transform: None: a likelihood is of outcomes as they are.
+            outcome_transform: None: the likelihood is of outcomes as they are. ``Standardize``, for
+                a likelihood of real outcomes: by the first ones (train_Y), for good.
             input_transform: Any without parameters to learn.
             inducing_points: As for :class:`~bo_stream.OSGPR`.
             allocator: As there.
@@ -123,9 +124,9 @@ class OSVGP(LatentGP):
             UnsupportedError: A mean, likelihood or transform that a stream cannot represent.
             ValueError: An option is out of range; as for :class:`~bo_stream.OSGPR`.
         """
-        check_no_transform(outcome_transform)
+        check_transform(outcome_transform, likelihood)
         check_steps(beta, natural_rate, natural_steps, hyper_steps, fantasy_steps)
-        self._begin(train_X, train_Y, None, None)
+        self._begin(train_X, train_Y, None, outcome_transform)
         self._shift = torch.zeros_like(self._shift)
         inputs = self._first_inputs(train_X, input_transform)
         if covar_module is None:

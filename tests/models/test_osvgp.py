@@ -14,7 +14,7 @@ import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
-from botorch.models.transforms.outcome import Standardize
+from botorch.models.transforms.outcome import Log, Standardize
 from gpytorch.kernels import MaternKernel, ScaleKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
@@ -472,7 +472,8 @@ def test_likelihoods_that_it_cannot_take(likelihood: Likelihood, message: str) -
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"outcome_transform": Standardize(m=1)}, UnsupportedError, "outcome_transform"),
+        ({"outcome_transform": Standardize(m=1)}, UnsupportedError, "no real numbers of some unit"),
+        ({"outcome_transform": Log()}, UnsupportedError, "to be Standardize or None, got Log"),
         ({"beta": 0.0}, ValueError, "beta"),
         ({"beta": 1.5}, ValueError, "beta"),
         ({"natural_rate": 0.0}, ValueError, "natural_rate"),
