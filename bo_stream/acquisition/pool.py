@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import (
@@ -12,18 +14,21 @@ from botorch.exceptions.errors import (
 from torch import Tensor
 
 from bo_stream.acquisition.gains import Followed, Gains
+from bo_stream.acquisition.joint_gains import JointGains
 from bo_stream.acquisition.measures import box_of, listed_inputs, point_measure
 from bo_stream.acquisition.sites import sites
 from bo_stream.acquisition.units import check_scalar, variance_factors
-from bo_stream.acquisition.weight_space import weight_space
+from bo_stream.acquisition.weight_space import in_weight_space, weight_space
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_finite
-from bo_stream.process import WeightSpaceProcess
+from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 
 TIE = 1e-10
 """Gains within this part of the largest one tie with it; of those the lowest index is picked."""
 
 _ROWS = 4096
+
+G = TypeVar("G", Gains, JointGains)
 
 
 def select_from_pool(
@@ -42,7 +47,9 @@ def select_from_pool(
     same pool keep a :class:`PoolSelector`.
 
     Args:
-        model: A model whose basis leaves no residual, such as ``WISKI``, without batch shape.
+        model: Any without batch shape. Cheapest is one whose basis leaves no residual, such as
+            ``WISKI``; of another the covariances of all candidates with all points are kept, O(N M)
+            numbers, so that some hundred ``mc_points`` are better than many thousand.
         pool: Candidates, ``N x d``.
         q: How many to choose; all different.
         mc_points: Points over which the variance is averaged, ``M x d``.
@@ -58,7 +65,7 @@ def select_from_pool(
         InputDataError: Values that are not finite, costs that are not positive, indices out of
             range, inputs too far outside the model's bounds.
         UnsupportedError: A model with a batch shape, with several outputs and no posterior
-            transform, or with a basis that has a residual.
+            transform, or with a likelihood of labels or counts.
         ValueError: q is less than one, or more than the candidates that are left.
     """
     return PoolSelector(model, pool, mc_points, posterior_transform).select(q, exclude, costs)
@@ -67,14 +74,14 @@ def select_from_pool(
 class PoolSelector:
     """Repeated greedy choices from one pool, for a model that goes on learning.
 
-    Neither N x N nor N x M nor N x r numbers are formed; for a pool on a grid the memory is that of
-    the candidates' interpolation weights, O(4^d N).
+    For a model whose basis leaves no residual neither N x N nor N x M nor N x r numbers are formed;
+    for a pool on a grid the memory is that of the candidates' interpolation weights, O(4^d N).
 
     Between choices the gains of all candidates are kept. A choice after k new observations with the
     same hyperparameters changes them by rank k: O(k r²) and 2k functions at the candidates, none if
     the observations are those that were chosen. Each pick costs O(r²) and two functions. Any other
     change of the model (a refit, a growing grid) has them computed anew: O(r³) and two quadratic
-    forms.
+    forms. For a model with a residual they always are: O(N M r), and O(N (M + r²)) for each pick.
 
     With an outcome transform other than ``Standardize`` the variance is that of the transformed
     outcome.
@@ -117,14 +124,18 @@ class PoolSelector:
         """
         available = available_candidates(exclude, self._pool, q)
         shares = self._checked_costs(costs)
-        before = self._gains()
-        picks, after = self._pick(before, q, available, shares)
-        self._known = Followed(before, after)
+        process = self._model.process(self._corners)
+        if in_weight_space(process, self._corners):
+            before = self._gains(self._space(process))
+            picks, after = self._pick(before, q, available, shares)
+            self._known = Followed(before, after)
+        else:
+            jointly = JointGains.of(process, self._pool, self._measure)
+            _check_one_set(jointly.covariance)
+            picks, _ = self._pick(jointly, q, available, shares)
         return torch.tensor(picks, device=self._pool.device)
 
-    def _pick(
-        self, gains: Gains, q: int, available: Tensor, costs: Tensor
-    ) -> tuple[list[int], Gains]:
+    def _pick(self, gains: G, q: int, available: Tensor, costs: Tensor) -> tuple[list[int], G]:
         noise = self._noise()
         factors = variance_factors(self._model, self._posterior_transform).unsqueeze(-1)
         picks: list[int] = []
@@ -141,9 +152,8 @@ class PoolSelector:
         sizes = (len(part) for part in self._pool.split(_ROWS))
         return torch.cat([part.expand(-1, n) for part, n in zip(parts, sizes, strict=True)], -1)
 
-    def _gains(self) -> Gains:
+    def _gains(self, space: WeightSpaceProcess) -> Gains:
         """The gains under the model's present posterior, from those known where that is cheaper."""
-        space = self._space()
         rank = round(abs(self._model.num_observations - self._observations))
         self._observations = self._model.num_observations
         gains = self._known.followed(space, rank) if self._known is not None else None
@@ -151,13 +161,9 @@ class PoolSelector:
             gains = self._computed(space)
         return gains
 
-    def _space(self) -> WeightSpaceProcess:
-        space = weight_space(self._model.process(self._corners), self._corners)
-        if space.weights.base_root.ndim != 3:
-            raise UnsupportedError(
-                "Expected a model that supposes one set of observations, got one that supposes a "
-                f"batch of them: its weights have shape {tuple(space.weights.base_root.shape)}."
-            )
+    def _space(self, process: PosteriorProcess) -> WeightSpaceProcess:
+        space = weight_space(process, self._corners)
+        _check_one_set(space.weights.base_root)
         return space
 
     def _computed(self, space: WeightSpaceProcess) -> Gains:
@@ -202,6 +208,14 @@ def _first_best(worth: Tensor) -> int:
     """The first of the largest values, up to ties."""
     best = worth.max()
     return int((worth >= best - TIE * best.abs()).to(torch.uint8).argmax())
+
+
+def _check_one_set(factor: Tensor) -> None:
+    if factor.ndim != 3:
+        raise UnsupportedError(
+            "Expected a model that supposes one set of observations, got one that supposes a "
+            f"batch of them: its posterior has batch shape {tuple(factor.shape[:-3])}."
+        )
 
 
 def _check_no_batch(model: StreamingGP) -> None:

@@ -35,6 +35,20 @@ def weight_space(process: PosteriorProcess, X: Tensor) -> WeightSpaceProcess:
     return folded
 
 
+def in_weight_space(process: PosteriorProcess, X: Tensor) -> bool:
+    """Whether :func:`weight_space` can have a process.
+
+    Args:
+        process: What ``model.process`` returned.
+        X: Any transformed inputs, ``... x n x d``.
+    """
+    while isinstance(process, ConditionedProcess):
+        process = process.base
+    if not isinstance(process, WeightSpaceProcess):
+        return False
+    return process.basis.residual_variance(X[..., :1, :]) is None
+
+
 def _fold(process: PosteriorProcess) -> WeightSpaceProcess:
     if isinstance(process, WeightSpaceProcess):
         return process

@@ -11,13 +11,13 @@ from typing import Any
 
 from bo_stream.loops.active_sampling import SamplingState
 from bo_stream.loops.errors import UsageError
+from bo_stream.loops.models import MODELS
 from bo_stream.loops.scoring import Score
 from bo_stream.loops.settings import STRATEGIES, Settings, Strategy
 from bo_stream.loops.versions import check_written_by_this, package_version
-from bo_stream.models.wiski import WISKI
 from bo_stream.storage import atomic_write
 
-FORMAT = 1
+FORMAT = 2
 """Changes whenever an older checkpoint cannot be read any more."""
 
 FILE_NAME = "checkpoint.json"
@@ -75,7 +75,8 @@ class Checkpoint:
         path = folder / self.models[strategy]
         record = self.states[strategy]
         try:
-            model = WISKI.load(path, map_location=self.settings.device)
+            kind = MODELS[self.settings.model].model
+            model = kind.load(path, map_location=self.settings.device)
         except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
             raise UsageError(f"{path}, part of the checkpoint, cannot be read: {error}") from error
         curve = [Score(**entry) for entry in record["curve"]]

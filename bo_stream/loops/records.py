@@ -11,13 +11,15 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from gpytorch.module import Module
 
 from bo_stream.loops.active_sampling import ActiveSampling
 from bo_stream.loops.campaign import Campaign
+from bo_stream.loops.models import MODELS
 from bo_stream.loops.scoring import Score
 from bo_stream.loops.settings import Strategy
 from bo_stream.loops.versions import all_versions
-from bo_stream.models.wiski import WISKI
+from bo_stream.models.streaming_gp import StreamingGP
 
 
 def picks_table(campaign: Campaign) -> bytes:
@@ -88,26 +90,34 @@ def _strategy_record(loop: ActiveSampling, final: Score) -> dict[str, Any]:
     return {
         "final": asdict(final),
         "refits_at": loop.state.refits,
-        "model": model_record(loop.state.model),
+        "model": model_record(loop.settings.model, loop.state.model),
     }
 
 
-def model_record(model: WISKI) -> dict[str, Any]:
-    """Grid, rank, hyperparameters and the numerical record, as plain values."""
-    kernel = {
-        name: constraint.transform(parameter).tolist()
-        for name, parameter, constraint in model.covar_module.named_parameters_and_constraints()
-    }
+def model_record(name: str, model: StreamingGP) -> dict[str, Any]:
+    """Size, hyperparameters and the numerical record of a model, as plain values.
+
+    Args:
+        name: In ``MODELS``.
+        model: Of that kind.
+    """
     return {
         "class": type(model).__name__,
-        "grid_size": model.grid_size,
-        "rank": model.rank,
-        "dropped": model.dropped,
-        "interpolation_error": model.interpolation_error(),
-        "noise_variance": model.noise_level().tolist(),
-        "kernel": {name.replace("raw_", ""): value for name, value in kernel.items()},
+        **MODELS[name].describe(model),
+        "likelihood": _parameters(model.likelihood),
+        "kernel": _parameters(model.covar_module),
+        "outcome_scale": model.outcome_scale().tolist(),
         "numerical_log": [asdict(event) for event in model.numerical_log],
     }
+
+
+def _parameters(module: Module) -> dict[str, Any]:
+    """Constrained values by name."""
+    values = {
+        name: parameter if constraint is None else constraint.transform(parameter)
+        for name, parameter, constraint in module.named_parameters_and_constraints()
+    }
+    return {name.replace("raw_", ""): value.tolist() for name, value in values.items()}
 
 
 def peak_memory_mib() -> int | None:

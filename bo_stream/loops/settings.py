@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
 import torch
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
+from bo_stream.loops.models import Option, checked_model
 
 Strategy = Literal["nipv", "random"]
 
 STRATEGIES: tuple[Strategy, ...] = ("nipv", "random")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
+
+ON_A_GRID = "wiski"
 
 _DEFAULT_STEPS = 500
 _DEFAULT_POOL = 12_000
@@ -33,8 +37,11 @@ class Settings:
         test: Held-out points, on which the error is measured and over which the variance is
             integrated; None: 10,000, or a quarter of the data.
         initial: Points drawn at random to start with.
+        model: A name in ``bo_stream.loops.models.MODELS``.
+        model_options: Those of its options that are not the defaults.
         kernel: A name in ``bo_stream.loops.kernels.KERNELS``.
-        grid: Nodes per dimension, one number or d; None: the model's default for the kernel.
+        grid: For a model on a grid: nodes per dimension, one number or d; None: the model's default
+            for the kernel.
         seed: Of the split, the first points and the random strategy.
         device: A torch device.
         dtype: ``float64`` or ``float32``.
@@ -49,6 +56,8 @@ class Settings:
     pool: int | None = None
     test: int | None = None
     initial: int = 10
+    model: str = "wiski"
+    model_options: Mapping[str, Option] = field(default_factory=dict)
     kernel: str = "matern52"
     grid: tuple[int, ...] | None = None
     seed: int = 0
@@ -68,6 +77,9 @@ class Settings:
             check_at_least(name, getattr(self, name), least)
         for name, least in (("steps", 0), ("pool", 1), ("test", 2), ("score_every", 1)):
             check_at_least(name, getattr(self, name), least)
+        options = checked_model(self.model, self.model_options)
+        object.__setattr__(self, "model_options", options)
+        check_grid(self.model, self.grid)
         check_one_of("kernel", self.kernel, tuple(KERNELS))
         check_one_of("dtype", self.dtype, tuple(DTYPES))
         check_one_of("strategy", self.strategy, STRATEGIES)
@@ -93,6 +105,7 @@ class Settings:
         Raises:
             UsageError: The data have too few rows, or another number of inputs than ``grid``.
         """
+        checked_model(self.model, self.model_options, dim)
         test = min(_DEFAULT_TEST, rows // _TEST_SHARE) if self.test is None else self.test
         pool = min(_DEFAULT_POOL, max(rows - test, 0)) if self.pool is None else self.pool
         if pool + test > rows or pool < self.initial:
@@ -122,6 +135,16 @@ class Settings:
         grid = record.get("grid")
         known = {field.name: record[field.name] for field in fields(cls)}
         return cls(**{**known, "grid": None if grid is None else tuple(grid)})
+
+
+def check_grid(model: str, grid: tuple[int, ...] | None) -> None:
+    """Refuse a grid for a model without one.
+
+    Raises:
+        UsageError: So it is.
+    """
+    if grid is not None and model != ON_A_GRID:
+        raise UsageError(f"A grid is for model {ON_A_GRID}, got {grid} with model {model}.")
 
 
 def check_at_least(name: str, value: int | None, least: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bo_stream.models.inducing_gp import InducingGP
 from bo_stream.models.inducing_memory import InducingMemory
+from bo_stream.models.latent_choice import REAL
 from bo_stream.models.outcome_model import OutcomeModel
 from bo_stream.models.validation import check_inputs, check_supposed
 from bo_stream.process import PosteriorProcess
@@ -103,6 +104,17 @@ class LatentGP(InducingGP[InducingMemory]):
             "(observation_noise=True): the posterior is of the latent process. For outcomes use "
             "predictive or log_predictive."
         )
+
+    def noise_at(self, inputs: Tensor) -> Tensor:
+        """Of real outcomes under any likelihood their variance given the process.
+
+        Raises:
+            UnsupportedError: A likelihood of labels or counts.
+        """
+        if self._is_gaussian or not isinstance(self.likelihood, REAL):
+            return super().noise_at(inputs)
+        nowhere = torch.zeros_like(self._prior_mean()).unsqueeze(-1)
+        return self._outcome_model().variance(nowhere)
 
     # --- outcomes -----------------------------------------------------------------------------
 

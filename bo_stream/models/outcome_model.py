@@ -73,6 +73,11 @@ class OutcomeModel:
         second = average(lambda f: (d := self.likelihood(f)).variance + d.mean.square(), normal)
         return self._outward(first), self._outward(second - first.square())
 
+    def variance(self, values: Tensor) -> Tensor:
+        """Of an outcome at values of the process."""
+        (inward,) = self._inward(values)
+        return self._outward(self.likelihood(inward).variance)
+
     def draw(self, values: Tensor, seed: int) -> Tensor:
         """Outcomes at values of the process; the same noise for each batch of inputs.
 

@@ -74,7 +74,9 @@ def _run_record(campaign: OptimizationCampaign, notes: list[str]) -> dict[str, A
         "counts": counts(campaign),
         "steps": [asdict(step) for step in campaign.steps],
         "refits_at": surrogate.refits,
-        "model": None if surrogate.model is None else model_record(surrogate.model),
+        "model": None
+        if surrogate.model is None
+        else model_record(campaign.settings.model, surrogate.model),
         "seconds": round(campaign.seconds, 3),
         "threads": torch.get_num_threads(),
         "peak_memory_mib": peak_memory_mib(),

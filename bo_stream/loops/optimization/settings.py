@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 import torch
@@ -12,10 +12,14 @@ from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.settings import DTYPES, check_at_least, check_device, check_one_of
-
-MAX_DIM = 4
-"""Inputs that a model on a grid can take."""
+from bo_stream.loops.models import Option, checked_model
+from bo_stream.loops.settings import (
+    DTYPES,
+    check_at_least,
+    check_device,
+    check_grid,
+    check_one_of,
+)
 
 Bounds = tuple[tuple[float, float], ...]
 
@@ -34,8 +38,11 @@ class OptimizationSettings:
         beta: Of qUCB: how much the standard deviation counts.
         num_restarts: Starts of the search for the best candidate.
         raw_samples: Points among which the starts are found.
+        model: A name in ``bo_stream.loops.models.MODELS``.
+        model_options: Those of its options that are not the defaults.
         kernel: A name in ``bo_stream.loops.kernels.KERNELS``.
-        grid: Nodes per dimension, one number or d; None: the model's default for the kernel.
+        grid: For a model on a grid: nodes per dimension, one number or d; None: the model's default
+            for the kernel.
         refit: The hyperparameters are learned anew whenever the observations have become this many
             times as many as at the last refit; 0: only once, from the first points.
         seed: Of the Sobol points and of the search.
@@ -51,6 +58,8 @@ class OptimizationSettings:
     beta: float = 2.0
     num_restarts: int = 8
     raw_samples: int = 256
+    model: str = "wiski"
+    model_options: Mapping[str, Option] = field(default_factory=dict)
     kernel: str = "matern52"
     grid: tuple[int, ...] | None = None
     refit: float = 1.3
@@ -69,6 +78,9 @@ class OptimizationSettings:
         for name, bound in least.items():
             check_at_least(name, getattr(self, name), bound)
         check_at_least("raw_samples", self.raw_samples, self.num_restarts)
+        options = checked_model(self.model, self.model_options, self.dim)
+        object.__setattr__(self, "model_options", options)
+        check_grid(self.model, self.grid)
         check_one_of("kernel", self.kernel, tuple(KERNELS))
         check_one_of("dtype", self.dtype, tuple(DTYPES))
         _check_reals(self.refit, self.beta)
@@ -127,13 +139,10 @@ def checked_bounds(bounds: Sequence[Sequence[float]]) -> Bounds:
     """Bounds as pairs of floats.
 
     Raises:
-        UsageError: No, or more than four, inputs; a pair that is no finite interval.
+        UsageError: No inputs; a pair that is no finite interval.
     """
-    if not 1 <= len(bounds) <= MAX_DIM:
-        raise UsageError(
-            f"Expected bounds of 1 to {MAX_DIM} inputs (the model is on a grid), got "
-            f"{len(bounds)}. Optimise over at most {MAX_DIM}, or a projection to as many."
-        )
+    if not bounds:
+        raise UsageError("Expected bounds of at least one input, got none.")
     for i, pair in enumerate(bounds):
         if len(pair) != 2 or not all(map(math.isfinite, pair)) or not pair[0] < pair[1]:
             raise UsageError(

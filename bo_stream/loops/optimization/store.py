@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from bo_stream.loops.errors import UsageError
+from bo_stream.loops.models import MODELS
 from bo_stream.loops.optimization.optimizer import Optimizer
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.surrogate import Surrogate
 from bo_stream.loops.optimization.trials import Ledger, Trial
 from bo_stream.loops.versions import check_written_by_this, package_version
-from bo_stream.models.wiski import WISKI
+from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.storage import atomic_write
 
-FORMAT = 1
+FORMAT = 2
 """Changes whenever an older file cannot be read any more."""
 
 FILE_NAME = "optimization.json"
@@ -103,12 +104,12 @@ def _parsed(content: Mapping[str, Any], folder: Path) -> Optimizer:
     held = {int(key): float(Y) for key, Y in state["held"]}
     surrogate = Surrogate(settings, None, held, state["refits"], int(state["revision"]))
     if state["built"]:
-        surrogate.model = _read_model(_model_path(folder, surrogate), settings.device)
+        surrogate.model = _read_model(_model_path(folder, surrogate), settings)
     return Optimizer(settings, ledger, surrogate)
 
 
-def _read_model(path: Path, device: str) -> WISKI:
+def _read_model(path: Path, settings: OptimizationSettings) -> StreamingGP:
     try:
-        return WISKI.load(path, map_location=device)
+        return MODELS[settings.model].model.load(path, map_location=settings.device)
     except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise UsageError(f"{path}, part of the checkpoint, cannot be read: {error}") from error

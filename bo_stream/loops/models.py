@@ -1,0 +1,224 @@
+"""The models that a loop offers by name, for inputs in the unit cube, with their options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from botorch.models.transforms.outcome import Standardize
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import (
+    GaussianLikelihood,
+    LaplaceLikelihood,
+    Likelihood,
+    StudentTLikelihood,
+)
+from torch import Tensor
+
+from bo_stream.allocation import OIPS
+from bo_stream.loops.errors import UsageError
+from bo_stream.models.clustered import ClusteredGP
+from bo_stream.models.inducing_gp import InducingGP
+from bo_stream.models.local import LocalGP
+from bo_stream.models.osgpr import OSGPR
+from bo_stream.models.osvgp import OSVGP
+from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.wiski import WISKI
+
+Option = int | float | str
+Options = Mapping[str, Option]
+Builder = Callable[[Tensor, Tensor, Kernel, Mapping[str, Any]], StreamingGP]
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    """A model that a loop can be run with.
+
+    Attributes:
+        model: Its class.
+        build: Makes one of inputs, outcomes, a kernel and all its options.
+        options: Names and defaults; a value that is given has the default's type.
+        describe: What to say of one beside its hyperparameters, as plain values.
+        retracts: Whether it takes outcomes out exactly, whatever came since.
+        most_inputs: None: any number.
+    """
+
+    model: type[StreamingGP]
+    build: Builder
+    options: Options
+    describe: Callable[[Any], dict[str, Any]]
+    retracts: bool = False
+    most_inputs: int | None = None
+
+
+def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> WISKI:
+    box = torch.tensor([[0.0] * X.shape[-1], [1.0] * X.shape[-1]]).to(X)
+    return WISKI(X, Y, covar_module=kernel, bounds=box, **options)
+
+
+def _osgpr(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> OSGPR:
+    rho, others = _split(options, "rho")
+    return OSGPR(X, Y, covar_module=kernel, allocator=OIPS(rho), **others)
+
+
+def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> OSVGP:
+    """Many steps of the hyperparameters on the first outcomes, few on later ones."""
+    rho, others = _split(options, "rho")
+    name, others = _split(others, "likelihood")
+    steps, others = _split(others, "hyper_steps")
+    model = OSVGP(
+        X,
+        Y,
+        _likelihood(name).to(X),
+        covar_module=kernel,
+        outcome_transform=Standardize(m=1),
+        allocator=OIPS(rho),
+        hyper_steps=FIRST_STEPS * steps,
+        **others,
+    )
+    model.hyper_steps = steps
+    return model
+
+
+def _clustered(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> ClusteredGP:
+    return ClusteredGP(X, Y, covar_module=kernel, **options)
+
+
+def _local(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> LocalGP:
+    return LocalGP(X, Y, covar_module=kernel, **options)
+
+
+def _split(options: Mapping[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
+    return options[name], {key: value for key, value in options.items() if key != name}
+
+
+FIRST_STEPS = 20
+"""Times as many steps of the hyperparameters on the first outcomes."""
+
+LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
+    "gaussian": GaussianLikelihood,
+    "laplace": LaplaceLikelihood,
+    "student": StudentTLikelihood,
+}
+
+
+def _likelihood(name: str) -> Likelihood:
+    if name not in LIKELIHOODS:
+        names = ", ".join(LIKELIHOODS)
+        raise UsageError(f"Expected likelihood to be one of {names}, got {name!r}.")
+    return LIKELIHOODS[name]()
+
+
+def _describe_grid(model: WISKI) -> dict[str, Any]:
+    return {
+        "grid_size": model.grid_size,
+        "rank": model.rank,
+        "dropped": model.dropped,
+        "interpolation_error": model.interpolation_error(),
+    }
+
+
+def _describe_points(model: InducingGP[Any]) -> dict[str, Any]:
+    return {"inducing_points": len(model.inducing_points)}
+
+
+def _describe_clusters(model: ClusteredGP) -> dict[str, Any]:
+    return {"centres": len(model.centres), "resolution": model.resolution}
+
+
+def _describe_parts(model: LocalGP) -> dict[str, Any]:
+    return {"local_models": int(model.num_models)}
+
+
+MODELS: dict[str, ModelKind] = {
+    "wiski": ModelKind(
+        WISKI, _wiski, {"max_rank": 1024}, _describe_grid, retracts=True, most_inputs=4
+    ),
+    "osgpr": ModelKind(
+        OSGPR, _osgpr, {"rho": 0.8, "max_points": 512, "window": 512}, _describe_points
+    ),
+    "osvgp": ModelKind(
+        OSVGP,
+        _osvgp,
+        {"likelihood": "student", "rho": 0.8, "max_points": 512, "hyper_steps": 5},
+        _describe_points,
+    ),
+    "clustered": ModelKind(ClusteredGP, _clustered, {"resolution": 0.05}, _describe_clusters),
+    "local": ModelKind(
+        LocalGP, _local, {"max_size": 100, "w_gen": 0.5, "nearest": 3}, _describe_parts
+    ),
+}
+"""By the name that a user gives."""
+
+
+def checked_model(name: str, given: Options, dim: int | None = None) -> dict[str, Option]:
+    """The given options of a model, each of the right type.
+
+    Args:
+        name: In ``MODELS``.
+        given: Some of its options.
+        dim: Number of inputs, if known.
+
+    Raises:
+        UsageError: No such model or option, a value of another type, or too many inputs.
+    """
+    if name not in MODELS:
+        raise UsageError(f"Expected model to be one of {', '.join(MODELS)}, got {name!r}.")
+    kind = MODELS[name]
+    if dim is not None and kind.most_inputs is not None and dim > kind.most_inputs:
+        others = ", ".join(key for key, other in MODELS.items() if other.most_inputs is None)
+        raise UsageError(
+            f"Expected at most {kind.most_inputs} inputs with model {name}, which is on a grid, "
+            f"got {dim}. Use fewer, or another model: {others}."
+        )
+    return {key: _checked_option(name, key, value) for key, value in given.items()}
+
+
+def _checked_option(model: str, key: str, value: Option) -> Option:
+    options = MODELS[model].options
+    if key not in options:
+        raise UsageError(f"Expected options of {model} ({', '.join(options)}), got {key!r}.")
+    kind = type(options[key])
+    try:
+        typed = kind(value)
+    except ValueError:
+        typed = None
+    if typed is None or (kind is int and float(value) != typed):
+        expected = {int: "a whole number", float: "a number"}[kind]
+        raise UsageError(f"Expected {key} of model {model} to be {expected}, got {value!r}.")
+    return typed
+
+
+def build_model(
+    name: str, given: Options, X: Tensor, Y: Tensor, kernel: Kernel, grid: tuple[int, ...] | None
+) -> StreamingGP:
+    """A model of the first outcomes.
+
+    Args:
+        name: In ``MODELS``.
+        given: Options other than the defaults.
+        X: In the unit cube, ``n x d``.
+        Y: ``n x 1``.
+        kernel: Of d inputs.
+        grid: Nodes per dimension of a model on a grid, d of them; None: its default.
+
+    Raises:
+        UsageError: An option is out of range.
+    """
+    kind = MODELS[name]
+    options = {**kind.options, **given, **({} if grid is None else {"grid_size": grid})}
+    try:
+        return kind.build(X, Y, kernel, options)
+    except ValueError as error:
+        raise UsageError(f"This model cannot be built: {error}") from error
+
+
+def options_help() -> str:
+    """Every option with its default, for a help page."""
+    parts = (
+        f"{name}: {', '.join(f'{key}={value}' for key, value in kind.options.items())}"
+        for name, kind in MODELS.items()
+    )
+    return "; ".join(parts)
