@@ -112,6 +112,20 @@ def test_a_table_with_named_columns() -> None:
     assert picks("other") == picks("run")
 
 
+def test_another_model_of_more_inputs() -> None:
+    write_five_inputs(Path("wide.npz"))
+    quick = ["--steps", "2", "--pool", "30", "--test", "20", "--initial", "5", "--out", "run"]
+    options = ["--model", "clustered", "--set", "resolution=0.3"]
+    assert sample("wide.npz", *quick, *options).exit_code == 0
+    record = json.loads(Path("run/run.json").read_text())
+    assert record["settings"]["model_options"] == {"resolution": 0.3}
+    model = record["strategies"]["nipv"]["model"]
+    assert (model["class"], model["resolution"]) == ("ClusteredGP", 0.3)
+    changed = sample("--out", "run", "--resume", "--set", "resolution=0.2")
+    assert_one_clear_error(changed, "The run began with --set {'resolution': 0.3}")
+    assert sample("--out", "run", "--resume", *options).exit_code == 0
+
+
 def test_names_may_follow_one_option() -> None:
     args = ["map.csv", "--x", "lon", "lat", "-q", "3", "--x", "height", "--y", "p"]
     assert spread("--x", args) == [
@@ -180,7 +194,10 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         (["map.npz", "--device", "cuda:77"], "Device 'cuda:77' cannot be used"),
         (["map.npz", "--refit", "0.5"], "refit above 1"),
         (["map.npz", "--compare", "chance"], "Expected --compare random, got 'chance'"),
-        (["wide.npz"], "1 to 4 inputs"),
+        (["wide.npz"], "at most 4 inputs with model wiski"),
+        (["map.npz", "--model", "svgp"], "Expected model to be one of wiski, osgpr"),
+        (["map.npz", "--model", "local", "--set", "=3"], "Expected --set name=value"),
+        (["map.npz", "--model", "local", "--grid", "9"], "A grid is for model wiski"),
         (["map.npz", "--out", "text.csv"], "text.csv is not a folder"),
         (["map.npz", "--resume"], "--out FOLDER --resume"),
         (["--resume", "--out", "nothing"], "no run to resume in nothing"),
@@ -227,7 +244,7 @@ def test_a_run_is_not_written_over_and_keeps_its_settings(data: str, tmp_path: P
     ):
         assert_one_clear_error(sample(*args), message)
     index = Path("run/checkpoint.json")
-    index.write_bytes(before["checkpoint.json"].replace(b'"format": 1', b'"format": 99'))
+    index.write_bytes(before["checkpoint.json"].replace(b'"format": 2', b'"format": 99'))
     assert_one_clear_error(sample(*resume), "checkpoint format 99")
     index.write_bytes(before["checkpoint.json"])
     assert contents(Path("run")) == before

@@ -123,6 +123,21 @@ def test_a_refit_that_fails_is_in_the_summary(monkeypatch: pytest.MonkeyPatch) -
     assert event["times"] == len(run["refits_at"])
 
 
+def test_another_model_with_an_option() -> None:
+    model = ["--model", "osgpr", "--set", "max-points=5", "--set", "window=0"]
+    steps = ["--initial", "6", "--steps", "2", "-q", "2", "--out", "run"]
+    assert optimize("Hartmann", *steps, *model).exit_code == 0
+    record = json.loads(Path("run/run.json").read_text())
+    assert record["settings"]["model_options"] == {"max_points": 5, "window": 0}
+    assert record["model"]["class"] == "OSGPR"
+    assert 0 < record["model"]["inducing_points"] <= 5
+    again = ["--out", "run", "--resume", "--steps", "3"]
+    changed = optimize(*again, "--set", "max_points=6")
+    assert_one_clear_error(changed, "The run began with --set {'max_points': 5, 'window': 0}")
+    assert_one_clear_error(optimize(*again, "--model", "local"), "The run began with --model osgpr")
+    assert optimize(*again, *model).exit_code == 0
+
+
 def test_maximize_and_parquet() -> None:
     result = optimize(
         "Ackley", "--dim", "1", "--maximize", *QUICK, "--history", "parquet", "--out", "run"
@@ -200,7 +215,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ([], "Say which FUNCTION to optimise"),
         (["Brannin"], "No test function 'Brannin'. Expected one of Ackley"),
-        (["Hartmann"], "Expected bounds of 1 to 4 inputs"),
+        (["Hartmann"], "Expected at most 4 inputs with model wiski"),
+        (["Branin", "--model", "svgp"], "Expected model to be one of wiski, osgpr"),
+        (["Branin", "--model", "osgpr", "--set", "rho"], "Expected --set name=value"),
+        (["Branin", "--model", "osgpr", "--set", "size=3"], "Expected options of osgpr (rho,"),
+        (["Branin", "--model", "osgpr", "--grid", "20"], "A grid is for model wiski"),
         (["Branin", "--dim", "2"], "Branin has a fixed number of inputs"),
         (["my_costs:cost"], "Say the bounds of each input of 'my_costs:cost'"),
         (["my_costs:price", "--bounds", "0,1"], "found nothing"),

@@ -33,12 +33,16 @@ from bo_stream.cli.options import (
     DtypeOption,
     GridOption,
     KernelOption,
+    ModelOption,
     OutOption,
     RefitOption,
     ResumeOption,
+    SetOption,
+    as_recorded,
     folder_to_resume,
     new_folder,
     option,
+    parse_settings,
     was_said,
 )
 from bo_stream.loops.errors import UsageError
@@ -57,6 +61,10 @@ _DEFAULT = OptimizationSettings(bounds=((0.0, 1.0),))
 _STEPS = 30
 _PLAN = {"total": "steps", "retries": "retries", "workers": "workers", "timeout": "timeout"}
 """Of a plan's attributes, the options: these may change when a run goes on."""
+
+
+_WORDS = {"q": "--batch", "function": "FUNCTION", "model_options": "--set"}
+"""Of settings whose option has another name."""
 
 
 def _bounds(text: str) -> Bounds:
@@ -81,7 +89,9 @@ def optimize(
             "package.module:function, which takes a list of numbers and returns one.",
         ),
     ] = None,
-    dim: Annotated[int | None, option("Function", "Inputs of a test function, at most 4.")] = None,
+    dim: Annotated[
+        int | None, option("Function", "Inputs of a test function (wiski: at most 4).")
+    ] = None,
     noise: Annotated[
         float, option("Function", "Standard deviation of a test function's noise.")
     ] = 0.0,
@@ -119,6 +129,8 @@ def optimize(
     seed: Annotated[
         int, option("Search", "Of the Sobol points, the search and the noise.")
     ] = _DEFAULT.seed,
+    model: ModelOption = _DEFAULT.model,
+    model_set: SetOption = None,
     kernel: KernelOption = _DEFAULT.kernel,
     grid: GridOption = None,
     refit: RefitOption = _DEFAULT.refit,
@@ -130,7 +142,7 @@ def optimize(
     ] = "csv",
     resume: ResumeOption = False,
 ) -> None:
-    """Find where a function of one to four inputs is smallest (or largest), in few evaluations.
+    """Find where a function is smallest (or largest), in few evaluations.
 
     Starts from Sobol points. Again and again it chooses the points that promise most, has them
     evaluated, maybe by several processes at a time, and learns. An evaluation that raises, hangs,
@@ -141,17 +153,19 @@ def optimize(
     step at hand; `--resume` goes on to the same candidates.
 
     - `bo-stream optimize Branin --noise 1 --out run`
+    - `bo-stream optimize Hartmann --dim 6 --model osgpr --set max_points=256`
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 4 -q 4 --timeout 60 --out run`
     - `bo-stream optimize --out run --resume --steps 60`
     """
     options = {
         "maximize": maximize, "q": batch, "initial": initial, "acquisition": acquisition,
         "beta": beta, "seed": seed, "kernel": kernel, "grid": grid, "refit": refit,
-        "device": device, "dtype": dtype,
+        "device": device, "dtype": dtype, "model": model,
     }  # fmt: skip
     with one_line_errors(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         kind = _history_kind(history)
+        options["model_options"] = parse_settings(model_set)
         if resume:
             folder = folder_to_resume(out)
             changes = {name: ctx.params[o] for name, o in _PLAN.items() if was_said(ctx, o)}
@@ -190,15 +204,15 @@ def _begin(
 
 
 def _said(ctx: typer.Context, values: Mapping[str, object]) -> dict[str, object]:
-    parameters = {"q": "batch"}
+    parameters = {"q": "batch", "model_options": "model_set"}
     return {n: v for n, v in values.items() if was_said(ctx, parameters.get(n, n))}
 
 
 def _check_unchanged(campaign: OptimizationCampaign, given: Mapping[str, object]) -> None:
     former = {**campaign.settings.as_record(), **campaign.objective.as_record()}
     for name, value in given.items():
-        if _plain(value) != _plain(former[name]):
-            word = {"q": "--batch", "function": "FUNCTION"}.get(name, f"--{name}")
+        if _plain(as_recorded(name, value, former)) != _plain(former[name]):
+            word = _WORDS.get(name, f"--{name}")
             raise UsageError(
                 f"The run began with {word} {former[name]}, got {value}. A run goes on with its "
                 f"own settings: leave out {word}, or start anew in another folder."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from bo_stream.loops.checkpoint import FILE_NAME as SAMPLING_FILE
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
+from bo_stream.loops.models import MODELS, Option, checked_model, options_help
 from bo_stream.loops.optimization.store import FILE_NAME as OPTIMIZATION_FILE
 
 DEFAULT_FOLDER = "bo-stream-run"
@@ -29,12 +31,37 @@ def parse_grid(text: str) -> tuple[int, ...]:
         raise typer.BadParameter(f"expected 72, or 72,60 for two inputs, got {text!r}") from error
 
 
+def parse_settings(texts: list[str] | None) -> dict[str, Option]:
+    """Options of a model, each as ``name=value``.
+
+    Raises:
+        UsageError: Another form.
+    """
+    pairs = [text.partition("=") for text in texts or ()]
+    for text, (name, sign, value) in zip(texts or (), pairs, strict=True):
+        if not name or not sign or not value:
+            raise UsageError(
+                f"Expected --set name=value, as in --set max_points=256, got {text!r}."
+            )
+    return {name.replace("-", "_"): value for name, _, value in pairs}
+
+
+ModelOption = Annotated[str, option("Model", f"Model: {', '.join(MODELS)}.", metavar="NAME")]
+SetOption = Annotated[
+    list[str] | None,
+    option(
+        "Model",
+        f"An option of the model, again for each (defaults: {options_help()}).",
+        "--set",
+        metavar="NAME=VALUE",
+    ),
+]
 KernelOption = Annotated[str, option("Model", f"Kernel: {', '.join(KERNELS)}.", metavar="NAME")]
 GridOption = Annotated[
     Any,
     option(
         "Model",
-        "Grid nodes per input (by kernel and inputs).",
+        "Grid nodes per input, of model wiski (by kernel and inputs).",
         parser=parse_grid,
         metavar="N[,N...]",
     ),
@@ -50,6 +77,15 @@ OutOption = Annotated[
 ResumeOption = Annotated[
     bool, option("Files", "Go on with the run in --out; --steps may ask for more.", "--resume")
 ]
+
+
+def as_recorded(name: str, value: Any, former: Mapping[str, Any]) -> Any:
+    """A setting from the command line in the form in which a run's record has it.
+
+    Raises:
+        UsageError: It is no option of the run's model.
+    """
+    return checked_model(former["model"], value) if name == "model_options" else value
 
 
 def was_said(ctx: typer.Context, name: str) -> bool:

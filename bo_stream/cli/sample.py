@@ -31,12 +31,16 @@ from bo_stream.cli.options import (
     DtypeOption,
     GridOption,
     KernelOption,
+    ModelOption,
     OutOption,
     RefitOption,
     ResumeOption,
+    SetOption,
+    as_recorded,
     folder_to_resume,
     new_folder,
     option,
+    parse_settings,
     was_said,
 )
 from bo_stream.loops.campaign import Campaign
@@ -110,6 +114,8 @@ def sample(
     seed: Annotated[
         int, option("Sampling", "Of the split, the first sites and random choice.")
     ] = _DEFAULT.seed,
+    model: ModelOption = _DEFAULT.model,
+    model_set: SetOption = None,
     kernel: KernelOption = _DEFAULT.kernel,
     grid: GridOption = None,
     refit: RefitOption = _DEFAULT.refit,
@@ -134,10 +140,11 @@ def sample(
     options = {
         "q": batch, "steps": steps, "pool": pool, "test": test, "initial": initial,
         "kernel": kernel, "grid": grid, "seed": seed, "device": device, "dtype": dtype,
-        "refit": refit, "score_every": score_every,
+        "refit": refit, "score_every": score_every, "model": model,
     }  # fmt: skip
     with one_line_errors(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
+        options["model_options"] = parse_settings(model_set)
         if resume:
             folder = folder_to_resume(out)
             campaign = Campaign.resume(folder, data, steps)
@@ -170,7 +177,7 @@ def _given(
     compare: str | None,
 ) -> dict[str, object]:
     """What was said on the command line, steps aside: setting to value."""
-    named = {"batch": "q"}
+    named = {"batch": "q", "model_set": "model_options"}
     said = {named.get(name, name) for name in ctx.params if was_said(ctx, name)}
     every = {**options, "x": tuple(x or ()), "y": y, "compare": compare}
     return {name: value for name, value in every.items() if name in said - {"steps"}}
@@ -184,8 +191,9 @@ def _check_unchanged(campaign: Campaign, given: Mapping[str, object]) -> None:
         "compare": "random" if "random" in campaign.loops else None,
     }
     for name, value in given.items():
-        if value != former[name]:
-            option = {"q": "batch"}.get(name, name).replace("_", "-")
+        if as_recorded(name, value, former) != former[name]:
+            named = {"q": "batch", "model_options": "set"}
+            option = named.get(name, name).replace("_", "-")
             raise UsageError(
                 f"The run began with --{option} {former[name]}, got {value}. A run goes on with "
                 f"its own settings: leave out --{option}, or start anew in another folder."

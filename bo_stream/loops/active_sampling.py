@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
-
-from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
+from bo_stream.loops.models import build_model
 from bo_stream.loops.scoring import Score, score
 from bo_stream.loops.settings import Settings
 from bo_stream.loops.strategies import choice_rule
 from bo_stream.loops.survey import Survey
 from bo_stream.models.refit import relearn
-from bo_stream.models.wiski import WISKI
+from bo_stream.models.streaming_gp import StreamingGP
 
 
 @dataclass
@@ -29,7 +26,7 @@ class SamplingState:
         refits: Numbers of observations at which the hyperparameters were learned.
     """
 
-    model: WISKI
+    model: StreamingGP
     picks: list[int]
     curve: list[Score] = field(default_factory=list)
     refits: list[int] = field(default_factory=list)
@@ -55,7 +52,7 @@ class Step:
 
 
 class ActiveSampling:
-    """The loop over a survey: q points at a time, chosen by a strategy, put into a WISKI model.
+    """The loop over a survey: q points at a time, chosen by a strategy, put into a model.
 
     Deterministic: randomness is in the survey's order alone, so a state that was saved and loaded
     goes on to the same choices. A step costs the same at the end as at the beginning, refits and
@@ -155,21 +152,15 @@ class ActiveSampling:
 def _first_state(survey: Survey, settings: Settings) -> SamplingState:
     first = list(range(settings.initial))
     dim = survey.pool_X.shape[-1]
-    try:
-        model = WISKI(
-            survey.pool_X[first],
-            survey.pool_Y[first],
-            covar_module=KERNELS[settings.kernel](dim),
-            bounds=_unit_cube(dim).to(survey.pool_X),
-            grid_size=None if settings.grid is None else _per_dimension(settings.grid, dim),
-        )
-    except ValueError as error:
-        raise UsageError(f"This model cannot be built: {error}") from error
+    model = build_model(
+        settings.model,
+        settings.model_options,
+        survey.pool_X[first],
+        survey.pool_Y[first],
+        KERNELS[settings.kernel](dim).to(survey.pool_X),
+        None if settings.grid is None else _per_dimension(settings.grid, dim),
+    )
     return SamplingState(model, first)
-
-
-def _unit_cube(dim: int) -> Tensor:
-    return torch.tensor([[0.0] * dim, [1.0] * dim])
 
 
 def _per_dimension(grid: tuple[int, ...], dim: int) -> tuple[int, ...]:

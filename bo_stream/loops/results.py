@@ -11,8 +11,9 @@ import torch
 from bo_stream.loops.active_sampling import ActiveSampling
 from bo_stream.loops.campaign import Campaign
 from bo_stream.loops.pictures import MapView, as_png, draw_curve, draw_map
+from bo_stream.loops.prediction import predict
 from bo_stream.loops.records import curve_table, picks_table, run_record
-from bo_stream.loops.scoring import Score, predict
+from bo_stream.loops.scoring import Score
 from bo_stream.loops.settings import Strategy
 from bo_stream.storage import atomic_write
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-from botorch.posteriors.gpytorch import GPyTorchPosterior
 from torch import Tensor
 
-from bo_stream.acquisition.sites import sites
-from bo_stream.acquisition.weight_space import weight_space
+from bo_stream.loops.prediction import predict
 from bo_stream.models.streaming_gp import StreamingGP
 
 _HALF_WIDTH_95 = 1.959963984540054
@@ -34,23 +31,6 @@ class Score:
     rmse_sd: float
     nll: float
     coverage: float
-
-
-@torch.no_grad()
-def predict(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
-    """Marginal means and variances of the function at ``n x d`` inputs, ``n`` each, float64.
-
-    As ``model.posterior(X)``, for one output and an affine outcome transform, but in feature space:
-    on a grid O(n 4^d) and one quadratic form, without n x r features.
-    """
-    inputs = model.transform_inputs(X).double()
-    process = weight_space(model.process(inputs), inputs)
-    points = sites(process.basis, inputs)
-    mean = points.linear(process.weights.mean)[0, 0]
-    variance = points.quadratic(process.weights.covariance().unsqueeze(0))[0, 0]
-    first = cast(GPyTorchPosterior, model.posterior(X[:1])).mean.double().squeeze()
-    scale = model.outcome_scale().squeeze()
-    return first + scale * (mean - mean[0]), scale.square() * variance.clamp_min(0.0)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from bo_stream.acquisition import select_from_pool
 from bo_stream.loops.active_sampling import ActiveSampling
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.scoring import predict
+from bo_stream.loops.prediction import predict
 from bo_stream.loops.settings import Settings
 from bo_stream.loops.survey import Survey
 from tests.loops.small import QUICK, small_map

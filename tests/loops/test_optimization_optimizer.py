@@ -297,8 +297,8 @@ def test_on_cuda(acquisition: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"bounds": ((0.0, 1.0),) * 5}, "bounds of 1 to 4 inputs .* got 5"),
-        ({"bounds": ()}, "got 0"),
+        ({"bounds": ((0.0, 1.0),) * 5}, "at most 4 inputs with model wiski, .* got 5"),
+        ({"bounds": ()}, "bounds of at least one input"),
         ({"bounds": ((1.0, 1.0),)}, "input 0 to be finite, low < high"),
         ({"bounds": ((0.0, float("inf")),)}, "input 0 to be finite"),
         ({"initial": 1}, "initial of at least 2, got 1"),

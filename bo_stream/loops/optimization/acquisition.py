@@ -12,6 +12,7 @@ from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpected
 from botorch.acquisition.monte_carlo import qSimpleRegret, qUpperConfidenceBound
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.generation.gen import gen_candidates_scipy
+from botorch.generation.sampling import MaxPosteriorSampling
 from botorch.optim.optimize import optimize_acqf
 from botorch.sampling.normal import SobolQMCNormalSampler
 from linear_operator.utils.warnings import NumericalWarning
@@ -19,10 +20,11 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bo_stream.acquisition import SamplePaths, sample_paths
+from bo_stream.acquisition.weight_space import in_weight_space
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.imports import import_function
 from bo_stream.loops.optimization.settings import OptimizationSettings
-from bo_stream.models.wiski import WISKI
+from bo_stream.models.streaming_gp import StreamingGP
 
 THOMPSON = "TS"
 RANDOM = "random"
@@ -33,6 +35,8 @@ BASELINE = 64
 _SAMPLES = 128
 _THOMPSON_SAMPLES = 4096
 _PATHS_AT_A_TIME = 16
+_JOINT_SAMPLES = 1024
+_NEAR = 0.03
 _OPTIONS = {"maxiter": 100}
 
 
@@ -49,7 +53,7 @@ class Situation:
         seed: For samplers.
     """
 
-    model: WISKI
+    model: StreamingGP
     X_baseline: Tensor
     best_mean: float
     X_pending: Tensor | None
@@ -120,7 +124,8 @@ def check_acquisition(name: str) -> None:
 def best_points(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
     """The next points of the unit cube, ``q x d``.
 
-    ``TS``: each maximises a function of its own drawn from the posterior, pending points aside.
+    ``TS``: each maximises a function of its own drawn from the posterior, pending points aside;
+    of a model that is more than its features one drawn at ``_JOINT_SAMPLES`` points.
     Others: one point after the other, with those before as pending.
     """
     if settings.acquisition == THOMPSON:
@@ -149,6 +154,27 @@ def _unit_cube(situation: Situation) -> Tensor:
 
 
 def _thompson(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
+    inputs = situation.model.transform_inputs(situation.X_baseline[:1]).double()
+    if in_weight_space(situation.model.process(inputs), inputs):
+        return _thompson_anywhere(settings, situation, q)
+    return _thompson_among_points(settings, situation, q)
+
+
+def _thompson_among_points(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
+    """The best of Sobol points, and of some near the told points of the largest means."""
+    points = _sobol_points(settings, situation, _JOINT_SAMPLES)
+    best = situation.X_baseline[:BASELINE]
+    near = (best.repeat(BASELINE // len(best) + 1, 1)[:BASELINE] + _jitter(points)).clamp(0.0, 1.0)
+    rule = MaxPosteriorSampling(situation.model, replacement=False)
+    chosen: Tensor = rule(torch.cat((points, near)), num_samples=q)
+    return chosen
+
+
+def _jitter(points: Tensor) -> Tensor:
+    return _NEAR * torch.randn(BASELINE, points.shape[-1]).to(points)
+
+
+def _thompson_anywhere(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
     paths = sample_paths(situation.model, q, situation.seed)
     starts = _best_starts(paths, _start_points(settings, situation), settings.num_restarts)
     slices = [slice(i, i + _PATHS_AT_A_TIME) for i in range(0, q, _PATHS_AT_A_TIME)]
@@ -157,10 +183,13 @@ def _thompson(settings: OptimizationSettings, situation: Situation, q: int) -> T
 
 def _start_points(settings: OptimizationSettings, situation: Situation) -> Tensor:
     """Sobol points and the told points of the largest means; many, as a drawn function is cheap."""
-    engine = SobolEngine(settings.dim, scramble=True, seed=situation.seed)
     count = max(settings.raw_samples, _THOMPSON_SAMPLES)
-    drawn = engine.draw(count, dtype=torch.float64).to(situation.X_baseline)
-    return torch.cat((drawn, situation.X_baseline))
+    return torch.cat((_sobol_points(settings, situation, count), situation.X_baseline))
+
+
+def _sobol_points(settings: OptimizationSettings, situation: Situation, count: int) -> Tensor:
+    engine = SobolEngine(settings.dim, scramble=True, seed=situation.seed)
+    return engine.draw(count, dtype=torch.float64).to(situation.X_baseline)
 
 
 @torch.no_grad()

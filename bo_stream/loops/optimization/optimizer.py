@@ -42,7 +42,7 @@ class Best:
 
 
 class Optimizer:
-    """Bayesian optimization of one outcome over a box of one to four inputs.
+    """Bayesian optimization of one outcome over a box; of one to four inputs for a model on a grid.
 
     ``ask`` gives trials with keys, ``tell`` takes their outcomes whenever they come. The model
     follows at the next ``ask`` or ``best``. The next points depend on the settings, the trials so

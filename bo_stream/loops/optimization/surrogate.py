@@ -7,12 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bo_stream.acquisition import mean_path
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
+from bo_stream.loops.models import MODELS, build_model
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
-from bo_stream.models.refit import Hyperparameters, hyperparameters, relearn
+from bo_stream.loops.prediction import predict_mean
+from bo_stream.models.refit import (
+    Hyperparameters,
+    hyperparameters,
+    relearn,
+    set_hyperparameters,
+)
+from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.wiski import WISKI
 
 FEWEST = 2
@@ -26,11 +33,12 @@ LEFT_OUT = 1e-4
 
 
 class Surrogate:
-    """A WISKI model over the unit cube that follows a ledger by differences.
+    """A model over the unit cube that follows a ledger by differences.
 
     What was told since is put in by ``update``, what was withdrawn is taken out by ``retract``, an
-    amended outcome is both. So a step costs the same whatever was told before. Outcomes enter in
-    the order of keys, not of arrival.
+    amended outcome is both. So a step costs the same whatever was told before. A model that cannot
+    take outcomes out exactly is built anew from all that are left. Outcomes enter in the order of
+    keys, not of arrival.
 
     Attributes:
         model: None until there are enough outcomes.
@@ -42,7 +50,7 @@ class Surrogate:
     def __init__(
         self,
         settings: OptimizationSettings,
-        model: WISKI | None = None,
+        model: StreamingGP | None = None,
         held: dict[int, float] | None = None,
         refits: Sequence[int] = (),
         revision: int = 0,
@@ -67,6 +75,8 @@ class Surrogate:
             return
         if self.model is None or len(self.held) - len(stale) < FEWEST:
             self._begin(ledger, sorted(wanted))
+        elif stale and not MODELS[self.settings.model].retracts:
+            self._rebuild(ledger, sorted(wanted), self.model)
         else:
             self._take_out(ledger, sorted(stale))
             self._put_in(ledger, fresh)
@@ -77,22 +87,21 @@ class Surrogate:
         self.model, self.held, self.refits = None, {}, []
         if len(keys) < FEWEST:
             return
-        X, Y = self._data(ledger, keys)
-        self.model = self._built(X, Y)
+        self.model = self._built(*self._data(ledger, keys))
         self.held = {key: _outcome(ledger, key) for key in keys}
 
-    def _built(self, X: Tensor, Y: Tensor) -> WISKI:
+    def _rebuild(self, ledger: Ledger, keys: list[int], former: StreamingGP) -> None:
+        """Of the outcomes of these keys, with the hyperparameters of before."""
+        self.model = self._built(*self._data(ledger, keys), former)
+        set_hyperparameters(self.model, hyperparameters(former))
+        self.held = {key: _outcome(ledger, key) for key in keys}
+
+    def _built(self, X: Tensor, Y: Tensor, like: StreamingGP | None = None) -> StreamingGP:
         settings = self.settings
-        try:
-            return WISKI(
-                X,
-                Y,
-                covar_module=KERNELS[settings.kernel](settings.dim),
-                bounds=settings.tensor([[0.0] * settings.dim, [1.0] * settings.dim]),
-                grid_size=settings.grid_size,
-            )
-        except ValueError as error:
-            raise UsageError(f"This model cannot be built: {error}") from error
+        kernel = KERNELS[settings.kernel](settings.dim).to(X)
+        if like is not None:
+            kernel.load_state_dict(like.covar_module.state_dict())
+        return build_model(settings.model, settings.model_options, X, Y, kernel, settings.grid_size)
 
     def _take_out(self, ledger: Ledger, keys: list[int]) -> None:
         if not keys or self.model is None:
@@ -120,9 +129,7 @@ class Surrogate:
             return
         growth, count = self.settings.refit, len(self.held)
         if not self.refits or (growth > 0.0 and count >= growth * self.refits[-1]):
-            self.model.truncate(0.0)  # the noise may turn out to be less than it was
-            relearn(self.model, self._further_starts(ledger))
-            self.model.truncate(LEFT_OUT)
+            _learn(self.model, self._further_starts(ledger))
             self.refits.append(count)
 
     def _further_starts(self, ledger: Ledger) -> list[Hyperparameters]:
@@ -132,13 +139,20 @@ class Surrogate:
 
     @torch.no_grad()
     def means(self, X: Tensor) -> Tensor:
-        """Posterior means at ``n x d`` points of the unit cube, ``n``, large ones good.
-
-        Cost O(n r).
-        """
+        """Posterior means at ``n x d`` points of the unit cube, ``n``, large ones good."""
         if self.model is None:
             raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
-        return mean_path(self.model)(X).squeeze(-1)
+        return predict_mean(self.model, X)
+
+
+def _learn(model: StreamingGP, starts: Sequence[Hyperparameters]) -> None:
+    """Learn in all features, for the noise may turn out to be less; then keep what it asks for."""
+    if isinstance(model, WISKI):
+        model.truncate(0.0)
+        relearn(model, starts)
+        model.truncate(LEFT_OUT)
+    else:
+        relearn(model, starts)
 
 
 def _outcome(ledger: Ledger, key: int) -> float:

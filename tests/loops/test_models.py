@@ -1,0 +1,269 @@
+"""Every model that a loop offers, in both loops."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bo_stream.loops.active_sampling import ActiveSampling
+from bo_stream.loops.campaign import Campaign
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.kernels import KERNELS
+from bo_stream.loops.models import MODELS, build_model, checked_model, options_help
+from bo_stream.loops.optimization import (
+    OptimizationSettings,
+    Optimizer,
+    load_optimizer,
+    save_optimizer,
+)
+from bo_stream.loops.prediction import predict, predict_mean
+from bo_stream.loops.results import write_results
+from bo_stream.loops.settings import Settings
+from bo_stream.loops.survey import Survey
+from bo_stream.models.refit import hyperparameters, set_hyperparameters
+from bo_stream.models.streaming_gp import StreamingGP
+from tests.loops import optimizing
+from tests.loops.optimizing import points, started
+from tests.loops.small import QUICK, small_map, write_npz
+from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
+
+OTHERS = tuple(name for name in MODELS if name != "wiski")
+FEWER: dict[str, dict[str, Any]] = {
+    "wiski": {"max_rank": 7},
+    "osgpr": {"max_points": 4, "window": 0},
+    "osvgp": {"max_points": 4, "likelihood": "gaussian", "hyper_steps": 2},
+    "clustered": {"resolution": 0.4},
+    "local": {"max_size": 3, "w_gen": 0.9},
+}
+
+
+def optimization(name: str, **changes: Any) -> OptimizationSettings:
+    bounds = ((-2.0, 3.0), (0.0, 2.0))
+    settings = replace(optimizing.QUICK, bounds=bounds, initial=6, grid=None, model=name)
+    return replace(settings, **changes)
+
+
+def sampling(name: str, **changes: Any) -> ActiveSampling:
+    data, settings = small_map(), replace(QUICK, model=name, grid=None, **changes)
+    resolved = settings.resolved(*data.X.shape)
+    return ActiveSampling(Survey.of(data, resolved), resolved)
+
+
+def of(optimizer: Optimizer) -> StreamingGP:
+    assert optimizer.surrogate.model is not None
+    return optimizer.surrogate.model
+
+
+# --- optimization -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_finds_a_minimum(name: str) -> None:
+    optimizer = started(optimization(name), steps=8)
+    assert isinstance(of(optimizer), MODELS[name].model)
+    assert pytest.approx(0.0, abs=0.1) == optimizer.best().trial.Y
+    if name != "local":  # averages of models that know a few outcomes each
+        assert optimizer.best().mean == pytest.approx(optimizer.best().trial.Y, abs=0.2)
+
+
+@pytest.mark.parametrize("acquisition", ["qLogEI", "TS"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_each_goes_on_to_the_same_points_after_a_stop(
+    name: str, acquisition: str, tmp_path: Path
+) -> None:
+    optimizer = started(optimization(name, acquisition=acquisition), steps=2)
+    save_optimizer(tmp_path, optimizer)
+    again, _ = load_optimizer(tmp_path)
+    assert isinstance(of(again), MODELS[name].model)
+    asked = points(optimizer.ask(3))
+    assert points(again.ask(3)) == asked
+    assert len(set(asked)) == 3
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_amended_and_withdrawn_outcomes_leave_the_model_of_a_rebuild(name: str) -> None:
+    optimizer = started(optimization(name, refit=0.0), steps=3)
+    former = hyperparameters(of(optimizer))
+    optimizer.amend(1, 7.5)
+    optimizer.withdraw(2)
+    optimizer.best()
+    keys = [0, 1, 3, 4, 5, 6, 7]
+    assert sorted(optimizer.surrogate.held) == [*keys, 8]
+    settings, ledger = optimizer.settings, optimizer.ledger
+    kernel = KERNELS[settings.kernel](2).double()
+    kernel.load_state_dict(of(optimizer).covar_module.state_dict())
+    X = settings.to_unit_cube([ledger[key].X for key in [*keys, 8]])
+    Y = -settings.tensor([ledger[key].Y for key in [*keys, 8]]).unsqueeze(-1)
+    expected = build_model(name, {}, X, Y, kernel, None)
+    set_hyperparameters(expected, former)
+    test = torch.rand(20, 2, dtype=torch.float64)
+    assert_close(of(optimizer).posterior(test).mean, expected.posterior(test).mean)
+    assert_close(of(optimizer).posterior(test).variance, expected.posterior(test).variance)
+    assert optimizer.surrogate.refits == [6]
+    for key, value in hyperparameters(of(optimizer)).items():
+        assert torch.equal(value, former[key])
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_more_inputs_than_a_grid_takes(name: str) -> None:
+    optimizer = started(optimization(name, bounds=((-2.0, 3.0),) * 6, initial=8), steps=1)
+    assert len(optimizer.ask()[0].X) == 6
+
+
+def test_thompson_sampling_among_points_comes_near_the_best() -> None:
+    settings = optimization("osgpr", acquisition="TS", q=4)
+    optimizer = started(settings, steps=6)
+    assert pytest.approx(0.0, abs=0.05) == optimizer.best().trial.Y
+
+
+# --- sampling -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_learns_a_map(name: str) -> None:
+    loop = sampling(name, steps=12)
+    list(loop.run())
+    assert len(set(loop.state.picks)) == loop.observations == 41
+    assert loop.state.curve[-1].rmse < 0.7 * loop.state.curve[0].rmse
+    assert 0.5 <= loop.state.curve[-1].coverage <= 1.0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_survives_a_stop_and_says_what_it_is(name: str, tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "map.npz", small_map())
+    settings = replace(QUICK, model=name, grid=None, model_options=FEWER[name])
+    whole = Campaign.begin(path, None, None, settings, ("nipv",))
+    list(whole.run())
+    part = Campaign.begin(path, None, None, replace(settings, steps=2), ("nipv",))
+    list(part.run())
+    part.save(tmp_path)
+    resumed = Campaign.resume(tmp_path, steps=4)
+    assert resumed.main.settings.model_options == FEWER[name]
+    list(resumed.run())
+    assert resumed.main.state.picks == whole.main.state.picks
+    write_results(whole, tmp_path, [])
+    record = json.loads((tmp_path / "run.json").read_text())["strategies"]["nipv"]["model"]
+    assert record["class"] == MODELS[name].model.__name__
+    assert record["kernel"]
+    assert record["likelihood"]
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "most"),
+    [
+        ("wiski", "rank", 7),
+        ("osgpr", "inducing_points", 4),
+        ("osvgp", "inducing_points", 4),
+        ("clustered", "centres", 9),
+    ],
+)
+def test_options_reach_the_model(name: str, what: str, most: int) -> None:
+    loop = sampling(name, model_options=FEWER[name])
+    list(loop.run())
+    assert 0 < MODELS[name].describe(loop.state.model)[what] <= most
+
+
+def test_more_local_models_where_they_are_small() -> None:
+    loop = sampling("local", model_options={**FEWER["local"], "nearest": 1})
+    list(loop.run())
+    assert MODELS["local"].describe(loop.state.model)["local_models"] > 2
+
+
+# --- predictions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_predictions_are_the_posterior_s(name: str) -> None:
+    X = torch.rand(30, 2, dtype=torch.float64)
+    Y = 5.0 + 3.0 * X.sum(-1, keepdim=True)
+    model = build_model(name, {}, X, Y, KERNELS["matern52"](2).double(), None)
+    test = torch.rand(9, 2, dtype=torch.float64)
+    posterior = model.posterior(test)
+    mean, variance = predict(model, test)
+    assert_close(mean, posterior.mean.squeeze(-1).detach())
+    assert_close(variance, posterior.variance.squeeze(-1).detach())
+    assert_close(predict_mean(model, test), mean)
+
+
+# --- bad settings -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("svgp", {}, "Expected model to be one of wiski, osgpr, .* got 'svgp'"),
+        ("wiski", {"rho": 0.5}, r"Expected options of wiski \(max_rank\), got 'rho'"),
+        ("osgpr", {"max_points": "many"}, "max_points of model osgpr to be a whole number"),
+        ("osgpr", {"max_points": 2.5}, "max_points of model osgpr to be a whole number"),
+        ("osgpr", {"max_points": "2.5"}, "max_points of model osgpr to be a whole number"),
+        ("clustered", {"resolution": "fine"}, "resolution of model clustered to be a number"),
+    ],
+)
+def test_options_are_checked(name: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        checked_model(name, given)
+    with pytest.raises(UsageError, match=message):
+        Settings(model=name, model_options=given)
+    with pytest.raises(UsageError, match=message):
+        optimization(name, model_options=given)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("osgpr", {"rho": 1.5}, "cannot be built: .*rho"),
+        ("osgpr", {"max_points": 0}, "cannot be built: .*max_points"),
+        ("osvgp", {"likelihood": "poisson"}, "likelihood to be one of gaussian, laplace, student"),
+        ("clustered", {"resolution": -1.0}, "cannot be built: .*resolution"),
+        ("local", {"w_gen": 2.0}, "cannot be built: .*w_gen"),
+    ],
+)
+def test_what_a_model_refuses_is_the_user_s_to_mend(
+    name: str, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        sampling(name, model_options=given)
+
+
+def test_a_grid_is_for_a_model_on_a_grid() -> None:
+    with pytest.raises(UsageError, match=r"A grid is for model wiski, got .* with model osgpr"):
+        replace(QUICK, model="osgpr")
+    with pytest.raises(UsageError, match="A grid is for model wiski"):
+        optimization("local", grid=(9,))
+
+
+def test_too_many_inputs_name_the_models_that_take_them() -> None:
+    message = "at most 4 inputs with model wiski, .* got 5. .* osgpr, osvgp, clustered, local"
+    with pytest.raises(UsageError, match=message):
+        optimization("wiski", bounds=((0.0, 1.0),) * 5)
+    with pytest.raises(UsageError, match=message):
+        replace(QUICK, grid=None).resolved(1_000, 5)
+    assert checked_model("osgpr", {"max_points": "64", "rho": 1}, 5) == {
+        "max_points": 64,
+        "rho": 1.0,
+    }
+
+
+def test_the_help_names_every_option() -> None:
+    for kind in MODELS.values():
+        for name in kind.options:
+            assert name in options_help()
+
+
+def test_settings_survive_json() -> None:
+    for settings in (optimization("osgpr", model_options={"rho": 0.5}), optimization("local")):
+        record = json.loads(json.dumps(settings.as_record()))
+        assert OptimizationSettings.from_record(_tuples(record)) == settings
+    chosen = Settings(model="clustered", model_options={"resolution": 0.1})
+    assert Settings.from_record(json.loads(json.dumps(chosen.as_record()))) == chosen
+
+
+def _tuples(record: dict[str, Any]) -> dict[str, Any]:
+    return {**record, "bounds": tuple(map(tuple, record["bounds"]))}
