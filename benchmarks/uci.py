@@ -7,7 +7,8 @@ observations and learns the stem anew from them whenever their number has double
 moves the kernel alone; "stepped" (one split) is the paper's, a step of the stem and one of the
 kernel. The peer is gpytorch's exact GP with the same kind of stem: both are learned from
 ``LEARN_ROWS`` training rows by the same optimiser, predict from ``EXACT_ROWS`` of them, and are
-scored on the same test rows.
+scored on the same test rows. Two more streams, O-SVGP and local GPs, start from the stem, kernel
+and noise that WISKI learned from the same first rows.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from benchmarks.data import real_file
 from benchmarks.harness import Options, start
 from benchmarks.report import Claim, at_most, finish, stated
 from benchmarks.stem_peer import ExactStemGP
+from benchmarks.stream_peers import PEERS, Projected
 from bo_stream import WISKI, LinearStem, OnlineLearner, pretrain
 
 SETS = ("skillcraft", "powerplant", "elevators", "protein")
@@ -100,8 +102,8 @@ def scores(mean: Tensor, variance: Tensor, Y: Tensor) -> tuple[float, float]:
     return float((mean - Y).square().mean().sqrt()), float(-density.mean())
 
 
-def streamed(split: Split, relearns: bool, smoke: bool) -> Result:
-    """WISKI with a stem, one point at a time."""
+def pretrained(split: Split, smoke: bool) -> tuple[WISKI, int]:
+    """WISKI with a stem, learned from the first rows, and their number."""
     first = max(12, round(PRETRAIN * len(split.Y)))
     head = slice(first)
     model = WISKI(
@@ -112,15 +114,26 @@ def streamed(split: Split, relearns: bool, smoke: bool) -> Result:
         covar_module=ScaleKernel(RBFKernel(ard_num_dims=2)),
         outcome_transform=None,
     )
-    maxiter = 5 if smoke else 200
-    pretrain(model, split.X[head], split.Y[head], maxiter=maxiter)
+    pretrain(model, split.X[head], split.Y[head], maxiter=maxiter_of(smoke))
+    return model, first
+
+
+def maxiter_of(smoke: bool) -> int:
+    """Steps of an optimiser that learns a stem."""
+    return 5 if smoke else 200
+
+
+def streamed(split: Split, relearns: bool, smoke: bool) -> Result:
+    """WISKI with a stem, one point at a time."""
+    model, first = pretrained(split, smoke)
+    head = slice(first)
     learner = OnlineLearner(
         model,
         stem_learning_rate=0.0 if relearns else 0.0005,
         keep=KEEP if relearns else 0,
     )
     learner.offer(split.X[head], split.Y[head])
-    steps = stream(learner, split, first, maxiter if relearns else 0)
+    steps = stream(learner, split, first, maxiter_of(smoke) if relearns else 0)
     with torch.no_grad():
         posterior = model.posterior(split.test_X, observation_noise=True)
         rmse, nll = scores(posterior.mean, posterior.variance, split.test_Y)
@@ -150,6 +163,34 @@ def exact(split: Split, smoke: bool) -> Result:
     model.set_train_data(split.X[rows], split.Y[rows].squeeze(-1), strict=False)
     mean, variance = model.predict(split.test_X)
     return Result(*scores(mean, variance, split.test_Y), [])
+
+
+def peers(name: str, splits: list[Split], smoke: bool) -> dict[str, list[Result]]:
+    """The other streams on each split, by name."""
+    found: dict[str, list[Result]] = {peer: [] for peer in PEERS}
+    for split in splits:
+        model, first = pretrained(split, smoke)
+        data = Projected.of(model, split.X, split.Y, split.test_X, first)
+        for peer, run_peer in PEERS.items():
+            mean, variance, steps = run_peer(data)
+            result = Result(*scores(mean, variance, split.test_Y), steps)
+            found[peer].append(reported(f"{name}, {peer}", result))
+    return found
+
+
+def peer_claims(name: str, peer: str, ours: list[Result], theirs: list[Result]) -> list[Claim]:
+    """Better than another stream: medians over splits."""
+    pairs = list(zip(ours, theirs, strict=True))
+    rmse = statistics.median(a.rmse / b.rmse for a, b in pairs)
+    nll = statistics.median(a.nll - b.nll for a, b in pairs)
+    errors = ", ".join(f"{a.rmse:.3f}/{b.rmse:.3f}" for a, b in pairs)
+    densities = ", ".join(f"{a.nll:.3f}/{b.nll:.3f}" for a, b in pairs)
+    typical = 1e3 * statistics.median(second for result in theirs for second in result.steps)
+    return [
+        at_most(f"{name}: RMSE over that of {peer}", rmse, 1.0, detail=errors),
+        at_most(f"{name}: NLL above that of {peer}", nll, 0.0, "nats", densities),
+        stated(f"{name}: a step of {peer}, median", typical, "ms"),
+    ]
 
 
 def claims_of(name: str, ours: list[Result], theirs: list[Result], judged: bool) -> list[Claim]:
@@ -211,6 +252,9 @@ def run(name: str, options: Options) -> list[Claim]:
         label = f"{name}, {way}"
         ours = [reported(label, streamed(split, relearns, options.smoke)) for split in some]
         claims += claims_of(label, ours, theirs[: len(some)], judged=relearns)
+        if relearns:
+            for peer, results in peers(name, splits, options.smoke).items():
+                claims += peer_claims(label, peer, ours, results)
     return claims
 
 
