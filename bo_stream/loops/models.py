@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class ModelKind:
         describe: What to say of one beside its hyperparameters, as plain values.
         retracts: Whether it takes outcomes out exactly, whatever came since.
         most_inputs: None: any number.
+        unlearned: Options with which one that is built has its default hyperparameters.
     """
 
     model: type[StreamingGP]
@@ -51,6 +52,7 @@ class ModelKind:
     describe: Callable[[Any], dict[str, Any]]
     retracts: bool = False
     most_inputs: int | None = None
+    unlearned: Options = field(default_factory=dict)
 
 
 def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> WISKI:
@@ -144,6 +146,7 @@ MODELS: dict[str, ModelKind] = {
         _osvgp,
         {"likelihood": "student", "rho": 0.8, "max_points": 512, "hyper_steps": 5},
         _describe_points,
+        unlearned={"hyper_steps": 0},
     ),
     "clustered": ModelKind(ClusteredGP, _clustered, {"resolution": 0.05}, _describe_clusters),
     "local": ModelKind(

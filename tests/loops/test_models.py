@@ -111,6 +111,23 @@ def test_amended_and_withdrawn_outcomes_leave_the_model_of_a_rebuild(name: str) 
         assert torch.equal(value, former[key])
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_further_starts_are_of_what_a_refit_learns(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def record(model: StreamingGP, starts: Any) -> None:
+        given.append({key for start in starts for key in start})
+
+    monkeypatch.setattr("bo_stream.loops.optimization.surrogate.relearn", record)
+    optimizer = started(optimization(name), steps=3)
+    optimizer.best()
+    learned = {key for key, p in of(optimizer).named_parameters() if p.requires_grad}
+    assert given == [set(), learned]
+    assert any("likelihood" in key for key in learned) == (name != "osvgp")
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_more_inputs_than_a_grid_takes(name: str) -> None:
     optimizer = started(optimization(name, bounds=((-2.0, 3.0),) * 6, initial=8), steps=1)

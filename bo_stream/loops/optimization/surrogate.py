@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import torch
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.models import MODELS, build_model
+from bo_stream.loops.models import MODELS, Options, build_model
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
 from bo_stream.loops.prediction import predict_mean
@@ -92,16 +94,20 @@ class Surrogate:
 
     def _rebuild(self, ledger: Ledger, keys: list[int], former: StreamingGP) -> None:
         """Of the outcomes of these keys, with the hyperparameters of before."""
-        self.model = self._built(*self._data(ledger, keys), former)
+        self.model = self._built(*self._data(ledger, keys), former.covar_module)
         set_hyperparameters(self.model, hyperparameters(former))
         self.held = {key: _outcome(ledger, key) for key in keys}
 
-    def _built(self, X: Tensor, Y: Tensor, like: StreamingGP | None = None) -> StreamingGP:
+    def _built(
+        self, X: Tensor, Y: Tensor, kernel: Kernel | None = None, more: Options | None = None
+    ) -> StreamingGP:
         settings = self.settings
-        kernel = KERNELS[settings.kernel](settings.dim).to(X)
-        if like is not None:
-            kernel.load_state_dict(like.covar_module.state_dict())
-        return build_model(settings.model, settings.model_options, X, Y, kernel, settings.grid_size)
+        if kernel is None:
+            kernel = KERNELS[settings.kernel](settings.dim)
+        options = {**settings.model_options, **(more or {})}
+        return build_model(
+            settings.model, options, X, Y, deepcopy(kernel).to(X), settings.grid_size
+        )
 
     def _take_out(self, ledger: Ledger, keys: list[int]) -> None:
         if not keys or self.model is None:
@@ -135,7 +141,9 @@ class Surrogate:
     def _further_starts(self, ledger: Ledger) -> list[Hyperparameters]:
         if not self.refits or len(self.held) > FEW_PER_INPUT * self.settings.dim:
             return []
-        return [hyperparameters(self._built(*self._data(ledger, sorted(self.held)[:FEWEST])))]
+        data = self._data(ledger, sorted(self.held)[:FEWEST])
+        draft = self._built(*data, more=MODELS[self.settings.model].unlearned)
+        return [{name: p.detach() for name, p in draft.named_parameters() if p.requires_grad}]
 
     @torch.no_grad()
     def means(self, X: Tensor) -> Tensor:
