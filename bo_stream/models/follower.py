@@ -14,9 +14,9 @@ from bo_stream.models.marginal_likelihood import (
     NoiseGroup,
     combine,
     subspace_log_marginal_likelihood,
-    subspace_posterior,
 )
 from bo_stream.models.subspace import Subspace
+from bo_stream.models.subspace_posterior import subspace_posterior
 
 LEFT_OUT = 1e-3
 """Prior variance that may lie outside the features, in parts of the noise variance."""

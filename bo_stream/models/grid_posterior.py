@@ -190,10 +190,11 @@ class GridPosterior(GridBase):
             self._learning = LearningSpace.around(
                 factors, noise, self._memory, self.tolerance, self.max_rank
             )
+        space = self._learning
         return subspace_log_marginal_likelihood(
-            self._noise_groups(self._learning.memory, self._learning.left_out(factors)),
+            space.rooted(self._noise_groups(space.memory, space.left_out(factors))),
             self._residual(),
-            prior_covariance(self._learning.basis, factors),
+            prior_covariance(space.basis, factors),
         )
 
     def train(self, mode: bool = True) -> Self:

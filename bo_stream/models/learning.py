@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from torch import Tensor
 from bo_stream.bases.grid_kernel import GridKernel
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.kernel_sensitivity import prior_variance, variance_outside
+from bo_stream.models.marginal_likelihood import NoiseGroup
 from bo_stream.models.memory import WhitenedMemory
 from bo_stream.models.stream_memory import StreamMemory
 from bo_stream.models.subspace import spread_basis
+from bo_stream.models.thin_root import ThinRoot, thin_root
 
 LEARNING_RANK = 640
 """Features in which hyperparameters are learned, where these carry enough of the kernel."""
@@ -52,6 +55,7 @@ class LearningSpace:
     Attributes:
         basis: At the centre.
         memory: In its weights.
+        roots: Of its statistics, where they are of few observations: of learned and known noise.
         rest: The model's further features.
         rest_squares: Mean squares of those over the observations of learned noise, ``... x m x s``.
         centre: Logs of the parameters of the kernel's factors.
@@ -61,6 +65,7 @@ class LearningSpace:
 
     basis: GridBasis
     memory: WhitenedMemory
+    roots: tuple[ThinRoot | None, ThinRoot | None]
     rest: GridBasis
     rest_squares: Tensor
     centre: tuple[Tensor, ...]
@@ -93,15 +98,25 @@ class LearningSpace:
         squares = learned.gram.diagonal(dim1=-2, dim2=-1) / learned.count.clamp_min(1.0)[..., None]
         share = float((LEFT_OUT * noise / whole.scale).min())
         rank = max(whole.enough(max(share, least), max_rank), LEARNING_RANK)
+        leading = whitened.leading(rank)
         return cls(
             whole.leading(rank),
-            whitened.leading(rank),
+            leading,
+            _roots(leading),
             whole.trailing(rank),
             squares[..., rank:],
             _log_parameters(factors),
             whole,
             variance_outside(whole, factors),
         )
+
+    def rooted(self, groups: Sequence[NoiseGroup]) -> list[NoiseGroup]:
+        """Groups of the memory's statistics with their roots."""
+        learned, known = self.roots
+        return [
+            replace(group, root=learned if group.statistics is self.memory.learned else known)
+            for group in groups
+        ]
 
     @torch.no_grad()
     def holds(self, factors: GridKernel, noise: Tensor) -> bool:
@@ -122,6 +137,11 @@ class LearningSpace:
     def left_out(self, factors: GridKernel) -> Tensor:
         """Mean prior variance at the observations beyond the space, ``... x m``."""
         return (prior_variance(self.rest, factors) * self.rest_squares).sum(-1)
+
+
+def _roots(memory: WhitenedMemory) -> tuple[ThinRoot | None, ThinRoot | None]:
+    known = None if memory.known is None else thin_root(memory.known)
+    return thin_root(memory.learned), known
 
 
 def _log_parameters(factors: GridKernel) -> tuple[Tensor, ...]:

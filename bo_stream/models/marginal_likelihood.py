@@ -11,7 +11,13 @@ from torch import Tensor
 from bo_stream.bases.grid_kernel import GridKernel
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.kernel_sensitivity import expected_log_prior
-from bo_stream.linalg import product_of_triangular_root, solve_one_plus_product
+from bo_stream.linalg import product_of_triangular_root
+from bo_stream.models.subspace_posterior import (
+    SubspacePosterior,
+    subspace_posterior,
+    thin_subspace_posterior,
+)
+from bo_stream.models.thin_root import ThinRoot
 from bo_stream.sufficient_statistics import SufficientStatistics
 from bo_stream.weights import (
     GaussianEvidence,
@@ -29,10 +35,12 @@ class NoiseGroup:
     Attributes:
         statistics: In whitened weights.
         level: Factor from relative to actual noise, ``... x m``, differentiable.
+        root: Of the statistics, where they are of few observations.
     """
 
     statistics: SufficientStatistics[Tensor]
     level: Tensor
+    root: ThinRoot | None = None
 
 
 def combine(groups: Sequence[NoiseGroup], residual: Tensor) -> GaussianEvidence:
@@ -107,44 +115,12 @@ def batch_log_marginal_likelihood(
     return value - (expected - expected.detach())
 
 
-@dataclass(frozen=True)
-class SubspacePosterior:
-    """The posterior of weights with prior N(0, P): mean ``P u``, covariance ``P − P K P``.
-
-    P need not be inverted: with A the evidence's gram, ``K = (I + A P)⁻¹ A`` and ``u = (I + A P)⁻¹
-    moment``.
-
-    Attributes:
-        K: ``... x m x r x r``.
-        u: ``... x m x r x 1``.
-        log_determinant: ``log |I + A P|``, ``... x m``.
-    """
-
-    K: Tensor
-    u: Tensor
-    log_determinant: Tensor
-
-
-def subspace_posterior(evidence: GaussianEvidence, prior: Tensor) -> SubspacePosterior:
-    """By one LU factor. Cost O(r³).
-
-    Args:
-        evidence: Of the observations.
-        prior: Covariance P of the weights, ``... x m x r x r``.
-
-    Raises:
-        NotPSDError: Hyperparameters are NaN or infinite.
-    """
-    gain, log_determinant = solve_one_plus_product(
-        evidence.gram, prior, torch.cat((evidence.gram, evidence.moment), -1)
-    )
-    return SubspacePosterior(gain[..., :-1], gain[..., -1:], log_determinant)
-
-
 def subspace_log_marginal_likelihood(
     groups: Sequence[NoiseGroup], residual: Tensor, prior: Tensor
 ) -> Tensor:
-    """The log marginal likelihood for weights with prior N(0, prior), ``... x m``. Cost O(r³).
+    """The log marginal likelihood for weights with prior N(0, prior), ``... x m``.
+
+    Cost O(r³), or O(r² k) where every group has a root of k columns.
 
     Exact with its gradient, as :func:`differentiable_log_marginal_likelihood`, and smooth in the
     hyperparameters because the basis stays the same: ``∂/∂P = −½ (K − u uᵀ)``, see
@@ -160,7 +136,7 @@ def subspace_log_marginal_likelihood(
     """
     with torch.no_grad():
         evidence = combine(groups, residual)
-        posterior = subspace_posterior(evidence, prior)
+        posterior = _subspace_posterior(groups, residual, evidence, prior)
         K, u = posterior.K, posterior.u
         mean = prior @ u
         value = log_marginal_likelihood(evidence, mean, posterior.log_determinant)
@@ -170,6 +146,16 @@ def subspace_log_marginal_likelihood(
     for group, spread in zip(groups, spreads, strict=True):
         expected = expected + expected_misfit(group, residual, mean, spread)
     return value - (expected - expected.detach())
+
+
+def _subspace_posterior(
+    groups: Sequence[NoiseGroup], residual: Tensor, evidence: GaussianEvidence, prior: Tensor
+) -> SubspacePosterior:
+    roots = [group.root.at_noise(group.level, residual) for group in groups if group.root]
+    if len(roots) < len(groups):
+        return subspace_posterior(evidence, prior)
+    G, b = torch.cat([G for G, _ in roots], -1), torch.cat([b for _, b in roots], -2)
+    return thin_subspace_posterior(G, b, prior)
 
 
 def _spreads(groups: Sequence[NoiseGroup], prior: Tensor, K: Tensor, mean: Tensor) -> list[Tensor]:

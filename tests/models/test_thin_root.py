@@ -1,0 +1,97 @@
+"""Statistics of few observations as roots, and the likelihood by them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from bo_stream import WISKI
+from bo_stream.models.marginal_likelihood import NoiseGroup, subspace_log_marginal_likelihood
+from bo_stream.models.memory import Whitened
+from bo_stream.models.thin_root import thin_root
+from bo_stream.sufficient_statistics import weighted_statistics
+from tests.tolerances import assert_close
+
+R = 40
+
+
+def statistics(n: int, batch: int = 1, equal: int = 0) -> Whitened:
+    """Of n observations; in the last batch element ``equal`` of them have the same features."""
+    features = torch.randn(batch, n, R, dtype=torch.float64)
+    features[-1, :equal] = features[-1, :1]
+    y, noise = torch.randn(batch, n).double(), 0.1 + torch.rand(batch, n).double()
+    return weighted_statistics(features, y, noise, torch.ones_like(y))
+
+
+def prior() -> Tensor:
+    root = torch.randn(R, R, dtype=torch.float64) / R**0.5
+    return root @ root.mT
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 10])
+@pytest.mark.parametrize("equal", [0, 4])
+def test_a_root_is_the_statistics(n: int, equal: int) -> None:
+    whole = statistics(n, batch=3, equal=min(equal, n))
+    root = thin_root(whole)
+    assert root is not None
+    assert root.G.shape == (3, R, n)
+    assert_close(root.G @ root.G.mT, whole.gram)
+    assert_close(root.G @ root.b, whole.moment)
+
+
+def test_no_root_where_it_would_not_pay() -> None:
+    assert thin_root(statistics(10)) is not None
+    assert thin_root(statistics(11)) is None
+    faded = statistics(30).scale(0.1)
+    assert float(faded.count) < 10
+    assert thin_root(faded) is None
+
+
+@pytest.mark.parametrize("sizes", [(9,), (4, 6), (8, 0)])
+def test_the_likelihood_and_its_gradient_are_the_same(sizes: tuple[int, ...]) -> None:
+    levels = [torch.tensor([v], dtype=torch.float64) for v in (0.02, 1.7)][: len(sizes)]
+    groups = [NoiseGroup(statistics(n), level) for n, level in zip(sizes, levels, strict=True)]
+    rooted = [replace(group, root=thin_root(group.statistics)) for group in groups]
+    residual = torch.tensor([0.6, 0.2], dtype=torch.float64).view(1, 2, 1)
+    P = prior().unsqueeze(0)
+    variables = [P, residual, *levels]
+    for variable in variables:
+        variable.requires_grad_()
+    values = [subspace_log_marginal_likelihood(some, residual, P) for some in (groups, rooted)]
+    assert_close(values[1], values[0])
+    wanted, actual = (torch.autograd.grad(value.sum(), variables) for value in values)
+    for a, w in zip(actual, wanted, strict=True):
+        torch.testing.assert_close(a, w, rtol=1e-6, atol=1e-6 * float(w.abs().max()))
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("noise", ["learned", "known", "mixed"])
+def test_a_refit_with_few_observations_takes_the_root(outputs: int, noise: str) -> None:
+    X = torch.rand(12, 2, dtype=torch.float64)
+    Y = torch.cat([(4.0 * X[:, :1] + i).sin() for i in range(outputs)], -1)
+    Yvar = None if noise == "learned" else torch.full_like(Y, 0.01)
+    if noise == "mixed" and Yvar is not None:
+        Yvar[:5] = torch.nan
+    kernel = MaternKernel(nu=2.5, ard_num_dims=2, batch_shape=torch.Size([outputs][: outputs - 1]))
+    model = WISKI(X, Y, Yvar, covar_module=kernel, grid_size=14)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model).train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    losses, gradients = [], []
+    for rooted in (True, False):
+        model._learning_objective()
+        assert model._learning is not None
+        roots = model._learning.roots
+        assert any(root is not None and root.G.shape[-1] > 0 for root in roots)
+        if not rooted:
+            model._learning = replace(model._learning, roots=(None, None))
+        loss = model.compute_custom_loss(mll).sum()
+        losses.append(loss)
+        gradients.append(torch.autograd.grad(loss, parameters))
+    assert_close(losses[0], losses[1])
+    for a, b in zip(*gradients, strict=True):
+        assert_close(a, b)
