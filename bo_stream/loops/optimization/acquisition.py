@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
@@ -37,7 +38,9 @@ _THOMPSON_SAMPLES = 4096
 _PATHS_AT_A_TIME = 16
 _JOINT_SAMPLES = 1024
 _NEAR = 0.03
-_OPTIONS = {"maxiter": 100}
+_MAXITER = 100
+_FTOL = 2e-9
+_ROUNDINGS = 100.0
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
         return _thompson(settings, situation, q)
     name = settings.acquisition
     builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
+    options: dict[str, Any] = {**_search_options(situation.X_baseline.dtype), "factr": None}
     with warnings.catch_warnings():
         # joint samples of points that nearly coincide need a jitter: no news for a user
         warnings.simplefilter("ignore", NumericalWarning)
@@ -141,11 +145,16 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
             q=q,
             num_restarts=settings.num_restarts,
             raw_samples=settings.raw_samples,
-            options=dict(_OPTIONS),
+            options=options,
             sequential=q > 1,
             retry_on_optimization_warning=False,
         )
     return points
+
+
+def _search_options(dtype: torch.dtype) -> dict[str, Any]:
+    """Of scipy's L-BFGS-B: it ends where the next digits would be rounding."""
+    return {"maxiter": _MAXITER, "ftol": max(_FTOL, _ROUNDINGS * torch.finfo(dtype).eps)}
 
 
 def _unit_cube(situation: Situation) -> Tensor:
@@ -212,7 +221,7 @@ def _maxima(paths: SamplePaths, starts: Tensor) -> Tensor:
             values,  # type: ignore[arg-type]  # any function of points will do
             lower_bounds=0.0,
             upper_bounds=1.0,
-            options=dict(_OPTIONS),
+            options=_search_options(starts.dtype),
             use_parallel_mode=False,
         )
     return points[torch.arange(len(points), device=points.device), reached.argmax(-1)]
