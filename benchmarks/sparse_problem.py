@@ -116,7 +116,7 @@ def _learned(problem: Problem, points: int, rounds: int) -> Problem:
     for _ in range(rounds):
         Z = GreedyVariance(points).update(problem.X[:0], problem.X, problem.kernel)
         model = problem.model(Z, WINDOW)
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))  # learns the kernel
         problem = replace(problem, noise=float(model.likelihood.noise.detach()))
     return _in_lengthscales(problem)
 

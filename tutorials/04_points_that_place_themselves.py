@@ -58,7 +58,7 @@ plt.rcParams.update({"figure.dpi": 80, "figure.constrained_layout.use": True, "f
 #
 # It is simulated. It drifts about its home bay in the west, is carried through the strait into the
 # basin in the east, and after two thirds of its time it comes back the way it went. A reading
-# has an error of 0.2 degrees.
+# has an error of 0.2 degrees. The temperature is that above or below the bay's average.
 
 # %%
 N, BATCH = (600, 50) if SMOKE_TEST else (6_000, 50)
@@ -246,8 +246,8 @@ _ = axes[0].legend(loc="lower right")
 # Memory and time grow with the square of the number of points, so there may be a limit:
 # `max_points`, 512 unless said otherwise. Once it is reached a new point can only enter in place of
 # another: of the one that the others explain best, and only if the new one is explained less than
-# half as well. So nothing goes that is not nearly known from its neighbours, and an outlier cannot
-# empty the map.
+# half as well. So what goes is what is nearly known from its neighbours, and an outlier costs one
+# point, not the map.
 
 # %%
 caps = [10, 15] if SMOKE_TEST else [15, 30, 45]
@@ -381,9 +381,9 @@ _ = axes.legend(loc="upper left")
 #
 # ## 5. Six inputs
 #
-# Nothing above depends on there being two inputs. An instrument has six knobs, each from 0 to 1,
-# and the best setting is looked for. (It is Hartmann's function, whose best value is 3.32.) With
-# six inputs a grid has too many nodes, and the model on a grid says so:
+# Nothing above depends on there being two inputs. Another task: an instrument has six knobs, each
+# from 0 to 1, and the best setting is looked for. (It is Hartmann's function, whose best value is
+# 3.32.) With six inputs a grid has too many nodes, and the model on a grid says so:
 
 # %%
 hartmann = Hartmann(dim=6, negate=True)
@@ -404,8 +404,8 @@ except UnsupportedError as reason:
 
 # %% [markdown]
 # `OSGPR` does not mind. It is BoTorch as ever: `qLogExpectedImprovement` asks for the joint
-# posterior of four settings and its gradient, `optimize_acqf` finds the four that promise most
-# together, and `update` takes their outcomes in. A search needs detail where the best settings
+# posterior of four settings and its gradient, `optimize_acqf` finds four, each in view of those
+# before it, and `update` takes their outcomes in. A search needs detail where the best settings
 # crowd, so points may be closer here: `OIPS(0.99)`. With 0.8 the peak is a blur.
 #
 # Three searches from the same forty runs, and three that go on at random:
@@ -419,9 +419,7 @@ def most_promising(model, tried):
     with torch.no_grad():
         best_mean = model.posterior(tried.unsqueeze(-2)).mean.max().item()
     improvement = qLogExpectedImprovement(model, best_f=best_mean)
-    return optimize_acqf(
-        improvement, BOX, q=4, num_restarts=4, raw_samples=64, options={"maxiter": 50}
-    )[0]
+    return optimize_acqf(improvement, BOX, q=4, num_restarts=4, raw_samples=128, sequential=True)[0]
 
 
 def at_random(model, tried):
@@ -466,8 +464,9 @@ for campaigns, name, style in (
         axes.plot(runs, progress, ms=3, lw=1.2, label=name if i == 0 else None, **style)
 axes.axhline(3.32, color="0.5", lw=1, ls=":")
 axes.set(title="True value of the setting recommended", xlabel="runs", ylabel="value")
+axes.set_ylim(1.0, 3.5)
 axes.grid(alpha=0.3)
-_ = axes.legend(loc="upper left")
+_ = axes.legend(loc="lower right")
 
 # %% [markdown]
 # Fantasies work too, far from all inducing points as well as near: the model that supposes runs
