@@ -106,8 +106,8 @@ def _panel(
             color=style.colour,
             marker=style.marker,
             label=way,
-            ms=5 if style.wide else 4,
-            lw=2.4 if style.wide else 1.3,
+            ms=8 if style.wide else 4,
+            lw=3.6 if style.wide else 1.2,
             zorder=2 if style.wide else 3,
         )
     axes.set_xscale("log", base=2)
@@ -118,7 +118,8 @@ def _panel(
         axes.set_yscale("log")
     if measure.ceiling is not None and axes.get_ylim()[1] >= measure.ceiling:
         axes.axhline(measure.ceiling, color="0.5", lw=0.8, ls=":", label="_ceiling")
-        axes.annotate("or more", (ticks[0], measure.ceiling), (0, -9), textcoords="offset points")
+        place = (ticks[0], measure.ceiling)
+        axes.annotate("or more", place, (0, -9), textcoords="offset points", fontsize=8)
     axes.grid(alpha=0.25, lw=0.6)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
