@@ -21,7 +21,10 @@ HELPERS = {
     "label_peer",
     "optimization",
     "peers",
+    "placements",
     "report",
+    "small_multiples",
+    "sparse_problem",
     "stem_peer",
     "svgp_peer",
 }

@@ -31,7 +31,7 @@ def check_dim(dim: int, kernel: Kernel | None = None) -> int:
         raise UnsupportedError(
             f"Expected train_X with 1 to {MAX_DIM} inputs (after its input transform), got {dim}: "
             "a grid's size is exponential in them. Use botorch.models.SingleTaskGP while n is a "
-            "few thousand, a sparse model such as botorch.models.SingleTaskVariationalGP, project "
+            "few thousand, bo_stream.OSGPR, whose inducing points need no grid, project "
             f"the inputs: stem=LinearStem(d={dim}, k=2), or give a covar_module that is a sum of "
             f"kernels with at most {MAX_DIM} active_dims each."
         )
