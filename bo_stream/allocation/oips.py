@@ -100,14 +100,17 @@ def first_apart(X: Tensor, kernel: Kernel, threshold: float) -> Tensor:
 def first_unlike(alike: Tensor) -> Tensor:
     """Indices that a pass in order accepts, each alike to none accepted before it.
 
+    Only those that are alike to others are looked at one by one.
+
     Args:
         alike: Which are, ``n x n``, symmetric.
     """
-    free = torch.ones(len(alike), dtype=torch.bool, device=alike.device)
-    accepted = []
+    itself = torch.eye(len(alike), dtype=torch.bool, device=alike.device)
+    free = (alike & ~itself).any(-1)
+    accepted = ~free
     while bool(free.any()):
         i = int(free.to(torch.uint8).argmax())
-        accepted.append(i)
+        accepted[i] = True
         free &= ~alike[i]
         free[i] = False
-    return torch.tensor(accepted, dtype=torch.long, device=alike.device)
+    return torch.nonzero(accepted).flatten()

@@ -107,7 +107,16 @@ class InducingBasis(Basis):
         return len(self.Z)
 
     def features(self, X: Tensor) -> Tensor:
-        """``L⁻¹ k(Z, x)``, ``... x n x d -> ... x m x n x M``. Cost O(n M²)."""
+        """``L⁻¹ k(Z, x)``, ``... x n x d -> ... x m x n x M``. Cost O(n M²).
+
+        Where all batch elements share the root, they are the columns of one triangular solve.
+        """
+        if self.root.ndim > 3:
+            return self._solved(X)
+        together = self._solved(X.reshape(-1, X.shape[-1]))
+        return together.unflatten(-2, X.shape[:-1]).movedim(0, -3)
+
+    def _solved(self, X: Tensor) -> Tensor:
         return solve_lower(self.root, kernel_matrix(self.kernel, self.Z, X, self.outputs)).mT
 
     def residual_covariance(
@@ -129,21 +138,24 @@ class InducingBasis(Basis):
         own = self.features(X) if features is None else features
         return (variance - own.square().sum(-1)).clamp_min(0.0)
 
-    def transfer(self, older: KnownValues) -> Tensor:
+    def transfer(self, older: KnownValues, features: Tensor) -> Tensor:
         """T with ``v_older = T v`` for whitened weights, ``... x m x M_older x M``.
 
         ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with the covariance of this basis' kernel: the values at the
         older points are what the process with this kernel expects given those at Z.
-        """
-        return solve_lower(older.root, self.features(older.Z))
 
-    def missed(self, older: KnownValues) -> Tensor:
+        Args:
+            older: Whose weights are expressed.
+            features: Of its points in this basis, ``... x m x M_older x M``.
+        """
+        return solve_lower(older.root, features)
+
+    def missed(self, older: KnownValues, features: Tensor) -> Tensor:
         """What :meth:`transfer` leaves uncertain of the older weights, ``... x m x M' x M'``.
 
-        ``L_older⁻¹ (k − zᵀ z)(Z_older, Z_older) L_older⁻ᵀ``.
+        ``L_older⁻¹ (k − zᵀ z)(Z_older, Z_older) L_older⁻ᵀ``; arguments as there.
         """
-        own = self.features(older.Z)
-        residual = self.residual_covariance(older.Z, older.Z, own, own)
+        residual = self.residual_covariance(older.Z, older.Z, features, features)
         half = solve_lower(older.root, residual)
         return solve_lower(older.root, half.mT)
 
