@@ -10,12 +10,13 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.allocation.correlation import correlation
+from bo_stream.bases.members import members
 from bo_stream.linalg import safe_cholesky, solve_lower
 
 BETTER = 2.0
 """A new point takes an old one's place if the others leave this many times more of it unknown."""
 
-SWAPS = 8
+SWAPS = 32
 """Most points that change place at a time."""
 
 
@@ -49,13 +50,6 @@ def capped(Z: Tensor, wanted: Tensor, kernel: Kernel, cap: int) -> Tensor:
         if not exchange.step():
             break
     return exchange.kept
-
-
-def members(points: Tensor, others: Tensor) -> Tensor:
-    """Which rows are among others, ``n``."""
-    if len(others) == 0:
-        return torch.zeros(len(points), dtype=torch.bool, device=points.device)
-    return (points.unsqueeze(-2) == others).all(-1).any(-1)
 
 
 class _Exchange:

@@ -10,6 +10,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
+from bo_stream.bases.members import members
 from bo_stream.linalg import cholesky_with_jitter, solve_lower
 
 
@@ -49,12 +50,18 @@ class KnownValues:
     """Weights v that are values of the process at some points, ``f(Z) = L v``.
 
     Attributes:
-        Z: ``M x d``.
-        root: L, ``... x m x M x M``.
+        Z: ``... x M x d``.
+        root: L, ``... x m x M x M``; of fewer rows: the other points' weights are their values.
     """
 
     Z: Tensor
     root: Tensor
+
+    def weights(self, values: Tensor) -> Tensor:
+        """``L⁻¹ values``, columns ``... x m x M x n``. Cost O(M² n)."""
+        whitened = self.root.shape[-1]
+        first = solve_lower(self.root, values[..., :whitened, :])
+        return torch.cat((first, values[..., whitened:, :]), -2)
 
     def select(self, outputs: list[int]) -> KnownValues:
         """Of some of the outputs."""
@@ -153,11 +160,14 @@ class InducingBasis(Basis):
     def missed(self, older: KnownValues, features: Tensor) -> Tensor:
         """What :meth:`transfer` leaves uncertain of the older weights, ``... x m x M' x M'``.
 
-        ``L_older⁻¹ (k − zᵀ z)(Z_older, Z_older) L_older⁻ᵀ``; arguments as there.
+        ``L_older⁻¹ (k − zᵀ z)(Z_older, Z_older) L_older⁻ᵀ``, where only points that are not among Z
+        have a residual; arguments as there. Cost O(M² g) for g of them.
         """
-        residual = self.residual_covariance(older.Z, older.Z, features, features)
-        half = solve_lower(older.root, residual)
-        return solve_lower(older.root, half.mT)
+        gone = torch.nonzero(~members(older.Z, self.Z)).flatten()
+        Z, own = older.Z[gone], features[..., gone, :]
+        units = torch.eye(len(older.Z), dtype=features.dtype, device=features.device)[:, gone]
+        half = solve_lower(older.root, units)
+        return half @ self.residual_covariance(Z, Z, own, own) @ half.mT
 
     @property
     def values(self) -> KnownValues:

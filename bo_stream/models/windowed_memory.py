@@ -109,8 +109,12 @@ class WindowedMemory:
     def as_values(self) -> InducingMemory:
         """The recent rows as values at their own inputs, beside the absorbed ones' points.
 
-        In it nothing of the rows is missed, whatever the kernel becomes.
+        In it nothing of the rows is missed, whatever the kernel becomes. Kept: a refit asks often.
         """
+        return self._values
+
+    @cached_property
+    def _values(self) -> InducingMemory:
         n = len(self.recent)
         if n == 0:
             return self.whole
@@ -121,7 +125,7 @@ class WindowedMemory:
         units = torch.cat((root.new_zeros(n, M), eye), -1).expand(*root.shape[:-2], n, M + n)
         statistics = absorbed.statistics.map(lambda s: _padded(s, n))
         return InducingMemory(
-            KnownValues(torch.cat((Z, X), -2), _beside_identity(root, eye)),
+            KnownValues(torch.cat((Z, X), -2), root),
             statistics.observed(units, self.recent),
             absorbed.missed,
         )
@@ -151,15 +155,6 @@ def _told(memory: InducingMemory) -> InducingMemory:
         return memory
     values = KnownValues(memory.values.Z[:0], memory.values.root[..., :0, :0])
     return replace(memory, values=values, statistics=memory.statistics.leading(0))
-
-
-def _beside_identity(root: Tensor, eye: Tensor) -> Tensor:
-    """The block-diagonal matrix of both, ``... x (M + n) x (M + n)``."""
-    M, n = root.shape[-1], len(eye)
-    whole = root.new_zeros(*root.shape[:-2], M + n, M + n)
-    whole[..., :M, :M] = root
-    whole[..., M:, M:] = eye
-    return whole
 
 
 def _padded(statistics: Whitened, n: int) -> Whitened:
