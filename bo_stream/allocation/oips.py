@@ -9,6 +9,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.correlation import correlation
 from bo_stream.allocation.isolation import Isolation
+from bo_stream.bases.members import members
 from bo_stream.module_state import State, is_same, state_of
 
 ROWS = 1024
@@ -68,10 +69,10 @@ class OIPS(Allocator):
         return Z
 
     def _rechecked(self, Z: Tensor, kernel: Kernel) -> Tensor:
-        """Pruned, unless neither the points nor the hyperparameters have moved."""
-        if self._settled is not None and is_same((Z, *state_of(kernel)), self._settled):
-            return Z
-        return self.pruned(Z, kernel)
+        """Pruned, unless all have been together already and the hyperparameters have not moved."""
+        if self._settled is None or not is_same(state_of(kernel), self._settled[1:]):
+            return self.pruned(Z, kernel)
+        return Z if bool(members(Z, self._settled[0]).all()) else self.pruned(Z, kernel)
 
     @torch.no_grad()
     def pruned(self, Z: Tensor, kernel: Kernel) -> Tensor:
