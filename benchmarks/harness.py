@@ -66,6 +66,13 @@ def seconds(task: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
+def processor_seconds(task: Callable[[], object]) -> float:
+    """Seconds that one call keeps processors busy: what others run does not count."""
+    begin = time.process_time()
+    task()
+    return time.process_time() - begin
+
+
 def interleave(
     tasks: dict[str, Callable[[], object]], repeats: int, warmup: int = 1
 ) -> dict[str, float]:

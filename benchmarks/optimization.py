@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from botorch.acquisition.monte_carlo import qUpperConfidenceBound
-from botorch.exceptions.errors import ModelFittingError
-from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.model import Model
-from botorch.optim.closures import get_loss_closure_with_grads
 from botorch.optim.optimize import optimize_acqf
 from botorch.sampling.normal import SobolQMCNormalSampler
 from botorch.test_functions import (
@@ -25,19 +21,15 @@ from botorch.test_functions import (
     StyblinskiTang,
     SyntheticTestFunction,
 )
-from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from benchmarks.players import ExactPlayer, Player
 from bo_stream import WISKI
 from bo_stream.loops.optimization.surrogate import LEFT_OUT
 
 D = 3
 Q = 3
 BETA = 2.0
-RESTARTS = 10
-RAW_SAMPLES = 512
-MC_SAMPLES = 128
-BOUNDS = ((0.0,) * D, (1.0,) * D)
 
 
 @dataclass(frozen=True)
@@ -84,63 +76,12 @@ Michalewicz's optimum in 3-D, which BoTorch does not know, is that of its terms 
 """
 
 
-Parameters = dict[str, Tensor]
-"""A model's hyperparameters by name."""
-
-
-class Player(ABC):
-    """A model that observes, is refitted, and is asked.
-
-    Attributes:
-        failed_fits: Refits that raised; the hyperparameters stay then.
-    """
-
-    failed_fits = 0
-
-    def __init__(self, model: Model) -> None:
-        """Begin with the default hyperparameters of a model."""
-        self._defaults = parameters_of(model)
-
-    @property
-    @abstractmethod
-    def model(self) -> Model:
-        """As it is now."""
-
-    @abstractmethod
-    def update(self, X: Tensor, Y: Tensor) -> None:
-        """Take observations, ``n x d`` and ``n x 1``."""
-
-    def refit(self) -> None:
-        """``fit_gpytorch_mll`` with every default, from the present hyperparameters."""
-        try:
-            fit_gpytorch_mll(ExactMarginalLogLikelihood(self.model.likelihood, self.model))
-        except ModelFittingError:
-            self.failed_fits += 1
-            self.model.eval()
-
-    def search(self) -> None:
-        """Refit from the present and from the default hyperparameters; the better end is kept."""
-        ends = []
-        for start in (parameters_of(self.model), self._defaults):
-            give_parameters(self.model, start)
-            self.refit()
-            ends.append((self._loss(), parameters_of(self.model)))
-        give_parameters(self.model, min(ends, key=lambda end: end[0])[1])
-
-    def _loss(self) -> float:
-        """What a refit minimises."""
-        mll = ExactMarginalLogLikelihood(self.model.likelihood, self.model).train()
-        loss, _ = get_loss_closure_with_grads(mll, dict(self.model.named_parameters()))()
-        self.model.eval()
-        return float(loss)
-
-
 class WiskiPlayer(Player):
     """WISKI with its default kernel and grid, and between refits as few features as in the loop."""
 
     def __init__(self, X: Tensor, Y: Tensor) -> None:
         """Begin."""
-        self._model = WISKI(X, Y, bounds=torch.tensor(BOUNDS))
+        self._model = WISKI(X, Y, bounds=unit_cube(D))
         super().__init__(self._model)
 
     @property
@@ -159,45 +100,10 @@ class WiskiPlayer(Player):
         self._model.truncate(LEFT_OUT)
 
 
-class ExactPlayer(Player):
-    """``SingleTaskGP`` with every default, built anew around the hyperparameters it had."""
-
-    def __init__(self, X: Tensor, Y: Tensor) -> None:
-        """Begin."""
-        self._X, self._Y = X, Y
-        self._model = SingleTaskGP(X, Y)
-        super().__init__(self._model)
-
-    @property
-    def model(self) -> SingleTaskGP:
-        """The last one."""
-        return self._model
-
-    def update(self, X: Tensor, Y: Tensor) -> None:
-        """All data at once, standardised anew."""
-        self._X, self._Y = torch.cat((self._X, X)), torch.cat((self._Y, Y))
-        former = self._model.state_dict()
-        self._model = SingleTaskGP(self._X, self._Y)
-        kept = {k: v for k, v in former.items() if not k.startswith("outcome_transform")}
-        self._model.load_state_dict(kept, strict=False)
-        self._model.eval()
-
-
 PLAYERS: dict[str, Callable[[Tensor, Tensor], Player]] = {
     "WISKI": WiskiPlayer,
     "exact": ExactPlayer,
 }
-
-
-def parameters_of(model: Model) -> Parameters:
-    """Copies."""
-    return {name: value.detach().clone() for name, value in model.named_parameters()}
-
-
-def give_parameters(model: Model, values: Parameters) -> None:
-    """Replace a model's."""
-    model.load_state_dict(values, strict=False)
-    model.eval()
 
 
 def with_hyperparameters_of(wiski: WISKI, model: SingleTaskGP) -> SingleTaskGP:
@@ -207,22 +113,49 @@ def with_hyperparameters_of(wiski: WISKI, model: SingleTaskGP) -> SingleTaskGP:
     return model
 
 
-def acquire(model: Model, seed: int) -> Tensor:
+@dataclass(frozen=True)
+class Search:
+    """How the next points are looked for.
+
+    Attributes:
+        q: Points a step.
+        restarts: Starts of L-BFGS-B.
+        raw_samples: Points that the starts are chosen from.
+        samples: Of the posterior.
+        maxiter: Most iterations.
+    """
+
+    q: int = Q
+    restarts: int = 10
+    raw_samples: int = 512
+    samples: int = 128
+    maxiter: int = 200
+
+
+WIDE = Search()
+
+
+def acquire(model: Model, seed: int, search: Search = WIDE, d: int = D) -> Tensor:
     """The next points by qUCB, ``q x d``: one after the other, by L-BFGS-B."""
-    sampler = SobolQMCNormalSampler(torch.Size([MC_SAMPLES]), seed=seed)
+    sampler = SobolQMCNormalSampler(torch.Size([search.samples]), seed=seed)
     torch.manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         points, _ = optimize_acqf(
             qUpperConfidenceBound(model, beta=BETA, sampler=sampler),
-            bounds=torch.tensor(BOUNDS),
-            q=Q,
-            num_restarts=RESTARTS,
-            raw_samples=RAW_SAMPLES,
-            options={"maxiter": 200},
+            bounds=unit_cube(d),
+            q=search.q,
+            num_restarts=search.restarts,
+            raw_samples=search.raw_samples,
+            options={"maxiter": search.maxiter},
             sequential=True,
         )
     return points
+
+
+def unit_cube(d: int) -> Tensor:
+    """Its bounds, ``2 x d``."""
+    return torch.tensor([[0.0] * d, [1.0] * d])
 
 
 @torch.no_grad()
@@ -235,7 +168,7 @@ def best_mean(model: Model, X: Tensor) -> Tensor:
 def first_points(problem: Problem, n: int, seed: int) -> tuple[Tensor, Tensor, torch.Generator]:
     """Random points with their outcomes, and the generator of further noise."""
     generator = torch.Generator().manual_seed(seed)
-    X = torch.rand(n, D, generator=generator)
+    X = torch.rand(n, problem.function.dim, generator=generator)
     return X, problem.measure(X, generator), generator
 
 

@@ -7,213 +7,29 @@ interrupted benchmark goes on where it was; the file is removed at the end.
 
 from __future__ import annotations
 
-import json
-import math
-import statistics
-import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
 
-import torch
-
+from benchmarks.contest import Contest, Sizes, all_runs, claims_of, regrets, settings_of
 from benchmarks.harness import Options, start
-from benchmarks.optimization import (
-    PLAYERS,
-    PROBLEMS,
-    D,
-    Player,
-    Problem,
-    acquire,
-    best_mean,
-    first_points,
-    spelled,
-)
-from benchmarks.report import Claim, at_most, finish, stated, table
+from benchmarks.optimization import PLAYERS, PROBLEMS, D, acquire
+from benchmarks.report import finish
 from bo_stream.loops.optimization.surrogate import FEW_PER_INPUT
 
-FIRST = 5
-GROWTH = 1.3
-"""A refit is due when the observations are this many times those at the last: 14 to 305 of them."""
-FEW = FEW_PER_INPUT * D
-"""Up to this many a refit starts from the default hyperparameters too, as in the loop."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Steps of a run, steps between records, seeds, functions."""
-
-    steps: int
-    every: int
-    seeds: int
-    functions: tuple[str, ...] = tuple(PROBLEMS)
-
-
-@dataclass(frozen=True)
-class Point:
-    """A moment of a run.
-
-    Attributes:
-        step: Done.
-        best: Least regret among the points evaluated.
-        recommended: Regret at the evaluated point of the best posterior mean.
-    """
-
-    step: int
-    best: float
-    recommended: float
-
-
-@dataclass(frozen=True)
-class Run:
-    """One model on one function from one seed.
-
-    Attributes:
-        curve: Its moments.
-        refits: How many there were.
-        failed: Of those, how many raised.
-        seconds: All of it.
-    """
-
-    curve: list[Point]
-    refits: int
-    failed: int
-    seconds: float
-
-
-Runs = dict[tuple[str, str, int], Run]
-"""By function, model and seed."""
-
-
-def run(problem: Problem, player: str, seed: int, sizes: Sizes) -> Run:
-    """One run."""
-    began = time.perf_counter()
-    X, Y, noise = first_points(problem, FIRST, seed)
-    contender = PLAYERS[player](X, Y)
-    contender.refit()
-    fitted_at, refits, curve = len(X), 1, []
-    for step in range(1, sizes.steps + 1):
-        picked = acquire(contender.model, seed=1_000 * seed + step)
-        X = torch.cat((X, picked))
-        contender.update(picked, problem.measure(picked, noise))
-        if len(X) >= GROWTH * fitted_at:
-            (contender.search if len(X) <= FEW else contender.refit)()
-            fitted_at, refits = len(X), refits + 1
-        if step % sizes.every == 0:
-            curve.append(moment(step, problem, contender, X))
-    return Run(curve, refits, contender.failed_fits, time.perf_counter() - began)
-
-
-def moment(step: int, problem: Problem, contender: Player, X: torch.Tensor) -> Point:
-    """Where a run stands."""
-    recommended = problem.regret(best_mean(contender.model, X))
-    return Point(step, float(problem.regret(X).min()), float(recommended))
-
-
-def all_runs(sizes: Sizes, file: Path) -> Runs:
-    """Every run; those in the file are not repeated."""
-    runs = read(file, sizes)
-    for seed in range(sizes.seeds):
-        for name in sizes.functions:
-            for player in PLAYERS:
-                if (name, player, seed) not in runs:
-                    runs[name, player, seed] = run(PROBLEMS[name], player, seed, sizes)
-                    write(file, sizes, runs)
-                    print(said(name, player, seed, runs[name, player, seed]), flush=True)
-    return runs
-
-
-def said(name: str, player: str, seed: int, done: Run) -> str:
-    """A line on a finished run."""
-    last = done.curve[-1]
-    return (
-        f"{name}, {player}, seed {seed}: {done.seconds:.0f} s, {done.refits} refits "
-        f"({done.failed} failed), regret {last.best:.3g}, recommended {last.recommended:.3g}"
-    )
-
-
-def write(file: Path, sizes: Sizes, runs: Runs) -> None:
-    """Keep what is finished."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{"key": key, **asdict(done)} for key, done in runs.items()]
-    file.write_text(json.dumps({"sizes": asdict(sizes), "runs": rows}))
-
-
-def read(file: Path, sizes: Sizes) -> Runs:
-    """What is finished of a benchmark of the same sizes."""
-    content = json.loads(file.read_text()) if file.is_file() else {}
-    if content.get("sizes") != {**asdict(sizes), "functions": list(sizes.functions)}:
-        return {}
-    return {
-        tuple(row.pop("key")): Run(**{**row, "curve": curve_of(row)}) for row in content["runs"]
-    }
-
-
-def curve_of(row: dict[str, list[dict[str, float]]]) -> list[Point]:
-    """A run's moments, read again."""
-    return [Point(int(p["step"]), p["best"], p["recommended"]) for p in row["curve"]]
-
-
-def finals(runs: Runs, name: str, player: str, field: str) -> list[float]:
-    """A field of the last moments, one number a seed."""
-    ends = [done.curve[-1] for (n, p, _), done in runs.items() if (n, p) == (name, player)]
-    return [getattr(end, field) for end in ends]
-
-
-def judged(runs: Runs, name: str, field: str, what: str) -> Claim:
-    """WISKI's mean over seeds against the exact GP's worst seed."""
-    ours, theirs = (finals(runs, name, player, field) for player in PLAYERS)
-    detail = f"WISKI {spelled(ours)}; exact {spelled(theirs)}, mean {statistics.fmean(theirs):.3g}"
-    return at_most(f"{name}: {what}", statistics.fmean(ours), max(theirs), "regret", detail)
-
-
-def claims_of(runs: Runs) -> list[Claim]:
-    """Both measures on each function, and what failed."""
-    claims = []
-    for name in sorted({name for name, _, _ in runs}):
-        claims.append(judged(runs, name, "best", "best point evaluated"))
-        claims.append(judged(runs, name, "recommended", "point of the best posterior mean"))
-    for player in PLAYERS:
-        failed = [float(done.failed) for (_, p, _), done in runs.items() if p == player]
-        refits = sum(done.refits for (_, p, _), done in runs.items() if p == player)
-        claims.append(stated(f"refits that raised, {player}", sum(failed), f"of {refits}"))
-    return claims
-
-
-def regrets(runs: Runs, sizes: Sizes) -> str:
-    """Mean regret of the best point evaluated at some moments, by function and model."""
-    last = sizes.steps // sizes.every
-    moments = sorted({math.ceil(last * part) - 1 for part in (0.1, 0.25, 0.5, 1.0)})
-    rows = [
-        [name, player, *(mean_at(runs, name, player, moment) for moment in moments)]
-        for name in sizes.functions
-        for player in PLAYERS
-    ]
-    steps = [f"{(moment + 1) * sizes.every} steps" for moment in moments]
-    return table(["function", "model", *steps], rows)
-
-
-def mean_at(runs: Runs, name: str, player: str, moment: int) -> str:
-    """Mean over seeds of the least regret at a moment."""
-    values: Sequence[float] = [
-        done.curve[moment].best for (n, p, _), done in runs.items() if (n, p) == (name, player)
-    ]
-    return f"{statistics.fmean(values):.3g}"
+CONTEST = Contest(PROBLEMS, PLAYERS, acquire, first=5, few=FEW_PER_INPUT * D)
+"""Refits at 14 to 305 observations; from the default hyperparameters too as long as in the loop."""
 
 
 def main() -> None:
     """Run it."""
     options: Options = start(__doc__)
     warnings.simplefilter("ignore")
-    sizes = options.pick(Sizes(100, 5, 6), Sizes(1, 1, 1, ("Levy",)))
+    sizes = options.pick(Sizes(100, 5, 6, tuple(PROBLEMS)), Sizes(1, 1, 1, ("Levy",)))
     file = options.out / f"optimization_quality{'.smoke' if options.smoke else ''}.runs.json"
-    runs = all_runs(sizes, file)
-    print(regrets(runs, sizes) + "\n")
-    kept = {", ".join(map(str, key)): asdict(done) for key, done in runs.items()}
+    runs = all_runs(CONTEST, sizes, file)
+    print(regrets(CONTEST, runs, sizes) + "\n")
     file.unlink(missing_ok=True)
-    settings = {**asdict(sizes), "first": FIRST, "growth": GROWTH, "few": FEW, "runs": kept}
-    finish("optimization_quality", claims_of(runs), options, settings)
+    settings = settings_of(CONTEST, sizes, runs)
+    finish("optimization_quality", claims_of(CONTEST, runs), options, settings)
 
 
 if __name__ == "__main__":

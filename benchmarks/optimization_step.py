@@ -19,8 +19,6 @@ from benchmarks.harness import Options, seconds, start
 from benchmarks.optimization import (
     PROBLEMS,
     D,
-    ExactPlayer,
-    Player,
     Problem,
     Q,
     WiskiPlayer,
@@ -28,6 +26,7 @@ from benchmarks.optimization import (
     spelled,
     with_hyperparameters_of,
 )
+from benchmarks.players import ExactPlayer, Player
 from benchmarks.report import Claim, at_least, at_most, finish, stated
 
 FASTER = 50.0

@@ -757,6 +757,26 @@ def moments_given_outcomes(mean: Tensor, covariance: Tensor, log_prob: LogProb) 
     return Normal(centre, (values - centre).mT @ ((values - centre) * mass.unsqueeze(-1)))
 
 
+# --- a cap on inducing points -------------------------------------------------------------------
+
+
+def exchanged(
+    correlations: Tensor, kept: list[int], waiting: list[int], better: float, most: int
+) -> list[int]:
+    """Indices that are kept after exchanges, everything computed anew for each."""
+    kept, waiting = list(kept), list(waiting)
+    for _ in range(min(most, len(waiting))):
+        inner = correlations[kept][:, kept]
+        own = 1.0 / torch.linalg.inv(inner).diagonal()
+        cross = correlations[kept][:, waiting]
+        left = 1.0 - (cross * torch.linalg.solve(inner, cross)).sum(0)
+        if left.max() <= better * own.min():
+            break
+        del kept[int(own.argmin())]
+        kept.append(waiting.pop(int(left.argmax())))
+    return kept
+
+
 # --- clustered data -----------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 HELPERS = {
     "__init__",
     "command",
+    "contest",
     "data",
     "exact_learning",
     "harness",
@@ -22,6 +23,7 @@ HELPERS = {
     "optimization",
     "peers",
     "placements",
+    "players",
     "report",
     "small_multiples",
     "sparse_problem",

@@ -9,6 +9,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.correlation import correlation
 from bo_stream.allocation.isolation import Isolation
+from bo_stream.bases.members import members
 from bo_stream.module_state import State, is_same, state_of
 
 ROWS = 1024
@@ -68,10 +69,10 @@ class OIPS(Allocator):
         return Z
 
     def _rechecked(self, Z: Tensor, kernel: Kernel) -> Tensor:
-        """Pruned, unless neither the points nor the hyperparameters have moved."""
-        if self._settled is not None and is_same((Z, *state_of(kernel)), self._settled):
-            return Z
-        return self.pruned(Z, kernel)
+        """Pruned, unless all have been together already and the hyperparameters have not moved."""
+        if self._settled is None or not is_same(state_of(kernel), self._settled[1:]):
+            return self.pruned(Z, kernel)
+        return Z if bool(members(Z, self._settled[0]).all()) else self.pruned(Z, kernel)
 
     @torch.no_grad()
     def pruned(self, Z: Tensor, kernel: Kernel) -> Tensor:
@@ -100,14 +101,17 @@ def first_apart(X: Tensor, kernel: Kernel, threshold: float) -> Tensor:
 def first_unlike(alike: Tensor) -> Tensor:
     """Indices that a pass in order accepts, each alike to none accepted before it.
 
+    Only those that are alike to others are looked at one by one.
+
     Args:
         alike: Which are, ``n x n``, symmetric.
     """
-    free = torch.ones(len(alike), dtype=torch.bool, device=alike.device)
-    accepted = []
+    itself = torch.eye(len(alike), dtype=torch.bool, device=alike.device)
+    free = (alike & ~itself).any(-1)
+    accepted = ~free
     while bool(free.any()):
         i = int(free.to(torch.uint8).argmax())
-        accepted.append(i)
+        accepted[i] = True
         free &= ~alike[i]
         free[i] = False
-    return torch.tensor(accepted, dtype=torch.long, device=alike.device)
+    return torch.nonzero(accepted).flatten()

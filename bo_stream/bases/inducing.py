@@ -10,6 +10,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
+from bo_stream.bases.members import members
 from bo_stream.linalg import cholesky_with_jitter, solve_lower
 
 
@@ -49,12 +50,18 @@ class KnownValues:
     """Weights v that are values of the process at some points, ``f(Z) = L v``.
 
     Attributes:
-        Z: ``M x d``.
-        root: L, ``... x m x M x M``.
+        Z: ``... x M x d``.
+        root: L, ``... x m x M x M``; of fewer rows: the other points' weights are their values.
     """
 
     Z: Tensor
     root: Tensor
+
+    def weights(self, values: Tensor) -> Tensor:
+        """``L⁻¹ values``, columns ``... x m x M x n``. Cost O(M² n)."""
+        whitened = self.root.shape[-1]
+        first = solve_lower(self.root, values[..., :whitened, :])
+        return torch.cat((first, values[..., whitened:, :]), -2)
 
     def select(self, outputs: list[int]) -> KnownValues:
         """Of some of the outputs."""
@@ -107,7 +114,16 @@ class InducingBasis(Basis):
         return len(self.Z)
 
     def features(self, X: Tensor) -> Tensor:
-        """``L⁻¹ k(Z, x)``, ``... x n x d -> ... x m x n x M``. Cost O(n M²)."""
+        """``L⁻¹ k(Z, x)``, ``... x n x d -> ... x m x n x M``. Cost O(n M²).
+
+        Where all batch elements share the root, they are the columns of one triangular solve.
+        """
+        if self.root.ndim > 3:
+            return self._solved(X)
+        together = self._solved(X.reshape(-1, X.shape[-1]))
+        return together.unflatten(-2, X.shape[:-1]).movedim(0, -3)
+
+    def _solved(self, X: Tensor) -> Tensor:
         return solve_lower(self.root, kernel_matrix(self.kernel, self.Z, X, self.outputs)).mT
 
     def residual_covariance(
@@ -129,23 +145,29 @@ class InducingBasis(Basis):
         own = self.features(X) if features is None else features
         return (variance - own.square().sum(-1)).clamp_min(0.0)
 
-    def transfer(self, older: KnownValues) -> Tensor:
+    def transfer(self, older: KnownValues, features: Tensor) -> Tensor:
         """T with ``v_older = T v`` for whitened weights, ``... x m x M_older x M``.
 
         ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with the covariance of this basis' kernel: the values at the
         older points are what the process with this kernel expects given those at Z.
-        """
-        return solve_lower(older.root, self.features(older.Z))
 
-    def missed(self, older: KnownValues) -> Tensor:
+        Args:
+            older: Whose weights are expressed.
+            features: Of its points in this basis, ``... x m x M_older x M``.
+        """
+        return solve_lower(older.root, features)
+
+    def missed(self, older: KnownValues, features: Tensor) -> Tensor:
         """What :meth:`transfer` leaves uncertain of the older weights, ``... x m x M' x M'``.
 
-        ``L_older⁻¹ (k − zᵀ z)(Z_older, Z_older) L_older⁻ᵀ``.
+        ``L_older⁻¹ (k − zᵀ z)(Z_older, Z_older) L_older⁻ᵀ``, where only points that are not among Z
+        have a residual; arguments as there. Cost O(M² g) for g of them.
         """
-        own = self.features(older.Z)
-        residual = self.residual_covariance(older.Z, older.Z, own, own)
-        half = solve_lower(older.root, residual)
-        return solve_lower(older.root, half.mT)
+        gone = torch.nonzero(~members(older.Z, self.Z)).flatten()
+        Z, own = older.Z[gone], features[..., gone, :]
+        units = torch.eye(len(older.Z), dtype=features.dtype, device=features.device)[:, gone]
+        half = solve_lower(older.root, units)
+        return half @ self.residual_covariance(Z, Z, own, own) @ half.mT
 
     @property
     def values(self) -> KnownValues:

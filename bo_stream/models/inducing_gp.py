@@ -12,9 +12,10 @@ from botorch.utils.types import _DefaultType
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.cap import capped, members
+from bo_stream.allocation.cap import capped
 from bo_stream.allocation.oips import OIPS
 from bo_stream.bases.inducing import InducingBasis, KnownValues
+from bo_stream.bases.members import members
 from bo_stream.models.caches import Solved
 from bo_stream.models.independent_points import basis_of_independent, log_basis
 from bo_stream.models.inducing_choice import checked_allocation, checked_cap, first_points

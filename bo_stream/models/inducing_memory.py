@@ -72,8 +72,9 @@ class InducingMemory(HoldsStatistics):
         """
         if self.is_in(basis):
             return self
-        T = MatrixMap(basis.transfer(self.values))
-        lost = basis.missed(self.values)
+        features = basis.features(self.values.Z)
+        T = MatrixMap(basis.transfer(self.values, features))
+        lost = basis.missed(self.values, features)
         learned, known = self.statistics.learned, self.statistics.known
         gone = Missed(
             _trace(learned, lost),

@@ -6,7 +6,6 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.bases.inducing import KnownValues, kernel_matrix
-from bo_stream.linalg import solve_lower
 from bo_stream.models.kernel_copy import in_dtype
 
 
@@ -26,8 +25,7 @@ def prior_of_values(kernel: Kernel, values: KnownValues, outputs: int) -> Tensor
     """Covariance of the weights v under a kernel, where ``f(Z) = L v``: ``... x m x M x M``.
 
     ``L⁻¹ k(Z, Z) L⁻ᵀ``, in float64 whatever the kernel's dtype, differentiable in its parameters;
-    the identity for the kernel that L is the root of. Cost O(M³).
+    the identity for the kernel that L is the whole root of. Cost O(M³).
     """
     K = differentiable_matrix(kernel, values.Z, values.Z, outputs)
-    half = solve_lower(values.root, K)
-    return solve_lower(values.root, half.mT)
+    return values.weights(values.weights(K).mT)

@@ -39,7 +39,7 @@ class OSGPR(InducingGP[WindowedMemory]):
     A move of Z or of the hyperparameters is a congruence of them: what was observed acts as
     observations of the process at the old points (Bui, Nguyen and Turner, 2017, collapsed).
 
-    - Memory: O(M²), Z, and the ``window`` latest observations. Others are not kept.
+    - Memory: O(M²), Z, and the ``window`` latest observations, O(window M). Others are not kept.
     - Update: O(n M²) for n observations, O(M³) when Z or a hyperparameter has changed since the
       last one; the next posterior solves once in O(M³).
     - A step of a refit: O((M + window)³).

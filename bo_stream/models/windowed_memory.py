@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.models.inducing_memory import InducingMemory
 from bo_stream.models.memory import Observations, Whitened
+from bo_stream.models.recent_rows import Rows, no_rows, staying
 
 
 @dataclass(frozen=True)
@@ -21,14 +23,12 @@ class WindowedMemory:
 
     Attributes:
         whole: Statistics of all observations.
-        absorbed: Of all but the recent ones.
-        recent: The latest, at most ``window``.
+        rows: The latest, at most ``window``.
         window: Number of rows to hold.
     """
 
     whole: InducingMemory
-    absorbed: InducingMemory
-    recent: Observations
+    rows: Rows
     window: int
 
     @classmethod
@@ -43,13 +43,26 @@ class WindowedMemory:
             outputs: Number m of outputs.
             window: Rows to hold.
         """
-        memory = InducingMemory.empty(basis, torch.Size((*batch, outputs)))
-        return cls(memory, memory, no_rows(basis.Z, batch, outputs), window)
+        shape = torch.Size((*batch, outputs))
+        none = no_rows(basis.Z, batch, outputs)
+        return cls(InducingMemory.empty(basis, shape), Rows.of(none, basis, shape), window)
+
+    @property
+    def recent(self) -> Observations:
+        """The latest observations."""
+        return self.rows.data
 
     @property
     def values(self) -> KnownValues:
         """The points, and the root of the kernel at them when last expressed."""
         return self.whole.values
+
+    @cached_property
+    def absorbed(self) -> InducingMemory:
+        """Statistics of all but the recent rows. Cost O(w M²)."""
+        if bool((self.counts == len(self.rows)).all()):
+            return self.whole.scale(0.0)
+        return _with(self.whole, self.rows.taken_out())
 
     def is_in(self, basis: InducingBasis) -> bool:
         """Whether the statistics are expressed in a basis already."""
@@ -63,66 +76,58 @@ class WindowedMemory:
         """Expressed by other points and another kernel; the recent rows exactly. O(M³ + w M²)."""
         if self.is_in(basis):
             return self
-        absorbed = self.absorbed.in_basis(basis)
-        return replace(self, absorbed=absorbed, whole=_with_rows(absorbed, basis, self.recent))
+        rows = Rows.of(self.recent, basis, self.counts.shape)
+        return replace(self, whole=_with(self.absorbed.in_basis(basis), rows), rows=rows)
 
     def after(self, data: Observations, basis: InducingBasis, features: Tensor) -> WindowedMemory:
         """With a batch more, or less, of these features in the memory's basis. Cost O(n M²)."""
-        whole = self.whole.after(data, features, basis.residual_variance(data.X, features))
+        new = Rows(data, features, basis.residual_variance(data.X, features))
         if data.sign < 0:
-            recent, others = taken_out(self.recent, data)
+            rows = self.rows[staying(self.recent, data)]
         else:
-            everything = Observations.joined([self.recent, data])
-            gone = max(0, len(everything) - self.window)
-            recent, others = everything.rows(slice(gone, None)), everything.rows(slice(gone))
-        absorbed = _with_rows(self.absorbed, basis, others) if len(recent) > 0 else whole
-        return WindowedMemory(whole, absorbed, recent, self.window)
+            left = max(0, self.window - len(new))
+            former = self.rows[max(0, len(self.rows) - left) :]
+            rows = former.followed_by(new[max(0, len(new) - self.window) :])
+        return WindowedMemory(_with(self.whole, new), rows, self.window)
 
     def plus(self, other: InducingMemory) -> WindowedMemory:
         """With another memory's statistics, of the same basis."""
-        return replace(self, whole=self.whole.plus(other), absorbed=self.absorbed.plus(other))
+        return replace(self, whole=self.whole.plus(other))
 
     def scale(self, factor: float) -> WindowedMemory:
         """Every observation counts ``factor`` times; the recent ones become statistics."""
-        scaled = self.whole.scale(factor)
-        return replace(self, whole=scaled, absorbed=scaled, recent=self.recent.rows(slice(0)))
+        return replace(self, whole=self.whole.scale(factor), rows=self.rows[:0])
 
     def select(self, outputs: list[int]) -> WindowedMemory:
         """A copy for some of the outputs."""
-        return replace(
-            self,
-            whole=self.whole.select(outputs),
-            absorbed=self.absorbed.select(outputs),
-            recent=self.recent.select(outputs),
-        )
+        return replace(self, whole=self.whole.select(outputs), rows=self.rows.select(outputs))
 
     def to(self, device: torch.device) -> WindowedMemory:
         """On another device."""
-        return replace(
-            self,
-            whole=self.whole.to(device),
-            absorbed=self.absorbed.to(device),
-            recent=self.recent.to(device),
-        )
+        return replace(self, whole=self.whole.to(device), rows=self.rows.to(device))
 
     def as_values(self) -> InducingMemory:
         """The recent rows as values at their own inputs, beside the absorbed ones' points.
 
-        In it nothing of the rows is missed, whatever the kernel becomes.
+        In it nothing of the rows is missed, whatever the kernel becomes. Kept: a refit asks often.
         """
+        return self._values
+
+    @cached_property
+    def _values(self) -> InducingMemory:
         n = len(self.recent)
         if n == 0:
             return self.whole
-        root, M = self.absorbed.values.root, self.absorbed.values.root.shape[-1]
-        X = self.recent.X
-        Z = self.absorbed.values.Z.expand(*X.shape[:-2], M, X.shape[-1])
+        absorbed, X = _told(self.absorbed), self.recent.X
+        root, M = absorbed.values.root, len(absorbed.values.Z)
+        Z = absorbed.values.Z.expand(*X.shape[:-2], M, X.shape[-1])
         eye = torch.eye(n, dtype=root.dtype, device=root.device)
         units = torch.cat((root.new_zeros(n, M), eye), -1).expand(*root.shape[:-2], n, M + n)
-        statistics = self.absorbed.statistics.map(lambda s: _padded(s, n))
+        statistics = absorbed.statistics.map(lambda s: _padded(s, n))
         return InducingMemory(
-            KnownValues(torch.cat((Z, X), -2), _beside_identity(root, eye)),
+            KnownValues(torch.cat((Z, X), -2), root),
             statistics.observed(units, self.recent),
-            self.absorbed.missed,
+            absorbed.missed,
         )
 
     @property
@@ -140,46 +145,16 @@ class WindowedMemory:
         return self.whole.mean_known_noise()
 
 
-def no_rows(like: Tensor, batch: torch.Size, outputs: int) -> Observations:
-    """No observations of inputs as wide as ``like``, ``M x d``."""
-    none = like.new_zeros(*batch, outputs, 0)
-    known = torch.zeros(*batch, 1, 0, dtype=torch.bool, device=like.device)
-    return Observations(like.new_zeros(*batch, 0, like.shape[-1]), none, none, known, 1.0)
+def _with(memory: InducingMemory, rows: Rows) -> InducingMemory:
+    return memory.after(rows.data, rows.features, rows.residual) if len(rows) > 0 else memory
 
 
-def taken_out(rows: Observations, data: Observations) -> tuple[Observations, Observations]:
-    """Rows without those of a batch that are among them, and the rest of the batch."""
-    stay = torch.ones(len(rows), dtype=torch.bool, device=rows.X.device)
-    absent = torch.ones(len(data), dtype=torch.bool, device=rows.X.device)
-    for i in range(len(data)):
-        found = torch.nonzero(stay & _equal(rows, data.rows(slice(i, i + 1)))).flatten()
-        if len(found) > 0:
-            stay[found[0]] = absent[i] = False
-    return rows.rows(stay), data.rows(absent)
-
-
-def _equal(rows: Observations, one: Observations) -> Tensor:
-    """Which rows are the same observation as one, in all batch elements and outputs, ``n``."""
-    inputs = (rows.X == one.X).all(-1).unsqueeze(-2)
-    same = inputs & (rows.targets == one.targets) & (rows.noise == one.noise)
-    same = same & (rows.known == one.known)
-    return same.movedim(-1, 0).flatten(1).all(-1)
-
-
-def _with_rows(memory: InducingMemory, basis: InducingBasis, rows: Observations) -> InducingMemory:
-    if len(rows) == 0:
+def _told(memory: InducingMemory) -> InducingMemory:
+    """A memory, at none of its points where it is of no observations."""
+    if bool(memory.counts.any()):
         return memory
-    features = basis.features(rows.X).expand(*memory.counts.shape, -1, -1)
-    return memory.after(rows, features, basis.residual_variance(rows.X, features))
-
-
-def _beside_identity(root: Tensor, eye: Tensor) -> Tensor:
-    """The block-diagonal matrix of both, ``... x (M + n) x (M + n)``."""
-    M, n = root.shape[-1], len(eye)
-    whole = root.new_zeros(*root.shape[:-2], M + n, M + n)
-    whole[..., :M, :M] = root
-    whole[..., M:, M:] = eye
-    return whole
+    values = KnownValues(memory.values.Z[:0], memory.values.root[..., :0, :0])
+    return replace(memory, values=values, statistics=memory.statistics.leading(0))
 
 
 def _padded(statistics: Whitened, n: int) -> Whitened:

@@ -168,6 +168,28 @@ def test_what_leaves_the_window_is_absorbed_and_what_is_retracted_leaves_it() ->
     assert_close(model.posterior(X).mean, before)
 
 
+def test_while_the_window_holds_all_learning_needs_no_inducing_points() -> None:
+    X, Y = wave(20)
+    kernel = KERNELS["rbf"]().double()
+    model = raw(X[:12], Y[:12], covar_module=kernel, inducing_points=X[:5], window=16)
+    assert torch.equal(model._memory.as_values().values.Z, X[:12])
+    model.update(X[12:], Y[12:])
+    assert torch.equal(model._memory.as_values().values.Z, torch.cat((X[:5], X[4:])))
+
+
+@pytest.mark.parametrize("sizes", [(4, 30), (30, 4), (8, 8), (20,)])
+def test_a_large_update_leaves_no_more_behind_than_the_window(sizes: tuple[int, ...]) -> None:
+    X, Y = wave(sum(sizes))
+    kernel = KERNELS["rbf"]().double()
+    model = raw(X[:0], Y[:0], covar_module=kernel, inducing_points=X[:5], window=6)
+    for rows in torch.arange(len(X)).split(list(sizes)):
+        model.update(X[rows], Y[rows])
+    held = model._memory.rows
+    assert torch.equal(held.data.X, X[-6:])
+    assert held.features.untyped_storage().nbytes() == 6 * 5 * 8
+    assert_close(held.features, model.process().basis.features(X[-6:]))
+
+
 def test_batch_elements_have_rows_of_their_own() -> None:
     X, Y = torch.rand(2, 30, D, dtype=torch.float64), torch.randn(2, 30, 1).double()
     Z, kernel = torch.rand(8, D, dtype=torch.float64), KERNELS["rbf"]().double()
