@@ -36,6 +36,7 @@ def relearn(model: StreamingGP, starts: Sequence[Hyperparameters] = ()) -> None:
     """
     former = hyperparameters(model)
     ends: list[Hyperparameters] = []
+    failure: ModelFittingError | None = None
     for start in (former, *starts):
         set_hyperparameters(model, start)
         try:
@@ -43,11 +44,12 @@ def relearn(model: StreamingGP, starts: Sequence[Hyperparameters] = ()) -> None:
             ends.append(hyperparameters(model))
         except ModelFittingError as error:
             model.eval()
-            model.log_event("a refit that failed")
-            reason = error
+            failure = error
+    if failure is not None:
+        model.log_event("a refit that failed")
     if not ends:
         warnings.warn(
-            f"The hyperparameters could not be relearned and stay as they were: {reason}",
+            f"The hyperparameters could not be relearned and stay as they were: {failure}",
             RuntimeWarning,
             stacklevel=2,
         )
