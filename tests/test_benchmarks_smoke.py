@@ -28,6 +28,7 @@ HELPERS = {
     "small_multiples",
     "sparse_problem",
     "stem_peer",
+    "stream_peers",
     "svgp_peer",
 }
 BENCHMARKS = sorted({path.stem for path in (ROOT / "benchmarks").glob("*.py")} - HELPERS)
