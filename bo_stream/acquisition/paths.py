@@ -13,7 +13,7 @@ from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from torch import Size, Tensor
 
-from bo_stream.acquisition.weight_space import check_inside, weight_space
+from bo_stream.acquisition.weight_space import anywhere, check_inside, weight_space
 from bo_stream.linalg import row_product
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_inputs
@@ -77,8 +77,7 @@ def _draw(model: StreamingGP, sample_shape: Size, seed: int | None) -> SamplePat
 
 
 def _weight_space(model: StreamingGP) -> WeightSpaceProcess:
-    anywhere = model.train_targets.new_zeros(1, model._input_dim).double()
-    return weight_space(model.process(), anywhere)
+    return weight_space(model.process(), anywhere(model))
 
 
 def _paths(model: StreamingGP, space: WeightSpaceProcess, weights: Tensor) -> SamplePaths:

@@ -9,6 +9,7 @@ from torch import Tensor
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.linalg import safe_cholesky, solve_lower
+from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
@@ -47,6 +48,16 @@ def in_weight_space(process: PosteriorProcess, X: Tensor) -> bool:
     if not isinstance(process, WeightSpaceProcess):
         return False
     return process.basis.residual_variance(X[..., :1, :]) is None
+
+
+def lives_in_features(model: StreamingGP) -> bool:
+    """Whether :func:`weight_space` can have a model's posterior."""
+    return in_weight_space(model.process(), anywhere(model))
+
+
+def anywhere(model: StreamingGP) -> Tensor:
+    """An input to ask whether a basis leaves a residual, ``1 x d``: the answer is the same."""
+    return model.train_targets.new_zeros(1, model._input_dim).double()
 
 
 def _fold(process: PosteriorProcess) -> WeightSpaceProcess:

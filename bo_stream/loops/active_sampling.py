@@ -158,10 +158,6 @@ def _first_state(survey: Survey, settings: Settings) -> SamplingState:
         survey.pool_X[first],
         survey.pool_Y[first],
         KERNELS[settings.kernel](dim).to(survey.pool_X),
-        None if settings.grid is None else _per_dimension(settings.grid, dim),
+        settings.grid,
     )
     return SamplingState(model, first)
-
-
-def _per_dimension(grid: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    return grid * dim if len(grid) == 1 else grid

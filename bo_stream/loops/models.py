@@ -43,6 +43,7 @@ class ModelKind:
         describe: What to say of one beside its hyperparameters, as plain values.
         retracts: Whether it takes outcomes out exactly, whatever came since.
         most_inputs: None: any number.
+        on_grid: Whether it takes a number of nodes per dimension.
         unlearned: Options with which one that is built has its default hyperparameters.
     """
 
@@ -52,6 +53,7 @@ class ModelKind:
     describe: Callable[[Any], dict[str, Any]]
     retracts: bool = False
     most_inputs: int | None = None
+    on_grid: bool = False
     unlearned: Options = field(default_factory=dict)
 
 
@@ -136,7 +138,13 @@ def _describe_parts(model: LocalGP) -> dict[str, Any]:
 
 MODELS: dict[str, ModelKind] = {
     "wiski": ModelKind(
-        WISKI, _wiski, {"max_rank": 1024}, _describe_grid, retracts=True, most_inputs=4
+        WISKI,
+        _wiski,
+        {"max_rank": 1024},
+        _describe_grid,
+        retracts=True,
+        most_inputs=4,
+        on_grid=True,
     ),
     "osgpr": ModelKind(
         OSGPR, _osgpr, {"rho": 0.8, "max_points": 512, "window": 512}, _describe_points
@@ -194,6 +202,17 @@ def _checked_option(model: str, key: str, value: Option) -> Option:
     return typed
 
 
+def check_grid(model: str, grid: tuple[int, ...] | None) -> None:
+    """Refuse a grid for a model without one.
+
+    Raises:
+        UsageError: So it is.
+    """
+    if grid is not None and not MODELS[model].on_grid:
+        names = ", ".join(name for name, kind in MODELS.items() if kind.on_grid)
+        raise UsageError(f"A grid is for model {names}, got {grid} with model {model}.")
+
+
 def build_model(
     name: str, given: Options, X: Tensor, Y: Tensor, kernel: Kernel, grid: tuple[int, ...] | None
 ) -> StreamingGP:
@@ -205,13 +224,15 @@ def build_model(
         X: In the unit cube, ``n x d``.
         Y: ``n x 1``.
         kernel: Of d inputs.
-        grid: Nodes per dimension of a model on a grid, d of them; None: its default.
+        grid: Nodes per dimension of a model on a grid, one number or d; None: its default.
 
     Raises:
         UsageError: An option is out of range.
     """
     kind = MODELS[name]
-    options = {**kind.options, **given, **({} if grid is None else {"grid_size": grid})}
+    options: dict[str, Any] = {**kind.options, **given}
+    if grid is not None:
+        options["grid_size"] = grid * X.shape[-1] if len(grid) == 1 else grid
     try:
         return kind.build(X, Y, kernel, options)
     except ValueError as error:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bo_stream.acquisition import mean_path
 from bo_stream.acquisition.sites import sites
-from bo_stream.acquisition.weight_space import in_weight_space, weight_space
+from bo_stream.acquisition.weight_space import in_weight_space, lives_in_features, weight_space
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.process import PosteriorProcess
 
@@ -44,7 +44,6 @@ def _in_features(process: PosteriorProcess, inputs: Tensor) -> tuple[Tensor, Ten
 @torch.no_grad()
 def predict_mean(model: StreamingGP, X: Tensor) -> Tensor:
     """The means alone, ``n``. Cost O(n r) where the process is all in its features."""
-    inputs = model.transform_inputs(X[:1]).double()
-    if in_weight_space(model.process(inputs), inputs):
+    if lives_in_features(model):
         return mean_path(model)(X).squeeze(-1)
     return predict(model, X)[0].to(X)

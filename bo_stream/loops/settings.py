@@ -10,14 +10,12 @@ import torch
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.models import Option, checked_model
+from bo_stream.loops.models import Option, check_grid, checked_model
 
 Strategy = Literal["nipv", "random"]
 
 STRATEGIES: tuple[Strategy, ...] = ("nipv", "random")
 DTYPES = {"float64": torch.float64, "float32": torch.float32}
-
-ON_A_GRID = "wiski"
 
 _DEFAULT_STEPS = 500
 _DEFAULT_POOL = 12_000
@@ -135,16 +133,6 @@ class Settings:
         grid = record.get("grid")
         known = {field.name: record[field.name] for field in fields(cls)}
         return cls(**{**known, "grid": None if grid is None else tuple(grid)})
-
-
-def check_grid(model: str, grid: tuple[int, ...] | None) -> None:
-    """Refuse a grid for a model without one.
-
-    Raises:
-        UsageError: So it is.
-    """
-    if grid is not None and model != ON_A_GRID:
-        raise UsageError(f"A grid is for model {ON_A_GRID}, got {grid} with model {model}.")
 
 
 def check_at_least(name: str, value: int | None, least: int) -> None:

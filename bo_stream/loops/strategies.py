@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from bo_stream.acquisition import PoolSelector
-from bo_stream.acquisition.weight_space import in_weight_space
+from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.loops.settings import Strategy
 from bo_stream.loops.survey import Survey
 from bo_stream.models.streaming_gp import StreamingGP
@@ -36,7 +36,7 @@ class LeastIntegratedVariance:
 
     def __init__(self, survey: Survey, model: StreamingGP) -> None:
         """The model is the one that goes on learning."""
-        points = survey.test_X if _is_cheap(model, survey) else survey.test_X[:SOME_POINTS]
+        points = survey.test_X if lives_in_features(model) else survey.test_X[:SOME_POINTS]
         self._selector = PoolSelector(model, survey.pool_X, points)
 
     def choose(self, q: int, picks: Sequence[int]) -> list[int]:
@@ -51,11 +51,6 @@ class InRandomOrder:
     def choose(self, q: int, picks: Sequence[int]) -> list[int]:
         """The first q positions after the picks."""
         return list(range(len(picks), len(picks) + q))
-
-
-def _is_cheap(model: StreamingGP, survey: Survey) -> bool:
-    inputs = model.transform_inputs(survey.pool_X[:1]).double()
-    return in_weight_space(model.process(inputs), inputs)
 
 
 def choice_rule(strategy: Strategy, survey: Survey, model: StreamingGP) -> ChoiceRule:

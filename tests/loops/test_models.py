@@ -91,6 +91,7 @@ def test_each_goes_on_to_the_same_points_after_a_stop(
 def test_amended_and_withdrawn_outcomes_leave_the_model_of_a_rebuild(name: str) -> None:
     optimizer = started(optimization(name, refit=0.0), steps=3)
     former = hyperparameters(of(optimizer))
+    of(optimizer).log_event("a trial")
     optimizer.amend(1, 7.5)
     optimizer.withdraw(2)
     optimizer.best()
@@ -107,6 +108,7 @@ def test_amended_and_withdrawn_outcomes_leave_the_model_of_a_rebuild(name: str) 
     assert_close(of(optimizer).posterior(test).mean, expected.posterior(test).mean)
     assert_close(of(optimizer).posterior(test).variance, expected.posterior(test).variance)
     assert optimizer.surrogate.refits == [6]
+    assert "a trial" in {event.what for event in of(optimizer).numerical_log}
     for key, value in hyperparameters(of(optimizer)).items():
         assert torch.equal(value, former[key])
 

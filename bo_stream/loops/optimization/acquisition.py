@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bo_stream.acquisition import SamplePaths, sample_paths
-from bo_stream.acquisition.weight_space import in_weight_space
+from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.imports import import_function
 from bo_stream.loops.optimization.settings import OptimizationSettings
@@ -163,8 +163,7 @@ def _unit_cube(situation: Situation) -> Tensor:
 
 
 def _thompson(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
-    inputs = situation.model.transform_inputs(situation.X_baseline[:1]).double()
-    if in_weight_space(situation.model.process(inputs), inputs):
+    if lives_in_features(situation.model):
         return _thompson_anywhere(settings, situation, q)
     return _thompson_among_points(settings, situation, q)
 

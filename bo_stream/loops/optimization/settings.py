@@ -12,12 +12,11 @@ from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.models import Option, checked_model
+from bo_stream.loops.models import Option, check_grid, checked_model
 from bo_stream.loops.settings import (
     DTYPES,
     check_at_least,
     check_device,
-    check_grid,
     check_one_of,
 )
 
@@ -97,11 +96,6 @@ class OptimizationSettings:
     def sign(self) -> float:
         """What an outcome is multiplied by before the model sees it: it always maximises."""
         return 1.0 if self.maximize else -1.0
-
-    @property
-    def grid_size(self) -> tuple[int, ...] | None:
-        """Nodes of each of the d dimensions."""
-        return self.grid * self.dim if self.grid is not None and len(self.grid) == 1 else self.grid
 
     def tensor(self, values: Sequence[Any]) -> Tensor:
         """Numbers as a tensor of the model's dtype and device."""

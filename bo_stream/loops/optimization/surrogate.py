@@ -93,9 +93,11 @@ class Surrogate:
         self.held = {key: _outcome(ledger, key) for key in keys}
 
     def _rebuild(self, ledger: Ledger, keys: list[int], former: StreamingGP) -> None:
-        """Of the outcomes of these keys, with the hyperparameters of before."""
-        self.model = self._built(*self._data(ledger, keys), former.covar_module)
+        """Of the outcomes of these keys, with the hyperparameters and the record of before."""
+        self.model = self._built(*self._data(ledger, keys), deepcopy(former.covar_module))
         set_hyperparameters(self.model, hyperparameters(former))
+        for event in former.numerical_log:
+            self.model.log_event(event.what, event.size, event.jitter)
         self.held = {key: _outcome(ledger, key) for key in keys}
 
     def _built(
@@ -105,9 +107,7 @@ class Surrogate:
         if kernel is None:
             kernel = KERNELS[settings.kernel](settings.dim)
         options = {**settings.model_options, **(more or {})}
-        return build_model(
-            settings.model, options, X, Y, deepcopy(kernel).to(X), settings.grid_size
-        )
+        return build_model(settings.model, options, X, Y, kernel.to(X), settings.grid)
 
     def _take_out(self, ledger: Ledger, keys: list[int]) -> None:
         if not keys or self.model is None:
