@@ -9,13 +9,18 @@ kernel. The peer is gpytorch's exact GP with the same kind of stem: both are lea
 ``LEARN_ROWS`` training rows by the same optimiser, predict from ``EXACT_ROWS`` of them, and are
 scored on the same test rows. Two more streams, O-SVGP and local GPs, start from the stem, kernel
 and noise that WISKI learned from the same first rows.
+
+Each finished result is written to a file, so that an interrupted benchmark goes on where it was;
+the file is removed at the end.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,8 +28,9 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from benchmarks.data import real_file
-from benchmarks.harness import Options, start
+from benchmarks.harness import start
 from benchmarks.report import Claim, at_most, finish, stated
+from benchmarks.resume import Finished
 from benchmarks.stem_peer import ExactStemGP
 from benchmarks.stream_peers import PEERS, Projected
 from bo_stream import WISKI, LinearStem, OnlineLearner, pretrain
@@ -63,12 +69,26 @@ class Result:
     Attributes:
         rmse: On the test rows.
         nll: Mean negative log density there, noise included.
-        steps: Seconds of each streaming step.
+        step: Seconds of a streaming step, median.
+        mean_step: Their mean, learning anew included.
+        late: Median of the last tenth of the steps over that of the first tenth.
     """
 
     rmse: float
     nll: float
-    steps: list[float]
+    step: float = 0.0
+    mean_step: float = 0.0
+    late: float = 0.0
+
+    @classmethod
+    def of(cls, rmse: float, nll: float, steps: list[float]) -> Result:
+        """Of a stream whose steps took so many seconds."""
+        part = max(1, round(LATE_SHARE * len(steps)))
+        late = statistics.median(steps[-part:]) / statistics.median(steps[:part])
+        return cls(rmse, nll, statistics.median(steps), statistics.mean(steps), late)
+
+    def __str__(self) -> str:
+        return f"RMSE {self.rmse:.4f}, NLL {self.nll:.4f}, {1e3 * self.step:.2f} ms"
 
 
 def split_of(name: str, number: int) -> Split:
@@ -137,7 +157,7 @@ def streamed(split: Split, relearns: bool, smoke: bool) -> Result:
     with torch.no_grad():
         posterior = model.posterior(split.test_X, observation_noise=True)
         rmse, nll = scores(posterior.mean, posterior.variance, split.test_Y)
-    return Result(rmse, nll, steps)
+    return Result.of(rmse, nll, steps)
 
 
 def stream(learner: OnlineLearner, split: Split, first: int, maxiter: int) -> list[float]:
@@ -162,20 +182,15 @@ def exact(split: Split, smoke: bool) -> Result:
     rows = slice(EXACT_ROWS)
     model.set_train_data(split.X[rows], split.Y[rows].squeeze(-1), strict=False)
     mean, variance = model.predict(split.test_X)
-    return Result(*scores(mean, variance, split.test_Y), [])
+    return Result(*scores(mean, variance, split.test_Y))
 
 
-def peers(name: str, splits: list[Split], smoke: bool) -> dict[str, list[Result]]:
-    """The other streams on each split, by name."""
-    found: dict[str, list[Result]] = {peer: [] for peer in PEERS}
-    for split in splits:
-        model, first = pretrained(split, smoke)
-        data = Projected.of(model, split.X, split.Y, split.test_X, first)
-        for peer, run_peer in PEERS.items():
-            mean, variance, steps = run_peer(data)
-            result = Result(*scores(mean, variance, split.test_Y), steps)
-            found[peer].append(reported(f"{name}, {peer}", result))
-    return found
+def another(split: Split, name: str, smoke: bool) -> Result:
+    """One of the other streams."""
+    model, first = pretrained(split, smoke)
+    data = Projected.of(model, split.X, split.Y, split.test_X, first)
+    mean, variance, steps = PEERS[name](data)
+    return Result.of(*scores(mean, variance, split.test_Y), steps)
 
 
 def peer_claims(name: str, peer: str, ours: list[Result], theirs: list[Result]) -> list[Claim]:
@@ -185,7 +200,7 @@ def peer_claims(name: str, peer: str, ours: list[Result], theirs: list[Result]) 
     nll = statistics.median(a.nll - b.nll for a, b in pairs)
     errors = ", ".join(f"{a.rmse:.3f}/{b.rmse:.3f}" for a, b in pairs)
     densities = ", ".join(f"{a.nll:.3f}/{b.nll:.3f}" for a, b in pairs)
-    typical = 1e3 * statistics.median(second for result in theirs for second in result.steps)
+    typical = 1e3 * statistics.median(result.step for result in theirs)
     return [
         at_most(f"{name}: RMSE over that of {peer}", rmse, 1.0, detail=errors),
         at_most(f"{name}: NLL above that of {peer}", nll, 0.0, "nats", densities),
@@ -215,21 +230,19 @@ def claims_of(name: str, ours: list[Result], theirs: list[Result], judged: bool)
 
 def step_claims(name: str, ours: list[Result]) -> list[Claim]:
     """Time of a step, and whether it is the same at the end as at the beginning."""
-    steps = [second for result in ours for second in result.steps]
-    part = max(1, round(LATE_SHARE * len(ours[0].steps)))
-    flat = statistics.median(
-        statistics.median(r.steps[-part:]) / statistics.median(r.steps[:part]) for r in ours
-    )
-    mean = 1e3 * statistics.mean(steps)
+    mean = 1e3 * statistics.fmean(result.mean_step for result in ours)
     return [
         at_most(
             f"{name}: a step, median",
-            1e3 * statistics.median(steps),
+            1e3 * statistics.median(result.step for result in ours),
             MILLISECONDS,
             "ms",
             f"mean, learning anew included, {mean:.2f} ms",
         ),
-        stated(f"{name}: last tenth of the steps over the first", flat),
+        stated(
+            f"{name}: last tenth of the steps over the first",
+            statistics.median(result.late for result in ours),
+        ),
     ]
 
 
@@ -241,35 +254,61 @@ def simulated(number: int) -> Split:
     return scaled(X[:60], y[:60], X[60:], y[60:])
 
 
-def run(name: str, options: Options) -> list[Claim]:
-    """One set."""
-    splits = [
-        simulated(i) if options.smoke else split_of(name, i) for i in options.pick((0, 1, 2), (0,))
-    ]
-    theirs = [reported(f"{name}, exact", exact(split, options.smoke)) for split in splits]
-    claims = []
-    for way, relearns, some in (("relearned", True, splits), ("stepped", False, splits[:1])):
-        label = f"{name}, {way}"
-        ours = [reported(label, streamed(split, relearns, options.smoke)) for split in some]
-        claims += claims_of(label, ours, theirs[: len(some)], judged=relearns)
-        if relearns:
-            for peer, results in peers(name, splits, options.smoke).items():
-                claims += peer_claims(label, peer, ours, results)
-    return claims
+@dataclass(frozen=True)
+class Runner:
+    """Results of a set, computed once.
 
+    Attributes:
+        name: Of the set.
+        splits: Numbers of its splits.
+        smoke: Whether all is small.
+        finished: Where they are kept.
+    """
 
-def reported(label: str, result: Result) -> Result:
-    """The same, printed: a full run takes an hour."""
-    typical = 1e3 * statistics.median(result.steps or [0.0])
-    print(f"{label}: RMSE {result.rmse:.4f}, NLL {result.nll:.4f}, {typical:.2f} ms", flush=True)
-    return result
+    name: str
+    splits: tuple[int, ...]
+    smoke: bool
+    finished: Finished
+
+    def results(self, label: str, way: Callable[[Split], Result], splits: int) -> list[Result]:
+        """Of a model on the first so many splits."""
+        return [self._result(label, way, number) for number in self.splits[:splits]]
+
+    def _result(self, label: str, way: Callable[[Split], Result], number: int) -> Result:
+        key = f"{self.name}, {label}, split {number}"
+        split = simulated(number) if self.smoke else split_of(self.name, number)
+        result = self.finished.part(key, Result, lambda: way(split))
+        print(f"{key}: {result}", flush=True)
+        return result
+
+    def claims(self) -> list[Claim]:
+        """Of the set."""
+        smoke, all_splits = self.smoke, len(self.splits)
+        ours = self.results("relearned", lambda s: streamed(s, True, smoke), all_splits)
+        others = {
+            name: self.results(name, partial(another, name=name, smoke=smoke), all_splits)
+            for name in PEERS
+        }
+        stepped = self.results("stepped", lambda s: streamed(s, False, smoke), 1)
+        batch = self.results("exact", lambda s: exact(s, smoke), all_splits)
+        label = f"{self.name}, relearned"
+        claims = claims_of(label, ours, batch, judged=True)
+        for name, results in others.items():
+            claims += peer_claims(label, name, ours, results)
+        return claims + claims_of(f"{self.name}, stepped", stepped, batch[:1], judged=False)
 
 
 def main() -> None:
     """Run it."""
     options = start(__doc__)
-    claims = [claim for name in options.pick(SETS, ("simulated",)) for claim in run(name, options)]
     settings = {"learn_rows": LEARN_ROWS, "exact_rows": EXACT_ROWS, "keep": KEEP}
+    file = options.out / f"uci{'.smoke' if options.smoke else ''}.runs.json"
+    finished = Finished(file, settings)
+    claims = []
+    for name in options.pick(SETS, ("simulated",)):
+        splits = options.pick((0, 1, 2), (0,))
+        claims += Runner(name, splits, options.smoke, finished).claims()
+    finished.remove()
     finish("uci", claims, options, settings)
 
 

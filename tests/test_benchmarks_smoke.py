@@ -25,6 +25,7 @@ HELPERS = {
     "placements",
     "players",
     "report",
+    "resume",
     "small_multiples",
     "sparse_problem",
     "stem_peer",
