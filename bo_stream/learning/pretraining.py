@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
@@ -48,12 +49,33 @@ def pretrain(
         BoTorch's, with the last loss in ``fval``.
 
     Raises:
-        InputDataError: Fewer than ten points, or what ``update`` raises; nothing is changed then.
+        InputDataError: Fewer than ten points, what ``update`` raises, or a stem that was led out of
+            the grid's cube; nothing is changed then.
         UnsupportedError: The model has no stem, or supposes data.
         ValueError: ``maxiter`` is less than one.
     """
-    _check(model, X, maxiter)
+    model._check_not_supposed("pretrain")
     model.standardized(X, Y, Yvar)  # raises what update would, before anything is dropped
+    _check(model, X, maxiter)
+    memory, state = model._memory, deepcopy(model.state_dict())
+    try:
+        return _fitted(model, X, Y, Yvar, maxiter, report)
+    except BaseException:
+        model.zero_grad()
+        model.load_state_dict(state)
+        model._set_memory(memory)
+        model.eval()
+        raise
+
+
+def _fitted(
+    model: WISKI,
+    X: Tensor,
+    Y: Tensor,
+    Yvar: Tensor | None,
+    maxiter: int,
+    report: Callable[[int, float], None] | None,
+) -> OptimizationResult:
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     learned = {name: p for name, p in mll.named_parameters() if p.requires_grad}
     model.clear().update(X, Y, Yvar).train()

@@ -85,6 +85,39 @@ def test_each_acquisition_goes_on_to_the_same_points_after_a_stop(
             tell_all(one, asked)
 
 
+@pytest.mark.parametrize("acquisition", ["qLogEI", "qLogNEI", "qUCB", "TS"])
+@pytest.mark.parametrize("factor", [2.0**-40, 2.0**70])
+def test_outcomes_may_have_any_unit(acquisition: str, factor: float) -> None:
+    optimizers = []
+    for unit in (1.0, factor):
+        optimizer = Optimizer(replace(QUICK, acquisition=acquisition))
+        for count in (4, 1, 1):
+            for trial in optimizer.ask(count):
+                optimizer.tell(trial.key, unit * bowl(list(trial.X)))
+        optimizers.append(optimizer)
+    one, other = optimizers
+    assert points(one.ask(2)) == points(other.ask(2))
+    assert other.best().mean == factor * (one.best().mean or 0.0)
+
+
+def test_outcomes_of_another_order_begin_the_model_anew(tmp_path: Path) -> None:
+    optimizer = Optimizer(QUICK)
+    for trial in optimizer.ask(4):
+        optimizer.tell(trial.key, 1e-9 * bowl(list(trial.X)))
+    optimizer.ask()
+    small = optimizer.surrogate.unit
+    outlier = optimizer.tell(optimizer.register([2.0]).key, 1e9)
+    assert optimizer.best().trial.key != outlier.key
+    assert optimizer.surrogate.unit > 1e12 * small
+    assert of(optimizer).posterior(torch.rand(1, 1).double()).mean.abs() < 10.0
+    save_optimizer(tmp_path, optimizer)
+    optimizer, _ = load_optimizer(tmp_path)
+    optimizer.withdraw(outlier.key)
+    optimizer.ask()
+    assert optimizer.surrogate.unit == small
+    assert set(optimizer.surrogate.held) == {0, 1, 2, 3}
+
+
 def test_torch_s_random_state_is_neither_used_nor_changed() -> None:
     first = started(steps=2)
     torch.manual_seed(99)
@@ -137,7 +170,7 @@ def rebuilt(optimizer: Optimizer) -> WISKI:
     """A model of the told outcomes, built at once, with the same hyperparameters."""
     told, settings = optimizer.ledger.with_status("told"), optimizer.settings
     X = settings.to_unit_cube(points(told))
-    Y = -torch.tensor([[trial.Y] for trial in told], dtype=torch.float64)
+    Y = -torch.tensor([[trial.Y] for trial in told], dtype=torch.float64) / optimizer.surrogate.unit
     bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     model = WISKI(X, Y, covar_module=KERNELS[settings.kernel](1), bounds=bounds, grid_size=24)
     model.load_state_dict(of(optimizer).state_dict())

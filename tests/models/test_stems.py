@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,10 @@ from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from bo_stream import WISKI, FeatureNIPV
+from bo_stream import WISKI, DirichletWISKI, FeatureNIPV
 from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection, Stem
-from tests.problems import observations
+from tests.contract import assert_untouched, fingerprint
+from tests.problems import OpenStem, observations
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
@@ -105,9 +107,9 @@ def test_a_fit_learns_hyperparameters_and_leaves_the_stem() -> None:
     assert torch.equal(stem.weight, before)
 
 
-@pytest.mark.parametrize("k", [0, 4])
-def test_too_many_coordinates(k: int) -> None:
-    with pytest.raises(UnsupportedError, match=f"k from 1 to 3 of 5 inputs, got {k}"):
+@pytest.mark.parametrize("k", [0, 4, 1.5])
+def test_too_many_coordinates(k: Any) -> None:
+    with pytest.raises(UnsupportedError, match=f"k from 1 to 3 of 5 inputs, .* got {k}"):
         LinearStem(D, k)
     with pytest.raises(UnsupportedError, match="k from 1 to 2 of 2 inputs"):
         RandomProjection(2, 3, seed=0)
@@ -140,10 +142,28 @@ class Runaway(LinearStem):
         return 3.0 * super().forward(X)
 
 
-def test_a_stem_that_leaves_the_grid_changes_nothing() -> None:
+def test_a_stem_that_leaves_the_grid_is_refused() -> None:
     data = observations(8, D)
     with pytest.raises(InputDataError, match="project into the unit cube"):
         WISKI(*data.astuple(), stem=Runaway(D, 2))
+
+
+def test_a_stem_that_leaves_the_grid_later_changes_nothing() -> None:
+    data = observations(8, D)
+    model = WISKI(*data.astuple(), stem=OpenStem(D))
+    before = fingerprint(model)
+    with pytest.raises(InputDataError, match=r"project into the unit cube.*End it with a sigmoid"):
+        model.update(data.X + 5.0, data.Y)
+    assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("stem", [torch.nn.Linear(D, 2), "linear", LinearStem])
+def test_what_is_no_stem_is_refused(stem: Any) -> None:
+    data = observations(8, D)
+    with pytest.raises(UnsupportedError, match=r"Expected stem to be a LinearStem, .* got"):
+        WISKI(*data.astuple(), stem=stem)
+    with pytest.raises(UnsupportedError, match=r"Expected stem to be a LinearStem, .* got"):
+        DirichletWISKI(data.X, torch.zeros(8), stem=stem)
 
 
 def test_what_a_stem_forbids() -> None:

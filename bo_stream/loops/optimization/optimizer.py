@@ -202,7 +202,8 @@ class Optimizer:
             return Best(max(shortlist, key=lambda t: self.settings.sign * (t.Y or 0.0)), None)
         means = self.surrogate.means(self.settings.to_unit_cube([t.X for t in shortlist]))
         position = int(means.argmax())
-        return Best(shortlist[position], self.settings.sign * means[position].item())
+        mean = self.settings.sign * means[position].item() * self.surrogate.unit
+        return Best(shortlist[position], mean)
 
 
 def _accelerator(device: torch.device) -> str:

@@ -74,6 +74,7 @@ def _run_record(campaign: OptimizationCampaign, notes: list[str]) -> dict[str, A
         "counts": counts(campaign),
         "steps": [asdict(step) for step in campaign.steps],
         "refits_at": surrogate.refits,
+        "outcome_unit": surrogate.unit,
         "model": None
         if surrogate.model is None
         else model_record(campaign.settings.model, surrogate.model),
