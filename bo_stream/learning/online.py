@@ -13,7 +13,7 @@ from bo_stream.learning.pretraining import pretrain
 from bo_stream.learning.reservoir import Kept, Reservoir
 from bo_stream.models.ascent import Ascent
 from bo_stream.models.follower import Follower
-from bo_stream.models.wiski import WISKI
+from bo_stream.models.grid_gp import GridGP
 
 _COLUMNS = ("X", "Y", "coordinates")
 
@@ -44,7 +44,7 @@ class OnlineLearner:
 
     def __init__(
         self,
-        model: WISKI,
+        model: GridGP,
         learning_rate: float = 0.005,
         stem_learning_rate: float = 0.0005,
         keep: int = 0,
@@ -53,7 +53,7 @@ class OnlineLearner:
         """Start with fresh moments of Adam.
 
         Args:
-            model: With or without a stem.
+            model: On a grid, of outcomes or of labels, with or without a stem.
             learning_rate: Of the hyperparameters; 0: they stay.
             stem_learning_rate: Of the stem's parameters; 0: they stay.
             keep: Budget of observations to keep, a uniform sample of the stream.
@@ -80,8 +80,9 @@ class OnlineLearner:
             and in units of the outcomes.
 
         Raises:
-            InputDataError: What ``update`` raises; a stem of one's own whose step led the batch out
-                of the grid's cube: it stays as it was.
+            InputDataError: What ``update`` raises; a label of a class that is new, which has no
+                density yet: give it to ``model.update``; a stem of one's own whose step led the
+                batch out of the grid's cube: it stays as it was.
         """
         follower = Follower(self.model)
         former = [p.detach().clone() for p in stem_parameters(self.model)]

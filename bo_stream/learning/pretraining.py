@@ -16,14 +16,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from bo_stream.learning.groups import with_priors
-from bo_stream.models.wiski import WISKI
+from bo_stream.models.grid_gp import GridGP
 
 LEAST_POINTS = 10
 """Fewest points to learn a stem from."""
 
 
 def pretrain(
-    model: WISKI,
+    model: GridGP,
     X: Tensor,
     Y: Tensor,
     Yvar: Tensor | None = None,
@@ -69,7 +69,7 @@ def pretrain(
 
 
 def _fitted(
-    model: WISKI,
+    model: GridGP,
     X: Tensor,
     Y: Tensor,
     Yvar: Tensor | None,
@@ -93,7 +93,7 @@ def _fitted(
 
 
 def _loss_and_gradients(
-    model: WISKI, parameters: Sequence[Parameter], X: Tensor, Y: Tensor, Yvar: Tensor | None
+    model: GridGP, parameters: Sequence[Parameter], X: Tensor, Y: Tensor, Yvar: Tensor | None
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     model.zero_grad()
     likelihood = model.batch_log_marginal_likelihood(X, Y, Yvar, recalibrate=True)
@@ -102,7 +102,7 @@ def _loss_and_gradients(
     return loss, [parameter.grad for parameter in parameters]
 
 
-def _settle(model: WISKI, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+def _settle(model: GridGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
     """Calibrate the learned stem and put the batch into memory by it."""
     model.zero_grad()
     with torch.no_grad():
@@ -110,7 +110,7 @@ def _settle(model: WISKI, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
     model.clear().update(X, Y, Yvar).eval()
 
 
-def _check(model: WISKI, X: Tensor, maxiter: int) -> None:
+def _check(model: GridGP, X: Tensor, maxiter: int) -> None:
     if model._modules.get("stem") is None:
         raise UnsupportedError(
             "Expected a model with a stem to pretrain, got one without. Learn its hyperparameters "

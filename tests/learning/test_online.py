@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI
 from bo_stream.learning import OnlineLearner, pretrain
@@ -226,3 +227,17 @@ def test_a_step_that_fails_changes_nothing(fault: str) -> None:
     for name, value in model.state_dict().items():
         assert torch.equal(value, state[name]), name
     assert torch.equal(model.posterior(T).mean, before.mean)
+
+
+def test_the_work_of_a_step_does_not_grow_with_the_stream() -> None:
+    work = []
+    for n in (20, 2_000):
+        model = model_with(LinearStem(D, 2)).update(*observations(n, D).astuple())
+        learner, more = OnlineLearner(model, keep=5), observations(2, D)
+        learner.step(*observations(1, D).astuple())
+        with FlopCounterMode(display=False) as counter:
+            learner.step(*more.astuple())
+        work.append((counter.get_total_flops(), model._subspace.basis.rank))
+    per_rank = [flops / rank**3 for flops, rank in work]
+    assert per_rank[1] < 1.5 * per_rank[0]
+    assert work[1][1] <= 64  # of the grid's 8 x 8 nodes

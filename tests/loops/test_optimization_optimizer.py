@@ -236,7 +236,7 @@ def test_the_best_point_is_of_the_posterior_mean_not_of_the_luckiest_outcome() -
     assert optimizer.best().trial.X[0] == pytest.approx(0.7, abs=0.3)
 
 
-@pytest.mark.parametrize("q", [40])
+@pytest.mark.parametrize("q", [40, 200])
 def test_thompson_sampling_of_many_points_at_once(q: int) -> None:
     asked = started(replace(TWO_INPUTS, acquisition="TS")).ask(q)
     assert len(set(points(asked))) > q // 2

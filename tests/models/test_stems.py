@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.acquisition import qLogExpectedImprovement
 from botorch.exceptions.errors import (
     BotorchTensorDimensionError,
     InputDataError,
@@ -14,6 +15,7 @@ from botorch.exceptions.errors import (
 )
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
+from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
@@ -96,6 +98,26 @@ def test_gradients_reach_the_raw_inputs(stem: Stem) -> None:
     acquisition = FeatureNIPV(model, mc_points=torch.rand(6, D).double())
     assert torch.autograd.gradcheck(lambda x: model.posterior(x).mean, X)
     assert torch.autograd.gradcheck(lambda x: acquisition(x.unsqueeze(0)), X)
+
+
+def test_the_best_raw_inputs_are_found_through_a_stem(stem: Stem) -> None:
+    data = observations(20, D)
+    model = WISKI(*data.astuple(), stem=stem, grid_size=9)
+    bounds = torch.tensor([[0.0] * D, [1.0] * D]).double()
+    acquisition = qLogExpectedImprovement(
+        model,
+        data.Y.max() - 0.5,
+        SobolQMCNormalSampler(torch.Size([32]), seed=0),
+        X_pending=data.X[:2],
+    )
+    X, value = optimize_acqf(
+        acquisition, bounds, 2, num_restarts=2, raw_samples=16, fixed_features={1: 0.5}
+    )
+    assert X.shape == (2, D)
+    assert bool((X[:, 1] == 0.5).all() & (X >= 0.0).all() & (X <= 1.0).all())
+    others = torch.rand(50, 2, D).double()
+    others[..., 1] = 0.5
+    assert value >= acquisition(others).max()
 
 
 def test_a_fit_learns_hyperparameters_and_leaves_the_stem() -> None:
