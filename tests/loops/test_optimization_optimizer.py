@@ -225,6 +225,14 @@ def test_points_of_one_s_own() -> None:
     for X in ([3.5], [0.1, 0.2], []):
         with pytest.raises(UsageError, match="Expected 1 numbers within"):
             optimizer.register(X)
+    before = list(optimizer.ledger)
+    for wrong in ("a", 0.5, [None]):
+        with pytest.raises(UsageError, match="Expected 1 numbers, got"):
+            optimizer.register(wrong)  # type: ignore[arg-type]
+    for q in (0, 1.5, "2"):
+        with pytest.raises(UsageError, match=f"Expected q .*of at least 1, got '?{q}"):
+            optimizer.ask(q)  # type: ignore[arg-type]
+    assert list(optimizer.ledger) == before
 
 
 def test_the_best_point_is_of_the_posterior_mean_not_of_the_luckiest_outcome() -> None:
@@ -336,6 +344,8 @@ def test_on_cuda(acquisition: str, tmp_path: Path) -> None:
         ({"bounds": ((0.0, float("inf")),)}, "input 0 to be finite"),
         ({"initial": 1}, "initial of at least 2, got 1"),
         ({"q": 0}, "q of at least 1"),
+        ({"q": 1.5}, "q to be a whole number of at least 1, got 1.5"),
+        ({"initial": "4"}, "initial to be a whole number of at least 2, got '4'"),
         ({"raw_samples": 1}, "raw_samples of at least 2"),
         ({"kernel": "cubic"}, "kernel to be one of"),
         ({"refit": 1.0}, "refit above 1"),

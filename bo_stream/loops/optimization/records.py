@@ -57,7 +57,10 @@ def history_file(campaign: OptimizationCampaign, kind: History) -> bytes:
 
 
 def run_record(campaign: OptimizationCampaign, notes: list[str]) -> bytes:
-    """Settings, versions, the result, every step, the learned model, time and memory."""
+    """Settings, versions, the result, every step, the learned model, time and memory.
+
+    The model has the outcomes in ``outcome_unit``.
+    """
     return (json.dumps(_run_record(campaign, notes), indent=2) + "\n").encode()
 
 
