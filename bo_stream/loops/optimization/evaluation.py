@@ -113,7 +113,10 @@ def _as_number(result: Any) -> tuple[float | None, str | None]:
     if array.shape not in ((), (1,)):
         return None, f"expected one number, got shape {array.shape}"
     value = float(array.reshape(()))
-    return (value, None) if abs(value) <= LARGEST else (None, f"the value is {value}")
+    if abs(value) <= LARGEST:
+        return value, None
+    excess = f", larger in size than {LARGEST:g}" if np.isfinite(value) else ""
+    return None, f"the value is {value}{excess}"
 
 
 def _in_one_line(error: BaseException) -> str:
