@@ -19,6 +19,8 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
+from bo_stream import LinearStem
+
 
 @dataclass(frozen=True)
 class Observations:
@@ -142,3 +144,15 @@ def kernel(name: str, dim: int, batch_shape: tuple[int, ...] = ()) -> Kernel:
             part.mixture_scales = 0.2 + 0.5 * torch.rand_like(part.mixture_scales)
             part.mixture_weights = 0.2 + torch.rand_like(part.mixture_weights)
     return module
+
+
+class OpenStem(LinearStem):
+    """The mean of the inputs times a weight that may lead it out of the unit cube."""
+
+    def __init__(self, d: int) -> None:
+        super().__init__(d, 1)
+        self.calibrated = torch.tensor(True)
+        torch.nn.init.constant_(self.weight, 1.0 / d)
+
+    def _squashed(self, projected: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
+        return projected + self.offset

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import singledispatch
 from itertools import product
+from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -50,6 +51,8 @@ def kernel_factors(kernel: Kernel, dim: int) -> GridKernel:
     Raises:
         UnsupportedError: The kernel is no sum of products of one-dimensional stationary kernels.
     """
+    if not isinstance(kernel, Kernel):
+        raise _unsupported(kernel)
     terms = _terms(kernel, _active(kernel, tuple(range(dim))))
     return terms[0] if len(terms) == 1 else KernelSum.of(terms)
 
@@ -66,31 +69,43 @@ def _active(kernel: Kernel, inputs: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(inputs[i] for i in positions)
 
 
-@singledispatch
 def _terms(kernel: Kernel, active: tuple[int, ...]) -> Terms:
-    raise UnsupportedError(
+    """Take a kernel apart, unless a class derived from a supported one computes another one."""
+    known: Any = next(kind for kind in type(kernel).__mro__ if kind in _terms_of.registry)
+    if known is not object and type(kernel).forward is not known.forward:
+        raise _unsupported(kernel)
+    return _terms_of(kernel, active)
+
+
+def _unsupported(kernel: object) -> UnsupportedError:
+    return UnsupportedError(
         f"covar_module of type {type(kernel).__name__} is not a sum of products over dimensions "
         f"that a grid can represent. Expected one of: {SUPPORTED}."
     )
 
 
-@_terms.register
+@singledispatch
+def _terms_of(kernel: Kernel, active: tuple[int, ...]) -> Terms:
+    raise _unsupported(kernel)
+
+
+@_terms_of.register
 def _(kernel: RBFKernel, active: tuple[int, ...]) -> Terms:
     return (_of_columns(kernel, active, SQUARED_EXPONENTIAL, kernel.lengthscale),)
 
 
-@_terms.register
+@_terms_of.register
 def _(kernel: MaternKernel, active: tuple[int, ...]) -> Terms:
     return (_of_columns(kernel, active, MATERN[kernel.nu], kernel.lengthscale),)
 
 
-@_terms.register
+@_terms_of.register
 def _(kernel: PeriodicKernel, active: tuple[int, ...]) -> Terms:
     frequency = kernel.period_length.to(torch.float64).reciprocal()
     return (_of_columns(kernel, active, PERIODIC, frequency, kernel.lengthscale),)
 
 
-@_terms.register
+@_terms_of.register
 def _(kernel: SpectralMixtureKernel, active: tuple[int, ...]) -> Terms:
     weights = kernel.mixture_weights.unbind(-1)
     means, scales = kernel.mixture_means.unbind(-3), kernel.mixture_scales.unbind(-3)
@@ -105,20 +120,20 @@ def _(kernel: SpectralMixtureKernel, active: tuple[int, ...]) -> Terms:
     return (_product(lines),)
 
 
-@_terms.register
+@_terms_of.register
 def _(kernel: ScaleKernel, active: tuple[int, ...]) -> Terms:
     # takes over its base kernel's active_dims, which gpytorch does not apply a second time
     inner = _terms(kernel.base_kernel, active)
     return tuple(KernelFactors((kernel.outputscale, *t.scales), t.factors) for t in inner)
 
 
-@_terms.register
+@_terms_of.register
 def _(kernel: ProductKernel, active: tuple[int, ...]) -> Terms:
     sums = [_terms(part, _active(part, active)) for part in kernel.kernels]
     return tuple(_product(choice) for choice in product(*sums))
 
 
-@_terms.register
+@_terms_of.register
 def _(kernel: AdditiveKernel, active: tuple[int, ...]) -> Terms:
     if len(kernel.kernels) == 0:
         raise UnsupportedError(

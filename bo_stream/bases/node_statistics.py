@@ -37,10 +37,9 @@ def zero_statistics(
     Raises:
         ValueError: More than ``MEMORY_LIMIT_GIB`` would be needed, said before allocating.
     """
+    check_room(mesh, math.prod(batch) * noise_groups)
     nodes = [grid.num_nodes for grid in mesh.parts]
     strips = strip_shapes(nodes)
-    numbers = sum(map(gram_numbers, mesh.parts)) + sum(map(math.prod, strips))
-    check_memory(_described(mesh), math.prod(batch) * noise_groups * numbers, MEMORY_LIMIT_GIB)
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(*batch, *shape, dtype=torch.float64, device=device)
@@ -57,9 +56,22 @@ def zero_statistics(
     )
 
 
-def _described(mesh: Mesh) -> str:
+def check_room(mesh: Mesh, copies: int) -> None:
+    """Refuse so many copies of a mesh's pairs of nodes as memory does not hold.
+
+    Raises:
+        ValueError: More than ``MEMORY_LIMIT_GIB`` would be needed.
+    """
+    strips = strip_shapes([grid.num_nodes for grid in mesh.parts])
+    numbers = sum(map(gram_numbers, mesh.parts)) + sum(map(math.prod, strips))
+    check_memory(_described(mesh, copies), copies * numbers, MEMORY_LIMIT_GIB)
+
+
+def _described(mesh: Mesh, copies: int) -> str:
     sizes = [" x ".join(map(str, grid.size)) for grid in mesh.parts]
-    return f"{'A grid' if len(sizes) == 1 else 'The pairs of grids'} of {', '.join(sizes)} nodes"
+    what = "A grid" if len(sizes) == 1 else "The pairs of grids"
+    each = "" if copies == 1 else f", {copies:,} times,"
+    return f"{what} of {', '.join(sizes)} nodes{each}"
 
 
 def accumulate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
@@ -12,7 +13,7 @@ from bo_stream.learning.pretraining import pretrain
 from bo_stream.learning.reservoir import Kept, Reservoir
 from bo_stream.models.ascent import Ascent
 from bo_stream.models.follower import Follower
-from bo_stream.models.wiski import WISKI
+from bo_stream.models.grid_gp import GridGP
 
 _COLUMNS = ("X", "Y", "coordinates")
 
@@ -43,7 +44,7 @@ class OnlineLearner:
 
     def __init__(
         self,
-        model: WISKI,
+        model: GridGP,
         learning_rate: float = 0.005,
         stem_learning_rate: float = 0.0005,
         keep: int = 0,
@@ -52,7 +53,7 @@ class OnlineLearner:
         """Start with fresh moments of Adam.
 
         Args:
-            model: With or without a stem.
+            model: On a grid, of outcomes or of labels, with or without a stem.
             learning_rate: Of the hyperparameters; 0: they stay.
             stem_learning_rate: Of the stem's parameters; 0: they stay.
             keep: Budget of observations to keep, a uniform sample of the stream.
@@ -67,7 +68,7 @@ class OnlineLearner:
         self._stem = Ascent(model, stem_parameters(model), stem_learning_rate)
 
     def step(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> float:
-        """Observe a batch and learn from it.
+        """Observe a batch and learn from it. Bad input raises and changes nothing.
 
         Args:
             X: ``q x d``.
@@ -77,10 +78,20 @@ class OnlineLearner:
         Returns:
             The log density of Y that the model predicted before (progressive validation), a point
             and in units of the outcomes.
+
+        Raises:
+            InputDataError: What ``update`` raises; a label of a class that is new, which has no
+                density yet: give it to ``model.update``; a stem of one's own whose step led the
+                batch out of the grid's cube: it stays as it was.
         """
         follower = Follower(self.model)
+        former = [p.detach().clone() for p in stem_parameters(self.model)]
         density = self._stem_step(follower, X, Y, Yvar)
-        self.model.update(X, Y, Yvar)
+        try:
+            self.model.update(X, Y, Yvar)
+        except Exception:
+            self._set_stem(former)
+            raise
         self.offer(X, Y, Yvar)
         self._kernel_step(follower)
         return density
@@ -156,6 +167,11 @@ class OnlineLearner:
             density = follower.log_density(X, Y, Yvar)
         self._stem.ascend(density)
         return float(density.detach()) / max(X.shape[-2], 1)
+
+    @torch.no_grad()
+    def _set_stem(self, values: Sequence[Tensor]) -> None:
+        for parameter, value in zip(stem_parameters(self.model), values, strict=True):
+            parameter.copy_(value)
 
     def _kernel_step(self, follower: Follower) -> None:
         if self._kernel.learns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
@@ -15,14 +16,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from bo_stream.learning.groups import with_priors
-from bo_stream.models.wiski import WISKI
+from bo_stream.models.grid_gp import GridGP
 
 LEAST_POINTS = 10
 """Fewest points to learn a stem from."""
 
 
 def pretrain(
-    model: WISKI,
+    model: GridGP,
     X: Tensor,
     Y: Tensor,
     Yvar: Tensor | None = None,
@@ -48,12 +49,33 @@ def pretrain(
         BoTorch's, with the last loss in ``fval``.
 
     Raises:
-        InputDataError: Fewer than ten points, or what ``update`` raises; nothing is changed then.
+        InputDataError: Fewer than ten points, what ``update`` raises, or a stem that was led out of
+            the grid's cube; nothing is changed then.
         UnsupportedError: The model has no stem, or supposes data.
         ValueError: ``maxiter`` is less than one.
     """
-    _check(model, X, maxiter)
+    model._check_not_supposed("pretrain")
     model.standardized(X, Y, Yvar)  # raises what update would, before anything is dropped
+    _check(model, X, maxiter)
+    memory, state = model._memory, deepcopy(model.state_dict())
+    try:
+        return _fitted(model, X, Y, Yvar, maxiter, report)
+    except BaseException:
+        model.zero_grad()
+        model.load_state_dict(state)
+        model._set_memory(memory)
+        model.eval()
+        raise
+
+
+def _fitted(
+    model: GridGP,
+    X: Tensor,
+    Y: Tensor,
+    Yvar: Tensor | None,
+    maxiter: int,
+    report: Callable[[int, float], None] | None,
+) -> OptimizationResult:
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     learned = {name: p for name, p in mll.named_parameters() if p.requires_grad}
     model.clear().update(X, Y, Yvar).train()
@@ -71,7 +93,7 @@ def pretrain(
 
 
 def _loss_and_gradients(
-    model: WISKI, parameters: Sequence[Parameter], X: Tensor, Y: Tensor, Yvar: Tensor | None
+    model: GridGP, parameters: Sequence[Parameter], X: Tensor, Y: Tensor, Yvar: Tensor | None
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     model.zero_grad()
     likelihood = model.batch_log_marginal_likelihood(X, Y, Yvar, recalibrate=True)
@@ -80,7 +102,7 @@ def _loss_and_gradients(
     return loss, [parameter.grad for parameter in parameters]
 
 
-def _settle(model: WISKI, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+def _settle(model: GridGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
     """Calibrate the learned stem and put the batch into memory by it."""
     model.zero_grad()
     with torch.no_grad():
@@ -88,7 +110,7 @@ def _settle(model: WISKI, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
     model.clear().update(X, Y, Yvar).eval()
 
 
-def _check(model: WISKI, X: Tensor, maxiter: int) -> None:
+def _check(model: GridGP, X: Tensor, maxiter: int) -> None:
     if model._modules.get("stem") is None:
         raise UnsupportedError(
             "Expected a model with a stem to pretrain, got one without. Learn its hyperparameters "

@@ -136,11 +136,15 @@ class Settings:
 
 
 def check_at_least(name: str, value: int | None, least: int) -> None:
-    """Refuse a number below the least.
+    """Refuse a number that is not whole or below the least.
 
     Raises:
         UsageError: So it is.
     """
+    if value is not None and not isinstance(value, int):
+        raise UsageError(
+            f"Expected {name} to be a whole number of at least {least}, got {value!r}."
+        )
     if value is not None and value < least:
         raise UsageError(f"Expected {name} of at least {least}, got {value}.")
 

@@ -178,6 +178,19 @@ def observed_inputs(X: Tensor, transform: InputTransform | None) -> Tensor:
     return inputs
 
 
+def check_stem(stem: object) -> None:
+    """Check that a stem is one.
+
+    Raises:
+        UnsupportedError: It is not.
+    """
+    if stem is not None and not isinstance(stem, Stem):
+        raise UnsupportedError(
+            f"Expected stem to be a LinearStem, an MLPStem, a RandomProjection, or of a class of "
+            f"your own that inherits from bo_stream.models.stems.Stem, got {type(stem).__name__}."
+        )
+
+
 def first_projected(inputs: Tensor, stem: Stem) -> Tensor:
     """Calibrate a stem on the first inputs, if that is still to be done, and apply it.
 

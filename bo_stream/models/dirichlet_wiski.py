@@ -12,8 +12,9 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
+from bo_stream.bases.node_statistics import check_room
 from bo_stream.models.class_modules import check_shared, default_kernel, default_mean
-from bo_stream.models.construction import choose_likelihood
+from bo_stream.models.construction import check_stem, choose_likelihood
 from bo_stream.models.grid_choice import GridSize
 from bo_stream.models.label_posterior import LabelPosterior
 from bo_stream.models.labels import (
@@ -97,7 +98,7 @@ class DirichletWISKI(LabelPosterior):
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together.
             InputDataError: As in :class:`~bo_stream.WISKI`; labels that are no whole numbers from
-                0, or beyond ``num_classes``.
+                0, or beyond ``num_classes`` or ``MAX_CLASSES``.
             UnsupportedError: A batch of models; a kernel or mean per class where later classes may
                 come; and as in :class:`~bo_stream.WISKI`.
             ValueError: ``num_classes`` or ``alpha_epsilon`` out of range; as there.
@@ -110,6 +111,7 @@ class DirichletWISKI(LabelPosterior):
         check_known(labels, classes, fixed=True)
         if num_classes is None:
             check_shared(covar_module, mean_module)
+        check_stem(stem)
         dim = train_X.shape[-1] if stem is None else stem.k
         scores, noise = self._scores.of(labels, classes, train_X.dtype)
         super().__init__(
@@ -144,9 +146,10 @@ class DirichletWISKI(LabelPosterior):
         Raises:
             BotorchTensorDimensionError: Shapes do not fit the model.
             InputDataError: Dtype, device, NaN, infinity, inputs too far outside; labels that are no
-                whole numbers from 0, or of an unknown class where the classes are fixed.
+                whole numbers from 0, beyond ``MAX_CLASSES``, or of an unknown class where the
+                classes are fixed.
             UnsupportedError: The model supposes data, lacks some classes, or Yvar is given.
-            ValueError: The grown grid is too large for memory.
+            ValueError: The grown grid, or that of so many classes, is too large for memory.
         """
         self._check_has_all_classes("update")
         classes = self._num_outputs
@@ -206,6 +209,7 @@ class DirichletWISKI(LabelPosterior):
         """This model, or one that shares all but its memory, which has more classes."""
         if classes == self._num_outputs:
             return self
+        check_room(self._memory.grid, classes)
         model, more = self._shallow_copy(), classes - self._num_outputs
         model._set_memory(with_unseen_classes(self._memory, classes, self._scores))
         model._num_outputs = classes

@@ -21,6 +21,7 @@ from bo_stream.bases.resolution import interpolation_error
 from bo_stream.models.caches import Solved, Whitening
 from bo_stream.models.construction import (
     check_rank,
+    check_stem,
     checked_projection,
     choose_box,
     first_projected,
@@ -125,6 +126,7 @@ class GridBase(RememberingGP):
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
 
     def _first_projected(self, inputs: Tensor, stem: Stem | None) -> Tensor:
+        check_stem(stem)
         if stem is None:
             return inputs
         self.stem = stem

@@ -17,7 +17,7 @@ from torch import Tensor
 from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import choose_likelihood
 from bo_stream.models.first_noise import FirstBatch, learn_first_noise
-from bo_stream.models.grid_choice import GridSize
+from bo_stream.models.grid_choice import MAX_DIM, GridSize
 from bo_stream.models.grid_gp import GridGP
 from bo_stream.models.log_noise import (
     Entry,
@@ -100,7 +100,8 @@ class HeteroscedasticWISKI(GridGP):
             tolerance: See there.
             max_rank: See there.
             stem: See there. It must not learn on; the noise depends on its projection.
-            noise_covar_module: Of the log noise variance. Default: a scaled RBF kernel.
+            noise_covar_module: Of the log noise variance. Default: a scaled RBF kernel; with more
+                than four inputs give a sum.
             noise_grid_size: Nodes per dimension of the noise model.
             rounds: How often mean and noise are fitted in turn to the first observations; 0: they
                 enter with the noise of the noise model's prior.
@@ -108,7 +109,8 @@ class HeteroscedasticWISKI(GridGP):
         Raises:
             BotorchTensorDimensionError: As :class:`WISKI`, like all but the last.
             InputDataError: See there.
-            UnsupportedError: See there; or the rows with unknown noise differ within a batch.
+            UnsupportedError: See there; the rows with unknown noise differ within a batch; or more
+                than four inputs without a ``noise_covar_module``.
             ValueError: See there; or ``rounds`` is negative.
         """
         if rounds < 0:
@@ -133,6 +135,7 @@ class HeteroscedasticWISKI(GridGP):
         self.likelihood = choose_likelihood(None, train_Y, aug_batch)
         kernel = noise_covar_module
         if kernel is None:
+            _check_default_noise(self._grid_dim)
             kernel = noise_kernel(self._grid_dim, aug_batch)
         nothing = train_X.new_empty(*self._batch_shape, 0, self._grid_dim)
         no_squares = train_Y[..., :0, :]
@@ -316,6 +319,15 @@ class HeteroscedasticWISKI(GridGP):
 
     def _learning_objective(self) -> Tensor:
         return super()._learning_objective() + self.noise_model._learning_objective()
+
+
+def _check_default_noise(dim: int) -> None:
+    if dim > MAX_DIM:
+        raise UnsupportedError(
+            f"Expected noise_covar_module with {dim} inputs, for the default one needs a single "
+            f"grid of 1 to {MAX_DIM}, got None. Give a sum of kernels with at most {MAX_DIM} "
+            "active_dims each, as in covar_module."
+        )
 
 
 def _unknown_rows(known: Tensor) -> Tensor:

@@ -15,6 +15,9 @@ from torch import Tensor
 
 from bo_stream.models.validation import check_type
 
+MAX_CLASSES = 1000
+"""Most classes that a label may bring in: a larger one is an identifier, or an error."""
+
 
 @dataclass(frozen=True)
 class DirichletScores:
@@ -77,8 +80,18 @@ def check_num_classes(num_classes: int | None) -> int | None:
 
 
 def number_of_classes(labels: Tensor, at_least: int) -> int:
-    """As many as the largest label tells."""
-    return max(at_least, int(labels.max()) + 1) if labels.numel() else at_least
+    """As many as the largest label tells.
+
+    Raises:
+        InputDataError: More than ``MAX_CLASSES`` and than ``at_least``.
+    """
+    classes = max(at_least, int(labels.max()) + 1) if labels.numel() else at_least
+    if classes > max(at_least, MAX_CLASSES):
+        raise InputDataError(
+            f"Expected labels below {MAX_CLASSES}, for each number up to the largest is a class of "
+            f"its own, got {classes - 1}. Number the classes from 0 without gaps."
+        )
+    return classes
 
 
 def checked_first_labels(X: Tensor, labels: Tensor) -> Tensor:

@@ -43,13 +43,13 @@ class Stem(torch.nn.Module, ABC):
             k: Number of coordinates, 1 to 3.
 
         Raises:
-            UnsupportedError: k is out of range or above d.
+            UnsupportedError: k is no integer, out of range or above d.
         """
         super().__init__()
-        if not 1 <= k <= min(MAX_STEM_DIM, d):
+        if not isinstance(k, int) or not 1 <= k <= min(MAX_STEM_DIM, d):
             raise UnsupportedError(
                 f"Expected a stem to project to k from 1 to {min(MAX_STEM_DIM, d)} of {d} inputs, "
-                f"got {k}."
+                f"a whole number, got {k}."
             )
         self.d, self.k = d, k
         self.gain = torch.nn.Parameter(torch.ones(k, dtype=torch.float64))

@@ -18,7 +18,7 @@ from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
 from botorch.utils.datasets import SupervisedDataset
-from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
@@ -29,10 +29,11 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from bo_stream.linalg import DowndatedRootOperator
+from bo_stream.models.independent_outputs import IndependentOutputs
 from bo_stream.models.lazy_covariance import LazyCovariance
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes import OutcomeChain
-from bo_stream.models.subset import check_outputs_exist, subset_module
+from bo_stream.models.subset import check_outputs_exist, chosen_outputs, subset_module
 from bo_stream.models.validation import check_finite, check_inputs, check_noise, check_supposed
 from bo_stream.process import Joint, PosteriorProcess, SelectedProcess
 from bo_stream.storage import atomic_write
@@ -229,7 +230,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Args:
             X: ``batch_shape x q x d``; more leading dimensions broadcast.
-            output_indices: Outputs to keep; all if omitted.
+            output_indices: Outputs to keep, negative ones counted from the last; all if omitted.
             observation_noise: True adds the model's noise; a tensor ``... x (q or 1) x m`` of
                 variances of all outputs, in transformed units, is added instead (see
                 :meth:`transformed_noise`).
@@ -239,12 +240,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             BotorchTensorDimensionError: X has the wrong width or too few dimensions.
             InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
                 bounds; a variance is negative or not finite.
+            UnsupportedError: An output is out of range or repeated.
         """
         self.eval()
         check_inputs(X, self._input_dim, self.train_targets)
         if isinstance(observation_noise, Tensor):
             check_noise("observation_noise", observation_noise, X, self.num_outputs)
-        chosen = range(self.num_outputs) if output_indices is None else output_indices
+        chosen = chosen_outputs(output_indices, self.num_outputs)
         inputs = self.transform_inputs(X).to(torch.float64)
         joint = self.process(inputs).joint(inputs).select(chosen)
         offset, scale = self._outcomes.offset_and_scale(self._counts())
@@ -446,8 +448,7 @@ def _distribution(
         joint, offset, scale = joint.only_output(), offset.squeeze(-2), scale.squeeze(-2)
         noise = None if noise is None else noise.squeeze(-2)
         return _normal(joint, offset, scale, noise, dtype)
-    batched = _normal(joint, offset, scale, noise, dtype)
-    return MultitaskMultivariateNormal.from_batch_mvn(batched, task_dim=-1)
+    return IndependentOutputs.of(_normal(joint, offset, scale, noise, dtype))
 
 
 def _normal(

@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 
-def check_outputs_exist(outputs: list[int], of: int) -> None:
+def check_outputs_exist(outputs: list[int], of: int, name: str = "idcs") -> None:
     """Check indices of outputs.
 
     Raises:
@@ -19,8 +19,19 @@ def check_outputs_exist(outputs: list[int], of: int) -> None:
     """
     if not outputs or len(set(outputs)) != len(outputs) or not all(0 <= i < of for i in outputs):
         raise UnsupportedError(
-            f"Expected idcs to hold distinct outputs in 0 to {of - 1}, got {outputs}."
+            f"Expected {name} to hold distinct outputs in 0 to {of - 1}, got {outputs}."
         )
+
+
+def chosen_outputs(output_indices: list[int] | None, of: int) -> list[int]:
+    """The outputs that a posterior is asked for, counted from the first; none named: all.
+
+    Raises:
+        UnsupportedError: An index is out of range or repeated.
+    """
+    chosen = [i + of if -of <= i < 0 else i for i in output_indices or range(of)]
+    check_outputs_exist(chosen, of, "output_indices")
+    return chosen
 
 
 def subset_module(

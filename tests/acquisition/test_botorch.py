@@ -21,8 +21,12 @@ from botorch.acquisition import (
 )
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.acquisition.joint_entropy_search import qJointEntropySearch
+from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
+from botorch.acquisition.objective import GenericMCObjective
 from botorch.acquisition.thompson_sampling import PathwiseThompsonSampling
 from botorch.acquisition.utils import get_optimal_samples
+from botorch.models import ModelListGP
+from botorch.models.model import Model
 from botorch.models.transforms.input import Normalize
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
@@ -32,6 +36,7 @@ from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV
 from tests.acquisition.examples import small_model, some
 from tests.contract import assert_gradient
+from tests.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
 
@@ -157,3 +162,58 @@ def test_optimisation(model: WISKI, case: tuple[Acquisition, Tensor | None]) -> 
     assert bool(((X >= 0.0) & (X <= 1.0)).all())
     assert bool(value.isfinite())
     assert model.num_observations == 25
+
+
+# --- several outputs ----------------------------------------------------------------------------
+
+
+def constrained_improvement(model: Model) -> AcquisitionFunction:
+    return qLogNoisyExpectedImprovement(
+        model,
+        X_baseline=BASELINE,
+        sampler=sampler(),
+        objective=GenericMCObjective(lambda samples, X=None: samples[..., 0]),
+        constraints=[lambda samples: samples[..., 1] - 10.0],
+        prune_baseline=False,
+        cache_root=True,
+    )
+
+
+def hypervolume_improvement(model: Model) -> AcquisitionFunction:
+    return qLogNoisyExpectedHypervolumeImprovement(
+        model,
+        ref_point=[0.0, 0.0],
+        X_baseline=BASELINE,
+        sampler=sampler(),
+        prune_baseline=False,
+        cache_root=True,
+    )
+
+
+def test_the_density_of_several_outputs_is_the_product_of_theirs() -> None:
+    model, X = small_model(some(outputs=2)), points(3)
+    Y = model.posterior(X).mean.detach() + 0.1 * torch.randn(3, 2).double()
+    joint = model.posterior(X, observation_noise=True).distribution
+    alone = [model.posterior(X, [i], observation_noise=True).distribution for i in range(2)]
+    expected = sum(one.log_prob(Y[:, i]) for i, one in enumerate(alone))
+    assert_close(joint.log_prob(Y), expected, factor=1e3)
+    assert_close(joint.expand(torch.Size([4])).log_prob(Y), expected.expand(4), factor=1e3)
+
+
+BASELINE = torch.tensor([[0.2, 0.3], [0.6, 0.5], [0.4, 0.9]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("build", [constrained_improvement, hypervolume_improvement])
+def test_objectives_and_constraints_of_several_outputs(
+    build: Callable[[Model], AcquisitionFunction],
+) -> None:
+    """With BoTorch's cached root, which asks how outputs are laid out in a posterior."""
+    model = small_model(some(outputs=2))
+    function, X = build(model), points(3, 2)
+    single = build(ModelListGP(model.subset_output([0]), model.subset_output([1])))
+    assert_close(function(X), single(X), factor=1e4)
+    assert_gradient(lambda X: function(X).sum(), X)
+    chosen, _ = optimize_acqf(
+        function, UNIT, 2, num_restarts=1, raw_samples=4, options={"maxiter": 3}, sequential=True
+    )
+    assert chosen.shape == (2, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from gpytorch.kernels import (
     PeriodicKernel,
     ProductKernel,
     RBFKernel,
+    RBFKernelGrad,
     ScaleKernel,
     SpectralMixtureKernel,
 )
@@ -263,4 +265,35 @@ def test_a_sum_is_that_of_its_parts_with_their_gradients(name: str) -> None:
 )
 def test_other_kernels_are_refused_by_name(module: Kernel, name: str) -> None:
     with pytest.raises(UnsupportedError, match=name):
+        kernel_factors(module, 2)
+
+
+class Bent(RBFKernel):
+    """Computes something else than its base class."""
+
+    def forward(self, x1: Tensor, x2: Tensor, **params: object) -> Tensor:
+        return super().forward(x1, x2, **params) ** 2
+
+
+class Renamed(RBFKernel):
+    """Computes what its base class does."""
+
+
+@pytest.mark.parametrize("module", [RBFKernelGrad(), Bent(), ScaleKernel(Bent())])
+def test_a_derived_kernel_that_computes_another_is_refused(module: Kernel) -> None:
+    with pytest.raises(UnsupportedError, match=r"type (RBFKernelGrad|Bent) is not a sum"):
+        kernel_factors(module, 2)
+
+
+def test_a_derived_kernel_that_computes_the_same_is_taken() -> None:
+    X = torch.rand(3, 2).double()
+    assert_close(
+        product_of(kernel_factors(Renamed(), 2), X, X),
+        product_of(kernel_factors(RBFKernel(), 2), X, X),
+    )
+
+
+@pytest.mark.parametrize("module", ["rbf", RBFKernel])
+def test_what_is_no_kernel_is_refused(module: Any) -> None:
+    with pytest.raises(UnsupportedError, match=r"covar_module of type .*Expected one of: RBF"):
         kernel_factors(module, 2)

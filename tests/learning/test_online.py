@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI
 from bo_stream.learning import OnlineLearner, pretrain
@@ -17,7 +18,7 @@ from bo_stream.models.stems import LinearStem, MLPStem, Stem
 from tests.contract import assert_untouched, fingerprint
 from tests.learning.test_pretraining import ridge
 from tests.oracles import reference
-from tests.problems import Observations, observations
+from tests.problems import Observations, OpenStem, observations
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
@@ -209,3 +210,34 @@ def test_negative_rates() -> None:
         OnlineLearner(model, learning_rate=-1.0)
     with pytest.raises(ValueError, match="learning rate of at least 0"):
         OnlineLearner(model, stem_learning_rate=-1.0)
+
+
+@pytest.mark.parametrize("fault", ["NaN", "too wide", "out of the grid"])
+def test_a_step_that_fails_changes_nothing(fault: str) -> None:
+    X = torch.rand(20, D).double()
+    model = WISKI(X, X.sum(-1, keepdim=True), stem=OpenStem(D), grid_size=8)
+    learner = OnlineLearner(model, stem_learning_rate=2.0 if fault == "out of the grid" else 0.01)
+    new_X, new_Y, T = X[:1] + 0.01, torch.full((1, 1), 9.0).double(), torch.rand(5, D).double()
+    if fault != "out of the grid":
+        new_X, new_Y = (new_X, new_Y / 0.0) if fault == "NaN" else (X[:1, 1:], new_Y)
+    before, state = model.posterior(T), copy.deepcopy(model.state_dict())
+    with pytest.raises((InputDataError, BotorchTensorDimensionError)):
+        learner.step(new_X, new_Y)
+    assert model.num_observations == 20
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert torch.equal(model.posterior(T).mean, before.mean)
+
+
+def test_the_work_of_a_step_does_not_grow_with_the_stream() -> None:
+    work = []
+    for n in (20, 2_000):
+        model = model_with(LinearStem(D, 2)).update(*observations(n, D).astuple())
+        learner, more = OnlineLearner(model, keep=5), observations(2, D)
+        learner.step(*observations(1, D).astuple())
+        with FlopCounterMode(display=False) as counter:
+            learner.step(*more.astuple())
+        work.append((counter.get_total_flops(), model._subspace.basis.rank))
+    per_rank = [flops / rank**3 for flops, rank in work]
+    assert per_rank[1] < 1.5 * per_rank[0]
+    assert work[1][1] <= 64  # of the grid's 8 x 8 nodes

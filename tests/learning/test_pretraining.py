@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
 
 from bo_stream import WISKI
 from bo_stream.learning import pretrain
 from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection
-from tests.problems import observations
+from tests.problems import OpenStem, observations
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
@@ -85,6 +91,8 @@ def test_bad_input_changes_nothing() -> None:
         (InputDataError, "at least 10 points", {"X": data.X[:9], "Y": data.Y[:9]}),
         (ValueError, "maxiter of at least 1", {"X": data.X, "Y": data.Y, "maxiter": 0}),
         (InputDataError, "NaN", {"X": data.X, "Y": data.Y * torch.nan}),
+        (BotorchTensorDimensionError, "X of shape", {"X": data.X[:, 0], "Y": data.Y}),
+        (BotorchTensorDimensionError, "Y of shape", {"X": data.X, "Y": data.Y[:5]}),
     ):
         with pytest.raises(error, match=message):
             pretrain(model, **arguments)
@@ -92,3 +100,30 @@ def test_bad_input_changes_nothing() -> None:
     plain = WISKI(data.X[:, :2], data.Y, grid_size=8)
     with pytest.raises(UnsupportedError, match="fit_gpytorch_mll"):
         pretrain(plain, data.X[:, :2], data.Y)
+    supposing = model.condition_on_observations(data.X[:1], data.Y[:1])
+    with pytest.raises(UnsupportedError, match="pretrain needs a model of real observations"):
+        pretrain(supposing, data.X, data.Y)
+
+
+def test_a_stem_that_is_led_out_of_the_grid_leaves_the_model_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    X, T = torch.rand(30, D).double(), torch.rand(5, D).double()
+    Y, stem = X.sum(-1, keepdim=True), OpenStem(D)
+    model = WISKI(X[:20], Y[:20], stem=stem, grid_size=8)
+    before, state = model.posterior(T), copy.deepcopy(model.state_dict())
+
+    def lead_out(*_: object, parameters: dict[str, torch.Tensor], **__: object) -> None:
+        for parameter in parameters.values():
+            parameter.data.mul_(3.0)
+
+    monkeypatch.setattr("bo_stream.learning.pretraining.fit_gpytorch_mll_scipy", lead_out)
+    with pytest.raises(InputDataError, match="project into the unit cube"):
+        pretrain(model, X, 9.0 * Y)
+    assert model.num_observations == 20
+    assert not model.training
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert_close(model.posterior(T).mean, before.mean)
+    assert_close(model.posterior(T).variance, before.variance)
+    model.update(X[20:], Y[20:])

@@ -52,6 +52,21 @@ def infinite(x: list[float]) -> float:
     return math.inf
 
 
+def enormous(x: list[float]) -> float:
+    return 1e300
+
+
+class Mute(Exception):
+    """Cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+def mute(x: list[float]) -> float:
+    raise Mute
+
+
 def pair(x: list[float]) -> list[float]:
     return [1.0, 2.0]
 

@@ -102,6 +102,7 @@ def test_amended_and_withdrawn_outcomes_leave_the_model_of_a_rebuild(name: str) 
     kernel.load_state_dict(of(optimizer).covar_module.state_dict())
     X = settings.to_unit_cube([ledger[key].X for key in [*keys, 8]])
     Y = -settings.tensor([ledger[key].Y for key in [*keys, 8]]).unsqueeze(-1)
+    Y = Y / optimizer.surrogate.unit
     expected = build_model(name, {}, X, Y, kernel, None)
     set_hyperparameters(expected, former)
     test = torch.rand(20, 2, dtype=torch.float64)

@@ -125,6 +125,24 @@ def test_a_function_that_always_fails_ends_the_run_and_nothing_is_lost(tmp_path:
     assert len(pd.read_csv(tmp_path / "history.csv")) == 4
 
 
+def test_an_error_of_the_search_loses_no_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: OptimizationCampaign
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no convergence")
+
+    campaign = begin()
+    with monkeypatch.context() as patch, StopRequest(lambda: None) as stop:
+        patch.setattr("bo_stream.loops.optimization.optimizer.best_points", fail)
+        with pytest.raises(RuntimeError, match="no convergence"):
+            sit_optimizing(
+                campaign, tmp_path, InProcess(campaign.objective), stop, lambda _: None, 1e9
+            )
+    resumed = OptimizationCampaign.resume(tmp_path)
+    assert [trial.status for trial in resumed.optimizer.ledger] == ["told"] * 4
+    assert trials(run(resumed)) == trials(whole)
+
+
 def test_more_steps_may_be_asked_for_but_not_fewer(
     whole: OptimizationCampaign, tmp_path: Path
 ) -> None:

@@ -42,6 +42,8 @@ def outcomes(workers: Workers, todo: list[Task]) -> list[Outcome]:
         ("leave", "SystemExit: 3"),
         ("nan", "the value is nan"),
         ("infinite", "the value is inf"),
+        ("enormous", r"the value is 1e\+300, larger in size than 1e\+75"),
+        ("mute", "Mute: an error without words"),
         ("pair", r"expected one number, got shape \(2,\)"),
         ("text", "expected one number, got str '1.0'"),
         ("nothing", "expected one number, got NoneType 'None'"),

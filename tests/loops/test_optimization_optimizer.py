@@ -85,6 +85,39 @@ def test_each_acquisition_goes_on_to_the_same_points_after_a_stop(
             tell_all(one, asked)
 
 
+@pytest.mark.parametrize("acquisition", ["qLogEI", "qLogNEI", "qUCB", "TS"])
+@pytest.mark.parametrize("factor", [2.0**-40, 2.0**70])
+def test_outcomes_may_have_any_unit(acquisition: str, factor: float) -> None:
+    optimizers = []
+    for unit in (1.0, factor):
+        optimizer = Optimizer(replace(QUICK, acquisition=acquisition))
+        for count in (4, 1, 1):
+            for trial in optimizer.ask(count):
+                optimizer.tell(trial.key, unit * bowl(list(trial.X)))
+        optimizers.append(optimizer)
+    one, other = optimizers
+    assert points(one.ask(2)) == points(other.ask(2))
+    assert other.best().mean == factor * (one.best().mean or 0.0)
+
+
+def test_outcomes_of_another_order_begin_the_model_anew(tmp_path: Path) -> None:
+    optimizer = Optimizer(QUICK)
+    for trial in optimizer.ask(4):
+        optimizer.tell(trial.key, 1e-9 * bowl(list(trial.X)))
+    optimizer.ask()
+    small = optimizer.surrogate.unit
+    outlier = optimizer.tell(optimizer.register([2.0]).key, 1e9)
+    assert optimizer.best().trial.key != outlier.key
+    assert optimizer.surrogate.unit > 1e12 * small
+    assert of(optimizer).posterior(torch.rand(1, 1).double()).mean.abs() < 10.0
+    save_optimizer(tmp_path, optimizer)
+    optimizer, _ = load_optimizer(tmp_path)
+    optimizer.withdraw(outlier.key)
+    optimizer.ask()
+    assert optimizer.surrogate.unit == small
+    assert set(optimizer.surrogate.held) == {0, 1, 2, 3}
+
+
 def test_torch_s_random_state_is_neither_used_nor_changed() -> None:
     first = started(steps=2)
     torch.manual_seed(99)
@@ -137,7 +170,7 @@ def rebuilt(optimizer: Optimizer) -> WISKI:
     """A model of the told outcomes, built at once, with the same hyperparameters."""
     told, settings = optimizer.ledger.with_status("told"), optimizer.settings
     X = settings.to_unit_cube(points(told))
-    Y = -torch.tensor([[trial.Y] for trial in told], dtype=torch.float64)
+    Y = -torch.tensor([[trial.Y] for trial in told], dtype=torch.float64) / optimizer.surrogate.unit
     bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     model = WISKI(X, Y, covar_module=KERNELS[settings.kernel](1), bounds=bounds, grid_size=24)
     model.load_state_dict(of(optimizer).state_dict())
@@ -192,6 +225,14 @@ def test_points_of_one_s_own() -> None:
     for X in ([3.5], [0.1, 0.2], []):
         with pytest.raises(UsageError, match="Expected 1 numbers within"):
             optimizer.register(X)
+    before = list(optimizer.ledger)
+    for wrong in ("a", 0.5, [None]):
+        with pytest.raises(UsageError, match="Expected 1 numbers, got"):
+            optimizer.register(wrong)  # type: ignore[arg-type]
+    for q in (0, 1.5, "2"):
+        with pytest.raises(UsageError, match=f"Expected q .*of at least 1, got '?{q}"):
+            optimizer.ask(q)  # type: ignore[arg-type]
+    assert list(optimizer.ledger) == before
 
 
 def test_the_best_point_is_of_the_posterior_mean_not_of_the_luckiest_outcome() -> None:
@@ -203,7 +244,7 @@ def test_the_best_point_is_of_the_posterior_mean_not_of_the_luckiest_outcome() -
     assert optimizer.best().trial.X[0] == pytest.approx(0.7, abs=0.3)
 
 
-@pytest.mark.parametrize("q", [40])
+@pytest.mark.parametrize("q", [40, 200])
 def test_thompson_sampling_of_many_points_at_once(q: int) -> None:
     asked = started(replace(TWO_INPUTS, acquisition="TS")).ask(q)
     assert len(set(points(asked))) > q // 2
@@ -303,6 +344,8 @@ def test_on_cuda(acquisition: str, tmp_path: Path) -> None:
         ({"bounds": ((0.0, float("inf")),)}, "input 0 to be finite"),
         ({"initial": 1}, "initial of at least 2, got 1"),
         ({"q": 0}, "q of at least 1"),
+        ({"q": 1.5}, "q to be a whole number of at least 1, got 1.5"),
+        ({"initial": "4"}, "initial to be a whole number of at least 2, got '4'"),
         ({"raw_samples": 1}, "raw_samples of at least 2"),
         ({"kernel": "cubic"}, "kernel to be one of"),
         ({"refit": 1.0}, "refit above 1"),

@@ -27,7 +27,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import DirichletWISKI, LinearStem, OnlineLearner, pretrain
-from bo_stream.models.labels import DirichletScores
+from bo_stream.models.labels import MAX_CLASSES, DirichletScores
 from tests.contract import (
     assert_gradient,
     assert_same_model,
@@ -490,6 +490,28 @@ def test_a_label_beyond_the_fixed_classes_is_refused(verb: str) -> None:
     assert_untouched(model, before)
     with pytest.raises(InputDataError, match="classes, 0 to 1, got 2"):
         DirichletWISKI(X, torch.full((10,), 2), num_classes=2)
+
+
+def test_an_identifier_is_no_class() -> None:
+    X, labels = labelled(10, 2)
+    model = small_classifier(X, labels)
+    before = fingerprint(model)
+    for label in (MAX_CLASSES, 10**9):
+        with pytest.raises(InputDataError, match=rf"labels below 1000, .* got {label}\. Number"):
+            model.update(X, torch.full((10,), label))
+        with pytest.raises(InputDataError, match=f"labels below 1000, .* got {label}"):
+            DirichletWISKI(X, torch.full((10,), label))
+    assert_untouched(model, before)
+
+
+def test_more_classes_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, labels = labelled(10, 2)
+    model = small_classifier(X, labels)
+    before = fingerprint(model)
+    monkeypatch.setattr("bo_stream.bases.node_statistics.MEMORY_LIMIT_GIB", 1e-4)
+    with pytest.raises(ValueError, match=r"A grid of 9 x 9 nodes, 41 times, would need .* GiB"):
+        model.update(X, torch.full((10,), 40))
+    assert_untouched(model, before)
 
 
 @pytest.mark.parametrize("verb", ["retract", "condition_on_labels"])

@@ -21,7 +21,7 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.outcome import Log
 from botorch.sampling import SobolQMCNormalSampler
-from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
@@ -356,6 +356,19 @@ def test_single_precision_is_near_double_on_any_device(device: torch.device) -> 
     noisy = single.posterior(T.float(), observation_noise=True)
     assert noisy.variance.dtype == torch.float32
     assert_close(noisy.variance, model.posterior(T, observation_noise=True).variance)
+
+
+def test_many_inputs_need_a_kernel_of_the_noise() -> None:
+    X = torch.rand(12, 5).double()
+
+    def additive() -> AdditiveKernel:
+        return AdditiveKernel(*[ScaleKernel(RBFKernel(active_dims=(i,))) for i in range(5)])
+
+    Y = X.sum(-1, keepdim=True)
+    with pytest.raises(UnsupportedError, match=r"noise_covar_module with 5 inputs.* Give a sum"):
+        HeteroscedasticWISKI(X, Y, covar_module=additive())
+    model = HeteroscedasticWISKI(X, Y, covar_module=additive(), noise_covar_module=additive())
+    assert noise_of(model.update(X, Y), X).shape == (1, 12)
 
 
 def test_rounds_are_counted() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from botorch.acquisition import qLogExpectedImprovement
 from botorch.exceptions.errors import (
     BotorchTensorDimensionError,
     InputDataError,
@@ -13,13 +15,15 @@ from botorch.exceptions.errors import (
 )
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
+from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from bo_stream import WISKI, FeatureNIPV
+from bo_stream import WISKI, DirichletWISKI, FeatureNIPV
 from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection, Stem
-from tests.problems import observations
+from tests.contract import assert_untouched, fingerprint
+from tests.problems import OpenStem, observations
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
@@ -96,6 +100,26 @@ def test_gradients_reach_the_raw_inputs(stem: Stem) -> None:
     assert torch.autograd.gradcheck(lambda x: acquisition(x.unsqueeze(0)), X)
 
 
+def test_the_best_raw_inputs_are_found_through_a_stem(stem: Stem) -> None:
+    data = observations(20, D)
+    model = WISKI(*data.astuple(), stem=stem, grid_size=9)
+    bounds = torch.tensor([[0.0] * D, [1.0] * D]).double()
+    acquisition = qLogExpectedImprovement(
+        model,
+        data.Y.max() - 0.5,
+        SobolQMCNormalSampler(torch.Size([32]), seed=0),
+        X_pending=data.X[:2],
+    )
+    X, value = optimize_acqf(
+        acquisition, bounds, 2, num_restarts=2, raw_samples=16, fixed_features={1: 0.5}
+    )
+    assert X.shape == (2, D)
+    assert bool((X[:, 1] == 0.5).all() & (X >= 0.0).all() & (X <= 1.0).all())
+    others = torch.rand(50, 2, D).double()
+    others[..., 1] = 0.5
+    assert value >= acquisition(others).max()
+
+
 def test_a_fit_learns_hyperparameters_and_leaves_the_stem() -> None:
     data, stem = observations(30, D), LinearStem(D, 2)
     model = WISKI(*data.astuple(), stem=stem, grid_size=9)
@@ -105,9 +129,9 @@ def test_a_fit_learns_hyperparameters_and_leaves_the_stem() -> None:
     assert torch.equal(stem.weight, before)
 
 
-@pytest.mark.parametrize("k", [0, 4])
-def test_too_many_coordinates(k: int) -> None:
-    with pytest.raises(UnsupportedError, match=f"k from 1 to 3 of 5 inputs, got {k}"):
+@pytest.mark.parametrize("k", [0, 4, 1.5])
+def test_too_many_coordinates(k: Any) -> None:
+    with pytest.raises(UnsupportedError, match=f"k from 1 to 3 of 5 inputs, .* got {k}"):
         LinearStem(D, k)
     with pytest.raises(UnsupportedError, match="k from 1 to 2 of 2 inputs"):
         RandomProjection(2, 3, seed=0)
@@ -140,10 +164,28 @@ class Runaway(LinearStem):
         return 3.0 * super().forward(X)
 
 
-def test_a_stem_that_leaves_the_grid_changes_nothing() -> None:
+def test_a_stem_that_leaves_the_grid_is_refused() -> None:
     data = observations(8, D)
     with pytest.raises(InputDataError, match="project into the unit cube"):
         WISKI(*data.astuple(), stem=Runaway(D, 2))
+
+
+def test_a_stem_that_leaves_the_grid_later_changes_nothing() -> None:
+    data = observations(8, D)
+    model = WISKI(*data.astuple(), stem=OpenStem(D))
+    before = fingerprint(model)
+    with pytest.raises(InputDataError, match=r"project into the unit cube.*End it with a sigmoid"):
+        model.update(data.X + 5.0, data.Y)
+    assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("stem", [torch.nn.Linear(D, 2), "linear", LinearStem])
+def test_what_is_no_stem_is_refused(stem: Any) -> None:
+    data = observations(8, D)
+    with pytest.raises(UnsupportedError, match=r"Expected stem to be a LinearStem, .* got"):
+        WISKI(*data.astuple(), stem=stem)
+    with pytest.raises(UnsupportedError, match=r"Expected stem to be a LinearStem, .* got"):
+        DirichletWISKI(data.X, torch.zeros(8), stem=stem)
 
 
 def test_what_a_stem_forbids() -> None:

@@ -12,7 +12,7 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior
 from torch import Tensor
 
-from bo_stream.models.subset import check_outputs_exist, subset_module
+from bo_stream.models.subset import check_outputs_exist, chosen_outputs, subset_module
 from tests.problems import kernel
 from tests.tolerances import assert_close
 
@@ -95,3 +95,18 @@ def test_a_module_that_all_outputs_share_is_copied_whole() -> None:
 def test_outputs_that_do_not_exist_are_refused(outputs: list[int]) -> None:
     with pytest.raises(UnsupportedError, match="distinct outputs in 0 to 2"):
         check_outputs_exist(outputs, of=3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen"), [(None, [0, 1, 2]), ([], [0, 1, 2]), ([2, 0], [2, 0]), ([-1, 0], [2, 0])]
+)
+def test_a_posterior_may_be_asked_for_outputs_from_either_end(
+    asked: list[int] | None, chosen: list[int]
+) -> None:
+    assert chosen_outputs(asked, 3) == chosen
+
+
+@pytest.mark.parametrize("asked", [[3], [-4], [0, 0], [0, -3]])
+def test_outputs_that_are_none_are_named(asked: list[int]) -> None:
+    with pytest.raises(UnsupportedError, match="output_indices to hold distinct outputs in 0 to 2"):
+        chosen_outputs(asked, 3)

@@ -48,7 +48,7 @@ class Situation:
     """What an acquisition function may look at; larger outcomes are better.
 
     Attributes:
-        model: Over the unit cube.
+        model: Over the unit cube, of outcomes in units of about their spread.
         X_baseline: Told points, ``n x d``, those of the largest posterior means first.
         best_mean: The largest of those means.
         X_pending: Points asked for without an outcome (pending, and lately failed), ``n x d``.

@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 
 from bo_stream.loops.optimization.objectives import Objective
+from bo_stream.loops.optimization.trials import LARGEST
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,15 @@ def _as_number(result: Any) -> tuple[float | None, str | None]:
     if array.shape not in ((), (1,)):
         return None, f"expected one number, got shape {array.shape}"
     value = float(array.reshape(()))
-    return (value, None) if np.isfinite(value) else (None, f"the value is {value}")
+    if abs(value) <= LARGEST:
+        return value, None
+    excess = f", larger in size than {LARGEST:g}" if np.isfinite(value) else ""
+    return None, f"the value is {value}{excess}"
 
 
 def _in_one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    try:
+        text = str(error)
+    except Exception:  # the user's error may be broken too
+        text = "an error without words"
+    return " ".join(f"{type(error).__name__}: {text}".split())[:500]

@@ -20,6 +20,7 @@ from bo_stream.loops.optimization.acquisition import (
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.surrogate import FEWEST, Surrogate
 from bo_stream.loops.optimization.trials import Ledger, Trial
+from bo_stream.loops.settings import check_at_least
 
 SHORTLIST = 1024
 """Told points that may be the best: those of the best outcomes."""
@@ -91,11 +92,10 @@ class Optimizer:
             q: How many; default: as in the settings.
 
         Raises:
-            UsageError: q is less than one.
+            UsageError: q is no whole number, or less than one.
         """
         count = self.settings.q if q is None else q
-        if count < 1:
-            raise UsageError(f"Expected q of at least 1, got {count}.")
+        check_at_least("q", count, 1)
         first = self._sobol_due(count)
         trials = self._ask_sobol(first) if first else []
         return trials + (self._ask_model(count - first) if count > first else [])
@@ -153,9 +153,13 @@ class Optimizer:
         """A point of one's own, as a pending trial.
 
         Raises:
-            UsageError: It has the wrong length or lies outside the bounds.
+            UsageError: It has the wrong length, lies outside the bounds, or holds no numbers.
         """
-        bounds, values = self.settings.bounds, tuple(float(x) for x in X)
+        bounds = self.settings.bounds
+        try:
+            values = tuple(float(x) for x in X)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(f"Expected {len(bounds)} numbers, got {X!r}.") from error
         inside = [low <= x <= high for x, (low, high) in zip(values, bounds, strict=False)]
         if len(values) != len(bounds) or not all(inside):
             raise UsageError(f"Expected {len(bounds)} numbers within {bounds}, got {values}.")
@@ -202,7 +206,8 @@ class Optimizer:
             return Best(max(shortlist, key=lambda t: self.settings.sign * (t.Y or 0.0)), None)
         means = self.surrogate.means(self.settings.to_unit_cube([t.X for t in shortlist]))
         position = int(means.argmax())
-        return Best(shortlist[position], self.settings.sign * means[position].item())
+        mean = self.settings.sign * means[position].item() * self.surrogate.unit
+        return Best(shortlist[position], mean)
 
 
 def _accelerator(device: torch.device) -> str:

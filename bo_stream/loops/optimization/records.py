@@ -57,7 +57,10 @@ def history_file(campaign: OptimizationCampaign, kind: History) -> bytes:
 
 
 def run_record(campaign: OptimizationCampaign, notes: list[str]) -> bytes:
-    """Settings, versions, the result, every step, the learned model, time and memory."""
+    """Settings, versions, the result, every step, the learned model, time and memory.
+
+    The model has the outcomes in ``outcome_unit``.
+    """
     return (json.dumps(_run_record(campaign, notes), indent=2) + "\n").encode()
 
 
@@ -74,6 +77,7 @@ def _run_record(campaign: OptimizationCampaign, notes: list[str]) -> dict[str, A
         "counts": counts(campaign),
         "steps": [asdict(step) for step in campaign.steps],
         "refits_at": surrogate.refits,
+        "outcome_unit": surrogate.unit,
         "model": None
         if surrogate.model is None
         else model_record(campaign.settings.model, surrogate.model),

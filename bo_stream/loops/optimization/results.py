@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.campaign import OptimizationCampaign
 from bo_stream.loops.optimization.evaluation import Evaluator
 from bo_stream.loops.optimization.records import History, history_file, run_record
@@ -63,7 +62,7 @@ def sit_optimizing(
     """
     try:
         _sit(campaign, folder, evaluator, stop, on_event, seconds_between_checkpoints)
-    except UsageError:
+    except Exception:  # whatever it is, no evaluation is lost
         campaign.save(folder)
         raise
     campaign.save(folder)

@@ -18,7 +18,7 @@ from bo_stream.loops.versions import check_written_by_this, package_version
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.storage import atomic_write
 
-FORMAT = 2
+FORMAT = 3
 """Changes whenever an older file cannot be read any more."""
 
 FILE_NAME = "optimization.json"
@@ -75,6 +75,7 @@ def _record(optimizer: Optimizer, run: Mapping[str, Any] | None) -> dict[str, An
             "held": list(surrogate.held.items()),
             "refits": surrogate.refits,
             "revision": surrogate.revision,
+            "unit": surrogate.unit,
         },
         "run": None if run is None else dict(run),
     }
@@ -103,6 +104,7 @@ def _parsed(content: Mapping[str, Any], folder: Path) -> Optimizer:
     state = content["surrogate"]
     held = {int(key): float(Y) for key, Y in state["held"]}
     surrogate = Surrogate(settings, None, held, state["refits"], int(state["revision"]))
+    surrogate.unit = float(state["unit"])
     if state["built"]:
         surrogate.model = _read_model(_model_path(folder, surrogate), settings)
     return Optimizer(settings, ledger, surrogate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from copy import deepcopy
 
@@ -34,19 +35,28 @@ LEFT_OUT = 1e-4
 """Prior variance that the model's features leave out between refits, in parts of the noise's."""
 
 
+OFF = 1024.0
+"""The model is begun anew where the outcomes' spread has become this many times larger or smaller.
+"""
+
+_ROUNDING = 1e-9
+
+
 class Surrogate:
     """A model over the unit cube that follows a ledger by differences.
 
     What was told since is put in by ``update``, what was withdrawn is taken out by ``retract``, an
     amended outcome is both. So a step costs the same whatever was told before. A model that cannot
-    take outcomes out exactly is built anew from all that are left. Outcomes enter in the order of
-    keys, not of arrival.
+    take outcomes out exactly is built anew from all that are left; so is any model when the spread
+    of the outcomes turns out to be of another order. Outcomes enter in the order of keys, not of
+    arrival.
 
     Attributes:
         model: None until there are enough outcomes.
         held: Key to outcome, of what is in the model's memory.
         refits: Numbers of outcomes at which the hyperparameters were learned.
         revision: Grows whenever the model changes.
+        unit: In which the model has the outcomes: acquisition functions have absolute tolerances.
     """
 
     def __init__(
@@ -63,6 +73,7 @@ class Surrogate:
         self.held = {} if held is None else dict(held)
         self.refits = list(refits)
         self.revision = revision
+        self.unit = 1.0
 
     def follow(self, ledger: Ledger) -> None:
         """Bring the model to the ledger's told outcomes, and learn hyperparameters where due.
@@ -75,20 +86,25 @@ class Surrogate:
         fresh = [key for key, Y in wanted.items() if self.held.get(key) != Y]
         if not stale and not fresh:
             return
-        if self.model is None or len(self.held) - len(stale) < FEWEST:
+        self.revision += 1
+        few = self.model is None or len(self.held) - len(stale) < FEWEST
+        if few or self._unit_is_off([_outcome(ledger, key) for key in wanted]):
             self._begin(ledger, sorted(wanted))
-        elif stale and not MODELS[self.settings.model].retracts:
+        elif stale and not MODELS[self.settings.model].retracts and self.model is not None:
             self._rebuild(ledger, sorted(wanted), self.model)
         else:
             self._take_out(ledger, sorted(stale))
             self._put_in(ledger, fresh)
-        self.revision += 1
         self._refit_if_due(ledger)
+
+    def _unit_is_off(self, Y: list[float]) -> bool:
+        return not 1.0 / OFF < _unit(Y) / self.unit < OFF
 
     def _begin(self, ledger: Ledger, keys: list[int]) -> None:
         self.model, self.held, self.refits = None, {}, []
         if len(keys) < FEWEST:
             return
+        self.unit = _unit([_outcome(ledger, key) for key in keys])
         self.model = self._built(*self._data(ledger, keys))
         self.held = {key: _outcome(ledger, key) for key in keys}
 
@@ -128,7 +144,7 @@ class Surrogate:
         return X, self._outcomes([_outcome(ledger, key) for key in keys])
 
     def _outcomes(self, Y: list[float]) -> Tensor:
-        return self.settings.tensor(Y).unsqueeze(-1) * self.settings.sign
+        return self.settings.tensor([y / self.unit for y in Y]).unsqueeze(-1) * self.settings.sign
 
     def _refit_if_due(self, ledger: Ledger) -> None:
         if self.model is None:
@@ -147,7 +163,7 @@ class Surrogate:
 
     @torch.no_grad()
     def means(self, X: Tensor) -> Tensor:
-        """Posterior means at ``n x d`` points of the unit cube, ``n``, large ones good."""
+        """Posterior means at ``n x d`` points of the unit cube, ``n``; large: good; in ``unit``."""
         if self.model is None:
             raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
         return predict_mean(self.model, X)
@@ -161,6 +177,13 @@ def _learn(model: StreamingGP, starts: Sequence[Hyperparameters]) -> None:
         model.truncate(LEFT_OUT)
     else:
         relearn(model, starts)
+
+
+def _unit(Y: Sequence[float]) -> float:
+    """A power of two near the spread of outcomes, so that dividing by it rounds nothing."""
+    largest = max(abs(y) for y in Y)
+    spread = max(max(Y) - min(Y), _ROUNDING * largest)
+    return float(2.0 ** round(math.log2(spread))) if spread > 0.0 else 1.0
 
 
 def _outcome(ledger: Ledger, key: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
@@ -11,6 +10,9 @@ from bo_stream.loops.errors import UsageError
 
 Status = Literal["pending", "told", "failed", "withdrawn"]
 STATUSES: tuple[Status, ...] = ("pending", "told", "failed", "withdrawn")
+
+LARGEST = 1e75
+"""Largest size of an outcome: the square of what is beyond is of no use to a model."""
 
 Origin = Literal["sobol", "model", "hand"]
 
@@ -158,13 +160,13 @@ def _attempted(trial: Trial, seconds: float | None) -> Trial:
 def _checked_outcome(key: int, Y: float) -> float:
     try:
         value = float(Y)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise UsageError(
             f"Expected one number as the outcome of trial {key}, got {Y!r}."
         ) from error
-    if not math.isfinite(value):
+    if not abs(value) <= LARGEST:
         raise UsageError(
-            f"Expected a finite outcome of trial {key}, got {value}. If its evaluation failed, "
-            "say fail."
+            f"Expected a finite outcome of trial {key}, of at most {LARGEST:g} in size, got "
+            f"{value}. If its evaluation failed, say fail."
         )
     return value

@@ -54,8 +54,8 @@ class _Worker:
 
     def end(self) -> None:
         """Kill the process."""
+        self.process.kill()  # before its connection is closed, which it would complain of
         self.connection.close()
-        self.process.kill()
         self.process.join(_SECONDS_TO_END)
 
 
