@@ -81,6 +81,12 @@ def hyperparameters(model: StreamingGP) -> Hyperparameters:
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
+def learned_values(model: StreamingGP) -> Hyperparameters:
+    """Copies of those that a refit learns."""
+    learned = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    return {name: value for name, value in hyperparameters(model).items() if name in learned}
+
+
 @torch.no_grad()
 def set_hyperparameters(model: StreamingGP, values: Hyperparameters) -> None:
     """Give a model's parameters other values, in place; those not named stay."""

@@ -25,7 +25,7 @@ from bo_stream.loops.optimization import (
 )
 from bo_stream.loops.optimization import acquisition as acquisition_module
 from bo_stream.loops.optimization.acquisition import ACQUISITIONS, Situation, best_points
-from bo_stream.loops.optimization.surrogate import LEFT_OUT
+from bo_stream.loops.refits import LEFT_OUT
 from tests.loops.functions import bowl
 from tests.loops.optimizing import QUICK, points, started, tell_all
 

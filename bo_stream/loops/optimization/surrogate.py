@@ -16,24 +16,17 @@ from bo_stream.loops.models import MODELS, Options, build_model
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
 from bo_stream.loops.prediction import predict_mean
+from bo_stream.loops.refits import FEW_PER_INPUT, learn
 from bo_stream.models.refit import (
     Hyperparameters,
     hyperparameters,
-    relearn,
+    learned_values,
     set_hyperparameters,
 )
 from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.models.wiski import WISKI
 
 FEWEST = 2
 """Outcomes from which a model can be built."""
-
-FEW_PER_INPUT = 50
-"""Up to this many outcomes an input, a refit starts from the default hyperparameters too."""
-
-LEFT_OUT = 1e-4
-"""Prior variance that the model's features leave out between refits, in parts of the noise's."""
-
 
 OFF = 1024.0
 """The model is begun anew where the outcomes' spread has become this many times larger or smaller.
@@ -151,7 +144,7 @@ class Surrogate:
             return
         growth, count = self.settings.refit, len(self.held)
         if not self.refits or (growth > 0.0 and count >= growth * self.refits[-1]):
-            _learn(self.model, self._further_starts(ledger))
+            learn(self.model, self._further_starts(ledger))
             self.refits.append(count)
 
     def _further_starts(self, ledger: Ledger) -> list[Hyperparameters]:
@@ -159,7 +152,7 @@ class Surrogate:
             return []
         data = self._data(ledger, sorted(self.held)[:FEWEST])
         draft = self._built(*data, more=MODELS[self.settings.model].unlearned)
-        return [{name: p.detach() for name, p in draft.named_parameters() if p.requires_grad}]
+        return [learned_values(draft)]
 
     @torch.no_grad()
     def means(self, X: Tensor) -> Tensor:
@@ -167,16 +160,6 @@ class Surrogate:
         if self.model is None:
             raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
         return predict_mean(self.model, X)
-
-
-def _learn(model: StreamingGP, starts: Sequence[Hyperparameters]) -> None:
-    """Learn in all features, for the noise may turn out to be less; then keep what it asks for."""
-    if isinstance(model, WISKI):
-        model.truncate(0.0)
-        relearn(model, starts)
-        model.truncate(LEFT_OUT)
-    else:
-        relearn(model, starts)
 
 
 def _unit(Y: Sequence[float]) -> float:

@@ -1,0 +1,23 @@
+"""Streaming models in Ax's experiment loops. Import it before loading what was stored with it."""
+
+from bo_stream.ax.versions import check_versions
+
+check_versions()
+
+from bo_stream.ax.acquisition import StreamAcquisition  # noqa: E402
+from bo_stream.ax.generator import StreamGenerator, StreamGenerators, surrogate_spec  # noqa: E402
+from bo_stream.ax.storage import register  # noqa: E402
+from bo_stream.ax.strategy import ACQUISITIONS, generation_strategy  # noqa: E402
+from bo_stream.ax.surrogate import StreamSurrogate  # noqa: E402
+
+register()
+
+__all__ = [
+    "ACQUISITIONS",
+    "StreamAcquisition",
+    "StreamGenerator",
+    "StreamGenerators",
+    "StreamSurrogate",
+    "generation_strategy",
+    "surrogate_spec",
+]

@@ -1,0 +1,70 @@
+"""Ax's acquisition with a baseline of a fixed size."""
+
+from __future__ import annotations
+
+import torch
+from ax.generators.torch.botorch_modular.acquisition import Acquisition
+from ax.generators.torch_base import TorchOptConfig
+from botorch.utils.multi_objective.pareto import is_non_dominated
+from torch import Tensor
+
+from bo_stream.ax.prediction import predicted_means
+
+BASELINE = 100
+"""Observed points that an acquisition function compares with."""
+
+
+class StreamAcquisition(Acquisition):
+    """Ax's acquisition, in which noisy criteria compare with the most promising points only.
+
+    ``qLogNoisyExpectedImprovement`` and its kind draw joint samples at the baseline, O(n³) at all
+    observed points. Here it is the best ``BASELINE`` of them by posterior mean, O(n) to find: those
+    that no other dominates first, then the best of each objective; a point whose means break an
+    outcome constraint comes after all that do not.
+    """
+
+    def _update_objective_thresholds(self, torch_opt_config: TorchOptConfig) -> None:
+        """Thin the baseline, which Ax has just found, before anything is done with it."""
+        if self.X_observed is not None and len(self.X_observed) > BASELINE:
+            means = predicted_means(self._model, self.X_observed)
+            values = means @ self._objective_weights.to(means).mT
+            chosen = most_promising(
+                values, violation_of(means, self._outcome_constraints), BASELINE
+            )
+            self.X_observed = self.X_observed[chosen]
+        super()._update_objective_thresholds(torch_opt_config)
+
+
+def most_promising(values: Tensor, violation: Tensor, count: int) -> Tensor:
+    """Indices of points, the best first; see :class:`StreamAcquisition`. Cost O(n log n) and more.
+
+    Args:
+        values: Objectives, all to be maximised, ``n x k``.
+        violation: Of constraints, ``n``; 0: none.
+        count: How many points, at most n.
+    """
+    feasible = violation == 0.0
+    ranks = values.argsort(0, descending=True).argsort(0).amin(-1)
+    ranks[feasible & _non_dominated(values, feasible)] = -1
+    least = violation.argsort().argsort()
+    order = torch.where(feasible, ranks, len(values) + least)
+    return order.argsort(stable=True)[:count]
+
+
+def violation_of(means: Tensor, constraints: tuple[Tensor, Tensor] | None) -> Tensor:
+    """By how much outcomes break ``A f <= b``, ``n``; 0: not at all.
+
+    Args:
+        means: ``n x m``.
+        constraints: A, ``k x m``, and b, ``k x 1``.
+    """
+    if constraints is None:
+        return means.new_zeros(len(means))
+    A, b = (part.to(means) for part in constraints)
+    return (means @ A.mT - b.mT).clamp_min(0.0).sum(-1)
+
+
+def _non_dominated(values: Tensor, feasible: Tensor) -> Tensor:
+    best = torch.zeros_like(feasible)
+    best[feasible] = is_non_dominated(values[feasible])
+    return best

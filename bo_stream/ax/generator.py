@@ -1,0 +1,148 @@
+"""Ax's generator with models that stream, and the registry entry that strategies name."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ax.adapter.registry import GeneratorRegistryBase, GeneratorSetup, MBM_X_trans
+from ax.adapter.torch import TorchAdapter
+from ax.adapter.transforms.derelativize import Derelativize
+from ax.core.search_space import SearchSpaceDigest
+from ax.core.types import TCandidateMetadata
+from ax.generators.torch.botorch_modular.acquisition import Acquisition
+from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
+from ax.generators.torch.botorch_modular.surrogate import SurrogateSpec
+from ax.generators.torch.botorch_modular.utils import ModelConfig
+from ax.generators.torch_base import TorchOptConfig
+from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.models.transforms.outcome import Standardize
+from botorch.utils.datasets import SupervisedDataset
+from torch import Tensor
+
+from bo_stream.ax.acquisition import StreamAcquisition
+from bo_stream.ax.best import best_observed
+from bo_stream.ax.learned import Record
+from bo_stream.ax.surrogate import REFIT, StreamSurrogate
+from bo_stream.models.wiski import WISKI
+
+
+def surrogate_spec(
+    model: type = WISKI, model_options: Mapping[str, Any] | None = None
+) -> SurrogateSpec:
+    """Ax's specification of a model that standardises its outcomes itself.
+
+    Args:
+        model: A streaming model of BoTorch.
+        model_options: Its constructor's further arguments.
+    """
+    config = ModelConfig(
+        botorch_model_class=model,
+        model_options=dict(model_options or {}),
+        outcome_transform_classes=[Standardize],
+        name=model.__name__,
+    )
+    return SurrogateSpec(model_configs=[config])
+
+
+class StreamGenerator(BoTorchGenerator):
+    """Ax's modular generator, whose surrogate is a :class:`StreamSurrogate`.
+
+    The best point among the data, which Ax asks for whenever a candidate is generated, costs
+    O(n r): marginal means, where Ax's own takes the joint posterior at all data.
+    """
+
+    def __init__(
+        self,
+        surrogate_spec: SurrogateSpec | None = None,
+        acquisition_class: type[Acquisition] | None = None,
+        acquisition_options: dict[str, Any] | None = None,
+        botorch_acqf_class: type[AcquisitionFunction] | None = None,
+        botorch_acqf_options: dict[str, Any] | None = None,
+        refit_on_cv: bool = False,
+        warm_start_refit: bool = True,
+        refit: float = REFIT,
+        learned: dict[str, Record] | None = None,
+    ) -> None:
+        """As :class:`BoTorchGenerator`; ``refit`` and ``learned``: see :class:`StreamSurrogate`."""
+        super().__init__(
+            surrogate_spec=surrogate_spec or _default_spec(),
+            acquisition_class=acquisition_class or StreamAcquisition,
+            acquisition_options=acquisition_options,
+            botorch_acqf_class=botorch_acqf_class,
+            botorch_acqf_options=botorch_acqf_options,
+            refit_on_cv=refit_on_cv,
+            warm_start_refit=warm_start_refit,
+        )
+        self.refit = refit
+        self.learned: dict[str, Record] = {} if learned is None else learned
+
+    def fit(
+        self,
+        datasets: Sequence[SupervisedDataset],
+        search_space_digest: SearchSpaceDigest,
+        candidate_metadata: list[list[TCandidateMetadata]] | None = None,
+        state_dict: OrderedDict[str, Tensor] | None = None,
+        refit: bool = True,
+        **additional_model_inputs: Any,
+    ) -> None:
+        """Bring the models to the data; see :class:`StreamSurrogate`."""
+        if self._surrogate is None:
+            self._surrogate = StreamSurrogate(
+                surrogate_spec=self.surrogate_spec,
+                refit_on_cv=self.refit_on_cv,
+                warm_start_refit=self.warm_start_refit,
+                refit=self.refit,
+                learned=self.learned,
+            )
+        super().fit(
+            datasets,
+            search_space_digest,
+            candidate_metadata,
+            state_dict,
+            refit,
+            **additional_model_inputs,
+        )
+
+    def _get_state(self) -> dict[str, Any]:
+        """What Ax stores with each generator run, and gives to the next generator.
+
+        It is one and the same object as long as the generator lives, for Ax builds another when it
+        is given another.
+        """
+        return {"learned": self.learned}
+
+    def best_point(
+        self, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
+    ) -> Tensor | None:
+        """The feasible observed point of the best posterior mean; None for several objectives."""
+        if torch_opt_config.is_moo:
+            return None
+        return best_observed(self.surrogate, search_space_digest, torch_opt_config)
+
+
+def _default_spec() -> SurrogateSpec:
+    return surrogate_spec()
+
+
+class StreamGenerators(GeneratorRegistryBase):
+    """What a ``GeneratorSpec`` can name: ``StreamGenerators.BO_STREAM``.
+
+    Outcomes reach the model as they are: a transform that Ax learns anew from all outcomes would
+    change every row of the data at every trial.
+    """
+
+    BO_STREAM = "BoStream"
+
+    @property
+    def GENERATOR_KEY_TO_GENERATOR_SETUP(self) -> dict[str, GeneratorSetup]:
+        """The generator, its adapter and its transforms."""
+        return {
+            "BoStream": GeneratorSetup(
+                adapter_class=TorchAdapter,
+                generator_class=StreamGenerator,
+                transforms=[*MBM_X_trans, Derelativize],
+                standard_adapter_kwargs={"expand_model_space": False},
+            )
+        }

@@ -1,0 +1,165 @@
+"""Ax's surrogate, whose models go on from one trial to the next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ax.core.search_space import SearchSpaceDigest
+from ax.generators.torch.botorch_modular.surrogate import (
+    Surrogate,
+    SurrogateSpec,
+    submodel_input_constructor,
+)
+from ax.generators.torch.botorch_modular.utils import ModelConfig
+from botorch.models.model import Model
+from botorch.utils.datasets import SupervisedDataset
+from torch import Tensor
+
+from bo_stream.ax.learned import Record, recorded, restore
+from bo_stream.ax.model_choice import suited
+from bo_stream.ax.rows import Rows, noise_floor
+from bo_stream.ax.stream import Stream
+from bo_stream.loops.refits import thin
+from bo_stream.models.refit import learned_values
+from bo_stream.models.streaming_gp import StreamingGP
+
+logger = logging.getLogger("bo_stream.ax")
+
+REFIT = 1.3
+"""Growth of the data at which hyperparameters are learned anew."""
+
+
+class StreamSurrogate(Surrogate):
+    """Keeps each metric's model between generations, and gives it new observations only.
+
+    A row that is in the data and not in the model is put in, one that is in the model and no
+    longer in the data is taken out; so the order of arrival does not matter. A model that cannot
+    follow, a changed search space and other options build it anew from all data, with the former
+    hyperparameters, and the log ``bo_stream.ax`` says why. Cross-validation and models that are no
+    :class:`StreamingGP` go Ax's way.
+    """
+
+    def __init__(
+        self,
+        surrogate_spec: SurrogateSpec | None = None,
+        refit_on_cv: bool = False,
+        metric_to_best_model_config: Mapping[str, ModelConfig] | None = None,
+        warm_start_refit: bool = True,
+        refit: float = REFIT,
+        learned: dict[str, Record] | None = None,
+    ) -> None:
+        """Begin without a model.
+
+        Args:
+            surrogate_spec: Ax's specification, of one model.
+            refit_on_cv: As in Ax.
+            metric_to_best_model_config: As in Ax.
+            warm_start_refit: As in Ax.
+            refit: The hyperparameters are learned anew whenever the observations have become this
+                many times as many as at the last refit; 0: once.
+            learned: What former models of the metrics have learned, by name; written at each refit.
+        """
+        configs = None if metric_to_best_model_config is None else dict(metric_to_best_model_config)
+        super().__init__(
+            surrogate_spec=surrogate_spec,
+            refit_on_cv=refit_on_cv,
+            metric_to_best_model_config=configs,
+            warm_start_refit=warm_start_refit,
+        )
+        self.refit = refit
+        self.learned = {} if learned is None else learned
+        self._streams: dict[tuple[str, ...], Stream] = {}
+
+    def _serialize_attributes_as_kwargs(self) -> dict[str, Any]:
+        return {**super()._serialize_attributes_as_kwargs(), "refit": self.refit}
+
+    def _construct_model(
+        self,
+        dataset: SupervisedDataset,
+        search_space_digest: SearchSpaceDigest,
+        model_config: ModelConfig,
+        state_dict: Mapping[str, Tensor] | None,
+        refit: bool,
+    ) -> Model:
+        config = suited(model_config, len(dataset.feature_names))
+        kind = config.botorch_model_class
+        if state_dict is not None or kind is None or not issubclass(kind, StreamingGP):
+            return super()._construct_model(
+                dataset=dataset,
+                search_space_digest=search_space_digest,
+                model_config=config,
+                state_dict=state_dict,
+                refit=refit,
+            )
+        stream = self._followed(dataset, search_space_digest, config, kind)
+        if stream.refit_if_due(self.refit):
+            self.learned[_name(dataset)] = recorded(
+                stream.model, len(stream.rows), search_space_digest.bounds, self._floor(dataset)
+            )
+        return stream.model
+
+    def _followed(
+        self,
+        dataset: SupervisedDataset,
+        digest: SearchSpaceDigest,
+        config: ModelConfig,
+        kind: type[StreamingGP],
+    ) -> Stream:
+        """The metric's model with the data in it."""
+        names, rows = tuple(dataset.outcome_names), Rows.of(dataset, self._floor(dataset))
+        stream = self._streams.pop(names, None)
+        reason = self._obstacle(names, stream, kind)
+        if stream is not None and reason is None:
+            reason = stream.follow(rows)
+        if stream is None or reason is not None:
+            if reason is not None:
+                logger.info("%s: the model is built anew: %s.", ", ".join(names), reason)
+            stream = self._begun(rows.as_dataset(dataset), digest, config, kind)
+        self._streams[names] = stream
+        return stream
+
+    def _floor(self, dataset: SupervisedDataset) -> float:
+        record = self.learned.get(_name(dataset))
+        return noise_floor(dataset) if record is None else record["floor"]
+
+    def _obstacle(
+        self, names: tuple[str, ...], stream: Stream | None, kind: type[StreamingGP]
+    ) -> str | None:
+        if stream is None:
+            return None
+        if names not in self._submodels:
+            return "the search space has changed"
+        if type(stream.model) is not kind:
+            return "another model is asked for"
+        return None
+
+    def _begun(
+        self,
+        dataset: SupervisedDataset,
+        digest: SearchSpaceDigest,
+        config: ModelConfig,
+        kind: type[StreamingGP],
+    ) -> Stream:
+        """A model of all data, with what was learned before if it fits."""
+        model = kind(
+            **submodel_input_constructor(
+                kind,
+                model_config=config,
+                dataset=dataset,
+                search_space_digest=digest,
+                surrogate=self,
+            )
+        )
+        stream = Stream(model, Rows.of(dataset, 0.0), learned_values(model))
+        record = self.learned.get(_name(dataset))
+        if record is not None and restore(model, record):
+            thin(model)
+            same = record["bounds"] == [list(pair) for pair in digest.bounds]
+            stream.fitted_at = record["count"] if same else 0
+        return stream
+
+
+def _name(dataset: SupervisedDataset) -> str:
+    return ", ".join(dataset.outcome_names)

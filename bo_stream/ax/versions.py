@@ -1,0 +1,28 @@
+"""Which versions of Ax and BoTorch the plug-in was made for."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from packaging.specifiers import SpecifierSet
+
+SUPPORTED = {"ax-platform": ">=1.3.1,<1.4", "botorch": ">=0.18.1,<0.19"}
+"""What ``bo_stream.ax`` extends is not part of Ax's stable interface."""
+
+
+def check_versions(supported: dict[str, str] = SUPPORTED) -> None:
+    """Refuse versions that the plug-in was not made for.
+
+    Args:
+        supported: Version specifiers by distribution.
+
+    Raises:
+        ImportError: One is installed in another version.
+    """
+    for name, expected in supported.items():
+        installed = version(name)
+        if not SpecifierSet(expected).contains(installed, prereleases=True):
+            raise ImportError(
+                f"bo_stream.ax expects {name}{expected}, but {name} {installed} is installed. "
+                f"Run pip install '{name}{expected}', or upgrade bo-stream."
+            )

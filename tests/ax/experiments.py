@@ -1,0 +1,120 @@
+"""Small experiments that Ax runs with a streaming strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from ax.api.client import Client
+from ax.api.configs import RangeParameterConfig
+
+from bo_stream import WISKI
+from bo_stream.ax import StreamSurrogate, generation_strategy
+from bo_stream.ax.rows import Rows
+from bo_stream.models.streaming_gp import StreamingGP
+
+QUICK = {"num_restarts": 1, "raw_samples": 8}
+BOX = (("a", 0.0, 2.0), ("b", -1.0, 1.0))
+
+
+def started(
+    parameters: Any = None,
+    objective: str = "-loss",
+    constraints: list[str] | None = None,
+    **options: Any,
+) -> Client:
+    """A client over a box in 2-D, or other parameters, with a strategy of few Sobol trials."""
+    client = Client(random_seed=0)
+    if parameters is None:
+        parameters = [
+            RangeParameterConfig(name=name, bounds=(low, high), parameter_type="float")
+            for name, low, high in BOX
+        ]
+    client.configure_experiment(parameters, name="small")
+    client.configure_optimization(objective, outcome_constraints=constraints)
+    settings = {"acquisition": "qUCB", "initialization": 3, "search": QUICK, "refit": 2.0}
+    client.set_generation_strategy(generation_strategy(**{**settings, **options}, seed=0))
+    return client
+
+
+def loss(parameters: Any) -> float:
+    """A bowl with a ripple."""
+    a, b = parameters["a"], parameters["b"]
+    return float((a - 0.6) ** 2 + (b - 0.3) ** 2 + 0.1 * torch.sin(torch.tensor(9.0 * a)))
+
+
+def run(client: Client, trials: int, measure: Callable[[Any], Any] = loss) -> None:
+    """Trials one after another."""
+    for _ in range(trials):
+        for index, parameters in client.get_next_trials(1).items():
+            client.complete_trial(index, raw_data(measure(parameters)))
+
+
+def raw_data(value: Any) -> Any:
+    """What a client takes: a value of ``loss``, or a mapping as it is."""
+    return value if isinstance(value, dict) else {"loss": value}
+
+
+def surrogate_of(client: Client) -> StreamSurrogate:
+    """The surrogate behind the last candidate."""
+    adapter: Any = client._generation_strategy.adapter
+    return adapter.generator.surrogate
+
+
+def model_of(client: Client) -> StreamingGP:
+    """The model of the only metric."""
+    model = surrogate_of(client).model
+    assert isinstance(model, StreamingGP)
+    return model
+
+
+@dataclass
+class Traffic:
+    """Rows that models were built of, and that entered and left them later."""
+
+    built: list[int] = field(default_factory=list)
+    entered: list[int] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, kind: type[StreamingGP] = WISKI) -> Traffic:
+    """Count the rows of a class's models."""
+    traffic = Traffic()
+    build, update, retract = StreamSurrogate._begun, kind.update, kind.retract
+
+    def counted_build(self: Any, dataset: Any, *args: Any) -> Any:
+        traffic.built.append(len(dataset.X))
+        return build(self, dataset, *args)
+
+    def counted_update(self: Any, X: Any, *args: Any) -> Any:
+        traffic.entered.append(len(X))
+        return update(self, X, *args)
+
+    def counted_retract(self: Any, X: Any, *args: Any) -> Any:
+        traffic.left.append(len(X))
+        return retract(self, X, *args)
+
+    monkeypatch.setattr(StreamSurrogate, "_begun", counted_build)
+    monkeypatch.setattr(kind, "update", counted_update)
+    monkeypatch.setattr(kind, "retract", counted_retract)
+    return traffic
+
+
+def assert_is_a_batch_of_the_data(client: Client) -> None:
+    """The model equals one that is built of all data, at the same hyperparameters."""
+    surrogate = surrogate_of(client)
+    for data in surrogate.training_data:
+        own = surrogate._submodels[tuple(data.outcome_names)]
+        assert isinstance(own, WISKI)
+        rows = Rows.of(data, surrogate.learned[", ".join(data.outcome_names)]["floor"])
+        batch = WISKI(rows.X, rows.Y, rows.known_noise, input_transform=own.input_transform)
+        batch.load_state_dict(own.state_dict())
+        batch.tolerance = own.tolerance
+        low, high = data.X.amin(0), data.X.amax(0)
+        X = low + (high - low) * torch.rand(7, data.X.shape[-1], dtype=data.X.dtype)
+        ours, theirs = own.posterior(X), batch.posterior(X)
+        torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(ours.variance, theirs.variance, rtol=1e-9, atol=1e-10)

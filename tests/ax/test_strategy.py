@@ -1,0 +1,170 @@
+"""Strategies for all kinds of parameters, metrics and acquisition functions."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from ax.api.client import Client
+from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+from botorch.models.model_list_gp_regression import ModelListGP
+
+from bo_stream import OSGPR, WISKI
+from bo_stream.ax import ACQUISITIONS, generation_strategy
+from bo_stream.ax.acquisition import BASELINE, most_promising, violation_of
+from bo_stream.ax.versions import check_versions
+from tests.ax.experiments import BOX, loss, model_of, run, started, surrogate_of
+
+ONE_OBJECTIVE = [name for name in ACQUISITIONS if name != "qLogNEHVI"]
+
+
+@pytest.mark.filterwarnings("ignore:A not p.d.")
+@pytest.mark.parametrize("acquisition", [None, *ONE_OBJECTIVE])
+def test_acquisitions(acquisition: str | None) -> None:
+    client = started(acquisition=acquisition)
+    run(client, 5)
+    assert client.get_next_trials(2)
+    acqf: Any = client._generation_strategy.adapter.generator._acquisition.acqf
+    if acquisition is not None:
+        assert type(acqf) is ACQUISITIONS[acquisition]
+
+
+def two_losses(parameters: Any) -> dict[str, float]:
+    return {"loss": loss(parameters), "cost": float(parameters["a"])}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor", "ignore:A not p.d.")
+@pytest.mark.parametrize("acquisition", [None, "qLogNEHVI"])
+def test_two_objectives_and_a_tracking_metric(acquisition: str | None) -> None:
+    client = started(objective="-loss, -cost", acquisition=acquisition)
+    client.configure_metrics([])
+    run(client, 6, lambda p: {**two_losses(p), "note": 1.0 + float(p["b"])})
+    client.get_next_trials(1)
+    surrogate = surrogate_of(client)
+    assert isinstance(surrogate.model, ModelListGP)
+    assert {len(stream.rows) for stream in surrogate._streams.values()} == {6}
+    assert len(client.get_pareto_frontier()) > 0
+
+
+@pytest.mark.filterwarnings("ignore:A not p.d.")
+def test_outcome_constraints() -> None:
+    """The bowl's bottom, at 0.6, is not allowed."""
+    client = started(constraints=["cost >= 1.0"], acquisition=None)
+    run(client, 8, two_losses)
+    client.get_next_trials(1)
+    parameters, *_ = client.get_best_parameterization()
+    assert 1.0 <= float(parameters["a"]) < 1.5
+
+
+def mixed_parameters() -> list[Any]:
+    return [
+        RangeParameterConfig("rate", (1e-4, 1.0), parameter_type="float", scaling="log"),
+        RangeParameterConfig("layers", (1, 4), parameter_type="int"),
+        ChoiceParameterConfig("kind", ["p", "q", "r"], parameter_type="str", is_ordered=False),
+        ChoiceParameterConfig("size", [8, 16, 32], parameter_type="int", is_ordered=True),
+        RangeParameterConfig("fixed", (0.0, 1.0), parameter_type="float"),
+    ]
+
+
+def mixed_loss(parameters: Any) -> float:
+    kind = {"p": 0.0, "q": 1.0, "r": 2.0}[parameters["kind"]]
+    return abs(parameters["rate"] - 0.01) + kind + parameters["layers"] / parameters["size"]
+
+
+def test_parameters_of_all_kinds_take_a_model_of_points(caplog: pytest.LogCaptureFixture) -> None:
+    client = started(mixed_parameters(), model_options={"grid_size": 10, "max_points": 64})
+    with caplog.at_level(logging.INFO, "bo_stream.ax"):
+        run(client, 7, mixed_loss)
+    model = model_of(client)
+    assert isinstance(model, OSGPR)
+    assert model.max_points == 64
+    assert "OSGPR is used without the options grid_size" in caplog.text
+    for trial in client._experiment.trials.values():
+        assert trial.arms[0].parameters["kind"] in ("p", "q", "r")
+
+
+@pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
+def test_parameter_constraints_and_fixed_parameters() -> None:
+    names = [name for name, *_ in BOX]
+    parameters = [
+        RangeParameterConfig(name=name, bounds=(0.0, 1.0), parameter_type="float") for name in names
+    ]
+    client = Client(random_seed=0)
+    client.configure_experiment(parameters, parameter_constraints=["a + b <= 1"], name="half")
+    client.configure_optimization("loss")
+    client.set_generation_strategy(
+        generation_strategy(acquisition="qUCB", initialization=3, search={"num_restarts": 1})
+    )
+    run(client, 6)
+    for _ in range(2):
+        ((index, p),) = client.get_next_trials(1, fixed_parameters={"b": 0.25}).items()
+        assert p["b"] == 0.25
+        assert p["a"] + p["b"] <= 1.0 + 1e-8
+        client.complete_trial(index, {"loss": loss(p)})
+
+
+def test_the_surrogate_of_ax_itself_takes_the_models() -> None:
+    from ax.adapter.registry import Generators
+    from ax.generation_strategy.generator_spec import GeneratorSpec
+
+    from bo_stream.ax import surrogate_spec
+
+    client = started()
+    node = client._generation_strategy.nodes_by_name["Stream"]
+    node.generator_specs = [
+        GeneratorSpec(
+            Generators.BOTORCH_MODULAR,
+            generator_kwargs={"surrogate_spec": surrogate_spec(WISKI)},
+        )
+    ]
+    for sem in (None, None, None, None, 0.1, 0.2):
+        for index, p in client.get_next_trials(1).items():
+            client.complete_trial(index, {"loss": loss(p) if sem is None else (loss(p), sem)})
+    client.get_next_trials(1)
+    adapter: Any = client._generation_strategy.adapter
+    assert type(adapter.generator.surrogate.model) is WISKI
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"acquisition": "qBest"}, "Expected acquisition to be a class or one of qUCB"),
+        ({"initialization": 0}, "Expected initialization of at least 1"),
+        ({"refit": 0.5}, "Expected refit above 1"),
+    ],
+)
+def test_bad_settings(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        generation_strategy(**options)
+
+
+def test_unsupported_versions_are_named() -> None:
+    with pytest.raises(ImportError, match=r"expects botorch<0\.1, but botorch \d"):
+        check_versions({"botorch": "<0.1"})
+    check_versions({"botorch": ">0.1"})
+
+
+def test_the_most_promising_points() -> None:
+    values = torch.tensor([[3.0, 0.0], [0.0, 3.0], [2.0, 2.0], [1.0, 1.0], [9.0, 9.0], [2.5, 0.0]])
+    violation = violation_of(
+        torch.tensor([[0.0], [0.0], [0.0], [0.0], [2.0], [0.0]]),
+        (torch.tensor([[1.0]]), torch.tensor([[1.0]])),
+    )
+    assert violation.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    assert set(most_promising(values, violation, 3).tolist()) == {0, 1, 2}
+    assert most_promising(values, violation, 6).tolist()[-1] == 4
+    assert most_promising(values[:, :1], violation, 1).tolist() == [0]
+
+
+def test_the_baseline_has_a_fixed_size() -> None:
+    client = started(acquisition="qLogNEI", refit=0.0)
+    run(client, 4)
+    for _ in range(BASELINE + 20):
+        a, b = torch.rand(2).tolist()
+        parameters = {"a": 2.0 * a, "b": 2.0 * b - 1.0}
+        client.complete_trial(client.attach_trial(parameters), {"loss": loss(parameters)})
+    client.get_next_trials(1)
+    acquisition: Any = client._generation_strategy.adapter.generator._acquisition
+    assert len(acquisition.X_observed) == BASELINE

@@ -1,0 +1,203 @@
+"""Between trials a model takes what is new, and only that."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from ax.adapter.cross_validation import cross_validate
+from ax.api.client import Client
+from ax.core.data import Data
+
+from bo_stream import OSGPR
+from tests.ax.experiments import (
+    assert_is_a_batch_of_the_data,
+    loss,
+    model_of,
+    run,
+    started,
+    surrogate_of,
+    watch,
+)
+
+
+def test_each_observation_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = watch(monkeypatch)
+    client = started()
+    run(client, 9)
+    assert traffic.built == [3]
+    assert traffic.entered == [1, 1, 1, 1, 1]
+    assert traffic.left == []
+    client.get_next_trials(1)
+    assert_is_a_batch_of_the_data(client)
+
+
+def test_trials_completed_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = started()
+    run(client, 4)
+    traffic = watch(monkeypatch)
+    pending = client.get_next_trials(4)
+    assert traffic.entered == [1]
+    late, *others = reversed(list(pending.items()))
+    for index, parameters in others:
+        client.complete_trial(index, {"loss": loss(parameters)})
+        client.get_next_trials(1)
+    client.complete_trial(late[0], {"loss": loss(late[1])})
+    client.get_next_trials(1)
+    assert traffic.entered == [1, 1, 1, 1, 1]
+    assert traffic.built == []
+    assert_is_a_batch_of_the_data(client)
+
+
+def test_a_value_reported_anew_replaces_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = started()
+    run(client, 6)
+    client.get_next_trials(1)
+    traffic = watch(monkeypatch)
+    client.attach_data(2, {"loss": 7.0})
+    client.get_next_trials(1)
+    assert (traffic.entered, traffic.left, traffic.built) == ([1], [1], [])
+    assert model_of(client).num_observations == 6
+    assert_is_a_batch_of_the_data(client)
+
+
+def test_abandoned_and_failed_trials_leave_or_never_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = started()
+    run(client, 6)
+    traffic = watch(monkeypatch)
+    (index,) = client.get_next_trials(1)
+    client.mark_trial_failed(index)
+    (index,) = client.get_next_trials(1)
+    client.mark_trial_abandoned(index)
+    client.get_next_trials(1)
+    assert (traffic.entered, traffic.left, traffic.built) == ([1], [], [])
+    assert_is_a_batch_of_the_data(client)
+
+
+def test_deleted_data_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = started()
+    run(client, 6)
+    client.get_next_trials(1)
+    traffic = watch(monkeypatch)
+    experiment = client._experiment
+    frame = experiment.lookup_data().full_df
+    experiment.data = Data(df=frame[frame["trial_index"] != 1])
+    client.get_next_trials(1)
+    assert (traffic.entered, traffic.left, traffic.built) == ([], [1], [])
+    assert model_of(client).num_observations == 5
+    assert_is_a_batch_of_the_data(client)
+
+
+def test_several_arms_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = started()
+    run(client, 4)
+    client.get_next_trials(1)
+    traffic = watch(monkeypatch)
+    attach_batch(client, 3)
+    client.get_next_trials(1)
+    assert (traffic.entered, traffic.built) == ([3], [])
+    assert_is_a_batch_of_the_data(client)
+
+
+def attach_batch(client: Client, arms: int) -> None:
+    experiment, strategy = client._experiment, client._generation_strategy
+    ((generator_run,),) = strategy.gen(experiment, n=arms, num_trials=1)
+    trial = experiment.new_batch_trial(generator_runs=[generator_run])
+    trial.mark_running(no_runner_required=True)
+    rows = [
+        {
+            "trial_index": trial.index,
+            "arm_name": arm.name,
+            "metric_name": "loss",
+            "metric_signature": "loss",
+            "mean": loss(arm.parameters),
+            "sem": float("nan"),
+        }
+        for arm in trial.arms
+    ]
+    experiment.attach_data(Data(df=pd.DataFrame(rows)))
+    trial.mark_completed()
+
+
+@pytest.mark.parametrize("change", ["widened", "narrowed"])
+def test_another_search_space_builds_the_model_anew(
+    change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = started()
+    run(client, 6)
+    client.get_next_trials(1)
+    space = client._experiment.search_space.clone()
+    upper = 3.0 if change == "widened" else 1.9999
+    space.parameters["a"].update_range(upper=upper)
+    client._experiment.search_space = space
+    client.attach_data(2, {"loss": 7.0})
+    traffic = watch(monkeypatch)
+    with caplog.at_level(logging.INFO, "bo_stream.ax"):
+        client.get_next_trials(1)
+    assert traffic.built == [6]
+    assert "the search space has changed" in caplog.text
+    assert_is_a_batch_of_the_data(client)
+
+
+@pytest.mark.parametrize("sems", ["none", "all", "some", "zero", "late"])
+def test_standard_errors(sems: str) -> None:
+    given = {
+        "none": lambda i: None,
+        "all": lambda i: 0.1 + 0.01 * i,
+        "some": lambda i: 0.1 if i % 2 else None,
+        "zero": lambda i: 0.0,
+        "late": lambda i: 0.1 if i > 4 else None,
+    }[sems]
+    client = started()
+    for _ in range(8):
+        for index, parameters in client.get_next_trials(1).items():
+            sem = given(index)
+            value = loss(parameters)
+            client.complete_trial(index, {"loss": value if sem is None else (value, sem)})
+    client.get_next_trials(1)
+    assert model_of(client).num_observations == 8
+    assert_is_a_batch_of_the_data(client)
+
+
+def test_a_model_that_cannot_take_out_is_built_anew(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = started(model=OSGPR)
+    run(client, 5)
+    client.get_next_trials(1)
+    traffic = watch(monkeypatch, OSGPR)
+    client.attach_data(2, {"loss": 7.0})
+    with caplog.at_level(logging.INFO, "bo_stream.ax"):
+        client.get_next_trials(1)
+    assert (traffic.built, traffic.left) == ([5], [])
+    assert "OSGPR cannot take them out" in caplog.text
+
+
+def test_hyperparameters_are_learned_when_the_data_have_grown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: list[int] = []
+
+    def counted(model: Any, starts: Any = ()) -> None:
+        counts.append(int(model.num_observations))
+
+    monkeypatch.setattr("bo_stream.ax.stream.learn", counted)
+    client = started(refit=2.0)
+    run(client, 13)
+    assert counts == [3, 6, 12]
+
+
+def test_cross_validation_does_not_leak() -> None:
+    """Where there is only noise, left-out predictions do not follow it."""
+    noise = iter(torch.randn(40, generator=torch.Generator().manual_seed(3)).tolist())
+    client = started(refit=0.0)
+    run(client, 25, lambda parameters: next(noise))
+    adapter = client._generation_strategy.adapter
+    results = cross_validate(adapter)
+    observed = torch.tensor([r.observed.data.means[0] for r in results])
+    predicted = torch.tensor([r.predicted.means[0] for r in results])
+    assert float(torch.corrcoef(torch.stack((observed, predicted)))[0, 1]) < 0.4
+    assert surrogate_of(client).model.num_observations in (24, 25)
