@@ -25,6 +25,7 @@ from bo_stream.ax.acquisition import StreamAcquisition
 from bo_stream.ax.best import best_observed
 from bo_stream.ax.learned import Record
 from bo_stream.ax.surrogate import REFIT, StreamSurrogate
+from bo_stream.ax.units import KeepsUnits, OutcomeUnits
 from bo_stream.models.wiski import WISKI
 
 
@@ -46,7 +47,7 @@ def surrogate_spec(
     return SurrogateSpec(model_configs=[config])
 
 
-class StreamGenerator(BoTorchGenerator):
+class StreamGenerator(KeepsUnits, BoTorchGenerator):
     """Ax's modular generator, whose surrogate is a :class:`StreamSurrogate`.
 
     The best point among the data, which Ax asks for whenever a candidate is generated, costs
@@ -64,8 +65,12 @@ class StreamGenerator(BoTorchGenerator):
         warm_start_refit: bool = True,
         refit: float = REFIT,
         learned: dict[str, Record] | None = None,
+        units: dict[str, float] | None = None,
     ) -> None:
-        """As :class:`BoTorchGenerator`; ``refit`` and ``learned``: see :class:`StreamSurrogate`."""
+        """As :class:`BoTorchGenerator`; ``refit`` and ``learned``: see :class:`StreamSurrogate`.
+
+        ``units``: of the metrics, by name; written when one is first seen or changes.
+        """
         super().__init__(
             surrogate_spec=surrogate_spec or _default_spec(),
             acquisition_class=acquisition_class or StreamAcquisition,
@@ -77,6 +82,7 @@ class StreamGenerator(BoTorchGenerator):
         )
         self.refit = refit
         self.learned: dict[str, Record] = {} if learned is None else learned
+        self.units = {} if units is None else units
 
     def fit(
         self,
@@ -95,6 +101,7 @@ class StreamGenerator(BoTorchGenerator):
                 warm_start_refit=self.warm_start_refit,
                 refit=self.refit,
                 learned=self.learned,
+                units=self.units,
             )
         super().fit(
             datasets,
@@ -108,10 +115,10 @@ class StreamGenerator(BoTorchGenerator):
     def _get_state(self) -> dict[str, Any]:
         """What Ax stores with each generator run, and gives to the next generator.
 
-        It is one and the same object as long as the generator lives, for Ax builds another when it
-        is given another.
+        They are the same objects as long as the generator lives, for Ax builds another when it is
+        given others.
         """
-        return {"learned": self.learned}
+        return {"learned": self.learned, "units": self.units}
 
     def best_point(
         self, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
@@ -129,7 +136,7 @@ def _default_spec() -> SurrogateSpec:
 class StreamGenerators(GeneratorRegistryBase):
     """What a ``GeneratorSpec`` can name: ``StreamGenerators.BO_STREAM``.
 
-    Outcomes reach the model as they are: a transform that Ax learns anew from all outcomes would
+    Of Ax's transforms of outcomes there is none: one that is learned anew from all of them would
     change every row of the data at every trial.
     """
 
@@ -142,7 +149,7 @@ class StreamGenerators(GeneratorRegistryBase):
             "BoStream": GeneratorSetup(
                 adapter_class=TorchAdapter,
                 generator_class=StreamGenerator,
-                transforms=[*MBM_X_trans, Derelativize],
+                transforms=[*MBM_X_trans, Derelativize, OutcomeUnits],
                 standard_adapter_kwargs={"expand_model_space": False},
             )
         }

@@ -19,30 +19,21 @@ class Record(TypedDict):
     Attributes:
         count: Number of observations at that refit.
         bounds: Of the search space then.
+        unit: In which the model had the outcomes.
         floor: What known noise variances are raised to.
         values: By name in ``state_dict``, nested lists.
     """
 
     count: int
     bounds: list[list[float]]
+    unit: float
     floor: float
     values: dict[str, Any]
 
 
-def recorded(
-    model: StreamingGP, count: int, bounds: list[tuple[float, float]], floor: float
-) -> Record:
-    """The record of a refit.
-
-    Args:
-        model: Just refitted.
-        count: Its number of observations.
-        bounds: A pair per input.
-        floor: Of noise variances.
-    """
-    values = {name: value.tolist() for name, value in _state(model).items()}
-    pairs = [list(pair) for pair in bounds]
-    return Record(count=count, bounds=pairs, floor=floor, values=values)
+def values_of(model: StreamingGP) -> dict[str, Any]:
+    """What a model has learned, as a record has it."""
+    return {name: value.tolist() for name, value in _state(model).items()}
 
 
 def restore(model: StreamingGP, record: Record) -> bool:

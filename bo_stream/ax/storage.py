@@ -8,11 +8,13 @@ from ax.storage.botorch_modular_registry import (
     register_model,
 )
 from ax.storage.json_store.registry import CORE_DECODER_REGISTRY
+from ax.storage.transform_registry import register_transform
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.acquisition import StreamAcquisition
 from bo_stream.ax.generator import StreamGenerators
+from bo_stream.ax.units import OutcomeUnits
 from bo_stream.models.clustered import ClusteredGP
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
 from bo_stream.models.local import LocalGP
@@ -30,4 +32,5 @@ def register() -> None:
     register_acquisition_function(FeatureNIPV)
     register_acquisition_function(qNegIntegratedPosteriorVariance)
     register_acquisition(StreamAcquisition)
+    register_transform(OutcomeUnits)
     CORE_DECODER_REGISTRY[StreamGenerators.__name__] = StreamGenerators

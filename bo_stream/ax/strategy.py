@@ -90,6 +90,7 @@ def generation_strategy(
             "botorch_acqf_options": dict(acquisition_options or {}),
             "refit": refit,
             "learned": {},
+            "units": {},
         },
         generator_gen_kwargs={
             "model_gen_options": {"optimizer_kwargs": {**SEARCH, **(search or {})}}

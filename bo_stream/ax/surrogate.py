@@ -17,7 +17,7 @@ from botorch.models.model import Model
 from botorch.utils.datasets import SupervisedDataset
 from torch import Tensor
 
-from bo_stream.ax.learned import Record, recorded, restore
+from bo_stream.ax.learned import Record, restore, values_of
 from bo_stream.ax.model_choice import suited
 from bo_stream.ax.rows import Rows, noise_floor
 from bo_stream.ax.stream import Stream
@@ -49,6 +49,7 @@ class StreamSurrogate(Surrogate):
         warm_start_refit: bool = True,
         refit: float = REFIT,
         learned: dict[str, Record] | None = None,
+        units: dict[str, float] | None = None,
     ) -> None:
         """Begin without a model.
 
@@ -60,6 +61,7 @@ class StreamSurrogate(Surrogate):
             refit: The hyperparameters are learned anew whenever the observations have become this
                 many times as many as at the last refit; 0: once.
             learned: What former models of the metrics have learned, by name; written at each refit.
+            units: In which the outcomes come, by metric.
         """
         configs = None if metric_to_best_model_config is None else dict(metric_to_best_model_config)
         super().__init__(
@@ -70,6 +72,7 @@ class StreamSurrogate(Surrogate):
         )
         self.refit = refit
         self.learned = {} if learned is None else learned
+        self.units = {} if units is None else units
         self._streams: dict[tuple[str, ...], Stream] = {}
 
     def _serialize_attributes_as_kwargs(self) -> dict[str, Any]:
@@ -95,8 +98,12 @@ class StreamSurrogate(Surrogate):
             )
         stream = self._followed(dataset, search_space_digest, config, kind)
         if stream.refit_if_due(self.refit):
-            self.learned[_name(dataset)] = recorded(
-                stream.model, len(stream.rows), search_space_digest.bounds, self._floor(dataset)
+            self.learned[_name(dataset)] = Record(
+                count=len(stream.rows),
+                bounds=_bounds(search_space_digest),
+                unit=self._unit(dataset),
+                floor=self._floor(dataset),
+                values=values_of(stream.model),
             )
         return stream.model
 
@@ -122,7 +129,12 @@ class StreamSurrogate(Surrogate):
 
     def _floor(self, dataset: SupervisedDataset) -> float:
         record = self.learned.get(_name(dataset))
-        return noise_floor(dataset) if record is None else record["floor"]
+        if record is None or record["unit"] != self._unit(dataset):
+            return noise_floor(dataset)
+        return record["floor"]
+
+    def _unit(self, dataset: SupervisedDataset) -> float:
+        return self.units.get(_name(dataset), 1.0)
 
     def _obstacle(
         self, names: tuple[str, ...], stream: Stream | None, kind: type[StreamingGP]
@@ -156,10 +168,14 @@ class StreamSurrogate(Surrogate):
         record = self.learned.get(_name(dataset))
         if record is not None and restore(model, record):
             thin(model)
-            same = record["bounds"] == [list(pair) for pair in digest.bounds]
+            same = (record["bounds"], record["unit"]) == (_bounds(digest), self._unit(dataset))
             stream.fitted_at = record["count"] if same else 0
         return stream
 
 
 def _name(dataset: SupervisedDataset) -> str:
     return ", ".join(dataset.outcome_names)
+
+
+def _bounds(digest: SearchSpaceDigest) -> list[list[float]]:
+    return [list(pair) for pair in digest.bounds]

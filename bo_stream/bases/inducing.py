@@ -104,9 +104,13 @@ class InducingBasis(Basis):
         Raises:
             NotPSDError: K_ZZ is not positive definite even with the largest jitter.
         """
-        still = frozen(kernel)
-        root, jitter = cholesky_with_jitter(kernel_matrix(still, Z, Z, outputs))
-        return cls(still, Z, outputs, root, jitter)
+        return cls.live(frozen(kernel), Z, outputs)
+
+    @classmethod
+    def live(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
+        """As :meth:`of`, of the kernel itself: differentiable in it and in Z."""
+        root, jitter = cholesky_with_jitter(kernel_matrix(kernel, Z, Z, outputs))
+        return cls(kernel, Z, outputs, root, jitter)
 
     @property
     def rank(self) -> int:

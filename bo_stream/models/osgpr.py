@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import partial
 from typing import Self
 
 import torch
@@ -178,20 +179,48 @@ class OSGPR(InducingGP[WindowedMemory]):
         memory, basis = self._current()
         if maxiter > 0 and basis.rank > 0:
             with torch.enable_grad():
-                Z = moved_points(
-                    lambda points: self._bound_at(memory, basis, points), basis.Z, maxiter
-                )
-            moved = self._basis_at(Z)
-            self._remember(memory.in_basis(moved), moved, self._allocator)
+                Z = moved_points(partial(self._bound_in_all, memory, basis), basis.Z, maxiter)
+            self.place_points(Z)
         return self
 
-    def _bound_at(self, memory: WindowedMemory, basis: InducingBasis, Z: Tensor) -> Tensor:
-        """The bound with other points, summed over outputs, differentiable in them."""
-        moved = memory.in_basis(InducingBasis.of(basis.kernel, Z, basis.outputs)).whole
-        evidence = combine(self._groups(moved.statistics), self._residual().detach())
+    def bound_at(self, Z: Tensor) -> Tensor:
+        """The online bound with the inducing points at Z, ``batch_shape x m``.
+
+        Differentiable in Z and in the hyperparameters; with the present ones and Z where the points
+        are it is that of all observations as statistics, hence at most :meth:`elbo`, in which the
+        window's rows have their full covariance. Cost O(M³ + window M²).
+
+        Args:
+            Z: ``M x d``, in transformed inputs, float64.
+        """
+        self._check_not_supposed("bound_at")
+        return self._bound_at(self._memory, self.covar_module, Z)
+
+    @torch.no_grad()
+    def place_points(self, Z: Tensor) -> Self:
+        """Put the inducing points elsewhere, in place: the window's rows are expressed exactly.
+
+        Args:
+            Z: ``M x d``, in transformed inputs.
+
+        Raises:
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("place_points")
+        moved = self._basis_at(Z.detach().double())
+        self._remember(self._memory.in_basis(moved), moved, self._allocator)
+        return self
+
+    def _bound_in_all(self, memory: WindowedMemory, basis: InducingBasis, Z: Tensor) -> Tensor:
+        """The bound with other points, summed over outputs, differentiable in them alone."""
+        return self._bound_at(memory, basis.kernel, Z).sum()
+
+    def _bound_at(self, memory: WindowedMemory, kernel: Kernel, Z: Tensor) -> Tensor:
+        moved = memory.in_basis(InducingBasis.live(kernel, Z, self._num_outputs)).whole
+        evidence = combine(self._groups(moved.statistics), self._residual())
         posterior = solve(evidence)
         value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
-        return (value - 0.5 * self._missed_variance(moved.missed)).sum()
+        return value - 0.5 * self._missed_variance(moved.missed)
 
     def _groups(self, memory: WhitenedMemory) -> list[NoiseGroup]:
         return self._noise_groups(memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import pandas as pd
@@ -201,3 +202,32 @@ def test_cross_validation_does_not_leak() -> None:
     predicted = torch.tensor([r.predicted.means[0] for r in results])
     assert float(torch.corrcoef(torch.stack((observed, predicted)))[0, 1]) < 0.4
     assert surrogate_of(client).model.num_observations in (24, 25)
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1.0, 1e9])
+def test_outcomes_of_any_unit_are_searched_alike(scale: float) -> None:
+    """In powers of two, hence exactly alike up to the search's own tolerance."""
+    factor = float(2.0 ** round(math.log2(scale)))
+    client = started(acquisition="qLogEI")
+    torch.manual_seed(5)
+    run(client, 8, lambda p: factor * loss(p))
+    plain = started(acquisition="qLogEI")
+    torch.manual_seed(5)
+    run(plain, 8)
+    last, other = (c._experiment.trials[7].arms[0].parameters for c in (client, plain))
+    assert last == pytest.approx(other, abs=1e-3)
+
+
+def test_another_order_of_outcomes_is_another_unit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = started()
+    run(client, 5)
+    client.get_next_trials(1)
+    unit = surrogate_of(client).units["loss"]
+    client.complete_trial(client.attach_trial({"a": 1.0, "b": 0.0}), {"loss": 1e9})
+    traffic = watch(monkeypatch)
+    client.get_next_trials(1)
+    assert surrogate_of(client).units["loss"] > 1e6 * unit
+    assert traffic.built == [6]
+    assert_is_a_batch_of_the_data(client)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from copy import deepcopy
 
@@ -17,6 +16,7 @@ from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
 from bo_stream.loops.prediction import predict_mean
 from bo_stream.loops.refits import FEW_PER_INPUT, learn
+from bo_stream.loops.units import is_off, unit_of
 from bo_stream.models.refit import (
     Hyperparameters,
     hyperparameters,
@@ -27,12 +27,6 @@ from bo_stream.models.streaming_gp import StreamingGP
 
 FEWEST = 2
 """Outcomes from which a model can be built."""
-
-OFF = 1024.0
-"""The model is begun anew where the outcomes' spread has become this many times larger or smaller.
-"""
-
-_ROUNDING = 1e-9
 
 
 class Surrogate:
@@ -81,7 +75,7 @@ class Surrogate:
             return
         self.revision += 1
         few = self.model is None or len(self.held) - len(stale) < FEWEST
-        if few or self._unit_is_off([_outcome(ledger, key) for key in wanted]):
+        if few or is_off(self.unit, [_outcome(ledger, key) for key in wanted]):
             self._begin(ledger, sorted(wanted))
         elif stale and not MODELS[self.settings.model].retracts and self.model is not None:
             self._rebuild(ledger, sorted(wanted), self.model)
@@ -90,14 +84,11 @@ class Surrogate:
             self._put_in(ledger, fresh)
         self._refit_if_due(ledger)
 
-    def _unit_is_off(self, Y: list[float]) -> bool:
-        return not 1.0 / OFF < _unit(Y) / self.unit < OFF
-
     def _begin(self, ledger: Ledger, keys: list[int]) -> None:
         self.model, self.held, self.refits = None, {}, []
         if len(keys) < FEWEST:
             return
-        self.unit = _unit([_outcome(ledger, key) for key in keys])
+        self.unit = unit_of([_outcome(ledger, key) for key in keys])
         self.model = self._built(*self._data(ledger, keys))
         self.held = {key: _outcome(ledger, key) for key in keys}
 
@@ -160,13 +151,6 @@ class Surrogate:
         if self.model is None:
             raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
         return predict_mean(self.model, X)
-
-
-def _unit(Y: Sequence[float]) -> float:
-    """A power of two near the spread of outcomes, so that dividing by it rounds nothing."""
-    largest = max(abs(y) for y in Y)
-    spread = max(max(Y) - min(Y), _ROUNDING * largest)
-    return float(2.0 ** round(math.log2(spread))) if spread > 0.0 else 1.0
 
 
 def _outcome(ledger: Ledger, key: int) -> float:
