@@ -18,6 +18,7 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 
 from bo_stream.allocation import OIPS
+from bo_stream.allocation.numbers import checked_number
 from bo_stream.loops.errors import UsageError
 from bo_stream.models.clustered import ClusteredGP
 from bo_stream.models.inducing_gp import InducingGP
@@ -72,6 +73,7 @@ def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
     rho, others = _split(options, "rho")
     name, others = _split(others, "likelihood")
     steps, others = _split(others, "hyper_steps")
+    steps = checked_number("hyper_steps", steps, least=0)
     model = OSVGP(
         X,
         Y,

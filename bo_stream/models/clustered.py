@@ -16,7 +16,7 @@ from torch import Tensor
 from bo_stream.allocation.cover_tree import CoverTree
 from bo_stream.bases.inducing import frozen, kernel_matrix
 from bo_stream.models.centre_solver import ConjugateGradients
-from bo_stream.models.cluster_choice import checked_dtype, checked_solver
+from bo_stream.models.cluster_choice import checked_dtype, checked_solver, first_tree
 from bo_stream.models.cluster_gp import ClusterGP, Solver
 from bo_stream.models.cluster_likelihood import (
     Probes,
@@ -114,7 +114,7 @@ class ClusteredGP(ClusterGP):
         self.arithmetic = checked_dtype(arithmetic)
         self._solved = None
         like = inputs[..., :0, :].reshape(0, inputs.shape[-1]).to(arithmetic)
-        tree = CoverTree(resolution) if tree is None else tree.to(like).insert(like)
+        tree = first_tree(tree, resolution, like)
         self._memory = ClusterMemory.empty(tree, like, self._output_batch)
         self._standardize_first(train_X, train_Y, train_Yvar)
         if train_X.shape[-2] > 0:

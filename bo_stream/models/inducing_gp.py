@@ -18,7 +18,12 @@ from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.bases.members import members
 from bo_stream.models.caches import Solved
 from bo_stream.models.independent_points import basis_of_independent, log_basis
-from bo_stream.models.inducing_choice import checked_allocation, checked_cap, first_points
+from bo_stream.models.inducing_choice import (
+    check_points_fit,
+    checked_allocation,
+    checked_cap,
+    first_points,
+)
 from bo_stream.models.inducing_memory import InducingMemory, Missed
 from bo_stream.models.inducing_prior import prior_of_values
 from bo_stream.models.marginal_likelihood import (
@@ -97,6 +102,7 @@ class InducingGP(RememberingGP, Generic[M]):
         """The first inducing points, and an empty memory at them."""
         Z, self._allocator = first_points(inducing_points, allocator, OIPS(0.8), X)
         self.max_points = checked_cap(max_points, Z)
+        check_points_fit(len(Z), self._output_batch.numel())
         self._solved = self._present = None
         Z = self.coordinates(Z).to(torch.float64) if len(Z) > 0 else Z.to(torch.float64)
         basis = self._basis_at(Z)
@@ -155,6 +161,7 @@ class InducingGP(RememberingGP, Generic[M]):
 
     def _allocated(self, allocator: Allocator, basis: InducingBasis, X: Tensor) -> Tensor:
         wanted = checked_allocation(allocator.update(basis.Z, X, basis.kernel), X)
+        check_points_fit(min(len(wanted), self.max_points), self._output_batch.numel())
         return capped(basis.Z, wanted, basis.kernel, self.max_points)
 
     def _remember(self, memory: M, basis: InducingBasis, allocator: Allocator | None) -> None:

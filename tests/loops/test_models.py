@@ -239,6 +239,8 @@ def test_options_are_checked(name: str, given: dict[str, Any], message: str) -> 
     [
         ("osgpr", {"rho": 1.5}, "cannot be built: .*rho"),
         ("osgpr", {"max_points": 0}, "cannot be built: .*max_points"),
+        ("osgpr", {"window": -1}, "cannot be built: .*window"),
+        ("osvgp", {"hyper_steps": -1}, "cannot be built: .*hyper_steps .* got -1"),
         ("osvgp", {"likelihood": "poisson"}, "likelihood to be one of gaussian, laplace, student"),
         ("clustered", {"resolution": -1.0}, "cannot be built: .*resolution"),
         ("local", {"w_gen": 2.0}, "cannot be built: .*w_gen"),
@@ -249,6 +251,8 @@ def test_what_a_model_refuses_is_the_user_s_to_mend(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         sampling(name, model_options=given)
+    with pytest.raises(UsageError, match=message):  # before anything is evaluated
+        Optimizer(optimization(name, model_options=given))
 
 
 def test_a_grid_is_for_a_model_on_a_grid() -> None:

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
 from gpytorch.kernels import (
@@ -515,6 +519,7 @@ def test_equal_rows_an_outlier_and_a_constant_column_do_not_break_it() -> None:
         ({"solver": "lu"}, ValueError, "solver"),
         ({"cg_tolerance": 0.0}, ValueError, "cg_tolerance"),
         ({"arithmetic": torch.float16}, ValueError, "arithmetic"),
+        ({"tree": 0.3}, UnsupportedError, "CoverTree or None, got float"),
         ({"tree": CoverTree(0.3).insert(torch.rand(4, 2))}, BotorchTensorDimensionError, "n x 2"),
     ],
 )
