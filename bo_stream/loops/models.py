@@ -100,6 +100,9 @@ def _split(options: Mapping[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
     return options[name], {key: value for key, value in options.items() if key != name}
 
 
+RHO = 0.99
+"""OIPS' threshold: where observations crowd, as in a search, fewer points tell too few apart."""
+
 FIRST_STEPS = 20
 """Times as many steps of the hyperparameters on the first outcomes."""
 
@@ -149,12 +152,12 @@ MODELS: dict[str, ModelKind] = {
         on_grid=True,
     ),
     "osgpr": ModelKind(
-        OSGPR, _osgpr, {"rho": 0.8, "max_points": 512, "window": 512}, _describe_points
+        OSGPR, _osgpr, {"rho": RHO, "max_points": 512, "window": 512}, _describe_points
     ),
     "osvgp": ModelKind(
         OSVGP,
         _osvgp,
-        {"likelihood": "student", "rho": 0.8, "max_points": 512, "hyper_steps": 5},
+        {"likelihood": "student", "rho": RHO, "max_points": 512, "hyper_steps": 5},
         _describe_points,
         unlearned={"hyper_steps": 0},
     ),

@@ -93,7 +93,8 @@ class OSGPR(InducingGP[WindowedMemory]):
             inducing_points: The first Z, ``M x d``, in units of train_X, shared by batch elements
                 and outputs. Default: what the allocator makes of train_X.
             allocator: Where Z goes as the stream goes by; None: it stays as given. Default:
-                ``OIPS(0.8)``, or None where inducing points are given. It is copied.
+                ``OIPS(0.8)``, or None where inducing points are given. It is copied. For a search,
+                whose observations crowd where it is good, ``OIPS(0.99)``.
             max_points: Cap on M. Once it binds, a new point enters in place of the one that the
                 others explain best, if it is itself explained less than half as well.
             window: How many of the latest observations to hold as rows beside the statistics. They
