@@ -15,6 +15,7 @@ from bo_stream.bases.inducing import frozen, kernel_matrix
 from bo_stream.diagnostics.condition import Estimate, Verdict, condition_number
 from bo_stream.diagnostics.distances import resolution, separation
 from bo_stream.diagnostics.eigenvalue_bounds import eigenvalue_bounds
+from bo_stream.models.cluster_kernel import cross_matrix
 from bo_stream.models.streaming_gp import StreamingGP
 
 
@@ -186,7 +187,8 @@ def stability_of_points(
     if len(Z) == 0:
         raise ValueError("Expected at least one point, got none: put data in first.")
     still = frozen(kernel)
-    matrix, bounds = kernel_matrix(still, Z, Z, outputs), eigenvalue_bounds(still, Z)
+    whole = kernel_matrix if precision is None else cross_matrix  # what the model factorises
+    matrix, bounds = whole(still, Z, Z, outputs), eigenvalue_bounds(still, Z)
     lower, upper, system = bounds.lower, bounds.upper, "kernel matrix of the points"
     if precision is not None:
         precision, system = precision.to(Z), "noise and kernel matrix of the points"

@@ -9,7 +9,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from bo_stream.bases.inducing import frozen, kernel_matrix
+from bo_stream.bases.inducing import frozen
 from bo_stream.linalg import check_memory
 from bo_stream.models.centre_solver import (
     CentreSolver,
@@ -18,6 +18,7 @@ from bo_stream.models.centre_solver import (
     RootEvidence,
 )
 from bo_stream.models.cluster_cache import SolvedClusters
+from bo_stream.models.cluster_kernel import centre_matrix
 from bo_stream.models.cluster_memory import ClusterMemory
 from bo_stream.models.clustered_process import ClusteredProcess
 from bo_stream.models.marginal_likelihood import combine
@@ -67,7 +68,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
     def _solve(self, state: State) -> SolvedClusters:
         Z, kernel = self._memory.centres, frozen(self.covar_module, self.arithmetic)
         scaled = RootEvidence.of(self._evidence(), self.arithmetic)
-        solver = self._solver_for(scaled.system(kernel_matrix(kernel, Z, Z, self._num_outputs)))
+        solver = self._solver_for(scaled.system(centre_matrix(kernel, Z, self._num_outputs)))
         base = ClusteredProcess(
             kernel,
             Z,
