@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from bo_stream.allocation.numbers import checked_number
+
 
 def expected_points_bound(
     n: int, d: int, rho: float, lengthscale: float, side: float = 1.0
@@ -25,8 +27,15 @@ def expected_points_bound(
         rho: OIPS' threshold, in (0, 1).
         lengthscale: Of the RBF kernel ``exp(−|x − x'|² / (2 lengthscale²))``.
         side: Of the cube.
+
+    Raises:
+        ValueError: A number is out of range.
     """
     _check_rho(rho)
+    n, d = checked_number("n", n, least=0), checked_number("d", d)
+    for name, length in (("lengthscale", lengthscale), ("side", side)):
+        if not 0.0 < length < math.inf:
+            raise ValueError(f"Expected {name} to be positive and finite, got {length}.")
     reach = min(lengthscale * math.sqrt(-2.0 * math.log(rho)) / 2.0, side)
     orthant = math.pi ** (d / 2) / math.gamma(d / 2 + 1.0) * (reach / 2.0) ** d
     share = orthant / side**d
@@ -43,8 +52,14 @@ def nystroem_error_bound(n: int, points: int, rho: float) -> float:
         n: Inputs that the points were selected from.
         points: Number M of points.
         rho: OIPS' threshold, in (0, 1).
+
+    Raises:
+        ValueError: A number is out of range.
     """
     _check_rho(rho)
+    n, points = checked_number("n", n), checked_number("points", points)
+    if points > n:
+        raise ValueError(f"Expected points of at most n = {n}, the inputs, got {points}.")
     return (n - points) * (1.0 - rho**2 / (1.0 + points * (points - 1) * rho))
 
 

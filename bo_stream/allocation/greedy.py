@@ -33,6 +33,8 @@ def greedy_points(
     """
     given = X[:0] if first is None else first
     pool = torch.cat((given, X))
+    if len(pool) == 0:
+        return pool
     variance = kernel(pool, diag=True).reshape(-1, len(pool))
     left = torch.ones_like(variance)
     root = variance.new_zeros(len(variance), count, len(pool))

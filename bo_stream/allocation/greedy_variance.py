@@ -26,9 +26,11 @@ class GreedyVariance(Allocator):
             tolerance: Stop where no candidate keeps this part of its prior variance.
 
         Raises:
-            ValueError: The number is not positive.
+            ValueError: The number is not positive, or the tolerance not in [0, 1).
         """
         self.max_points = checked_number("max_points", max_points)
+        if not 0.0 <= tolerance < 1.0:
+            raise ValueError(f"Expected tolerance in [0, 1), got {tolerance}.")
         self.tolerance = tolerance
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:

@@ -30,7 +30,7 @@ class Random(Allocator):
         self.max_points = checked_number("max_points", max_points)
         self.seed = seed
         self._seen = 0
-        self._generator = torch.Generator().manual_seed(seed)
+        self._state = torch.Generator().manual_seed(seed).get_state()
 
     def fresh(self) -> Random:
         """An allocator of the same settings that has seen nothing."""
@@ -40,9 +40,12 @@ class Random(Allocator):
         room = max(0, self.max_points - len(Z))
         kept = torch.cat((Z, X_new[:room]))
         self._seen = max(self._seen, len(Z)) + min(room, len(X_new))
+        generator = torch.Generator()
+        generator.set_state(self._state)
         for row in X_new[room:]:
             self._seen += 1
-            place = int(torch.randint(self._seen, (), generator=self._generator))
+            place = int(torch.randint(self._seen, (), generator=generator))
             if place < len(kept):
                 kept[place] = row
+        self._state = generator.get_state()  # copies of the allocator keep their own
         return kept

@@ -6,7 +6,13 @@ from bo_stream.diagnostics.certificate import (
     stability_of_points,
     stability_of_precision,
 )
-from bo_stream.diagnostics.condition import Estimate, Verdict, condition_limit, condition_number
+from bo_stream.diagnostics.condition import (
+    Estimate,
+    Verdict,
+    condition_limit,
+    condition_number,
+    trace_limit,
+)
 
 __all__ = [
     "Estimate",
@@ -17,4 +23,5 @@ __all__ = [
     "stability",
     "stability_of_points",
     "stability_of_precision",
+    "trace_limit",
 ]

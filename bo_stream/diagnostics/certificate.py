@@ -15,6 +15,7 @@ from bo_stream.bases.inducing import frozen, kernel_matrix
 from bo_stream.diagnostics.condition import Estimate, Verdict, condition_number
 from bo_stream.diagnostics.distances import resolution, separation
 from bo_stream.diagnostics.eigenvalue_bounds import eigenvalue_bounds
+from bo_stream.models.cluster_kernel import cross_matrix
 from bo_stream.models.streaming_gp import StreamingGP
 
 
@@ -186,7 +187,8 @@ def stability_of_points(
     if len(Z) == 0:
         raise ValueError("Expected at least one point, got none: put data in first.")
     still = frozen(kernel)
-    matrix, bounds = kernel_matrix(still, Z, Z, outputs), eigenvalue_bounds(still, Z)
+    whole = kernel_matrix if precision is None else cross_matrix  # what the model factorises
+    matrix, bounds = whole(still, Z, Z, outputs), eigenvalue_bounds(still, Z)
     lower, upper, system = bounds.lower, bounds.upper, "kernel matrix of the points"
     if precision is not None:
         precision, system = precision.to(Z), "noise and kernel matrix of the points"
@@ -196,7 +198,12 @@ def stability_of_points(
     known = bounds.known or precision is not None
     bound = float((upper / lower).max()) if known else None
     return _certificate(
-        system, matrix, bound, separation(Z), None if X is None else resolution(Z, X)
+        system,
+        matrix,
+        bound,
+        float(lower.min()),
+        separation(Z),
+        None if X is None else resolution(Z, X),
     )
 
 
@@ -210,17 +217,32 @@ def stability_of_precision(gram: Tensor) -> Stability:
     norm = torch.minimum(gram.abs().sum(-1).amax(-1), torch.linalg.matrix_norm(gram))
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     bound = 1.0 + float(norm.max())
-    return _certificate("identity plus gram", identity + gram, bound, None, None)
+    return _certificate("identity plus gram", identity + gram, bound, 1.0, None, None)
 
 
 def _certificate(
     system: str,
     matrix: Tensor,
     bound: float | None,
+    least: float,
     apart: float | None,
     away: float | None,
 ) -> Stability:
     size, estimate = matrix.shape[-1], condition_number(matrix)
     sure = min(math.inf if bound is None else bound, estimate.value if estimate.exact else math.inf)
-    verdicts = (Verdict.of(sure, size, dtype) for dtype in (torch.float32, torch.float64))
+    trace = _trace_in_least(matrix, max(least, 0.0), sure)
+    verdicts = (Verdict.of(sure, size, dtype, trace) for dtype in (torch.float32, torch.float64))
     return Stability(system, size, apart, away, bound, estimate, *verdicts)
+
+
+def _trace_in_least(matrix: Tensor, least: float, condition: float) -> float:
+    """Bound on the trace over the least eigenvalue, the worst of a batch ``... x M x M``.
+
+    Args:
+        matrix: Positive semi-definite.
+        least: Below all eigenvalues.
+        condition: Above all condition numbers.
+    """
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+    largest = matrix.mean(-1).sum(-1).clamp_min(0.0)  # at least this: the ones' Rayleigh quotient
+    return float((trace / (largest / condition).clamp_min(least)).max())

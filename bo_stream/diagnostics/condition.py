@@ -36,8 +36,10 @@ class Verdict:
     """Whether a Cholesky factorisation in a dtype is guaranteed to succeed.
 
     Attributes:
-        limit: Condition number up to which it is.
-        to_spare: The limit over the condition number; below 1: no guarantee.
+        limit: Condition number up to which it is, whatever the other eigenvalues are.
+        to_spare: By how much a theorem's condition is met, the larger of two: the limit over the
+            condition number, and :func:`trace_limit` over the trace in least eigenvalues. Below 1:
+            no guarantee.
     """
 
     limit: float
@@ -49,10 +51,19 @@ class Verdict:
         return self.to_spare >= 1.0
 
     @classmethod
-    def of(cls, condition: float, size: int, dtype: torch.dtype) -> Verdict:
-        """Of a matrix of known condition number; infinite: unknown, or singular."""
+    def of(
+        cls, condition: float, size: int, dtype: torch.dtype, trace: float = math.inf
+    ) -> Verdict:
+        """Of a matrix of known condition number, or trace; infinite: unknown, or singular.
+
+        Args:
+            condition: The number, or a bound on it.
+            size: Number of rows.
+            dtype: Of the factorisation.
+            trace: Over the least eigenvalue, or a bound on it.
+        """
         limit = condition_limit(size, dtype)
-        return cls(limit, limit / condition)
+        return cls(limit, max(limit / condition, trace_limit(size, dtype) / trace))
 
 
 def condition_limit(size: int, dtype: torch.dtype) -> float:
@@ -69,6 +80,22 @@ def condition_limit(size: int, dtype: torch.dtype) -> float:
     if 30.0 * size * unit >= 1.0:
         return 0.0
     return 1.0 / (unit * 3.9 * max(size, 11) ** 1.5)
+
+
+def trace_limit(size: int, dtype: torch.dtype) -> float:
+    """Trace over least eigenvalue up to which Cholesky succeeds, ``(1 − γ) / γ``.
+
+    ``γ = (M + 2) u / (1 − (M + 2) u)`` with u the unit roundoff: the factor of a computed one is
+    within ``γ / (1 − γ) √(a_ii a_jj)`` of each entry, its rounding included. Few large eigenvalues
+    are allowed much more than by :func:`condition_limit`. [Demmel, 1989; Higham, 2002, theorem
+    10.7, without the scaling of rows]
+
+    Args:
+        size: Number M of rows.
+        dtype: Of the factorisation.
+    """
+    steps = (size + 2) * torch.finfo(dtype).eps / 2.0
+    return max(0.0, 1.0 / steps - 2.0)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 
 from bo_stream.allocation import OIPS
+from bo_stream.allocation.numbers import checked_number
 from bo_stream.loops.errors import UsageError
 from bo_stream.models.clustered import ClusteredGP
 from bo_stream.models.inducing_gp import InducingGP
@@ -72,6 +73,7 @@ def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
     rho, others = _split(options, "rho")
     name, others = _split(others, "likelihood")
     steps, others = _split(others, "hyper_steps")
+    steps = checked_number("hyper_steps", steps, least=0)
     model = OSVGP(
         X,
         Y,
@@ -97,6 +99,9 @@ def _local(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
 def _split(options: Mapping[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
     return options[name], {key: value for key, value in options.items() if key != name}
 
+
+RHO = 0.99
+"""OIPS' threshold: where observations crowd, as in a search, fewer points tell too few apart."""
 
 FIRST_STEPS = 20
 """Times as many steps of the hyperparameters on the first outcomes."""
@@ -147,12 +152,12 @@ MODELS: dict[str, ModelKind] = {
         on_grid=True,
     ),
     "osgpr": ModelKind(
-        OSGPR, _osgpr, {"rho": 0.8, "max_points": 512, "window": 512}, _describe_points
+        OSGPR, _osgpr, {"rho": RHO, "max_points": 512, "window": 512}, _describe_points
     ),
     "osvgp": ModelKind(
         OSVGP,
         _osvgp,
-        {"likelihood": "student", "rho": 0.8, "max_points": 512, "hyper_steps": 5},
+        {"likelihood": "student", "rho": RHO, "max_points": 512, "hyper_steps": 5},
         _describe_points,
         unlearned={"hyper_steps": 0},
     ),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
+from torch import Tensor
 
+from bo_stream.allocation.cover_tree import CoverTree
 from bo_stream.models.cluster_gp import Solver
 
 
@@ -20,6 +23,29 @@ def checked_solver(
     if tolerance is not None and not 0.0 < tolerance < 1.0:
         raise ValueError(f"Expected cg_tolerance in (0, 1), got {tolerance}.")
     return solver, tolerance
+
+
+def first_tree(tree: CoverTree | None, resolution: float, like: Tensor) -> CoverTree:
+    """A copy of the tree, or an empty one of the resolution.
+
+    Args:
+        tree: That was given, if any.
+        resolution: Used without one.
+        like: ``0 x d``, of the dtype and device of centres.
+
+    Raises:
+        UnsupportedError: What was given is no tree.
+        BotorchTensorDimensionError: The tree is of another number of inputs.
+        ValueError: The resolution is not positive and finite.
+    """
+    if tree is None:
+        return CoverTree(resolution)
+    if not isinstance(tree, CoverTree):
+        raise UnsupportedError(
+            f"Expected tree to be a CoverTree or None, got {type(tree).__name__}. A number is the "
+            "resolution."
+        )
+    return tree.to(like).insert(like)
 
 
 def checked_dtype(dtype: torch.dtype) -> torch.dtype:

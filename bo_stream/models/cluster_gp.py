@@ -9,7 +9,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from bo_stream.bases.inducing import frozen, kernel_matrix
+from bo_stream.bases.inducing import frozen
 from bo_stream.linalg import check_memory
 from bo_stream.models.centre_solver import (
     CentreSolver,
@@ -18,16 +18,15 @@ from bo_stream.models.centre_solver import (
     RootEvidence,
 )
 from bo_stream.models.cluster_cache import SolvedClusters
+from bo_stream.models.cluster_kernel import centre_matrix
 from bo_stream.models.cluster_memory import ClusterMemory
 from bo_stream.models.clustered_process import ClusteredProcess
 from bo_stream.models.marginal_likelihood import combine
 from bo_stream.models.memory import Observations
 from bo_stream.models.projection_warning import ProjectionWarning
-from bo_stream.models.remembering_gp import RememberingGP
-from bo_stream.models.validation import check_finite
+from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.warning_level import users_stack_level
-from bo_stream.module_state import is_same, state_of
-from bo_stream.process import PosteriorProcess
+from bo_stream.module_state import State, is_same, state_of
 from bo_stream.weights import GaussianEvidence
 
 Solver = Literal["cholesky", "cg"]
@@ -39,11 +38,10 @@ MEMORY_LIMIT_GIB = 4.0
 """Of all matrices over the centres together."""
 
 
-class ClusterGP(RememberingGP):
+class ClusterGP(SolvedGP[SolvedClusters]):
     """A streaming Gaussian process on clusters: the body of the model."""
 
     _memory: ClusterMemory
-    _solved: SolvedClusters | None
     solver: Solver | None
     cg_tolerance: float | None
     arithmetic: torch.dtype
@@ -66,24 +64,12 @@ class ClusterGP(RememberingGP):
         """Largest distance of a new input from its cluster's centre."""
         return self._memory.tree.resolution
 
-    def process(self, X: Tensor | None = None) -> PosteriorProcess:
-        """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept."""
-        if X is not None:
-            check_finite("X", X)
-        if self._supposed is not None:
-            return self._supposed
-        state = state_of(self)
-        if self._solved is None or not is_same(state, self._solved.state):
-            base = self._solve()
-            self._solved = SolvedClusters(state, base, base)
-        return self._solved.process
-
     @torch.no_grad()
-    def _solve(self) -> ClusteredProcess:
+    def _solve(self, state: State) -> SolvedClusters:
         Z, kernel = self._memory.centres, frozen(self.covar_module, self.arithmetic)
         scaled = RootEvidence.of(self._evidence(), self.arithmetic)
-        solver = self._solver_for(scaled.system(kernel_matrix(kernel, Z, Z, self._num_outputs)))
-        return ClusteredProcess(
+        solver = self._solver_for(scaled.system(centre_matrix(kernel, Z, self._num_outputs)))
+        base = ClusteredProcess(
             kernel,
             Z,
             self._num_outputs,
@@ -92,6 +78,7 @@ class ClusterGP(RememberingGP):
             solver,
             self._prior_mean().unsqueeze(-1).clone(),
         )
+        return SolvedClusters(state, base, base)
 
     @torch.no_grad()
     def cluster_precision(self) -> Tensor:

@@ -14,10 +14,12 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.cover_tree import CoverTree
-from bo_stream.bases.inducing import frozen, kernel_matrix
+from bo_stream.allocation.numbers import checked_number
+from bo_stream.bases.inducing import frozen
 from bo_stream.models.centre_solver import ConjugateGradients
-from bo_stream.models.cluster_choice import checked_dtype, checked_solver
+from bo_stream.models.cluster_choice import checked_dtype, checked_solver, first_tree
 from bo_stream.models.cluster_gp import ClusterGP, Solver
+from bo_stream.models.cluster_kernel import centre_matrix, differentiable_centre_matrix
 from bo_stream.models.cluster_likelihood import (
     Probes,
     clustered_kl_divergence,
@@ -114,7 +116,7 @@ class ClusteredGP(ClusterGP):
         self.arithmetic = checked_dtype(arithmetic)
         self._solved = None
         like = inputs[..., :0, :].reshape(0, inputs.shape[-1]).to(arithmetic)
-        tree = CoverTree(resolution) if tree is None else tree.to(like).insert(like)
+        tree = first_tree(tree, resolution, like)
         self._memory = ClusterMemory.empty(tree, like, self._output_batch)
         self._standardize_first(train_X, train_Y, train_Yvar)
         if train_X.shape[-2] > 0:
@@ -127,7 +129,7 @@ class ClusteredGP(ClusterGP):
     def _learning_objective(self) -> Tensor:
         """Of all observations at their centres, exact. Cost O(M³), whatever the solver."""
         Z = self._memory.centres
-        prior = differentiable_matrix(self.covar_module, Z, Z, self._num_outputs)
+        prior = differentiable_centre_matrix(self.covar_module, Z, self._num_outputs)
         groups = self._noise_groups(self._memory.statistics)
         return clustered_log_marginal_likelihood(groups, self._residual(), prior)
 
@@ -138,7 +140,7 @@ class ClusteredGP(ClusterGP):
         Cost O(M³). [Terenin2024, eq. 24]
         """
         Z, kernel = self._memory.centres, frozen(self.covar_module, self.arithmetic)
-        prior = kernel_matrix(kernel, Z, Z, self._num_outputs)
+        prior = centre_matrix(kernel, Z, self._num_outputs)
         return self._from_per_output(clustered_kl_divergence(self._evidence(), prior))
 
     def stochastic_objective(
@@ -162,7 +164,12 @@ class ClusteredGP(ClusterGP):
 
         Returns:
             ``batch_shape x m``, without m if that is 1.
+
+        Raises:
+            ValueError: A number is not positive.
         """
+        probes = checked_number("probes", probes)
+        batch_size = checked_number("batch_size", batch_size)
         Z, kernel = self._memory.centres, frozen(self.covar_module, self.arithmetic)
         if len(Z) == 0:
             return self.log_marginal_likelihood()
@@ -171,7 +178,7 @@ class ClusteredGP(ClusterGP):
         objective = stochastic_objective(
             self._noise_groups(self._memory.statistics),
             self._residual(),
-            kernel_matrix(kernel, Z, Z, self._num_outputs),
+            centre_matrix(kernel, Z, self._num_outputs),
             rows,
             partial(ConjugateGradients.of, tolerance=tolerance or self.cg_tolerance),
             Probes.draw(like, probes, batch_size, generator),

@@ -8,8 +8,9 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from bo_stream.bases.inducing import kernel_matrix, kernel_variance
+from bo_stream.bases.inducing import kernel_variance
 from bo_stream.models.centre_solver import CentreSolver
+from bo_stream.models.cluster_kernel import cross_matrix
 from bo_stream.process import Joint, Points, PosteriorProcess, Residual
 
 
@@ -41,7 +42,7 @@ class ClusteredProcess(PosteriorProcess):
     def at(self, X: Tensor) -> Points:
         """Covariances with the centres. Cost O(n M²) with a Cholesky factor, else O(n M)."""
         inputs = X.to(self.Z)
-        prior = kernel_matrix(self.kernel, inputs, self.Z, self.outputs) * self.root
+        prior = cross_matrix(self.kernel, inputs, self.Z, self.outputs) * self.root
         return Points(inputs, prior, self.solver.prepared(prior))
 
     def mean_at(self, points: Points) -> Tensor:
@@ -50,7 +51,7 @@ class ClusteredProcess(PosteriorProcess):
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
         """Cost O(n n' M); with conjugate gradients besides a solve for the fewer of the points."""
-        covariance = kernel_matrix(self.kernel, points.X, others.X, self.outputs)
+        covariance = cross_matrix(self.kernel, points.X, others.X, self.outputs)
         return (covariance - self.solver.explained(points, others)).double()
 
     def variance_at(self, points: Points) -> Tensor:

@@ -5,12 +5,24 @@ from __future__ import annotations
 from copy import deepcopy
 
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
 from botorch.utils.types import _DefaultType
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
+from bo_stream.allocation.numbers import checked_number
+from bo_stream.linalg import check_memory
 from bo_stream.models.validation import check_finite, check_type
+
+MEMORY_LIMIT_GIB = 4.0
+"""Of all matrices over the inducing points together."""
+
+MATRICES = 3
+"""As many of them are held for each output: the kernel's root, the gram, the posterior's root."""
 
 
 def first_points(
@@ -25,9 +37,11 @@ def first_points(
         ValueError: Neither is given.
         BotorchTensorDimensionError: Points of another shape.
         InputDataError: Points of another dtype or device, or not finite.
+        UnsupportedError: An allocator of another kind.
     """
     if isinstance(allocator, _DefaultType):
         allocator = default if inducing_points is None else None
+    _check_allocator(allocator)
     if inducing_points is None:
         if allocator is None:
             raise ValueError(
@@ -44,18 +58,47 @@ def first_points(
     return inducing_points.detach().clone(), deepcopy(allocator)
 
 
+def _check_allocator(allocator: object) -> None:
+    if allocator is not None and not isinstance(allocator, Allocator):
+        name = getattr(allocator, "__name__", type(allocator).__name__)
+        raise UnsupportedError(
+            "Expected allocator to be one of bo_stream.allocation, such as OIPS(0.8), or None, got "
+            f"{name}. BoTorch's allocators know no stream: for its GreedyVarianceReduction take "
+            "GreedyVariance(max_points)."
+        )
+
+
 def checked_cap(max_points: int, Z: Tensor) -> int:
     """The cap, if the first points fit under it.
 
     Raises:
-        ValueError: They do not, or it is not positive.
+        ValueError: They do not, or it is not a positive whole number.
     """
-    if max_points < max(1, len(Z)):
+    max_points = checked_number("max_points", max_points)
+    if max_points < len(Z):
         raise ValueError(
-            f"Expected max_points of at least {max(1, len(Z))}, the inducing points given, got "
+            f"Expected max_points of at least {len(Z)}, the inducing points given, got "
             f"{max_points}."
         )
     return max_points
+
+
+def check_points_fit(points: int, outputs: int) -> None:
+    """Refuse more inducing points than memory holds matrices of, before one is made.
+
+    Args:
+        points: Their number M.
+        outputs: Of all batch elements together.
+
+    Raises:
+        ValueError: Too many.
+    """
+    check_memory(
+        f"{points:,} inducing points",
+        MATRICES * outputs * points**2,
+        MEMORY_LIMIT_GIB,
+        "Take a smaller max_points, or an allocator that takes fewer.",
+    )
 
 
 def checked_allocation(Z: object, X: Tensor) -> Tensor:

@@ -18,7 +18,12 @@ from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.bases.members import members
 from bo_stream.models.caches import Solved
 from bo_stream.models.independent_points import basis_of_independent, log_basis
-from bo_stream.models.inducing_choice import checked_allocation, checked_cap, first_points
+from bo_stream.models.inducing_choice import (
+    check_points_fit,
+    checked_allocation,
+    checked_cap,
+    first_points,
+)
 from bo_stream.models.inducing_memory import InducingMemory, Missed
 from bo_stream.models.inducing_prior import prior_of_values
 from bo_stream.models.marginal_likelihood import (
@@ -28,11 +33,11 @@ from bo_stream.models.marginal_likelihood import (
 )
 from bo_stream.models.memory import WhitenedMemory
 from bo_stream.models.projection_warning import ProjectionWarning
-from bo_stream.models.remembering_gp import RememberingGP, StatisticsMemory
-from bo_stream.models.validation import check_finite
+from bo_stream.models.remembering_gp import StatisticsMemory
+from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.warning_level import users_stack_level
 from bo_stream.module_state import State, is_same, state_of
-from bo_stream.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.process import WeightSpaceProcess
 from bo_stream.weights import solve
 
 MAX_POINTS = 512
@@ -66,12 +71,11 @@ class PointMemory(StatisticsMemory, Protocol):
 M = TypeVar("M", bound=PointMemory)
 
 
-class InducingGP(RememberingGP, Generic[M]):
+class InducingGP(SolvedGP[Solved], Generic[M]):
     """A model whose memory is of the process's values at inducing points."""
 
     _memory: M
     _allocator: Allocator | None
-    _solved: Solved | None
     _present: tuple[State, M, InducingBasis] | None
     max_points: int
 
@@ -97,6 +101,7 @@ class InducingGP(RememberingGP, Generic[M]):
         """The first inducing points, and an empty memory at them."""
         Z, self._allocator = first_points(inducing_points, allocator, OIPS(0.8), X)
         self.max_points = checked_cap(max_points, Z)
+        check_points_fit(len(Z), self._output_batch.numel())
         self._solved = self._present = None
         Z = self.coordinates(Z).to(torch.float64) if len(Z) > 0 else Z.to(torch.float64)
         basis = self._basis_at(Z)
@@ -125,23 +130,13 @@ class InducingGP(RememberingGP, Generic[M]):
             self._present = (state, self._memory.in_basis(basis), basis)
         return self._present[1:]
 
-    def process(self, X: Tensor | None = None) -> PosteriorProcess:
-        """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept."""
-        if X is not None:
-            check_finite("X", X)
-        if self._supposed is not None:
-            return self._supposed
-        state = state_of(self)
-        if self._solved is None or not is_same(state, self._solved.state):
-            self._solved = Solved(state, self._solve())
-        return self._solved.process
-
     @torch.no_grad()
-    def _solve(self) -> WeightSpaceProcess:
+    def _solve(self, state: State) -> Solved:
         memory, basis = self._current()
         statistics = memory.as_statistics().statistics
         evidence = combine(self._groups(statistics), self._residual())
-        return WeightSpaceProcess(basis, solve(evidence), self._prior_mean().unsqueeze(-1).clone())
+        mean = self._prior_mean().unsqueeze(-1).clone()
+        return Solved(state, WeightSpaceProcess(basis, solve(evidence), mean))
 
     def _placed(
         self, allocator: Allocator, memory: M, basis: InducingBasis, X: Tensor
@@ -155,6 +150,7 @@ class InducingGP(RememberingGP, Generic[M]):
 
     def _allocated(self, allocator: Allocator, basis: InducingBasis, X: Tensor) -> Tensor:
         wanted = checked_allocation(allocator.update(basis.Z, X, basis.kernel), X)
+        check_points_fit(min(len(wanted), self.max_points), self._output_batch.numel())
         return capped(basis.Z, wanted, basis.kernel, self.max_points)
 
     def _remember(self, memory: M, basis: InducingBasis, allocator: Allocator | None) -> None:

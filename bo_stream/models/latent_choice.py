@@ -14,6 +14,8 @@ from gpytorch.likelihoods import (
 )
 from torch import Size
 
+from bo_stream.allocation.numbers import checked_number
+
 
 def latent_kernel(dim: int, batch_shape: Size) -> Kernel:
     """BoTorch's kernel with dimension-scaled priors, and an output scale."""
@@ -60,5 +62,4 @@ def check_steps(beta: float, rate: float, natural: int, hyper: int, fantasy: int
         "fantasy_steps": (fantasy, 1),
     }
     for name, (number, smallest) in least.items():
-        if number < smallest:
-            raise ValueError(f"Expected {name} of at least {smallest}, got {number}.")
+        checked_number(name, number, smallest)

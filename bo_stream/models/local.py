@@ -13,6 +13,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
+from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.stacked_kernel import stacked_kernel
 from bo_stream.linalg import solve_lower
 from bo_stream.models.construction import warn_of_scaling
@@ -137,7 +138,6 @@ class LocalGP(LocalBody):
 
 def _check(max_size: int, w_gen: float, nearest: int, max_models: int) -> None:
     for name, number in (("max_size", max_size), ("nearest", nearest), ("max_models", max_models)):
-        if number < 1:
-            raise ValueError(f"Expected {name} of at least 1, got {number}.")
+        checked_number(name, number)
     if not 0.0 < w_gen < 1.0:
         raise ValueError(f"Expected w_gen in (0, 1), a correlation, got {w_gen}.")

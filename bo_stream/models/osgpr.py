@@ -17,6 +17,7 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
+from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.models.caches import Solved
 from bo_stream.models.construction import warn_of_scaling
@@ -93,7 +94,8 @@ class OSGPR(InducingGP[WindowedMemory]):
             inducing_points: The first Z, ``M x d``, in units of train_X, shared by batch elements
                 and outputs. Default: what the allocator makes of train_X.
             allocator: Where Z goes as the stream goes by; None: it stays as given. Default:
-                ``OIPS(0.8)``, or None where inducing points are given. It is copied.
+                ``OIPS(0.8)``, or None where inducing points are given. It is copied. For a search,
+                whose observations crowd where it is good, ``OIPS(0.99)``.
             max_points: Cap on M. Once it binds, a new point enters in place of the one that the
                 others explain best, if it is itself explained less than half as well.
             window: How many of the latest observations to hold as rows beside the statistics. They
@@ -104,13 +106,13 @@ class OSGPR(InducingGP[WindowedMemory]):
             BotorchTensorDimensionError: Shapes do not fit together.
             InputDataError: Wrong dtypes or devices, NaN, infinities, negative variances.
             UnsupportedError: A mean, likelihood or transform that a stream cannot represent.
-            ValueError: ``max_points`` is out of range, fewer than the points given, or there are
-                neither inducing points nor an allocator.
+            ValueError: ``max_points`` or ``window`` is out of range, there are more points than
+                ``max_points`` or than memory holds, or neither inducing points nor an allocator.
         """
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
         inputs = self._first_inputs(train_X, input_transform)
         self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
-        self.window = window
+        self.window = checked_number("window", window, least=0)
         self._begin_points(inducing_points, allocator, max_points, train_X)
         self._standardize_first(train_X, train_Y, train_Yvar)
         if train_X.shape[-2] > 0:

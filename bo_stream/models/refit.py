@@ -43,7 +43,6 @@ def relearn(model: StreamingGP, starts: Sequence[Hyperparameters] = ()) -> None:
             learn_hyperparameters(model)
             ends.append(hyperparameters(model))
         except ModelFittingError as error:
-            model.eval()
             failure = error
     if failure is not None:
         model.log_event("a refit that failed")
@@ -53,7 +52,14 @@ def relearn(model: StreamingGP, starts: Sequence[Hyperparameters] = ()) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-    set_hyperparameters(model, _best(ends, model) if ends else former)
+    _settle(model, _best(ends, model) if ends else former)
+
+
+def _settle(model: StreamingGP, values: Hyperparameters) -> None:
+    """End a refit with some hyperparameters: inducing points move to where these want them."""
+    model.train()
+    set_hyperparameters(model, values)
+    model.eval()
 
 
 def _best(ends: Sequence[Hyperparameters], model: StreamingGP) -> Hyperparameters:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable
 
 import pytest
@@ -203,9 +205,31 @@ def test_too_many_points_for_botorch_are_thinned_by_variance() -> None:
     assert torch.equal(some, greedy_points(everything, kernel(), 9))
 
 
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_nothing_seen_is_no_point(name: str) -> None:
+    none = torch.zeros(0, 2, dtype=torch.float64)
+    assert ALLOCATORS[name]().update(none, none, kernel()).shape == (0, 2)
+
+
+@pytest.mark.parametrize("name", ALLOCATORS)
+def test_a_copy_goes_its_own_way(name: str) -> None:
+    """Models try an update on a copy, which must leave the original as it is."""
+    first, X = ALLOCATORS[name](), torch.rand(90, 2, dtype=torch.float64)
+    Z = first.update(X[:0], X[:30], kernel())
+    twin = copy.deepcopy(first)
+    copy.copy(first).update(Z, X[30:60], kernel())
+    assert torch.equal(first.update(Z, X[60:], kernel()), twin.update(Z, X[60:], kernel()))
+
+
 @pytest.mark.parametrize("make", [GreedyVariance, KMeans, Random])
-def test_a_number_out_of_range(make: Callable[[int], Allocator]) -> None:
+@pytest.mark.parametrize("number", [0, 2.5, math.nan, math.inf, "3", None])
+def test_a_number_out_of_range(make: Callable[[object], Allocator], number: object) -> None:
     with pytest.raises(ValueError, match="Expected max_points to be a whole number"):
-        make(0)
+        make(number)
+
+
+def test_a_size_and_a_tolerance_out_of_range() -> None:
+    with pytest.raises(ValueError, match=r"tolerance in \[0, 1\), got nan"):
+        GreedyVariance(3, tolerance=math.nan)
     with pytest.raises(ValueError, match="of at least 2"):
         UniformGrid(1)

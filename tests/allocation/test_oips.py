@@ -143,6 +143,22 @@ def test_a_rho_out_of_range(rho: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-1, 2, 0.5, 1.0), "n to be a whole number"),
+        ((10, 0, 0.5, 1.0), "d to be a whole number"),
+        ((10, 2, 0.5, -1.0), "lengthscale to be positive"),
+        ((10, 2, 0.5, 1.0, math.inf), "side to be positive"),
+    ],
+)
+def test_bounds_of_what_cannot_be(arguments: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        expected_points_bound(*arguments)
+    with pytest.raises(ValueError, match="points of at most n = 3, the inputs, got 5"):
+        nystroem_error_bound(3, 5, 0.5)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [({"below": 1.0}, "below in"), ({"nearest": 0}, "nearest"), ({"statistic": "max"}, "'max'")],
 )

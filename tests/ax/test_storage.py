@@ -31,7 +31,7 @@ def reloaded(client: Client, folder: Path) -> Client:
     return Client.load_from_json_file(path)
 
 
-@pytest.mark.parametrize(("noise", "rounding"), [(None, 1e-8), (0.0, 1e-5), (0.1, 1e-10)])
+@pytest.mark.parametrize(("noise", "rounding"), [(None, 1e-8), (0.0, 1e-5), (0.1, 1e-8)])
 def test_the_next_candidate_is_that_of_an_uninterrupted_run(
     noise: float | None, rounding: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

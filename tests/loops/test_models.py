@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from botorch.models import SingleTaskGP
 
 from bo_stream.loops.active_sampling import ActiveSampling
 from bo_stream.loops.campaign import Campaign
@@ -85,6 +87,25 @@ def test_each_goes_on_to_the_same_points_after_a_stop(
     asked = points(optimizer.ask(3))
     assert points(again.ask(3)) == asked
     assert len(set(asked)) == 3
+
+
+@torch.no_grad()
+def test_points_tell_apart_what_a_search_crowds() -> None:
+    """Too few inducing points there leave the spread many times too large, and a search stuck."""
+    crowd = 0.5 + 0.05 * torch.rand(15, 3, dtype=torch.float64)
+    X = torch.cat((torch.rand(30, 3, dtype=torch.float64), crowd))
+    Y = (X - 0.5).square().sum(-1, keepdim=True)
+    kernel = KERNELS["matern52"](3).double()
+    exact = SingleTaskGP(X, Y, covar_module=deepcopy(kernel))
+    exact.likelihood.noise = 0.01
+    spreads = {}
+    for name, options in {"default": {}, "coarse": {"rho": 0.8}}.items():
+        model = build_model("osgpr", options, X, Y, deepcopy(kernel), None)
+        model.likelihood.noise = 0.01
+        ratio = model.posterior(crowd).variance / exact.posterior(crowd).variance
+        spreads[name] = float(ratio.max().sqrt())
+    assert spreads["default"] < 2.0
+    assert spreads["coarse"] > 3.0
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -240,6 +261,8 @@ def test_options_are_checked(name: str, given: dict[str, Any], message: str) -> 
     [
         ("osgpr", {"rho": 1.5}, "cannot be built: .*rho"),
         ("osgpr", {"max_points": 0}, "cannot be built: .*max_points"),
+        ("osgpr", {"window": -1}, "cannot be built: .*window"),
+        ("osvgp", {"hyper_steps": -1}, "cannot be built: .*hyper_steps .* got -1"),
         ("osvgp", {"likelihood": "poisson"}, "likelihood to be one of gaussian, laplace, student"),
         ("clustered", {"resolution": -1.0}, "cannot be built: .*resolution"),
         ("local", {"w_gen": 2.0}, "cannot be built: .*w_gen"),
@@ -250,6 +273,8 @@ def test_what_a_model_refuses_is_the_user_s_to_mend(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         sampling(name, model_options=given)
+    with pytest.raises(UsageError, match=message):  # before anything is evaluated
+        Optimizer(optimization(name, model_options=given))
 
 
 def test_a_grid_is_for_a_model_on_a_grid() -> None:

@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
 from gpytorch.kernels import (
@@ -27,6 +31,7 @@ from bo_stream.allocation import CoverTree
 from bo_stream.models import cluster_gp
 from bo_stream.models.centre_solver import CholeskySolver, ConjugateGradients
 from bo_stream.models.clustered_process import ClusteredProcess
+from bo_stream.models.refit import learn_hyperparameters
 from tests.inducing_problems import (
     KERNELS,
     D,
@@ -509,12 +514,68 @@ def test_equal_rows_an_outlier_and_a_constant_column_do_not_break_it() -> None:
     assert_goes_on_after_odd_inputs(model)
 
 
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("far", [1e4, 1e8, 1e12])
+def test_far_outliers_leave_the_others_as_they_were(
+    far: float, dtype: torch.dtype, solver: str
+) -> None:
+    """gpytorch squares distances from the mean: of the others' no digit would be left."""
+    X, Y = (t.float().double() for t in wave())
+    options = {"arithmetic": dtype, "solver": solver}
+    model, alone = raw(X, Y, **options), raw(X, Y, **options)
+    outliers = torch.stack((torch.full((D,), far), torch.full((D,), -30.0 * far))).double()
+    model.update(outliers, torch.full((2, 1), 5.0).double())
+    for part in (model, alone):
+        with torch.no_grad():
+            part.covar_module.lengthscale = 0.5  # all is solved anew
+    test = torch.rand(9, D).double()
+    tolerance = {"rtol": 1e-3, "atol": 1e-3} if dtype == torch.float32 else {}
+    torch.testing.assert_close(model.posterior(test).mean, alone.posterior(test).mean, **tolerance)
+    loss = model.log_marginal_likelihood()
+    (gradient,) = torch.autograd.grad(loss, model.covar_module.raw_lengthscale)
+    (expected,) = torch.autograd.grad(
+        alone.log_marginal_likelihood(), alone.covar_module.raw_lengthscale
+    )
+    torch.testing.assert_close(gradient, expected, **{**tolerance, "rtol": 1e-3, "atol": 1e-3})
+    learn_hyperparameters(model)
+    assert bool(model.posterior(test).variance.isfinite().all())
+
+
+def test_a_stochastic_objective_needs_probes_and_rows() -> None:
+    model = raw(*wave())
+    with pytest.raises(ValueError, match="probes to be a whole number of at least 1, got 0"):
+        model.stochastic_objective(probes=0)
+    with pytest.raises(ValueError, match="batch_size to be a whole number of at least 1, got -2"):
+        model.stochastic_objective(batch_size=-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("far", [1e4, 1e8, 1e12])
+def test_a_far_outlier_among_others_leaves_them_as_they_were(
+    far: float, dtype: torch.dtype
+) -> None:
+    """In an update that the solved posterior is conditioned on, and in a prediction."""
+    X, Y = (t.float().double() for t in wave())
+    model, alone = (raw(X[:50], Y[:50], arithmetic=dtype) for _ in range(2))
+    outlier = torch.full((1, D), far).double()
+    for part in (model, alone):
+        part.posterior(X)
+    model.update(torch.cat((X[50:], outlier)), torch.cat((Y[50:], Y[:1])))
+    alone.update(X[50:], Y[50:])
+    tolerance = {"rtol": 1e-3, "atol": 1e-3} if dtype == torch.float32 else {}
+    found = model.posterior(torch.cat((X, outlier))).mean
+    torch.testing.assert_close(found[:-1], alone.posterior(X).mean, **tolerance)
+    assert found[-1].item() == pytest.approx(0.3 + (Y[0].item() - 0.3) / 1.05, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"solver": "lu"}, ValueError, "solver"),
         ({"cg_tolerance": 0.0}, ValueError, "cg_tolerance"),
         ({"arithmetic": torch.float16}, ValueError, "arithmetic"),
+        ({"tree": 0.3}, UnsupportedError, "CoverTree or None, got float"),
         ({"tree": CoverTree(0.3).insert(torch.rand(4, 2))}, BotorchTensorDimensionError, "n x 2"),
     ],
 )

@@ -310,9 +310,10 @@ def test_retracting_is_refused_and_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_size": 0}, "max_size of at least 1, got 0"),
-        ({"nearest": 0}, "nearest of at least 1"),
-        ({"max_models": 0}, "max_models of at least 1"),
+        ({"max_size": 0}, "max_size to be a whole number of at least 1, got 0"),
+        ({"max_size": 2.5}, "max_size to be a whole number"),
+        ({"nearest": 0}, "nearest to be a whole number"),
+        ({"max_models": 0}, "max_models to be a whole number"),
         ({"w_gen": 1.0}, r"w_gen in \(0, 1\)"),
         ({"w_gen": math.nan}, r"w_gen in \(0, 1\)"),
     ],

@@ -8,9 +8,14 @@ import warnings
 
 import pytest
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
+from botorch.models.utils.inducing_point_allocators import GreedyVarianceReduction
 from gpytorch.kernels import (
     Kernel,
     RBFKernel,
@@ -20,6 +25,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, ProjectionWarning
 from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Random
+from bo_stream.models import inducing_choice
 from tests.inducing_problems import (
     KERNELS,
     D,
@@ -416,12 +422,42 @@ def test_equal_rows_an_outlier_and_a_constant_column_do_not_break_it() -> None:
         ({"inducing_points": torch.rand(4, 3).double(), "max_points": 3}, ValueError, "at least 4"),
         ({"allocator": Fixed(None)}, InputDataError, "allocator"),
         ({"allocator": Fixed(torch.zeros(0, 3))}, InputDataError, "at least one"),
+        ({"allocator": "OIPS"}, UnsupportedError, "such as OIPS.* got str"),
+        ({"allocator": OIPS}, UnsupportedError, "got OIPS"),
+        ({"allocator": GreedyVarianceReduction()}, UnsupportedError, "take GreedyVariance"),
+        ({"max_points": 0}, ValueError, "max_points to be a whole number of at least 1, got 0"),
+        ({"max_points": 10.5}, ValueError, "max_points to be a whole number"),
+        ({"window": -1}, ValueError, "window to be a whole number of at least 0, got -1"),
+        ({"window": 2.5}, ValueError, "window to be a whole number"),
     ],
 )
 def test_bad_options(options: dict[str, object], error: type[Exception], message: str) -> None:
     X, Y = wave()
     with pytest.raises(error, match=message):
         OSGPR(X, Y, **options)
+
+
+def test_too_many_points_are_said_before_anything_is_allocated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    X, Y = torch.rand(300, D, dtype=torch.float64), torch.rand(300, 1, dtype=torch.float64)
+    fine = CoverTree(1e-4)
+    model = OSGPR(X[:20], Y[:20], allocator=fine)
+    before = model.posterior(X).mean.detach()
+    monkeypatch.setattr(inducing_choice, "MEMORY_LIMIT_GIB", 1e-3)
+    message = "300 inducing points would need .* smaller max_points"
+    with pytest.raises(ValueError, match=message):
+        model.update(X[20:], Y[20:])
+    with pytest.raises(ValueError, match=message):
+        OSGPR(X, Y, allocator=fine)
+    with pytest.raises(ValueError, match=message):
+        OSGPR(X, Y, inducing_points=X)
+    assert len(OSGPR(X, Y, allocator=fine, max_points=100).inducing_points) == 100
+    assert len(model.inducing_points) == 20
+    assert model.num_observations == 20
+    assert torch.equal(model.posterior(X).mean, before)
+    more = torch.rand(30, D, dtype=torch.float64)
+    assert len(model.update(more, more[:, :1]).inducing_points) == 50
 
 
 def test_an_allocator_that_fails_later_changes_nothing() -> None:

@@ -478,6 +478,7 @@ def test_likelihoods_that_it_cannot_take(likelihood: Likelihood, message: str) -
         ({"beta": 1.5}, ValueError, "beta"),
         ({"natural_rate": 0.0}, ValueError, "natural_rate"),
         ({"natural_steps": 0}, ValueError, "natural_steps"),
+        ({"natural_steps": 2.5}, ValueError, "natural_steps to be a whole number"),
         ({"hyper_steps": -1}, ValueError, "hyper_steps"),
         ({"fantasy_steps": 0}, ValueError, "fantasy_steps"),
         ({"learning_rate": -0.1}, ValueError, "learning rate"),

@@ -60,6 +60,22 @@ def test_the_present_start_is_kept_where_it_is_the_better() -> None:
     assert lengthscale(model) == pytest.approx(alone, rel=1e-2)
 
 
+@pytest.mark.parametrize("better", ["first", "last"])
+def test_points_are_placed_for_the_hyperparameters_that_are_kept(better: str) -> None:
+    X, Y = waves()
+    poor, good = hyperparameters(in_a_poor_maximum("OSGPR")), hyperparameters(model_of("OSGPR"))
+    model = OSGPR(X, Y)
+    starts = [good, poor] if better == "first" else [poor, good]
+    set_hyperparameters(model, starts[0])
+    relearn(model, starts[1:])
+    Z = model.inducing_points
+    assert lengthscale(model) < 0.2
+    assert torch.equal(Z, model.update(X[:0], Y[:0]).inducing_points)
+    with torch.no_grad():
+        nearest = model.covar_module(X, Z).to_dense().amax(-1)
+    assert float(nearest.min()) >= 0.8  # as OIPS promises of all rows in the window
+
+
 def test_a_start_that_fails_costs_nothing_but_a_line_on_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -54,13 +54,19 @@ class Surrogate:
         refits: Sequence[int] = (),
         revision: int = 0,
     ) -> None:
-        """Begin empty, or with what a checkpoint held."""
+        """Begin empty, or with what a checkpoint held.
+
+        Raises:
+            UsageError: A model cannot be built with these settings: said before any evaluation.
+        """
         self.settings = settings
         self.model = model
         self.held = {} if held is None else dict(held)
         self.refits = list(refits)
         self.revision = revision
         self.unit = 1.0
+        if model is None:
+            self._built(*self._no_data())
 
     def follow(self, ledger: Ledger) -> None:
         """Bring the model to the ledger's told outcomes, and learn hyperparameters where due.
@@ -126,6 +132,9 @@ class Surrogate:
     def _data(self, ledger: Ledger, keys: list[int]) -> tuple[Tensor, Tensor]:
         X = self.settings.to_unit_cube([ledger[key].X for key in keys])
         return X, self._outcomes([_outcome(ledger, key) for key in keys])
+
+    def _no_data(self) -> tuple[Tensor, Tensor]:
+        return self.settings.to_unit_cube([]), self._outcomes([])
 
     def _outcomes(self, Y: list[float]) -> Tensor:
         return self.settings.tensor([y / self.unit for y in Y]).unsqueeze(-1) * self.settings.sign

@@ -1,0 +1,51 @@
+"""A model whose posterior is solved once for a state of its hyperparameters, and then kept."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from bo_stream.models.remembering_gp import RememberingGP
+from bo_stream.models.validation import check_finite
+from bo_stream.module_state import State, is_same, state_of
+from bo_stream.process import PosteriorProcess
+
+
+class KeptPosterior(Protocol):
+    """A posterior, and the state of the hyperparameters that it is of."""
+
+    @property
+    def state(self) -> State:
+        """Of the model."""
+        ...
+
+    @property
+    def process(self) -> PosteriorProcess:
+        """The posterior."""
+        ...
+
+
+S = TypeVar("S", bound=KeptPosterior)
+
+
+class SolvedGP(RememberingGP, Generic[S]):
+    """A model that keeps what it solved until the memory or a hyperparameter moves."""
+
+    _solved: S | None
+
+    @abstractmethod
+    def _solve(self, state: State) -> S:
+        """The posterior of the present memory, with the present state of the hyperparameters."""
+
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept."""
+        if X is not None:
+            check_finite("X", X)
+        if self._supposed is not None:
+            return self._supposed
+        state = state_of(self)
+        if self._solved is None or not is_same(state, self._solved.state):
+            self._solved = self._solve(state)
+        return self._solved.process
