@@ -11,7 +11,7 @@ from bo_stream.acquisition import (
     select_from_pool,
     select_labels_from_pool,
 )
-from bo_stream.learning import OnlineLearner, maximise_stochastically, pretrain
+from bo_stream.learning import OnlineLearner, learn_points, maximise_stochastically, pretrain
 from bo_stream.models.clustered import ClusteredGP
 from bo_stream.models.dirichlet_wiski import DirichletWISKI
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
@@ -43,6 +43,7 @@ __all__ = [
     "ProjectionWarning",
     "RandomProjection",
     "__version__",
+    "learn_points",
     "maximise_stochastically",
     "pretrain",
     "qBALD",

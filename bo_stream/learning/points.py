@@ -81,5 +81,6 @@ def _loss_and_gradients(
 def _check(model: OSGPR, maxiter: int) -> None:
     if maxiter < 1:
         raise ValueError(f"Expected maxiter of at least 1, got {maxiter}.")
+    model._check_not_supposed("learn_points")
     if len(model.inducing_points) == 0:
         raise ValueError("Expected a model with observations to learn points from, got none.")

@@ -1,0 +1,112 @@
+"""Inducing points and hyperparameters learned together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from torch import Tensor
+
+from bo_stream import OSGPR
+from bo_stream.learning import learn_points
+from tests.inducing_problems import wave
+from tests.oracles import SGPR
+from tests.tolerances import GRADIENT_TOLERANCE, assert_close
+
+
+def crowded(n: int = 80, window: int = 200, dtype: torch.dtype = torch.float64) -> OSGPR:
+    """A model whose eight points stand too close together, at wrong hyperparameters."""
+    X, Y = (part.to(dtype) for part in wave(n, 2))
+    kernel = ScaleKernel(RBFKernel(ard_num_dims=2)).to(dtype)
+    kernel.base_kernel.lengthscale = 0.4
+    Z = 0.5 + 0.2 * X[:8]
+    return OSGPR(X, Y, covar_module=kernel, inducing_points=Z, window=window)
+
+
+def batch_bound(model: OSGPR, X: Tensor, Y: Tensor, Z: Tensor) -> Tensor:
+    """Of standardised outcomes, densely."""
+    kernel = model.covar_module
+    y = (Y - Y.mean()).squeeze(-1) / Y.std() - model.mean_module.constant
+    noise = model.likelihood.noise.expand(len(X))
+    return SGPR(
+        kernel(X).to_dense(), kernel(X, Z).to_dense(), kernel(Z).to_dense(), y, noise
+    ).bound()
+
+
+def test_the_bound_and_its_gradients_are_those_of_batch_sgpr() -> None:
+    X, Y = wave(40, 2)
+    model = OSGPR(X, Y, inducing_points=X[:6])
+    Z = torch.rand(7, 2, dtype=torch.float64, requires_grad=True)
+    leaves = [Z, *(p for p in model.parameters() if p.requires_grad)]
+    ours = model.bound_at(Z).sum()
+    theirs = batch_bound(model, X, Y, Z)
+    assert_close(ours.detach(), theirs.detach(), 1e3)
+    for one, other in zip(
+        torch.autograd.grad(ours, leaves), torch.autograd.grad(theirs, leaves), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=GRADIENT_TOLERANCE, atol=GRADIENT_TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_points_and_hyperparameters_reach_a_better_bound_together(dtype: torch.dtype) -> None:
+    model = crowded(dtype=dtype)
+    before = float(model.bound_at(model.inducing_points.double()).detach())
+    moved_alone = crowded(dtype=dtype)
+    moved_alone.optimize_points()
+    alone = float(moved_alone.bound_at(moved_alone.inducing_points.double()).detach())
+    learn_points(model, maxiter=60)
+    after = float(model.bound_at(model.inducing_points.double()).detach())
+    assert after > alone + 1.0 > before + 1.0
+    assert model.inducing_points.dtype == dtype
+    assert not model.training
+
+
+def test_afterwards_the_memory_is_the_windows_rows_at_the_new_points() -> None:
+    torch.manual_seed(1)
+    X, Y = wave(60, 2)
+    model = OSGPR(X, Y, inducing_points=X[:9])
+    learn_points(model, maxiter=10)
+    batch = OSGPR(X, Y, inducing_points=model.inducing_points)
+    batch.load_state_dict(model.state_dict())
+    test = torch.rand(5, 2, dtype=torch.float64)
+    ours, theirs = model.posterior(test), batch.posterior(test)
+    torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(ours.variance, theirs.variance, rtol=1e-6, atol=1e-7)
+    assert not torch.equal(model.inducing_points, X[:9])
+
+
+def test_the_stream_goes_on_and_an_allocator_stays() -> None:
+    X, Y = wave(120, 2)
+    model = OSGPR(X[:60], Y[:60], max_points=12, window=30)
+    learn_points(model, maxiter=5)
+    model.update(X[60:], Y[60:])
+    learn_points(model, maxiter=5)
+    assert model.num_observations == 120
+    assert len(model.inducing_points) <= 12
+    assert bool(torch.isfinite(model.posterior(X).variance).all())
+
+
+def test_statistics_alone_lose_nothing() -> None:
+    """No points are better than those that the statistics are of; noise may still be learned."""
+    model = crowded(window=0)
+    before = float(model.bound_at(model.inducing_points).detach())
+    learn_points(model, maxiter=20)
+    assert float(model.bound_at(model.inducing_points).detach()) >= before
+
+
+def test_bad_input_changes_nothing() -> None:
+    model = crowded()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    Z = model.inducing_points.clone()
+    with pytest.raises(ValueError, match="Expected maxiter of at least 1, got 0"):
+        learn_points(model, maxiter=0)
+    supposed = model.condition_on_observations(Z[:1], Z[:1, :1])
+    with pytest.raises(UnsupportedError, match="learn_points"):
+        learn_points(supposed)
+    empty = OSGPR(Z[:0], Z[:0, :1])
+    with pytest.raises(ValueError, match="Expected a model with observations"):
+        learn_points(empty)
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(Z, model.inducing_points)
+    assert not supposed.training
