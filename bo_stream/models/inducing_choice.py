@@ -41,7 +41,7 @@ def first_points(
     """
     if isinstance(allocator, _DefaultType):
         allocator = default if inducing_points is None else None
-    _check_allocator(allocator)
+    check_allocator(allocator)
     if inducing_points is None:
         if allocator is None:
             raise ValueError(
@@ -58,7 +58,12 @@ def first_points(
     return inducing_points.detach().clone(), deepcopy(allocator)
 
 
-def _check_allocator(allocator: object) -> None:
+def check_allocator(allocator: object) -> None:
+    """Refuse what is no allocator of a stream.
+
+    Raises:
+        UnsupportedError: So it is.
+    """
     if allocator is not None and not isinstance(allocator, Allocator):
         name = getattr(allocator, "__name__", type(allocator).__name__)
         raise UnsupportedError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from copy import copy
+from copy import copy, deepcopy
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from bo_stream.bases.members import members
 from bo_stream.models.caches import Solved
 from bo_stream.models.independent_points import basis_of_independent, log_basis
 from bo_stream.models.inducing_choice import (
+    check_allocator,
     check_points_fit,
     checked_allocation,
     checked_cap,
@@ -107,6 +108,16 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         basis = self._basis_at(Z)
         self._memory = self._nothing_in(basis)
         log_basis(self, basis)
+
+    @property
+    def allocator(self) -> Allocator | None:
+        """Where the points go as the stream goes by; None: they stay. Any other may be set."""
+        return self._allocator
+
+    @allocator.setter
+    def allocator(self, allocator: Allocator | None) -> None:
+        check_allocator(allocator)
+        self._allocator = deepcopy(allocator)
 
     def _projected(self, inputs: Tensor) -> Tensor:
         return inputs

@@ -466,3 +466,16 @@ def test_an_allocator_that_fails_later_changes_nothing() -> None:
         model.update(X[30:], Y[30:])
     assert torch.equal(model.posterior(X).mean, before)
     assert model.num_observations == 30
+
+
+def test_an_allocator_can_be_taken_away_and_given() -> None:
+    X, Y = wave(60, 2)
+    model = OSGPR(X[:20], Y[:20], allocator=OIPS(0.9))
+    Z = model.inducing_points.clone()
+    model.allocator = None
+    assert torch.equal(model.update(X[20:40], Y[20:40]).inducing_points, Z)
+    model.allocator = given = OIPS(0.99)
+    assert model.allocator is not given
+    assert len(model.update(X[40:], Y[40:]).inducing_points) > len(Z)
+    with pytest.raises(UnsupportedError, match="Expected allocator to be one of"):
+        model.allocator = "OIPS"  # type: ignore[assignment]
