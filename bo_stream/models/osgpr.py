@@ -53,7 +53,9 @@ class OSGPR(InducingGP[WindowedMemory]):
     - Approximate: what came before the window, after Z or the kernel has moved; of all data, what
       the points cannot express.
     - Learned: hyperparameters by the online bound, in which the window's rows enter exactly: with
-      no more data than the window it is the exact log marginal likelihood.
+      no more data than the window it is the exact log marginal likelihood. Points and
+      hyperparameters together, from a window of thousands of rows: ``bo_stream.learn_points``. A
+      move forgets some of what came before the window, so learn well while the window holds all.
     - When: more inputs than a grid can take (WISKI: four), and no projection wanted.
 
     Example:

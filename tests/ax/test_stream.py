@@ -218,6 +218,7 @@ def test_outcomes_of_any_unit_are_searched_alike(scale: float) -> None:
     assert last == pytest.approx(other, abs=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 def test_another_order_of_outcomes_is_another_unit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
