@@ -17,6 +17,12 @@ from bo_stream.ax.rows import Rows
 from bo_stream.models.streaming_gp import StreamingGP
 
 QUICK = {"num_restarts": 1, "raw_samples": 8}
+NEARLY_WITHOUT_NOISE = [
+    pytest.mark.filterwarnings("ignore:A not p.d."),
+    pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short"),
+]
+"""Samples at neighbouring points need jitter then, of any model; rough fits are as they come."""
+
 BOX = (("a", 0.0, 2.0), ("b", -1.0, 1.0))
 
 

@@ -13,7 +13,18 @@ import torch
 from ax.api.client import Client
 
 from bo_stream import OSGPR
-from tests.ax.experiments import loss, model_of, raw_data, run, started, surrogate_of, watch
+from tests.ax.experiments import (
+    NEARLY_WITHOUT_NOISE,
+    loss,
+    model_of,
+    raw_data,
+    run,
+    started,
+    surrogate_of,
+    watch,
+)
+
+pytestmark = NEARLY_WITHOUT_NOISE
 
 SEARCH_ENDS = 1e-3
 """How far from a flat maximum L-BFGS ends, where rounding differs."""

@@ -15,12 +15,21 @@ from bo_stream import OSGPR, WISKI
 from bo_stream.ax import ACQUISITIONS, generation_strategy
 from bo_stream.ax.acquisition import BASELINE, most_promising, violation_of
 from bo_stream.ax.versions import check_versions
-from tests.ax.experiments import BOX, loss, model_of, run, started, surrogate_of
+from tests.ax.experiments import (
+    BOX,
+    NEARLY_WITHOUT_NOISE,
+    loss,
+    model_of,
+    run,
+    started,
+    surrogate_of,
+)
+
+pytestmark = NEARLY_WITHOUT_NOISE
 
 ONE_OBJECTIVE = [name for name in ACQUISITIONS if name != "qLogNEHVI"]
 
 
-@pytest.mark.filterwarnings("ignore:A not p.d.")
 @pytest.mark.parametrize("acquisition", [None, *ONE_OBJECTIVE])
 def test_acquisitions(acquisition: str | None) -> None:
     client = started(acquisition=acquisition)
@@ -35,7 +44,7 @@ def two_losses(parameters: Any) -> dict[str, float]:
     return {"loss": loss(parameters), "cost": float(parameters["a"])}
 
 
-@pytest.mark.filterwarnings("ignore:To copy construct from a tensor", "ignore:A not p.d.")
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 @pytest.mark.parametrize("acquisition", [None, "qLogNEHVI"])
 def test_two_objectives_and_a_tracking_metric(acquisition: str | None) -> None:
     client = started(objective="-loss, -cost", acquisition=acquisition)
@@ -48,7 +57,6 @@ def test_two_objectives_and_a_tracking_metric(acquisition: str | None) -> None:
     assert len(client.get_pareto_frontier()) > 0
 
 
-@pytest.mark.filterwarnings("ignore:A not p.d.")
 def test_outcome_constraints() -> None:
     """The bowl's bottom, at 0.6, is not allowed."""
     client = started(constraints=["cost >= 1.0"], acquisition=None)
@@ -85,7 +93,6 @@ def test_parameters_of_all_kinds_take_a_model_of_points(caplog: pytest.LogCaptur
         assert trial.arms[0].parameters["kind"] in ("p", "q", "r")
 
 
-@pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 def test_parameter_constraints_and_fixed_parameters() -> None:
     names = [name for name, *_ in BOX]
     parameters = [

@@ -15,6 +15,7 @@ from ax.core.data import Data
 
 from bo_stream import OSGPR
 from tests.ax.experiments import (
+    NEARLY_WITHOUT_NOISE,
     assert_is_a_batch_of_the_data,
     loss,
     model_of,
@@ -23,6 +24,8 @@ from tests.ax.experiments import (
     surrogate_of,
     watch,
 )
+
+pytestmark = NEARLY_WITHOUT_NOISE
 
 
 def test_each_observation_is_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +221,6 @@ def test_outcomes_of_any_unit_are_searched_alike(scale: float) -> None:
     assert last == pytest.approx(other, abs=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 def test_another_order_of_outcomes_is_another_unit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
