@@ -144,7 +144,7 @@ def test_further_starts_are_of_what_a_refit_learns(
     def record(model: StreamingGP, starts: Any) -> None:
         given.append({key for start in starts for key in start})
 
-    monkeypatch.setattr("bo_stream.loops.optimization.surrogate.relearn", record)
+    monkeypatch.setattr("bo_stream.loops.refits.relearn", record)
     optimizer = started(optimization(name), steps=3)
     optimizer.best()
     learned = {key for key, p in of(optimizer).named_parameters() if p.requires_grad}
