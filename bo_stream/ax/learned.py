@@ -43,13 +43,12 @@ def restore(model: StreamingGP, record: Record) -> bool:
         model: Changed in place.
         record: Of another model.
     """
-    state = _state(model)
-    former = {name: torch.tensor(value) for name, value in record["values"].items()}
-    if {name: value.shape for name, value in former.items()} != {
-        name: value.shape for name, value in state.items()
-    }:
+    state, former = _state(model), record["values"]
+    if former.keys() != state.keys():
         return False
-    values = {name: _read(record["values"][name], value) for name, value in state.items()}
+    values = {name: _read(former[name], value) for name, value in state.items()}
+    if any(values[name].shape != value.shape for name, value in state.items()):
+        return False
     model.load_state_dict({**model.state_dict(), **values})
     return True
 

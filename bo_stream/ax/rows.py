@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -59,8 +60,12 @@ class Rows:
         """Noise variances as models take them: None where none is known."""
         return None if bool(self.Yvar.isnan().all()) else self.Yvar
 
+    @cached_property
     def keys(self) -> list[bytes]:
-        """A row's values as they are in memory; the sign of a NaN or of a zero does not count."""
+        """A row's values as they are in memory; the sign of a NaN or of a zero does not count.
+
+        Kept: what a model should have is what it has at the next trial.
+        """
         values = torch.cat((self.X, self.Y, self.Yvar), -1).detach().cpu().double() + 0.0
         array = np.ascontiguousarray(torch.where(values.isnan(), torch.nan, values).numpy())
         return [row.tobytes() for row in array]
@@ -96,9 +101,8 @@ def difference(held: Rows, wanted: Rows) -> Difference:
         held: What a model has.
         wanted: What it should have.
     """
-    held_keys, wanted_keys = held.keys(), wanted.keys()
     return Difference(
-        wanted[_beyond(wanted_keys, held_keys)], held[_beyond(held_keys, wanted_keys)]
+        wanted[_beyond(wanted.keys, held.keys)], held[_beyond(held.keys, wanted.keys)]
     )
 
 

@@ -22,10 +22,9 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
 
     They move up the online bound. What came before the window is known by its statistics at the
     old points, the window's rows as they are: a long window is what the points are learned from.
-    Unlike a refit, in which those
-    rows have their full covariance, an iteration costs O(M³ + window M²), so that a window of
-    thousands of rows is cheap. Source: the bound of Bui, Nguyen and Turner (2017, eq. 7), learned
-    as Titsias (2009) does.
+    Unlike a refit, in which those rows have their full covariance, an iteration costs
+    O(M³ + window M²), so that a window of thousands of rows is cheap. Source: the bound of Bui,
+    Nguyen and Turner (2017, eq. 7), learned as Titsias (2009) does.
 
     Args:
         model: With observations and inducing points.

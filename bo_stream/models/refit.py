@@ -89,8 +89,8 @@ def hyperparameters(model: StreamingGP) -> Hyperparameters:
 
 def learned_values(model: StreamingGP) -> Hyperparameters:
     """Copies of those that a refit learns."""
-    learned = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    return {name: value for name, value in hyperparameters(model).items() if name in learned}
+    parameters = model.named_parameters()
+    return {name: p.detach().clone() for name, p in parameters if p.requires_grad}
 
 
 @torch.no_grad()
