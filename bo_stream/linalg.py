@@ -171,6 +171,19 @@ def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
     )
 
 
+def stack_rows(first: Tensor, second: Tensor) -> Tensor:
+    """Rows of both, leading dimensions broadcast."""
+    return stack_columns(first.mT, second.mT).mT
+
+
+def stack_columns(first: Tensor, second: Tensor) -> Tensor:
+    """Columns of both, leading dimensions and rows broadcast."""
+    batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
+    return torch.cat(
+        (first.expand(*batch, first.shape[-1]), second.expand(*batch, second.shape[-1])), dim=-1
+    )
+
+
 class DowndatedRootOperator(LinearOperator):
     """The covariance ``Z Zᵀ − B Bᵀ`` of n points, never formed: O(n (r + q)) memory.
 

@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.linalg import row_product, safe_cholesky, solve_lower
+from bo_stream.linalg import (
+    row_product,
+    safe_cholesky,
+    solve_lower,
+    stack_columns,
+    stack_rows,
+)
 from bo_stream.weights import WeightPosterior
 
 ROWS = 2048
@@ -35,9 +41,9 @@ class Points:
     def followed_by(self, others: Points) -> Points:
         """Both sets of points, leading dimensions broadcast."""
         return Points(
-            _stack(self.X, others.X),
-            _stack(self.prior, others.prior),
-            _stack(self.posterior, others.posterior),
+            stack_rows(self.X, others.X),
+            stack_rows(self.prior, others.prior),
+            stack_rows(self.posterior, others.posterior),
         )
 
 
@@ -283,12 +289,12 @@ class ConditionedProcess(PosteriorProcess):
         """
         cross = self._downdate(new.points)
         above = cross.new_zeros(*cross.shape[:-2], cross.shape[-1], cross.shape[-2])
-        top, bottom = _concatenate(self.factor, above), _concatenate(cross, new.factor)
+        top, bottom = stack_columns(self.factor, above), stack_columns(cross, new.factor)
         return ConditionedProcess(
             self.base,
             self.points.followed_by(new.points),
-            _stack(top, bottom),
-            _stack(self.whitened_surprise, new.whitened_surprise),
+            stack_rows(top, bottom),
+            stack_rows(self.whitened_surprise, new.whitened_surprise),
         )
 
     def at(self, X: Tensor) -> Points:
@@ -319,7 +325,7 @@ class ConditionedProcess(PosteriorProcess):
         base = self.base.joint_at(points)
         own = self._downdate(points)
         mean = base.mean + (own @ self.whitened_surprise).squeeze(-1)
-        return Joint(mean, base.root, _concatenate(base.downdate, own), base.residual)
+        return Joint(mean, base.root, stack_columns(base.downdate, own), base.residual)
 
 
 @dataclass(frozen=True)
@@ -353,16 +359,3 @@ class SelectedProcess(PosteriorProcess):
     def joint_at(self, points: Points) -> Joint:
         """The base's, selected."""
         return self.base.joint_at(points).select(self.outputs)
-
-
-def _stack(first: Tensor, second: Tensor) -> Tensor:
-    """Rows of both, leading dimensions broadcast."""
-    return _concatenate(first.mT, second.mT).mT
-
-
-def _concatenate(first: Tensor, second: Tensor) -> Tensor:
-    """Columns of both, leading dimensions and rows broadcast."""
-    batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
-    return torch.cat(
-        (first.expand(*batch, first.shape[-1]), second.expand(*batch, second.shape[-1])), dim=-1
-    )

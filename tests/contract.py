@@ -1001,6 +1001,37 @@ def what_is_supposed_cannot_be_put_into_memory(stream: Stream) -> None:
 
 
 @law
+def a_baseline_that_is_evaluated_once_changes_nothing(stream: Stream) -> None:
+    model, baseline = stream.model(stream.data(10)), stream.points
+    known = model.with_baseline(baseline)
+    X = torch.rand(3, *stream.setting.batch_shape, 2, DIM).to(baseline)
+
+    def after_baseline(others: Tensor) -> Tensor:
+        return torch.cat((baseline.expand(3, *baseline.shape), others), -2)
+
+    assert_same_posterior(known, model, after_baseline(X))
+    for others in (X, baseline, after_baseline(X)[..., 1:, :]):
+        assert_same_posterior(known, model, others)
+    gradients = [summary_gradient(m, X, after_baseline) for m in (known, model)]
+    assert_close(*gradients, factor=float(gradients[1].abs().max()))
+    more = stream.data(2)
+    assert_same_posterior(suppose(known, more), suppose(model, more), after_baseline(X))
+    with pytest.raises(UnsupportedError):
+        known.update(*more.astuple())
+
+
+def summary_gradient(model: StreamingGP, X: Tensor, extend: Callable[[Tensor], Tensor]) -> Tensor:
+    """Of the entries of a posterior's moments, added up with unequal weights."""
+    X = X.clone().requires_grad_()
+    posterior = gaussian(model.posterior(extend(X)))
+    mean, covariance = posterior.mean, joint_covariance(posterior)
+    weights = [torch.linspace(0.3, 1.0, part.numel()).to(part) for part in (mean, covariance)]
+    value = mean.flatten() @ weights[0] + covariance.flatten() @ weights[1]
+    (gradient,) = torch.autograd.grad(value, X)
+    return gradient
+
+
+@law
 def posterior_follows_the_inputs(stream: Stream) -> None:
     """Shape, dtype and device; each input batch is alone; joint and marginal agree; draws too."""
     s = stream.setting

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HELPERS = {
     "__init__",
+    "ax_client",
     "command",
     "contest",
     "data",

@@ -1,5 +1,6 @@
 """Acquisition: integrated variance, pools, posterior functions, and labels to ask for."""
 
+from bo_stream.acquisition.baseline import evaluate_baseline_once
 from bo_stream.acquisition.feature_nipv import FeatureNIPV
 from bo_stream.acquisition.label_pool import select_labels_from_pool
 from bo_stream.acquisition.labels import PredictiveEntropy, qBALD
@@ -11,6 +12,7 @@ __all__ = [
     "PoolSelector",
     "PredictiveEntropy",
     "SamplePaths",
+    "evaluate_baseline_once",
     "mean_path",
     "qBALD",
     "sample_paths",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from ax.generators.torch.botorch_modular.acquisition import Acquisition
 from ax.generators.torch_base import TorchOptConfig
+from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.models.model import Model
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
+from bo_stream.acquisition import evaluate_baseline_once
 from bo_stream.ax.prediction import predicted_means
 
 BASELINE = 100
@@ -33,6 +38,18 @@ class StreamAcquisition(Acquisition):
             )
             self.X_observed = self.X_observed[chosen]
         super()._update_objective_thresholds(torch_opt_config)
+
+    def _construct_botorch_acquisition(
+        self,
+        botorch_acqf_class: type[AcquisitionFunction],
+        botorch_acqf_options: dict[str, Any],
+        model: Model,
+    ) -> AcquisitionFunction:
+        """As in Ax; a baseline is evaluated once."""
+        acqf = super()._construct_botorch_acquisition(
+            botorch_acqf_class, botorch_acqf_options, model
+        )
+        return evaluate_baseline_once(acqf)
 
 
 def most_promising(values: Tensor, violation: Tensor, count: int) -> Tensor:

@@ -20,7 +20,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bo_stream.acquisition import SamplePaths, sample_paths
+from bo_stream.acquisition import SamplePaths, evaluate_baseline_once, sample_paths
 from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.imports import import_function
@@ -85,13 +85,14 @@ def _log_expected_improvement(s: Situation) -> AcquisitionFunction:
 
 def _log_noisy_expected_improvement(s: Situation) -> AcquisitionFunction:
     """Over the function at the ``BASELINE`` told points of the largest posterior means."""
-    return qLogNoisyExpectedImprovement(
+    acqf = qLogNoisyExpectedImprovement(
         s.model,
         X_baseline=s.X_baseline[:BASELINE],
         sampler=s.sampler(),
         X_pending=s.X_pending,
         prune_baseline=False,
     )
+    return evaluate_baseline_once(acqf)
 
 
 def _simple_regret(s: Situation) -> AcquisitionFunction:

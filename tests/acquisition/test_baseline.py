@@ -1,0 +1,97 @@
+"""Noisy acquisition functions with a baseline that is evaluated once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from botorch.acquisition import AcquisitionFunction, qLogExpectedImprovement
+from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
+from botorch.models import ModelListGP, SingleTaskGP
+from botorch.models.model import Model
+from botorch.sampling import SobolQMCNormalSampler
+from torch import Tensor
+
+from bo_stream import OSGPR, WISKI
+from bo_stream.acquisition import evaluate_baseline_once
+from bo_stream.process import WeightSpaceProcess
+from tests.problems import observations
+from tests.tolerances import assert_close
+
+
+def sampler() -> SobolQMCNormalSampler:
+    return SobolQMCNormalSampler(torch.Size([16]), seed=0)
+
+
+def noisy_improvement(model: Model, X: Tensor, prune: bool = False) -> AcquisitionFunction:
+    return qLogNoisyExpectedImprovement(model, X, sampler=sampler(), prune_baseline=prune)
+
+
+def hypervolume(model: Model, X: Tensor) -> AcquisitionFunction:
+    return qLogNoisyExpectedHypervolumeImprovement(model, [-1.0, -1.0], X, sampler=sampler())
+
+
+def of_kind(kind: Any, outputs: int) -> Any:
+    return kind(*observations(20, 2, outputs).astuple())
+
+
+def a_list(outputs: int) -> ModelListGP:
+    return ModelListGP(of_kind(WISKI, 1), *(of_kind(OSGPR, 1) for _ in range(outputs - 1)))
+
+
+CASES: dict[str, tuple[Callable[[], Model], Callable[..., AcquisitionFunction]]] = {
+    "WISKI, qLogNEI": (lambda: of_kind(WISKI, 1), noisy_improvement),
+    "OSGPR, qLogNEI": (lambda: of_kind(OSGPR, 1), noisy_improvement),
+    "WISKI, two outputs, qLogNEHVI": (lambda: of_kind(WISKI, 2), hypervolume),
+    "a list, qLogNEHVI": (lambda: a_list(2), hypervolume),
+    "a list of one, qLogNEI": (lambda: a_list(1), noisy_improvement),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("pending", [False, True])
+def test_values_and_gradients_stay(case: str, pending: bool) -> None:
+    build, acquisition = CASES[case]
+    model, baseline = build(), torch.rand(6, 2, dtype=torch.float64)
+    plain, once = acquisition(model, baseline), acquisition(model, baseline)
+    assert evaluate_baseline_once(once) is once
+    if pending:
+        for acqf in (plain, once):
+            acqf.set_X_pending(torch.tensor([[0.2, 0.9]], dtype=torch.float64))
+    X = torch.rand(4, 2, 2, dtype=torch.float64)
+    for actual, expected in zip(evaluated(once, X), evaluated(plain, X), strict=True):
+        assert_close(actual, expected, factor=1e3)
+
+
+def evaluated(acqf: AcquisitionFunction, X: Tensor) -> tuple[Tensor, Tensor]:
+    X = X.clone().requires_grad_()
+    value = acqf(X)
+    (gradient,) = torch.autograd.grad(value.sum(), X)
+    return value.detach(), gradient
+
+
+def test_features_of_the_baseline_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, baseline = of_kind(WISKI, 1), torch.rand(9, 2, dtype=torch.float64)
+    acqf = evaluate_baseline_once(noisy_improvement(model, baseline, prune=True))
+    counts: list[int] = []
+    at = WeightSpaceProcess.at
+
+    def counted(self: WeightSpaceProcess, X: Tensor) -> Any:
+        counts.append(X.shape[:-1].numel())
+        return at(self, X)
+
+    monkeypatch.setattr(WeightSpaceProcess, "at", counted)
+    acqf(torch.rand(5, 2, 2, dtype=torch.float64))
+    assert counts == [5 * 2]
+
+
+def test_other_functions_and_other_models_stay() -> None:
+    model = of_kind(WISKI, 1)
+    improvement = qLogExpectedImprovement(model, best_f=0.0)
+    assert evaluate_baseline_once(improvement).model is model
+    data = observations(20, 2, 1)
+    exact = SingleTaskGP(data.X, data.Y)
+    assert evaluate_baseline_once(noisy_improvement(exact, data.X[:3])).model is exact
