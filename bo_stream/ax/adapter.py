@@ -30,6 +30,8 @@ class StreamAdapter(TorchAdapter):
     that do not allow it and ``refit_on_cv`` go Ax's way. Neither disturbs the models.
     """
 
+    _transformed: DividedData | None = None
+
     def get_training_data(self, filter_in_design: bool = False) -> DividedData:
         """As Ax's, with parts that cost nothing."""
         return DividedData.of(super().get_training_data(filter_in_design))
@@ -60,7 +62,14 @@ class StreamAdapter(TorchAdapter):
         )
         if not all(before.index.equals(after.index) for before, after in pairs):
             return None
-        return data.within(DividedData.of(present))
+        return data.within(self._divided(present))
+
+    def _divided(self, data: ExperimentData) -> DividedData:
+        """The same data; kept."""
+        kept = self._transformed
+        if kept is None or kept.observation_data is not data.observation_data:
+            kept = self._transformed = DividedData.of(data)
+        return kept
 
     def _cross_validate(
         self,
@@ -90,10 +99,9 @@ class StreamAdapter(TorchAdapter):
         X = self._array_to_tensor(
             np.array([[point.parameters[name] for name in self.parameters] for point in points])
         )
-        means = fold.whole.observation_data["mean"]
         metrics = []
         for outcome in self.outcomes:
-            gone = torch.from_numpy(~fold.rows[means[outcome].notna().to_numpy()])
+            gone = torch.from_numpy(~fold.rows[fold.whole.observed[outcome]])
             found = surrogate.predict_without(outcome, gone, X, observation_noise)
             if found is None:
                 return None

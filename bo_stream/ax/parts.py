@@ -30,28 +30,27 @@ class DividedData(ExperimentData):
 
     def filter_by_arm_names(self, arm_names: Iterable[str]) -> Part:
         """The part of some arms."""
-        return self._part("arm_name", set(arm_names))
+        return Part(self, "arm_name", set(arm_names))
 
     def filter_by_trial_index(self, trial_indices: Iterable[int]) -> Part:
         """The part of some trials."""
-        return self._part("trial_index", set(trial_indices))
-
-    def _part(self, level: str, values: set[Any]) -> Part:
-        arms, rows = self._levels[level]
-        return Part(self, _members(arms, values), _members(rows, values))
+        return Part(self, "trial_index", set(trial_indices))
 
     @cached_property
-    def _levels(self) -> dict[str, tuple[list[Any], list[Any]]]:
-        """Names and trials of the arms and of the rows of observations."""
-        frames = (self.arm_data, self.observation_data)
-        names = ("arm_name", "trial_index")
-        return {
-            name: (
-                frames[0].index.get_level_values(name).tolist(),
-                frames[1].index.get_level_values(name).tolist(),
-            )
-            for name in names
-        }
+    def arms(self) -> dict[str, list[Any]]:
+        """Name and trial of each arm."""
+        return _levels(self.arm_data)
+
+    @cached_property
+    def rows(self) -> dict[str, list[Any]]:
+        """Name and trial of each row of observations."""
+        return _levels(self.observation_data)
+
+    @cached_property
+    def observed(self) -> dict[str, Chosen]:
+        """Which rows have an outcome of a metric."""
+        means = self.observation_data["mean"]
+        return {name: means[name].notna().to_numpy() for name in self.metric_signatures}
 
     def convert_to_list_of_observations(self) -> list[Observation]:
         """As Ax's, at a hundredth of the time where each arm has one row."""
@@ -72,21 +71,31 @@ class DividedData(ExperimentData):
 class Part(ExperimentData):
     """Some rows of data."""
 
-    def __init__(self, whole: DividedData, arms: Chosen, rows: Chosen) -> None:
+    def __init__(self, whole: DividedData, level: str, values: set[Any]) -> None:
         """Choose rows.
 
         Args:
             whole: Data.
-            arms: Which of its arms are in the part.
-            rows: Which of its rows of observations are.
+            level: ``"arm_name"`` or ``"trial_index"``.
+            values: Of those in the part.
         """
         self.whole = whole
-        self.arms = arms
-        self.rows = rows
+        self.level = level
+        self.values = values
+
+    @cached_property
+    def arms(self) -> Chosen:
+        """Which of the arms are in the part."""
+        return _members(self.whole.arms[self.level], self.values)
+
+    @cached_property
+    def rows(self) -> Chosen:
+        """Which of the rows of observations are in the part."""
+        return _members(self.whole.rows[self.level], self.values)
 
     def within(self, other: DividedData) -> Part:
-        """The same rows of data with as many."""
-        return Part(other, self.arms, self.rows)
+        """The same rows of other data."""
+        return Part(other, self.level, self.values)
 
     @cached_property
     def arm_data(self) -> DataFrame:  # type: ignore[override]
@@ -165,6 +174,11 @@ class _Table:
             ),
             arm_name=name,
         )
+
+
+def _levels(frame: DataFrame) -> dict[str, list[Any]]:
+    names = ("arm_name", "trial_index")
+    return {name: frame.index.get_level_values(name).tolist() for name in names}
 
 
 def _members(values: Sequence[Any], chosen: set[Any]) -> Chosen:
