@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from bo_stream.ax.rows import Rows
 from bo_stream.diagnostics import leave_one_out, without
+from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.module_state import State, is_same, state_of
 
@@ -52,7 +54,7 @@ class LeftOut:
             observation_noise: Whether variances are of outcomes.
         """
         if bool(gone.all()):
-            return None
+            return None  # no model has no data
         try:
             if self._is_one(gone, X) and not observation_noise:
                 mean, variance = self._each
@@ -65,17 +67,33 @@ class LeftOut:
         return int(gone.sum()) == 1 and torch.equal(X, self.rows.X[gone])
 
     @cached_property
+    def _told(self) -> StreamingGP:
+        """The model, or one in whose window all the rows are, at the same points."""
+        model = self.model
+        if not isinstance(model, OSGPR) or len(self.rows) <= model.window:
+            return model
+        return with_all_rows(model, self.rows)
+
+    @cached_property
     def _each(self) -> Moments:
         """Each row, given all others. Cost O(n r²)."""
         rows = self.rows
-        found = leave_one_out(self.model, rows.X, rows.Y, rows.known_noise, False)
+        found = leave_one_out(self._told, rows.X, rows.Y, rows.known_noise, False)
         return _moments(found.posterior)
 
     @torch.no_grad()
     def _without(self, gone: Tensor, X: Tensor, observation_noise: bool) -> Moments:
         rows = Rows(self.rows.X[gone], self.rows.Y[gone], self.rows.Yvar[gone])
-        model = without(self.model, rows.X, rows.Y, rows.known_noise)
+        model = without(self._told, rows.X, rows.Y, rows.known_noise)
         return _moments(model.posterior(X.unsqueeze(-2), observation_noise=observation_noise))
+
+
+def with_all_rows(model: OSGPR, rows: Rows) -> OSGPR:
+    """A model of the same points and hyperparameters that forgets no row. Cost O(n M²)."""
+    fresh = deepcopy(model)
+    fresh.allocator = None
+    fresh.window = len(rows)
+    return fresh.clear().update(rows.X, rows.Y, rows.known_noise)
 
 
 def _moments(posterior: object) -> Moments:
