@@ -38,8 +38,8 @@ class StreamSurrogate(Surrogate):
     A row that is in the data and not in the model is put in, one that is in the model and no
     longer in the data is taken out; so the order of arrival does not matter. A model that cannot
     follow, a changed search space and other options build it anew from all data, with the former
-    hyperparameters, and the log ``bo_stream.ax`` says why. Cross-validation and models that are no
-    :class:`StreamingGP` go Ax's way.
+    hyperparameters, and the log ``bo_stream.ax`` says why. Models that are no :class:`StreamingGP`,
+    and those that cross-validation builds where rows cannot be left out, go Ax's way.
     """
 
     def __init__(
