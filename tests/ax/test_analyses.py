@@ -19,7 +19,7 @@ from botorch.utils.multi_objective.pareto import is_non_dominated
 from pandas import DataFrame
 
 from bo_stream import OSGPR
-from bo_stream.ax import StreamSurrogate
+from bo_stream.ax import StreamSurrogate, analyses
 from bo_stream.diagnostics import leave_one_out
 from tests.ax.experiments import (
     BOX,
@@ -184,6 +184,14 @@ def test_diagnostics_and_sensitivity_of_points() -> None:
     client = completed(model=OSGPR)
     found = computed(client, [DiagnosticAnalysis(), SensitivityAnalysisPlot(metric_name="loss")])
     assert found.keys() >= {"CrossValidationPlot", "SensitivityAnalysisPlot"}
+
+
+def test_analyses_of_many_trials() -> None:
+    client = completed(two, 8, objective="-loss, -cost")
+    found = computed(client, analyses("loss", "cost"))
+    assert found.keys() >= {"ArmEffectsPlot", "CrossValidationPlot", "Summary"}
+    assert len(found["SensitivityAnalysisPlot"]) == 2
+    assert "ContourPlot" not in found
 
 
 @pytest.mark.slow
