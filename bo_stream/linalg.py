@@ -230,6 +230,13 @@ class DowndatedRootOperator(LinearOperator):
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> DowndatedRootOperator:
         return DowndatedRootOperator(self.root, self.downdate, torch.Size(batch_shape))
 
+    def _unsqueeze_batch(self, dim: int) -> DowndatedRootOperator:
+        factors = [f[(None,) * (len(self.batch) + 2 - f.ndim)] for f in (self.root, self.downdate)]
+        root, downdate = (factor.unsqueeze(dim) for factor in factors)
+        return DowndatedRootOperator(
+            root, downdate, torch.Size((*self.batch[:dim], 1, *self.batch[dim:]))
+        )
+
     def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
         """Rows and columns: again in factors where they are the same, else dense."""
         if not (isinstance(row_index, slice) and isinstance(col_index, slice)):

@@ -214,11 +214,16 @@ class WeightSpaceProcess(PosteriorProcess):
         residual = self.basis.residual_covariance(points.X, others.X, points.prior, others.prior)
         return covariance if residual is None else covariance + residual
 
-    def variance_at(self, points: Points) -> Tensor:
-        """``|z S|² + residual``."""
+    def explained_variance_at(self, points: Points) -> Tensor:
+        """``|z S|²``, ``... x m x n``: what the weights carry of the marginal variances."""
         variance = points.posterior.square().sum(-1)
         if self.weights.observed:
             variance = variance - self._downdate(points).square().sum(-1)
+        return variance
+
+    def variance_at(self, points: Points) -> Tensor:
+        """``|z S|² + residual``."""
+        variance = self.explained_variance_at(points)
         residual = self.basis.residual_variance(points.X, points.prior)
         return variance if residual is None else variance + residual
 

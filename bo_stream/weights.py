@@ -91,6 +91,35 @@ class WeightPosterior:
             downdate=torch.cat((self.downdate, columns), -1),
         )
 
+    def retract(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
+        """The posterior without n observations that it was told. Cost O(n r² + n³).
+
+        Law: undoes :meth:`observe`; equal to solving anew with their statistics subtracted. With
+        ``D = (N − Φ S Sᵀ Φᵀ)^(-1/2) Φ S`` the covariance is ``S (I + Dᵀ D) Sᵀ``.
+
+        Args:
+            features: Whitened, ``... x m x n x r``.
+            residual: Outcomes less the prior mean, ``... x m x n``.
+            noise: Actual variances, ``... x m x n``.
+
+        Raises:
+            NotPSDError: It was not told them, so that they explain more than is known.
+        """
+        rows = features @ self.root
+        factor = safe_cholesky(torch.diag_embed(noise) - rows @ rows.mT)
+        columns = solve_lower(factor, rows)
+        surprise = solve_lower(factor, residual.unsqueeze(-1) - features @ self.mean)
+        change = _widening(columns) @ columns
+        root = _less_product(self.root, self.root @ columns.mT, -change)
+        return WeightPosterior.of(self.mean - self.root @ (columns.mT @ surprise), root)
+
+
+def _widening(columns: Tensor) -> Tensor:
+    """M with ``I + Dᵀ M D`` a root of ``I + Dᵀ D``, ``... x k x k``, for D of k rows."""
+    values, vectors = torch.linalg.eigh(columns @ columns.mT)
+    root = (1.0 + values.clamp_min(0.0)).sqrt()
+    return (vectors / (1.0 + root).unsqueeze(-2)) @ vectors.mT
+
 
 def _complement(downdate: Tensor) -> Tensor:
     """M with ``I − C M Cᵀ`` a root of ``I − C Cᵀ``, ``... x k x k``."""

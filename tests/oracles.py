@@ -263,6 +263,13 @@ class DenseGP:
             noise=torch.cat((self.noise, noise), -1),
         )
 
+    def without(self, rows: list[int]) -> DenseGP:
+        """The same process with less data: all but some rows."""
+        left = [i for i in range(self.X.shape[-2]) if i not in rows]
+        return replace(
+            self, X=self.X[..., left, :], y=self.y[..., left], noise=self.noise[..., left]
+        )
+
 
 def heteroscedastic_stream(
     mean: DenseGP, noise: DenseGP, batches: list[tuple[Tensor, Tensor]]

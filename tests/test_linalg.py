@@ -109,7 +109,12 @@ class TestDowndatedRootOperator:
         operator = DowndatedRootOperator(root[:1], downdate)
         assert operator.expand(5, 3, 6, 6).root is operator.root
         dense = root[:1] @ root[:1].mT - downdate @ downdate.mT
-        assert_close(operator.expand(5, 3, 6, 6).to_dense(), dense.expand(5, 3, 6, 6))
+        wide = operator.expand(5, 3, 6, 6)
+        assert_close(wide.to_dense(), dense.expand(5, 3, 6, 6))
+        for dim in (0, 1, 2):
+            assert_close(wide.unsqueeze(dim).to_dense(), dense.expand(5, 3, 6, 6).unsqueeze(dim))
+        one = DowndatedRootOperator(root[0], downdate[0]).expand(6, 6)
+        assert_close(one.unsqueeze(0).to_dense(), one.to_dense().unsqueeze(0))
 
     def test_passes_gradients_to_both_factors(self) -> None:
         factors = [factor.requires_grad_() for factor in self.factors(6, 4, 2)]

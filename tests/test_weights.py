@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.sufficient_statistics import weighted_statistics
@@ -83,3 +84,25 @@ def test_observing_is_solving_anew(problem: Problem) -> None:
     assert_close(posterior.covariance(), anew.covariance())
     columns = torch.randn(M, P, 2, dtype=torch.float64)
     assert_close(posterior.covariance_times(columns), anew.covariance() @ columns)
+
+
+@pytest.mark.parametrize("observed", [0, 5])
+def test_retracting_is_solving_without(problem: Problem, observed: int) -> None:
+    Phi, y, relative = problem
+    noise, residual = LEVEL.unsqueeze(-1) * relative, y - MEAN.unsqueeze(-1)
+    posterior = solve(evidence(Phi[:, observed:], y[:, observed:], relative[:, observed:]))
+    if observed > 0:
+        told = (t[:, :observed] for t in (Phi, residual, noise))
+        posterior = posterior.observe(*told)
+    posterior = posterior.retract(Phi[:, 1:4], residual[:, 1:4], noise[:, 1:4])
+    left = [0, *range(4, N)]
+    anew = solve(evidence(Phi[:, left], y[:, left], relative[:, left]))
+    assert_close(posterior.mean, anew.mean)
+    assert_close(posterior.covariance(), anew.covariance())
+
+
+def test_what_was_not_told_cannot_be_retracted(problem: Problem) -> None:
+    Phi, y, relative = problem
+    posterior = solve(evidence(Phi[:, 1:], y[:, 1:], relative[:, 1:]))
+    with pytest.raises(NotPSDError):
+        posterior.retract(10.0 * Phi[:, :1], y[:, :1], relative[:, :1])

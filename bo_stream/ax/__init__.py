@@ -6,6 +6,7 @@ check_versions()
 
 from bo_stream.ax.acquisition import StreamAcquisition  # noqa: E402
 from bo_stream.ax.generator import StreamGenerator, StreamGenerators, surrogate_spec  # noqa: E402
+from bo_stream.ax.many_trials import analyses  # noqa: E402
 from bo_stream.ax.storage import register  # noqa: E402
 from bo_stream.ax.strategy import ACQUISITIONS, generation_strategy  # noqa: E402
 from bo_stream.ax.surrogate import StreamSurrogate  # noqa: E402
@@ -18,6 +19,7 @@ __all__ = [
     "StreamGenerator",
     "StreamGenerators",
     "StreamSurrogate",
+    "analyses",
     "generation_strategy",
     "surrogate_spec",
 ]

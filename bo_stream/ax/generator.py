@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ax.adapter.registry import GeneratorRegistryBase, GeneratorSetup, MBM_X_trans
-from ax.adapter.torch import TorchAdapter
 from ax.adapter.transforms.derelativize import Derelativize
 from ax.core.search_space import SearchSpaceDigest
 from ax.core.types import TCandidateMetadata
@@ -22,6 +21,7 @@ from botorch.utils.datasets import SupervisedDataset
 from torch import Tensor
 
 from bo_stream.ax.acquisition import StreamAcquisition
+from bo_stream.ax.adapter import StreamAdapter
 from bo_stream.ax.best import best_observed
 from bo_stream.ax.learned import Record
 from bo_stream.ax.surrogate import REFIT, StreamSurrogate
@@ -147,7 +147,7 @@ class StreamGenerators(GeneratorRegistryBase):
         """The generator, its adapter and its transforms."""
         return {
             "BoStream": GeneratorSetup(
-                adapter_class=TorchAdapter,
+                adapter_class=StreamAdapter,
                 generator_class=StreamGenerator,
                 transforms=[*MBM_X_trans, Derelativize, OutcomeUnits],
                 standard_adapter_kwargs={"expand_model_space": False},

@@ -18,6 +18,7 @@ from botorch.utils.datasets import SupervisedDataset
 from torch import Tensor
 
 from bo_stream.ax.learned import Record, restore, values_of
+from bo_stream.ax.left_out import LeftOut, Moments
 from bo_stream.ax.model_choice import suited
 from bo_stream.ax.rows import Rows, noise_floor
 from bo_stream.ax.stream import Stream
@@ -37,8 +38,8 @@ class StreamSurrogate(Surrogate):
     A row that is in the data and not in the model is put in, one that is in the model and no
     longer in the data is taken out; so the order of arrival does not matter. A model that cannot
     follow, a changed search space and other options build it anew from all data, with the former
-    hyperparameters, and the log ``bo_stream.ax`` says why. Cross-validation and models that are no
-    :class:`StreamingGP` go Ax's way.
+    hyperparameters, and the log ``bo_stream.ax`` says why. Models that are no :class:`StreamingGP`,
+    and those that cross-validation builds where rows cannot be left out, go Ax's way.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class StreamSurrogate(Surrogate):
         self.learned = {} if learned is None else learned
         self.units = {} if units is None else units
         self._streams: dict[tuple[str, ...], Stream] = {}
+        self._left_out: dict[str, LeftOut] = {}
 
     def _serialize_attributes_as_kwargs(self) -> dict[str, Any]:
         return {**super()._serialize_attributes_as_kwargs(), "refit": self.refit}
@@ -171,6 +173,26 @@ class StreamSurrogate(Surrogate):
             same = (record["bounds"], record["unit"]) == (_bounds(digest), self._unit(dataset))
             stream.fitted_at = record["count"] if same else 0
         return stream
+
+    def predict_without(
+        self, name: str, gone: Tensor, X: Tensor, observation_noise: bool = False
+    ) -> Moments | None:
+        """A metric's means and variances, given all its rows but some; see :class:`LeftOut`.
+
+        Args:
+            name: Of the metric.
+            gone: Whether a row of its training data is left out, ``n``.
+            X: ``t x d``.
+            observation_noise: Whether variances are of outcomes.
+        """
+        stream = self._streams.get((name,))
+        if stream is None or len(stream.rows) != len(gone):
+            return None
+        left_out = self._left_out.get(name)
+        if left_out is None or not left_out.is_of(stream.model, stream.rows):
+            left_out = LeftOut.of(stream.model, stream.rows)
+            self._left_out[name] = left_out
+        return left_out.predict(gone, X, observation_noise)
 
 
 def _name(dataset: SupervisedDataset) -> str:

@@ -1,4 +1,4 @@
-"""What a model is sure of: the stability of its linear systems."""
+"""What a model is sure of: the stability of its linear systems, and how well it predicts."""
 
 from bo_stream.diagnostics.certificate import (
     Stability,
@@ -13,6 +13,7 @@ from bo_stream.diagnostics.condition import (
     condition_number,
     trace_limit,
 )
+from bo_stream.diagnostics.left_out import leave_one_out, without
 
 __all__ = [
     "Estimate",
@@ -20,8 +21,10 @@ __all__ = [
     "Verdict",
     "condition_limit",
     "condition_number",
+    "leave_one_out",
     "stability",
     "stability_of_points",
     "stability_of_precision",
     "trace_limit",
+    "without",
 ]

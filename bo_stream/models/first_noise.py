@@ -11,8 +11,9 @@ from botorch.models.transforms.outcome import Standardize
 from torch import Tensor
 
 from bo_stream.models.grid_gp import GridGP
+from bo_stream.models.leave_one_out import leave_one_out
 from bo_stream.models.log_noise import LearnedNoise, centre, marginals, noise_gp
-from bo_stream.models.log_squares import expected_exponential, leave_one_out, log_squares
+from bo_stream.models.log_squares import SMALLEST_SHARE, expected_exponential, log_squares
 from bo_stream.models.refit import relearn
 from bo_stream.models.resolution_warning import GridResolutionWarning
 
@@ -56,7 +57,7 @@ def learn_first_noise(
         draft = _fitted(_mean_draft(model, batch, noise), model)
         level = (draft.noise_level() * draft.outcome_scale().square()).detach().unsqueeze(-1)
         present = torch.where(noise[..., rows].isnan(), level, noise[..., rows])
-        mean, variance = leave_one_out(targets, *marginals(draft, inputs), present)
+        mean, variance = _left_out(targets, *marginals(draft, inputs), present)
         learned = _learned(noise_model, inputs, *log_squares(targets - mean, variance, present))
         noise = noise.index_copy(-1, rows, learned.noise)
     return learned
@@ -66,8 +67,14 @@ def _learned(
     noise_model: GridGP, inputs: Tensor, measured: Tensor, variances: Tensor
 ) -> LearnedNoise:
     draft = _fitted(_noise_draft(noise_model, inputs, measured, variances), noise_model)
-    moments = leave_one_out(measured, *marginals(draft, inputs), variances)
+    moments = _left_out(measured, *marginals(draft, inputs), variances)
     return LearnedNoise(expected_exponential(*moments), measured, variances)
+
+
+def _left_out(
+    targets: Tensor, mean: Tensor, variance: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    return leave_one_out(targets, mean, variance.clamp_min(0.0), noise, SMALLEST_SHARE)
 
 
 def _mean_draft(model: GridGP, batch: FirstBatch, noise: Tensor) -> GridGP:

@@ -50,3 +50,10 @@ class LazyCovariance(LinearOperator):
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LazyCovariance:
         like = self.like.expand(*batch_shape, self.like.shape[-1])
         return LazyCovariance(like, self.dense, self.variance)
+
+    def _unsqueeze_batch(self, dim: int) -> LazyCovariance:
+        return LazyCovariance(
+            self.like.unsqueeze(dim),
+            lambda: self.to_dense().unsqueeze(dim),
+            lambda: self._diagonal().unsqueeze(dim),
+        )

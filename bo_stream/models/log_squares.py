@@ -45,18 +45,3 @@ def log_squares(residual: Tensor, variance: Tensor, noise: Tensor) -> tuple[Tens
 def expected_exponential(mean: Tensor, variance: Tensor) -> Tensor:
     """Mean of ``exp(g)`` for a normal g."""
     return (mean + 0.5 * variance).exp()
-
-
-def leave_one_out(
-    targets: Tensor, mean: Tensor, variance: Tensor, noise: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance at each observation, had it not been observed; in closed form.
-
-    Args:
-        targets: What was observed, ``...``.
-        mean: Posterior mean there, given all.
-        variance: Posterior variance there, given all.
-        noise: Of the observations.
-    """
-    left = (1.0 - variance.clamp_min(0.0) / noise).clamp_min(SMALLEST_SHARE)
-    return targets - (targets - mean) / left, variance.clamp_min(0.0) / left

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from botorch.models import ModelListGP
 
-from bo_stream import OSGPR, ClusteredGP, LocalGP
+from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
+from bo_stream.models.lazy_covariance import LazyCovariance
 from bo_stream.models.streaming_gp import DENSE_LIMIT, StreamingGP
 from tests.problems import observations
 from tests.tolerances import assert_close
@@ -39,6 +41,25 @@ def test_beyond_the_limit_as_below_it(name: str, batch: tuple[int, ...], outputs
         for x in (X[..., :80, :], X)
     )
     assert_close(other[..., :80, :80], one)
+
+
+def test_several_models_at_many_points() -> None:
+    data = observations(30, 2)
+    models = [kind(data.X, data.Y) for kind in (OSGPR, WISKI, OSGPR)]
+    X = torch.rand(DENSE_LIMIT + 8, 2, dtype=torch.float64)
+    posterior = ModelListGP(*models).posterior(X)
+    for i, model in enumerate(models):
+        assert_close(posterior.mean[:, i], model.posterior(X).mean.squeeze(-1))
+        assert_close(posterior.variance[:, i], model.posterior(X).variance.squeeze(-1))
+
+
+def test_a_batch_dimension_more() -> None:
+    X = torch.rand(3, 5, 2, dtype=torch.float64)
+    lazy = LazyCovariance(X[..., 0], lambda: X @ X.mT, lambda: X.square().sum(-1))
+    for dim in (0, 1):
+        wider = lazy.unsqueeze(dim)
+        assert_close(wider.to_dense(), (X @ X.mT).unsqueeze(dim))
+        assert_close(wider.diagonal(dim1=-2, dim2=-1), X.square().sum(-1).unsqueeze(dim))
 
 
 @pytest.mark.parametrize("name", MODELS)

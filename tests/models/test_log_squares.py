@@ -11,10 +11,8 @@ from bo_stream.models.log_squares import (
     LOG_SQUARE_VARIANCE,
     SMALLEST_SQUARE,
     expected_exponential,
-    leave_one_out,
     log_squares,
 )
-from tests.oracles import DenseGP
 from tests.tolerances import assert_close
 
 
@@ -45,20 +43,3 @@ def test_the_mean_of_an_exponential() -> None:
     draws = (0.3 + 0.8 * torch.randn(2_000_000, dtype=torch.float64)).exp()
     expected = expected_exponential(torch.tensor(0.3), torch.tensor(0.64))
     assert float(draws.mean()) == pytest.approx(float(expected), rel=5e-3)
-
-
-def test_leaving_one_out_is_predicting_it_from_the_others() -> None:
-    X, y = torch.rand(9, 1).double(), torch.randn(9).double()
-    noise = 0.1 + torch.rand(9).double()
-
-    def gp(rows: list[int]) -> DenseGP:
-        kernel = lambda A, B: (-8.0 * (A - B.mT).square()).exp()  # noqa: E731
-        return DenseGP(kernel, torch.tensor([0.4]).double(), X[rows], y[rows], noise[rows])
-
-    mean, covariance = gp(list(range(9))).posterior(X)
-    means, variances = leave_one_out(y, mean, covariance.diagonal(), noise)
-    for i in range(9):
-        others = [j for j in range(9) if j != i]
-        expected_mean, expected_variance = gp(others).posterior(X[[i]])
-        assert_close(means[[i]], expected_mean)
-        assert_close(variances[[i]], expected_variance[0])
