@@ -5,7 +5,9 @@ from bo_stream.ax.versions import check_versions
 check_versions()
 
 from bo_stream.ax.acquisition import StreamAcquisition  # noqa: E402
+from bo_stream.ax.database import close_storage, storage_config  # noqa: E402
 from bo_stream.ax.generator import StreamGenerator, StreamGenerators, surrogate_spec  # noqa: E402
+from bo_stream.ax.snapshot import save_snapshot  # noqa: E402
 from bo_stream.ax.storage import register  # noqa: E402
 from bo_stream.ax.strategy import ACQUISITIONS, generation_strategy  # noqa: E402
 from bo_stream.ax.surrogate import StreamSurrogate  # noqa: E402
@@ -18,6 +20,9 @@ __all__ = [
     "StreamGenerator",
     "StreamGenerators",
     "StreamSurrogate",
+    "close_storage",
     "generation_strategy",
+    "save_snapshot",
+    "storage_config",
     "surrogate_spec",
 ]

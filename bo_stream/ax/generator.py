@@ -144,12 +144,17 @@ class StreamGenerators(GeneratorRegistryBase):
 
     @property
     def GENERATOR_KEY_TO_GENERATOR_SETUP(self) -> dict[str, GeneratorSetup]:
-        """The generator, its adapter and its transforms."""
+        """The generator, its adapter and its transforms.
+
+        What was learned is in the state that Ax stores after each candidate, and not in the
+        arguments beside it again.
+        """
         return {
             "BoStream": GeneratorSetup(
                 adapter_class=TorchAdapter,
                 generator_class=StreamGenerator,
                 transforms=[*MBM_X_trans, Derelativize, OutcomeUnits],
                 standard_adapter_kwargs={"expand_model_space": False},
+                not_saved_generator_kwargs=["learned", "units"],
             )
         }
