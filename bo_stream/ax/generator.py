@@ -24,6 +24,7 @@ from torch import Tensor
 from bo_stream.ax.acquisition import StreamAcquisition
 from bo_stream.ax.best import best_observed
 from bo_stream.ax.learned import Record
+from bo_stream.ax.reported import ReportedMetrics
 from bo_stream.ax.surrogate import REFIT, StreamSurrogate
 from bo_stream.ax.units import KeepsUnits, OutcomeUnits
 from bo_stream.models.wiski import WISKI
@@ -153,7 +154,7 @@ class StreamGenerators(GeneratorRegistryBase):
             "BoStream": GeneratorSetup(
                 adapter_class=TorchAdapter,
                 generator_class=StreamGenerator,
-                transforms=[*MBM_X_trans, Derelativize, OutcomeUnits],
+                transforms=[ReportedMetrics, *MBM_X_trans, Derelativize, OutcomeUnits],
                 standard_adapter_kwargs={"expand_model_space": False},
                 not_saved_generator_kwargs=["learned", "units"],
             )

@@ -64,6 +64,7 @@ class ProcessRunner(Runner):
         self.function = function if isinstance(function, str) else _name_of(function)
         self.workers, self.timeout, self.retries = workers, timeout, retries
         self._evaluations = Evaluations(self.function, workers, timeout, retries)
+        self._is_open = False
 
     def run(self, trial: BaseTrial) -> dict[str, Any]:
         """Begin a trial.
@@ -76,7 +77,9 @@ class ProcessRunner(Runner):
         return {RECORD: {"outcomes": {}}}
 
     def _begin(self, trial: BaseTrial) -> None:
-        atexit.register(self.close)  # before multiprocessing waits for its processes
+        if not self._is_open:
+            atexit.register(self.close)  # which comes before multiprocessing waits for processes
+            self._is_open = True
         for arm in trial.arms:
             self._evaluations.begin((trial.index, arm.name), arm.parameters)
 
@@ -131,6 +134,7 @@ class ProcessRunner(Runner):
         """End the processes. Trials that they were at are evaluated again when they are polled."""
         self._evaluations.close()
         atexit.unregister(self.close)
+        self._is_open = False
 
 
 def _record(trial: BaseTrial, arm: str, result: Result) -> None:

@@ -22,6 +22,7 @@ from bo_stream.ax.exact_data import data_as_json
 from bo_stream.ax.generator import StreamGenerators
 from bo_stream.ax.process_metric import ProcessMetric
 from bo_stream.ax.process_runner import ProcessRunner
+from bo_stream.ax.reported import ReportedMetrics
 from bo_stream.ax.units import OutcomeUnits
 from bo_stream.models.clustered import ClusteredGP
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
@@ -42,6 +43,7 @@ def register() -> None:
         _register_class(acquisition, AcquisitionFunction)
     _register_class(StreamAcquisition, Acquisition)
     register_transform(OutcomeUnits)
+    register_transform(ReportedMetrics)
     CORE_ENCODER_REGISTRY[Data] = data_as_json
     CORE_ENCODER_REGISTRY[StreamGenerators] = _generator_as_json
     CORE_DECODER_REGISTRY[name_in_storage(StreamGenerators)] = StreamGenerators

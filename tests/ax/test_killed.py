@@ -12,8 +12,16 @@ import pytest
 from ax.api.client import Client
 from ax.core.trial_status import TrialStatus
 
-from bo_stream.ax import close_storage
-from tests.ax.experiments import NEARLY_WITHOUT_NOISE, loss, run, started, watch
+from bo_stream.ax import close_storage, run_trials
+from tests.ax.experiments import (
+    NEARLY_WITHOUT_NOISE,
+    assert_is_a_batch_of_the_data,
+    loss,
+    run,
+    started,
+    watch,
+)
+from tests.ax.functions import bowl
 from tests.ax.reloads import SEARCH_ENDS, from_database, next_candidate
 
 pytestmark = [*NEARLY_WITHOUT_NOISE, pytest.mark.slow]
@@ -82,3 +90,36 @@ def test_the_resumed_run_goes_on_as_the_uninterrupted_one(
     resumed.complete_trial(count, {"loss": loss(ours)})
     next_candidate(resumed)
     assert (traffic.built, traffic.entered) == ([count], [1, 1])
+
+
+LOOP = """
+import sys
+from bo_stream.ax import run_trials, storage_config
+from tests.ax.experiments import started
+from tests.ax.functions import kills_its_parent
+
+if __name__ == "__main__":
+    run_trials(started(storage=storage_config(sys.argv[1])), kills_its_parent, 9)
+"""
+
+
+def test_a_closed_loop_goes_on_with_the_trial_that_it_was_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESTS_CALLED", str(tmp_path / "calls"))
+    (tmp_path / "loop.py").write_text(LOOP)
+    path = tmp_path / "experiments.db"
+    command = [sys.executable, str(tmp_path / "loop.py"), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    close_storage()
+    client = from_database(path)
+    trials = client._experiment.trials_by_status
+    assert [trial.index for trial in trials[TrialStatus.COMPLETED]] == [0, 1, 2, 3]
+    assert [trial.index for trial in trials[TrialStatus.RUNNING]] == [4]
+    run_trials(client, bowl, 2)
+    assert len(client._experiment.trials_by_status[TrialStatus.COMPLETED]) == 7
+    assert len(client._experiment.lookup_data().df) == 7
+    client.get_next_trials(1)
+    assert_is_a_batch_of_the_data(client)
+    close_storage()

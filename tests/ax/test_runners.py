@@ -10,7 +10,7 @@ from ax.api.client import Client
 from ax.core.arm import Arm
 from ax.core.base_trial import BaseTrial
 from ax.core.trial_status import TrialStatus
-from ax.exceptions.core import UnsupportedError
+from ax.exceptions.core import DataRequiredError, UnsupportedError
 from ax.orchestration.orchestrator import FailureRateExceededError, Orchestrator
 from ax.orchestration.orchestrator_options import TrialType
 
@@ -171,6 +171,17 @@ def test_a_metric_that_never_reports_is_named_before_anything_begins() -> None:
         client.run_trials(1)
 
 
+@pytest.mark.parametrize("given", [{}, {"loss": 1.0}])
+def test_a_metric_that_no_trial_has_reported_is_named(given: dict[str, float]) -> None:
+    """Of trials that are completed by hand; Ax's own transforms need some data, and say only so."""
+    client = started(objective="-loss, -cost", acquisition=None)
+    for index in client.get_next_trials(3):
+        client.complete_trial(index, given or None)
+    silent = "cost" if given else "cost, loss"
+    with pytest.raises(DataRequiredError, match=f"No completed trial has reported {silent}, and"):
+        client.get_next_trials(1)
+
+
 def test_trials_that_something_else_must_complete_are_named() -> None:
     client = started()
     client.get_next_trials(2)
@@ -211,11 +222,13 @@ def test_the_orchestrator_does_not_sleep() -> None:
     assert (options.min_seconds_before_poll, options.init_seconds_between_polls) == (0.0, 0)
 
 
-def test_a_client_that_is_run_by_hand_goes_on_after() -> None:
+def test_trials_by_hand_and_by_both_loops_are_one_stream() -> None:
     client = started()
     run(client, 4)
     run_trials(client, bowl, 2)
+    client.run_trials(1)
+    client._experiment.runner.close()
     run(client, 1)
     client.get_next_trials(1)
-    assert model_of(client).num_observations == 7
+    assert model_of(client).num_observations == 8
     assert_is_a_batch_of_the_data(client)
