@@ -5,8 +5,13 @@ from bo_stream.ax.versions import check_versions
 check_versions()
 
 from bo_stream.ax.acquisition import StreamAcquisition  # noqa: E402
+from bo_stream.ax.database import close_storage, storage_config  # noqa: E402
 from bo_stream.ax.generator import StreamGenerator, StreamGenerators, surrogate_spec  # noqa: E402
 from bo_stream.ax.many_trials import analyses  # noqa: E402
+from bo_stream.ax.orchestration import orchestrator_options, run_trials  # noqa: E402
+from bo_stream.ax.process_metric import ProcessMetric  # noqa: E402
+from bo_stream.ax.process_runner import ProcessRunner  # noqa: E402
+from bo_stream.ax.snapshot import save_snapshot  # noqa: E402
 from bo_stream.ax.storage import register  # noqa: E402
 from bo_stream.ax.strategy import ACQUISITIONS, generation_strategy  # noqa: E402
 from bo_stream.ax.surrogate import StreamSurrogate  # noqa: E402
@@ -15,11 +20,18 @@ register()
 
 __all__ = [
     "ACQUISITIONS",
+    "ProcessMetric",
+    "ProcessRunner",
     "StreamAcquisition",
     "StreamGenerator",
     "StreamGenerators",
     "StreamSurrogate",
     "analyses",
+    "close_storage",
     "generation_strategy",
+    "orchestrator_options",
+    "run_trials",
+    "save_snapshot",
+    "storage_config",
     "surrogate_spec",
 ]

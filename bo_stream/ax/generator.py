@@ -24,6 +24,7 @@ from bo_stream.ax.acquisition import StreamAcquisition
 from bo_stream.ax.adapter import StreamAdapter
 from bo_stream.ax.best import best_observed
 from bo_stream.ax.learned import Record
+from bo_stream.ax.reported import ReportedMetrics
 from bo_stream.ax.surrogate import REFIT, StreamSurrogate
 from bo_stream.ax.units import KeepsUnits, OutcomeUnits
 from bo_stream.models.wiski import WISKI
@@ -144,12 +145,17 @@ class StreamGenerators(GeneratorRegistryBase):
 
     @property
     def GENERATOR_KEY_TO_GENERATOR_SETUP(self) -> dict[str, GeneratorSetup]:
-        """The generator, its adapter and its transforms."""
+        """The generator, its adapter and its transforms.
+
+        What was learned is in the state that Ax stores after each candidate, and not in the
+        arguments beside it again.
+        """
         return {
             "BoStream": GeneratorSetup(
                 adapter_class=StreamAdapter,
                 generator_class=StreamGenerator,
-                transforms=[*MBM_X_trans, Derelativize, OutcomeUnits],
+                transforms=[ReportedMetrics, *MBM_X_trans, Derelativize, OutcomeUnits],
                 standard_adapter_kwargs={"expand_model_space": False},
+                not_saved_generator_kwargs=["learned", "units"],
             )
         }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 import torch
+from gpytorch.constraints import Interval
+from gpytorch.priors import Prior
 from torch import Tensor
 
 from bo_stream.models.streaming_gp import StreamingGP
@@ -21,7 +23,8 @@ class Record(TypedDict):
         bounds: Of the search space then.
         unit: In which the model had the outcomes.
         floor: What known noise variances are raised to.
-        values: By name in ``state_dict``, nested lists.
+        values: By name in ``state_dict``, nested lists; bounds and priors are not among them, for
+            they are not learned.
     """
 
     count: int
@@ -54,7 +57,13 @@ def restore(model: StreamingGP, record: Record) -> bool:
 
 
 def _state(model: StreamingGP) -> dict[str, Tensor]:
-    return {name: v for name, v in model.state_dict().items() if not name.startswith(INPUTS)}
+    given = (INPUTS, *_bounds_and_priors(model))
+    return {name: v for name, v in model.state_dict().items() if not name.startswith(given)}
+
+
+def _bounds_and_priors(model: StreamingGP) -> list[str]:
+    modules = model.named_modules()
+    return [f"{name}." for name, part in modules if isinstance(part, Interval | Prior)]
 
 
 def _read(value: Any, like: Tensor) -> Tensor:

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from ax.storage.botorch_modular_registry import (
-    register_acquisition,
-    register_acquisition_function,
-    register_model,
-)
-from ax.storage.json_store.registry import CORE_DECODER_REGISTRY
+from typing import Any
+
+from ax.core.data import Data
+from ax.generators.torch.botorch_modular.acquisition import Acquisition
+from ax.storage.botorch_modular_registry import CLASS_TO_REGISTRY, CLASS_TO_REVERSE_REGISTRY
+from ax.storage.json_store.registry import CORE_DECODER_REGISTRY, CORE_ENCODER_REGISTRY
+from ax.storage.metric_registry import CORE_METRIC_REGISTRY, register_metrics
+from ax.storage.runner_registry import CORE_RUNNER_REGISTRY, register_runners
 from ax.storage.transform_registry import register_transform
+from ax.utils.common.serialization import SerializationMixin
+from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
+from botorch.models.model import Model
 
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.acquisition import StreamAcquisition
+from bo_stream.ax.exact_data import data_as_json
 from bo_stream.ax.generator import StreamGenerators
+from bo_stream.ax.process_metric import ProcessMetric
+from bo_stream.ax.process_runner import ProcessRunner
+from bo_stream.ax.reported import ReportedMetrics
 from bo_stream.ax.units import OutcomeUnits
 from bo_stream.models.clustered import ClusteredGP
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
@@ -23,14 +32,41 @@ from bo_stream.models.osvgp import OSVGP
 from bo_stream.models.wiski import WISKI
 
 STORED_MODELS = (WISKI, OSGPR, OSVGP, ClusteredGP, LocalGP, HeteroscedasticWISKI)
+STORED_ACQUISITIONS = (FeatureNIPV, qNegIntegratedPosteriorVariance)
 
 
 def register() -> None:
     """Tell Ax; done when ``bo_stream.ax`` is imported, which must be before anything is loaded."""
     for model in STORED_MODELS:
-        register_model(model)
-    register_acquisition_function(FeatureNIPV)
-    register_acquisition_function(qNegIntegratedPosteriorVariance)
-    register_acquisition(StreamAcquisition)
+        _register_class(model, Model)
+    for acquisition in STORED_ACQUISITIONS:
+        _register_class(acquisition, AcquisitionFunction)
+    _register_class(StreamAcquisition, Acquisition)
     register_transform(OutcomeUnits)
-    CORE_DECODER_REGISTRY[StreamGenerators.__name__] = StreamGenerators
+    register_transform(ReportedMetrics)
+    CORE_ENCODER_REGISTRY[Data] = data_as_json
+    CORE_ENCODER_REGISTRY[StreamGenerators] = _generator_as_json
+    CORE_DECODER_REGISTRY[name_in_storage(StreamGenerators)] = StreamGenerators
+    for kind in (ProcessRunner, ProcessMetric):
+        CORE_ENCODER_REGISTRY[kind] = _arguments_as_json
+        CORE_DECODER_REGISTRY[name_in_storage(kind)] = kind
+    CORE_RUNNER_REGISTRY.update(register_runners({ProcessRunner: None})[0])
+    CORE_METRIC_REGISTRY.update(register_metrics({ProcessMetric: None})[0])
+
+
+def name_in_storage(kind: type) -> str:
+    """Says what is missing, for Ax's error quotes the names that it does not know."""
+    return f"{kind.__name__}: import bo_stream.ax"
+
+
+def _register_class(kind: type, base: type) -> None:
+    CLASS_TO_REGISTRY[base][kind] = name_in_storage(kind)
+    CLASS_TO_REVERSE_REGISTRY[base][name_in_storage(kind)] = kind
+
+
+def _generator_as_json(generator: StreamGenerators) -> dict[str, Any]:
+    return {"__type": name_in_storage(StreamGenerators), "name": generator.name}
+
+
+def _arguments_as_json(obj: SerializationMixin) -> dict[str, Any]:
+    return {"__type": name_in_storage(type(obj)), **type(obj).serialize_init_args(obj)}

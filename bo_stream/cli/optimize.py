@@ -49,7 +49,7 @@ from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer
 from bo_stream.loops.optimization.acquisition import ACQUISITIONS
 from bo_stream.loops.optimization.campaign import OptimizationCampaign
-from bo_stream.loops.optimization.evaluation import Evaluator
+from bo_stream.loops.optimization.evaluation import PointEvaluator
 from bo_stream.loops.optimization.objectives import find_objective
 from bo_stream.loops.optimization.records import HISTORIES, History
 from bo_stream.loops.optimization.results import sit_optimizing, write_optimization
@@ -226,7 +226,7 @@ def _plain(value: object) -> object:
 def _sit_and_report(
     campaign: OptimizationCampaign,
     folder: Path,
-    evaluating: Evaluator,
+    evaluating: PointEvaluator,
     kind: History,
     caught: list[warnings.WarningMessage],
 ) -> None:
@@ -247,7 +247,7 @@ def _sit_and_report(
         raise typer.Exit(STOPPED)
 
 
-def _sit(campaign: OptimizationCampaign, folder: Path, evaluating: Evaluator) -> bool:
+def _sit(campaign: OptimizationCampaign, folder: Path, evaluating: PointEvaluator) -> bool:
     """Run with a progress bar.
 
     Returns:

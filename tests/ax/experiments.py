@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from ax.api.client import Client
-from ax.api.configs import RangeParameterConfig
+from ax.api.configs import RangeParameterConfig, StorageConfig
 
 from bo_stream import WISKI
 from bo_stream.ax import StreamSurrogate, generation_strategy
@@ -30,10 +30,11 @@ def started(
     parameters: Any = None,
     objective: str = "-loss",
     constraints: list[str] | None = None,
+    storage: StorageConfig | None = None,
     **options: Any,
 ) -> Client:
     """A client over a box in 2-D, or other parameters, with a strategy of few Sobol trials."""
-    client = Client(random_seed=0)
+    client = Client(storage, random_seed=0)
     if parameters is None:
         parameters = [
             RangeParameterConfig(name=name, bounds=(low, high), parameter_type="float")

@@ -2,44 +2,32 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from ax.api.client import Client
 
 from bo_stream import OSGPR
+from bo_stream.ax import save_snapshot
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     loss,
-    model_of,
     raw_data,
     run,
     started,
     surrogate_of,
     watch,
 )
+from tests.ax.reloads import (
+    SEARCH_ENDS,
+    assert_equal_posteriors,
+    executed,
+    from_json,
+    next_candidate,
+)
 
 pytestmark = NEARLY_WITHOUT_NOISE
-
-SEARCH_ENDS = 1e-3
-"""How far from a flat maximum L-BFGS ends, where rounding differs."""
-
-
-def next_candidate(client: Client) -> dict[str, Any]:
-    torch.manual_seed(7)
-    ((_, parameters),) = client.get_next_trials(1).items()
-    return dict(parameters)
-
-
-def reloaded(client: Client, folder: Path) -> Client:
-    path = str(folder / "experiment.json")
-    client.save_to_json_file(path)
-    return Client.load_from_json_file(path)
 
 
 @pytest.mark.parametrize(("noise", "rounding"), [(None, 1e-8), (0.0, 1e-5), (0.1, 1e-8)])
@@ -53,7 +41,7 @@ def test_the_next_candidate_is_that_of_an_uninterrupted_run(
 
     client = started(refit=1.5)
     run(client, 8, measured)
-    other = reloaded(client, tmp_path)
+    other = from_json(client, tmp_path)
     traffic = watch(monkeypatch)
     ours = next_candidate(client)
     assert (traffic.built, traffic.entered) == ([], [1])
@@ -67,19 +55,12 @@ def test_the_next_candidate_is_that_of_an_uninterrupted_run(
     assert (traffic.built, traffic.entered) == ([8], [1, 1, 1])
 
 
-def assert_equal_posteriors(one: Client, other: Client, rounding: float) -> None:
-    X = torch.rand(9, 2, dtype=torch.float64)
-    ours, theirs = (model_of(client).posterior(X) for client in (one, other))
-    torch.testing.assert_close(ours.mean, theirs.mean, rtol=rounding, atol=rounding)
-    torch.testing.assert_close(ours.variance, theirs.variance, rtol=rounding, atol=rounding)
-
-
 def test_what_was_learned_is_stored_once_per_refit_and_comes_back(tmp_path: Path) -> None:
     client = started(refit=1.5)
     run(client, 8)
     client.get_next_trials(1)
     learned = surrogate_of(client).learned
-    other = reloaded(client, tmp_path)
+    other = from_json(client, tmp_path)
     next_candidate(other)
     assert surrogate_of(other).learned == learned
     assert surrogate_of(other)._streams[("loss",)].fitted_at == learned["loss"]["count"]
@@ -88,33 +69,76 @@ def test_what_was_learned_is_stored_once_per_refit_and_comes_back(tmp_path: Path
 def test_a_model_of_points_comes_back_too(tmp_path: Path) -> None:
     client = started(model=OSGPR)
     run(client, 6)
-    other = reloaded(client, tmp_path)
+    other = from_json(client, tmp_path)
     next_candidate(other)
     assert type(surrogate_of(other).model) is OSGPR
 
 
-SCRIPT = """
-import json, sys
-{first}
-from ax.api.client import Client
-client = Client.load_from_json_file(sys.argv[1])
-print(json.dumps(len(client.get_next_trials(1))))
-"""
-
-
+@pytest.mark.slow
 def test_another_process_goes_on_once_the_plug_in_is_imported(tmp_path: Path) -> None:
     client = started()
     run(client, 5)
     path = str(tmp_path / "experiment.json")
     client.save_to_json_file(path)
-    done = loaded_by_another(path, "import bo_stream.ax")
+    done = executed(
+        """
+import sys
+import bo_stream.ax
+from ax.api.client import Client
+print(len(Client.load_from_json_file(sys.argv[1]).get_next_trials(1)))
+""",
+        path,
+    )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == 1
-    without = loaded_by_another(path, "")
-    assert without.returncode != 0
+    assert done.stdout.splitlines()[-1] == "1"
 
 
-def loaded_by_another(path: str, first: str) -> subprocess.CompletedProcess[str]:
-    script = SCRIPT.format(first=first)
-    command = [sys.executable, "-c", script, path]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+@pytest.mark.slow
+def test_a_process_without_the_plug_in_is_told_to_import_it(tmp_path: Path) -> None:
+    """By Ax, which quotes the first name that it does not know."""
+    paths = []
+    for trials in (0, 5):
+        client = started()
+        run(client, trials)
+        paths.append(str(tmp_path / f"{trials}.json"))
+        client.save_to_json_file(paths[-1])
+    done = executed(
+        """
+import sys
+from ax.api.client import Client
+for path in sys.argv[1:]:
+    try:
+        Client.load_from_json_file(path)
+    except Exception as error:
+        print(error)
+""",
+        *paths,
+    )
+    assert done.returncode == 0, done.stderr
+    untried, tried = done.stdout.splitlines()[-2:]
+    assert "StreamGenerators: import bo_stream.ax" in untried
+    assert "'WISKI: import bo_stream.ax'" in tried
+
+
+def test_a_snapshot_is_whole_or_the_former_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "experiment.json"
+    client = started()
+    run(client, 2)
+    save_snapshot(client, path)
+    former = path.read_bytes()
+    run(client, 1)
+
+    def dies(self: Client, filepath: str) -> None:
+        Path(filepath).write_text("{")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "save_to_json_file", dies)
+        with pytest.raises(KeyboardInterrupt):
+            save_snapshot(client, path)
+    assert path.read_bytes() == former
+    save_snapshot(client, path)
+    assert len(Client.load_from_json_file(str(path))._experiment.trials) == 3
+    assert [file.name for file in tmp_path.iterdir()] == ["experiment.json"]

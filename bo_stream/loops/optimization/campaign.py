@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.optimization.evaluation import Evaluator, Task
+from bo_stream.loops.optimization.evaluation import PointEvaluator, Task
 from bo_stream.loops.optimization.objectives import Objective, find_objective
 from bo_stream.loops.optimization.optimizer import Optimizer
 from bo_stream.loops.optimization.settings import Bounds, OptimizationSettings
@@ -104,7 +104,7 @@ class OptimizationCampaign:
         """Spent in steps, over all sittings."""
         return sum(step.model_seconds + step.evaluation_seconds for step in self.steps)
 
-    def evaluator(self) -> Evaluator:
+    def evaluator(self) -> PointEvaluator:
         """Worker processes, or this one, as planned."""
         return evaluator(self.objective, self.plan.workers, self.plan.timeout)
 
@@ -114,7 +114,7 @@ class OptimizationCampaign:
         opened = [] if self._open is None else self._open.keys
         return steps | dict.fromkeys(opened, len(self.steps))
 
-    def run(self, evaluator: Evaluator) -> Iterator[Trial | OptimizationStep]:
+    def run(self, evaluator: PointEvaluator) -> Iterator[Trial | OptimizationStep]:
         """Do the steps that are left; after each trial and each step, all of the state is whole.
 
         Raises:
@@ -133,7 +133,7 @@ class OptimizationCampaign:
         self._open = OpenStep(keys, time.monotonic() - started)
         return self._open
 
-    def _evaluate(self, step: OpenStep, evaluator: Evaluator) -> Iterator[Trial]:
+    def _evaluate(self, step: OpenStep, evaluator: PointEvaluator) -> Iterator[Trial]:
         pending = {t.key for t in self.optimizer.pending} & set(step.keys)
         for key in sorted(pending):
             self._submit(key, evaluator)
@@ -147,11 +147,11 @@ class OptimizationCampaign:
             step.evaluation_seconds = former + time.monotonic() - started
             yield trial
 
-    def _submit(self, key: int, evaluator: Evaluator) -> None:
+    def _submit(self, key: int, evaluator: PointEvaluator) -> None:
         trial = self.optimizer.ledger[key]
         evaluator.submit(Task(key, trial.X, trial.attempts))
 
-    def _next(self, evaluator: Evaluator) -> Trial:
+    def _next(self, evaluator: PointEvaluator) -> Trial:
         """The next outcome, recorded; a trial to be tried again is pending."""
         outcome, optimizer = evaluator.next_outcome(), self.optimizer
         if outcome.value is not None:

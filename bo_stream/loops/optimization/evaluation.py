@@ -7,16 +7,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Generic, Self, TypeAlias
 
-import numpy as np
-
-from bo_stream.loops.optimization.objectives import Objective
-from bo_stream.loops.optimization.trials import LARGEST
+from bo_stream.loops.optimization.work import NoOutcomeError, P, V, Work
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(Generic[P]):
     """One attempt at one trial.
 
     Attributes:
@@ -26,12 +23,12 @@ class Task:
     """
 
     key: int
-    X: tuple[float, ...]
+    X: P
     attempt: int
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Generic[V]):
     """What came of a task.
 
     Attributes:
@@ -42,20 +39,20 @@ class Outcome:
     """
 
     key: int
-    value: float | None
+    value: V | None
     error: str | None
     seconds: float
 
 
-class Evaluator(ABC):
+class Evaluator(ABC, Generic[P, V]):
     """Takes tasks, gives outcomes in the order of completion. Use it in a ``with`` block."""
 
     @abstractmethod
-    def submit(self, task: Task) -> None:
+    def submit(self, task: Task[P]) -> None:
         """Add a task."""
 
     @abstractmethod
-    def next_outcome(self) -> Outcome:
+    def next_outcome(self) -> Outcome[V]:
         """Wait for an outcome of a submitted task."""
 
     @abstractmethod
@@ -74,49 +71,42 @@ class Evaluator(ABC):
         self.close()
 
 
-class InProcess(Evaluator):
+PointEvaluator: TypeAlias = Evaluator[tuple[float, ...], float]
+"""Of points of d inputs and one outcome."""
+
+
+class InProcess(Evaluator[P, V]):
     """One task after the other, in this process; nothing can stop one that hangs."""
 
-    def __init__(self, objective: Objective) -> None:
-        """Of an objective."""
-        self._objective = objective
-        self._tasks: deque[Task] = deque()
+    def __init__(self, work: Work[P, V]) -> None:
+        """Of what each task does."""
+        self._work = work
+        self._tasks: deque[Task[P]] = deque()
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: Task[P]) -> None:
         """Add a task."""
         self._tasks.append(task)
 
-    def next_outcome(self) -> Outcome:
+    def next_outcome(self) -> Outcome[V]:
         """Do the first task."""
-        return attempt(self._objective, self._tasks.popleft())
+        return attempt(self._work, self._tasks.popleft())
 
     def close(self) -> None:
         """Forget the tasks."""
         self._tasks.clear()
 
 
-def attempt(objective: Objective, task: Task) -> Outcome:
+def attempt(work: Work[P, V], task: Task[P]) -> Outcome[V]:
     """Evaluate once; whatever the function raises or returns, there is an outcome."""
     started = time.monotonic()
+    value, error = None, None
     try:
-        result = objective.measure(task.X, task.key, task.attempt)
-        value, error = _as_number(result)
+        value = work.read(work.measure(task.X, task.key, task.attempt))
+    except NoOutcomeError as wrong:
+        error = str(wrong)
     except (Exception, SystemExit) as raised:  # the user's function may raise anything
-        value, error = None, _in_one_line(raised)
+        error = _in_one_line(raised)
     return Outcome(task.key, value, error, time.monotonic() - started)
-
-
-def _as_number(result: Any) -> tuple[float | None, str | None]:
-    array = np.asarray(result)
-    if array.dtype.kind not in "iuf":
-        return None, f"expected one number, got {type(result).__name__} {str(result)[:40]!r}"
-    if array.shape not in ((), (1,)):
-        return None, f"expected one number, got shape {array.shape}"
-    value = float(array.reshape(()))
-    if abs(value) <= LARGEST:
-        return value, None
-    excess = f", larger in size than {LARGEST:g}" if np.isfinite(value) else ""
-    return None, f"the value is {value}{excess}"
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,12 +18,13 @@ from botorch.test_functions.synthetic import SyntheticTestFunction
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.imports import import_function
 from bo_stream.loops.optimization.settings import Bounds, checked_bounds
+from bo_stream.loops.optimization.work import Work, as_number
 
 _DISCRETE = ("AckleyMixed", "Labs")
 
 
-class Objective(ABC):
-    """A function of d inputs, and where its outcomes come from. A value: it can be pickled."""
+class Objective(Work[tuple[float, ...], float]):
+    """A function of d inputs and one outcome, and where its outcomes come from."""
 
     name: str
 
@@ -37,13 +38,9 @@ class Objective(ABC):
     def optimum(self) -> float | None:
         """The least value there is, where it is known."""
 
-    @abstractmethod
-    def prepare(self) -> None:
-        """Import what is needed."""
-
-    @abstractmethod
-    def measure(self, X: Sequence[float], key: int, attempt: int) -> Any:
-        """Whatever the function returns; the same for the same arguments where there is noise."""
+    def read(self, result: Any) -> float:
+        """One number."""
+        return as_number(result)
 
     @abstractmethod
     def noiseless(self, X: Sequence[float]) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bo_stream.loops.optimization.campaign import OptimizationCampaign
-from bo_stream.loops.optimization.evaluation import Evaluator
+from bo_stream.loops.optimization.evaluation import PointEvaluator
 from bo_stream.loops.optimization.records import History, history_file, run_record
 from bo_stream.loops.optimization.steps import OptimizationStep
 from bo_stream.loops.optimization.trace import draw_trace
@@ -39,7 +39,7 @@ def write_optimization(
 def sit_optimizing(
     campaign: OptimizationCampaign,
     folder: Path,
-    evaluator: Evaluator,
+    evaluator: PointEvaluator,
     stop: StopRequest,
     on_event: Callable[[Trial | OptimizationStep], None],
     seconds_between_checkpoints: float = SECONDS_BETWEEN_CHECKPOINTS,
@@ -71,7 +71,7 @@ def sit_optimizing(
 def _sit(
     campaign: OptimizationCampaign,
     folder: Path,
-    evaluator: Evaluator,
+    evaluator: PointEvaluator,
     stop: StopRequest,
     on_event: Callable[[Trial | OptimizationStep], None],
     seconds_between_checkpoints: float,

@@ -10,43 +10,52 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any, Generic
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.optimization.evaluation import Evaluator, InProcess, Outcome, Task, attempt
+from bo_stream.loops.optimization.evaluation import (
+    Evaluator,
+    InProcess,
+    Outcome,
+    PointEvaluator,
+    Task,
+    attempt,
+)
 from bo_stream.loops.optimization.objectives import Objective
+from bo_stream.loops.optimization.work import P, V, Work
 
 _READY = "ready"
 _SECONDS_TO_END = 2.0
 
 
-def _work(objective: Objective, connection: Connection) -> None:
+def _work(work: Work[Any, Any], connection: Connection) -> None:
     """What a worker does: tasks in, outcomes out, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its step
-    objective.prepare()
+    work.prepare()
     connection.send(_READY)
     while True:
         try:
             task = connection.recv()
         except EOFError:
             return
-        connection.send(attempt(objective, task))
+        connection.send(attempt(work, task))
 
 
 @dataclass
-class _Worker:
+class _Worker(Generic[P, V]):
     process: BaseProcess
     connection: Connection
     ready: bool = False
-    task: Task | None = None
+    task: Task[P] | None = None
     started: float = 0.0
 
-    def give(self, task: Task) -> None:
+    def give(self, task: Task[P]) -> None:
         """Begin a task."""
         self.task, self.started = task, time.monotonic()
         with suppress(OSError):  # one that has died is found so when it is listened to
             self.connection.send(task)
 
-    def failed(self, error: str) -> Outcome | None:
+    def failed(self, error: str) -> Outcome[V] | None:
         """The outcome of the task at hand, if any, when the worker is lost."""
         if self.task is None:
             return None
@@ -59,7 +68,7 @@ class _Worker:
         self.process.join(_SECONDS_TO_END)
 
 
-class Workers(Evaluator):
+class Workers(Evaluator[P, V]):
     """Worker processes, started anew whenever one hangs beyond the timeout or dies.
 
     Example:
@@ -68,11 +77,11 @@ class Workers(Evaluator):
         ...     workers.next_outcome()
     """
 
-    def __init__(self, objective: Objective, count: int, timeout: float | None = None) -> None:
+    def __init__(self, work: Work[P, V], count: int, timeout: float | None = None) -> None:
         """Start the processes as they are needed.
 
         Args:
-            objective: A value that can be pickled.
+            work: A value that can be pickled.
             count: Most processes.
             timeout: Seconds after which an attempt has failed and its process is killed.
 
@@ -83,12 +92,12 @@ class Workers(Evaluator):
             raise UsageError(f"Expected workers of at least 1, got {count}.")
         if timeout is not None and not timeout > 0.0:
             raise UsageError(f"Expected timeout above 0 seconds, got {timeout}.")
-        self._objective, self._count, self._timeout = objective, count, timeout
+        self._work, self._count, self._timeout = work, count, timeout
         self._context = multiprocessing.get_context("spawn")
-        self._workers: list[_Worker] = []
-        self._tasks: deque[Task] = deque()
+        self._workers: list[_Worker[P, V]] = []
+        self._tasks: deque[Task[P]] = deque()
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: Task[P]) -> None:
         """Add a task; it begins when a worker is free."""
         self._tasks.append(task)
         if len(self._workers) < min(self._count, self._open):
@@ -101,7 +110,7 @@ class Workers(Evaluator):
 
     def _start(self) -> None:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(self._objective, theirs))
+        process = self._context.Process(target=_work, args=(self._work, theirs))
         process.start()
         theirs.close()
         self._workers.append(_Worker(process, ours))
@@ -111,28 +120,47 @@ class Workers(Evaluator):
             if self._tasks and worker.ready and worker.task is None:
                 worker.give(self._tasks.popleft())
 
-    def next_outcome(self) -> Outcome:
+    def next_outcome(self) -> Outcome[V]:
         """Wait for the next outcome; a hanging or dying worker gives one too.
 
         Raises:
             UsageError: A process cannot even be started.
         """
         while True:
-            outcome = self._heard() or self._overdue()
-            self._hand_out()
+            outcome = self.poll(None)
             if outcome is not None:
                 return outcome
 
-    def _heard(self) -> Outcome | None:
+    def poll(self, seconds: float | None) -> Outcome[V] | None:
+        """The next outcome if there is one soon; None may come before the time is over.
+
+        Args:
+            seconds: How long to wait at most; None: until something happens.
+
+        Raises:
+            UsageError: A process cannot even be started.
+        """
+        outcome = self._heard(seconds) or self._overdue()
+        self._hand_out()
+        return outcome
+
+    def cancel(self, key: int) -> None:
+        """Forget a task; one at work is stopped."""
+        self._tasks = deque(task for task in self._tasks if task.key != key)
+        for worker in list(self._workers):
+            if worker.task is not None and worker.task.key == key:
+                self._remove(worker)
+
+    def _heard(self, seconds: float | None) -> Outcome[V] | None:
         by_connection = {worker.connection: worker for worker in self._workers}
-        for connection in wait(list(by_connection), self._patience()):
+        for connection in wait(list(by_connection), self._patience(seconds)):
             if isinstance(connection, Connection):
                 outcome = self._message(by_connection[connection])
                 if outcome is not None:
                     return outcome
         return None
 
-    def _message(self, worker: _Worker) -> Outcome | None:
+    def _message(self, worker: _Worker[P, V]) -> Outcome[V] | None:
         try:
             message = worker.connection.recv()
         except (EOFError, OSError):
@@ -143,7 +171,7 @@ class Workers(Evaluator):
         worker.ready = True
         return None
 
-    def _lost(self, worker: _Worker) -> Outcome | None:
+    def _lost(self, worker: _Worker[P, V]) -> Outcome[V] | None:
         worker.process.join(_SECONDS_TO_END)
         code = worker.process.exitcode
         self._remove(worker)
@@ -154,20 +182,21 @@ class Workers(Evaluator):
             )
         return worker.failed(f"the worker process died (exit code {code})")
 
-    def _remove(self, worker: _Worker) -> None:
+    def _remove(self, worker: _Worker[P, V]) -> None:
         worker.end()
         self._workers.remove(worker)
         if len(self._workers) < min(self._count, self._open):
             self._start()
 
-    def _patience(self) -> float | None:
-        """Seconds until the first task at work is overdue."""
-        if self._timeout is None:
-            return None
+    def _patience(self, seconds: float | None) -> float | None:
+        """Seconds to wait, but no longer than until the first task at work is overdue."""
         started = [worker.started for worker in self._workers if worker.task is not None]
-        return max(0.0, min(started) + self._timeout - time.monotonic()) if started else None
+        if self._timeout is None or not started:
+            return seconds
+        left = max(0.0, min(started) + self._timeout - time.monotonic())
+        return left if seconds is None else min(left, seconds)
 
-    def _overdue(self) -> Outcome | None:
+    def _overdue(self) -> Outcome[V] | None:
         for worker in list(self._workers):
             late = worker.task is not None and self._timeout is not None
             if late and time.monotonic() - worker.started >= (self._timeout or 0.0):
@@ -183,7 +212,7 @@ class Workers(Evaluator):
         self._workers = []
 
 
-def evaluator(objective: Objective, count: int, timeout: float | None) -> Evaluator:
+def evaluator(objective: Objective, count: int, timeout: float | None) -> PointEvaluator:
     """Workers, or this process where one worker without a timeout is enough."""
     if count == 1 and timeout is None:
         return InProcess(objective)
