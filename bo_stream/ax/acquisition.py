@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from ax.generators.torch.botorch_modular.acquisition import Acquisition
 from ax.generators.torch_base import TorchOptConfig
+from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.models.model import Model
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
+from bo_stream.ax.nipv import (
+    INTEGRATED,
+    check_options,
+    chosen_metric,
+    integrated_variance,
+    model_of_metric,
+)
 from bo_stream.ax.prediction import predicted_means
+
+MC_POINTS = "mc_points"
+"""Option of an acquisition, set by the adapter at each trial: points as the model takes them."""
 
 BASELINE = 100
 """Observed points that an acquisition function compares with."""
@@ -33,6 +47,37 @@ class StreamAcquisition(Acquisition):
             )
             self.X_observed = self.X_observed[chosen]
         super()._update_objective_thresholds(torch_opt_config)
+
+    def _construct_botorch_acquisition(
+        self,
+        botorch_acqf_class: type[AcquisitionFunction],
+        botorch_acqf_options: dict[str, Any],
+        model: Model,
+    ) -> AcquisitionFunction:
+        """As Ax's; integrated variances are of one metric, over points in the user's parameters."""
+        if not issubclass(botorch_acqf_class, INTEGRATED):
+            return super()._construct_botorch_acquisition(
+                botorch_acqf_class, botorch_acqf_options, model
+            )
+        check_options(botorch_acqf_class, botorch_acqf_options)
+        chosen = chosen_metric(
+            botorch_acqf_class, botorch_acqf_options.get("metric"), self._objectives
+        )
+        return integrated_variance(
+            botorch_acqf_class,
+            model_of_metric(self.surrogate.model, self.surrogate.outcomes, chosen),
+            self.search_space_digest.bounds,
+            self.options.get(MC_POINTS),
+            self.X_pending,
+        )
+
+    @property
+    def _objectives(self) -> list[str]:
+        """Names of the metrics that are optimised."""
+        used = (self._full_objective_weights != 0.0).any(0).tolist()
+        return [
+            name for name, is_used in zip(self.surrogate.outcomes, used, strict=True) if is_used
+        ]
 
 
 def most_promising(values: Tensor, violation: Tensor, count: int) -> Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ax.adapter.registry import GeneratorRegistryBase, GeneratorSetup, MBM_X_trans
-from ax.adapter.torch import TorchAdapter
 from ax.adapter.transforms.derelativize import Derelativize
 from ax.core.search_space import SearchSpaceDigest
 from ax.core.types import TCandidateMetadata
@@ -15,15 +15,18 @@ from ax.generators.torch.botorch_modular.acquisition import Acquisition
 from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
 from ax.generators.torch.botorch_modular.surrogate import SurrogateSpec
 from ax.generators.torch.botorch_modular.utils import ModelConfig
-from ax.generators.torch_base import TorchOptConfig
+from ax.generators.torch_base import TorchGenResults, TorchOptConfig
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.models.transforms.outcome import Standardize
 from botorch.utils.datasets import SupervisedDataset
 from torch import Tensor
 
 from bo_stream.ax.acquisition import StreamAcquisition
+from bo_stream.ax.adapter import StreamAdapter
 from bo_stream.ax.best import best_observed
+from bo_stream.ax.candidates import ExactCandidates
 from bo_stream.ax.learned import Record
+from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.surrogate import REFIT, StreamSurrogate
 from bo_stream.ax.units import KeepsUnits, OutcomeUnits
 from bo_stream.models.wiski import WISKI
@@ -112,6 +115,15 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
             **additional_model_inputs,
         )
 
+    def gen(
+        self, n: int, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
+    ) -> TorchGenResults:
+        """As Ax's; proposals of a pool say which candidates they are."""
+        results = super().gen(n, search_space_digest, torch_opt_config)
+        if isinstance(self._acquisition, PoolAcquisition):
+            return replace(results, candidate_metadata=list(self._acquisition.metadata))
+        return results
+
     def _get_state(self) -> dict[str, Any]:
         """What Ax stores with each generator run, and gives to the next generator.
 
@@ -147,9 +159,9 @@ class StreamGenerators(GeneratorRegistryBase):
         """The generator, its adapter and its transforms."""
         return {
             "BoStream": GeneratorSetup(
-                adapter_class=TorchAdapter,
+                adapter_class=StreamAdapter,
                 generator_class=StreamGenerator,
-                transforms=[*MBM_X_trans, Derelativize, OutcomeUnits],
+                transforms=[ExactCandidates, *MBM_X_trans, Derelativize, OutcomeUnits],
                 standard_adapter_kwargs={"expand_model_space": False},
             )
         }

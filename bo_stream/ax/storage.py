@@ -13,7 +13,11 @@ from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.acquisition import StreamAcquisition
+from bo_stream.ax.candidates import ExactCandidates
 from bo_stream.ax.generator import StreamGenerators
+from bo_stream.ax.nipv import StreamNIPV
+from bo_stream.ax.pool_acquisition import PoolAcquisition
+from bo_stream.ax.pool_start import PoolStart
 from bo_stream.ax.units import OutcomeUnits
 from bo_stream.models.clustered import ClusteredGP
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
@@ -30,7 +34,11 @@ def register() -> None:
     for model in STORED_MODELS:
         register_model(model)
     register_acquisition_function(FeatureNIPV)
+    register_acquisition_function(StreamNIPV)
     register_acquisition_function(qNegIntegratedPosteriorVariance)
     register_acquisition(StreamAcquisition)
+    register_acquisition(PoolAcquisition)
+    register_transform(ExactCandidates)
     register_transform(OutcomeUnits)
     CORE_DECODER_REGISTRY[StreamGenerators.__name__] = StreamGenerators
+    CORE_DECODER_REGISTRY[PoolStart.__name__] = PoolStart

@@ -1,0 +1,58 @@
+"""Proposals with exactly the parameters that a pool has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ax.adapter.base import Adapter
+from ax.adapter.transforms.base import Transform
+from ax.core.observation import ObservationFeatures
+
+from bo_stream.ax.pool import Name
+from bo_stream.ax.pools import pool_named
+
+POOL = "pool"
+"""Option of an acquisition: the pool's name."""
+
+CANDIDATE = "candidate"
+"""In the metadata of a proposal: the candidate's name."""
+
+
+def metadata_of(pool: str, candidate: Name) -> dict[str, Any]:
+    """What Ax keeps with a proposal.
+
+    Args:
+        pool: Its name.
+        candidate: Its name in the pool.
+    """
+    return {POOL: pool, CANDIDATE: candidate}
+
+
+class ExactCandidates(Transform):
+    """Gives a proposal of a pool the pool's own values, when all other transforms are undone.
+
+    They would come back from a logarithm with another last digit, and would not be found again.
+    """
+
+    no_op_for_experiment_data = True
+
+    def __init__(
+        self,
+        search_space: Any = None,
+        experiment_data: Any = None,
+        adapter: Adapter | None = None,
+        config: Any = None,
+    ) -> None:
+        """Nothing is learned."""
+        super().__init__(search_space, experiment_data, adapter, config)
+
+    def untransform_observation_features(
+        self, observation_features: list[ObservationFeatures]
+    ) -> list[ObservationFeatures]:
+        """Of the proposals that say which candidate they are."""
+        for proposal in observation_features:
+            metadata = proposal.metadata or {}
+            if CANDIDATE in metadata:
+                pool = pool_named(metadata[POOL])
+                proposal.parameters.update(pool.parameters_of(metadata[CANDIDATE]))
+        return observation_features

@@ -1,0 +1,71 @@
+"""The best of many candidates by an acquisition function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from botorch.acquisition.acquisition import AcquisitionFunction
+from torch import Tensor
+
+CHUNK = 4096
+"""Candidates that are evaluated at once."""
+
+FINALISTS = 16_384
+"""Candidates that are evaluated with all samples; a pool of no more is not screened."""
+
+
+@torch.no_grad()
+def best_of(
+    acqf: AcquisitionFunction,
+    X: Tensor,
+    n: int,
+    screening: Callable[[], AcquisitionFunction | None],
+) -> Tensor:
+    """Choose n candidates one after the other, each the best given those before.
+
+    Among more than ``FINALISTS`` candidates those are first found that are best by a cheaper
+    function, where there is one: then the choice is the best of all unless the two functions
+    disagree so far.
+
+    Args:
+        acqf: Takes pending points if n > 1; its own are put back.
+        X: Candidates, ``N x d``.
+        n: How many, at most N.
+        screening: Makes the cheaper function; None: there is none.
+
+    Returns:
+        Places in X, ``n``.
+    """
+    cheap = screening() if len(X) > FINALISTS else None
+    left, picks = torch.arange(len(X), device=X.device), X.new_empty(0, dtype=torch.long)
+    functions = [acqf] if cheap is None else [acqf, cheap]
+    pending = [each.X_pending for each in functions] if n > 1 else []
+    for _ in range(n):
+        best = _best(acqf, cheap, X, left)
+        picks = torch.cat((picks, best))
+        left = left[left != best]
+        for each, before in zip(functions, pending, strict=False):
+            each.set_X_pending(_joined(before, X[picks]))
+    for each, before in zip(functions, pending, strict=False):
+        each.set_X_pending(before)
+    return picks
+
+
+def _best(
+    acqf: AcquisitionFunction, cheap: AcquisitionFunction | None, X: Tensor, places: Tensor
+) -> Tensor:
+    """Place of the best candidate, ``1``."""
+    if cheap is not None and len(places) > FINALISTS:
+        places = places[values(cheap, X[places]).topk(FINALISTS).indices.sort().values]
+    return places[values(acqf, X[places]).argmax(keepdim=True)]
+
+
+@torch.no_grad()
+def values(acqf: AcquisitionFunction, X: Tensor) -> Tensor:
+    """Of single candidates, ``N x d -> N``."""
+    return torch.cat([acqf(chunk.unsqueeze(-2)) for chunk in X.split(CHUNK)])
+
+
+def _joined(pending: Tensor | None, picks: Tensor) -> Tensor:
+    return picks if pending is None else torch.cat((pending, picks))
