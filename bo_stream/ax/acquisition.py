@@ -60,12 +60,11 @@ class StreamAcquisition(Acquisition):
                 botorch_acqf_class, botorch_acqf_options, model
             )
         check_options(botorch_acqf_class, botorch_acqf_options)
-        chosen = chosen_metric(
-            botorch_acqf_class, botorch_acqf_options.get("metric"), self._objectives
-        )
+        metrics, given = self.surrogate.outcomes, botorch_acqf_options.get("metric")
+        chosen = chosen_metric(botorch_acqf_class, given, metrics, self._objectives)
         return integrated_variance(
             botorch_acqf_class,
-            model_of_metric(self.surrogate.model, self.surrogate.outcomes, chosen),
+            model_of_metric(self.surrogate.model, metrics, chosen),
             self.search_space_digest.bounds,
             self.options.get(MC_POINTS),
             self.X_pending,

@@ -142,18 +142,10 @@ class StreamAdapter(TorchAdapter):
         if isinstance(given, Tensor):
             return {MC_POINTS: given}
         if self.pool is not None:
-            return {MC_POINTS: self._some_of(self.pool, int(count or NUM_MC_POINTS))}
+            return {MC_POINTS: self._table(self.pool).some(int(count or NUM_MC_POINTS))}
         if count is None and issubclass(kind, FeatureNIPV) and self._is_box:
             return {}
         return {MC_POINTS: self._table(self._points_drawn(int(count or NUM_MC_POINTS))).X}
-
-    def _some_of(self, pool: Pool, count: int) -> Tensor:
-        """Candidates of a pool, the same at each trial."""
-        X = self._table(pool).X
-        if count >= len(X):
-            return X
-        generator = torch.Generator().manual_seed(0)
-        return X[torch.randperm(len(X), generator=generator)[:count].to(X.device)]
 
     @property
     def _is_box(self) -> bool:

@@ -119,26 +119,30 @@ def model_of_metric(model: Model, metrics: list[str], metric: str) -> Model:
     return model if model.num_outputs == 1 else model.subset_output([place])
 
 
-def chosen_metric(kind: type[AcquisitionFunction], given: Any, objectives: list[str]) -> str:
+def chosen_metric(
+    kind: type[AcquisitionFunction], given: Any, metrics: list[str], objectives: list[str]
+) -> str:
     """The metric whose variance is integrated: the only objective, unless one is named.
 
     Args:
         kind: Of the acquisition function.
         given: Name of a metric, or None.
+        metrics: Names of all that are modelled.
         objectives: Names of the objectives' metrics.
 
     Raises:
         UnsupportedError: There are several objectives, and none is named.
+        ValueError: No such metric.
     """
-    if given is not None:
-        return str(given)
-    if len(objectives) != 1:
+    if given is not None and given not in metrics:
+        raise ValueError(f"Expected metric to be one of {', '.join(metrics)}, got {given!r}.")
+    if given is None and len(objectives) != 1:
         raise UnsupportedError(
             f"{kind.__name__} is about the variance of one metric, and the objectives are of "
             f"{', '.join(objectives)}. Name one, as in "
             f"acquisition_options={{'metric': {objectives[0]!r}}}."
         )
-    return objectives[0]
+    return objectives[0] if given is None else str(given)
 
 
 def check_options(kind: type[AcquisitionFunction], options: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from bo_stream.models.streaming_gp import StreamingGP
 CHOICES = "choices"
 """Option of an acquisition, set by the adapter at each trial: :class:`Choices`."""
 
-SCREENING_SAMPLES = 16
+SCREENING_SAMPLES = 32
 """Posterior samples with which most of a large pool's candidates are ruled out."""
 
 

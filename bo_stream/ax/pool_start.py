@@ -8,11 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from ax.adapter.transforms.cast import Cast
+from ax.adapter.transforms.remove_fixed import RemoveFixed
 from ax.core.arm import Arm
 from ax.core.data import Data
 from ax.core.experiment import Experiment
 from ax.core.generator_run import GeneratorRun
 from ax.core.observation import ObservationFeatures
+from ax.core.search_space import SearchSpace
 from ax.core.types import TParameterization
 from ax.generation_strategy.external_generation_node import ExternalGenerationNode
 from ax.generation_strategy.transition_criterion import MinTrials
@@ -57,13 +60,14 @@ class PoolStart(ExternalGenerationNode):
         self._tables = Tables()
         self._had: list[TParameterization] = []
         self._fixed: TParameterization = {}
+        self._space: SearchSpace | None = None
         self._inputs = torch.empty(0, 0)
 
     def update_generator_state(self, experiment: Experiment, data: Data) -> None:
         """See which candidates the experiment has had."""
         space = experiment.search_space
         table = self._tables.get(pool_named(self.pool), space, lambda: input_transforms(space))
-        self._inputs = table.X
+        self._space, self._inputs = space, table.X
         self._had = [arm.parameters for arm in experiment.arms_by_signature.values()]
 
     def get_next_candidate(self, pending_parameters: list[TParameterization]) -> TParameterization:
@@ -78,7 +82,7 @@ class PoolStart(ExternalGenerationNode):
         check_enough(1, int(untried.sum()), pool, bool(self._fixed))
         rows = untried.nonzero().squeeze(-1)
         count = len({Arm(parameters=each).signature for each in had})
-        return pool.parameters_at(int(rows[self._nearest(rows, count)]))
+        return completed(pool.parameters_at(int(rows[self._nearest(rows, count)])), self._space)
 
     def _gen(  # type: ignore[override]
         self,
@@ -110,3 +114,11 @@ class PoolStart(ExternalGenerationNode):
         target = low + (high - low) * sobol.draw(1, dtype=X.dtype)
         scale = (high - low).clamp_min(torch.finfo(X.dtype).tiny)
         return int(((X[rows] - target) / scale).square().sum(-1).argmin())
+
+
+def completed(parameters: TParameterization, space: SearchSpace | None) -> TParameterization:
+    """With the parameters that a search space fixes or derives, each of its type."""
+    features = [ObservationFeatures(parameters=dict(parameters))]
+    for transform in (RemoveFixed(search_space=space), Cast(search_space=space)):
+        features = transform.untransform_observation_features(features)
+    return features[0].parameters

@@ -24,9 +24,9 @@ def best_of(
 ) -> Tensor:
     """Choose n candidates one after the other, each the best given those before.
 
-    Among more than ``FINALISTS`` candidates those are first found that are best by a cheaper
-    function, where there is one: then the choice is the best of all unless the two functions
-    disagree so far.
+    Of more than ``FINALISTS`` candidates only as many are evaluated where there is a cheaper
+    function: half of them the best by that one, the others drawn at random. The choice is the best
+    of all unless the two functions disagree so far; then it is as good as one of thousands.
 
     Args:
         acqf: Takes pending points if n > 1; its own are put back.
@@ -57,8 +57,17 @@ def _best(
 ) -> Tensor:
     """Place of the best candidate, ``1``."""
     if cheap is not None and len(places) > FINALISTS:
-        places = places[values(cheap, X[places]).topk(FINALISTS).indices.sort().values]
+        places = places[_finalists(values(cheap, X[places]))]
     return places[values(acqf, X[places]).argmax(keepdim=True)]
+
+
+def _finalists(worth: Tensor) -> Tensor:
+    """Half of them the best, the others drawn from the rest, in ascending order."""
+    order = worth.argsort(descending=True)
+    best, rest = order[: FINALISTS // 2], order[FINALISTS // 2 :]
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randperm(len(rest), generator=generator)[: FINALISTS - len(best)]
+    return torch.cat((best, rest[drawn.to(rest.device)])).sort().values
 
 
 @torch.no_grad()

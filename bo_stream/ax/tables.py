@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -165,6 +166,20 @@ class Table:
             )
         X = torch.from_numpy(frame[names].to_numpy(dtype=float, copy=True))
         return cls(pool, space.clone(), names, X)
+
+    def some(self, count: int) -> Tensor:
+        """Some of its rows, the same at each call, ``count x d``; all if it has no more."""
+        if count >= len(self.X):
+            return self.X
+        if count not in self._samples:
+            generator = torch.Generator().manual_seed(0)
+            rows = torch.randperm(len(self.X), generator=generator)[:count]
+            self._samples[count] = self.X[rows.to(self.X.device)]
+        return self._samples[count]
+
+    @cached_property
+    def _samples(self) -> dict[int, Tensor]:
+        return {}
 
     def is_of(self, pool: Pool, space: SearchSpace, columns: Sequence[str] | None) -> bool:
         """Whether it need not be transformed again."""
