@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bo_stream.ax.nipv import (
     INTEGRATED,
-    check_options,
     chosen_metric,
     integrated_variance,
     model_of_metric,
@@ -59,7 +58,6 @@ class StreamAcquisition(Acquisition):
             return super()._construct_botorch_acquisition(
                 botorch_acqf_class, botorch_acqf_options, model
             )
-        check_options(botorch_acqf_class, botorch_acqf_options)
         metrics, given = self.surrogate.outcomes, botorch_acqf_options.get("metric")
         chosen = chosen_metric(botorch_acqf_class, given, metrics, self._objectives)
         return integrated_variance(

@@ -27,7 +27,7 @@ from torch import Tensor
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.acquisition import MC_POINTS
 from bo_stream.ax.candidates import POOL
-from bo_stream.ax.nipv import INTEGRATED, NUM_MC_POINTS
+from bo_stream.ax.nipv import INTEGRATED, NUM_MC_POINTS, check_options
 from bo_stream.ax.pool import Pool
 from bo_stream.ax.pool_acquisition import CHOICES, Choices, KeptSelector
 from bo_stream.ax.pools import pool_named
@@ -136,6 +136,7 @@ class StreamAdapter(TorchAdapter):
         kind, options = generator._botorch_acqf_class, generator._botorch_acqf_options
         if kind is None or not issubclass(kind, INTEGRATED):
             return {}
+        check_options(kind, options)
         given, count = options.get(MC_POINTS), options.get("num_mc_points")
         if isinstance(given, str):
             return {MC_POINTS: self._table(pool_named(given)).X}

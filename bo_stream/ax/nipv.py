@@ -53,8 +53,10 @@ def construct_inputs_stream_nipv(
         posterior_transform: Of several outputs.
 
     Raises:
+        UnsupportedError: Several outputs without a posterior transform, or a list of models.
         ValueError: Neither points nor bounds.
     """
+    check_one_output(model, posterior_transform)
     if mc_points is None:
         if bounds is None:
             raise ValueError("Expected mc_points, or bounds to draw them from, got neither.")
@@ -65,6 +67,21 @@ def construct_inputs_stream_nipv(
         "X_pending": X_pending,
         "posterior_transform": posterior_transform,
     }
+
+
+def check_one_output(model: Model, posterior_transform: PosteriorTransform | None) -> None:
+    """Check that there is one variance.
+
+    Raises:
+        UnsupportedError: There are several, or the model is a list.
+    """
+    many = model.num_outputs > 1 and posterior_transform is None
+    if many or isinstance(model, ModelList | ModelListGP):
+        raise UnsupportedError(
+            f"Expected a model of one output to integrate its variance, got a "
+            f"{type(model).__name__} of {model.num_outputs}. Pass one of model.models, or "
+            "model.subset_output([i])."
+        )
 
 
 def points_of_box(bounds: list[tuple[float, float]], count: int) -> Tensor:
@@ -149,7 +166,7 @@ def check_options(kind: type[AcquisitionFunction], options: dict[str, Any]) -> N
     """Check the names of options.
 
     Raises:
-        ValueError: One is unknown, or both points and their number are given.
+        ValueError: One is unknown, both points and their number are given, or there are none.
     """
     unknown = sorted(set(options) - set(OPTIONS))
     if unknown:
@@ -159,3 +176,6 @@ def check_options(kind: type[AcquisitionFunction], options: dict[str, Any]) -> N
         )
     if options.get("mc_points") is not None and options.get("num_mc_points") is not None:
         raise ValueError("Expected one of mc_points and num_mc_points, got both.")
+    count = options.get("num_mc_points", 1)
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"Expected num_mc_points of at least 1, got {count}.")

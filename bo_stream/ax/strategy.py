@@ -22,7 +22,7 @@ from botorch.models.model import Model
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.candidates import POOL
 from bo_stream.ax.generator import StreamGenerators, surrogate_spec
-from bo_stream.ax.nipv import StreamNIPV
+from bo_stream.ax.nipv import INTEGRATED, StreamNIPV, check_options
 from bo_stream.ax.pool import Candidates, Pool
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.pool_start import PoolStart
@@ -92,14 +92,17 @@ def generation_strategy(
         >>> client.set_generation_strategy(generation_strategy(WISKI, acquisition="qUCB"))
     """
     _check(initialization, refit)
+    kind, options = _acquisition(acquisition), dict(acquisition_options or {})
+    if kind is not None and issubclass(kind, INTEGRATED):
+        check_options(kind, options)
+        options = with_handles(options)
     name = None if pool is None else _registered(pool)
-    kind = _acquisition(acquisition)
     spec = GeneratorSpec(
         StreamGenerators.BO_STREAM,
         generator_kwargs={
             "surrogate_spec": surrogate_spec(model, model_options),
             "botorch_acqf_class": kind,
-            "botorch_acqf_options": with_handles(acquisition_options or {}),
+            "botorch_acqf_options": options,
             "refit": refit,
             "learned": {},
             "units": {},
