@@ -9,7 +9,7 @@ from ax.adapter.transforms.base import Transform
 from ax.core.observation import ObservationFeatures
 
 from bo_stream.ax.pool import Name
-from bo_stream.ax.pools import pool_named
+from bo_stream.ax.pools import known_pool
 
 POOL = "pool"
 """Option of an acquisition: the pool's name."""
@@ -49,10 +49,13 @@ class ExactCandidates(Transform):
     def untransform_observation_features(
         self, observation_features: list[ObservationFeatures]
     ) -> list[ObservationFeatures]:
-        """Of the proposals that say which candidate they are."""
+        """Of those that say which candidate they are.
+
+        Former trials come here too, to be predicted, in a process that may not know their pool.
+        """
         for proposal in observation_features:
             metadata = proposal.metadata or {}
-            if CANDIDATE in metadata:
-                pool = pool_named(metadata[POOL])
+            pool = known_pool(str(metadata.get(POOL)))
+            if pool is not None and metadata.get(CANDIDATE) in pool.frame.index:
                 proposal.parameters.update(pool.parameters_of(metadata[CANDIDATE]))
         return observation_features

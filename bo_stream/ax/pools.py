@@ -40,18 +40,24 @@ def register_pool(pool: Pool, replace: bool = False) -> Pool:
     return pool
 
 
+def known_pool(name: str) -> Pool | None:
+    """The table of a name, or None where this process knows none."""
+    return _KNOWN.get(name)
+
+
 def pool_named(name: str) -> Pool:
     """The table of a name.
 
     Raises:
         ValueError: This process knows none.
     """
-    if name not in _KNOWN:
+    pool = known_pool(name)
+    if pool is None:
         raise ValueError(
             f"No pool is registered as {name!r} in this process: Ax stores its name only. Call "
             f"bo_stream.ax.register_pool(Pool.of(candidates, name={name!r})) with its table first."
         )
-    return _KNOWN[name]
+    return pool
 
 
 def handle(table: str | Pool | Candidates) -> str:

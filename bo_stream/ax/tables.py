@@ -13,7 +13,7 @@ import torch
 from ax.adapter.data_utils import ExperimentData
 from ax.adapter.registry import MBM_X_trans_base
 from ax.adapter.transforms.base import Transform
-from ax.core.parameter import Parameter, ParameterType, RangeParameter
+from ax.core.parameter import DerivedParameter, Parameter, ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace
 from ax.exceptions.core import UnsupportedError
 from torch import Tensor
@@ -76,11 +76,13 @@ def _check_columns(pool: Pool, space: SearchSpace) -> None:
             f"Pool {pool.name!r} has no column for the parameter {listed(missing)} of the "
             f"experiment, only {listed(columns)}. Add it to the table."
         )
-    unknown = [name for name in columns if name not in space.parameters]
+    given = {n: p for n, p in space.parameters.items() if not isinstance(p, DerivedParameter)}
+    unknown = [name for name in columns if name not in given]
     if unknown:
         raise ValueError(
             f"Pool {pool.name!r} has the column {listed(unknown)}, which is no parameter of the "
-            f"experiment. Leave it out: Pool.of(frame[{list(space.tunable_parameters)}])."
+            "experiment, or one that it derives. Leave it out: "
+            f"Pool.of(frame[{list(space.tunable_parameters)}])."
         )
 
 

@@ -19,8 +19,9 @@ from botorch.exceptions.errors import UnsupportedError
 from bo_stream import OSGPR, WISKI
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.acquisition.measures import BoxMeasure
-from bo_stream.ax import Pool, generation_strategy, register_pool
+from bo_stream.ax import ACQUISITIONS, Pool, generation_strategy, register_pool
 from bo_stream.ax.nipv import NUM_MC_POINTS, StreamNIPV, integrated_variance
+from bo_stream.ax.pools import with_handles
 from tests.ax.experiments import NEARLY_WITHOUT_NOISE, loss, model_of, run, started, surrogate_of
 from tests.ax.pools import (
     MIXED,
@@ -35,6 +36,7 @@ from tests.ax.pools import (
 pytestmark = NEARLY_WITHOUT_NOISE
 
 KINDS = ["FeatureNIPV", "qNIPV"]
+OFTEN = ["FeatureNIPV", pytest.param("qNIPV", marks=pytest.mark.slow)]
 
 __all__ = ["forgetful"]
 
@@ -52,24 +54,25 @@ def points_of(client: Client) -> Any:
     return acquisition_of(client).options.get("mc_points")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("form", ["frame", "list", "mapping", "pool", "name"])
-def test_points_come_in_many_forms(form: str, kind: str) -> None:
-    table = sites(20, name="many forms")
+def test_points_come_in_many_forms(forgetful: dict[str, Pool]) -> None:
+    table = sites(20)
     rows = [table.parameters_at(row) for row in range(20)]
-    given = {
-        "frame": table.frame,
-        "list": rows,
-        "mapping": dict(enumerate(rows)),
-        "pool": table,
-        "name": register_pool(table).name,
-    }
-    client = after(4, acquisition=kind, acquisition_options={"mc_points": given[form]})
+    for given in (table, table.frame, rows, dict(enumerate(rows)), register_pool(table).name):
+        name = with_handles({"mc_points": given, "metric": "loss"})["mc_points"]
+        np.testing.assert_array_equal(forgetful[name].frame.to_numpy(), table.frame.to_numpy())
+    assert with_handles({"beta": 2.0}) == {"beta": 2.0}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_points_are_those_that_were_given(kind: str) -> None:
+    table = sites(20)
+    client = after(3, acquisition=kind, acquisition_options={"mc_points": table})
     expected = torch.tensor(table.frame.to_numpy())
     torch.testing.assert_close(points_of(client), expected, rtol=0.0, atol=0.0)
+    assert isinstance(acquisition_of(client).acqf, ACQUISITIONS[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OFTEN)
 def test_points_are_brought_to_the_model(kind: str) -> None:
     """Logarithms, one-hot columns and all."""
     frame = mixed_frame(12)
@@ -149,7 +152,7 @@ def test_points_of_a_space_that_is_no_box() -> None:
     assert set(points["layers"].frac().tolist()) == {0.0}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OFTEN)
 def test_points_keep_to_parameter_constraints(kind: str) -> None:
     client = Client(random_seed=0)
     box = [RangeParameterConfig(n, (0.0, 1.0), parameter_type="float") for n in ("a", "b")]
@@ -188,7 +191,7 @@ def two(parameters: Any) -> dict[str, float]:
     return {"loss": loss(parameters), "cost": float(parameters["a"]) ** 2}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OFTEN)
 def test_the_only_objective_is_meant(kind: str) -> None:
     """Not the constraint's metric, nor one that is tracked only."""
     client = after(4, two, acquisition=kind, constraints=["cost >= 0.1"])
@@ -197,7 +200,7 @@ def test_the_only_objective_is_meant(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OFTEN)
 def test_of_several_objectives_one_is_named(kind: str) -> None:
     settings = {"acquisition": kind, "objective": "-loss, -cost"}
     with pytest.raises(UnsupportedError, match=r"objectives are of .*\{'metric': "):
@@ -228,7 +231,7 @@ def reloaded(client: Client, folder: Path) -> Client:
     return Client.load_from_json_file(path)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OFTEN)
 @pytest.mark.parametrize("options", [{"mc_points": sites(20).frame}, {"num_mc_points": 16}])
 def test_a_reloaded_experiment_has_the_same_points(options: Any, kind: str, tmp_path: Path) -> None:
     client = started(acquisition=kind, acquisition_options=options)

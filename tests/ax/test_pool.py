@@ -8,8 +8,9 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from ax.adapter.cross_validation import cross_validate
 from ax.api.client import Client
-from ax.api.configs import RangeParameterConfig
+from ax.api.configs import DerivedParameterConfig, RangeParameterConfig
 from ax.core.observation import ObservationFeatures
 from ax.exceptions.core import SearchSpaceExhausted, UnsupportedError
 from botorch.acquisition.knowledge_gradient import qKnowledgeGradient
@@ -36,12 +37,19 @@ from tests.ax.pools import (
 
 pytestmark = NEARLY_WITHOUT_NOISE
 
-ONE_OBJECTIVE = [name for name in ACQUISITIONS if name != "qLogNEHVI"]
+USUAL = ("qUCB", "FeatureNIPV")
+OTHERS = [name for name in ACQUISITIONS if name not in (*USUAL, "qLogNEHVI")]
+
+
+def rarely(*values: Any) -> list[Any]:
+    """Parameters of slow tests."""
+    return [pytest.param(*each, marks=pytest.mark.slow) for each in values]
+
 
 __all__ = ["forgetful"]
 
 
-@pytest.mark.parametrize("acquisition", [None, *ONE_OBJECTIVE])
+@pytest.mark.parametrize("acquisition", [*USUAL, *rarely([None], *([each] for each in OTHERS))])
 def test_each_proposal_is_another_candidate(acquisition: str | None) -> None:
     pool = sites()
     client = started(pool=pool, acquisition=acquisition)
@@ -54,7 +62,7 @@ def test_each_proposal_is_another_candidate(acquisition: str | None) -> None:
         assert parameters == pool.parameters_of(name)
 
 
-@pytest.mark.parametrize("acquisition", ["qUCB", "qLogEI", "FeatureNIPV"])
+@pytest.mark.parametrize("acquisition", [*USUAL, *rarely(["qLogEI"])])
 def test_several_arms_of_one_trial(acquisition: str) -> None:
     pool = sites()
     client = started(pool=pool, acquisition=acquisition)
@@ -65,11 +73,17 @@ def test_several_arms_of_one_trial(acquisition: str) -> None:
     assert acquisition_of(client).acqf.X_pending is None
 
 
-@pytest.mark.parametrize("model", [None, OSGPR])
-@pytest.mark.parametrize("acquisition", ["FeatureNIPV", "qNIPV"])
-@pytest.mark.parametrize("pending", [0, 2])
+@pytest.mark.parametrize(
+    ("acquisition", "model", "pending"),
+    [
+        ("FeatureNIPV", None, 0),
+        ("FeatureNIPV", None, 2),
+        ("qNIPV", OSGPR, 2),
+        *rarely(("qNIPV", None, 0), ("qNIPV", None, 2), ("FeatureNIPV", OSGPR, 0)),
+    ],
+)
 def test_the_least_integrated_variance_by_a_dense_formula(
-    pending: int, acquisition: str, model: Any
+    acquisition: str, model: Any, pending: int
 ) -> None:
     pool, points = sites(), sites(25).frame
     kind = {} if model is None else {"model": model}
@@ -91,7 +105,7 @@ def test_the_least_integrated_variance_by_a_dense_formula(
     assert pool.name_of(chosen) == pool.name_at(int(left.argmin()))
 
 
-@pytest.mark.parametrize("acquisition", ["qUCB", "qLogEI", "qLogNEI"])
+@pytest.mark.parametrize("acquisition", ["qUCB", *rarely(["qLogEI"], ["qLogNEI"])])
 def test_the_best_by_an_acquisition_function(acquisition: str) -> None:
     pool = sites()
     client = started(pool=pool, acquisition=acquisition)
@@ -113,6 +127,17 @@ def test_parameters_of_all_kinds_keep_their_values() -> None:
         assert parameters == {**pool.parameters_of(name), "fixed": 0.5}
         assert type(parameters["layers"]) is int
         assert type(parameters["wide"]) is bool
+
+
+@pytest.mark.parametrize("trials", [1, 5])
+def test_derived_parameters_come_with_their_candidate(trials: int) -> None:
+    derived = DerivedParameterConfig("total", "a + b", parameter_type="float")
+    box = [RangeParameterConfig(n, (-1.0, 2.0), parameter_type="float") for n in ("a", "b")]
+    client = started([*box, derived], pool=sites())
+    run(client, trials)
+    last = parameters_of(client)[-1]
+    assert last == {**sites().parameters_of(names_of(client, sites())[-1]), "total": last["total"]}
+    assert last["total"] == pytest.approx(last["a"] + last["b"])
 
 
 def test_a_table_is_transformed_as_ax_transforms_trials() -> None:
@@ -190,6 +215,7 @@ def test_fixed_parameters(first: int) -> None:
         client.get_next_trials(1, fixed_parameters={"b": 0.25})
 
 
+@pytest.mark.slow
 def test_outcome_constraints() -> None:
     pool = sites(30)
     client = started(pool=pool, acquisition=None, constraints=["cost >= 1.0"])
@@ -197,6 +223,7 @@ def test_outcome_constraints() -> None:
     assert len(set(names_of(client, pool))) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 def test_two_objectives() -> None:
     pool = sites(30)
@@ -215,8 +242,10 @@ def reloaded(client: Client, folder: Path) -> Client:
     return Client.load_from_json_file(path)
 
 
-@pytest.mark.parametrize("done", [1, 6])
-@pytest.mark.parametrize("acquisition", ["qUCB", "FeatureNIPV"])
+@pytest.mark.parametrize(
+    ("acquisition", "done"),
+    [("qUCB", 1), ("FeatureNIPV", 5), *rarely(("qUCB", 5), ("FeatureNIPV", 1))],
+)
 def test_a_reloaded_experiment_goes_on_with_the_same_candidates(
     acquisition: str, done: int, tmp_path: Path
 ) -> None:
@@ -252,6 +281,19 @@ def test_ax_stores_the_name_only() -> None:
     run_ = client._experiment.trials[4].generator_runs[0]
     assert run_._generator_kwargs["acquisition_options"] == {"pool": "short"}
     assert len(repr(run_._generator_kwargs)) < 4000
+
+
+def test_past_trials_are_predicted_without_the_table(
+    forgetful: dict[str, Pool], tmp_path: Path
+) -> None:
+    client = started(pool=sites(), acquisition="qUCB")
+    run(client, 6)
+    other = reloaded(client, tmp_path)
+    forgetful.clear()
+    parameters, *_ = other.get_best_parameterization()
+    assert sites().name_of(parameters) in names_of(client, sites())
+    assert client.predict([parameters])
+    assert len(cross_validate(adapter_of(client), folds=3)) == 5
 
 
 def test_a_proposal_says_which_candidate_it_is() -> None:
@@ -398,7 +440,7 @@ def test_other_ways_to_choose_do_not_go_with_a_pool() -> None:
 # --- many candidates ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("acquisition", ["qUCB", "qLogEI", "qLogNEI"])
+@pytest.mark.parametrize("acquisition", ["qUCB", *rarely(["qLogEI"], ["qLogNEI"])])
 def test_screening_finds_the_best_of_many(
     acquisition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
