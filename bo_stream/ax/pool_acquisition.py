@@ -74,9 +74,8 @@ class PoolAcquisition(StreamAcquisition):
 
     Several at once are chosen one after the other, each given those before. Integrated variance is
     minimised in closed form, by :class:`PoolSelector`; any other function is evaluated at all
-    candidates, in chunks and without gradients. One that samples is first evaluated with few
-    samples where there are many candidates, and with all of them at the best; see
-    :func:`best_of`.
+    candidates, in chunks and without gradients. Where there are many, one that samples is first
+    evaluated with few samples, and with all of them at some thousand; see :func:`best_of`.
 
     Attributes:
         picks: Rows of the last proposals.
@@ -156,14 +155,13 @@ class PoolAcquisition(StreamAcquisition):
         return selector.select(n, exclude=excluded).tolist()
 
     def _screening(self) -> AcquisitionFunction | None:
-        """The same function with few samples; None where it does not sample."""
+        """The function with few samples and nothing pending; None where it does not sample."""
         if not isinstance(self.acqf, MCSamplerMixin):
             return None
         ((kind, options),) = self.botorch_acqf_classes_with_options
         sampler = SobolQMCNormalSampler(torch.Size([SCREENING_SAMPLES]), seed=0)
-        return self._construct_botorch_acquisition(
-            kind, {**options, "sampler": sampler}, self._model
-        )
+        cheap = {**options, "sampler": sampler, "X_pending": None}
+        return self._construct_botorch_acquisition(kind, cheap, self._model)
 
 
 def agrees(X: Tensor, fixed: dict[int, float]) -> Tensor:

@@ -25,40 +25,37 @@ def best_of(
     """Choose n candidates one after the other, each the best given those before.
 
     Of more than ``FINALISTS`` candidates only as many are evaluated where there is a cheaper
-    function: half of them the best by that one, the others drawn at random. The choice is the best
-    of all unless the two functions disagree so far; then it is as good as one of thousands.
+    function: half of them the best by that one, the others drawn at random. So the choice is the
+    best of all as far as the two functions agree, and in any case the best of thousands.
 
     Args:
         acqf: Takes pending points if n > 1; its own are put back.
         X: Candidates, ``N x d``.
-        n: How many, at most N.
+        n: How many, at most N and ``FINALISTS``.
         screening: Makes the cheaper function; None: there is none.
 
     Returns:
         Places in X, ``n``.
     """
     cheap = screening() if len(X) > FINALISTS else None
-    left, picks = torch.arange(len(X), device=X.device), X.new_empty(0, dtype=torch.long)
-    functions = [acqf] if cheap is None else [acqf, cheap]
-    pending = [each.X_pending for each in functions] if n > 1 else []
+    if cheap is None:
+        return _greedy(acqf, X, n)
+    places = _finalists(values(cheap, X))
+    return places[_greedy(acqf, X[places], n)]
+
+
+def _greedy(acqf: AcquisitionFunction, X: Tensor, n: int) -> Tensor:
+    picks = X.new_empty(0, dtype=torch.long)
+    pending = acqf.X_pending if n > 1 else None
     for _ in range(n):
-        best = _best(acqf, cheap, X, left)
-        picks = torch.cat((picks, best))
-        left = left[left != best]
-        for each, before in zip(functions, pending, strict=False):
-            each.set_X_pending(_joined(before, X[picks]))
-    for each, before in zip(functions, pending, strict=False):
-        each.set_X_pending(before)
+        worth = values(acqf, X)
+        worth[picks] = -torch.inf
+        picks = torch.cat((picks, worth.argmax(keepdim=True)))
+        if n > 1:
+            acqf.set_X_pending(_joined(pending, X[picks]))
+    if n > 1:
+        acqf.set_X_pending(pending)
     return picks
-
-
-def _best(
-    acqf: AcquisitionFunction, cheap: AcquisitionFunction | None, X: Tensor, places: Tensor
-) -> Tensor:
-    """Place of the best candidate, ``1``."""
-    if cheap is not None and len(places) > FINALISTS:
-        places = places[_finalists(values(cheap, X[places]))]
-    return places[values(acqf, X[places]).argmax(keepdim=True)]
 
 
 def _finalists(worth: Tensor) -> Tensor:
