@@ -10,6 +10,7 @@ from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.input_constructors import acqf_input_constructor
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import UnsupportedError
+from botorch.models.model import Model
 from botorch.utils.transforms import concatenate_pending_points, t_batch_mode_transform
 from torch import Tensor
 
@@ -93,13 +94,14 @@ class FeatureNIPV(AcquisitionFunction):
             BotorchTensorDimensionError: Shapes do not fit the model.
             InputDataError: Values that are not finite, negative weights, or points too far outside
                 the model's bounds.
-            UnsupportedError: Several outputs without ``posterior_transform``, a posterior transform
-                of another kind, an outcome transform other than ``Standardize``, or a basis with a
-                residual.
+            UnsupportedError: A list of models, several outputs without ``posterior_transform``, a
+                posterior transform of another kind, an outcome transform other than
+                ``Standardize``, or a basis with a residual.
             ValueError: Both or none of ``mc_points`` and ``bounds``, or lower bounds not below
                 upper ones.
         """
         super().__init__(model=model)
+        _check_kind(model)
         _check_affine(model)
         check_scalar(model, posterior_transform)
         self.posterior_transform = posterior_transform
@@ -157,7 +159,11 @@ def construct_inputs_feature_nipv(
         mc_points: See there.
         X_pending: See there.
         posterior_transform: See there.
+
+    Raises:
+        UnsupportedError: A list of models.
     """
+    _check_kind(model)
     use_box = mc_points is None and bounds is not None
     return {
         "model": model,
@@ -166,6 +172,15 @@ def construct_inputs_feature_nipv(
         "X_pending": X_pending,
         "posterior_transform": posterior_transform,
     }
+
+
+def _check_kind(model: Model) -> None:
+    if not isinstance(model, StreamingGP):
+        raise UnsupportedError(
+            f"Expected one streaming model, got a {type(model).__name__}: FeatureNIPV is about the "
+            "variance of one output. Of a list of models pass one, model.models[i]; with others "
+            "use BoTorch's qNegIntegratedPosteriorVariance."
+        )
 
 
 def _check_affine(model: StreamingGP) -> None:

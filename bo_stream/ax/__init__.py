@@ -9,6 +9,9 @@ from bo_stream.ax.database import close_storage, storage_config  # noqa: E402
 from bo_stream.ax.generator import StreamGenerator, StreamGenerators, surrogate_spec  # noqa: E402
 from bo_stream.ax.many_trials import analyses  # noqa: E402
 from bo_stream.ax.orchestration import orchestrator_options, run_trials  # noqa: E402
+from bo_stream.ax.pool import Pool  # noqa: E402
+from bo_stream.ax.pool_acquisition import PoolAcquisition  # noqa: E402
+from bo_stream.ax.pools import register_pool  # noqa: E402
 from bo_stream.ax.process_metric import ProcessMetric  # noqa: E402
 from bo_stream.ax.process_runner import ProcessRunner  # noqa: E402
 from bo_stream.ax.snapshot import save_snapshot  # noqa: E402
@@ -20,6 +23,8 @@ register()
 
 __all__ = [
     "ACQUISITIONS",
+    "Pool",
+    "PoolAcquisition",
     "ProcessMetric",
     "ProcessRunner",
     "StreamAcquisition",
@@ -30,6 +35,7 @@ __all__ = [
     "close_storage",
     "generation_strategy",
     "orchestrator_options",
+    "register_pool",
     "run_trials",
     "save_snapshot",
     "storage_config",

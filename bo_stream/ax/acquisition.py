@@ -13,7 +13,16 @@ from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
 from bo_stream.acquisition import evaluate_baseline_once
+from bo_stream.ax.nipv import (
+    INTEGRATED,
+    chosen_metric,
+    integrated_variance,
+    model_of_metric,
+)
 from bo_stream.ax.prediction import predicted_means
+
+MC_POINTS = "mc_points"
+"""Option of an acquisition, set by the adapter at each trial: points as the model takes them."""
 
 BASELINE = 100
 """Observed points that an acquisition function compares with."""
@@ -45,11 +54,29 @@ class StreamAcquisition(Acquisition):
         botorch_acqf_options: dict[str, Any],
         model: Model,
     ) -> AcquisitionFunction:
-        """As in Ax; a baseline is evaluated once."""
-        acqf = super()._construct_botorch_acquisition(
-            botorch_acqf_class, botorch_acqf_options, model
+        """As Ax's; a baseline is evaluated once, an integrated variance is of one metric."""
+        if not issubclass(botorch_acqf_class, INTEGRATED):
+            acqf = super()._construct_botorch_acquisition(
+                botorch_acqf_class, botorch_acqf_options, model
+            )
+            return evaluate_baseline_once(acqf)
+        metrics, given = self.surrogate.outcomes, botorch_acqf_options.get("metric")
+        chosen = chosen_metric(botorch_acqf_class, given, metrics, self._objectives)
+        return integrated_variance(
+            botorch_acqf_class,
+            model_of_metric(self.surrogate.model, metrics, chosen),
+            self.search_space_digest.bounds,
+            self.options.get(MC_POINTS),
+            self.X_pending,
         )
-        return evaluate_baseline_once(acqf)
+
+    @property
+    def _objectives(self) -> list[str]:
+        """Names of the metrics that are optimised."""
+        used = (self._full_objective_weights != 0.0).any(0).tolist()
+        return [
+            name for name, is_used in zip(self.surrogate.outcomes, used, strict=True) if is_used
+        ]
 
 
 def most_promising(values: Tensor, violation: Tensor, count: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ax.adapter.registry import GeneratorRegistryBase, GeneratorSetup, MBM_X_trans
@@ -14,7 +15,7 @@ from ax.generators.torch.botorch_modular.acquisition import Acquisition
 from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
 from ax.generators.torch.botorch_modular.surrogate import SurrogateSpec
 from ax.generators.torch.botorch_modular.utils import ModelConfig
-from ax.generators.torch_base import TorchOptConfig
+from ax.generators.torch_base import TorchGenResults, TorchOptConfig
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.models.transforms.outcome import Standardize
 from botorch.utils.datasets import SupervisedDataset
@@ -23,7 +24,9 @@ from torch import Tensor
 from bo_stream.ax.acquisition import StreamAcquisition
 from bo_stream.ax.adapter import StreamAdapter
 from bo_stream.ax.best import best_observed
+from bo_stream.ax.candidates import ExactCandidates
 from bo_stream.ax.learned import Record
+from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.reported import ReportedMetrics
 from bo_stream.ax.surrogate import REFIT, StreamSurrogate
 from bo_stream.ax.units import KeepsUnits, OutcomeUnits
@@ -113,6 +116,15 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
             **additional_model_inputs,
         )
 
+    def gen(
+        self, n: int, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
+    ) -> TorchGenResults:
+        """As Ax's; proposals of a pool say which candidates they are."""
+        results = super().gen(n, search_space_digest, torch_opt_config)
+        if isinstance(self._acquisition, PoolAcquisition):
+            return replace(results, candidate_metadata=list(self._acquisition.metadata))
+        return results
+
     def _get_state(self) -> dict[str, Any]:
         """What Ax stores with each generator run, and gives to the next generator.
 
@@ -154,7 +166,13 @@ class StreamGenerators(GeneratorRegistryBase):
             "BoStream": GeneratorSetup(
                 adapter_class=StreamAdapter,
                 generator_class=StreamGenerator,
-                transforms=[ReportedMetrics, *MBM_X_trans, Derelativize, OutcomeUnits],
+                transforms=[
+                    ReportedMetrics,
+                    ExactCandidates,
+                    *MBM_X_trans,
+                    Derelativize,
+                    OutcomeUnits,
+                ],
                 standard_adapter_kwargs={"expand_model_space": False},
                 not_saved_generator_kwargs=["learned", "units"],
             )

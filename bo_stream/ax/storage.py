@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from ax.core.data import Data
@@ -18,8 +19,12 @@ from botorch.models.model import Model
 
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.acquisition import StreamAcquisition
+from bo_stream.ax.candidates import ExactCandidates
 from bo_stream.ax.exact_data import data_as_json
 from bo_stream.ax.generator import StreamGenerators
+from bo_stream.ax.nipv import StreamNIPV
+from bo_stream.ax.pool_acquisition import PoolAcquisition
+from bo_stream.ax.pool_start import PoolStart
 from bo_stream.ax.process_metric import ProcessMetric
 from bo_stream.ax.process_runner import ProcessRunner
 from bo_stream.ax.reported import ReportedMetrics
@@ -32,7 +37,7 @@ from bo_stream.models.osvgp import OSVGP
 from bo_stream.models.wiski import WISKI
 
 STORED_MODELS = (WISKI, OSGPR, OSVGP, ClusteredGP, LocalGP, HeteroscedasticWISKI)
-STORED_ACQUISITIONS = (FeatureNIPV, qNegIntegratedPosteriorVariance)
+STORED_ACQUISITIONS = (FeatureNIPV, StreamNIPV, qNegIntegratedPosteriorVariance)
 
 
 def register() -> None:
@@ -41,12 +46,15 @@ def register() -> None:
         _register_class(model, Model)
     for acquisition in STORED_ACQUISITIONS:
         _register_class(acquisition, AcquisitionFunction)
-    _register_class(StreamAcquisition, Acquisition)
-    register_transform(OutcomeUnits)
-    register_transform(ReportedMetrics)
+    for acquisition_of_ax in (StreamAcquisition, PoolAcquisition):
+        _register_class(acquisition_of_ax, Acquisition)
+    for transform in (ExactCandidates, OutcomeUnits, ReportedMetrics):
+        register_transform(transform)
     CORE_ENCODER_REGISTRY[Data] = data_as_json
     CORE_ENCODER_REGISTRY[StreamGenerators] = _generator_as_json
     CORE_DECODER_REGISTRY[name_in_storage(StreamGenerators)] = StreamGenerators
+    CORE_ENCODER_REGISTRY[PoolStart] = _start_as_json
+    CORE_DECODER_REGISTRY[name_in_storage(PoolStart)] = PoolStart
     for kind in (ProcessRunner, ProcessMetric):
         CORE_ENCODER_REGISTRY[kind] = _arguments_as_json
         CORE_DECODER_REGISTRY[name_in_storage(kind)] = kind
@@ -66,6 +74,11 @@ def _register_class(kind: type, base: type) -> None:
 
 def _generator_as_json(generator: StreamGenerators) -> dict[str, Any]:
     return {"__type": name_in_storage(StreamGenerators), "name": generator.name}
+
+
+def _start_as_json(start: PoolStart) -> dict[str, Any]:
+    arguments = {field.name: getattr(start, field.name) for field in fields(PoolStart)}
+    return {"__type": name_in_storage(PoolStart), **arguments}
 
 
 def _arguments_as_json(obj: SerializationMixin) -> dict[str, Any]:

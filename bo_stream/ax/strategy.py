@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,6 @@ from ax.generation_strategy.generation_strategy import GenerationStrategy
 from ax.generation_strategy.generator_spec import GeneratorSpec
 from ax.generation_strategy.transition_criterion import MinTrials
 from botorch.acquisition.acquisition import AcquisitionFunction
-from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpectedImprovement
 from botorch.acquisition.monte_carlo import qUpperConfidenceBound
 from botorch.acquisition.multi_objective.logei import (
@@ -20,7 +20,13 @@ from botorch.acquisition.multi_objective.logei import (
 from botorch.models.model import Model
 
 from bo_stream.acquisition import FeatureNIPV
+from bo_stream.ax.candidates import POOL
 from bo_stream.ax.generator import StreamGenerators, surrogate_spec
+from bo_stream.ax.nipv import INTEGRATED, StreamNIPV, check_options
+from bo_stream.ax.pool import Candidates, Pool
+from bo_stream.ax.pool_acquisition import PoolAcquisition
+from bo_stream.ax.pool_start import PoolStart
+from bo_stream.ax.pools import handle, pool_named, with_handles
 from bo_stream.ax.surrogate import REFIT
 from bo_stream.models.wiski import WISKI
 
@@ -29,10 +35,13 @@ ACQUISITIONS: dict[str, type[AcquisitionFunction]] = {
     "qLogEI": qLogExpectedImprovement,
     "qLogNEI": qLogNoisyExpectedImprovement,
     "qLogNEHVI": qLogNoisyExpectedHypervolumeImprovement,
-    "qNIPV": qNegIntegratedPosteriorVariance,
+    "qNIPV": StreamNIPV,
     "FeatureNIPV": FeatureNIPV,
 }
 """By the name that a user may give instead of the class."""
+
+STREAM = "Stream"
+"""Name of the node whose models stream."""
 
 INITIALIZATION = 5
 SEARCH = {"num_restarts": 8, "raw_samples": 256}
@@ -48,6 +57,7 @@ def generation_strategy(
     refit: float = REFIT,
     search: Mapping[str, Any] | None = None,
     seed: int | None = None,
+    pool: str | Pool | Candidates | None = None,
 ) -> GenerationStrategy:
     """Sobol points, then candidates from models that take each new observation only.
 
@@ -60,43 +70,71 @@ def generation_strategy(
         model_options: Further arguments of its constructor, such as ``grid_size``.
         acquisition: A class of BoTorch, or one of ``ACQUISITIONS`` by name. Default: Ax's choice,
             qLogNEI for one objective and qLogNEHVI for several.
-        acquisition_options: Further arguments of it, such as ``beta``.
+        acquisition_options: Further arguments of it, such as ``beta``. Of qNIPV and FeatureNIPV:
+            ``mc_points``, a table of points in the experiment's own parameters as ``pool`` is one,
+            over which the variance is averaged; or how many to draw, ``num_mc_points``, from the
+            search space or the pool; and ``metric``, whose variance it is if not the only
+            objective's.
         initialization: Sobol trials, existing ones counted.
         refit: Hyperparameters are learned anew whenever the observations have become this many
             times as many as at the last refit; 0: once.
         search: Options of ``optimize_acqf``, such as ``num_restarts``; beside or instead of
             ``SEARCH``.
         seed: Of the Sobol points.
+        pool: All candidates that there are, as a :class:`Pool`, what :meth:`Pool.of` takes, or the
+            name of a registered one; those of former trials are not proposed again. Ax stores its
+            name only: a process that loads the experiment calls :func:`register_pool` itself.
 
     Raises:
-        ValueError: No such acquisition, or a number out of range.
+        ValueError: No such acquisition, a number out of range, or a table that is no pool.
 
     Example:
         >>> client.set_generation_strategy(generation_strategy(WISKI, acquisition="qUCB"))
     """
     _check(initialization, refit)
-    first = GenerationNode(
-        "Sobol",
-        [GeneratorSpec(Generators.SOBOL, generator_kwargs={"seed": seed})],
-        transition_criteria=[
-            MinTrials(initialization, transition_to="Stream", use_all_trials_in_exp=True)
-        ],
-    )
+    kind, options = _acquisition(acquisition), dict(acquisition_options or {})
+    if kind is not None and issubclass(kind, INTEGRATED):
+        check_options(kind, options)
+        options = with_handles(options)
+    name = None if pool is None else _registered(pool)
     spec = GeneratorSpec(
         StreamGenerators.BO_STREAM,
         generator_kwargs={
             "surrogate_spec": surrogate_spec(model, model_options),
-            "botorch_acqf_class": _acquisition(acquisition),
-            "botorch_acqf_options": dict(acquisition_options or {}),
+            "botorch_acqf_class": kind,
+            "botorch_acqf_options": options,
             "refit": refit,
             "learned": {},
             "units": {},
+            **_of_pool(name),
         },
         generator_gen_kwargs={
             "model_gen_options": {"optimizer_kwargs": {**SEARCH, **(search or {})}}
         },
     )
-    return GenerationStrategy(name="bo_stream", nodes=[first, GenerationNode("Stream", [spec])])
+    first = _first(name, initialization, seed)
+    return GenerationStrategy(name="bo_stream", nodes=[first, GenerationNode(STREAM, [spec])])
+
+
+def _first(pool: str | None, trials: int, seed: int | None) -> GenerationNode:
+    """The node of the first trials."""
+    if pool is not None:
+        return PoolStart(pool, trials, STREAM, secrets.randbits(31) if seed is None else seed)
+    sobol = GeneratorSpec(Generators.SOBOL, generator_kwargs={"seed": seed})
+    after = MinTrials(trials, transition_to=STREAM, use_all_trials_in_exp=True)
+    return GenerationNode("Sobol", [sobol], transition_criteria=[after])
+
+
+def _registered(pool: str | Pool | Candidates) -> str:
+    name = handle(pool)
+    pool_named(name).check_distinct()
+    return name
+
+
+def _of_pool(name: str | None) -> dict[str, Any]:
+    if name is None:
+        return {}
+    return {"acquisition_class": PoolAcquisition, "acquisition_options": {POOL: name}}
 
 
 def _acquisition(given: str | type[AcquisitionFunction] | None) -> type[AcquisitionFunction] | None:

@@ -1,0 +1,243 @@
+"""Candidates by name, in the user's own parameters."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Name: TypeAlias = str | int
+Parameterization: TypeAlias = Mapping[str, Any]
+Candidates: TypeAlias = pd.DataFrame | Mapping[Name, Parameterization] | Sequence[Parameterization]
+
+SHOWN = 3
+"""How many names an error lists."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """A table of points in the user's parameter space, each with a name.
+
+    Attributes:
+        name: Of the table: what Ax stores instead of it.
+        frame: A column for each parameter; its index are the candidates' names.
+    """
+
+    name: str
+    frame: pd.DataFrame
+
+    @classmethod
+    def of(cls, candidates: Candidates, name: str | None = None) -> Pool:
+        """Of a data frame, a mapping or a list.
+
+        Parameters that the experiment fixes may be left out.
+
+        Args:
+            candidates: A data frame whose index names its rows, parameterizations by name, or a
+                list of parameterizations, whose names are then 0, 1, ...
+            name: Of the table. Default: made of its contents, so that another process which makes
+                the same table gives it the same name.
+
+        Raises:
+            ValueError: No rows, no columns, missing values, or names that are no strings or whole
+                numbers or not distinct.
+
+        Example:
+            >>> pool = Pool.of(pd.read_csv("sites.csv").set_index("village"), name="sites")
+        """
+        frame = _as_frame(candidates)
+        _check_names(frame.index)
+        _check_values(frame)
+        return cls(name or f"pool-{_digest(frame)}", frame)
+
+    def __len__(self) -> int:
+        """Number N of candidates."""
+        return len(self.frame)
+
+    def name_of(self, parameters: Parameterization) -> Name:
+        """Which candidate has these parameters; others than the table's are not looked at.
+
+        Args:
+            parameters: Of a trial.
+
+        Raises:
+            ValueError: None has them, or two of the table's candidates are equal.
+        """
+        (row,) = self.rows([parameters])
+        if row < 0:
+            raise ValueError(
+                f"No candidate of pool {self.name!r} has the parameters {dict(parameters)}. Only "
+                "trials that were chosen from the pool, or attached with the values of "
+                "pool.parameters_of(name), have one."
+            )
+        return self.name_at(int(row))
+
+    def parameters_of(self, name: Name) -> dict[str, Any]:
+        """The parameters of a candidate.
+
+        Args:
+            name: Of the candidate.
+
+        Raises:
+            ValueError: There is none of this name.
+        """
+        (row,) = self._rows_named([name])
+        return self.parameters_at(int(row))
+
+    def without(self, names: Iterable[Name], name: str | None = None) -> Pool:
+        """The table without some candidates.
+
+        Args:
+            names: Of those candidates.
+            name: Of the new table; default: made of its contents.
+
+        Raises:
+            ValueError: There is none of some name, or nothing is left.
+        """
+        left = np.ones(len(self), dtype=bool)
+        left[self._rows_named(list(names))] = False
+        return Pool.of(self.frame[left], name)
+
+    def name_at(self, row: int) -> Name:
+        """Name of the candidate in a row."""
+        name: Any = self.frame.index[row]
+        return name if isinstance(name, str) else int(name)
+
+    def parameters_at(self, row: int) -> dict[str, Any]:
+        """Parameters of the candidate in a row, as Python's own numbers and strings."""
+        return {name: _plain(self.frame[name].iat[row]) for name in self.frame.columns}
+
+    def rows(self, parameterizations: Sequence[Parameterization]) -> npt.NDArray[np.int64]:
+        """The row of each parameterization, -1 where there is none.
+
+        Values must agree exactly. Cost O(n log N), and O(N log N) at the first call.
+
+        Args:
+            parameterizations: n of them, with any parameters.
+
+        Raises:
+            ValueError: Two candidates are equal.
+        """
+        if len(parameterizations) == 0:
+            return np.empty(0, dtype=np.int64)
+        columns = self.frame.columns
+        asked = {name: [each.get(name) for each in parameterizations] for name in columns}
+        wanted = _comparable(pd.DataFrame(asked), self.frame)
+        keys, order = self._sorted
+        places = np.searchsorted(keys, _hashes(wanted)).clip(max=len(keys) - 1)
+        found: npt.NDArray[np.int64] = order[places]
+        same = (wanted.to_numpy() == self._comparable.iloc[found].to_numpy()).all(-1)
+        return np.where(same, found, -1)
+
+    def check_distinct(self) -> None:
+        """Check that no two candidates have the same parameters.
+
+        Raises:
+            ValueError: Two have.
+        """
+        _ = self._sorted
+
+    @cached_property
+    def _comparable(self) -> pd.DataFrame:
+        return _comparable(self.frame, self.frame)
+
+    @cached_property
+    def _sorted(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """Hashes of the rows in ascending order, and the rows."""
+        hashes = _hashes(self._comparable)
+        order = hashes.argsort(kind="stable")
+        keys = hashes[order]
+        for place in np.flatnonzero(keys[1:] == keys[:-1]):
+            self._check_differ(int(order[place]), int(order[place + 1]))
+        return keys, order
+
+    def _check_differ(self, row: int, other: int) -> None:
+        if self.parameters_at(row) == self.parameters_at(other):
+            raise ValueError(
+                f"Candidates {self.name_at(row)!r} and {self.name_at(other)!r} of pool "
+                f"{self.name!r} have the same parameters, so that a trial could not be told to be "
+                "of one of them. Leave one out."
+            )
+
+    def _rows_named(self, names: Sequence[Name]) -> npt.NDArray[np.int64]:
+        rows: Any = self.frame.index.get_indexer(pd.Index(names))
+        unknown = [name for name, row in zip(names, rows, strict=True) if row < 0]
+        if unknown:
+            raise ValueError(
+                f"Pool {self.name!r} has no candidate {listed(unknown)}. Its {len(self)} names are "
+                f"those of the table, such as {listed([self.name_at(0)])}."
+            )
+        return rows
+
+
+def listed(names: Sequence[object]) -> str:
+    """The first of some names, for an error."""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(repr(name) for name in names[:SHOWN]) + more
+
+
+def _as_frame(candidates: Candidates) -> pd.DataFrame:
+    if isinstance(candidates, pd.DataFrame):
+        return candidates.copy()
+    if isinstance(candidates, Mapping):
+        rows, names = list(candidates.values()), list(candidates)
+        return pd.DataFrame(rows, index=pd.Index(names, tupleize_cols=False))
+    return pd.DataFrame(list(candidates))
+
+
+def _check_names(names: pd.Index) -> None:
+    if names.nlevels > 1 or names.inferred_type not in ("string", "integer"):
+        raise ValueError(
+            "Expected candidates to be named by strings or whole numbers, got an index of type "
+            f"{names.inferred_type!r}. Set another: frame.set_index('name'), or "
+            "frame.reset_index(drop=True)."
+        )
+    if not names.is_unique:
+        twice = names[names.duplicated()].unique().tolist()
+        raise ValueError(
+            f"Expected the names of candidates to be distinct, got twice: {twice[0]!r}."
+        )
+
+
+def _check_values(frame: pd.DataFrame) -> None:
+    if frame.size == 0:
+        raise ValueError(f"Expected candidates and their parameters, got {frame.shape} of them.")
+    missing = frame.isna().to_numpy()
+    if missing.any():
+        row, column = np.argwhere(missing)[0]
+        raise ValueError(
+            f"Expected a value of each parameter for each candidate, got none of "
+            f"{frame.columns[column]!r} for {frame.index[row]!r}."
+        )
+
+
+def _digest(frame: pd.DataFrame) -> str:
+    digest = hashlib.sha256(repr(list(frame.columns)).encode())
+    digest.update(pd.util.hash_pandas_object(frame).to_numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _comparable(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
+    """Numbers as float64 and everything else as strings, by the columns of a table."""
+    return pd.DataFrame(
+        {
+            name: pd.to_numeric(frame[name], errors="coerce").astype(float) + 0.0
+            if pd.api.types.is_numeric_dtype(like[name])
+            else frame[name].astype(str)
+            for name in like.columns
+        }
+    )
+
+
+def _hashes(frame: pd.DataFrame) -> npt.NDArray[np.uint64]:
+    return np.asarray(pd.util.hash_pandas_object(frame, index=False), dtype=np.uint64)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,112 @@
+"""Small pools and experiments on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from ax.api.client import Client
+from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+from torch import Tensor
+
+from bo_stream.ax import Pool, pools
+from bo_stream.ax.adapter import StreamAdapter
+from bo_stream.ax.pool_acquisition import PoolAcquisition
+from bo_stream.ax.tables import Table
+
+MIXED: list[Any] = [
+    RangeParameterConfig("rate", (1e-4, 1.0), parameter_type="float", scaling="log"),
+    RangeParameterConfig("layers", (1, 40), parameter_type="int"),
+    RangeParameterConfig("width", (1, 64), parameter_type="int", scaling="log"),
+    ChoiceParameterConfig("kind", ["p", "q", "r"], parameter_type="str", is_ordered=False),
+    ChoiceParameterConfig("size", [8, 16, 32], parameter_type="int", is_ordered=True),
+    ChoiceParameterConfig("wide", [True, False], parameter_type="bool", is_ordered=False),
+    ChoiceParameterConfig("fixed", [0.5], parameter_type="float"),
+]
+
+
+def sites(count: int = 40, name: str | None = None) -> Pool:
+    """Candidates of the box of the experiments, uniform."""
+    rng = np.random.default_rng(count)
+    columns = {"a": rng.uniform(0.0, 2.0, count), "b": rng.uniform(-1.0, 1.0, count)}
+    return Pool.of(pd.DataFrame(columns, index=[f"site {i}" for i in range(count)]), name)
+
+
+def mixed_frame(count: int = 30) -> pd.DataFrame:
+    """Candidates with parameters of all kinds."""
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "rate": 10.0 ** rng.uniform(-4.0, 0.0, count),
+            "layers": rng.integers(1, 41, count),
+            "width": rng.integers(1, 65, count),
+            "kind": rng.choice(["p", "q", "r"], count),
+            "size": rng.choice([8, 16, 32], count),
+            "wide": rng.choice([True, False], count),
+        }
+    )
+
+
+def mixed_loss(parameters: Any) -> float:
+    """Of such a candidate."""
+    kind = {"p": 0.0, "q": 1.0, "r": 2.0}[parameters["kind"]]
+    return float(np.log10(parameters["rate"]) ** 2 + kind + parameters["layers"] / 40)
+
+
+def parameters_of(client: Client) -> list[dict[str, Any]]:
+    """Of each trial, in order."""
+    return [dict(trial.arms[0].parameters) for trial in client._experiment.trials.values()]
+
+
+def names_of(client: Client, pool: Pool) -> list[Any]:
+    """The candidate of each trial, in order."""
+    return [pool.name_of(parameters) for parameters in parameters_of(client)]
+
+
+def adapter_of(client: Client) -> StreamAdapter:
+    """The adapter behind the last candidate."""
+    adapter = client._generation_strategy.adapter
+    assert isinstance(adapter, StreamAdapter)
+    return adapter
+
+
+def acquisition_of(client: Client) -> Any:
+    """The acquisition behind the last candidate."""
+    generator: Any = adapter_of(client).generator
+    return generator._acquisition
+
+
+def table_of(client: Client, pool: Pool) -> Table:
+    """A pool as the model takes it."""
+    acquisition = acquisition_of(client)
+    assert isinstance(acquisition, PoolAcquisition)
+    return adapter_of(client)._table(pools.pool_named(pool.name))
+
+
+def integrated_variances(model: Any, X: Tensor, points: Tensor, pending: Tensor) -> Tensor:
+    """Mean variances after each candidate and the pending ones, from one joint covariance."""
+    everything = torch.cat((X, points, pending))
+    covariance = model.posterior(everything).mvn.covariance_matrix
+    noise = model.likelihood.noise.item() * model.outcome_scale().item() ** 2
+    n, m = len(X), len(points)
+    targets = torch.arange(n, n + m)
+    others = torch.arange(n + m, len(everything))
+    left = []
+    for candidate in range(n):
+        seen = torch.cat((others, torch.tensor([candidate])))
+        inner = covariance[seen][:, seen] + noise * torch.eye(len(seen), dtype=X.dtype)
+        cross = covariance[targets][:, seen]
+        explained = (cross @ torch.linalg.inv(inner) * cross).sum(-1)
+        left.append((covariance.diagonal()[targets] - explained).mean())
+    return torch.stack(left)
+
+
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> dict[str, Pool]:
+    """An empty registry, as in a new process."""
+    known: dict[str, Pool] = {}
+    monkeypatch.setattr(pools, "_KNOWN", known)
+    return known
