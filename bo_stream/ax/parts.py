@@ -182,4 +182,4 @@ def _levels(frame: DataFrame) -> dict[str, list[Any]]:
 
 
 def _members(values: Sequence[Any], chosen: set[Any]) -> Chosen:
-    return np.fromiter((value in chosen for value in values), np.bool_, len(values))
+    return np.fromiter(map(chosen.__contains__, values), np.bool_, len(values))

@@ -21,7 +21,7 @@ from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 from ax.core.data import Data
 from pandas import MultiIndex
 
-from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
+from bo_stream import OSGPR, WISKI, ClusteredGP, HeteroscedasticWISKI, LocalGP
 from bo_stream.ax import StreamSurrogate
 from bo_stream.ax.adapter import StreamAdapter
 from bo_stream.ax.left_out import LeftOut
@@ -229,7 +229,7 @@ def test_after_new_data_it_is_of_those(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(in_closed_form(adapter_of(client)), fold_by_fold(adapter_of(client)))
 
 
-@pytest.mark.parametrize("kind", [ClusteredGP, LocalGP])
+@pytest.mark.parametrize("kind", [ClusteredGP, LocalGP, HeteroscedasticWISKI])
 def test_other_models_are_built_for_each_fold(kind: type) -> None:
     client = completed(6, model=kind, model_options={})
     data = adapter_of(client)._last_experiment_data
