@@ -13,7 +13,9 @@ from ax.api.client import Client
 from ax.api.configs import DerivedParameterConfig, RangeParameterConfig
 from ax.core.observation import ObservationFeatures
 from ax.exceptions.core import SearchSpaceExhausted, UnsupportedError
+from botorch.acquisition.analytic import LogExpectedImprovement
 from botorch.acquisition.knowledge_gradient import qKnowledgeGradient
+from botorch.acquisition.max_value_entropy_search import qMaxValueEntropy
 
 from bo_stream import OSGPR
 from bo_stream.acquisition import FeatureNIPV
@@ -488,6 +490,18 @@ def test_a_screened_pool_is_not_evaluated_with_all_samples(
     monkeypatch.setattr(acquired.acqf, "forward", lambda X: seen.append(len(X)) or forward(X))
     best_of(acquired.acqf, table_of(client, sites(200)).X, 1, acquired._screening)
     assert seen == [20]
+
+
+@pytest.mark.parametrize("acquisition", [LogExpectedImprovement, *rarely([qMaxValueEntropy])])
+def test_what_takes_no_sampler_is_not_screened(
+    acquisition: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(screening, "FINALISTS", 20)
+    pool = sites()
+    client = started(pool=pool, acquisition=acquisition)
+    run(client, 5)
+    assert len(set(names_of(client, pool))) == 5
+    assert acquisition_of(client)._screening() is None
 
 
 def test_a_table_is_transformed_once(monkeypatch: pytest.MonkeyPatch) -> None:
