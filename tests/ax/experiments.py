@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +63,13 @@ def run(client: Client, trials: int, measure: Callable[[Any], Any] = loss) -> No
 def raw_data(value: Any) -> Any:
     """What a client takes: a value of ``loss``, or a mapping as it is."""
     return value if isinstance(value, dict) else {"loss": value}
+
+
+def reloaded(client: Client, folder: Path) -> Client:
+    """As another process would load it."""
+    path = str(folder / "experiment.json")
+    client.save_to_json_file(path)
+    return Client.load_from_json_file(path)
 
 
 def surrogate_of(client: Client) -> StreamSurrogate:

@@ -18,6 +18,7 @@ from tests.ax.experiments import (
     loss,
     model_of,
     raw_data,
+    reloaded,
     run,
     started,
     surrogate_of,
@@ -34,12 +35,6 @@ def next_candidate(client: Client) -> dict[str, Any]:
     torch.manual_seed(7)
     ((_, parameters),) = client.get_next_trials(1).items()
     return dict(parameters)
-
-
-def reloaded(client: Client, folder: Path) -> Client:
-    path = str(folder / "experiment.json")
-    client.save_to_json_file(path)
-    return Client.load_from_json_file(path)
 
 
 @pytest.mark.parametrize(("noise", "rounding"), [(None, 1e-8), (0.0, 1e-5), (0.1, 1e-8)])
