@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from ax.core.search_space import SearchSpaceDigest
 from ax.exceptions.core import SearchSpaceExhausted, UnsupportedError
-from botorch.acquisition.acquisition import (
-    AcquisitionFunction,
-    MCSamplerMixin,
-    OneShotAcquisitionFunction,
-)
+from botorch.acquisition.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
+from botorch.acquisition.monte_carlo import SampleReducingMCAcquisitionFunction
+from botorch.acquisition.multi_objective.base import MultiObjectiveMCAcquisitionFunction
 from botorch.generation.sampling import SamplingStrategy
 from botorch.sampling.normal import SobolQMCNormalSampler
 from torch import Tensor
@@ -28,6 +26,9 @@ from bo_stream.models.streaming_gp import StreamingGP
 
 CHOICES = "choices"
 """Option of an acquisition, set by the adapter at each trial: :class:`Choices`."""
+
+SAMPLED = (SampleReducingMCAcquisitionFunction, MultiObjectiveMCAcquisitionFunction)
+"""Acquisition functions whose input constructors take a sampler."""
 
 SCREENING_SAMPLES = 32
 """Posterior samples with which most of a large pool's candidates are ruled out."""
@@ -156,7 +157,7 @@ class PoolAcquisition(StreamAcquisition):
 
     def _screening(self) -> AcquisitionFunction | None:
         """The function with few samples and nothing pending; None where it does not sample."""
-        if not isinstance(self.acqf, MCSamplerMixin):
+        if not isinstance(self.acqf, SAMPLED):
             return None
         ((kind, options),) = self.botorch_acqf_classes_with_options
         sampler = SobolQMCNormalSampler(torch.Size([SCREENING_SAMPLES]), seed=0)

@@ -16,6 +16,7 @@ from bo_stream.ax import Pool, pools
 from bo_stream.ax.adapter import StreamAdapter
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.tables import Table
+from tests.ax.experiments import loss, run, started
 
 MIXED: list[Any] = [
     RangeParameterConfig("rate", (1e-4, 1.0), parameter_type="float", scaling="log"),
@@ -26,6 +27,15 @@ MIXED: list[Any] = [
     ChoiceParameterConfig("wide", [True, False], parameter_type="bool", is_ordered=False),
     ChoiceParameterConfig("fixed", [0.5], parameter_type="float"),
 ]
+
+
+USUAL = ("qUCB", "FeatureNIPV")
+"""Acquisition functions of quick tests."""
+
+
+def rarely(*values: Any) -> list[Any]:
+    """Parameters of slow tests."""
+    return [pytest.param(*each, marks=pytest.mark.slow) for each in values]
 
 
 def sites(count: int = 40, name: str | None = None) -> Pool:
@@ -84,6 +94,19 @@ def table_of(client: Client, pool: Pool) -> Table:
     acquisition = acquisition_of(client)
     assert isinstance(acquisition, PoolAcquisition)
     return adapter_of(client)._table(pools.pool_named(pool.name))
+
+
+def after(trials: int, measure: Any = loss, parameters: Any = None, **settings: Any) -> Client:
+    """An experiment that has been asked for its next candidate."""
+    client = started(parameters, **settings)
+    run(client, trials, measure)
+    client.get_next_trials(1)
+    return client
+
+
+def points_of(client: Client) -> Any:
+    """The integration points as the model takes its inputs."""
+    return acquisition_of(client).options.get("mc_points")
 
 
 def integrated_variances(model: Any, X: Tensor, points: Tensor, pending: Tensor) -> Tensor:
