@@ -42,18 +42,23 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from linear_operator.utils.warnings import NumericalWarning
+
+logging.disable(logging.INFO)
 from ax.adapter.cross_validation import cross_validate
 from ax.api.client import Client
 from ax.api.configs import RangeParameterConfig
-from linear_operator.utils.warnings import NumericalWarning
+from ax.utils.common.logger import set_stderr_log_level
 
 from bo_stream.ax import close_storage, generation_strategy, storage_config
+
+logging.disable(logging.NOTSET)
+set_stderr_log_level(logging.ERROR)  # Ax tells of every trial otherwise
 
 SMOKE_TEST = bool(os.environ.get("SMOKE_TEST"))
 plt.rcParams.update({"figure.dpi": 80, "figure.constrained_layout.use": True, "font.size": 9})
 # joint samples at points that nearly coincide need a jitter, of which BoTorch tells every time
 warnings.simplefilter("ignore", NumericalWarning)
-logging.getLogger("ax").setLevel(logging.ERROR)
 logging.getLogger("bo_stream.ax").addHandler(logging.StreamHandler(sys.stdout))
 logging.getLogger("bo_stream.ax").setLevel(logging.INFO)
 
@@ -86,7 +91,6 @@ def taste(temperature, minutes, airflow):
 
 # %%
 SCRIPT = """
-import logging
 import sys
 
 from ax.api.client import Client
@@ -95,7 +99,6 @@ from ax.api.configs import RangeParameterConfig
 from bo_stream.ax import generation_strategy, storage_config
 from roaster import taste
 
-logging.getLogger("ax").setLevel(logging.ERROR)
 client = Client(storage_config=storage_config(sys.argv[1]), random_seed=0)
 client.configure_experiment(
     [
@@ -124,6 +127,7 @@ KILLED_AFTER = 7 if SMOKE_TEST else 30
 process = subprocess.Popen(
     [sys.executable, "-W", "ignore", folder / "experiment.py", database],
     stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
     text=True,
 )
 for line in process.stdout:
@@ -172,7 +176,12 @@ figure, axes = plt.subplots(figsize=(7, 3.2))
 axes.plot(trials["trial_index"], trials["points"], ".", color="0.6", label="tasted")
 axes.plot(trials["trial_index"], worth, "o", ms=4, label="worth, without noise")
 axes.axvline(KILLED_AFTER - 0.5, color="tab:red", ls="--", label="killed")
-axes.set(xlabel="trial", ylabel="points", ylim=(60, 90), title="the first five are Sobol points")
+axes.set(
+    xlabel="trial",
+    ylabel="points",
+    ylim=(60, 90),
+    title="the first five are Sobol points (below 60: not shown)",
+)
 axes.legend(loc="lower right")
 axes.grid(alpha=0.3)
 
