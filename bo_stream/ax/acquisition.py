@@ -35,18 +35,32 @@ class StreamAcquisition(Acquisition):
     observed points. Here it is the best ``BASELINE`` of them by posterior mean, O(n) to find: those
     that no other dominates first, then the best of each objective; a point whose means break an
     outcome constraint comes after all that do not.
+
+    Attributes:
+        config: What it was made for.
+        best: The feasible observed point of the best posterior mean, ``d``, on the CPU, or None.
     """
+
+    config: TorchOptConfig | None = None
+    best: Tensor | None = None
 
     def _update_objective_thresholds(self, torch_opt_config: TorchOptConfig) -> None:
         """Thin the baseline, which Ax has just found, before anything is done with it."""
-        if self.X_observed is not None and len(self.X_observed) > BASELINE:
-            means = predicted_means(self._model, self.X_observed)
-            values = means @ self._objective_weights.to(means).mT
-            chosen = most_promising(
-                values, violation_of(means, self._outcome_constraints), BASELINE
-            )
-            self.X_observed = self.X_observed[chosen]
+        self.config = torch_opt_config
+        if self.X_observed is not None:
+            self._rank(self.X_observed)
         super()._update_objective_thresholds(torch_opt_config)
+
+    def _rank(self, X: Tensor) -> None:
+        """Find the best of the observed points, ``n x d``, and keep ``BASELINE`` of them."""
+        means = predicted_means(self._model, X)
+        violation = violation_of(means, self._outcome_constraints)
+        values = means @ self._objective_weights.to(means).mT
+        chosen = most_promising(values, violation, min(BASELINE, len(X)))
+        first = chosen[0]
+        self.best = X[first].cpu() if bool(violation[first] == 0.0) else None
+        if len(X) > BASELINE:
+            self.X_observed = X[chosen]
 
     def _construct_botorch_acquisition(
         self,

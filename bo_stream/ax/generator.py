@@ -55,7 +55,8 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
     """Ax's modular generator, whose surrogate is a :class:`StreamSurrogate`.
 
     The best point among the data, which Ax asks for whenever a candidate is generated, costs
-    O(n r): marginal means, where Ax's own takes the joint posterior at all data.
+    O(n r): marginal means, where Ax's own takes the joint posterior at all data. The acquisition
+    has them already.
     """
 
     def __init__(
@@ -139,6 +140,9 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
         """The feasible observed point of the best posterior mean; None for several objectives."""
         if torch_opt_config.is_moo:
             return None
+        last = self._acquisition
+        if isinstance(last, StreamAcquisition) and last.config is torch_opt_config:
+            return last.best
         return best_observed(self.surrogate, search_space_digest, torch_opt_config)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from botorch.models.model_list_gp_regression import ModelListGP
 from bo_stream import OSGPR, WISKI
 from bo_stream.ax import ACQUISITIONS, generation_strategy
 from bo_stream.ax.acquisition import BASELINE, most_promising, violation_of
+from bo_stream.ax.best import best_observed
 from bo_stream.ax.versions import check_versions
 from tests.ax.experiments import (
     BOX,
@@ -175,3 +177,27 @@ def test_the_baseline_has_a_fixed_size() -> None:
     client.get_next_trials(1)
     acquisition: Any = client._generation_strategy.adapter.generator._acquisition
     assert len(acquisition.X_observed) == BASELINE
+
+
+def test_the_best_observed_point_is_known_from_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = started()
+    run(client, 7)
+    generator: Any = client._generation_strategy.adapter.generator
+    elsewhere: list[Any] = []
+    monkeypatch.setattr(
+        "bo_stream.ax.generator.best_observed", lambda *given: elsewhere.append(given)
+    )
+    asked: list[dict[str, Any]] = []
+    best_point = type(generator).best_point
+
+    def recorded(self: Any, **given: Any) -> Any:
+        asked.append({**given, "found": best_point(self, **given)})
+        return asked[-1]["found"]
+
+    monkeypatch.setattr(type(generator), "best_point", recorded)
+    client.get_next_trials(1)
+    ((digest, config, found),) = (tuple(each.values()) for each in asked)
+    assert elsewhere == []
+    torch.testing.assert_close(found, best_observed(generator.surrogate, digest, config))
+    best_point(generator, digest, replace(config))
+    assert len(elsewhere) == 1
