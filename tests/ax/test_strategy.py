@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from ax.adapter.registry import Generators
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+from ax.generation_strategy.generator_spec import GeneratorSpec
+from ax.generators.torch.botorch_modular.surrogate import SurrogateSpec
+from ax.generators.torch.botorch_modular.utils import ModelConfig
 from botorch.models.model_list_gp_regression import ModelListGP
 
 from bo_stream import OSGPR, WISKI
@@ -20,6 +24,7 @@ from bo_stream.ax.versions import check_versions
 from tests.ax.experiments import (
     BOX,
     NEARLY_WITHOUT_NOISE,
+    QUICK,
     loss,
     model_of,
     run,
@@ -114,26 +119,26 @@ def test_parameter_constraints_and_fixed_parameters() -> None:
         client.complete_trial(index, {"loss": loss(p)})
 
 
-def test_the_surrogate_of_ax_itself_takes_the_models() -> None:
-    from ax.adapter.registry import Generators
-    from ax.generation_strategy.generator_spec import GeneratorSpec
-
-    from bo_stream.ax import surrogate_spec
-
-    client = started()
+@pytest.mark.filterwarnings("ignore:Yvar holds zeros")
+@pytest.mark.parametrize("sems", [(None,), (0.1,), (0.0,), (None, 0.1)])
+@pytest.mark.parametrize("kind", [WISKI, OSGPR])
+def test_axs_own_surrogate_takes_the_models(kind: Any, sems: tuple[float | None, ...]) -> None:
+    """A model class and nothing else, as any of BoTorch's."""
+    spec = SurrogateSpec(model_configs=[ModelConfig(botorch_model_class=kind)])
+    client = started(initialization=5)
     node = client._generation_strategy.nodes_by_name["Stream"]
     node.generator_specs = [
         GeneratorSpec(
             Generators.BOTORCH_MODULAR,
-            generator_kwargs={"surrogate_spec": surrogate_spec(WISKI)},
+            generator_kwargs={"surrogate_spec": spec},
+            generator_gen_kwargs={"model_gen_options": {"optimizer_kwargs": QUICK}},
         )
     ]
-    for sem in (None, None, None, None, 0.1, 0.2):
+    for count in range(7):
+        sem = sems[count % len(sems)]
         for index, p in client.get_next_trials(1).items():
             client.complete_trial(index, {"loss": loss(p) if sem is None else (loss(p), sem)})
-    client.get_next_trials(1)
-    adapter: Any = client._generation_strategy.adapter
-    assert type(adapter.generator.surrogate.model) is WISKI
+    assert type(model_of(client)) is kind
 
 
 @pytest.mark.parametrize(
