@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from packaging.specifiers import SpecifierSet
 
@@ -17,12 +17,22 @@ def check_versions(supported: dict[str, str] = SUPPORTED) -> None:
         supported: Version specifiers by distribution.
 
     Raises:
-        ImportError: One is installed in another version.
+        ImportError: One is not installed, or in another version.
     """
     for name, expected in supported.items():
-        installed = version(name)
+        installed = _version(name, expected)
         if not SpecifierSet(expected).contains(installed, prereleases=True):
             raise ImportError(
                 f"bo_stream.ax expects {name}{expected}, but {name} {installed} is installed. "
                 f"Run pip install '{name}{expected}', or upgrade bo-stream."
             )
+
+
+def _version(name: str, expected: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError as error:
+        raise ImportError(
+            f"bo_stream.ax needs {name}{expected}, and it is not installed. Run pip install "
+            "'bo-stream[ax]'."
+        ) from error

@@ -157,6 +157,10 @@ def test_bad_settings(options: dict[str, Any], message: str) -> None:
 def test_unsupported_versions_are_named() -> None:
     with pytest.raises(ImportError, match=r"expects botorch<0\.1, but botorch \d"):
         check_versions({"botorch": "<0.1"})
+    with pytest.raises(
+        ImportError, match=r"it is not installed. Run pip install 'bo-stream\[ax\]'"
+    ):
+        check_versions({"no-such-distribution": ">=1"})
     check_versions({"botorch": ">0.1"})
 
 
