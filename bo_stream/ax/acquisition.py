@@ -53,14 +53,10 @@ class StreamAcquisition(Acquisition):
 
     def _rank(self, X: Tensor) -> None:
         """Find the best of the observed points, ``n x d``, and keep ``BASELINE`` of them."""
-        means = predicted_means(self._model, X)
-        violation = violation_of(means, self._outcome_constraints)
-        values = means @ self._objective_weights.to(means).mT
-        chosen = most_promising(values, violation, min(BASELINE, len(X)))
-        first = chosen[0]
-        self.best = X[first].cpu() if bool(violation[first] == 0.0) else None
+        weights, constraints = self._objective_weights, self._outcome_constraints
+        chosen, self.best = ranked(self._model, X, weights, constraints)
         if len(X) > BASELINE:
-            self.X_observed = X[chosen]
+            self.X_observed = chosen
 
     def _construct_botorch_acquisition(
         self,
@@ -91,6 +87,28 @@ class StreamAcquisition(Acquisition):
         return [
             name for name, is_used in zip(self.surrogate.outcomes, used, strict=True) if is_used
         ]
+
+
+def ranked(
+    model: Model, X: Tensor, weights: Tensor, constraints: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor | None]:
+    """The ``BASELINE`` most promising of observed points, and the best one if it is feasible.
+
+    Args:
+        model: Of m outcomes.
+        X: ``n x d``.
+        weights: Of the outcomes in k objectives, ``k x m``.
+        constraints: See :func:`violation_of`.
+
+    Returns:
+        At most ``BASELINE x d``, and ``d`` on the CPU or None.
+    """
+    means = predicted_means(model, X)
+    violation = violation_of(means, constraints)
+    values = means @ weights.to(means).mT
+    chosen = most_promising(values, violation, min(BASELINE, len(X)))
+    first = chosen[0]
+    return X[chosen], X[first].cpu() if bool(violation[first] == 0.0) else None
 
 
 def most_promising(values: Tensor, violation: Tensor, count: int) -> Tensor:

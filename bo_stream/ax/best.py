@@ -8,8 +8,7 @@ from ax.generators.torch.utils import _get_X_pending_and_observed
 from ax.generators.torch_base import TorchOptConfig
 from torch import Tensor
 
-from bo_stream.ax.acquisition import most_promising, violation_of
-from bo_stream.ax.prediction import predicted_means
+from bo_stream.ax.acquisition import ranked
 
 
 def best_observed(
@@ -32,9 +31,4 @@ def best_observed(
     )
     if X is None:
         return None
-    means = predicted_means(surrogate.model, X)
-    violation = violation_of(means, config.outcome_constraints)
-    if not bool((violation == 0.0).any()):
-        return None
-    best = most_promising(means @ config.objective_weights.to(means).mT, violation, 1)
-    return X[best].squeeze(0).cpu()
+    return ranked(surrogate.model, X, config.objective_weights, config.outcome_constraints)[1]
