@@ -142,6 +142,21 @@ class InterpolationBasis(GridBasis):
             )
         ]
 
+    @cached_property
+    def whitenings(self) -> list[Tensor]:
+        """Eigenvectors over the root of their eigenvalue, as :attr:`roots`; 0 where that is 0."""
+        return [
+            vectors[..., :kept] * torch.where(values > 0, values.rsqrt(), 0.0)[..., None, :kept]
+            for vectors, values, kept in zip(
+                self.eigenvectors, self.eigenvalues, self._kept(), strict=True
+            )
+        ]
+
+    @cached_property
+    def product_whitenings(self) -> list[Tensor]:
+        """Of each dimension, the column of :attr:`whitenings` of each feature, ``... x g x r``."""
+        return [line[..., self.index[:, i]] for i, line in enumerate(self.whitenings)]
+
     def _kept(self) -> list[int]:
         if self.rank == 0:
             return [1] * self.grid.dim

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import pad
 
 from bo_stream.bases.cell_gram import ravel
 from bo_stream.bases.grid_kernel import GridKernel, KernelFactors
@@ -73,10 +73,9 @@ def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
 def _part_covariance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
     scale = (factors.scale() / basis.scale)[..., None, None]
     result = scale.expand(*basis.scale.shape, 1, 1)
-    for i in range(basis.grid.dim):
-        line = _whitened_correlation(basis, factors, i)
-        choice = one_hot(basis.index[:, i], line.shape[-1]).to(line)  # faster than indexing
-        result = result * (choice @ line @ choice.mT)
+    for i, whitening in enumerate(basis.product_whitenings):
+        correlation = node_correlation(factors, basis.grid, i)
+        result = result * (whitening.mT @ correlation @ whitening)
     return result
 
 
@@ -126,10 +125,7 @@ def _whitened_correlation(
     basis: InterpolationBasis, factors: KernelFactors, dimension: int
 ) -> Tensor:
     """``Λ^{-½} Eᵀ K(θ) E Λ^{-½}`` of one dimension's kept eigenvectors, ``... x m x k x k``."""
-    kept = basis.roots[dimension].shape[-1]
-    values = basis.eigenvalues[dimension][..., None, :kept]
-    inverse_root = torch.where(values > 0, values.rsqrt(), 0.0)  # where it is 0, so is the feature
-    whitening = basis.eigenvectors[dimension][..., :kept] * inverse_root
+    whitening = basis.whitenings[dimension]
     return whitening.mT @ node_correlation(factors, basis.grid, dimension) @ whitening
 
 

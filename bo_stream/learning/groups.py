@@ -23,8 +23,12 @@ def hyperparameters(model: StreamingGP) -> list[Parameter]:
     return [p for p in model.parameters() if p.requires_grad and id(p) not in own]
 
 
-def with_priors(model: StreamingGP, log_likelihood: Tensor) -> Tensor:
-    """The log likelihood plus the log priors of all hyperparameters, summed over outputs."""
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+def with_priors(mll: ExactMarginalLogLikelihood, log_likelihood: Tensor) -> Tensor:
+    """The log likelihood plus the log priors of all hyperparameters, summed over outputs.
+
+    Args:
+        mll: Of the model and its likelihood: it knows their priors.
+        log_likelihood: ``batch_shape (x m if m > 1)``.
+    """
     total: Tensor = mll._add_other_terms(log_likelihood.clone(), []).sum()
     return total

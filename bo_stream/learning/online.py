@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 
 import torch
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream.learning.groups import hyperparameters, stem_parameters, with_priors
@@ -63,6 +64,7 @@ class OnlineLearner:
             ValueError: A negative rate or budget.
         """
         self.model = model.eval()
+        self._mll = ExactMarginalLogLikelihood(model.likelihood, model)
         self._reservoir = Reservoir(keep, seed)
         self._kernel = Ascent(model, hyperparameters(model), learning_rate)
         self._stem = Ascent(model, stem_parameters(model), stem_learning_rate)
@@ -176,5 +178,5 @@ class OnlineLearner:
     def _kernel_step(self, follower: Follower) -> None:
         if self._kernel.learns:
             count = max(self.model.num_observations, 1.0)
-            value = with_priors(self.model, follower.log_marginal_likelihood())
+            value = with_priors(self._mll, follower.log_marginal_likelihood())
             self._kernel.ascend(value / count)

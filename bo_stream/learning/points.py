@@ -43,17 +43,17 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
     learned = {name: p for name, p in mll.named_parameters() if p.requires_grad}
     points = Parameter(model.inducing_points.double())
     former = {name: p.detach().clone() for name, p in learned.items()}
-    before = _loss(model, points).detach()
+    before = _loss(model, mll, points).detach()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizationWarning)  # the limit is no failure
         result = fit_gpytorch_mll_scipy(
             mll,
             parameters={**learned, "inducing_points": points},
-            closure=lambda: _loss_and_gradients(model, points, [*learned.values(), points]),
+            closure=lambda: _loss_and_gradients(model, mll, points, [*learned.values(), points]),
             options={"maxiter": maxiter},
         )
     with torch.no_grad():
-        if not bool(_loss(model, points) <= before):
+        if not bool(_loss(model, mll, points) <= before):
             for name, value in former.items():
                 learned[name].copy_(value)
             points.copy_(model.inducing_points)
@@ -63,16 +63,19 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
     return result
 
 
-def _loss(model: OSGPR, points: Tensor) -> Tensor:
-    return -with_priors(model, model.bound_at(points)) / model.num_observations
+def _loss(model: OSGPR, mll: ExactMarginalLogLikelihood, points: Tensor) -> Tensor:
+    return -with_priors(mll, model.bound_at(points)) / model.num_observations
 
 
 def _loss_and_gradients(
-    model: OSGPR, points: Parameter, parameters: Sequence[Parameter]
+    model: OSGPR,
+    mll: ExactMarginalLogLikelihood,
+    points: Parameter,
+    parameters: Sequence[Parameter],
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     for parameter in parameters:
         parameter.grad = None
-    loss = _loss(model, points)
+    loss = _loss(model, mll, points)
     loss.backward()
     return loss, [parameter.grad for parameter in parameters]
 

@@ -84,7 +84,7 @@ def _fitted(
         result = fit_gpytorch_mll_scipy(
             mll,
             parameters=learned,
-            closure=lambda: _loss_and_gradients(model, list(learned.values()), X, Y, Yvar),
+            closure=lambda: _loss_and_gradients(model, mll, list(learned.values()), X, Y, Yvar),
             options={"maxiter": maxiter},
             callback=None if report is None else lambda _, found: report(found.step, found.fval),
         )
@@ -93,11 +93,16 @@ def _fitted(
 
 
 def _loss_and_gradients(
-    model: GridGP, parameters: Sequence[Parameter], X: Tensor, Y: Tensor, Yvar: Tensor | None
+    model: GridGP,
+    mll: ExactMarginalLogLikelihood,
+    parameters: Sequence[Parameter],
+    X: Tensor,
+    Y: Tensor,
+    Yvar: Tensor | None,
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     model.zero_grad()
     likelihood = model.batch_log_marginal_likelihood(X, Y, Yvar, recalibrate=True)
-    loss = -with_priors(model, likelihood) / X.shape[-2]
+    loss = -with_priors(mll, likelihood) / X.shape[-2]
     loss.backward()
     return loss, [parameter.grad for parameter in parameters]
 

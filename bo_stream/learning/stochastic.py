@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from bo_stream.learning.groups import hyperparameters, with_priors
 from bo_stream.models.ascent import Ascent
@@ -42,8 +43,9 @@ def maximise_stochastically(
     model.train()
     ascent = Ascent(model, hyperparameters(model), learning_rate)
     generator = torch.Generator().manual_seed(seed)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
     count = max(model.num_observations, 1.0)
     for _ in range(steps):
         objective = model.stochastic_objective(probes, batch_size, generator, tolerance)
-        ascent.ascend(with_priors(model, objective) / count)
+        ascent.ascend(with_priors(mll, objective) / count)
     return model.eval()

@@ -25,7 +25,7 @@ class GridGP(GridPosterior):
 
     def _take(self, data: Observations) -> None:
         self._make_room(data.X)
-        memory = self._memory.with_room_for(data)
+        memory = self._memory.with_noise_group_for(data)
         whitening, solved = self._caches_after(data)
         subspace = None if self._subspace is None else self._subspace.after(data)
         memory.observe(data)

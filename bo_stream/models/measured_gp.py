@@ -178,7 +178,7 @@ class MeasuredGP(StreamingGP):
 
     def _residual(self) -> Tensor:
         """``[Y, 1] @ residual`` are the standardised outcomes less the prior mean."""
-        offset, scale = self._outcomes.offset_and_scale(self._counts())
+        offset, scale = self._outcomes.offset_and_scale(self._shift)
         constant = (self._shift - offset) / scale - self._prior_mean()
         return torch.stack((scale.reciprocal().expand_as(constant), constant), -1).unsqueeze(-1)
 

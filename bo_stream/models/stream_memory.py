@@ -98,10 +98,9 @@ class StreamMemory:
                 "wider bounds."
             )
 
-    def with_room_for(self, data: Observations) -> StreamMemory:
-        """The same memory, able to take a batch."""
-        roomy = self.covering(data.X)
-        return replace(roomy, current=roomy.current.with_noise_group_for(data))
+    def with_noise_group_for(self, data: Observations) -> StreamMemory:
+        """The same memory, able to take a batch inside its grid's box."""
+        return replace(self, current=self.current.with_noise_group_for(data))
 
     def observe(self, data: Observations) -> None:
         """Add a batch in place, for which there is room. Cost O(n 7^d)."""
