@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # share the processors among them
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 
 import pytest
 import torch

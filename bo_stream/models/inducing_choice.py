@@ -48,14 +48,24 @@ def first_points(
                 "Expected inducing_points or an allocator, got neither: nothing could be learned."
             )
         return X.new_zeros(0, X.shape[-1]), deepcopy(allocator)
-    if inducing_points.ndim != 2 or inducing_points.shape[-1] != X.shape[-1]:
-        raise BotorchTensorDimensionError(
-            f"Expected inducing_points of shape `M x {X.shape[-1]}`, shared by batch elements and "
-            f"outputs, got {tuple(inducing_points.shape)}."
-        )
+    check_points("inducing_points", inducing_points, X.shape[-1])
     check_type("inducing_points", inducing_points, X)
-    check_finite("inducing_points", inducing_points)
     return inducing_points.detach().clone(), deepcopy(allocator)
+
+
+def check_points(name: str, Z: Tensor, dim: int) -> None:
+    """Refuse what are no points of ``dim`` inputs.
+
+    Raises:
+        BotorchTensorDimensionError: Another shape than ``M x dim``.
+        InputDataError: NaN or infinity.
+    """
+    if Z.ndim != 2 or Z.shape[-1] != dim:
+        raise BotorchTensorDimensionError(
+            f"Expected {name} of shape `M x {dim}`, shared by batch elements and outputs, got "
+            f"{tuple(Z.shape)}."
+        )
+    check_finite(name, Z)
 
 
 def check_allocator(allocator: object) -> None:

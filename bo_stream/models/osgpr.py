@@ -21,6 +21,7 @@ from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.models.caches import Solved
 from bo_stream.models.construction import warn_of_scaling
+from bo_stream.models.inducing_choice import check_points, check_points_fit, checked_cap
 from bo_stream.models.inducing_gp import MAX_POINTS, InducingGP
 from bo_stream.models.inducing_memory import Missed
 from bo_stream.models.marginal_likelihood import NoiseGroup, combine
@@ -205,12 +206,18 @@ class OSGPR(InducingGP[WindowedMemory]):
         """Put the inducing points elsewhere, in place: the window's rows are expressed exactly.
 
         Args:
-            Z: ``M x d``, in transformed inputs.
+            Z: ``M x d``, in transformed inputs, at most ``max_points``.
 
         Raises:
+            BotorchTensorDimensionError: Another shape.
+            InputDataError: NaN or infinity.
             UnsupportedError: The model supposes data.
+            ValueError: Too many points.
         """
         self._check_not_supposed("place_points")
+        check_points("Z", Z, self.inducing_points.shape[-1])
+        checked_cap(self.max_points, Z)
+        check_points_fit(len(Z), self._output_batch.numel())
         moved = self._basis_at(Z.detach().double())
         self._remember(self._memory.in_basis(moved), moved, self._allocator)
         return self

@@ -457,6 +457,25 @@ def test_too_many_points_are_said_before_anything_is_allocated(
     assert len(model.update(more, more[:, :1]).inducing_points) == 50
 
 
+@pytest.mark.parametrize(
+    ("Z", "error", "message"),
+    [
+        (torch.rand(4, D + 1), BotorchTensorDimensionError, f"Z of shape `M x {D}`"),
+        (torch.full((4, D), torch.nan), InputDataError, "Z to be finite"),
+        (torch.rand(41, D), ValueError, "max_points of at least 41"),
+    ],
+)
+def test_points_that_cannot_be_placed_change_nothing(
+    Z: Tensor, error: type[Exception], message: str
+) -> None:
+    X, Y = wave()
+    model = OSGPR(X, Y, max_points=40)
+    before = model.posterior(X).mean.detach()
+    with pytest.raises(error, match=message):
+        model.place_points(Z.double())
+    assert torch.equal(model.posterior(X).mean, before)
+
+
 def test_an_allocator_that_fails_later_changes_nothing() -> None:
     X, Y = wave()
     model = OSGPR(X[:30], Y[:30])
