@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -13,10 +14,11 @@ from bo_stream.process import Joint, Points, PosteriorProcess, Residual
 
 @dataclass(frozen=True)
 class KnownPoints:
-    """k points of a process, as constants.
+    """k points of a process, as constants: some come before all others, the rest after them.
 
     Attributes:
         X: As the user gave them, ``... x k x d``.
+        leading: How many come first.
         process: Whose points they are.
         points: Evaluated.
         mean: ``... x m x k``.
@@ -24,6 +26,7 @@ class KnownPoints:
     """
 
     X: Tensor
+    leading: int
     process: PosteriorProcess
     points: Points
     mean: Tensor
@@ -31,27 +34,33 @@ class KnownPoints:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, X: Tensor, process: PosteriorProcess, inputs: Tensor) -> KnownPoints:
+    def of(cls, X: Tensor, leading: int, process: PosteriorProcess, inputs: Tensor) -> KnownPoints:
         """Evaluate points. Cost O(k r² + k² r).
 
         Args:
             X: ``... x k x d``.
+            leading: How many come first.
             process: Of a model.
             inputs: X as the process takes it.
         """
         points = process.at(inputs)
         covariance = process.cross_covariance(points, points)
-        return cls(X.detach(), process, points, process.mean_at(points), covariance)
+        return cls(X.detach(), leading, process, points, process.mean_at(points), covariance)
 
-    def lead(self, X: Tensor) -> bool:
-        """Whether the first k of ``... x n x d`` points are these, and others follow."""
-        count = self.X.shape[-2]
-        if X.shape[-2] <= count or X.dim() < self.X.dim():
+    @property
+    def _trailing(self) -> int:
+        return self.X.shape[-2] - self.leading
+
+    def surround(self, X: Tensor) -> bool:
+        """Whether ``... x n x d`` points begin and end with these, and others are between."""
+        if X.shape[-2] <= self.X.shape[-2] or X.dim() < self.X.dim():
             return False
-        return bool((X[..., :count, :] == self.X).all())
+        before, after = X[..., : self.leading, :], X[..., X.shape[-2] - self._trailing :, :]
+        first, last = self.X.split([self.leading, self._trailing], dim=-2)
+        return bool((before == first).all() and (after == last).all())
 
     def joint(self, inputs: Tensor) -> Joint:
-        """The joint distribution of n inputs of which these are the first k.
+        """The joint distribution of n inputs that begin and end with these.
 
         Cost O(q r² + k q r) for each batch of q others, beside O((k + q)²) to write it down.
         Differentiable in the others only.
@@ -59,18 +68,54 @@ class KnownPoints:
         Args:
             inputs: As the process takes them, ``... x n x d``.
         """
-        others = self.process.at(inputs[..., self.X.shape[-2] :, :])
-        means = stack_columns(self.mean, self.process.mean_at(others))
+        between = inputs[..., self.leading : inputs.shape[-2] - self._trailing, :]
+        others = self.process.at(between)
+        means = self._in_order(stack_columns(self.mean, self.process.mean_at(others)))
         empty = means.new_zeros(*means.shape, 0)
         residual = Residual(
             lambda: self._covariance_with(others),
-            lambda: stack_columns(
-                self.covariance.diagonal(dim1=-2, dim2=-1), self.process.variance_at(others)
-            ),
+            lambda: self._in_order(stack_columns(self._variance, self.process.variance_at(others))),
         )
         return Joint(means, empty, empty, residual)
+
+    @cached_property
+    def _variance(self) -> Tensor:
+        return self.covariance.diagonal(dim1=-2, dim2=-1)
 
     def _covariance_with(self, others: Points) -> Tensor:
         cross = self.process.cross_covariance(others, self.points)
         own = self.process.cross_covariance(others, others)
-        return stack_rows(stack_columns(self.covariance, cross.mT), stack_columns(cross, own))
+        whole = stack_rows(stack_columns(self.covariance, cross.mT), stack_columns(cross, own))
+        return self._in_order(self._in_order(whole).mT).mT
+
+    def _in_order(self, values: Tensor) -> Tensor:
+        """Columns of these and then of the others, as the columns of all in their order."""
+        if self._trailing == 0:
+            return values
+        known = self.X.shape[-2]
+        others = values.shape[-1] - known
+        return torch.cat(
+            (
+                values[..., : self.leading],
+                values.narrow(-1, known, others),
+                values.narrow(-1, self.leading, self._trailing),
+            ),
+            dim=-1,
+        )
+
+
+def arrangements(first: Tensor | None, last: Tensor | None) -> list[tuple[Tensor, int]]:
+    """Points that may be known, with how many of them come before the others.
+
+    All together, then those of each side alone, for a caller who changes the other side.
+
+    Args:
+        first: Those before the others, ``... x k x d``.
+        last: Those after the others, ``... x k' x d``.
+    """
+    if first is None:
+        return [] if last is None else [(last, 0)]
+    leading = first.shape[-2]
+    if last is None:
+        return [(first, leading)]
+    return [(torch.cat((first, last), -2), leading), (first, leading), (last, 0)]

@@ -9,8 +9,16 @@ State = tuple[torch.Tensor, ...]
 
 def state_of(module: torch.nn.Module) -> State:
     """A copy of all parameters and buffers."""
-    tensors = (*module.parameters(), *module.buffers())
-    return tuple(tensor.detach().clone() for tensor in tensors)
+    return tuple(tensor.detach().clone() for tensor in _tensors(module))
+
+
+def is_in(module: torch.nn.Module, state: State) -> bool:
+    """Whether a module's parameters and buffers are what they were."""
+    return is_same(_tensors(module), state)
+
+
+def _tensors(module: torch.nn.Module) -> State:
+    return (*module.parameters(), *module.buffers())
 
 
 def is_same(first: State, second: State) -> bool:

@@ -82,6 +82,8 @@ class Joint:
 
     def select(self, outputs: Sequence[int]) -> Joint:
         """Some of the outputs."""
+        if list(outputs) == list(range(self.mean.shape[-2])):
+            return self
         chosen = torch.tensor(list(outputs), device=self.mean.device)
         return self._map(lambda tensor, after: tensor.index_select(-1 - after, chosen))
 
@@ -99,7 +101,9 @@ class Joint:
 
     def covariance(self) -> Tensor:
         """Dense covariance, ``... x m x n x n``."""
-        covariance = self.root @ self.root.mT - self.downdate @ self.downdate.mT
+        covariance = self.root @ self.root.mT
+        if self.downdate.shape[-1] > 0:
+            covariance = covariance - self.downdate @ self.downdate.mT
         return covariance if self.residual is None else covariance + self.residual.covariance()
 
 
@@ -246,6 +250,8 @@ class WeightSpaceProcess(PosteriorProcess):
         )
 
     def _downdate(self, points: Points) -> Tensor:
+        if not self.weights.observed:
+            return points.posterior[..., :0]
         return row_product(points.posterior, self.weights.downdate)
 
 

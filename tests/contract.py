@@ -1001,21 +1001,32 @@ def what_is_supposed_cannot_be_put_into_memory(stream: Stream) -> None:
 
 
 @law
-def a_baseline_that_is_evaluated_once_changes_nothing(stream: Stream) -> None:
-    model, baseline = stream.model(stream.data(10)), stream.points
-    known = model.with_baseline(baseline)
-    X = torch.rand(3, *stream.setting.batch_shape, 2, DIM).to(baseline)
+def points_that_are_evaluated_once_change_nothing(stream: Stream) -> None:
+    model, points = stream.model(stream.data(10)), stream.points
+    baseline, pending = points[..., :-2, :], points[..., -2:, :]
+    X = torch.rand(3, *stream.setting.batch_shape, 2, DIM).to(points)
+    first, last = (part.expand(3, *part.shape) for part in (baseline, pending))
 
     def after_baseline(others: Tensor) -> Tensor:
-        return torch.cat((baseline.expand(3, *baseline.shape), others), -2)
+        return torch.cat((first, others), -2)
 
-    assert_same_posterior(known, model, after_baseline(X))
-    for others in (X, baseline, after_baseline(X)[..., 1:, :]):
+    def before_pending(others: Tensor) -> Tensor:
+        return torch.cat((others, last), -2)
+
+    def between(others: Tensor) -> Tensor:
+        return before_pending(after_baseline(others))
+
+    known = model.with_known_points(baseline, pending)
+    for extend in (after_baseline, before_pending, between):
+        assert_same_posterior(known, model, extend(X))
+        gradients = [summary_gradient(m, X, extend) for m in (known, model)]
+        assert_close(*gradients, factor=float(gradients[1].abs().max()))
+    for others in (X, baseline, points, between(X)[..., 1:-1, :]):
         assert_same_posterior(known, model, others)
-    gradients = [summary_gradient(m, X, after_baseline) for m in (known, model)]
-    assert_close(*gradients, factor=float(gradients[1].abs().max()))
+    for part in (model.with_known_points(baseline), model.with_known_points(last=pending)):
+        assert_same_posterior(part, model, between(X))
     more = stream.data(2)
-    assert_same_posterior(suppose(known, more), suppose(model, more), after_baseline(X))
+    assert_same_posterior(suppose(known, more), suppose(model, more), between(X))
     with pytest.raises(UnsupportedError):
         known.update(*more.astuple())
 

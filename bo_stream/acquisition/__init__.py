@@ -1,7 +1,7 @@
 """Acquisition: integrated variance, pools, posterior functions, and labels to ask for."""
 
-from bo_stream.acquisition.baseline import evaluate_baseline_once
 from bo_stream.acquisition.feature_nipv import FeatureNIPV
+from bo_stream.acquisition.known_points import evaluate_known_points_once
 from bo_stream.acquisition.label_pool import select_labels_from_pool
 from bo_stream.acquisition.labels import PredictiveEntropy, qBALD
 from bo_stream.acquisition.paths import SamplePaths, mean_path, sample_paths
@@ -12,7 +12,7 @@ __all__ = [
     "PoolSelector",
     "PredictiveEntropy",
     "SamplePaths",
-    "evaluate_baseline_once",
+    "evaluate_known_points_once",
     "mean_path",
     "qBALD",
     "sample_paths",

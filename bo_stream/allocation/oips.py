@@ -10,7 +10,7 @@ from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.correlation import correlation
 from bo_stream.allocation.isolation import Isolation
 from bo_stream.bases.members import members
-from bo_stream.module_state import State, is_same, state_of
+from bo_stream.module_state import State, is_in, state_of
 
 ROWS = 1024
 """Points whose correlations with each other are held at a time."""
@@ -70,7 +70,7 @@ class OIPS(Allocator):
 
     def _rechecked(self, Z: Tensor, kernel: Kernel) -> Tensor:
         """Pruned, unless all have been together already and the hyperparameters have not moved."""
-        if self._settled is None or not is_same(state_of(kernel), self._settled[1:]):
+        if self._settled is None or not is_in(kernel, self._settled[1:]):
             return self.pruned(Z, kernel)
         return Z if bool(members(Z, self._settled[0]).all()) else self.pruned(Z, kernel)
 

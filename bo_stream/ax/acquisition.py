@@ -12,7 +12,7 @@ from botorch.models.model import Model
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
-from bo_stream.acquisition import evaluate_baseline_once
+from bo_stream.acquisition import evaluate_known_points_once
 from bo_stream.ax.nipv import (
     INTEGRATED,
     chosen_metric,
@@ -69,7 +69,7 @@ class StreamAcquisition(Acquisition):
             acqf = super()._construct_botorch_acquisition(
                 botorch_acqf_class, botorch_acqf_options, model
             )
-            return evaluate_baseline_once(acqf)
+            return evaluate_known_points_once(acqf)
         metrics, given = self.surrogate.outcomes, botorch_acqf_options.get("metric")
         chosen = chosen_metric(botorch_acqf_class, given, metrics, self._objectives)
         return integrated_variance(

@@ -16,7 +16,7 @@ from bo_stream.ax.rows import Rows
 from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.module_state import State, is_same, state_of
+from bo_stream.module_state import State, is_in, state_of
 
 Moments = tuple[Tensor, Tensor]
 
@@ -43,7 +43,7 @@ class LeftOut:
     def is_of(self, model: StreamingGP, rows: Rows) -> bool:
         """Whether it is of this model with these rows, as they are now."""
         same = self.model is model and self.rows is rows
-        return same and is_same(self.state, state_of(model))
+        return same and is_in(model, self.state)
 
     def predict(self, gone: Tensor, X: Tensor, observation_noise: bool) -> Moments | None:
         """Means and variances at X, ``t`` each, given all rows but some; None: it cannot say.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -139,20 +140,34 @@ class Grid(Mesh):
 
     def locate(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Cell indices and positions in the cell, ``... x d`` each, for points inside the box."""
-        lines = [self._locate_on_line(i, x) for i, x in enumerate(X.unbind(-1))]
-        return torch.stack([cell for cell, _ in lines], -1), torch.stack([t for _, t in lines], -1)
-
-    def _locate_on_line(self, dimension: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        scaled = (x - self.lower[dimension]) / self.spacing[dimension]
-        cell = scaled.detach().floor().long().clamp(0, self.cells[dimension] - 1)
+        scaled = (X - self._lower.to(X)) / self._spacing.to(X)
+        cell = scaled.detach().floor().long().clamp_min(0).minimum(self._last.to(X.device))
         return cell, scaled - cell
+
+    @cached_property
+    def _lower(self) -> Tensor:
+        return torch.tensor(self.lower, dtype=torch.float64)
+
+    @cached_property
+    def _spacing(self) -> Tensor:
+        return torch.tensor(self.spacing, dtype=torch.float64)
+
+    @cached_property
+    def _last(self) -> Tensor:
+        return torch.tensor(self.cells) - 1
+
+    def interpolation_matrices(self, X: Tensor) -> list[Tensor]:
+        """Dense weights of each dimension, ``... x d -> ... x g`` each, differentiable."""
+        lines = _dense_weights(*self.locate(X), max(self.size)).unbind(-2)
+        return [line[..., :size] for line, size in zip(lines, self.size, strict=True)]
 
     def interpolation_matrix(self, dimension: int, x: Tensor) -> Tensor:
         """Dense one-dimensional weights at x in the box, ``... -> ... x g``, differentiable."""
-        cell, t = self._locate_on_line(dimension, x)
-        columns = cell.unsqueeze(-1) + torch.arange(STENCIL, device=x.device)
-        zeros = x.new_zeros(*x.shape, self.size[dimension])
-        return zeros.scatter(-1, columns, weights(t))
+        return self._line(dimension).interpolation_matrices(x.unsqueeze(-1))[0]
+
+    def _line(self, dimension: int) -> Grid:
+        one = slice(dimension, dimension + 1)
+        return Grid(self.lower[one], self.spacing[one], self.cells[one])
 
     def contains(self, X: Tensor) -> bool:
         """Whether all points lie in the box."""
@@ -202,6 +217,12 @@ class Grid(Mesh):
                 return None
             offsets.append(offset)
         return tuple(offsets)
+
+
+def _dense_weights(cell: Tensor, t: Tensor, size: int) -> Tensor:
+    """Weights of all nodes of a line at located points, ``... -> ... x size``."""
+    columns = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
+    return t.new_zeros(*t.shape, size).scatter(-1, columns, weights(t))
 
 
 def _whole(cells: float) -> int:

@@ -124,10 +124,10 @@ class InterpolationBasis(GridBasis):
 
     def features(self, X: Tensor) -> Tensor:
         """Whitened features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
-        wide = X.unsqueeze(-3)
+        lines = self.grid.interpolation_matrices(X.unsqueeze(-3))
         product = self.scale.sqrt()[..., None, None].expand(*self.scale.shape, 1, 1)
-        for i, root in enumerate(self.roots):
-            values = self.grid.interpolation_matrix(i, wide[..., i]) @ root
+        for i, (line, root) in enumerate(zip(lines, self.roots, strict=True)):
+            values = line @ root
             chosen = self.index[:, i].expand(*values.shape[:-1], self.rank)
             product = product * values.gather(-1, chosen)
         return product

@@ -26,7 +26,7 @@ from bo_stream.models.memory import Observations
 from bo_stream.models.projection_warning import ProjectionWarning
 from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.warning_level import users_stack_level
-from bo_stream.module_state import State, is_same, state_of
+from bo_stream.module_state import State, is_in
 from bo_stream.weights import GaussianEvidence
 
 Solver = Literal["cholesky", "cg"]
@@ -125,7 +125,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
         solved = self._solved
         if solved is None or data.sign < 0 or not solved.can_take(X.shape[-2]):
             return None
-        if not is_same(state_of(self), solved.state):
+        if not is_in(self, solved.state):
             return None
         return solved.after(X, *self._as_outcomes(data.targets, data.noise, data.known))
 

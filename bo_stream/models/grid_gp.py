@@ -17,7 +17,7 @@ from bo_stream.models.grid_choice import GridSize, choose_grid_size
 from bo_stream.models.grid_posterior import GridPosterior
 from bo_stream.models.memory import Observations
 from bo_stream.models.stream_memory import StreamMemory
-from bo_stream.module_state import is_same, state_of
+from bo_stream.module_state import is_in
 
 
 class GridGP(GridPosterior):
@@ -39,14 +39,14 @@ class GridGP(GridPosterior):
         if whitening is None or data.X.shape[-2] > WHITENED_ROWS:
             return None, None
         solvable = solved is not None and solved.can_take(data, whitening.basis)
-        if solved is None or not solvable or not is_same(state_of(self), solved.state):
+        if solved is None or not solvable or not is_in(self, solved.state):
             return self._whitening_after(whitening, data), None
         features = whitening.basis.features(data.X)
         outcomes, noise = self._as_outcomes(data.targets, data.noise, data.known)
         return whitening.after(data, features), solved.after(features, outcomes, noise)
 
     def _whitening_after(self, whitening: Whitening, data: Observations) -> Whitening | None:
-        if not is_same(state_of(self.covar_module), whitening.state):
+        if not is_in(self.covar_module, whitening.state):
             return None
         return whitening.after(data, whitening.basis.features(data.X))
 

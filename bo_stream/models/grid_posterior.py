@@ -26,7 +26,7 @@ from bo_stream.models.marginal_likelihood import (
 )
 from bo_stream.models.resolution_warning import warn_of_resolution
 from bo_stream.models.validation import check_finite
-from bo_stream.module_state import is_same, state_of
+from bo_stream.module_state import is_in, state_of
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import solve
 
@@ -50,9 +50,8 @@ class GridPosterior(GridBase):
             return self._supposed
         if X is not None:
             self._widen_basis(X)
-        state = state_of(self)
-        if self._solved is None or not is_same(state, self._solved.state):
-            self._solved = Solved(state, self._solve())
+        if self._solved is None or not is_in(self, self._solved.state):
+            self._solved = Solved(state_of(self), self._solve())
         return self._solved.process
 
     def _supposing(self, process: PosteriorProcess) -> Self:
@@ -82,10 +81,11 @@ class GridPosterior(GridBase):
 
     @torch.no_grad()
     def _current_whitening(self) -> Whitening:
-        state = state_of(self.covar_module)
-        if self._whitening is None or not is_same(state, self._whitening.state):
+        if self._whitening is None or not is_in(self.covar_module, self._whitening.state):
             basis = self._present_basis()
-            self._whitening = Whitening(state, basis, self._memory.whitened(basis))
+            self._whitening = Whitening(
+                state_of(self.covar_module), basis, self._memory.whitened(basis)
+            )
         self._whitening = self._whitening.settled()
         return self._whitening
 
@@ -206,7 +206,7 @@ class GridPosterior(GridBase):
         return self
 
     def _warn_of_resolution(self) -> None:
-        state = state_of(self.covar_module)
-        if self._resolution_checked is None or not is_same(state, self._resolution_checked):
-            self._resolution_checked = state
+        checked = self._resolution_checked
+        if checked is None or not is_in(self.covar_module, checked):
+            self._resolution_checked = state_of(self.covar_module)
             warn_of_resolution(self._factors(), self._memory.grid)

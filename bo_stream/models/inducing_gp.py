@@ -37,7 +37,7 @@ from bo_stream.models.projection_warning import ProjectionWarning
 from bo_stream.models.remembering_gp import StatisticsMemory
 from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.warning_level import users_stack_level
-from bo_stream.module_state import State, is_same, state_of
+from bo_stream.module_state import State, is_in, state_of
 from bo_stream.process import WeightSpaceProcess
 from bo_stream.weights import solve
 
@@ -134,11 +134,10 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
     @torch.no_grad()
     def _current(self) -> tuple[M, InducingBasis]:
         """The memory expressed with the present kernel, and its basis. Kept until either moves."""
-        state = state_of(self.covar_module)
-        if self._present is None or not is_same(state, self._present[0]):
+        if self._present is None or not is_in(self.covar_module, self._present[0]):
             basis = self._basis_at(self._memory.values.Z)
             log_basis(self, basis)
-            self._present = (state, self._memory.in_basis(basis), basis)
+            self._present = (state_of(self.covar_module), self._memory.in_basis(basis), basis)
         return self._present[1:]
 
     @torch.no_grad()

@@ -28,7 +28,7 @@ from bo_stream.models.marginal_likelihood import NoiseGroup, combine
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.point_search import moved_points
 from bo_stream.models.windowed_memory import WindowedMemory
-from bo_stream.module_state import is_same, state_of
+from bo_stream.module_state import is_in
 from bo_stream.weights import log_marginal_likelihood, solve
 
 WINDOW = 512
@@ -161,7 +161,7 @@ class OSGPR(InducingGP[WindowedMemory]):
     ) -> Solved | None:
         """The posterior after a batch, where it was solved in the same basis."""
         solved = self._solved
-        if solved is None or not is_same(state_of(self), solved.state):
+        if solved is None or not is_in(self, solved.state):
             return None
         if not solved.can_take(data, basis):
             return None

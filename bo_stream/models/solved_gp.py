@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bo_stream.models.remembering_gp import RememberingGP
 from bo_stream.models.validation import check_finite
-from bo_stream.module_state import State, is_same, state_of
+from bo_stream.module_state import State, is_in, state_of
 from bo_stream.process import PosteriorProcess
 
 
@@ -45,7 +45,6 @@ class SolvedGP(RememberingGP, Generic[S]):
             check_finite("X", X)
         if self._supposed is not None:
             return self._supposed
-        state = state_of(self)
-        if self._solved is None or not is_same(state, self._solved.state):
-            self._solved = self._solve(state)
+        if self._solved is None or not is_in(self, self._solved.state):
+            self._solved = self._solve(state_of(self))
         return self._solved.process

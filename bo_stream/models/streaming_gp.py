@@ -28,7 +28,7 @@ from linear_operator import LinearOperator, to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
-from bo_stream.known_points import KnownPoints
+from bo_stream.known_points import KnownPoints, arrangements
 from bo_stream.linalg import DowndatedRootOperator
 from bo_stream.models.independent_outputs import IndependentOutputs
 from bo_stream.models.lazy_covariance import LazyCovariance
@@ -61,7 +61,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _batch_shape: torch.Size
     _input_dim: int
     _supposed: PosteriorProcess | None
-    _known: KnownPoints | None = None
+    _known: tuple[KnownPoints, ...] = ()
     _numerical_log: NumericalLog = ()
 
     @abstractmethod
@@ -261,32 +261,42 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
 
     def _joint(self, X: Tensor, inputs: Tensor) -> Joint:
-        process, known = self.process(inputs), self._known
-        if known is not None and process is known.process and known.lead(X):
-            return known.joint(inputs)
+        process = self.process(inputs)
+        for known in self._known:
+            if process is known.process and known.surround(X):
+                return known.joint(inputs)
         return process.joint(inputs)
 
-    def with_baseline(self, X: Tensor) -> Self:
-        """A model that evaluates k points once, for joint posteriors of them and others after them.
+    def with_known_points(self, first: Tensor | None = None, last: Tensor | None = None) -> Self:
+        """A model that evaluates k points once, for joint posteriors of them and others.
 
-        For acquisition functions that compare with a baseline: those of BoTorch put it before the
-        candidates, which then cost O(q r² + k q r) a batch instead of O((k + q) r²). Posteriors are
-        those of this model as it is now; gradients flow to what follows the baseline, not to it.
-        As a model that supposes observations it cannot be updated.
+        For acquisition functions with a baseline, which BoTorch puts before the candidates, and
+        with pending points, which it puts after them: the candidates then cost O(q r² + k q r) a
+        batch instead of O((k + q) r²). Posteriors are those of this model as it is now; gradients
+        flow to what is between the known points, not to them. As a model that supposes
+        observations it cannot be updated.
 
         Args:
-            X: ``batch_shape x k x d``.
+            first: Those before the others, ``batch_shape x k x d``.
+            last: Those after the others, ``batch_shape x k' x d``.
 
         Raises:
-            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
-            InputDataError: X has a wrong dtype or device, is not finite, or is outside the bounds.
+            BotorchTensorDimensionError: One has the wrong width or too few dimensions.
+            InputDataError: One has a wrong dtype or device, is not finite, or is outside the
+                bounds.
         """
         self.eval()
-        check_inputs(X, self._input_dim, self.train_targets)
-        inputs = self.transform_inputs(X).to(torch.float64)
-        process = self.process(inputs)
+        for X in (first, last):
+            if X is not None:
+                check_inputs(X, self._input_dim, self.train_targets)
+        known = arrangements(first, last)
+        inputs = [self.transform_inputs(X).to(torch.float64) for X, _ in known]
+        process = self.process(inputs[0] if inputs else None)
         model = self._supposing(process)
-        model._known = KnownPoints.of(X, process, inputs)
+        model._known = tuple(
+            KnownPoints.of(X, leading, process, own)
+            for (X, leading), own in zip(known, inputs, strict=True)
+        )
         return model
 
     def _added_noise(
@@ -390,7 +400,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if self._supposed is not None:
             raise UnsupportedError(
                 f"{verb} needs a model of real observations, got one that supposes some "
-                "(condition_on_observations, fantasize) or keeps a baseline (with_baseline). "
+                "(condition_on_observations, fantasize) or keeps known points (with_known_points). "
                 "Use it on the original model."
             )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from botorch.acquisition import UpperConfidenceBound
+from botorch.acquisition import UpperConfidenceBound, qUpperConfidenceBound
 from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import OptimizationWarning
 from torch import Tensor
@@ -38,6 +38,19 @@ TWO_INPUTS = replace(QUICK, bounds=((-2.0, 3.0), (0.0, 2.0)), grid=(12, 10))
 
 def own_builder(situation: Situation) -> UpperConfidenceBound:
     return UpperConfidenceBound(situation.model, beta=situation.beta)
+
+
+def forgetful_builder(situation: Situation) -> qUpperConfidenceBound:
+    return qUpperConfidenceBound(situation.model, beta=2.0, sampler=situation.sampler())
+
+
+def test_points_of_a_batch_keep_apart_whatever_a_builder_of_ones_own_does() -> None:
+    name = "tests.loops.test_optimization_optimizer:forgetful_builder"
+    told, forgetful = (
+        points(started(replace(QUICK, acquisition=acquisition), steps=2).ask(3))
+        for acquisition in ("qUCB", name)
+    )
+    assert forgetful == told
 
 
 @pytest.mark.parametrize("acquisition", ["qLogEI", "qLogNEI", "qUCB", "TS"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bo_stream.acquisition import SamplePaths, evaluate_baseline_once, sample_paths
+from bo_stream.acquisition import SamplePaths, evaluate_known_points_once, sample_paths
 from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.imports import import_function
@@ -63,6 +63,12 @@ class Situation:
     beta: float
     seed: int
 
+    def with_pending(self, X: Tensor) -> Situation:
+        """The same with some points more that have no outcome, ``n x d``."""
+        before = X[:0] if self.X_pending is None else self.X_pending
+        pending = torch.cat((before, X))
+        return replace(self, X_pending=pending if len(pending) > 0 else None)
+
     def sampler(self) -> SobolQMCNormalSampler:
         """Base samples for Monte Carlo, the same for the same seed."""
         return SobolQMCNormalSampler(torch.Size([_SAMPLES]), seed=self.seed)
@@ -85,14 +91,13 @@ def _log_expected_improvement(s: Situation) -> AcquisitionFunction:
 
 def _log_noisy_expected_improvement(s: Situation) -> AcquisitionFunction:
     """Over the function at the ``BASELINE`` told points of the largest posterior means."""
-    acqf = qLogNoisyExpectedImprovement(
+    return qLogNoisyExpectedImprovement(
         s.model,
         X_baseline=s.X_baseline[:BASELINE],
         sampler=s.sampler(),
         X_pending=s.X_pending,
         prune_baseline=False,
     )
-    return evaluate_baseline_once(acqf)
 
 
 def _simple_regret(s: Situation) -> AcquisitionFunction:
@@ -136,21 +141,38 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
         return _thompson(settings, situation, q)
     name = settings.acquisition
     builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
-    options: dict[str, Any] = {**_search_options(situation.X_baseline.dtype), "factr": None}
+    points = situation.X_baseline[:0]
     with warnings.catch_warnings():
         # joint samples of points that nearly coincide need a jitter: no news for a user
         warnings.simplefilter("ignore", NumericalWarning)
-        points, _ = optimize_acqf(
-            builder(situation),
-            bounds=_unit_cube(situation),
-            q=q,
-            num_restarts=settings.num_restarts,
-            raw_samples=settings.raw_samples,
-            options=options,
-            sequential=q > 1,
-            retry_on_optimization_warning=False,
-        )
+        for _ in range(q):
+            acqf = _built(builder, situation.with_pending(points), len(points) > 0)
+            points = torch.cat((points, _best_point(settings, situation, acqf)))
     return points
+
+
+def _built(builder: Builder, situation: Situation, further: bool) -> AcquisitionFunction:
+    """An acquisition function; for a further point one that must heed those before it."""
+    acqf = builder(situation)
+    if further and getattr(acqf, "X_pending", None) is None:
+        acqf.set_X_pending(situation.X_pending)
+    return evaluate_known_points_once(acqf)
+
+
+def _best_point(
+    settings: OptimizationSettings, situation: Situation, acqf: AcquisitionFunction
+) -> Tensor:
+    options: dict[str, Any] = {**_search_options(situation.X_baseline.dtype), "factr": None}
+    point, _ = optimize_acqf(
+        acqf,
+        bounds=_unit_cube(situation),
+        q=1,
+        num_restarts=settings.num_restarts,
+        raw_samples=settings.raw_samples,
+        options=options,
+        retry_on_optimization_warning=False,
+    )
+    return point
 
 
 def _search_options(dtype: torch.dtype) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from bo_stream.loops.errors import UsageError
@@ -43,7 +43,7 @@ class Trial:
 
     def as_record(self) -> dict[str, Any]:
         """As plain values, for JSON."""
-        return asdict(self)
+        return dict(vars(self))
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:

@@ -1,4 +1,4 @@
-"""Noisy acquisition functions with a baseline that is evaluated once."""
+"""Acquisition functions whose baseline and pending points are evaluated once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from botorch.acquisition import AcquisitionFunction, qLogExpectedImprovement
+from botorch.acquisition import (
+    AcquisitionFunction,
+    LogExpectedImprovement,
+    qLogExpectedImprovement,
+    qUpperConfidenceBound,
+)
 from botorch.acquisition.logei import qLogNoisyExpectedImprovement
 from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
 from botorch.models import ModelListGP, SingleTaskGP
@@ -16,7 +21,7 @@ from botorch.sampling import SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
-from bo_stream.acquisition import evaluate_baseline_once
+from bo_stream.acquisition import evaluate_known_points_once
 from bo_stream.process import WeightSpaceProcess
 from tests.problems import observations
 from tests.tolerances import assert_close
@@ -34,6 +39,14 @@ def hypervolume(model: Model, X: Tensor) -> AcquisitionFunction:
     return qLogNoisyExpectedHypervolumeImprovement(model, [-1.0, -1.0], X, sampler=sampler())
 
 
+def improvement(model: Model, X: Tensor) -> AcquisitionFunction:
+    return qLogExpectedImprovement(model, best_f=0.1, sampler=sampler())
+
+
+def confidence_bound(model: Model, X: Tensor) -> AcquisitionFunction:
+    return qUpperConfidenceBound(model, beta=2.0, sampler=sampler())
+
+
 def of_kind(kind: Any, outputs: int) -> Any:
     return kind(*observations(20, 2, outputs).astuple())
 
@@ -45,6 +58,8 @@ def a_list(outputs: int) -> ModelListGP:
 CASES: dict[str, tuple[Callable[[], Model], Callable[..., AcquisitionFunction]]] = {
     "WISKI, qLogNEI": (lambda: of_kind(WISKI, 1), noisy_improvement),
     "OSGPR, qLogNEI": (lambda: of_kind(OSGPR, 1), noisy_improvement),
+    "WISKI, qLogEI": (lambda: of_kind(WISKI, 1), improvement),
+    "OSGPR, qUCB": (lambda: of_kind(OSGPR, 1), confidence_bound),
     "WISKI, two outputs, qLogNEHVI": (lambda: of_kind(WISKI, 2), hypervolume),
     "a list, qLogNEHVI": (lambda: a_list(2), hypervolume),
     "a list of one, qLogNEI": (lambda: a_list(1), noisy_improvement),
@@ -52,15 +67,22 @@ CASES: dict[str, tuple[Callable[[], Model], Callable[..., AcquisitionFunction]]]
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("pending", [False, True])
-def test_values_and_gradients_stay(case: str, pending: bool) -> None:
+@pytest.mark.parametrize("pending", ["none", "before", "after", "others after"])
+def test_values_and_gradients_stay(case: str, pending: str) -> None:
     build, acquisition = CASES[case]
     model, baseline = build(), torch.rand(6, 2, dtype=torch.float64)
     plain, once = acquisition(model, baseline), acquisition(model, baseline)
-    assert evaluate_baseline_once(once) is once
-    if pending:
-        for acqf in (plain, once):
-            acqf.set_X_pending(torch.tensor([[0.2, 0.9]], dtype=torch.float64))
+    first = torch.tensor([[0.2, 0.9]], dtype=torch.float64)
+    others = torch.tensor([[0.3, 0.9], [0.5, 0.1]], dtype=torch.float64)
+    if pending in ("before", "others after"):
+        once.set_X_pending(first)
+    assert evaluate_known_points_once(once) is once
+    if pending == "after":
+        once.set_X_pending(first)
+    if pending == "others after":
+        once.set_X_pending(others)
+    if pending != "none":
+        plain.set_X_pending(others if pending == "others after" else first)
     X = torch.rand(4, 2, 2, dtype=torch.float64)
     for actual, expected in zip(evaluated(once, X), evaluated(plain, X), strict=True):
         assert_close(actual, expected, factor=1e3)
@@ -73,9 +95,20 @@ def evaluated(acqf: AcquisitionFunction, X: Tensor) -> tuple[Tensor, Tensor]:
     return value.detach(), gradient
 
 
-def test_features_of_the_baseline_are_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def prune_with(model: Model, X: Tensor) -> AcquisitionFunction:
+    return noisy_improvement(model, X, prune=True)
+
+
+@pytest.mark.parametrize("acquisition", [prune_with, improvement])
+@pytest.mark.parametrize("pending", [0, 4])
+def test_features_of_known_points_are_not_asked_for_again(
+    acquisition: Callable[..., AcquisitionFunction], pending: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, baseline = of_kind(WISKI, 1), torch.rand(9, 2, dtype=torch.float64)
-    acqf = evaluate_baseline_once(noisy_improvement(model, baseline, prune=True))
+    acqf = acquisition(model, baseline)
+    if pending:
+        acqf.set_X_pending(torch.rand(pending, 2, dtype=torch.float64))
+    evaluate_known_points_once(acqf)
     counts: list[int] = []
     at = WeightSpaceProcess.at
 
@@ -90,8 +123,8 @@ def test_features_of_the_baseline_are_not_asked_for_again(monkeypatch: pytest.Mo
 
 def test_other_functions_and_other_models_stay() -> None:
     model = of_kind(WISKI, 1)
-    improvement = qLogExpectedImprovement(model, best_f=0.0)
-    assert evaluate_baseline_once(improvement).model is model
+    for analytic in (LogExpectedImprovement(model, best_f=0.0), improvement(model, model.bounds)):
+        assert evaluate_known_points_once(analytic).model is model
     data = observations(20, 2, 1)
     exact = SingleTaskGP(data.X, data.Y)
-    assert evaluate_baseline_once(noisy_improvement(exact, data.X[:3])).model is exact
+    assert evaluate_known_points_once(noisy_improvement(exact, data.X[:3])).model is exact
