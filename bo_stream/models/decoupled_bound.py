@@ -212,7 +212,7 @@ class Draw:
 
 
 def drawn_columns(posterior: DecoupledPosterior, most: int, generator: torch.Generator) -> Tensor:
-    """Some columns of K_α, each equally likely, none twice. Cost O(M_α)."""
+    """Some columns of K_α in random order, equally likely, none twice. Cost O(M_α)."""
     total = len(posterior.alpha)
     index = torch.randperm(total, generator=generator)[: min(most, total)]
-    return index.sort().values.to(posterior.alpha.points.device)
+    return index.to(posterior.alpha.points.device)

@@ -19,6 +19,10 @@ from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.memory import Observations
 from bo_stream.models.outcome_model import OutcomeModel
 from bo_stream.models.replay import Batch, generator_at
+from bo_stream.variational import ExpectedLogProb
+
+_LEAST = 256
+"""Observations of a minibatch that are always differentiated."""
 
 Entered = Callable[[Batch], Observations]
 """Observations of a replay as the process has them."""
@@ -44,9 +48,24 @@ class Schedule:
     natural_mean: bool
     seed: int
 
-    def decay(self, step: int) -> float:
-        """``1 / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
-        return 1.0 / (1.0 + 0.1 * step**0.5)
+    def adam_rate(self, step: int) -> float:
+        """``γ₀ / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
+        return self.learning_rate / (1.0 + 0.1 * step**0.5)
+
+    def step_rate(self, step: int) -> float:
+        """Of natural gradients: ``ρ₀ / (1 + 0.1 √t)²``, by which their noise dies away sooner."""
+        return self.natural_rate / (1.0 + 0.1 * step**0.5) ** 2
+
+    def differentiated(self, data: Observations, columns: Tensor) -> tuple[Observations, Tensor]:
+        """The part of a draw by which Adam's parameters learn, itself a draw.
+
+        All of it where the mean's coefficients are among them; else a quarter: few parameters, and
+        gradients of a kernel matrix cost three times as much as its values.
+        """
+        if not self.natural_mean:
+            return data, columns
+        size, count = max(len(data) // 4, _LEAST), max(len(columns) // 4, _LEAST // 4)
+        return data.rows(slice(0, size)), columns[:count]
 
     def size(self, held: int) -> int:
         """Of a minibatch."""
@@ -138,38 +157,42 @@ class DecoupledLearner:
             self._memory = replace(memory, posterior=grown)
             self._plant(grown, self._leaf_ascent.moments())
 
-    @torch.enable_grad()
     def take_step(self) -> float:
         """Draw, grow, and move everything once. Cost as of the draw and its gradients."""
-        generator = generator_at(self._schedule.seed, self.num_steps)
-        replay = self._memory.replay
-        data = self._entered(replay.draw(self._schedule.size(replay.held), generator))
+        schedule, replay = self._schedule, self._memory.replay
+        generator = generator_at(schedule.seed, self.num_steps)
+        data = self._entered(replay.draw(schedule.size(replay.held), generator))
         self.grow(data.X)
-        draw, outcomes = self._draw(data, replay.count, generator)
-        objective = (draw.value.sum() + self.hyper.log_prior()) / replay.count
-        decay = self._schedule.decay(self.num_steps)
+        expanded = self._expanded()
+        index = drawn_columns(expanded.posterior, schedule.columns, generator)
+        partial = self._draw(expanded, *schedule.differentiated(data, index))
+        with torch.no_grad():
+            draw = self._draw(expanded, data, index)
         posterior = natural_step(
             draw,
-            outcomes.expected_log_prob(data.targets),
-            self._schedule.natural_rate * decay,
-            self._schedule.natural_mean,
+            self._expected(data),
+            schedule.step_rate(self.num_steps),
+            schedule.natural_mean,
         )
-        self._ascend(objective, self._schedule.learning_rate * decay)
+        objective = (partial.value.sum() + self.hyper.log_prior()) / replay.count
+        self._ascend(objective, schedule.adam_rate(self.num_steps))
         posterior = self._leaves.moved(posterior)
         self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps + 1)
-        return float(draw.value.detach().sum())
+        return float(draw.value.sum())
 
-    def _draw(
-        self, data: Observations, count: int, generator: torch.Generator
-    ) -> tuple[Draw, OutcomeModel]:
+    def _expanded(self) -> Expanded:
         posterior = self._leaves.planted()
-        m = posterior.coefficients.shape[-2]
-        constant = self.hyper.constant(posterior.coefficients.shape[:-1])
-        expanded = Expanded(posterior, self.hyper.covar_module, constant, m)
-        outcomes = OutcomeModel(self.hyper.likelihood, m)
-        index = drawn_columns(posterior, self._schedule.columns, generator)
-        expected = outcomes.expected_log_prob(data.targets)
-        return Draw.of(expanded, data.X, expected, count / len(data), index), outcomes
+        *batch, m, _ = posterior.coefficients.shape
+        constant = self.hyper.constant(torch.Size((*batch, m)))
+        return Expanded(posterior, self.hyper.covar_module, constant, m)
+
+    def _expected(self, data: Observations) -> ExpectedLogProb:
+        outcomes = OutcomeModel(self.hyper.likelihood, data.targets.shape[-2])
+        return outcomes.expected_log_prob(data.targets)
+
+    def _draw(self, expanded: Expanded, data: Observations, index: Tensor) -> Draw:
+        weight = self._memory.replay.count / len(data)
+        return Draw.of(expanded, data.X, self._expected(data), weight, index)
 
     def _ascend(self, objective: Tensor, rate: float) -> None:
         ascents = (self._hyper_ascent, self._leaf_ascent)

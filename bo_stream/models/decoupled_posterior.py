@@ -63,7 +63,7 @@ class DirectSpread(Spread):
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Known: the features say all there is."""
-        return torch.zeros_like(self.root[..., :1]), torch.zeros_like(self.root)
+        return self.root.new_zeros(*self.root.shape[:-1], 1), torch.zeros_like(self.root)
 
     def divergence(self, basis: FunctionBasis) -> Tensor:
         """``½ log |H| − ½ tr(I − H⁻¹)`` with ``H = F Fᵀ``: the last two terms of eq. 9."""
