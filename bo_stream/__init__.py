@@ -13,6 +13,7 @@ from bo_stream.acquisition import (
 )
 from bo_stream.learning import OnlineLearner, learn_points, maximise_stochastically, pretrain
 from bo_stream.models.clustered import ClusteredGP
+from bo_stream.models.decoupled import DecoupledGP
 from bo_stream.models.dirichlet_wiski import DirichletWISKI
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
 from bo_stream.models.local import LocalGP
@@ -30,6 +31,7 @@ __all__ = [
     "OSVGP",
     "WISKI",
     "ClusteredGP",
+    "DecoupledGP",
     "DirichletWISKI",
     "FeatureNIPV",
     "GridResolutionWarning",

@@ -43,11 +43,13 @@ from gpytorch.likelihoods import (
     LaplaceLikelihood,
     Likelihood,
 )
+from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.allocation import OIPS, CoverTree
 from bo_stream.models.clustered import ClusteredGP
+from bo_stream.models.decoupled import DecoupledGP
 from bo_stream.models.local import LocalGP
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.osvgp import OSVGP
@@ -90,8 +92,8 @@ class Case:
         residual: Whether the features miss some of the prior; laws for when they do not are left
             out.
         rows: Whether the latest observations are held as rows, so that it matters which they are.
-        blended: Whether predictions are averages with weights that an observation moves, by which a
-            variance may grow.
+        blended: Whether an observation may make a variance grow: predictions are averages with
+            weights that it moves, or what was learned takes a step.
         sites: Whether observations enter as Gaussian ones that stand for what is not; laws of
             Gaussian noise are left out.
         settings: What to test it with.
@@ -253,6 +255,25 @@ def _clustered(**options: Any) -> Callable[[Observations], ClusteredGP]:
         chosen = {k: v(data) if callable(v) else v for k, v in options.items()}
         defaults = {"covar_module": _rbf(data), "tree": _wide_tree()}
         return ClusteredGP(*data.astuple(), **{**defaults, **chosen})
+
+    return build
+
+
+def _decoupled(
+    likelihood: Callable[[Observations], Likelihood], **options: Any
+) -> Callable[[Observations], DecoupledGP]:
+    """A factory of small models with hyperparameters that stay, whose bases are soon full."""
+
+    def build(data: Observations) -> DecoupledGP:
+        modules = {
+            "likelihood": likelihood(data),
+            "covar_module": _rbf(data),
+            "mean_module": ConstantMean(batch_shape=_parameter_shape(data)),
+        }
+        for module in modules.values():
+            module.requires_grad_(False)
+        sizes = {"num_mean": 12, "num_covar": 5, "num_added": 4, "max_rows": 20}
+        return DecoupledGP(data.X, data.Y, **{**modules, **sizes, **options})
 
     return build
 
@@ -470,6 +491,40 @@ CASES: tuple[Case, ...] = (
         _dirichlet,
         noise="labels",
         settings=(Setting(outputs=2), Setting(torch.float32, outputs=2)),
+    ),
+    Case(
+        "DecoupledGP",
+        _decoupled(_gaussian_likelihood, natural_rate=0.5),
+        in_order=True,
+        residual=True,
+        rows=True,
+        blended=True,
+    ),
+    Case(
+        "DecoupledGP, direct, lengthscale factors",
+        _decoupled(
+            _gaussian_likelihood,
+            parametrization="direct",
+            preconditioner="jacobi",
+            lengthscale_factors=True,
+            learn_mean_points=True,
+        ),
+        in_order=True,
+        residual=True,
+        rows=True,
+        blended=True,
+        settings=(Setting(), Setting(batch_shape=(2,), outputs=2)),
+    ),
+    Case(
+        "DecoupledGP, Bernoulli",
+        _decoupled(_bernoulli_likelihood),
+        noise="labels",
+        in_order=True,
+        residual=True,
+        rows=True,
+        blended=True,
+        sites=True,
+        settings=(Setting(), Setting(batch_shape=(2,))),
     ),
 )
 

@@ -29,13 +29,13 @@ def stacked_correlation(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> T
     A point without prior variance is correlated with nothing.
     """
     raw = stacked_kernel(kernel, A, B, outputs)
-    first, second = (_variance(kernel, X, outputs) for X in (A, B))
+    first, second = (stacked_variance(kernel, X, outputs) for X in (A, B))
     square = first.unsqueeze(-1) * second.unsqueeze(-2)
     return raw / torch.where(square > 0.0, square, torch.inf).sqrt()
 
 
-def _variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
-    """``k(x, x)``, ``... x m x n``."""
+def stacked_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
+    """``k(x, x)``, ``... x m x n x d -> ... x m x n``; arguments as :func:`stacked_kernel`."""
     if outputs == 1:
         variance: Tensor = kernel(X.squeeze(-3), diag=True)
         return variance.unsqueeze(-2)

@@ -103,15 +103,28 @@ class Ascent:
         """One step that raises a scalar, along its gradient in the parameters."""
         if self._adam is None:
             return
+        self.clear()
+        (-value).backward()
+        self.step()
+
+    def clear(self) -> None:
+        """Forget the parameters' gradients."""
         for coordinate in self._coordinates:
             coordinate.parameter.grad = None
-        (-value).backward()
-        self._step(self._adam)
 
     @torch.no_grad()
-    def _step(self, adam: torch.optim.Adam) -> None:
+    def step(self, rate: float | None = None) -> None:
+        """One step against the gradients that the parameters have.
+
+        Args:
+            rate: Learning rate from now on; as before if omitted.
+        """
+        if self._adam is None:
+            return
+        if rate is not None:
+            self._adam.param_groups[0]["lr"] = rate
         for coordinate in self._coordinates:
             coordinate.before()
-        adam.step()
+        self._adam.step()
         for coordinate in self._coordinates:
             coordinate.after()

@@ -29,6 +29,14 @@ class Hyperparameters(Module):
         self.mean_module = deepcopy(mean).double().eval()
         self.likelihood = deepcopy(likelihood).double().eval()
 
+    @classmethod
+    def shared(cls, kernel: Kernel, mean: Mean, likelihood: Likelihood) -> Self:
+        """The modules themselves, in their dtype, to be read."""
+        view = cls.__new__(cls)
+        Module.__init__(view)
+        view.covar_module, view.mean_module, view.likelihood = kernel, mean, likelihood
+        return view
+
     def rounded(self, dtype: torch.dtype) -> Self:
         """These, at values that a dtype can hold."""
         with torch.no_grad():

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Generic, TypeVar
 
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
-Rule = Callable[[Kernel], Tensor]
+M = TypeVar("M", bound=torch.nn.Module)
 
 
-class _Asked(torch.nn.Module):
-    """A kernel as a module that is called with what to ask it."""
+class _Asked(torch.nn.Module, Generic[M]):
+    """A module as one that is called with what to ask it."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, module: M) -> None:
         super().__init__()
-        self.kernel = kernel
+        self.module = module
 
-    def forward(self, rule: Rule) -> Tensor:
-        return rule(self.kernel)
+    def forward(self, rule: Callable[[M], Tensor]) -> Tensor:
+        return rule(self.module)
 
 
-def in_dtype(kernel: Kernel, dtype: torch.dtype, rule: Rule) -> Tensor:
-    """What a rule makes of a copy of the kernel in a dtype, with the same parameters."""
-    still = _Asked(deepcopy(kernel).to(dtype).eval())
-    parameters = {f"kernel.{name}": p.to(dtype) for name, p in kernel.named_parameters()}
+def in_dtype(module: M, dtype: torch.dtype, rule: Callable[[M], Tensor]) -> Tensor:
+    """What a rule makes of a copy of a kernel, or of modules, in a dtype, with its parameters."""
+    still = _Asked(deepcopy(module).to(dtype).eval())
+    parameters = {f"module.{name}": p.to(dtype) for name, p in module.named_parameters()}
     value: Tensor = torch.func.functional_call(still, parameters, (rule,))
     return value

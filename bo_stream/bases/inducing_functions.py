@@ -1,0 +1,125 @@
+"""Linear functions of a process to expand it in: its values, or its averages around points."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from torch import Tensor
+
+from bo_stream.bases.stacked_kernel import stacked_kernel, stacked_variance
+
+
+@dataclass(frozen=True)
+class InducingFunctions:
+    """M linear functions of the process of each batch element and output.
+
+    Values at points; or, with factors, averages around them that a squared-exponential kernel of
+    another lengthscale has as its own, of the same variance: with ``l = c s``
+
+        ``k(i, j) = ρ² Π_d √(2 l_i l_j / (l_i² + l_j²)) exp(−(z_i − z_j)² / (l_i² + l_j²))``,
+
+    the covariance with a value that of ``c = 1``. [Cheng2017, eq. 19]
+
+    Attributes:
+        points: Z, ``... x m x M x d``.
+        log_factors: ``log c``, of the same shape; None: 0, values, of any kernel.
+    """
+
+    points: Tensor
+    log_factors: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.points.shape[-2]
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> InducingFunctions:
+        """A rule for the tensors."""
+        factors = None if self.log_factors is None else rule(self.log_factors)
+        return InducingFunctions(rule(self.points), factors)
+
+    def rows(self, which: slice | Tensor) -> InducingFunctions:
+        """Some of them."""
+        return self.map(lambda tensor: tensor[..., which, :])
+
+    def followed_by(self, points: Tensor) -> InducingFunctions:
+        """With values at further points."""
+        factors = self.log_factors
+        if factors is not None:
+            factors = torch.cat((factors, torch.zeros_like(points)), -2)
+        return InducingFunctions(torch.cat((self.points, points), -2), factors)
+
+    def with_values(self, kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
+        """Covariance with values at inputs, ``... x n x d -> ... x m x M x n``. Cost O(n M d).
+
+        Args:
+            kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+            X: Leading dimensions broadcast against ``batch_shape``.
+            outputs: m.
+        """
+        X = X.unsqueeze(-3)
+        if self.log_factors is None:
+            return _values(kernel, self.points, X, outputs)
+        scale, lengthscale = _squared_exponential(kernel, outputs)
+        own = lengthscale * self.log_factors.exp()
+        weight = (own.square() + lengthscale.square()).reciprocal()
+        Z = self.points
+        distance = (weight * Z.square()).sum(-1, keepdim=True) + weight @ X.square().mT
+        distance = distance - 2.0 * (weight * Z) @ X.mT
+        log_size = 0.5 * (2.0 * own * lengthscale * weight).log().sum(-1, keepdim=True)
+        return scale * (log_size - distance.clamp_min(0.0)).exp()
+
+    def with_functions(self, kernel: Kernel, others: InducingFunctions, outputs: int) -> Tensor:
+        """Covariance with other functions of this kind, ``... x m x M x M'``. Cost O(M M' d)."""
+        if self.log_factors is None or others.log_factors is None:
+            return _values(kernel, self.points, others.points, outputs)
+        scale, lengthscale = _squared_exponential(kernel, outputs)
+        mine, theirs = (lengthscale * f.exp() for f in (self.log_factors, others.log_factors))
+        log_value = self.points.new_zeros(())
+        for d in range(self.points.shape[-1]):
+            l1, l2 = mine[..., d].unsqueeze(-1), theirs[..., d].unsqueeze(-2)
+            z1, z2 = self.points[..., d].unsqueeze(-1), others.points[..., d].unsqueeze(-2)
+            total = l1.square() + l2.square()
+            log_size = 0.5 * (2.0 * l1 * l2 / total).log()
+            log_value = log_value + log_size - (z1 - z2).square() / total
+        return scale * log_value.exp()
+
+    def variance(self, kernel: Kernel, outputs: int) -> Tensor:
+        """Prior variance, ``... x m x M``: that of values, whatever the factors."""
+        return stacked_variance(kernel, self.points, outputs)
+
+
+def check_factors(kernel: Kernel) -> None:
+    """Check that inducing functions with factors can be had with a kernel.
+
+    Raises:
+        UnsupportedError: It is no squared-exponential one of all inputs.
+    """
+    base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
+    if not isinstance(base, RBFKernel) or base.active_dims is not None:
+        raise UnsupportedError(
+            "Expected covar_module to be an RBFKernel of all inputs, or a ScaleKernel of one, got "
+            f"{type(base).__name__}: only its inducing functions have lengthscale factors. Leave "
+            "out lengthscale_factors."
+        )
+
+
+def _values(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
+    """Of none an empty matrix: gpytorch's kernels take the mean of their inputs."""
+    if A.shape[-2] > 0 and B.shape[-2] > 0:
+        return stacked_kernel(kernel, A, B, outputs)
+    batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    return A.new_zeros(*batch, A.shape[-2], B.shape[-2])
+
+
+def _squared_exponential(kernel: Kernel, outputs: int) -> tuple[Tensor, Tensor]:
+    """Output scale, ``... x m x 1 x 1``, and lengthscales, ``... x m x 1 x d``."""
+    scaled = isinstance(kernel, ScaleKernel)
+    lengthscale = (kernel.base_kernel if scaled else kernel).lengthscale
+    scale = kernel.outputscale if scaled else torch.ones_like(lengthscale[..., 0, 0])
+    scale = scale[..., None, None]
+    if outputs > 1:
+        return scale, lengthscale
+    return scale.unsqueeze(-3), lengthscale.unsqueeze(-3)

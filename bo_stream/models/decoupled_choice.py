@@ -1,0 +1,104 @@
+"""What the constructor of a decoupled model checks and chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Self, get_args
+
+import torch
+from torch import Tensor
+
+from bo_stream.allocation.numbers import checked_number
+from bo_stream.bases.inducing_functions import InducingFunctions
+from bo_stream.models.decoupled_growth import Growth
+from bo_stream.models.decoupled_learner import Schedule
+from bo_stream.models.decoupled_leaves import Learned
+from bo_stream.models.decoupled_posterior import (
+    DecoupledPosterior,
+    DirectSpread,
+    HybridSpread,
+    Spread,
+)
+
+Parametrization = Literal["hybrid", "direct"]
+Preconditioner = Literal["block", "jacobi"]
+
+
+@dataclass(frozen=True)
+class DecoupledOptions:
+    """Options of a decoupled model, checked.
+
+    Attributes:
+        growth: Caps of the bases.
+        schedule: Of steps.
+        parametrization: Of the covariance.
+        preconditioner: Of the mean's coefficients.
+        factors: Whether inducing functions have lengthscale factors.
+        mean_points: Whether α moves.
+        update_steps: Steps of an update.
+        max_rows: Most observations to hold.
+    """
+
+    growth: Growth
+    schedule: Schedule
+    parametrization: Parametrization
+    preconditioner: Preconditioner | None
+    factors: bool
+    mean_points: bool
+    update_steps: int
+    max_rows: int | None
+
+    def checked(self) -> Self:
+        """These, if they can be.
+
+        Raises:
+            ValueError: One is out of range.
+        """
+        schedule = self.schedule
+        checked_number("update_steps", self.update_steps, 0)
+        checked_number("num_columns", schedule.columns)
+        for name, number in (("batch_size", schedule.batch_size), ("max_rows", self.max_rows)):
+            if number is not None:
+                checked_number(name, number)
+        if schedule.columns > max(self.growth.mean, 1):
+            raise ValueError(
+                f"Expected num_columns of at most num_mean = {self.growth.mean}, got "
+                f"{schedule.columns}: a step cannot visit more columns than there are."
+            )
+        _check_within("batch_size", schedule.batch_size, "max_rows", self.max_rows)
+        if not schedule.learning_rate >= 0.0:
+            raise ValueError(f"Expected learning_rate of at least 0, got {schedule.learning_rate}.")
+        if not 0.0 < schedule.natural_rate <= 1.0:
+            raise ValueError(f"Expected natural_rate in (0, 1], got {schedule.natural_rate}.")
+        _check_among("parametrization", self.parametrization, get_args(Parametrization))
+        _check_among("preconditioner", self.preconditioner, (*get_args(Preconditioner), None))
+        return self
+
+    def start(self, batch: torch.Size, like: Tensor) -> DecoupledPosterior:
+        """No functions yet.
+
+        Args:
+            batch: ``batch_shape x m``.
+            like: Whose last size is the number of inputs, and whose device to be on.
+        """
+        none = like.new_zeros(*batch, 0, like.shape[-1])
+        functions = InducingFunctions(none, none if self.factors else None)
+        jacobi, square = self.preconditioner == "jacobi", like.new_zeros(*batch, 0, 0)
+        spread: Spread = DirectSpread(square, jacobi)
+        if self.parametrization == "hybrid":
+            spread = HybridSpread(square.new_zeros(*batch, 0, 1), square)
+        return DecoupledPosterior(functions, none[..., 0], functions, spread, jacobi)
+
+    def learned(self, unit: float) -> Learned:
+        """What moves by Adam."""
+        return Learned(self.preconditioner != "block", self.mean_points, unit)
+
+
+def _check_among(name: str, value: object, known: tuple[object, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"Expected {name} to be one of {known}, got {value!r}.")
+
+
+def _check_within(name: str, number: int | None, bound: str, most: int | None) -> None:
+    if number is not None and most is not None and number > most:
+        raise ValueError(f"Expected {name} of at most {bound} = {most}, got {number}.")

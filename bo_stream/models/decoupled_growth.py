@@ -1,0 +1,97 @@
+"""How the bases of a decoupled model grow with the data: algorithm 1 of Cheng and Boots (2017)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from bo_stream.allocation.numbers import checked_number
+from bo_stream.models.decoupled_posterior import DecoupledPosterior, HybridSpread
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Caps of the bases, and how fast they are reached.
+
+    Attributes:
+        mean: Most functions M_α of the mean.
+        covariance: Most functions M_β of the covariance.
+        step: Most functions N_Δ that a minibatch adds to each.
+    """
+
+    mean: int
+    covariance: int
+    step: int
+
+    @classmethod
+    def checked(cls, mean: int, covariance: int, step: int) -> Growth:
+        """Of numbers that a user gave.
+
+        Raises:
+            ValueError: One is negative or no whole number; a mean of fewer functions than the
+                covariance.
+        """
+        growth = cls(
+            checked_number("num_mean", mean, 0),
+            checked_number("num_covar", covariance, 0),
+            checked_number("num_added", step),
+        )
+        if mean < covariance:
+            raise ValueError(
+                f"Expected num_mean of at least num_covar = {covariance}, got {mean}: functions of "
+                "the mean cost less than those of the covariance."
+            )
+        return growth
+
+    def finished(self, posterior: DecoupledPosterior) -> bool:
+        """Whether both caps are reached."""
+        full = len(posterior.beta) >= self.covariance
+        return full and len(posterior.alpha) >= self.mean
+
+    def grown(
+        self, posterior: DecoupledPosterior, X: Tensor, kernel: Kernel, outputs: int
+    ) -> DecoupledPosterior:
+        """With values at some inputs as further functions, which change nothing at first.
+
+        A direct parametrization takes the same inputs for both bases [A.2]; a hybrid one takes
+        others for the mean, for β has a mean of its own. Inputs that are points already are left.
+
+        Args:
+            posterior: Before.
+            X: Of a minibatch, ``... x n x d``.
+            kernel: The prior's.
+            outputs: m.
+        """
+        if self.finished(posterior):
+            return posterior
+        room = self.covariance - len(posterior.beta)
+        points = _points(X, posterior, 2 * self.step)
+        first = points[..., : min(room, self.step), :]
+        grown = posterior.with_covariance_values(first, kernel, outputs)
+        rest = points
+        if isinstance(posterior.spread, HybridSpread):
+            rest = points[..., first.shape[-2] :, :]
+        more = rest[..., : min(self.mean - len(posterior.alpha), self.step), :]
+        return grown.with_mean_values(more)
+
+
+def _points(X: Tensor, posterior: DecoupledPosterior, most: int) -> Tensor:
+    """The first inputs that are not among the points, each once, ``... x m x k x d``."""
+    beta, alpha = posterior.beta.points, posterior.alpha.points
+    known = torch.cat((beta, alpha), -2)
+    wide = X.unsqueeze(-3).expand(*known.shape[:-2], *X.shape[-2:])[..., : 2 * most, :]
+    same = _equal(wide, wide).tril(-1).any(-1)
+    there = _equal(wide, known).any(-1)
+    old = (same | there).flatten(0, -2).any(0)
+    return wide[..., torch.nonzero(~old).flatten()[:most], :]
+
+
+def _equal(A: Tensor, B: Tensor) -> Tensor:
+    """Which rows are the same, ``... x n x d`` and ``... x n' x d`` to ``... x n x n'``."""
+    same = torch.ones(*A.shape[:-1], B.shape[-2], dtype=torch.bool, device=A.device)
+    for a, b in zip(A.unbind(-1), B.unbind(-1), strict=True):
+        same &= a.unsqueeze(-1) == b.unsqueeze(-2)
+    return same

@@ -1,0 +1,204 @@
+"""How a decoupled model learns: one step of algorithm 1 after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bo_stream.models.ascent import Ascent
+from bo_stream.models.decoupled_bound import Draw, Expanded, drawn_columns
+from bo_stream.models.decoupled_growth import Growth
+from bo_stream.models.decoupled_leaves import Learned, Leaves, ascent_of
+from bo_stream.models.decoupled_memory import DecoupledMemory
+from bo_stream.models.decoupled_steps import natural_step
+from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.memory import Observations
+from bo_stream.models.outcome_model import OutcomeModel
+from bo_stream.models.replay import Batch, generator_at
+from bo_stream.variational import ExpectedLogProb
+
+_LEAST = 256
+"""Observations of a minibatch that are always differentiated."""
+
+Entered = Callable[[Batch], Observations]
+"""Observations of a replay as the process has them."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Sizes of a step.
+
+    Attributes:
+        batch_size: Observations of a minibatch; None: 1024, or as many as there are.
+        columns: Most columns of K_α that it visits.
+        learning_rate: Of Adam, at first.
+        natural_rate: Of natural-gradient steps, at first.
+        natural_mean: Whether the mean's coefficients move by those too.
+        seed: Of minibatches and columns.
+    """
+
+    batch_size: int | None
+    columns: int
+    learning_rate: float
+    natural_rate: float
+    natural_mean: bool
+    seed: int
+
+    def adam_rate(self, step: int) -> float:
+        """``γ₀ / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
+        return self.learning_rate / (1.0 + 0.1 * step**0.5)
+
+    def step_rate(self, step: int) -> float:
+        """Of natural gradients: ``ρ₀ / (1 + 0.1 √t)²``, by which their noise dies away sooner."""
+        return self.natural_rate / (1.0 + 0.1 * step**0.5) ** 2
+
+    def differentiated(self, data: Observations, columns: Tensor) -> tuple[Observations, Tensor]:
+        """The part of a draw by which Adam's parameters learn, itself a draw.
+
+        All of it where the mean's coefficients are among them; else a quarter: few parameters, and
+        gradients of a kernel matrix cost three times as much as its values.
+        """
+        if not self.natural_mean:
+            return data, columns
+        size, count = max(len(data) // 4, _LEAST), max(len(columns) // 4, _LEAST // 4)
+        return data.rows(slice(0, size)), columns[:count]
+
+    def size(self, held: int) -> int:
+        """Of a minibatch."""
+        return min(1024, held) if self.batch_size is None else self.batch_size
+
+
+@dataclass(frozen=True)
+class _State:
+    memory: DecoupledMemory
+    values: dict[str, Tensor]
+
+
+class DecoupledLearner:
+    """The state of a decoupled model apart from it, that steps move; a ``Trainable``."""
+
+    def __init__(
+        self,
+        memory: DecoupledMemory,
+        hyper: Hyperparameters,
+        fixed: list[str],
+        entered: Entered,
+        growth: Growth,
+        schedule: Schedule,
+        learned: Learned,
+    ) -> None:
+        """Begin where the memory stands.
+
+        Args:
+            memory: The model's.
+            hyper: Copies of its hyperparameters, which steps move.
+            fixed: Names of those that stay.
+            entered: Brings what is drawn into the process's units.
+            growth: Of the bases.
+            schedule: Of steps.
+            learned: Which variational parameters move by Adam.
+        """
+        self.hyper, self._fixed, self._entered = hyper, fixed, entered
+        self._growth, self._schedule, self._learned = growth, schedule, learned
+        self._begin(memory)
+
+    def _begin(self, memory: DecoupledMemory) -> None:
+        self._memory, rate = memory, self._schedule.learning_rate
+        chosen = self.hyper.learned(self._fixed)
+        self._hyper_ascent = Ascent(self.hyper, chosen, rate, memory.hyper_moments)
+        self._plant(memory.posterior, memory.leaf_moments)
+
+    def _plant(self, posterior: Any, moments: Any) -> None:
+        self._leaves = Leaves(posterior, self._learned)
+        self._leaf_ascent = ascent_of(self._leaves, self._schedule.learning_rate, moments)
+
+    @property
+    def memory(self) -> DecoupledMemory:
+        """As it is now."""
+        return replace(
+            self._memory,
+            hyper_moments=self._hyper_ascent.moments(),
+            leaf_moments=self._leaf_ascent.moments(),
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Taken so far."""
+        return self._memory.steps
+
+    @property
+    def learning_rate(self) -> float:
+        """Of Adam, at first."""
+        return self._schedule.learning_rate
+
+    def learned_state(self) -> _State:
+        """The memory, which is a value, and copies of the hyperparameters."""
+        values = {name: p.detach().clone() for name, p in self.hyper.named_parameters()}
+        return _State(self.memory, values)
+
+    @torch.no_grad()
+    def restore(self, state: _State) -> None:
+        """Go back; observations stay as they are."""
+        for name, parameter in self.hyper.named_parameters():
+            parameter.copy_(state.values[name])
+        self._begin(replace(state.memory, replay=self._memory.replay))
+
+    @torch.no_grad()
+    def grow(self, X: Tensor) -> None:
+        """Let inputs become further basis functions, up to the caps."""
+        before, memory = self._memory.posterior, self._memory
+        m = before.coefficients.shape[-2]
+        grown = self._growth.grown(before, X, self.hyper.covar_module, m)
+        if grown is not before:
+            self._memory = replace(memory, posterior=grown)
+            self._plant(grown, self._leaf_ascent.moments())
+
+    def take_step(self) -> float:
+        """Draw, grow, and move everything once. Cost as of the draw and its gradients."""
+        schedule, replay = self._schedule, self._memory.replay
+        generator = generator_at(schedule.seed, self.num_steps)
+        data = self._entered(replay.draw(schedule.size(replay.held), generator))
+        self.grow(data.X)
+        expanded = self._expanded()
+        index = drawn_columns(expanded.posterior, schedule.columns, generator)
+        partial = self._draw(expanded, *schedule.differentiated(data, index))
+        with torch.no_grad():
+            draw = self._draw(expanded, data, index)
+        posterior = natural_step(
+            draw,
+            self._expected(data),
+            schedule.step_rate(self.num_steps),
+            schedule.natural_mean,
+        )
+        objective = (partial.value.sum() + self.hyper.log_prior()) / replay.count
+        self._ascend(objective, schedule.adam_rate(self.num_steps))
+        posterior = self._leaves.moved(posterior)
+        self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps + 1)
+        return float(draw.value.sum())
+
+    def _expanded(self) -> Expanded:
+        posterior = self._leaves.planted()
+        *batch, m, _ = posterior.coefficients.shape
+        constant = self.hyper.constant(torch.Size((*batch, m)))
+        return Expanded(posterior, self.hyper.covar_module, constant, m)
+
+    def _expected(self, data: Observations) -> ExpectedLogProb:
+        outcomes = OutcomeModel(self.hyper.likelihood, data.targets.shape[-2])
+        return outcomes.expected_log_prob(data.targets)
+
+    def _draw(self, expanded: Expanded, data: Observations, index: Tensor) -> Draw:
+        weight = self._memory.replay.count / len(data)
+        return Draw.of(expanded, data.X, self._expected(data), weight, index)
+
+    def _ascend(self, objective: Tensor, rate: float) -> None:
+        ascents = (self._hyper_ascent, self._leaf_ascent)
+        for ascent in ascents:
+            ascent.clear()
+        if objective.requires_grad:
+            (-objective).backward()
+            for ascent in ascents:
+                ascent.step(rate)

@@ -1,0 +1,123 @@
+"""The variational parameters that a decoupled model learns by Adam, and Adam's state for them."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from gpytorch import Module
+from torch import Tensor
+from torch.nn import Parameter
+
+from bo_stream.bases.inducing_functions import InducingFunctions
+from bo_stream.models.ascent import Ascent
+from bo_stream.models.decoupled_posterior import DecoupledPosterior, DirectSpread
+
+Moments = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """Which of a posterior's tensors move by Adam.
+
+    Attributes:
+        coefficients: The mean's.
+        mean_points: α's points, and factors if it has any.
+        unit: What inputs vary by: a step of points is relative to it.
+    """
+
+    coefficients: bool
+    mean_points: bool
+    unit: float
+
+
+class Leaves(Module):
+    """Tensors of a posterior as parameters, points in units of what inputs vary by."""
+
+    def __init__(self, posterior: DecoupledPosterior, learned: Learned) -> None:
+        """Copy them.
+
+        Args:
+            posterior: With M > 0 functions or none.
+            learned: Which.
+        """
+        super().__init__()
+        self._posterior, self._unit = posterior, learned.unit
+        chosen = {"beta": posterior.beta}
+        if learned.mean_points:
+            chosen["alpha"] = posterior.alpha
+        for name, functions in chosen.items():
+            self._add(f"{name}_points", functions.points / learned.unit)
+            if functions.log_factors is not None:
+                self._add(f"{name}_factors", functions.log_factors)
+        if isinstance(posterior.spread, DirectSpread):
+            self._add("root", posterior.spread.root)
+        if learned.coefficients:
+            self._add("coefficients", posterior.coefficients)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self.register_parameter(name, Parameter(value.detach().clone()))
+
+    def planted(self) -> DecoupledPosterior:
+        """The posterior with these in it, differentiable in them."""
+        p, own = self._posterior, dict(self.named_parameters())
+        spread = p.spread
+        if isinstance(spread, DirectSpread):
+            spread = replace(spread, root=own["root"])
+        return replace(
+            p,
+            alpha=self._functions("alpha", p.alpha, own),
+            beta=self._functions("beta", p.beta, own),
+            coefficients=own.get("coefficients", p.coefficients),
+            spread=spread,
+        )
+
+    def _functions(
+        self, name: str, functions: InducingFunctions, own: dict[str, Parameter]
+    ) -> InducingFunctions:
+        if f"{name}_points" not in own:
+            return functions
+        points = own[f"{name}_points"] * self._unit
+        return InducingFunctions(points, own.get(f"{name}_factors"))
+
+    def moved(self, posterior: DecoupledPosterior) -> DecoupledPosterior:
+        """A posterior whose other tensors have moved, with these as they are now."""
+        self._posterior = posterior
+        return self.planted().map(lambda tensor: tensor.detach().clone())
+
+
+def ascent_of(leaves: Leaves, rate: float, moments: Moments | None) -> Ascent:
+    """Of all leaves, from moments of as many functions or fewer: further ones have none yet."""
+    parameters = list(leaves.parameters())
+    if moments is not None:
+        moments = _padded(moments, parameters)
+    return Ascent(leaves, parameters, rate, moments)
+
+
+def _padded(moments: Moments, parameters: list[Parameter]) -> Moments:
+    padded = deepcopy(moments)
+    for i, parameter in enumerate(parameters):
+        for name, value in padded["state"].get(i, {}).items():
+            if name != "step":
+                padded["state"][i][name] = _in_corner(value, parameter.shape)
+    return padded
+
+
+def _in_corner(value: Tensor, shape: torch.Size) -> Tensor:
+    """A tensor's values at the beginning of each dimension, and zeros."""
+    result = value.new_zeros(shape)
+    result[tuple(slice(0, size) for size in value.shape)] = value
+    return result
+
+
+def select_moments(moments: Moments, dimension: int, outputs: list[int]) -> Moments:
+    """A copy for some of the outputs, which stay a dimension of their own."""
+    picked = deepcopy(moments)
+    for state in picked["state"].values():
+        for name, value in state.items():
+            if name != "step":
+                index = torch.tensor(outputs, device=value.device)
+                state[name] = value.index_select(dimension, index)
+    return picked

@@ -1,0 +1,96 @@
+"""What a decoupled model remembers: its posterior, the data to learn from, how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from torch import Tensor
+
+from bo_stream.models.decoupled_leaves import Moments, select_moments
+from bo_stream.models.decoupled_posterior import DecoupledPosterior
+from bo_stream.models.replay import Replay
+from bo_stream.models.subset import subset_moments
+from bo_stream.sufficient_statistics import target_columns
+
+_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class DecoupledMemory:
+    """A value: a step makes another.
+
+    Attributes:
+        posterior: The variational parameters.
+        replay: Observations in units of the process, outcomes ``batch_shape x n x m``.
+        steps: Taken so far.
+        unit: What inputs vary by, from the first data.
+        hyper_moments: Adam's state for the hyperparameters, or None before the first step.
+        leaf_moments: The same for the variational parameters.
+    """
+
+    posterior: DecoupledPosterior
+    replay: Replay
+    steps: int
+    unit: float
+    hyper_moments: Moments | None = None
+    leaf_moments: Moments | None = None
+
+    @property
+    def _batch(self) -> torch.Size:
+        return self.posterior.coefficients.shape[:-1]
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of observations that came, ``... x m``."""
+        like = self.posterior.coefficients
+        return like.new_full(self._batch, float(self.replay.count))
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]``, ``... x m x 2 x 2``; of a sample scaled to all that came. O(n)."""
+        total = self.counts.new_zeros(*self._batch, 2, 2)
+        for batch in self.replay.chunks(_ROWS):
+            columns = target_columns(batch.Y.to(total).mT)
+            total = total + columns.mT @ columns
+        return total * (self.replay.count / max(self.replay.held, 1))
+
+    def mean_known_noise(self) -> Tensor | None:
+        """None: the noise is the likelihood's."""
+        return None
+
+    def scale(self, factor: float) -> NoReturn:
+        """Refused.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            f"forget({factor:g}) needs a memory of statistics, but a DecoupledGP learns from the "
+            "observations themselves. Bound how many it holds by max_rows, or build it anew."
+        )
+
+    def select(self, outputs: list[int]) -> DecoupledMemory:
+        """A copy for some of the outputs."""
+        *lead, of = self._batch
+        hyper, leaves = self.hyper_moments, self.leaf_moments
+        index = torch.tensor(outputs, device=self.posterior.coefficients.device)
+        return replace(
+            self,
+            posterior=self.posterior.map(lambda t: t.index_select(len(lead), index)),
+            replay=self.replay.select(outputs),
+            hyper_moments=hyper and subset_moments(hyper, torch.Size(lead), of, outputs),
+            leaf_moments=leaves and select_moments(leaves, len(lead), outputs),
+        )
+
+    def to(self, device: torch.device) -> DecoupledMemory:
+        """On another device; Adam begins there with fresh moments."""
+        return replace(
+            self,
+            posterior=self.posterior.map(lambda t: t.to(device)),
+            replay=self.replay.to(device),
+            hyper_moments=None,
+            leaf_moments=None,
+        )

@@ -1,0 +1,63 @@
+"""Where a decoupled model's hyperparameters begin: the median trick of [Cheng2017, C.2]."""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.kernels import ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.means import ConstantMean, Mean
+from torch import Tensor
+
+_PAIRS = 1000
+"""Inputs whose distances are looked at."""
+
+
+def input_scale(X: Tensor) -> Tensor:
+    """Standard deviation of each input, ``d``; 1 where it does not vary or there is one row."""
+    flat = X.reshape(-1, X.shape[-1])
+    if len(flat) < 2:
+        return X.new_ones(X.shape[-1])
+    scale = flat.std(0)
+    return torch.where(scale > 0.0, scale, torch.ones_like(scale))
+
+
+@torch.no_grad()
+def set_kernel(kernel: ScaleKernel, X: Tensor, Y: Tensor, gaussian: bool) -> None:
+    """Lengthscales at the median distance, and the outcomes' variance as the output scale.
+
+    Distances are in standard deviations of each input, where the paper has one unit for all.
+
+    Args:
+        kernel: Of a kernel with a lengthscale for each input.
+        X: First inputs, ``... x n x d``.
+        Y: Their outcomes, ``... x n x m``.
+        gaussian: Whether the likelihood is; else outcomes say little of the process's scale.
+    """
+    if X.shape[-2] < 2:
+        return
+    scale = input_scale(X)
+    points = (X / scale).reshape(-1, X.shape[-1])[:_PAIRS]
+    median = torch.pdist(points).median()
+    if float(median) > 0.0:
+        base = kernel.base_kernel
+        base.lengthscale = (median * scale).expand_as(base.lengthscale).to(base.lengthscale)
+    if gaussian:
+        kernel.outputscale = _of_outputs(Y.var(-2), kernel.outputscale).clamp_min(1e-6)
+
+
+@torch.no_grad()
+def set_outcomes(likelihood: Likelihood | None, mean: Mean | None, Y: Tensor) -> None:
+    """Noise variance and constant mean of the first outcomes; None: not to be set."""
+    if Y.shape[-2] < 2:
+        return
+    if isinstance(likelihood, GaussianLikelihood):
+        level = likelihood.noise.squeeze(-1)
+        likelihood.noise = _of_outputs(Y.var(-2), level).clamp_min(1e-4).unsqueeze(-1)
+    if isinstance(mean, ConstantMean):
+        mean.constant = _of_outputs(Y.mean(-2), mean.constant)
+
+
+def _of_outputs(value: Tensor, like: Tensor) -> Tensor:
+    """``batch_shape x m`` as a hyperparameter has it: without m if that is 1."""
+    value = value.squeeze(-1) if value.shape[-1] == 1 else value
+    return value.expand_as(like).to(like)
