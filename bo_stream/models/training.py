@@ -1,0 +1,259 @@
+"""The loop that stochastic models learn by: limits, a progress bar, and a stop at divergence."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import Any, Protocol
+
+import torch
+from botorch.exceptions.errors import ModelFittingError
+from linear_operator.utils.errors import NanError, NotPSDError
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+DEFAULT_STEPS = 2000
+"""Steps of a training that is given neither steps nor seconds. Source: [Cheng2017, section 4]."""
+
+WINDOW = 20
+"""Estimates of the bound whose mean is the smoothed bound."""
+
+EXPLODED = 30.0
+"""Fall of the smoothed bound below its best at which a training stops, in :meth:`_Bound.scale`."""
+
+_NUMERICAL_ERRORS = (NotPSDError, NanError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+
+
+class Trainable(Protocol):
+    """What :func:`train` asks of a model, or of the part of one that learns."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken so far, by all trainings: schedules go on from there."""
+        ...
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the first step; an error about divergence names it."""
+        ...
+
+    def take_step(self) -> float:
+        """Take a step; returns its unbiased estimate of the bound of all data, in nats."""
+        ...
+
+    def learned_state(self) -> Any:
+        """A copy of all that a step changes, moments of the optimiser and ``num_steps`` too."""
+        ...
+
+    def restore(self, state: Any) -> None:
+        """Go back to what :meth:`learned_state` returned, which stays as it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training did.
+
+    Attributes:
+        steps: That it took.
+        seconds: That it took, of wall time.
+        trace: Step, counted over all trainings, and smoothed bound there, in nats.
+    """
+
+    steps: int
+    seconds: float
+    trace: tuple[tuple[int, float], ...]
+
+
+def train(
+    learner: Trainable,
+    steps: int | None,
+    seconds: float | None,
+    *,
+    progress: bool,
+    check_every: int = 50,
+) -> Training:
+    """Take steps until a limit, watching the bound.
+
+    A training that diverges goes back to the last good state and raises: where an estimate of the
+    bound is not finite, where a matrix cannot be factorised, or where the mean of the last
+    ``WINDOW`` estimates has fallen too far below the best such mean, by ``EXPLODED`` times a tenth
+    of that mean's size plus the standard deviation of its estimates. Any other error, Ctrl-C
+    included, leaves the learner as it was at the last check, and passes on. Another call goes on
+    from there.
+
+    Args:
+        learner: Changed in place.
+        steps: Most steps to take.
+        seconds: Begin no step after so many; where both are given the first limit to be reached
+            counts, where neither is ``DEFAULT_STEPS``.
+        progress: Whether to draw a bar, where standard error is a terminal.
+        check_every: Steps between copies of the learner's state, and points of the trace.
+
+    Raises:
+        ModelFittingError: The training diverged.
+        ValueError: A limit is negative or not a number.
+    """
+    limit = _Limit.of(steps, seconds)
+    run = _Run(learner, check_every)
+    with _Bar(progress) as bar:
+        try:
+            while not limit.reached(run.steps, run.seconds):
+                run.step()
+                bar.show(limit.part(run.steps, run.seconds), learner.num_steps, run.bound.smoothed)
+        except _DivergenceError as divergence:
+            raise run.failure(divergence) from divergence.__cause__
+        except BaseException:
+            learner.restore(run.checked)
+            raise
+    return run.training()
+
+
+@dataclass(frozen=True)
+class _Limit:
+    steps: float
+    seconds: float
+
+    @classmethod
+    def of(cls, steps: int | None, seconds: float | None) -> _Limit:
+        if steps is None and seconds is None:
+            steps = DEFAULT_STEPS
+        for name, value in (("steps", steps), ("seconds", seconds)):
+            if value is not None and not value >= 0:
+                raise ValueError(f"Expected {name} to be at least 0, got {value}.")
+        return cls(
+            math.inf if steps is None else steps, math.inf if seconds is None else float(seconds)
+        )
+
+    def reached(self, steps: int, seconds: float) -> bool:
+        return steps >= self.steps or seconds >= self.seconds
+
+    def part(self, steps: int, seconds: float) -> float:
+        """How much of it is done, in [0, 1]; 0 of a limit of 0 is all."""
+        if self.reached(steps, seconds):
+            return 1.0
+        return max(steps / self.steps, seconds / self.seconds)
+
+
+class _DivergenceError(Exception):
+    """Why a training stops."""
+
+
+class _Bound:
+    """The smoothed bound, and the best that it has been."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._best, self._spread = -math.inf, 0.0
+
+    @property
+    def smoothed(self) -> float:
+        return fmean(self._recent) if self._recent else math.nan
+
+    @property
+    def scale(self) -> float:
+        """What the smoothed bound may well move by."""
+        return 0.1 * abs(self._best) + self._spread
+
+    @property
+    def fall(self) -> float:
+        """How far the smoothed bound is below its best, in scales; 0 while there are few."""
+        if len(self._recent) < WINDOW or self.smoothed >= self._best:
+            return 0.0
+        return (self._best - self.smoothed) / self.scale if self.scale > 0.0 else math.inf
+
+    def add(self, estimate: float) -> None:
+        if not math.isfinite(estimate):
+            raise _DivergenceError(f"the bound became {estimate}")
+        self._recent.append(estimate)
+        if self.fall > EXPLODED:
+            raise _DivergenceError(f"the bound fell from {self._best:.4g} to {self.smoothed:.4g}")
+        if len(self._recent) == WINDOW and self.smoothed > self._best:
+            self._best, self._spread = self.smoothed, pstdev(self._recent)
+
+
+class _Run:
+    """A training under way.
+
+    Attributes:
+        steps: Taken in it.
+        bound: Watched.
+        checked: State at the last check.
+        good: State at the last check at which the bound was about as good as ever.
+    """
+
+    def __init__(self, learner: Trainable, check_every: int) -> None:
+        self._learner, self._check_every = learner, check_every
+        self._started = time.monotonic()
+        self._trace: list[tuple[int, float]] = []
+        self.steps, self.bound = 0, _Bound()
+        self.checked = self.good = learner.learned_state()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def step(self) -> None:
+        try:
+            estimate = self._learner.take_step()
+        except _NUMERICAL_ERRORS as error:
+            raise _DivergenceError(f"a step failed: {error}") from error
+        self.bound.add(estimate)
+        self.steps += 1
+        if self.steps % self._check_every == 0:
+            self._check()
+
+    def _check(self) -> None:
+        self._note()
+        self.checked = self._learner.learned_state()
+        if self.bound.fall <= 1.0:
+            self.good = self.checked
+
+    def _note(self) -> None:
+        self._trace.append((self._learner.num_steps, self.bound.smoothed))
+
+    def failure(self, divergence: _DivergenceError) -> ModelFittingError:
+        """What to raise, after going back to the last good state."""
+        failed_at, rate = self._learner.num_steps, self._learner.learning_rate
+        self._learner.restore(self.good)
+        return ModelFittingError(
+            f"Training diverged near step {failed_at}: {divergence}. The model is as it was after "
+            f"step {self._learner.num_steps}. Expected a learning_rate that suits the data, got "
+            f"{rate:g}: build the model with a smaller one, {rate / 3.0:.1g} say."
+        )
+
+    def training(self) -> Training:
+        if self.steps % self._check_every != 0:
+            self._note()
+        return Training(self.steps, self.seconds, tuple(self._trace))
+
+
+class _Bar:
+    """A progress bar, or none."""
+
+    def __init__(self, wanted: bool) -> None:
+        console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            TextColumn("step {task.fields[step]:,}"),
+            BarColumn(),
+            TextColumn("bound {task.fields[bound]:,.5g}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(elapsed_when_finished=False),
+            console=console,
+            disable=not (wanted and console.is_terminal),
+        )
+        self._task = self._progress.add_task("", total=1.0, step=0, bound=math.nan)
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, part: float, step: int, bound: float) -> None:
+        self._progress.update(self._task, completed=part, step=step, bound=bound)
