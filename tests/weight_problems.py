@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,28 +10,25 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from bo_stream.bases.fourier import FourierBasis
-from bo_stream.bases.point_basis import PointBasis, RelevanceBasis
 from bo_stream.bases.sampled_basis import SampledBasis
 from bo_stream.models.control_points import ControlPoints
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.quadruple_progress import Progress, Schedule
 from bo_stream.models.quadruple_steps import Steps
 from bo_stream.models.sampled_gradient import Drawn
+from bo_stream.models.weight_layout import FourierFeatures, FourierLayout, PointLayout
 from bo_stream.models.weight_posterior import ChevronPosterior
 from tests.oracles import WeightSpace
 
 SIZE, DATA = 12, 15
 
 
-def basis_of(kind: str, Z: Tensor) -> Callable[[Hyperparameters], SampledBasis]:
-    """Of ``"fourier"``, ``"inducing"`` or ``"relevance"`` functions."""
-    precisions = 0.5 + torch.rand(2, SIZE, dtype=Z.dtype)
-    return {
-        "fourier": lambda hyper: FourierBasis(hyper.covar_module, SIZE, seed=0),
-        "inducing": lambda hyper: PointBasis(hyper.covar_module, Z, 2),
-        "relevance": lambda hyper: RelevanceBasis(hyper.covar_module, Z, 2, precisions),
-    }[kind]
+Z = torch.linspace(0.0, 1.0, SIZE, dtype=torch.float64).unsqueeze(-1)
+LAYOUTS = {
+    "fourier": FourierLayout(FourierFeatures(SIZE)),
+    "inducing": PointLayout(Z, 2, SIZE),
+    "relevance": PointLayout(Z, 2, SIZE),
+}
 
 
 @dataclass
@@ -60,9 +56,12 @@ class Problem:
         mean = ConstantMean(batch_shape=batch)
         mean.constant = torch.tensor([0.2, -0.4])
         self.hyper = Hyperparameters(kernel, mean, likelihood)
-        Z = torch.linspace(0.0, 1.0, SIZE, dtype=torch.float64).unsqueeze(-1)
-        self.basis = basis_of(self.kind, Z)
+        self.precisions = 0.5 + torch.rand(2, SIZE, dtype=torch.float64)
         self.steps = self._steps()
+
+    def basis(self, hyper: Hyperparameters) -> SampledBasis:
+        precisions = self.precisions if self.kind == "relevance" else None
+        return LAYOUTS[self.kind].basis(hyper.covar_module, precisions)
 
     @property
     def is_gaussian(self) -> bool:
@@ -73,13 +72,14 @@ class Problem:
         coefficients = 0.4 * torch.randn(2, SIZE, 1 + k, dtype=torch.float64)
         below = torch.arange(SIZE).unsqueeze(-1) > torch.arange(k)
         coefficients[..., 1:] *= below
-        squares = torch.rand(2, SIZE if self.is_gaussian else 0, dtype=torch.float64) + 0.1
+        squares = torch.rand(2, SIZE, dtype=torch.float64) + 0.1
         log_scale = 0.3 * torch.randn(2, full, dtype=torch.float64) - 1.0
-        return ChevronPosterior(coefficients, log_scale, squares)
+        return ChevronPosterior(coefficients, log_scale, squares if self.is_gaussian else None)
 
     def _steps(self) -> Steps:
         posterior, basis = self._posterior(), self.basis(self.hyper)
-        progress = Progress.start(posterior)
+        precisions = self.precisions if self.kind == "relevance" else None
+        progress = Progress.start(posterior, precisions)
         if self.controlled:
             kept = self.basis(Hyperparameters(*self._modules()))
             points = self.X[: self.support], self.Y[:, : self.support]
@@ -90,7 +90,8 @@ class Problem:
             log_precision = torch.logdet(basis.precision(index, index)).detach()
         schedule = Schedule(self.drawn, 0.1, 0.01, 0, 1e9, 0)
         learned = self.hyper.learned([]) if basis.is_diagonal else []
-        return Steps(progress, self.hyper, self.basis, self.data, schedule, learned, log_precision)
+        layout = LAYOUTS[self.kind]
+        return Steps(progress, self.hyper, layout, self.data, schedule, learned, log_precision)
 
     def _modules(self) -> tuple[ScaleKernel, ConstantMean, Likelihood]:
         return self.hyper.covar_module, self.hyper.mean_module, self.hyper.likelihood
@@ -120,6 +121,7 @@ class Problem:
         posterior = self.steps.progress.posterior
         k, log_scale = self.columns, posterior.log_scale[output]
         if self.is_gaussian:
+            assert posterior.mean_squares is not None
             squares = DATA * posterior.mean_squares[output]
             own = squares / space.noise + space.precision.diagonal()
             diagonal = torch.cat((log_scale.exp(), own[k:].rsqrt()))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -36,6 +37,10 @@ class FourierBasis(SampledBasis):
 
     def __post_init__(self) -> None:
         check_spectral(self.kernel)
+
+    def with_kernel(self, kernel: Kernel, outputs: int) -> Self:
+        """Of the same normal numbers."""
+        return replace(self, kernel=kernel)
 
     @property
     def size(self) -> int:

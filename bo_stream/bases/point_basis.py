@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from gpytorch.kernels import Kernel
@@ -27,6 +28,10 @@ class PointBasis(SampledBasis):
     kernel: Kernel
     Z: Tensor
     outputs: int
+
+    def with_kernel(self, kernel: Kernel, outputs: int) -> Self:
+        """At the same points."""
+        return replace(self, kernel=kernel, outputs=outputs)
 
     @property
     def size(self) -> int:
@@ -72,6 +77,10 @@ class RelevanceBasis(SampledBasis):
     Z: Tensor
     outputs: int
     precisions: Tensor
+
+    def with_kernel(self, kernel: Kernel, outputs: int) -> Self:
+        """At the same points."""
+        return replace(self, kernel=kernel, outputs=outputs)
 
     @property
     def size(self) -> int:

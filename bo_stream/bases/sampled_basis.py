@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Self
 
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 
@@ -12,6 +14,12 @@ class SampledBasis(ABC):
 
     ``k(x, x') ≈ φ(x) S⁻¹ φ(x')ᵀ``. [Evans2020, section 2]
     """
+
+    kernel: Kernel
+
+    @abstractmethod
+    def with_kernel(self, kernel: Kernel, outputs: int) -> Self:
+        """The same functions of another kernel, of m outputs; precisions of their own stay."""
 
     @property
     @abstractmethod

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bo_stream.models.adagrad import AdaGrad
@@ -46,6 +48,7 @@ class Progress:
         moved: Of its coefficients, by AdaGrad.
         scaled: Of its learned scales, by AdaGrad.
         control: Support points, once there are any.
+        precisions: Of functions that have their own, ``m x p``, else None.
         moments: Of Adam.
         steps: Taken so far.
     """
@@ -54,41 +57,43 @@ class Progress:
     moved: AdaGrad
     scaled: AdaGrad
     control: ControlPoints | None = None
+    precisions: Tensor | None = None
     moments: dict[str, Any] | None = None
     steps: int = 0
 
     @classmethod
-    def start(cls, posterior: ChevronPosterior) -> Progress:
+    def start(cls, posterior: ChevronPosterior, precisions: Tensor | None = None) -> Progress:
         """Before the first step."""
         moved, scaled = (AdaGrad.on(t) for t in (posterior.coefficients, posterior.log_scale))
-        return cls(posterior, moved, scaled)
+        return cls(posterior, moved, scaled, precisions=precisions)
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> Progress:
+        """A rule for all tensors of the weights, ``m x ...``, without support points."""
+        return replace(
+            self,
+            posterior=self.posterior.map(rule),
+            moved=AdaGrad(rule(self.moved.squares)),
+            scaled=AdaGrad(rule(self.scaled.squares)),
+            control=None,
+            precisions=None if self.precisions is None else rule(self.precisions),
+        )
+
+    def grown(self, first: Progress) -> Progress:
+        """With further functions, as another progress has them before its first step."""
+        old, new = self.precisions, first.precisions
+        return replace(
+            self,
+            posterior=self.posterior.grown(first.posterior),
+            moved=AdaGrad(torch.cat((self.moved.squares, first.moved.squares), 1)),
+            scaled=AdaGrad(self._grown_scales(first)),
+            precisions=None if old is None or new is None else torch.cat((old, new), 1),
+        )
+
+    def _grown_scales(self, first: Progress) -> Tensor:
+        own, new = self.scaled.squares, first.scaled.squares
+        return own if self.posterior.is_measured else torch.cat((own, new), 1)
 
     def clone(self) -> Progress:
         """A copy that stays."""
-        return replace(
-            self,
-            posterior=self.posterior.clone(),
-            moved=AdaGrad(self.moved.squares.clone()),
-            scaled=AdaGrad(self.scaled.squares.clone()),
-            control=None if self.control is None else self.control.clone(),
-        )
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Data of a step.
-
-    Attributes:
-        X: Transformed inputs, ``b x d``.
-        targets: Transformed outcomes, ``m x b``.
-        count: Number n of all data.
-    """
-
-    X: Tensor
-    targets: Tensor
-    count: float
-
-    @property
-    def weight(self) -> float:
-        """How many of the data each stands for."""
-        return self.count / len(self.X)
+        copy = self.map(torch.clone)
+        return replace(copy, control=None if self.control is None else self.control.clone())

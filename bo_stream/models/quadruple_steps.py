@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -22,6 +23,14 @@ COVARIANCE_RATE = 0.1
 """Rate of the dense columns of C, relative to that of the mean."""
 
 
+class Functions(Protocol):
+    """What steps ask of a layout."""
+
+    def basis(self, kernel: Kernel, precisions: Tensor | None, /) -> SampledBasis:
+        """Of a kernel, and of precisions ``m x p`` where functions have their own."""
+        ...
+
+
 class Steps:
     """Learning by steps, for :func:`~bo_stream.models.training.train`."""
 
@@ -29,7 +38,7 @@ class Steps:
         self,
         progress: Progress,
         hyper: Hyperparameters,
-        basis: Callable[[Hyperparameters], SampledBasis],
+        layout: Functions,
         data: Callable[[torch.Generator], Drawn],
         schedule: Schedule,
         learned: list[Parameter],
@@ -40,14 +49,14 @@ class Steps:
         Args:
             progress: Its tensors are moved in place.
             hyper: In float64; moved in place.
-            basis: Of hyperparameters.
+            layout: Of the functions.
             data: Draws some.
             schedule: How to step.
             learned: Those of the hyperparameters that are learned.
             log_precision: ``log |S|``, ``m``, of an S that is not diagonal.
         """
         self.progress, self.hyper = progress, hyper
-        self._basis, self._data, self._schedule = basis, data, schedule
+        self._layout, self._data, self._schedule = layout, data, schedule
         self._log_precision = log_precision
         self._parameters = learned if schedule.hyper_rate > 0.0 else []
         self._ascent = self._new_ascent(progress.moments)
@@ -67,7 +76,7 @@ class Steps:
 
     def learned_state(self) -> tuple[Progress, dict[str, Any]]:
         """A copy of all that steps change. Cost O(p)."""
-        progress = replace(self.progress.clone(), moments=self._ascent.moments())
+        progress = replace(self.progress.clone(), moments=self.moments)
         return progress, deepcopy(self.hyper.state_dict())
 
     def restore(self, state: tuple[Progress, dict[str, Any]]) -> None:
@@ -78,6 +87,11 @@ class Steps:
         self._ascent = self._new_ascent(progress.moments)
 
     @property
+    def moments(self) -> dict[str, Any] | None:
+        """A copy of Adam's."""
+        return self._ascent.moments()
+
+    @property
     def estimator(self) -> Estimator:
         """Of the bound as it is now."""
         progress = self.progress
@@ -85,7 +99,7 @@ class Steps:
             progress.posterior,
             progress.control,
             self.hyper,
-            self._basis,
+            lambda hyper: self._layout.basis(hyper.covar_module, progress.precisions),
             self._schedule.functions,
             self._log_precision,
         )
@@ -133,12 +147,11 @@ class Steps:
     @torch.no_grad()
     def _measure(self, leaves: list[Leaf], data: Drawn) -> None:
         """Mean squares of the drawn functions, averaged over about one pass through the data."""
-        posterior = self.progress.posterior
-        if not posterior.is_measured:
+        measured = self.progress.posterior.mean_squares
+        if measured is None:
             return
-        visits = 1.0 + self.progress.steps * len(leaves[0].draw.index) / posterior.size
+        visits = 1.0 + self.progress.steps * len(leaves[0].draw.index) / measured.shape[-1]
         share = max(1.0 / visits, min(1.0, 1.0 / data.weight))
         for leaf in leaves:
             index, squares = leaf.draw.index, leaf.functions.detach().square().mean(-2)
-            old = posterior.mean_squares[:, index]
-            posterior.mean_squares[:, index] = old + share * (squares - old)
+            measured[:, index] += share * (squares - measured[:, index])

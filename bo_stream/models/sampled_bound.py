@@ -46,7 +46,7 @@ class Sample:
     @property
     def share(self) -> Tensor:
         """How many functions each stands for, ``k``."""
-        return self.draw.weight.to(self.functions)
+        return self.draw.weight.to(self.weights.mean)
 
     def sums(self, functions: Tensor) -> Tensor:
         """``φ μ`` and ``φ c_r`` of the dense columns, estimated, ``m x b x (1 + columns)``."""
@@ -142,7 +142,7 @@ def divergence(
 def _linear_divergence(basis: SampledBasis, sample: Sample, own: bool) -> Tensor:
     """``Σ s c² − 2 log c_rr``, and ``− log s`` where the determinant of S is its own, ``m``."""
     weights = sample.weights
-    precision = basis.precision_diagonal(sample.draw.index).to(sample.functions)
+    precision = basis.precision_diagonal(sample.draw.index).to(sample.weights.mean)
     terms = precision * weights.scale.square() - 2.0 * weights.log_diagonal
     if own:
         terms = terms - precision.log()
@@ -154,13 +154,13 @@ def quadratic(basis: SampledBasis, one: Sample, other: Sample) -> Tensor:
     if basis.is_diagonal:
         parts = [_diagonal_quadratic(basis, sample) for sample in (one, other)]
         return 0.5 * (parts[0] + parts[1])
-    S = basis.precision(one.draw.index, other.draw.index).to(one.functions)
+    S = basis.precision(one.draw.index, other.draw.index).to(one.weights.mean)
     first, second = (s.weights.columns * s.share.unsqueeze(-1) for s in (one, other))
     return (first * (S @ second)).sum((-2, -1))
 
 
 def _diagonal_quadratic(basis: SampledBasis, sample: Sample) -> Tensor:
-    precision = basis.precision_diagonal(sample.draw.index).to(sample.functions)
+    precision = basis.precision_diagonal(sample.draw.index).to(sample.weights.mean)
     squares = sample.weights.columns.square().sum(-1)
     return (precision * squares * sample.share).sum(-1)
 

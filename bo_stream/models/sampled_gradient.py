@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 
 from bo_stream.bases.draws import Draw, draw
@@ -192,18 +192,9 @@ class Estimator:
 
     def _sample(self, basis: SampledBasis, leaf: Leaf, count: float) -> Sample:
         index = leaf.draw.index
-        measured = self.measured(basis, index, count)
+        measured = measured_scale(self.posterior, basis, index, count, self.hyper.likelihood)
         weights = Slice.of(index, leaf.coefficients, leaf.log_scale, measured)
         return Sample(leaf.draw, leaf.functions, weights)
-
-    @torch.no_grad()
-    def measured(self, basis: SampledBasis, index: Tensor, count: float) -> Tensor | None:
-        """Entries of the diagonal by Proposition 1, held: where they are best is no slope."""
-        if not self.posterior.is_measured:
-            return None
-        squares = self.posterior.mean_squares[:, index]
-        precision = basis.precision_diagonal(index).to(squares)
-        return proposition_1(squares, precision, count, self._noise().to(squares))
 
     def _controls(
         self, leaves: list[Leaf], count: float, mean: Tensor
@@ -220,3 +211,29 @@ class Estimator:
             value = self.value(leaves, data, learns=False)
             (-value.sum()).backward()
         return value.detach(), SampledGradient.of(leaves)
+
+
+@torch.no_grad()
+def measured_scale(
+    posterior: ChevronPosterior,
+    basis: SampledBasis,
+    index: Tensor,
+    count: float,
+    likelihood: Likelihood,
+) -> Tensor | None:
+    """Entries of the diagonal by Proposition 1, ``m x k``; None where they are learned.
+
+    Held: where they are best the bound has no slope in them.
+
+    Args:
+        posterior: That has mean squares of the functions, or none.
+        basis: For S.
+        index: Of the functions, ``k``.
+        count: Number of all data.
+        likelihood: Gaussian, where there are mean squares.
+    """
+    if posterior.mean_squares is None:
+        return None
+    squares = posterior.mean_squares[:, index]
+    precision = basis.precision_diagonal(index).to(squares)
+    return proposition_1(squares, precision, count, likelihood.noise.reshape(-1).to(squares))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,20 +13,33 @@ from torch import Tensor
 class ChevronPosterior:
     """``w ~ N(μ, C Cᵀ)`` with C lower triangular, diagonal beyond its first k columns.
 
-    What learns moves the tensors in place; :meth:`clone` makes a copy that stays. O(m p (k + 2))
-    numbers. [Evans2020, section 2.2]
+    What learns moves the tensors in place. O(m p (k + 2)) numbers. [Evans2020, section 2.2]
 
     Attributes:
         coefficients: μ, then the columns below the diagonal, ``m x p x (1 + k)``.
         log_scale: Logarithms of entries of the diagonal that are learned by steps: the first k of
             them, or all, ``m x k`` or ``m x p``.
         mean_squares: Of the functions at the data, where entries of the diagonal beyond the first k
-            follow from them by Proposition 1, ``m x p``; of no columns where those are learned.
+            follow from them by Proposition 1, ``m x p``; None where those are learned.
     """
 
     coefficients: Tensor
     log_scale: Tensor
-    mean_squares: Tensor
+    mean_squares: Tensor | None
+
+    @classmethod
+    def empty(cls, outputs: int, columns: int, measured: bool, like: Tensor) -> ChevronPosterior:
+        """Of no weights yet.
+
+        Args:
+            outputs: m.
+            columns: k.
+            measured: Whether Proposition 1 gives the diagonal.
+            like: Of the dtype and device.
+        """
+        coefficients = like.new_zeros(outputs, 0, 1 + columns)
+        log_scale = like.new_zeros(outputs, columns if measured else 0)
+        return cls(coefficients, log_scale, coefficients[..., 0] if measured else None)
 
     @property
     def columns(self) -> int:
@@ -40,24 +54,12 @@ class ChevronPosterior:
     @property
     def is_measured(self) -> bool:
         """Whether Proposition 1 gives the diagonal beyond the first k entries."""
-        return self.mean_squares.shape[-1] > 0
+        return self.mean_squares is not None
 
-    def clone(self) -> ChevronPosterior:
-        """A copy of all tensors."""
-        return ChevronPosterior(*(getattr(self, field.name).clone() for field in fields(self)))
-
-    def copy_(self, other: ChevronPosterior) -> None:
-        """Take over another's values, in place."""
-        for field in fields(self):
-            getattr(self, field.name).copy_(getattr(other, field.name))
-
-    def select(self, outputs: list[int]) -> ChevronPosterior:
-        """A copy for some of the outputs."""
-        return ChevronPosterior(*(getattr(self, field.name)[outputs] for field in fields(self)))
-
-    def to(self, device: torch.device) -> ChevronPosterior:
-        """On another device."""
-        return ChevronPosterior(*(getattr(self, field.name).to(device) for field in fields(self)))
+    def map(self, rule: Callable[[Tensor], Tensor]) -> ChevronPosterior:
+        """A rule for all tensors."""
+        squares = None if self.mean_squares is None else rule(self.mean_squares)
+        return ChevronPosterior(rule(self.coefficients), rule(self.log_scale), squares)
 
     def learned_scale(self, index: Tensor) -> Tensor:
         """What is learned of the diagonal, ``m x k``; zeros where it is not."""
@@ -72,17 +74,25 @@ class ChevronPosterior:
         return Slice.of(index, self.coefficients[:, index], scale, scale.exp()).columns
 
     def grown(self, first: ChevronPosterior) -> ChevronPosterior:
-        """With further weights, which another posterior has as they begin."""
-        learned = self.log_scale if self.is_measured else _joined(self.log_scale, first.log_scale)
+        """With further weights.
+
+        Args:
+            first: Those weights, with scales for all of them.
+        """
+        squares, more = self.mean_squares, first.mean_squares
         return ChevronPosterior(
             torch.cat((self.coefficients, first.coefficients), -2),
-            learned,
-            _joined(self.mean_squares, first.mean_squares),
+            self._grown_scales(first.log_scale),
+            None if squares is None or more is None else torch.cat((squares, more), -1),
         )
 
-
-def _joined(one: Tensor, other: Tensor) -> Tensor:
-    return torch.cat((one, other), -1)
+    def _grown_scales(self, first: Tensor) -> Tensor:
+        if not self.is_measured:
+            return torch.cat((self.log_scale, first), -1)
+        scales, start = self.log_scale.clone(), self.size
+        room = scales[:, start:]
+        room[:, : first.shape[-1]] = first[:, : room.shape[-1]]
+        return scales
 
 
 @dataclass(frozen=True)

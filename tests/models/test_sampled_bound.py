@@ -73,9 +73,10 @@ def test_a_few_data_and_functions_are_unbiased(kind: str, controlled: bool) -> N
     torch.manual_seed(1)
     full = Problem(kind, columns=2, controlled=controlled)
     part = Problem(kind, columns=2, controlled=controlled, drawn=5, rows=4)
-    part.X, part.Y, part.hyper, part.basis = full.X, full.Y, full.hyper, full.basis
+    part.X, part.Y, part.hyper = full.X, full.Y, full.hyper
+    part.precisions = full.precisions
     part.steps = part._steps()
-    part.steps.progress.posterior.copy_(full.steps.progress.posterior)
+    part.steps.progress.posterior = full.steps.progress.posterior
     if controlled:
         control = full.steps.progress.control
         part.steps.progress.control = control
