@@ -52,6 +52,7 @@ from bo_stream.models.local import LocalGP
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.osvgp import OSVGP
 from bo_stream.models.qsgp import QSGP
+from bo_stream.models.qsrvm import QSRVM
 from bo_stream.models.stems import LinearStem
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.weight_layout import Chevron, FourierFeatures, InducingAtData
@@ -246,6 +247,13 @@ def _qsgp(**options: Any) -> Callable[[Observations], QSGP]:
         return QSGP(data.X, data.Y, **{**defaults, **chosen})
 
     return build
+
+
+def _qsrvm(data: Observations) -> QSRVM:
+    options: dict[str, Any] = {"max_points": 12, "max_rows": 50, "freeze_steps": 5}
+    return QSRVM(
+        data.X, data.Y, covar_module=_rbf(data), update_steps=8, outcome_transform=None, **options
+    )
 
 
 def _scaled_rbf(data: Observations) -> ScaleKernel:
@@ -511,6 +519,15 @@ CASES: tuple[Case, ...] = (
     Case(
         "QSGP, inducing points",
         _qsgp(basis=InducingAtData(12), covar_module=_rbf),
+        in_order=True,
+        residual=True,
+        rows=True,
+        blended=True,
+        settings=UNBATCHED,
+    ),
+    Case(
+        "QSRVM",
+        _qsrvm,
         in_order=True,
         residual=True,
         rows=True,

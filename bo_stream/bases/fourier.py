@@ -60,10 +60,11 @@ class FourierBasis(SampledBasis):
         """``... x n x d`` and ``k`` to ``... x m x n x k``. Cost O(n k d)."""
         active = self.kernel.active_dims
         inputs = X if active is None else X.index_select(-1, active)
-        frequencies = self.frequencies(index // 2, inputs.shape[-1]).to(X)
-        phase = (index % 2) * (0.5 * math.pi)
-        angles = inputs.unsqueeze(-3) @ frequencies.mT - phase.to(X)
-        return math.sqrt(2.0 / self.count) * angles.cos()
+        frequencies = self.frequencies(index // 2, inputs.shape[-1])
+        phase = ((index % 2) * (-0.5 * math.pi)).to(frequencies).reshape(1, -1, 1)
+        turned = torch.cat((frequencies, phase.expand(len(frequencies), -1, 1)), -1).to(X)
+        inputs = torch.cat((inputs, torch.ones_like(inputs[..., :1])), -1)  # once for the phase
+        return (inputs.unsqueeze(-3) @ turned.mT).cos().mul_(math.sqrt(2.0 / self.count))
 
     def frequencies(self, pairs: Tensor, dim: int) -> Tensor:
         """ω of some pairs of functions, ``k -> m x k x d``. Cost O(k d)."""

@@ -8,7 +8,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import _DefaultType
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 
 from bo_stream.allocation.numbers import checked_number
@@ -126,3 +126,16 @@ def check_columns(columns: int, basis: FourierFeatures | InducingAtData) -> None
     most = basis.count if isinstance(basis, FourierFeatures) else basis.max_points
     if columns > most:
         raise ValueError(f"Expected at most {most} columns of Chevron, got {columns}.")
+
+
+def check_gaussian(likelihood: Likelihood | None) -> None:
+    """Check that a likelihood is Gaussian.
+
+    Raises:
+        UnsupportedError: It is not.
+    """
+    if likelihood is not None and not isinstance(likelihood, GaussianLikelihood):
+        raise UnsupportedError(
+            f"Expected likelihood to be a GaussianLikelihood, got {type(likelihood).__name__}: "
+            "precisions are learned for that alone. For other likelihoods take QSGP."
+        )

@@ -213,16 +213,15 @@ class QuadrupleGP(QuadruplePosterior):
         return min(FUNCTIONS, size) if self.functions is None else self.functions
 
     def _learn_from_new(self) -> None:
-        self._check_sizes()
         if self.update_steps > 0:
+            self._check_sizes()
             self._place_support(anew=False)
             self._train(self.update_steps, None, progress=False, learns=False)
 
     def _train(
         self, steps: int | None, seconds: float | None, progress: bool, learns: bool
     ) -> Training:
-        hyper = Hyperparameters(self.covar_module, self.mean_module, self.likelihood)
-        hyper.requires_grad_(False)
+        hyper = self._hyper()
         learner = Steps(
             self._memory.progress,
             hyper,
@@ -291,9 +290,18 @@ class QuadrupleGP(QuadruplePosterior):
         self._check_sizes()
         if generator is None:
             generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        progress, data = self._memory.progress, self._data(generator)
+        data, estimator = self._data(generator), self._estimator(self._hyper())
+        leaves = estimator.leaves(estimator.draws(generator), data, learns=False)
+        return self._from_per_output(estimator.value(leaves, data, learns=False).double())
+
+    def _hyper(self) -> Hyperparameters:
+        """A copy that learns nothing."""
         hyper = Hyperparameters(self.covar_module, self.mean_module, self.likelihood)
-        estimator = Estimator(
+        return hyper.requires_grad_(False)
+
+    def _estimator(self, hyper: Hyperparameters) -> Estimator:
+        progress = self._memory.progress
+        return Estimator(
             progress.posterior,
             progress.control,
             hyper,
@@ -301,8 +309,6 @@ class QuadrupleGP(QuadruplePosterior):
             self._drawn_functions,
             self._determinant(exact=True),
         )
-        leaves = estimator.leaves(estimator.draws(generator), data, learns=False)
-        return self._from_per_output(estimator.value(leaves, data, learns=False).double())
 
     def _log_marginal_likelihood(self) -> Tensor:
         return self._learning_objective()

@@ -86,7 +86,7 @@ class Progress:
             posterior=self.posterior.grown(first.posterior),
             moved=AdaGrad(torch.cat((self.moved.squares, first.moved.squares), 1)),
             scaled=AdaGrad(self._grown_scales(first)),
-            precisions=None if old is None or new is None else torch.cat((old, new), 1),
+            precisions=new if old is None or new is None else torch.cat((old, new), 1),
         )
 
     def _grown_scales(self, first: Progress) -> Tensor:

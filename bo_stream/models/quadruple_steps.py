@@ -18,6 +18,7 @@ from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.quadruple_progress import Progress, Schedule
 from bo_stream.models.replay import generator_at
 from bo_stream.models.sampled_gradient import Drawn, Estimator, Leaf, SampledGradient
+from bo_stream.models.weight_posterior import LARGEST, best_precisions
 
 COVARIANCE_RATE = 0.1
 """Rate of the dense columns of C, relative to that of the mean."""
@@ -123,6 +124,8 @@ class Steps:
                 (-value).backward()
         self._move(leaves)
         self._measure(leaves, data)
+        if progress.steps >= schedule.frozen:
+            self._relevance(leaves, data)
         progress.steps += 1
         return float(value.detach())
 
@@ -153,5 +156,24 @@ class Steps:
         visits = 1.0 + self.progress.steps * len(leaves[0].draw.index) / measured.shape[-1]
         share = max(1.0 / visits, min(1.0, 1.0 / data.weight))
         for leaf in leaves:
-            index, squares = leaf.draw.index, leaf.functions.detach().square().mean(-2)
+            index, squares = leaf.draw.index, leaf.squares.detach() / len(data.X)
             measured[:, index] += share * (squares - measured[:, index])
+
+    @torch.no_grad()
+    def _relevance(self, leaves: list[Leaf], data: Drawn) -> None:
+        """Precisions of the drawn functions, where they have their own, at the bound's maximum.
+
+        Of those whose column is dense ``1 / E w²``, which raises the bound and has the same fixed
+        points. [Tipping2001]
+        """
+        posterior, precisions = self.progress.posterior, self.progress.precisions
+        if precisions is None or posterior.mean_squares is None:
+            return
+        noise = self.hyper.likelihood.noise.reshape(-1, 1).to(precisions)
+        for leaf in leaves:
+            index = leaf.draw.index
+            moment = posterior.dense_columns(index).square().sum(-1)
+            sharpness = data.count * posterior.mean_squares[:, index] / noise
+            single = best_precisions(moment, sharpness)
+            dense = moment.clamp_min(1.0 / LARGEST).reciprocal()
+            precisions[:, index] = torch.where(index < posterior.columns, dense, single)

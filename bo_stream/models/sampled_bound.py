@@ -36,11 +36,13 @@ class Sample:
     Attributes:
         draw: Which.
         functions: ``m x b x k``.
+        squares: Sums of their squares over the batch, ``m x k``.
         weights: Of them.
     """
 
     draw: Draw
     functions: Tensor
+    squares: Tensor
     weights: Slice
 
     @property
@@ -53,9 +55,8 @@ class Sample:
         return functions @ (self.weights.columns * self.share.unsqueeze(-1))
 
     def power(self) -> Tensor:
-        """``Σ φ² c²`` of the diagonal columns, estimated, ``m x b``."""
-        scaled = self.weights.scale.square() * self.share
-        return (self.functions.square() @ scaled.unsqueeze(-1)).squeeze(-1)
+        """``Σ φ² c²`` of the diagonal columns and of the batch, estimated, ``m``."""
+        return (self.squares * self.weights.scale.square() * self.share).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,12 @@ def sum_of_squares(batch: Batch, one: Sample, other: Sample) -> Tensor:
 
     Products of sums of independent draws; what is linear in a draw is averaged over both.
     """
-    first, second = one.sums(one.functions), other.sums(other.functions)
+    first = one.sums(one.functions)
+    second = first if other is one else other.sums(other.functions)
     target = batch.residual.unsqueeze(-1)
     misfit = ((first[..., :1] - target) * (second[..., :1] - target)).sum((-2, -1))
     dense = (first[..., 1:] * second[..., 1:]).sum((-2, -1))
-    diagonal = 0.5 * (one.power() + other.power()).sum(-1)
+    diagonal = 0.5 * (one.power() + other.power())
     return batch.weight * (misfit + dense + diagonal)
 
 

@@ -52,6 +52,7 @@ class Leaf:
     Attributes:
         draw: Which functions.
         functions: At the data, ``m x b x k``.
+        squares: Sums of their squares over the data, ``m x k``.
         support: At support points, ``m x s x k``, or None without any.
         coefficients: ``m x k x (1 + columns)``.
         log_scale: ``m x k``.
@@ -59,6 +60,7 @@ class Leaf:
 
     draw: Draw
     functions: Tensor
+    squares: Tensor
     support: Tensor | None
     coefficients: Tensor
     log_scale: Tensor
@@ -141,9 +143,11 @@ class Estimator:
     def _leaf(self, basis: SampledBasis, one: Draw, data: Drawn, controlled: bool) -> Leaf:
         posterior, index = self.posterior, one.index
         control = self.control if controlled and self._is_gaussian else None
+        functions = basis.functions(data.X, index).to(data.X)
         return Leaf(
             one,
-            basis.functions(data.X, index).to(data.X),
+            functions,
+            functions.square().sum(-2),
             None if control is None else control.functions(index),
             posterior.coefficients[:, index].requires_grad_(),
             posterior.learned_scale(index).requires_grad_(),
@@ -194,7 +198,7 @@ class Estimator:
         index = leaf.draw.index
         measured = measured_scale(self.posterior, basis, index, count, self.hyper.likelihood)
         weights = Slice.of(index, leaf.coefficients, leaf.log_scale, measured)
-        return Sample(leaf.draw, leaf.functions, weights)
+        return Sample(leaf.draw, leaf.functions, leaf.squares, weights)
 
     def _controls(
         self, leaves: list[Leaf], count: float, mean: Tensor

@@ -88,6 +88,11 @@ class Layout(ABC):
     def grown(self, X: Tensor) -> Layout:
         """With functions for further inputs, ``n x d``, or the same."""
 
+    @property
+    @abstractmethod
+    def points(self) -> Tensor:
+        """Where the functions are, ``p x d``; none where they are nowhere."""
+
     @abstractmethod
     def since(self, start: int) -> Layout:
         """The functions from one on, as functions of their own."""
@@ -123,6 +128,11 @@ class FourierLayout(Layout):
     def grown(self, X: Tensor) -> Layout:
         """The same."""
         return self
+
+    @property
+    def points(self) -> Tensor:
+        """None."""
+        return torch.zeros(0, 0)
 
     def since(self, start: int) -> Layout:
         """All: they come at once."""
@@ -166,6 +176,11 @@ class PointLayout(Layout):
         """With the inputs as points, as many as there is room for."""
         room = max(0, self.limit - len(self.Z))
         return self if room == 0 else replace(self, Z=torch.cat((self.Z, X[:room].to(self.Z))))
+
+    @property
+    def points(self) -> Tensor:
+        """Z."""
+        return self.Z
 
     def since(self, start: int) -> Layout:
         """At the later points."""

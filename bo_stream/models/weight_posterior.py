@@ -152,3 +152,21 @@ def proposition_1(mean_squares: Tensor, precision: Tensor, count: float, noise: 
     """
     noise = noise.unsqueeze(-1)
     return (noise / (count * mean_squares + noise * precision)).sqrt()
+
+
+LARGEST = 1e8
+"""Precision of a weight that is zero."""
+
+
+def best_precisions(moment: Tensor, sharpness: Tensor) -> Tensor:
+    """Of weights' priors, their variances at Proposition 1's for them, ``m x k``.
+
+    The bound's maximum in s with ``c² = 1 / (h + s)``: ``s² + h s = h / e``.
+
+    Args:
+        moment: e, squared mean and the variance that the dense columns bring.
+        sharpness: h, what the data say: ``|φ|² / σ²``.
+    """
+    tiny = LARGEST**-2
+    root = (sharpness.square() + 4.0 * sharpness / moment.clamp_min(tiny)).sqrt()
+    return (2.0 * sharpness / moment.clamp_min(tiny) / (sharpness + root)).clamp_max(LARGEST)
