@@ -17,11 +17,15 @@ from bo_stream.models.decoupled import DecoupledGP
 from bo_stream.models.dirichlet_wiski import DirichletWISKI
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
 from bo_stream.models.local import LocalGP
+from bo_stream.models.logistic import LogisticLikelihood
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.osvgp import OSVGP
 from bo_stream.models.projection_warning import ProjectionWarning
+from bo_stream.models.qsgp import QSGP
+from bo_stream.models.qsrvm import QSRVM
 from bo_stream.models.resolution_warning import GridResolutionWarning
 from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection
+from bo_stream.models.weight_layout import Chevron, FourierFeatures, InducingAtData, MeanField
 from bo_stream.models.wiski import WISKI
 
 __version__ = version("bo-stream")
@@ -29,16 +33,23 @@ __version__ = version("bo-stream")
 __all__ = [
     "OSGPR",
     "OSVGP",
+    "QSGP",
+    "QSRVM",
     "WISKI",
+    "Chevron",
     "ClusteredGP",
     "DecoupledGP",
     "DirichletWISKI",
     "FeatureNIPV",
+    "FourierFeatures",
     "GridResolutionWarning",
     "HeteroscedasticWISKI",
+    "InducingAtData",
     "LinearStem",
     "LocalGP",
+    "LogisticLikelihood",
     "MLPStem",
+    "MeanField",
     "OnlineLearner",
     "PoolSelector",
     "PredictiveEntropy",

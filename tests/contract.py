@@ -53,8 +53,11 @@ from bo_stream.models.decoupled import DecoupledGP
 from bo_stream.models.local import LocalGP
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.osvgp import OSVGP
+from bo_stream.models.qsgp import QSGP
+from bo_stream.models.qsrvm import QSRVM
 from bo_stream.models.stems import LinearStem
 from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.weight_layout import Chevron, FourierFeatures, InducingAtData
 from tests.oracles import joint_covariance
 from tests.problems import Observations, observations
 from tests.tolerances import GRADIENT_TOLERANCE, assert_close
@@ -231,6 +234,34 @@ def _osvgp(
     return build
 
 
+def _qsgp(**options: Any) -> Callable[[Observations], QSGP]:
+    """A factory of models of few functions that take few steps, and hold few rows."""
+
+    def build(data: Observations) -> QSGP:
+        chosen = {k: v(data) if callable(v) else v for k, v in options.items()}
+        defaults: dict[str, Any] = {
+            "covar_module": _scaled_rbf(data),
+            "basis": FourierFeatures(40),
+            "update_steps": 15,
+            "max_rows": 50,
+            "outcome_transform": None,
+        }
+        return QSGP(data.X, data.Y, **{**defaults, **chosen})
+
+    return build
+
+
+def _qsrvm(data: Observations) -> QSRVM:
+    options: dict[str, Any] = {"max_points": 12, "max_rows": 50, "freeze_steps": 5}
+    return QSRVM(
+        data.X, data.Y, covar_module=_rbf(data), update_steps=8, outcome_transform=None, **options
+    )
+
+
+def _scaled_rbf(data: Observations) -> ScaleKernel:
+    return ScaleKernel(_rbf(data), batch_shape=_parameter_shape(data))
+
+
 def _gaussian_likelihood(data: Observations) -> GaussianLikelihood:
     return GaussianLikelihood(batch_shape=_parameter_shape(data))
 
@@ -284,6 +315,8 @@ def _wide_tree() -> CoverTree:
     line = torch.linspace(-0.45, 1.45, 200, dtype=torch.float64)
     return CoverTree(0.33).insert(torch.cartesian_prod(line, line))
 
+
+UNBATCHED = (Setting(), Setting(outputs=2), Setting(torch.float32, outputs=2))
 
 CASES: tuple[Case, ...] = (
     Case("WISKI", _wiski(), settings=EVERY_SETTING),
@@ -485,6 +518,63 @@ CASES: tuple[Case, ...] = (
         in_order=True,
         residual=True,
         settings=(Setting(), Setting(batch_shape=(2,), outputs=2)),
+    ),
+    Case(
+        "QSGP",
+        _qsgp(),
+        in_order=True,
+        residual=True,
+        rows=True,
+        blended=True,
+        settings=UNBATCHED,
+    ),
+    Case(
+        "QSGP, a chevron, functions drawn",
+        _qsgp(covariance=Chevron(3), functions=11, control_points=6),
+        in_order=True,
+        residual=True,
+        rows=True,
+        blended=True,
+        settings=UNBATCHED,
+    ),
+    Case(
+        "QSGP, inducing points",
+        _qsgp(basis=InducingAtData(12), covar_module=_rbf),
+        in_order=True,
+        residual=True,
+        rows=True,
+        blended=True,
+        settings=UNBATCHED,
+    ),
+    Case(
+        "QSRVM",
+        _qsrvm,
+        in_order=True,
+        residual=True,
+        rows=True,
+        blended=True,
+        settings=UNBATCHED,
+    ),
+    Case(
+        "QSGP, Laplace",
+        _qsgp(likelihood=_laplace_likelihood),
+        in_order=True,
+        residual=True,
+        rows=True,
+        blended=True,
+        sites=True,
+        settings=(Setting(), Setting(outputs=2)),
+    ),
+    Case(
+        "QSGP, Bernoulli",
+        _qsgp(likelihood=_bernoulli_likelihood),
+        noise="labels",
+        in_order=True,
+        residual=True,
+        rows=True,
+        blended=True,
+        sites=True,
+        settings=(Setting(), Setting(torch.float32)),
     ),
     Case(
         "DirichletWISKI",

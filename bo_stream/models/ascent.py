@@ -99,6 +99,11 @@ class Ascent:
         """Whether there is anything to learn."""
         return self._adam is not None
 
+    def set_rate(self, rate: float) -> None:
+        """The learning rate of the next steps."""
+        for group in self._adam.param_groups if self._adam is not None else ():
+            group["lr"] = rate
+
     def ascend(self, value: Tensor) -> None:
         """One step that raises a scalar, along its gradient in the parameters."""
         if self._adam is None:

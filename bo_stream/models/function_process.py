@@ -1,0 +1,219 @@
+"""The posterior of a process of very many functions, summed up a part of them at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from bo_stream.bases.inducing import kernel_matrix, kernel_variance
+from bo_stream.bases.sampled_basis import SampledBasis
+from bo_stream.process import Joint, Points, PosteriorProcess, Residual
+
+KEPT = 4096
+"""Up to this many functions are evaluated once for each set of points; more are not held."""
+
+NUMBERS = 1 << 21
+"""Values of functions that are held at a time where there are more."""
+
+
+@dataclass(frozen=True)
+class WeightMoments:
+    """``w ~ N(μ, C Cᵀ)``: columns of C that are dense, and the diagonal of the others.
+
+    Attributes:
+        mean: ``m x p``.
+        rows: Of the dense columns, ``m x p x k``.
+        scale: Of the others, 0 at the dense ones, ``m x p``.
+    """
+
+    mean: Tensor
+    rows: Tensor
+    scale: Tensor
+
+    def at(self, index: Tensor) -> WeightMoments:
+        """Of some functions, in float64."""
+        parts = (self.mean[:, index], self.rows[:, index], self.scale[:, index])
+        return WeightMoments(*(part.double() for part in parts))
+
+    @property
+    def sums(self) -> Tensor:
+        """What functions are multiplied by to give mean and dense columns, ``m x p x (1 + k)``."""
+        return torch.cat((self.mean.unsqueeze(-1), self.rows), -1)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """A kernel function at each point asked about, for variance far from all others.
+
+    Of variance ``σ² k(x, x)² / (|φ(x)|² + σ² k(x, x))``, and correlated as the kernel is: the paper
+    has single points only. [Evans2020, proposition 4]
+
+    Attributes:
+        kernel: Frozen.
+        outputs: m.
+        noise: σ², ``m x 1``.
+    """
+
+    kernel: Kernel
+    outputs: int
+    noise: Tensor
+
+    def factor(self, X: Tensor, power: Tensor) -> Tensor:
+        """Root of the part of the prior variance that is left, ``... x m x n``.
+
+        Args:
+            X: ``... x n x d``.
+            power: ``|φ(x)|²``, ``... x m x n``.
+        """
+        own = self.noise * kernel_variance(self.kernel, X, self.outputs)
+        return (own / (power + own)).sqrt()
+
+    def covariance(self, X: Tensor, X2: Tensor, factor: Tensor, factor2: Tensor) -> Tensor:
+        """``... x m x n x n'``."""
+        K = kernel_matrix(self.kernel, X, X2, self.outputs)
+        return factor.unsqueeze(-1) * K * factor2.unsqueeze(-2)
+
+    def variance(self, X: Tensor, factor: Tensor) -> Tensor:
+        """``... x m x n``."""
+        return factor.square() * kernel_variance(self.kernel, X, self.outputs)
+
+
+@dataclass(frozen=True)
+class FunctionProcess(PosteriorProcess):
+    """``f(x) = prior mean + φ(x) w``: a weighted sum of functions, which are never stored.
+
+    Beyond ``KEPT`` functions every question evaluates them anew, a part at a time: O(n p) time and
+    O(n + p) memory, gradients included.
+
+    Attributes:
+        basis: Of p functions.
+        weights: Their distribution.
+        prior_mean: ``m x 1``.
+        augmentation: Variance beside that of the weights, or None.
+    """
+
+    basis: SampledBasis
+    weights: WeightMoments
+    prior_mean: Tensor
+    augmentation: Augmentation | None = None
+
+    @property
+    def _is_kept(self) -> bool:
+        return self.basis.size <= KEPT
+
+    def at(self, X: Tensor) -> Points:
+        """Evaluate the functions, if they are few. Cost O(n p (d + k)) then."""
+        if not self._is_kept:
+            nothing = X.new_zeros(*X.shape[:-2], 1, X.shape[-2], 0)
+            return Points(X, nothing, nothing)
+        functions = self.basis.functions(X, torch.arange(self.basis.size, device=X.device))
+        diagonal = functions * self.weights.scale.double().unsqueeze(-2)
+        return Points(X, functions, torch.cat((diagonal, self._dense(functions)), -1))
+
+    def _dense(self, functions: Tensor) -> Tensor:
+        return functions @ self.weights.rows.double()
+
+    def _summed(self, X: Tensor, rule: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """Sum over all parts of a rule for the functions of a part, and their indices."""
+        rows = max(1, X.shape[:-1].numel())
+        parts = torch.arange(self.basis.size, device=X.device).split(max(1, NUMBERS // rows))
+
+        def part(X: Tensor, index: Tensor) -> Tensor:
+            return rule(self.basis.functions(X, index), index)
+
+        total: Any = 0.0
+        for index in parts:
+            if torch.is_grad_enabled():
+                total = total + checkpoint(
+                    part, X, index, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                total = total + part(X, index)
+        return total
+
+    def _sums(self, points: Points) -> Tensor:
+        """``φ μ`` and ``φ c_r`` of the dense columns, ``... x m x n x (1 + k)``."""
+        if self._is_kept:
+            return points.prior @ self.weights.sums.double()
+        return self._summed(points.X, lambda at, index: at @ self.weights.at(index).sums)
+
+    def mean_at(self, points: Points) -> Tensor:
+        """Cost O(n p)."""
+        if self._is_kept:
+            mean = points.prior @ self.weights.mean.double().unsqueeze(-1)
+        else:
+            rule = self._mean_of_part
+            mean = self._summed(points.X, rule)
+        return self.prior_mean + mean.squeeze(-1)
+
+    def _mean_of_part(self, functions: Tensor, index: Tensor) -> Tensor:
+        return functions @ self.weights.mean[:, index].double().unsqueeze(-1)
+
+    def cross_covariance(self, points: Points, others: Points) -> Tensor:
+        """``φ C Cᵀ φ'ᵀ`` and the augmentation. Cost O(n n' p)."""
+        if self._is_kept:
+            covariance = points.posterior @ others.posterior.mT
+        else:
+            covariance = self._covariance_in_parts(points, others)
+        if self.augmentation is None:
+            return covariance
+        factors = (self._factor(points), self._factor(others))
+        return covariance + self.augmentation.covariance(points.X, others.X, *factors)
+
+    def _covariance_in_parts(self, points: Points, others: Points) -> Tensor:
+        def rule(functions: Tensor, index: Tensor) -> Tensor:
+            scaled = functions * self.weights.scale[:, index].double().square().unsqueeze(-2)
+            return scaled @ self.basis.functions(others.X, index).mT
+
+        dense, dense2 = (self._sums(p)[..., 1:] for p in (points, others))
+        return self._summed(points.X, rule) + dense @ dense2.mT
+
+    def variance_at(self, points: Points) -> Tensor:
+        """Cost O(n p)."""
+        if self._is_kept:
+            variance = points.posterior.square().sum(-1)
+        else:
+            variance = self._summed(points.X, self._variance_of_part).squeeze(-1)
+            variance = variance + self._sums(points)[..., 1:].square().sum(-1)
+        if self.augmentation is None:
+            return variance
+        return variance + self.augmentation.variance(points.X, self._factor(points))
+
+    def _variance_of_part(self, functions: Tensor, index: Tensor) -> Tensor:
+        scale = self.weights.scale[:, index].double()
+        return functions.square() @ scale.square().unsqueeze(-1)
+
+    def _factor(self, points: Points) -> Tensor:
+        """Of the augmentation."""
+        assert self.augmentation is not None  # noqa: S101
+        if self._is_kept:
+            power = points.prior.square().sum(-1)
+        else:
+            power = self._summed(points.X, lambda at, _: at.square().sum(-1))
+        return self.augmentation.factor(points.X, power)
+
+    def joint_at(self, points: Points) -> Joint:
+        """Factors where the functions are kept; else the covariance, when it is asked for."""
+        mean = self.mean_at(points)
+        nothing = torch.zeros_like(mean).unsqueeze(-1)[..., :0]
+        if not self._is_kept:
+            residual = Residual(
+                lambda: self.cross_covariance(points, points), lambda: self.variance_at(points)
+            )
+            return Joint(mean, nothing, nothing, residual)
+        return Joint(mean, points.posterior, nothing, self._augmented(points))
+
+    def _augmented(self, points: Points) -> Residual | None:
+        extra, X = self.augmentation, points.X
+        if extra is None:
+            return None
+        factor = self._factor(points)
+        return Residual(
+            lambda: extra.covariance(X, X, factor, factor), lambda: extra.variance(X, factor)
+        )
