@@ -33,10 +33,11 @@ from bo_stream.models.quadruple_posterior import QuadruplePosterior
 from bo_stream.models.quadruple_progress import Schedule
 from bo_stream.models.quadruple_steps import Steps
 from bo_stream.models.replay import Batch, StreamReplay, generator_at
-from bo_stream.models.sampled_gradient import Drawn, Estimator
+from bo_stream.models.sampled_gradient import Drawn, Estimator, SampledGradient
 from bo_stream.models.site_noise import check_log_concave
 from bo_stream.models.training import Training, train
 from bo_stream.models.weight_layout import FourierFeatures, InducingAtData, layout_of
+from bo_stream.module_state import is_same, state_of
 from bo_stream.variational import ExpectedLogProb
 
 BATCH_SIZE = 500
@@ -156,7 +157,7 @@ class QuadrupleGP(QuadruplePosterior):
         self._check_sizes()
         if not self._has_begun:
             self._begin_hyperparameters()
-        self._place_support(anew=True)
+        self._place_support()
         return self._train(steps, seconds, progress, self.empirical_bayes)
 
     def _check_sizes(self) -> None:
@@ -192,18 +193,21 @@ class QuadrupleGP(QuadruplePosterior):
         return replay.draw(size, generator_at(self._schedule.seed, _SUPPORT_PLACE))
 
     @torch.no_grad()
-    def _place_support(self, anew: bool) -> None:
+    def _place_support(self) -> None:
         """Support points of the control variate, if draws leave functions out.
 
-        Cost O(s p) for s points, unless the weights are zero.
+        Anew when the kernel has moved, or they would be of ever less use. Cost O(s p) then for s
+        points, unless the weights are zero.
         """
         progress = self._memory.progress
         wanted = self.control_points > 0 and self._is_gaussian
         if not wanted or self._drawn_functions >= progress.posterior.size:
             progress.control = None
-        elif anew or progress.control is None:
+            return
+        kernel, control = frozen(self.covar_module), progress.control
+        if control is None or not is_same(state_of(kernel), state_of(control.basis.kernel)):
             rows = self._some_rows(self.control_points)
-            basis = self._memory.layout.basis(frozen(self.covar_module), progress.precisions)
+            basis = self._memory.layout.basis(kernel, progress.precisions)
             X, targets = rows.X.to(self.arithmetic), rows.Y.mT.to(self.arithmetic)
             progress.control = ControlPoints.of(basis, X, targets, progress.posterior)
 
@@ -215,26 +219,35 @@ class QuadrupleGP(QuadruplePosterior):
     def _learn_from_new(self) -> None:
         if self.update_steps > 0:
             self._check_sizes()
-            self._place_support(anew=False)
+            self._place_support()
             self._train(self.update_steps, None, progress=False, learns=False)
 
     def _train(
         self, steps: int | None, seconds: float | None, progress: bool, learns: bool
     ) -> Training:
+        learner = self._learner(learns, exact=steps != self.update_steps)
+        try:
+            return train(learner, steps, seconds, progress=progress)
+        finally:
+            self._adopt(learner, learns)
+
+    def _learner(self, learns: bool, exact: bool) -> Steps:
+        """What takes steps; it moves the weights in place.
+
+        Args:
+            learns: Whether hyperparameters are learned too.
+            exact: Whether its bounds include ``log |S|`` where S is not diagonal.
+        """
         hyper = self._hyper()
-        learner = Steps(
+        return Steps(
             self._memory.progress,
             hyper,
             self._memory.layout,
             self._data,
             replace(self._schedule, functions=self._drawn_functions),
             hyper.learned(self._fixed) if learns else [],
-            self._determinant(exact=steps != self.update_steps),
+            self._determinant(exact),
         )
-        try:
-            return train(learner, steps, seconds, progress=progress)
-        finally:
-            self._adopt(learner, learns)
 
     @torch.no_grad()
     def _adopt(self, learner: Steps, learns: bool) -> None:
@@ -285,14 +298,30 @@ class QuadrupleGP(QuadruplePosterior):
             InputDataError: There are no data.
             ValueError: More data or functions for a step than there are.
         """
-        if self._memory.replay.count == 0:
-            raise InputDataError("Expected data to draw from, got an empty stream.")
-        self._check_sizes()
-        if generator is None:
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        generator = self._checked_generator(generator)
         data, estimator = self._data(generator), self._estimator(self._hyper())
         leaves = estimator.leaves(estimator.draws(generator), data, learns=False)
         return self._from_per_output(estimator.value(leaves, data, learns=False).double())
+
+    def elbo_gradient_estimate(
+        self, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, SampledGradient]:
+        """One unbiased draw of :meth:`elbo`, ``m``, and of its gradient in the weights.
+
+        The gradient is that of the functions drawn; of all others it is 0. Args and errors as
+        :meth:`elbo_estimate`.
+        """
+        generator = self._checked_generator(generator)
+        estimator = self._estimator(self._hyper())
+        return estimator.sampled(self._data(generator), generator)
+
+    def _checked_generator(self, generator: torch.Generator | None) -> torch.Generator:
+        if self._memory.replay.count == 0:
+            raise InputDataError("Expected data to draw from, got an empty stream.")
+        self._check_sizes()
+        if generator is not None:
+            return generator
+        return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
 
     def _hyper(self) -> Hyperparameters:
         """A copy that learns nothing."""
