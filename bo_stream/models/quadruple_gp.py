@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any, Self
 
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -14,6 +15,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from bo_stream.bases.inducing import frozen
 from bo_stream.models.control_points import ControlPoints
@@ -32,7 +34,7 @@ from bo_stream.models.quadruple_memory import QuadrupleMemory
 from bo_stream.models.quadruple_posterior import QuadruplePosterior
 from bo_stream.models.quadruple_progress import Schedule
 from bo_stream.models.quadruple_steps import Steps
-from bo_stream.models.replay import Batch, StreamReplay, generator_at
+from bo_stream.models.replay import Batch, DatasetReplay, StreamReplay, generator_at
 from bo_stream.models.sampled_gradient import Drawn, Estimator, SampledGradient
 from bo_stream.models.site_noise import check_log_concave
 from bo_stream.models.training import Training, train
@@ -47,6 +49,7 @@ FUNCTIONS = 20_000
 """Functions of a draw where the user does not say."""
 
 _ROWS = 2048
+_FIRST_ROWS = 1024
 _SUPPORT_PLACE = 2**40
 """Of the random numbers that choose support points, beyond those of all steps."""
 
@@ -129,6 +132,37 @@ class QuadrupleGP(QuadruplePosterior):
         if X.shape[-2] > 0:
             self._observe(X, Y, None, 1.0)
 
+    @classmethod
+    def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
+        """A model that learns from a ``torch.utils.data.Dataset``, read a minibatch at a time.
+
+        It begins with a minibatch of it: transforms are of that, and so are functions at the data.
+        Its n is the data set's length. It takes no updates.
+
+        Args:
+            dataset: Has a length; items are pairs of an input, ``d``, and an outcome, ``m``.
+            options: The constructor's.
+
+        Raises:
+            InputDataError: It is empty, or its items are no pairs.
+            UnsupportedError: It can only be iterated.
+        """
+        replay = DatasetReplay.of(dataset)
+        size = min(options.get("batch_size") or _FIRST_ROWS, replay.held)
+        first = replay.draw(size, generator_at(options.get("seed", 0), _SUPPORT_PLACE))
+        model = cls(first.X, first.Y, **options)
+        model._set_memory(replace(model._memory, replay=replay))
+        return model
+
+    def _in_units(self, rows: Batch) -> Batch:
+        """In units of the process, and float64; those of a stream are so already."""
+        if not isinstance(self._memory.replay, DatasetReplay):
+            return rows
+        rows = rows.map(lambda tensor: tensor.to(self.train_targets))
+        self._check_observations(rows.X, rows.Y, None)
+        entered = self._observations(rows.X, rows.Y, None, 1.0)
+        return Batch(entered.X, entered.targets.mT)
+
     # --- learning -----------------------------------------------------------------------------
 
     def fit(
@@ -190,7 +224,7 @@ class QuadrupleGP(QuadruplePosterior):
         """Rows to look at before there are steps, the same at all times while they are held."""
         replay = self._memory.replay
         size = min(most, replay.held)
-        return replay.draw(size, generator_at(self._schedule.seed, _SUPPORT_PLACE))
+        return self._in_units(replay.draw(size, generator_at(self._schedule.seed, _SUPPORT_PLACE)))
 
     @torch.no_grad()
     def _place_support(self) -> None:
@@ -261,7 +295,7 @@ class QuadrupleGP(QuadruplePosterior):
     def _data(self, generator: torch.Generator) -> Drawn:
         replay = self._memory.replay
         size = min(BATCH_SIZE, replay.held) if self.batch_size is None else self.batch_size
-        rows = replay.draw(size, generator)
+        rows = self._in_units(replay.draw(size, generator))
         X, targets = rows.X.to(self.arithmetic), rows.Y.mT.to(self.arithmetic)
         return Drawn(X, targets, float(replay.count))
 
@@ -356,5 +390,5 @@ class QuadrupleGP(QuadruplePosterior):
 
     def _outcomes_of_all(self) -> Iterator[tuple[Tensor, ExpectedLogProb]]:
         model = OutcomeModel(self.likelihood, self._num_outputs)
-        for rows in self._memory.replay.chunks(_ROWS):
+        for rows in map(self._in_units, self._memory.replay.chunks(_ROWS)):
             yield rows.X, model.expected_log_prob(rows.Y.mT.double())
