@@ -132,7 +132,7 @@ def qsgp_score(
         outcome_transform=None,
         basis=FourierFeatures(options.pick(20_000, 100)),
         covariance=covariance,
-        freeze_steps=options.pick(1000, 2),
+        freeze_steps=options.pick(500, 2),
         update_steps=0,
         initial_points=0,
         arithmetic=torch.float32,
