@@ -12,12 +12,12 @@ from torch import Tensor
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.sampled_basis import SampledBasis
 
+_CHUNK = 4096
+
 
 @dataclass(frozen=True)
-class PointBasis(SampledBasis):
-    """``φ_r(x) = k(x, z_r)`` with ``S = K_ZZ``: inducing points, and the exact prior at them.
-
-    With Z = X the posterior mean of the exact GP is among what it can be. [Evans2020, section I.2]
+class KernelFunctions(SampledBasis):
+    """``φ_r(x) = k(x, z_r)``, whatever their prior.
 
     Attributes:
         kernel: Any, of batch shape ``m`` for m > 1 outputs, or none.
@@ -38,14 +38,27 @@ class PointBasis(SampledBasis):
         """Number p of points."""
         return len(self.Z)
 
+    def functions(self, X: Tensor, index: Tensor) -> Tensor:
+        """``... x n x d`` and ``k`` to ``... x m x n x k``."""
+        return kernel_matrix(self.kernel, X, self.Z[index].to(X), self.outputs)
+
+    def mean_squares(self, X: Tensor) -> Tensor:
+        """At the inputs themselves, some points at a time. Cost O(n p)."""
+        parts = torch.arange(self.size, device=X.device).split(_CHUNK)
+        return torch.cat([self.functions(X, part).square().mean(-2) for part in parts], -1)
+
+
+@dataclass(frozen=True)
+class PointBasis(KernelFunctions):
+    """With ``S = K_ZZ``: inducing points, and the exact prior at them.
+
+    With Z = X the posterior mean of the exact GP is among what it can be. [Evans2020, section I.2]
+    """
+
     @property
     def is_diagonal(self) -> bool:
         """Never."""
         return False
-
-    def functions(self, X: Tensor, index: Tensor) -> Tensor:
-        """``... x n x d`` and ``k`` to ``... x m x n x k``."""
-        return kernel_matrix(self.kernel, X, self.Z[index].to(X), self.outputs)
 
     def precision(self, index: Tensor, others: Tensor) -> Tensor:
         """``k(Z[index], Z[others])``, ``m x k x k'``."""
@@ -55,46 +68,23 @@ class PointBasis(SampledBasis):
         """``k(z, z)``, ``m x k``."""
         return kernel_variance(self.kernel, self.Z[index], self.outputs)
 
-    def mean_squares(self, X: Tensor) -> Tensor:
-        """Of the inputs themselves, some points at a time. Cost O(n p)."""
-        return kernel_mean_squares(self, X)
-
 
 @dataclass(frozen=True)
-class RelevanceBasis(SampledBasis):
-    """``φ_r(x) = k(x, z_r)`` with ``S = diag(s)``: each function has a precision of its own.
+class RelevanceBasis(KernelFunctions):
+    """With ``S = diag(s)``: each function has a precision of its own.
 
     [Tipping2001; Evans2020, section I.3]
 
     Attributes:
-        kernel: Any, of batch shape ``m`` for m > 1 outputs, or none.
-        Z: ``p x d``.
-        outputs: m.
         precisions: s, ``m x p``.
     """
 
-    kernel: Kernel
-    Z: Tensor
-    outputs: int
     precisions: Tensor
-
-    def with_kernel(self, kernel: Kernel, outputs: int) -> Self:
-        """At the same points."""
-        return replace(self, kernel=kernel, outputs=outputs)
-
-    @property
-    def size(self) -> int:
-        """Number p of points."""
-        return len(self.Z)
 
     @property
     def is_diagonal(self) -> bool:
         """Always."""
         return True
-
-    def functions(self, X: Tensor, index: Tensor) -> Tensor:
-        """``... x n x d`` and ``k`` to ``... x m x n x k``."""
-        return kernel_matrix(self.kernel, X, self.Z[index].to(X), self.outputs)
 
     def precision(self, index: Tensor, others: Tensor) -> Tensor:
         """``S[index, others]``, ``m x k x k'``."""
@@ -104,16 +94,3 @@ class RelevanceBasis(SampledBasis):
     def precision_diagonal(self, index: Tensor) -> Tensor:
         """s, ``m x k``."""
         return self.precisions[:, index]
-
-    def mean_squares(self, X: Tensor) -> Tensor:
-        """Of the inputs themselves, some points at a time. Cost O(n p)."""
-        return kernel_mean_squares(self, X)
-
-
-_CHUNK = 4096
-
-
-def kernel_mean_squares(basis: SampledBasis, X: Tensor) -> Tensor:
-    """Mean of each function's square at inputs, ``n x d -> m x p``. Cost O(n p)."""
-    parts = torch.arange(basis.size, device=X.device).split(_CHUNK)
-    return torch.cat([basis.functions(X, part).square().mean(-2) for part in parts], -1)

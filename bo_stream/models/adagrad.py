@@ -39,7 +39,8 @@ class AdaGrad:
             gradient: ``m x k ...``.
             rate: Of the first step; later ones are shorter. Broadcast against the gradient.
         """
-        self.squares.index_add_(1, index, gradient.square())
-        moves = rate * gradient / (self.squares.index_select(1, index) + _TINY).sqrt()
+        squares = self.squares.index_select(1, index) + gradient.square()
+        self.squares.index_copy_(1, index, squares)
+        moves = rate * gradient / (squares + _TINY).sqrt()
         values.index_add_(1, index, moves)
         return moves

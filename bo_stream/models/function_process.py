@@ -18,8 +18,11 @@ from bo_stream.process import Joint, Points, PosteriorProcess, Residual
 KEPT = 4096
 """Up to this many functions are evaluated once for each set of points; more are not held."""
 
-NUMBERS = 1 << 21
+NUMBERS = 1 << 20
 """Values of functions that are held at a time where there are more."""
+
+PART = 1 << 15
+"""Most functions that are evaluated at a time."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,6 @@ class WeightMoments:
         """Of some functions, in float64."""
         parts = (self.mean[:, index], self.rows[:, index], self.scale[:, index])
         return WeightMoments(*(part.double() for part in parts))
-
-    @property
-    def sums(self) -> Tensor:
-        """What functions are multiplied by to give mean and dense columns, ``m x p x (1 + k)``."""
-        return torch.cat((self.mean.unsqueeze(-1), self.rows), -1)
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,8 @@ class FunctionProcess(PosteriorProcess):
     def _summed(self, X: Tensor, rule: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Sum over all parts of a rule for the functions of a part, and their indices."""
         rows = max(1, X.shape[:-1].numel())
-        parts = torch.arange(self.basis.size, device=X.device).split(max(1, NUMBERS // rows))
+        size = min(PART, max(1, NUMBERS // rows))
+        parts = torch.arange(self.basis.size, device=X.device).split(size)
 
         def part(X: Tensor, index: Tensor) -> Tensor:
             return rule(self.basis.functions(X, index), index)
@@ -137,19 +136,12 @@ class FunctionProcess(PosteriorProcess):
                 total = total + part(X, index)
         return total
 
-    def _sums(self, points: Points) -> Tensor:
-        """``φ μ`` and ``φ c_r`` of the dense columns, ``... x m x n x (1 + k)``."""
-        if self._is_kept:
-            return points.prior @ self.weights.sums.double()
-        return self._summed(points.X, lambda at, index: at @ self.weights.at(index).sums)
-
     def mean_at(self, points: Points) -> Tensor:
         """Cost O(n p)."""
         if self._is_kept:
             mean = points.prior @ self.weights.mean.double().unsqueeze(-1)
         else:
-            rule = self._mean_of_part
-            mean = self._summed(points.X, rule)
+            mean = self._summed(points.X, self._mean_of_part)
         return self.prior_mean + mean.squeeze(-1)
 
     def _mean_of_part(self, functions: Tensor, index: Tensor) -> Tensor:
@@ -171,8 +163,19 @@ class FunctionProcess(PosteriorProcess):
             scaled = functions * self.weights.scale[:, index].double().square().unsqueeze(-2)
             return scaled @ self.basis.functions(others.X, index).mT
 
-        dense, dense2 = (self._sums(p)[..., 1:] for p in (points, others))
-        return self._summed(points.X, rule) + dense @ dense2.mT
+        covariance = self._summed(points.X, rule)
+        if not self._has_columns:
+            return covariance
+        dense = self._dense_sums(points)
+        return covariance + dense @ (dense if others is points else self._dense_sums(others)).mT
+
+    @property
+    def _has_columns(self) -> bool:
+        return self.weights.rows.shape[-1] > 0
+
+    def _dense_sums(self, points: Points) -> Tensor:
+        """``φ c_r`` of the dense columns, ``... x m x n x k``."""
+        return self._summed(points.X, lambda at, index: at @ self.weights.at(index).rows)
 
     def variance_at(self, points: Points) -> Tensor:
         """Cost O(n p)."""
@@ -180,7 +183,8 @@ class FunctionProcess(PosteriorProcess):
             variance = points.posterior.square().sum(-1)
         else:
             variance = self._summed(points.X, self._variance_of_part).squeeze(-1)
-            variance = variance + self._sums(points)[..., 1:].square().sum(-1)
+            if self._has_columns:
+                variance = variance + self._dense_sums(points).square().sum(-1)
         if self.augmentation is None:
             return variance
         return variance + self.augmentation.variance(points.X, self._factor(points))

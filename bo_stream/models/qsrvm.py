@@ -60,7 +60,7 @@ class QSRVM(QuadrupleGP):
         control_points: int = 300,
         learning_rate: float = 0.1,
         empirical_bayes: bool = True,
-        hyper_rate: float = 1e-3,
+        hyper_rate: float = 5e-3,
         freeze_steps: int = 200,
         half_life: float = math.inf,
         update_steps: int = 10,

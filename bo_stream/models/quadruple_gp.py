@@ -2,133 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import replace
 
 import torch
 from botorch.exceptions.errors import InputDataError
-from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.utils.types import _DefaultType
-from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
-from gpytorch.means import Mean
-from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
 from bo_stream.models.control_points import ControlPoints
 from bo_stream.models.first_hyperparameters import learn_first_hyperparameters
-from bo_stream.models.full_bound import full_bound, full_divergence, log_precision
-from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.latent_choice import latent_kernel
-from bo_stream.models.outcome_model import OutcomeModel, check_likelihood
-from bo_stream.models.quadruple_choice import (
-    StepOptions,
-    check_arithmetic,
-    check_unbatched,
-    choose_transform,
-)
-from bo_stream.models.quadruple_memory import QuadrupleMemory
-from bo_stream.models.quadruple_posterior import QuadruplePosterior
-from bo_stream.models.quadruple_progress import Schedule
+from bo_stream.models.quadruple_bound import QuadrupleBound
 from bo_stream.models.quadruple_steps import Steps
-from bo_stream.models.replay import Batch, StreamReplay, generator_at
-from bo_stream.models.sampled_gradient import Drawn, Estimator
-from bo_stream.models.site_noise import check_log_concave
 from bo_stream.models.training import Training, train
-from bo_stream.models.weight_layout import FourierFeatures, InducingAtData, layout_of
-from bo_stream.variational import ExpectedLogProb
-
-BATCH_SIZE = 500
-"""Observations of a step where the user does not say."""
-
-FUNCTIONS = 20_000
-"""Functions of a draw where the user does not say."""
-
-_ROWS = 2048
-_SUPPORT_PLACE = 2**40
-"""Of the random numbers that choose support points, beyond those of all steps."""
+from bo_stream.module_state import is_same, state_of
 
 
-class QuadrupleGP(QuadruplePosterior):
+class QuadrupleGP(QuadrupleBound):
     """Learning by steps on data and functions that are drawn."""
-
-    _schedule: Schedule
-    _fixed: list[str]
-    _has_begun: bool
-    batch_size: int | None
-    functions: int | None
-    control_points: int
-    update_steps: int
-    initial_points: int
-    empirical_bayes: bool
-
-    # --- the constructor's parts --------------------------------------------------------------
-
-    def _start(
-        self,
-        X: Tensor,
-        Y: Tensor,
-        likelihood: Likelihood | None,
-        transform: OutcomeTransform | _DefaultType | None,
-        arithmetic: torch.dtype,
-    ) -> None:
-        """Check the first observations; take shapes and outcome transform from them."""
-        check_unbatched(X)
-        self.arithmetic = check_arithmetic(arithmetic)
-        self._begin(X, Y, None, choose_transform(transform, likelihood))
-        self._shift = torch.zeros_like(self._shift)
-        self._solved = None
-
-    def _choose_modules(
-        self,
-        inputs: Tensor,
-        likelihood: Likelihood | None,
-        kernel: Kernel | None,
-        mean: Mean | None,
-    ) -> None:
-        dim, shape = inputs.shape[-1], self._parameter_shape
-        kernel = latent_kernel(dim, shape) if kernel is None else kernel
-        self._set_modules(dim, None, None, kernel, mean)
-        if likelihood is not None:
-            check_likelihood(likelihood, shape)
-            check_log_concave(likelihood)
-            self.likelihood = deepcopy(likelihood)
-        self._fixed = [name for name, p in self.named_parameters() if not p.requires_grad]
-        self.beta, self.fantasy_steps = 1.0, 1
-
-    def _choose_steps(self, options: StepOptions, learns: bool, columns: int, seed: int) -> None:
-        self.batch_size, self.functions = options.batch_size, options.functions
-        self.control_points, self.update_steps = options.control_points, options.update_steps
-        self.initial_points, self.empirical_bayes = options.initial_points, learns
-        self.columns, self._has_begun = columns, False
-        self._schedule = Schedule(
-            0,
-            options.learning_rate,
-            options.hyper_rate,
-            options.freeze_steps,
-            options.half_life,
-            seed,
-        )
-
-    def _begin_memory(
-        self, choice: FourierFeatures | InducingAtData, X: Tensor, max_rows: int | None
-    ) -> None:
-        """No weights and no observations yet."""
-        X = X.detach().double()
-        layout = layout_of(choice, self.covar_module, X, self._num_outputs)
-        like = Batch(X[:0], X.new_zeros(0, self._num_outputs))
-        replay = StreamReplay.empty(like, max_rows, self._schedule.seed)
-        self._set_memory(QuadrupleMemory(replay, layout, self._empty(X)))
-
-    def _first_update(self, X: Tensor, Y: Tensor) -> None:
-        """Weights as in the prior, for a layout that has functions already, and the first steps."""
-        self._check_observations(X, Y, None)
-        self._set_memory(self._filled(self._memory, self.coordinates(X).double()))
-        if X.shape[-2] > 0:
-            self._observe(X, Y, None, 1.0)
-
-    # --- learning -----------------------------------------------------------------------------
 
     def fit(
         self, steps: int | None = None, seconds: float | None = None, progress: bool = True
@@ -156,25 +45,8 @@ class QuadrupleGP(QuadruplePosterior):
         self._check_sizes()
         if not self._has_begun:
             self._begin_hyperparameters()
-        self._place_support(anew=True)
+        self._place_support()
         return self._train(steps, seconds, progress, self.empirical_bayes)
-
-    def _check_sizes(self) -> None:
-        """Check what a step draws.
-
-        Raises:
-            ValueError: It is more than there is.
-        """
-        held, size = self._memory.replay.held, self._memory.progress.posterior.size
-        for name, asked, there in (
-            ("batch_size", self.batch_size, held),
-            ("functions", self.functions, size),
-        ):
-            if asked is not None and asked > there:
-                raise ValueError(
-                    f"Expected {name}, drawn in a step, to be at most the {there} that there are, "
-                    f"got {asked}."
-                )
 
     def _begin_hyperparameters(self) -> None:
         """Learn them by an exact GP, and begin the weights anew."""
@@ -185,56 +57,57 @@ class QuadrupleGP(QuadruplePosterior):
             self._set_memory(self._anew(self._memory, rows.X))
         self._has_begun = True
 
-    def _some_rows(self, most: int) -> Batch:
-        """Rows to look at before there are steps, the same at all times while they are held."""
-        replay = self._memory.replay
-        size = min(most, replay.held)
-        return replay.draw(size, generator_at(self._schedule.seed, _SUPPORT_PLACE))
-
     @torch.no_grad()
-    def _place_support(self, anew: bool) -> None:
+    def _place_support(self) -> None:
         """Support points of the control variate, if draws leave functions out.
 
-        Cost O(s p) for s points, unless the weights are zero.
+        Anew when the kernel has moved, or they would be of ever less use. Cost O(s p) then for s
+        points, unless the weights are zero.
         """
         progress = self._memory.progress
         wanted = self.control_points > 0 and self._is_gaussian
         if not wanted or self._drawn_functions >= progress.posterior.size:
             progress.control = None
-        elif anew or progress.control is None:
+            return
+        kernel, control = frozen(self.covar_module), progress.control
+        if control is None or not is_same(state_of(kernel), state_of(control.basis.kernel)):
             rows = self._some_rows(self.control_points)
-            basis = self._memory.layout.basis(frozen(self.covar_module), progress.precisions)
+            basis = self._memory.layout.basis(kernel, progress.precisions)
             X, targets = rows.X.to(self.arithmetic), rows.Y.mT.to(self.arithmetic)
             progress.control = ControlPoints.of(basis, X, targets, progress.posterior)
-
-    @property
-    def _drawn_functions(self) -> int:
-        size = self._memory.progress.posterior.size
-        return min(FUNCTIONS, size) if self.functions is None else self.functions
 
     def _learn_from_new(self) -> None:
         if self.update_steps > 0:
             self._check_sizes()
-            self._place_support(anew=False)
+            self._place_support()
             self._train(self.update_steps, None, progress=False, learns=False)
 
     def _train(
         self, steps: int | None, seconds: float | None, progress: bool, learns: bool
     ) -> Training:
+        learner = self._learner(learns, exact=steps != self.update_steps)
+        try:
+            return train(learner, steps, seconds, progress=progress)
+        finally:
+            self._adopt(learner, learns)
+
+    def _learner(self, learns: bool, exact: bool) -> Steps:
+        """What takes steps; it moves the weights in place.
+
+        Args:
+            learns: Whether hyperparameters are learned too.
+            exact: Whether its bounds include ``log |S|`` where S is not diagonal.
+        """
         hyper = self._hyper()
-        learner = Steps(
+        return Steps(
             self._memory.progress,
             hyper,
             self._memory.layout,
             self._data,
             replace(self._schedule, functions=self._drawn_functions),
             hyper.learned(self._fixed) if learns else [],
-            self._determinant(exact=steps != self.update_steps),
+            self._determinant(exact),
         )
-        try:
-            return train(learner, steps, seconds, progress=progress)
-        finally:
-            self._adopt(learner, learns)
 
     @torch.no_grad()
     def _adopt(self, learner: Steps, learns: bool) -> None:
@@ -244,88 +117,3 @@ class QuadrupleGP(QuadruplePosterior):
             for name, learned in learner.hyper.named_parameters():
                 self.get_parameter(name).copy_(learned)
         self._set_memory(replace(self._memory, progress=progress))
-
-    def _data(self, generator: torch.Generator) -> Drawn:
-        replay = self._memory.replay
-        size = min(BATCH_SIZE, replay.held) if self.batch_size is None else self.batch_size
-        rows = replay.draw(size, generator)
-        X, targets = rows.X.to(self.arithmetic), rows.Y.mT.to(self.arithmetic)
-        return Drawn(X, targets, float(replay.count))
-
-    @torch.no_grad()
-    def _determinant(self, exact: bool) -> Tensor | None:
-        """``log |S|`` where S is not diagonal, or 0 for it."""
-        basis = self._basis(frozen(self.covar_module))
-        if basis.is_diagonal or exact:
-            return log_precision(basis)
-        return torch.zeros(1, dtype=torch.float64)
-
-    # --- the bound ----------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def elbo(self) -> Tensor:
-        """The bound on the log marginal likelihood of all data, ``m``, without m if that is 1.
-
-        Of all that are held, in nats and in transformed units. Cost O(n p). Where S is not
-        diagonal, and functions are more than ``DETERMINED``, it lacks ``½ log |S|``, a constant.
-        """
-        return self._from_per_output(self._learning_objective())
-
-    @torch.no_grad()
-    def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
-        """One unbiased draw of :meth:`elbo`, from the data and functions of one step.
-
-        For other likelihoods than the Gaussian it is on average below the bound, the less the more
-        functions are drawn. [Evans2020, theorem 3]
-
-        Args:
-            generator: On the CPU; torch's own if omitted.
-
-        Raises:
-            InputDataError: There are no data.
-            ValueError: More data or functions for a step than there are.
-        """
-        if self._memory.replay.count == 0:
-            raise InputDataError("Expected data to draw from, got an empty stream.")
-        self._check_sizes()
-        if generator is None:
-            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
-        data, estimator = self._data(generator), self._estimator(self._hyper())
-        leaves = estimator.leaves(estimator.draws(generator), data, learns=False)
-        return self._from_per_output(estimator.value(leaves, data, learns=False).double())
-
-    def _hyper(self) -> Hyperparameters:
-        """A copy that learns nothing."""
-        hyper = Hyperparameters(self.covar_module, self.mean_module, self.likelihood)
-        return hyper.requires_grad_(False)
-
-    def _estimator(self, hyper: Hyperparameters) -> Estimator:
-        progress = self._memory.progress
-        return Estimator(
-            progress.posterior,
-            progress.control,
-            hyper,
-            lambda hyper: self._basis(hyper.covar_module),
-            self._drawn_functions,
-            self._determinant(exact=True),
-        )
-
-    def _log_marginal_likelihood(self) -> Tensor:
-        return self._learning_objective()
-
-    def _learning_objective(self) -> Tensor:
-        """The bound at the weights as they are, differentiable in the hyperparameters."""
-        kernel, posterior = self.covar_module, self._memory.progress.posterior
-        process = self._process_of(kernel, self._prior_mean())
-        index = torch.arange(posterior.size)
-        measured = self._diagonal(process.basis, index)
-        apart = full_divergence(process.basis, posterior, measured)
-        replay = self._memory.replay
-        return full_bound(
-            process, self._outcomes_of_all(), replay.count / max(replay.held, 1), apart
-        )
-
-    def _outcomes_of_all(self) -> Iterator[tuple[Tensor, ExpectedLogProb]]:
-        model = OutcomeModel(self.likelihood, self._num_outputs)
-        for rows in self._memory.replay.chunks(_ROWS):
-            yield rows.X, model.expected_log_prob(rows.Y.mT.double())

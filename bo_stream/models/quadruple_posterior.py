@@ -110,7 +110,8 @@ class QuadruplePosterior(LatentOutcomes, SolvedGP[KeptProcess]):
                 f"{type(self).__name__} cannot retract: its weights have learned from the "
                 "observation. Build it anew, or take a model whose memory subtracts (OSGPR, WISKI)."
             )
-        before, memory = self._memory, self._memory.after(Batch(data.X, data.targets.mT))
+        before = self._memory
+        memory = before.after(Batch(data.X, data.targets.mT))
         try:
             self._set_memory(self._grown(memory, data.X))
             self._learn_from_new()

@@ -135,17 +135,18 @@ class Steps:
         progress, schedule = self.progress, self._schedule
         posterior, gradient = progress.posterior, SampledGradient.of(leaves)
         rate, index = schedule.rate * schedule.decay(progress.steps), gradient.drawn.index
-        before = posterior.dense_columns(index)
         rates = torch.full_like(gradient.coefficients[:1, :1], COVARIANCE_RATE * rate)
         rates[..., 0] = rate
-        progress.moved.ascend(posterior.coefficients, index, gradient.coefficients, rates)
+        moves = progress.moved.ascend(posterior.coefficients, index, gradient.coefficients, rates)
         learned = index < posterior.log_scale.shape[-1]
+        before = posterior.learned_scale(index[learned])
         scales = gradient.log_scale[:, learned]
         progress.scaled.ascend(posterior.log_scale, index[learned], scales, rate)
         supports = [leaf.support for leaf in leaves if leaf.support is not None]
         if progress.control is not None and supports:
-            moves = gradient.drawn.parts(posterior.dense_columns(index) - before)
-            progress.control.follow(torch.cat(supports, -1), moves)
+            diagonal = posterior.learned_scale(index[learned]).exp() - before.exp()
+            moves[:, learned] += _on_diagonal(diagonal, index[learned], posterior.columns)
+            progress.control.follow(torch.cat(supports, -1), gradient.drawn.parts(moves))
 
     @torch.no_grad()
     def _measure(self, leaves: list[Leaf], data: Drawn) -> None:
@@ -177,3 +178,9 @@ class Steps:
             single = best_precisions(moment, sharpness)
             dense = moment.clamp_min(1.0 / LARGEST).reciprocal()
             precisions[:, index] = torch.where(index < posterior.columns, dense, single)
+
+
+def _on_diagonal(values: Tensor, index: Tensor, columns: int) -> Tensor:
+    """Entries of the diagonal as rows of mean and dense columns, ``m x k x (1 + columns)``."""
+    places = torch.arange(-1, columns, device=index.device)
+    return values.unsqueeze(-1) * (index.unsqueeze(-1) == places)

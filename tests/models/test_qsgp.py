@@ -15,6 +15,7 @@ from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, StudentTLikelihood
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from bo_stream.models import function_process
 from bo_stream.models.logistic import LogisticLikelihood
@@ -289,6 +290,26 @@ def test_updates_learn_and_a_bounded_store_counts_all() -> None:
     assert model.num_observations == 400
     assert model._memory.replay.held == 80
     assert float((model.posterior(X).mean - Y).std()) < before
+
+
+def test_a_data_set_is_read_a_minibatch_at_a_time() -> None:
+    """In steps as from tensors: the same rows in the same units."""
+    X, Y = _data(200)
+    options: dict[str, Any] = {"basis": FourierFeatures(40), "update_steps": 0, "batch_size": 150}
+    whole = QSGP(X, 3.0 + 2.0 * Y, empirical_bayes=False, **options)
+    read = QSGP.from_dataset(TensorDataset(X, 3.0 + 2.0 * Y), empirical_bayes=False, **options)
+    assert read.num_observations == 200
+    scales = [model.outcome_scale() for model in (whole, read)]
+    assert not torch.equal(*scales)  # of the first minibatch
+    for model in (whole, read):
+        model.fit(steps=150, progress=False)
+    T, expected = _data(100)
+    for model in (whole, read):
+        assert float((model.posterior(T).mean - 3.0 - 2.0 * expected).std()) < 0.4
+    assert bool(read.elbo().isfinite())
+    with pytest.raises(UnsupportedError, match="Dataset takes no further"):
+        read.update(X, Y)
+    assert read.num_observations == 200
 
 
 def test_labels_are_told_apart() -> None:
