@@ -48,13 +48,9 @@ class Schedule:
     natural_mean: bool
     seed: int
 
-    def adam_rate(self, step: int) -> float:
-        """``γ₀ / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
-        return self.learning_rate / (1.0 + 0.1 * step**0.5)
-
-    def step_rate(self, step: int) -> float:
-        """Of natural gradients: ``ρ₀ / (1 + 0.1 √t)²``, by which their noise dies away sooner."""
-        return self.natural_rate / (1.0 + 0.1 * step**0.5) ** 2
+    def decay(self, step: int) -> float:
+        """``1 / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
+        return 1.0 / (1.0 + 0.1 * step**0.5)
 
     def differentiated(self, data: Observations, columns: Tensor) -> tuple[Observations, Tensor]:
         """The part of a draw by which Adam's parameters learn, itself a draw.
@@ -180,14 +176,15 @@ class DecoupledLearner:
         partial = self._draw(expanded, *schedule.differentiated(data, index))
         with torch.no_grad():
             draw = self._draw(expanded, data, index)
+        decay = schedule.decay(self.num_steps)
         posterior = natural_step(
             draw,
             self._expected(data),
-            schedule.step_rate(self.num_steps),
+            schedule.natural_rate * decay,
             schedule.natural_mean,
         )
         objective = (partial.value.sum() + self.hyper.log_prior()) / replay.count
-        self._ascend(objective, schedule.adam_rate(self.num_steps))
+        self._ascend(objective, schedule.learning_rate * decay)
         posterior = self._leaves.moved(posterior)
         self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps + 1)
         return float(draw.value.sum())
