@@ -303,7 +303,7 @@ def _decoupled(
         }
         for module in modules.values():
             module.requires_grad_(False)
-        sizes = {"num_mean": 12, "num_covar": 5, "num_added": 4, "max_rows": 20}
+        sizes = {"num_mean": 12, "num_covar": 5, "num_added": 12, "max_rows": 20}
         return DecoupledGP(data.X, data.Y, **{**modules, **sizes, **options})
 
     return build

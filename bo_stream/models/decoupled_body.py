@@ -61,12 +61,12 @@ class DecoupledBody(LatentOutcomes, SolvedGP[KeptProcess]):
 
     def _take(self, data: Observations) -> None:
         replay = self._memory.replay.plus(Batch(data.X, data.targets.mT))
-        learner = self._learner(replace(self._memory, replay=replay))
+        learner = self._learner(replace(self._memory, replay=replay), growing=False)
         learner.grow(data.X)
         train(learner, self._options.update_steps, None, progress=False)
         self._adopt(learner)
 
-    def _learner(self, memory: DecoupledMemory) -> DecoupledLearner:
+    def _learner(self, memory: DecoupledMemory, growing: bool) -> DecoupledLearner:
         fixed = [name for name, p in self.named_parameters() if not p.requires_grad]
         options = self._options
         return DecoupledLearner(
@@ -77,6 +77,7 @@ class DecoupledBody(LatentOutcomes, SolvedGP[KeptProcess]):
             options.growth,
             options.schedule,
             options.learned(memory.unit),
+            growing,
         )
 
     @torch.no_grad()
@@ -141,7 +142,7 @@ class DecoupledBody(LatentOutcomes, SolvedGP[KeptProcess]):
         """
         self._check_not_supposed("fit")
         self._check_observed()
-        learner = self._learner(self._memory)
+        learner = self._learner(self._memory, growing=True)
         try:
             return train(learner, steps, seconds, progress=progress)
         finally:

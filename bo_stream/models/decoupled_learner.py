@@ -48,13 +48,9 @@ class Schedule:
     natural_mean: bool
     seed: int
 
-    def adam_rate(self, step: int) -> float:
-        """``γ₀ / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
-        return self.learning_rate / (1.0 + 0.1 * step**0.5)
-
-    def step_rate(self, step: int) -> float:
-        """Of natural gradients: ``ρ₀ / (1 + 0.1 √t)²``, by which their noise dies away sooner."""
-        return self.natural_rate / (1.0 + 0.1 * step**0.5) ** 2
+    def decay(self, step: int) -> float:
+        """``1 / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
+        return 1.0 / (1.0 + 0.1 * step**0.5)
 
     def differentiated(self, data: Observations, columns: Tensor) -> tuple[Observations, Tensor]:
         """The part of a draw by which Adam's parameters learn, itself a draw.
@@ -90,6 +86,7 @@ class DecoupledLearner:
         growth: Growth,
         schedule: Schedule,
         learned: Learned,
+        growing: bool,
     ) -> None:
         """Begin where the memory stands.
 
@@ -101,15 +98,18 @@ class DecoupledLearner:
             growth: Of the bases.
             schedule: Of steps.
             learned: Which variational parameters move by Adam.
+            growing: Whether minibatches become basis functions.
         """
         self.hyper, self._fixed, self._entered = hyper, fixed, entered
         self._growth, self._schedule, self._learned = growth, schedule, learned
+        self._growing = growing
         self._begin(memory)
 
     def _begin(self, memory: DecoupledMemory) -> None:
         self._memory, rate = memory, self._schedule.learning_rate
+        moments = memory.hyper_moments if memory.hyper_names == self._names else None
         chosen = self.hyper.learned(self._fixed)
-        self._hyper_ascent = Ascent(self.hyper, chosen, rate, memory.hyper_moments)
+        self._hyper_ascent = Ascent(self.hyper, chosen, rate, moments)
         self._plant(memory.posterior, memory.leaf_moments)
 
     def _plant(self, posterior: Any, moments: Any) -> None:
@@ -117,10 +117,16 @@ class DecoupledLearner:
         self._leaf_ascent = ascent_of(self._leaves, self._schedule.learning_rate, moments)
 
     @property
+    def _names(self) -> tuple[str, ...]:
+        """Hyperparameters that learn."""
+        return tuple(n for n, _ in self.hyper.named_parameters() if n not in self._fixed)
+
+    @property
     def memory(self) -> DecoupledMemory:
         """As it is now."""
         return replace(
             self._memory,
+            hyper_names=self._names,
             hyper_moments=self._hyper_ascent.moments(),
             leaf_moments=self._leaf_ascent.moments(),
         )
@@ -162,20 +168,23 @@ class DecoupledLearner:
         schedule, replay = self._schedule, self._memory.replay
         generator = generator_at(schedule.seed, self.num_steps)
         data = self._entered(replay.draw(schedule.size(replay.held), generator))
-        self.grow(data.X)
+        if self._growing:
+            order = torch.randperm(len(data), generator=generator).to(data.X.device)
+            self.grow(data.X[..., order, :])
         expanded = self._expanded()
         index = drawn_columns(expanded.posterior, schedule.columns, generator)
         partial = self._draw(expanded, *schedule.differentiated(data, index))
         with torch.no_grad():
             draw = self._draw(expanded, data, index)
+        decay = schedule.decay(self.num_steps)
         posterior = natural_step(
             draw,
             self._expected(data),
-            schedule.step_rate(self.num_steps),
+            schedule.natural_rate * decay,
             schedule.natural_mean,
         )
         objective = (partial.value.sum() + self.hyper.log_prior()) / replay.count
-        self._ascend(objective, schedule.adam_rate(self.num_steps))
+        self._ascend(objective, schedule.learning_rate * decay)
         posterior = self._leaves.moved(posterior)
         self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps + 1)
         return float(draw.value.sum())

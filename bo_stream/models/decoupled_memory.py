@@ -27,7 +27,8 @@ class DecoupledMemory:
         replay: Observations in units of the process, outcomes ``batch_shape x n x m``.
         steps: Taken so far.
         unit: What inputs vary by, from the first data.
-        hyper_moments: Adam's state for the hyperparameters, or None before the first step.
+        hyper_names: Hyperparameters that learned last.
+        hyper_moments: Adam's state for them, or None before the first step.
         leaf_moments: The same for the variational parameters.
     """
 
@@ -35,6 +36,7 @@ class DecoupledMemory:
     replay: Replay
     steps: int
     unit: float
+    hyper_names: tuple[str, ...] = ()
     hyper_moments: Moments | None = None
     leaf_moments: Moments | None = None
 

@@ -14,6 +14,11 @@ from bo_stream.bases.function_basis import FunctionBasis
 from bo_stream.bases.inducing_functions import InducingFunctions
 from bo_stream.linalg import inverse_root, safe_cholesky, solve_lower
 
+NUGGET = 1e-9
+"""Noise of the values at β, in parts of their variance: without any, features of points that lie
+close together have rounding errors larger than what they leave of the kernel.
+"""
+
 
 class Spread(ABC):
     """What gives the process its covariance; frozen tensors, one entry a function of β."""
@@ -87,8 +92,8 @@ class DirectSpread(Spread):
 class HybridSpread(Spread):
     """Values at β with a posterior of their own, of [Cheng2017, eq. 11 to 14].
 
-    Whitened weights ``v = F⁻¹ f(β)``, ``F Fᵀ = K_β``, in natural parameters, which natural
-    gradients move along straight lines: ``v ~ N(Q⁻¹ moment, Q⁻¹)``, ``Q = I + gram``.
+    Whitened weights ``v = F⁻¹ f(β)``, ``F Fᵀ = K_β`` with ``NUGGET``, in natural parameters, along
+    which natural gradients are straight: ``v ~ N(Q⁻¹ moment, Q⁻¹)``, ``Q = I + gram``.
 
     Attributes:
         moment: ``... x m x M x 1``.
@@ -101,7 +106,8 @@ class HybridSpread(Spread):
     def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
         """Of values."""
         inner = beta.with_functions(kernel, beta, outputs)
-        return FunctionBasis(kernel, beta, outputs, safe_cholesky(inner), None)
+        nugget = torch.diag_embed(NUGGET * inner.diagonal(dim1=-2, dim2=-1))
+        return FunctionBasis(kernel, beta, outputs, safe_cholesky(inner + nugget), None)
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """``Q⁻¹ moment`` and a root of ``Q⁻¹``."""

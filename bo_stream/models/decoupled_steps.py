@@ -15,6 +15,9 @@ from bo_stream.variational import ExpectedLogProb, Sites, local_sites
 _DAMPING = 1e-5
 """Of a block of the mean's Hessian, relative to its mean diagonal."""
 
+_ROUNDING = 1e-6
+"""The same, relative to the prior variance: what the remainder of a kernel may be wrong by."""
+
 
 @torch.no_grad()
 def natural_step(
@@ -65,8 +68,10 @@ def _moved_coefficients(
     gradient = gradient - draw.weight * (slope_of_mean @ slope.unsqueeze(-1))
     curvature = draw.weight * sites.precision.unsqueeze(-2)
     hessian = inner + (slope_of_mean * curvature) @ slope_of_mean.mT
-    diagonal = hessian.diagonal(dim1=-2, dim2=-1)
-    diagonal.add_(_DAMPING * diagonal.mean(-1, keepdim=True))
+    damping = _DAMPING * _mean_diagonal(hessian) + _ROUNDING * _mean_diagonal(
+        draw.rows.detach()[..., index]
+    )
+    hessian.diagonal(dim1=-2, dim2=-1).add_(damping)
     change = rate * torch.cholesky_solve(gradient, safe_cholesky(hessian)).squeeze(-1)
     if posterior.jacobi:
         expanded = draw.expanded
@@ -84,3 +89,8 @@ def _block(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
         return inner, slopes, gradient
     own = expanded.alpha_features.detach()[..., index, :]
     return inner - own @ own.mT, slopes - own @ draw.there.features.detach().mT, gradient
+
+
+def _mean_diagonal(matrix: Tensor) -> Tensor:
+    """``... x n x n -> ... x 1``."""
+    return matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
