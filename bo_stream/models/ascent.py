@@ -100,7 +100,7 @@ class Ascent:
         return self._adam is not None
 
     def set_rate(self, rate: float) -> None:
-        """The learning rate of the next steps."""
+        """Of the steps from now on."""
         for group in self._adam.param_groups if self._adam is not None else ():
             group["lr"] = rate
 
@@ -118,16 +118,10 @@ class Ascent:
             coordinate.parameter.grad = None
 
     @torch.no_grad()
-    def step(self, rate: float | None = None) -> None:
-        """One step against the gradients that the parameters have.
-
-        Args:
-            rate: Learning rate from now on; as before if omitted.
-        """
+    def step(self) -> None:
+        """One step against the gradients that the parameters have."""
         if self._adam is None:
             return
-        if rate is not None:
-            self._adam.param_groups[0]["lr"] = rate
         for coordinate in self._coordinates:
             coordinate.before()
         self._adam.step()

@@ -210,4 +210,5 @@ class DecoupledLearner:
         if objective.requires_grad:
             (-objective).backward()
             for ascent in ascents:
-                ascent.step(rate)
+                ascent.set_rate(rate)
+                ascent.step()

@@ -37,7 +37,7 @@ class QSGP(QuadrupleGP):
     - Approximate: the kernel, by Fourier features; the covariance, diagonal (``MeanField``) or
       nearly (``Chevron``), which is too small where weights are correlated; the weights, until
       they have converged. For other likelihoods the estimates are of a lower bound of the bound.
-      Where observations are refitted or retracted: it cannot.
+      Observations cannot be taken out again.
     - Learned: weights in ``update`` and ``fit``; hyperparameters in ``fit``, first by an exact GP
       of some of the data, then along the bound.
     - When: 10⁵ observations and more of a rough function in several inputs, where hundreds of
