@@ -41,6 +41,7 @@ class Problem:
     rows: int = DATA
     controlled: bool = False
     support: int = 5
+    sample: int = DATA
     likelihood: Likelihood | None = None
 
     def __post_init__(self) -> None:
@@ -82,8 +83,8 @@ class Problem:
         progress = Progress.start(posterior, precisions)
         if self.controlled:
             kept = self.basis(Hyperparameters(*self._modules()))
-            points = self.X[: self.support], self.Y[:, : self.support]
-            progress.control = ControlPoints.of(kept, *points, posterior)
+            sample = self.X[: self.sample], self.Y[:, : self.sample]
+            progress.control = ControlPoints.of(kept, self.support, sample, DATA, posterior)
         log_precision = None
         if not basis.is_diagonal:
             index = torch.arange(SIZE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.bases.inducing import kernel_matrix
@@ -18,6 +19,62 @@ _CHUNK = 1 << 21
 """Numbers of features that are held at a time."""
 
 
+SAMPLE = 20
+"""Data that a control variate looks at for each support point."""
+
+_NUGGET = 1e-6
+"""Added to the diagonal of the support points' kernel, in parts of it."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What support points say of a sample of the data, by least squares in the kernel.
+
+    ``Φ_x ≈ B Φ_p`` with ``B = K_xp K_pp⁻¹``, so that the misfit of all n data is about that of
+    ``R a`` and t, where ``√(n / N) [B, y] = Q [R, t]`` for a sample of N. In the paper the support
+    points are the sample, ``B = I``: on kin40k 300 of them then lower the gradient's variance 4.7
+    times, instead of 6.4 times.
+
+    Attributes:
+        root: R, ``m x s x s``, or with 1 for m.
+        targets: t, ``m x s``.
+        ones: The same of a 1 in place of each outcome, ``m x s``, or with 1 for m.
+    """
+
+    root: Tensor
+    targets: Tensor
+    ones: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls, kernel: Kernel, X: Tensor, sample: tuple[Tensor, Tensor], weight: float
+    ) -> Projection:
+        """Cost O(N s²).
+
+        Args:
+            kernel: Of the process.
+            X: Support points, ``s x d``.
+            sample: Inputs and outcomes, ``N x d`` and ``m x N``, N at least s.
+            weight: How many of the data each of the sample stands for.
+        """
+        inputs, targets = sample
+        outputs, points = len(targets), X.double()
+        K = kernel_matrix(kernel, points, points, outputs)
+        diagonal = K.diagonal(dim1=-2, dim2=-1)
+        factor = safe_cholesky(K + torch.diag_embed(_NUGGET * diagonal))
+        cross = kernel_matrix(kernel, points, inputs.double(), outputs)
+        Q, R = torch.linalg.qr(torch.cholesky_solve(cross, factor).mT)
+        root = weight**0.5
+        t = (Q.mT @ targets.double().unsqueeze(-1)).squeeze(-1)
+        return cls((root * R).to(X), (root * t).to(X), (root * Q.sum(-2)).to(X))
+
+    def select(self, of: int, outputs: list[int]) -> Projection:
+        """Of some of the outputs."""
+        root, ones = (t[outputs] if t.shape[0] == of else t for t in (self.root, self.ones))
+        return Projection(root, self.targets[outputs], ones)
+
+
 @dataclass(frozen=True)
 class ControlPoints:
     """Points, functions that stay as they were, and ``a = Φ_p [μ, c_1, ...]``.
@@ -28,32 +85,40 @@ class ControlPoints:
     Attributes:
         basis: Of functions that stay.
         X: ``s x d``.
-        targets: Outcomes there, ``m x s``.
+        projection: What they say of the data.
         values: a, ``m x s x (1 + columns)``; moved in place.
         prior_root: ``L⁻¹`` with ``L Lᵀ = K_pp``, or None.
     """
 
     basis: SampledBasis
     X: Tensor
-    targets: Tensor
+    projection: Projection
     values: Tensor
     prior_root: Tensor | None
 
     @classmethod
     @torch.no_grad()
     def of(
-        cls, basis: SampledBasis, X: Tensor, targets: Tensor, posterior: ChevronPosterior
+        cls,
+        basis: SampledBasis,
+        size: int,
+        sample: tuple[Tensor, Tensor],
+        count: float,
+        posterior: ChevronPosterior,
     ) -> ControlPoints:
-        """At some weights. Cost O(s p) for s points, unless the weights are zero.
+        """At some weights. Cost O(s p + N s²) for s points, or O(N s²) where weights are zero.
 
         Args:
             basis: Of a frozen kernel.
-            X: ``s x d``.
-            targets: ``m x s``.
+            size: Number s of points, the first of the sample.
+            sample: Inputs and outcomes, ``N x d`` and ``m x N``, N at least s.
+            count: Number n of all data.
             posterior: Whose weights.
         """
-        shape = (*targets.shape, 1 + posterior.columns)
-        points = cls(basis, X, targets, targets.new_zeros(shape), _root(basis, X))
+        X, targets = sample[0][:size], sample[1]
+        projection = Projection.of(basis.kernel, X, sample, count / targets.shape[-1])
+        values = targets.new_zeros(len(targets), len(X), 1 + posterior.columns)
+        points = cls(basis, X, projection, values, _root(basis, X))
         chunk = max(1, _CHUNK // max(1, len(X)))
         for index in torch.arange(posterior.size, device=X.device).split(chunk):
             weights = posterior.dense_columns(index)
@@ -75,15 +140,15 @@ class ControlPoints:
         """
         self.values.add_(functions @ moves)
 
-    def control(self, count: float, mean: Tensor) -> Control:
+    def control(self, mean: Tensor) -> Control:
         """The control variate.
 
         Args:
-            count: Number of all data.
             mean: The prior mean, ``m x 1``.
         """
-        residual = self.targets - mean
-        return Control(self.values.clone(), residual, count / len(self.X), self.prior_root)
+        known = self.projection
+        residual = known.targets - mean * known.ones
+        return Control(self.values.clone(), known.root, residual, self.prior_root)
 
     def clone(self) -> ControlPoints:
         """With values of its own."""

@@ -8,7 +8,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 
 from bo_stream.bases.inducing import frozen
-from bo_stream.models.control_points import ControlPoints
+from bo_stream.models.control_points import SAMPLE, ControlPoints
 from bo_stream.models.first_hyperparameters import learn_first_hyperparameters
 from bo_stream.models.quadruple_bound import QuadrupleBound
 from bo_stream.models.quadruple_steps import Steps
@@ -71,10 +71,12 @@ class QuadrupleGP(QuadrupleBound):
             return
         kernel, control = frozen(self.covar_module), progress.control
         if control is None or not is_same(state_of(kernel), state_of(control.basis.kernel)):
-            rows = self._some_rows(self.control_points)
+            rows = self._some_rows(SAMPLE * self.control_points)
             basis = self._memory.layout.basis(kernel, progress.precisions)
-            X, targets = rows.X.to(self.arithmetic), rows.Y.mT.to(self.arithmetic)
-            progress.control = ControlPoints.of(basis, X, targets, progress.posterior)
+            sample = rows.X.to(self.arithmetic), rows.Y.mT.to(self.arithmetic)
+            progress.control = ControlPoints.of(
+                basis, self.control_points, sample, self._memory.replay.count, progress.posterior
+            )
 
     def _learn_from_new(self) -> None:
         if self.update_steps > 0:

@@ -103,7 +103,7 @@ def _of_outputs(control: ControlPoints, of: int, outputs: list[int]) -> ControlP
     return replace(
         control,
         basis=_basis_of_outputs(control.basis, of, outputs),
-        targets=control.targets[outputs],
+        projection=control.projection.select(of, outputs),
         values=control.values[outputs],
         prior_root=root,
     )

@@ -64,29 +64,29 @@ class Control:
     """A control variate of the products of two draws, current at the weights. [Evans2020, eq. 3].
 
     The sums at fixed support points ``a = Φ_p [μ, c_1, ...]`` are known, so that the products of
-    their estimates may be replaced. Beside the quadratic term it serves the term that is linear in
-    the outcomes, and of inducing points the prior's, whose Nyström approximation at the same points
-    is ``aᵀ K_pp⁻¹ a``. [appendix F.2]
+    their estimates may be replaced. What they say of all data is ``R a``, see
+    :class:`~bo_stream.models.control_points.ControlPoints`. Beside the quadratic term it serves the
+    term that is linear in the outcomes, and of inducing points the prior's, whose Nyström
+    approximation at the same points is ``aᵀ K_pp⁻¹ a``. [appendix F.2]
 
     Attributes:
         values: a, ``m x s x (1 + columns)``.
-        residual: Outcomes at the support points, less the prior mean, ``m x s``.
-        weight: How many of the data each point stands for.
+        data_root: R, ``m x s x s``, or with 1 for m.
+        residual: What R a is to be, ``m x s``.
         prior_root: ``L⁻¹`` with ``L Lᵀ = K_pp``, ``m x s x s``, or None where S is diagonal.
     """
 
     values: Tensor
+    data_root: Tensor
     residual: Tensor
-    weight: float
     prior_root: Tensor | None
 
     def misfit(self, one: Tensor, other: Tensor) -> Tensor:
         """What to add to the sum of squares, on average 0, ``m``; arguments as :meth:`penalty`."""
         gap = self.residual.unsqueeze(-1)
-        ours, first, second = (
-            torch.cat((v[..., :1] - gap, v[..., 1:]), -1) for v in (self.values, one, other)
-        )
-        return self.weight * _difference(ours, first, second)
+        said = (self.data_root @ v for v in (self.values, one, other))
+        ours, first, second = (torch.cat((v[..., :1] - gap, v[..., 1:]), -1) for v in said)
+        return _difference(ours, first, second)
 
     def penalty(self, one: Tensor, other: Tensor) -> Tensor:
         """The same for ``μᵀ S μ + Σ c_rᵀ S c_r``, ``m``.

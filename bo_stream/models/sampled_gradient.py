@@ -164,7 +164,7 @@ class Estimator:
         if not self._is_gaussian:
             return self._of_likelihood(batch, basis, samples, data.targets, mean)
         noise = self._noise().to(mean)
-        controls = self._controls(leaves, data.count, mean.detach())
+        controls = self._controls(leaves, mean.detach())
         return gaussian_estimate(
             batch,
             noise if learns else noise.detach(),
@@ -200,13 +200,11 @@ class Estimator:
         weights = Slice.of(index, leaf.coefficients, leaf.log_scale, measured)
         return Sample(leaf.draw, leaf.functions, leaf.squares, weights)
 
-    def _controls(
-        self, leaves: list[Leaf], count: float, mean: Tensor
-    ) -> tuple[Control, Tensor, Tensor] | None:
+    def _controls(self, leaves: list[Leaf], mean: Tensor) -> tuple[Control, Tensor, Tensor] | None:
         first, second = leaves[0].support, leaves[-1].support
         if self.control is None or first is None or second is None:
             return None
-        return self.control.control(count, mean), first, second
+        return self.control.control(mean), first, second
 
     def sampled(self, data: Drawn, generator: torch.Generator) -> tuple[Tensor, SampledGradient]:
         """One unbiased draw of the bound, ``m``, and of its gradient in the weights."""

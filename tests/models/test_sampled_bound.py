@@ -9,6 +9,7 @@ import torch
 from gpytorch.likelihoods import BernoulliLikelihood, LaplaceLikelihood
 from torch import Tensor
 
+from bo_stream.models.control_points import Projection
 from bo_stream.models.logistic import LogisticLikelihood
 from bo_stream.models.sampled_gradient import SampledGradient
 from tests.oracles import bound_of_likelihood, bound_of_single_functions, log_probs
@@ -93,6 +94,36 @@ def test_the_control_variate_lowers_the_variance_of_the_gradient(kind: str) -> N
         problem = Problem(kind, controlled=controlled, drawn=1, support=DATA)
         spreads.append(_average(problem, 300)[1][2 : 2 + 4 * SIZE].square().sum())
     assert float(spreads[1]) < 0.5 * float(spreads[0])
+
+
+@pytest.mark.parametrize("kind", ["fourier", "inducing"])
+def test_support_points_say_more_of_a_sample_than_of_themselves(kind: str) -> None:
+    spreads = []
+    for sample in (6, DATA):
+        torch.manual_seed(0)
+        problem = Problem(kind, controlled=True, drawn=2, support=6, sample=sample)
+        spreads.append(_average(problem, 300)[1][2 : 2 + 4 * SIZE].square().sum())
+    assert float(spreads[1]) < 0.9 * float(spreads[0])
+
+
+def test_a_projection_is_least_squares_in_the_kernel() -> None:
+    problem = Problem("fourier")
+    kernel, X, points = problem.hyper.covar_module, problem.X, problem.X[:4]
+    found = Projection.of(kernel, points, (X, problem.Y), weight=3.0)
+    K = kernel(points).to_dense().detach() + 1e-6 * torch.diag_embed(
+        kernel(points).diagonal(dim1=-2, dim2=-1).detach()
+    )
+    B = torch.linalg.solve(K, kernel(points, X).to_dense().detach()).mT
+    one, other = torch.randn(2, 2, 4, 1, dtype=torch.float64)
+
+    def misfits(a: Tensor, mean: float) -> tuple[Tensor, Tensor]:
+        dense = 3.0 * ((B @ a).squeeze(-1) - problem.Y + mean).square().sum(-1)
+        said = (found.root @ a).squeeze(-1) - found.targets + mean * found.ones
+        return dense, said.square().sum(-1)
+
+    for mean in (0.0, 0.7):
+        dense, said = (u - v for u, v in zip(misfits(one, mean), misfits(other, mean), strict=True))
+        assert_close(said, dense)
 
 
 def test_the_control_variate_stays_current() -> None:
