@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bo_stream.bases.inducing_functions import check_factors
+from bo_stream.models.dataset_replay import DatasetReplay
 from bo_stream.models.decoupled_body import DecoupledBody
 from bo_stream.models.decoupled_choice import DecoupledOptions, Parametrization, Preconditioner
 from bo_stream.models.decoupled_growth import Growth
@@ -23,7 +24,7 @@ from bo_stream.models.decoupled_learner import Schedule
 from bo_stream.models.decoupled_start import set_kernel, set_outcomes
 from bo_stream.models.latent_choice import check_transform, latent_kernel
 from bo_stream.models.outcome_model import check_likelihood
-from bo_stream.models.replay import DatasetReplay, generator_at
+from bo_stream.models.replay import generator_at
 
 
 class DecoupledGP(DecoupledBody):

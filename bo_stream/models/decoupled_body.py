@@ -11,6 +11,7 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
+from bo_stream.models.dataset_replay import DatasetReplay
 from bo_stream.models.decoupled_bound import Draw, Expanded, drawn_columns, exact_bound
 from bo_stream.models.decoupled_choice import DecoupledOptions
 from bo_stream.models.decoupled_learner import DecoupledLearner
@@ -23,7 +24,7 @@ from bo_stream.models.kernel_copy import in_dtype
 from bo_stream.models.latent_outcomes import LatentOutcomes
 from bo_stream.models.memory import Observations
 from bo_stream.models.outcome_model import OutcomeModel
-from bo_stream.models.replay import Batch, DatasetReplay, StreamReplay
+from bo_stream.models.replay import Batch, StreamReplay
 from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.training import Training, train
 from bo_stream.module_state import State

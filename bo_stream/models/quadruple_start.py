@@ -15,6 +15,7 @@ from gpytorch.means import Mean
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from bo_stream.models.dataset_replay import DatasetReplay
 from bo_stream.models.latent_choice import latent_kernel
 from bo_stream.models.outcome_model import check_likelihood
 from bo_stream.models.quadruple_choice import (
@@ -26,7 +27,7 @@ from bo_stream.models.quadruple_choice import (
 from bo_stream.models.quadruple_memory import QuadrupleMemory
 from bo_stream.models.quadruple_posterior import QuadruplePosterior
 from bo_stream.models.quadruple_progress import Schedule
-from bo_stream.models.replay import Batch, DatasetReplay, StreamReplay, generator_at
+from bo_stream.models.replay import Batch, StreamReplay, generator_at
 from bo_stream.models.sampled_gradient import Drawn
 from bo_stream.models.site_noise import check_log_concave
 from bo_stream.models.weight_layout import FourierFeatures, InducingAtData, layout_of
