@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream.models.decoupled_leaves import Moments, select_moments
 from bo_stream.models.decoupled_posterior import DecoupledPosterior
 from bo_stream.models.replay import Replay
+from bo_stream.models.rows_memory import HoldsRows
 from bo_stream.models.subset import subset_moments
-from bo_stream.sufficient_statistics import target_columns
-
-_ROWS = 4096
 
 
 @dataclass(frozen=True)
-class DecoupledMemory:
+class DecoupledMemory(HoldsRows):
     """A value: a step makes another.
 
     Attributes:
@@ -49,30 +45,6 @@ class DecoupledMemory:
         """Number of observations that came, ``... x m``."""
         like = self.posterior.coefficients
         return like.new_full(self._batch, float(self.replay.count))
-
-    @property
-    def totals(self) -> Tensor:
-        """``[Y, 1]ᵀ [Y, 1]``, ``... x m x 2 x 2``; of a sample scaled to all that came. O(n)."""
-        total = self.counts.new_zeros(*self._batch, 2, 2)
-        for batch in self.replay.chunks(_ROWS):
-            columns = target_columns(batch.Y.to(total).mT)
-            total = total + columns.mT @ columns
-        return total * (self.replay.count / max(self.replay.held, 1))
-
-    def mean_known_noise(self) -> Tensor | None:
-        """None: the noise is the likelihood's."""
-        return None
-
-    def scale(self, factor: float) -> NoReturn:
-        """Refused.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise UnsupportedError(
-            f"forget({factor:g}) needs a memory of statistics, but a DecoupledGP learns from the "
-            "observations themselves. Bound how many it holds by max_rows, or build it anew."
-        )
 
     def select(self, outputs: list[int]) -> DecoupledMemory:
         """A copy for some of the outputs."""

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream.bases.sampled_basis import SampledBasis
 from bo_stream.models.control_points import ControlPoints
 from bo_stream.models.quadruple_progress import Progress
 from bo_stream.models.replay import Batch, Replay
+from bo_stream.models.rows_memory import HoldsRows
 from bo_stream.models.subset import subset_module, subset_moments
 from bo_stream.models.weight_layout import Layout
-from bo_stream.sufficient_statistics import target_columns
-
-_ROWS = 4096
 
 
 @dataclass(frozen=True)
-class QuadrupleMemory:
+class QuadrupleMemory(HoldsRows):
     """A value, but that steps move the tensors of its progress in place.
 
     Attributes:
@@ -43,30 +39,6 @@ class QuadrupleMemory:
         """Number n of observations that came, ``m``."""
         like = self.progress.posterior.coefficients
         return like.new_full((self._outputs,), float(self.replay.count), dtype=torch.float64)
-
-    @property
-    def totals(self) -> Tensor:
-        """``[Y, 1]ᵀ [Y, 1]``, ``m x 2 x 2``; of a sample scaled to all that came. Cost O(n)."""
-        total = self.counts.new_zeros(self._outputs, 2, 2)
-        for batch in self.replay.chunks(_ROWS):
-            columns = target_columns(batch.Y.to(total).mT)
-            total = total + columns.mT @ columns
-        return total * (self.replay.count / max(self.replay.held, 1))
-
-    def mean_known_noise(self) -> Tensor | None:
-        """None: the noise is the likelihood's."""
-        return None
-
-    def scale(self, factor: float) -> NoReturn:
-        """Refused.
-
-        Raises:
-            UnsupportedError: Always.
-        """
-        raise UnsupportedError(
-            f"forget({factor:g}) needs a memory of statistics, but this model learns from the "
-            "observations themselves. Bound how many it holds by max_rows, or build it anew."
-        )
 
     def after(self, new: Batch) -> QuadrupleMemory:
         """With more observations to draw from, and a progress of its own. Cost O(p)."""

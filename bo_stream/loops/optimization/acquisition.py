@@ -146,15 +146,16 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
         # joint samples of points that nearly coincide need a jitter: no news for a user
         warnings.simplefilter("ignore", NumericalWarning)
         for _ in range(q):
-            acqf = _built(builder, situation.with_pending(points), len(points) > 0)
+            forgetful = ":" in name and len(points) > 0
+            acqf = _built(builder, situation.with_pending(points), forgetful)
             points = torch.cat((points, _best_point(settings, situation, acqf)))
     return points
 
 
-def _built(builder: Builder, situation: Situation, further: bool) -> AcquisitionFunction:
-    """An acquisition function; for a further point one that must heed those before it."""
+def _built(builder: Builder, situation: Situation, forgetful: bool) -> AcquisitionFunction:
+    """An acquisition function; a builder of one's own may have left out the pending points."""
     acqf = builder(situation)
-    if further and getattr(acqf, "X_pending", None) is None:
+    if forgetful and getattr(acqf, "X_pending", None) is None:
         acqf.set_X_pending(situation.X_pending)
     return evaluate_known_points_once(acqf)
 
