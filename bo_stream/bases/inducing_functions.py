@@ -10,6 +10,7 @@ from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
+from bo_stream.bases.squared_exponential import SquaredExponential
 from bo_stream.bases.stacked_kernel import stacked_kernel, stacked_variance
 
 
@@ -108,6 +109,9 @@ def check_factors(kernel: Kernel) -> None:
 
 def _values(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
     """Of none an empty matrix: gpytorch's kernels take the mean of their inputs."""
+    known = SquaredExponential.of(kernel, outputs)
+    if known is not None:
+        return known.matrix(A, B)
     if A.shape[-2] > 0 and B.shape[-2] > 0:
         return stacked_kernel(kernel, A, B, outputs)
     batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])

@@ -130,7 +130,7 @@ class Expanded:
         """What there is at inputs, ``... x n x d``. Cost O(n M_α d + n M_β²)."""
         features = self.basis.features(X)
         cross = self.posterior.alpha.with_values(self.kernel, X, self.outputs)
-        mean = (cross.mT @ self.coefficients.unsqueeze(-1)).squeeze(-1)
+        mean = (self.coefficients.unsqueeze(-2) @ cross).squeeze(-2)
         mean = mean + (features @ self.remaining).squeeze(-1) + self.constant.unsqueeze(-1)
         left = kernel_variance(self.kernel, X, self.outputs) - features.square().sum(-1)
         spread = row_product(features, self.weights[1]).square().sum(-1)

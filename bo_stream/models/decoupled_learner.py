@@ -21,9 +21,6 @@ from bo_stream.models.outcome_model import OutcomeModel
 from bo_stream.models.replay import Batch, generator_at
 from bo_stream.variational import ExpectedLogProb
 
-_LEAST = 256
-"""Observations of a minibatch that are always differentiated."""
-
 Entered = Callable[[Batch], Observations]
 """Observations of a replay as the process has them."""
 
@@ -51,17 +48,6 @@ class Schedule:
     def decay(self, step: int) -> float:
         """``1 / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
         return 1.0 / (1.0 + 0.1 * step**0.5)
-
-    def differentiated(self, data: Observations, columns: Tensor) -> tuple[Observations, Tensor]:
-        """The part of a draw by which Adam's parameters learn, itself a draw.
-
-        All of it where the mean's coefficients are among them; else a quarter: few parameters, and
-        gradients of a kernel matrix cost three times as much as its values.
-        """
-        if not self.natural_mean:
-            return data, columns
-        size, count = max(len(data) // 4, _LEAST), max(len(columns) // 4, _LEAST // 4)
-        return data.rows(slice(0, size)), columns[:count]
 
     def size(self, held: int) -> int:
         """Of a minibatch."""
@@ -173,9 +159,7 @@ class DecoupledLearner:
             self.grow(data.X[..., order, :])
         expanded = self._expanded()
         index = drawn_columns(expanded.posterior, schedule.columns, generator)
-        partial = self._draw(expanded, *schedule.differentiated(data, index))
-        with torch.no_grad():
-            draw = self._draw(expanded, data, index)
+        draw = self._draw(expanded, data, index)
         decay = schedule.decay(self.num_steps)
         posterior = natural_step(
             draw,
@@ -183,11 +167,11 @@ class DecoupledLearner:
             schedule.natural_rate * decay,
             schedule.natural_mean,
         )
-        objective = (partial.value.sum() + self.hyper.log_prior()) / replay.count
+        objective = (draw.value.sum() + self.hyper.log_prior()) / replay.count
         self._ascend(objective, schedule.learning_rate * decay)
         posterior = self._leaves.moved(posterior)
         self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps + 1)
-        return float(draw.value.sum())
+        return float(draw.value.detach().sum())
 
     def _expanded(self) -> Expanded:
         posterior = self._leaves.planted()
