@@ -7,10 +7,14 @@ the normalised held-out error and the bound per observation, both of the last pa
 
 Unbiasedness: 20,000 draws of the bound and of its gradient in the hyperparameters from minibatches
 of 50 observations and 8 of 64 columns, against the exact ones, in standard errors.
+
+Finished parts are kept in the folder of results: a run that was stopped goes on from them. The
+environment's DECOUPLED_PARTS (names with commas) chooses among hybrid, direct and the sets.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 
@@ -21,10 +25,12 @@ from torch import Tensor
 from benchmarks.data import real
 from benchmarks.harness import Options, start
 from benchmarks.report import Claim, at_least, at_most, finish
+from benchmarks.resume import Finished
 from benchmarks.svgp_peer import BatchSVGP
 from bo_stream import DecoupledGP
 
 SETS = ("kin40k", "protein", "elevators")
+PARAMETRIZATIONS = ("hybrid", "direct")
 BATCH = 1024
 PEER_POINTS = 256
 PEER_RATE = 0.01
@@ -129,11 +135,13 @@ def peer(split: Split, seconds: float, points: int) -> Result:
     return Result(error, float(sum(terms)) / n, taken, steps)
 
 
-def claims_of(name: str, split: Split, options: Options) -> list[Claim]:
+def claims_of(name: str, done: Finished, options: Options) -> list[Claim]:
     """Of a data set."""
-    mine = ours(split, options)
+    X, Y = simulated(300) if options.smoke else real(name)
+    split, points = split_of(X, Y), options.pick(PEER_POINTS, 20)
+    mine = done.part(f"{name}, decoupled", Result, lambda: ours(split, options))
     print(f"{name}, decoupled: {mine}", flush=True)
-    other = peer(split, mine.seconds, options.pick(PEER_POINTS, 20))
+    other = done.part(f"{name}, SVGP", Result, lambda: peer(split, mine.seconds, points))
     print(f"{name}, SVGP: {other}", flush=True)
     detail = f"{mine}; SVGP {other}"
     return [
@@ -147,8 +155,21 @@ def with_gradient(model: DecoupledGP, value: Tensor) -> Tensor:
     return torch.cat([value.detach().reshape(1), *(g.flatten() for g in gradients)])
 
 
-def unbiasedness(parametrization: str, draws: int) -> Claim:
-    """Largest distance of a mean of draws from what is exact, in standard errors."""
+@dataclass(frozen=True)
+class Bias:
+    """Largest distance of a mean of draws from what is exact.
+
+    Attributes:
+        errors: In standard errors.
+        numbers: Whose means were taken.
+    """
+
+    errors: float
+    numbers: int
+
+
+def unbiasedness(parametrization: str, draws: int) -> Bias:
+    """Of the bound and its gradient."""
     X, Y = simulated(600)
     model = DecoupledGP(
         X,
@@ -168,23 +189,37 @@ def unbiasedness(parametrization: str, draws: int) -> Claim:
         total, squares = total + gap, squares + gap.square()
     mean = total / draws
     error = ((squares / draws - mean.square()) / draws).sqrt()
+    return Bias(float((mean.abs() / error).max()), len(exact))
+
+
+def bias_claim(parametrization: str, done: Finished, options: Options) -> Claim:
+    """Of a parametrization."""
+    draws = options.pick(DRAWS, 100)
+    found = done.part(parametrization, Bias, lambda: unbiasedness(parametrization, draws))
     return at_most(
         f"{parametrization}: bias of the bound and its gradient",
-        float((mean.abs() / error).max()),
+        found.errors,
         4.0,
         "standard errors",
-        f"{draws:,} draws of {len(exact)} numbers",
+        f"{draws:,} draws of {found.numbers} numbers",
     )
 
 
 def main() -> None:
-    """Run it."""
+    """All parts that are asked for."""
     options = start(__doc__)
-    claims = [unbiasedness(p, options.pick(DRAWS, 100)) for p in ("hybrid", "direct")]
-    for name in options.pick(SETS, ("simulated",)):
-        X, Y = simulated(300) if options.smoke else real(name)
-        claims += claims_of(name, split_of(X, Y), options)
-    finish("decoupled", claims, options, {"peer_rate": PEER_RATE, "batch": BATCH})
+    default = (*PARAMETRIZATIONS, *options.pick(SETS, ("simulated",)))
+    asked = os.environ.get("DECOUPLED_PARTS", ",".join(default)).split(",")
+    settings = {"peer_rate": PEER_RATE, "batch": BATCH}
+    name = f"decoupled{options.pick('', '.smoke')}.parts.json"
+    done, claims = Finished(options.out / name, settings), list[Claim]()
+    for part in asked:
+        if part in PARAMETRIZATIONS:
+            claims.append(bias_claim(part, done, options))
+        else:
+            claims += claims_of(part, done, options)
+    done.remove()
+    finish("decoupled", claims, options, settings)
 
 
 if __name__ == "__main__":

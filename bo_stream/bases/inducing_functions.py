@@ -72,6 +72,25 @@ class InducingFunctions:
         log_size = 0.5 * (2.0 * own * lengthscale * weight).log().sum(-1, keepdim=True)
         return scale * (log_size - distance.clamp_min(0.0)).exp()
 
+    def weighted_values(
+        self, kernel: Kernel, X: Tensor, outputs: int, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """``Σ_i w_i cov(f_i, f(x))``, ``... x m x n``, and the covariances without gradients.
+
+        First derivatives only. Cost O(n M d).
+
+        Args:
+            kernel: As for :meth:`with_values`.
+            X: Likewise.
+            outputs: m.
+            weights: w, ``... x m x M``.
+        """
+        known = SquaredExponential.of(kernel, outputs) if self.log_factors is None else None
+        if known is not None:
+            return known.weighted(self.points, X.unsqueeze(-3), weights)
+        covariance = self.with_values(kernel, X, outputs)
+        return (weights.unsqueeze(-2) @ covariance).squeeze(-2), covariance.detach()
+
     def with_functions(self, kernel: Kernel, others: InducingFunctions, outputs: int) -> Tensor:
         """Covariance with other functions of this kind, ``... x m x M x M'``. Cost O(M M' d)."""
         if self.log_factors is None or others.log_factors is None:

@@ -128,9 +128,8 @@ class Expanded:
 
     def at(self, X: Tensor) -> Marginals:
         """What there is at inputs, ``... x n x d``. Cost O(n M_α d + n M_β²)."""
-        features = self.basis.features(X)
-        cross = self.posterior.alpha.with_values(self.kernel, X, self.outputs)
-        mean = (self.coefficients.unsqueeze(-2) @ cross).squeeze(-2)
+        features, alpha = self.basis.features(X), self.posterior.alpha
+        mean, cross = alpha.weighted_values(self.kernel, X, self.outputs, self.coefficients)
         mean = mean + (features @ self.remaining).squeeze(-1) + self.constant.unsqueeze(-1)
         left = kernel_variance(self.kernel, X, self.outputs) - features.square().sum(-1)
         spread = row_product(features, self.weights[1]).square().sum(-1)
@@ -142,7 +141,7 @@ class Marginals:
     """The process at n inputs.
 
     Attributes:
-        cross: ``k(α, x)``, ``... x m x M_α x n``.
+        cross: ``k(α, x)``, ``... x m x M_α x n``, without gradients.
         features: Of β, ``... x m x n x M_β``.
         mean: ``... x m x n``.
         variance: ``... x m x n``.

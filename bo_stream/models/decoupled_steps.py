@@ -83,7 +83,7 @@ def _moved_coefficients(
 def _block(draw: Draw) -> tuple[Tensor, Tensor, Tensor]:
     """Of the block J: the divergence's Hessian, the mean's slopes ``... x c x b``, its gradient."""
     index, rows, expanded = draw.columns, draw.rows.detach(), draw.expanded
-    inner, slopes = rows[..., index], draw.there.cross.detach()[..., index, :]
+    inner, slopes = rows[..., index], draw.there.cross[..., index, :]
     gradient = expanded.slopes(index, rows).detach().unsqueeze(-1)
     if expanded.alpha_features is None:
         return inner, slopes, gradient

@@ -49,6 +49,27 @@ def test_values_and_gradients_are_gpytorchs(
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize(("batch", "outputs"), [((), 1), ((2,), 1), ((2, 3), 3)], ids=str)
+def test_weighted_sums_and_their_gradients(batch: tuple[int, ...], outputs: int) -> None:
+    """Inputs without the batch dimensions, as minibatches may be."""
+    torch.manual_seed(0)
+    kernel = kernel_of(torch.Size(batch), 3, True)
+    leading = batch[:-1] if outputs > 1 else batch
+    A = torch.randn(*leading, outputs, 6, 3, dtype=DOUBLE, requires_grad=True)
+    B = torch.randn(1, 4, 3, dtype=DOUBLE, requires_grad=True)
+    w = torch.randn(*leading, outputs, 6, dtype=DOUBLE, requires_grad=True)
+    known = SquaredExponential.of(kernel, outputs)
+    assert known is not None
+    found, matrix = known.weighted(A, B, w)
+    expected = (w.unsqueeze(-2) @ matrix_of(kernel, A, B, outputs)).squeeze(-2)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(matrix, matrix_of(kernel, A, B, outputs).detach())
+    assert not matrix.requires_grad
+    slopes, leaves = torch.randn_like(expected), [A, B, w, *kernel.parameters()]
+    gradients = [torch.autograd.grad((m * slopes).sum(), leaves) for m in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-11)
+
+
 def test_second_derivatives() -> None:
     torch.manual_seed(0)
     kernel = kernel_of(torch.Size(), 2, True)
