@@ -17,36 +17,37 @@ from bo_stream.linalg import solve_lower
 class FunctionBasis(Basis):
     """Whitened features ``z(x) = F⁻¹ Lᵀ k(β, x)``, whose residual ``k − zᵀ z`` is a covariance.
 
-    Either of the values at β, ``F Fᵀ = K_β`` and L = I; or of noisy ones, ``F Fᵀ = I + Lᵀ K_β L``:
-    observed with precision ``B = L Lᵀ``.
+    Either of the values at β, ``F Fᵀ = K_β`` and L = I; or of combinations of them, the columns of
+    L, ``F Fᵀ = Lᵀ K_β L``; or of noisy ones, ``F Fᵀ = I + Lᵀ K_β L``: observed with precision
+    ``B = L Lᵀ``.
 
     Attributes:
         kernel: Any.
         functions: β, of every batch element and output its own.
         outputs: Number m of outputs.
         factor: F, ``... x m x M x M``, lower triangular.
-        precision_root: L, ``... x m x M x M``, or None for I.
+        combination: L, ``... x m x S x M`` for S functions β, or None for I.
     """
 
     kernel: Kernel
     functions: InducingFunctions
     outputs: int
     factor: Tensor
-    precision_root: Tensor | None
+    combination: Tensor | None
 
     @property
     def rank(self) -> int:
-        """Number M of functions."""
-        return len(self.functions)
+        """Number M of features."""
+        return self.factor.shape[-1]
 
     def features(self, X: Tensor) -> Tensor:
-        """``F⁻¹ Lᵀ k(β, x)``, ``... x n x d -> ... x m x n x M``. Cost O(n M²)."""
+        """``F⁻¹ Lᵀ k(β, x)``, ``... x n x d -> ... x m x n x M``. Cost O(n (S d + S M + M²))."""
         return self.whitened(self.functions.with_values(self.kernel, X, self.outputs))
 
     def whitened(self, covariance: Tensor) -> Tensor:
-        """Features of what has a covariance with β, ``... x m x M x n -> ... x m x n x M``."""
-        if self.precision_root is not None:
-            covariance = self.precision_root.mT @ covariance
+        """Features of what has a covariance with β, ``... x m x S x n -> ... x m x n x M``."""
+        if self.combination is not None:
+            covariance = self.combination.mT @ covariance
         return solve_lower(self.factor, covariance).mT
 
     def residual_covariance(

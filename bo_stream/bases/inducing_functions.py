@@ -88,8 +88,7 @@ class InducingFunctions:
         known = SquaredExponential.of(kernel, outputs) if self.log_factors is None else None
         if known is not None:
             return known.weighted(self.points, X.unsqueeze(-3), weights)
-        covariance = self.with_values(kernel, X, outputs)
-        return (weights.unsqueeze(-2) @ covariance).squeeze(-2), covariance.detach()
+        return _weighted(weights, self.with_values(kernel, X, outputs))
 
     def with_functions(self, kernel: Kernel, others: InducingFunctions, outputs: int) -> Tensor:
         """Covariance with other functions of this kind, ``... x m x M x M'``. Cost O(M M' d)."""
@@ -105,6 +104,16 @@ class InducingFunctions:
             log_size = 0.5 * (2.0 * l1 * l2 / total).log()
             log_value = log_value + log_size - (z1 - z2).square() / total
         return scale * log_value.exp()
+
+    def weighted_functions(
+        self, kernel: Kernel, others: InducingFunctions, outputs: int, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """As :meth:`weighted_values`, with other functions of this kind. Cost O(M M' d)."""
+        values = self.log_factors is None or others.log_factors is None
+        known = SquaredExponential.of(kernel, outputs) if values else None
+        if known is not None:
+            return known.weighted(self.points, others.points, weights)
+        return _weighted(weights, self.with_functions(kernel, others, outputs))
 
     def variance(self, kernel: Kernel, outputs: int) -> Tensor:
         """Prior variance, ``... x m x M``: that of values, whatever the factors."""
@@ -124,6 +133,10 @@ def check_factors(kernel: Kernel) -> None:
             f"{type(base).__name__}: only its inducing functions have lengthscale factors. Leave "
             "out lengthscale_factors."
         )
+
+
+def _weighted(weights: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    return (weights.unsqueeze(-2) @ covariance).squeeze(-2), covariance.detach()
 
 
 def _values(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:

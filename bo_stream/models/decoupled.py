@@ -35,11 +35,12 @@ class DecoupledGP(DecoupledBody):
     where every model with one basis pays O(M³). Learned by steps on minibatches, hyperparameters
     included; :meth:`fit` takes many, :meth:`update` a few.
 
-    - Memory: O(M_α d + M_β²), and the observations that steps draw from: all of them, O(n d), or a
+    - Memory: O(M_α d + S M_β), and the observations that steps draw from: all of them, O(n d), or a
       uniform sample of ``max_rows``. The bound is of all n that ever came, either way.
-    - Update: O(k) for k observations and ``update_steps`` steps, each O((b + c) M_α d + (b + M_α)
-      M_β² + M_β³) for a minibatch of b and c columns of K_α, whatever n.
-    - A fantasy: O(q M_α d + q M_β²) and one q x q factor.
+    - Update: O(k) for k observations and ``update_steps`` steps, each O((b + c + S) M_α d + (b + c
+      + S) S M_β + b c² + c³) for a minibatch of b, c columns of K_α and S values that the
+      covariance's functions combine, and O(S³) every tenth, whatever n.
+    - A fantasy: O(q M_α d + q S M_β) and one q x q factor.
     - Exact: conditioning the posterior process, so fantasies; the bound and its gradients are
       estimated without bias.
     - Approximate: the posterior is what steps have found so far. The variance is that of M_β
@@ -72,11 +73,13 @@ class DecoupledGP(DecoupledBody):
         num_added: int = 128,
         batch_size: int | None = None,
         num_columns: int | None = None,
-        learning_rate: float = 0.05,
-        natural_rate: float = 0.1,
+        num_span: int | None = None,
+        learning_rate: float = 0.1,
+        natural_rate: float = 0.3,
+        mean_rate: float = 0.15,
         update_steps: int = 1,
         max_rows: int | None = None,
-        parametrization: Parametrization = "hybrid",
+        parametrization: Parametrization = "spectral",
         preconditioner: Preconditioner | None = "block",
         lengthscale_factors: bool = False,
         learn_mean_points: bool = False,
@@ -103,19 +106,25 @@ class DecoupledGP(DecoupledBody):
             num_covar: Most functions M_β of the covariance.
             num_added: Most functions N_Δ that a minibatch adds to each until then.
             batch_size: Observations b of a minibatch; default 1024, or as many as are held.
-            num_columns: Most columns c of K_α that a step visits; default 256, or all.
+            num_columns: Most columns c of K_α that a step visits; default 512, or all.
+            num_span: Functions S of the mean that the covariance's combine, if ``parametrization``
+                is "spectral"; default ``4 num_covar``, or all.
             learning_rate: Of Adam; a step t has ``1 / (1 + 0.1 √t)`` of it.
-            natural_rate: Of natural-gradient steps, in (0, 1], decaying alike.
+            natural_rate: Of natural-gradient steps of β's weights, in (0, 1], decaying alike.
+            mean_rate: Of Newton steps of the mean's coefficients, likewise.
             update_steps: Steps that an update takes.
             max_rows: Most observations to hold, a uniform sample of all; None: all.
             parametrization: ``"direct"``: ``B = L Lᵀ``, L by Adam [eq. 7 to 10]. ``"hybrid"``: the
                 values at β have a mean and covariance of their own [appendix A.3], which follow
-                natural gradients, and α models what they leave.
+                natural gradients, and α models what they leave. ``"spectral"``: like it, but that
+                β's functions are the kernel's leading eigenfunctions in the span of S of the
+                mean's, sought anew every ten steps: of all that M_β functions can, they leave the
+                least variance. Their points stay.
             preconditioner: Of a. ``"block"``: Newton steps in the block of the sampled columns.
                 ``"jacobi"``: Adam on ``diag(K_α) a`` and ``diag(K_β) L`` [A.1]. None: Adam on a.
             lengthscale_factors: Whether inducing functions have lengthscale factors to learn
                 [eq. 19]; for squared-exponential kernels.
-            learn_mean_points: Whether α moves by Adam too; β always does.
+            learn_mean_points: Whether α moves by Adam too; β does where it has points of its own.
             fantasy_steps: As for :class:`~bo_stream.OSVGP`.
             seed: Of minibatches and columns.
 
@@ -127,10 +136,10 @@ class DecoupledGP(DecoupledBody):
             ValueError: An option is out of range.
         """
         check_transform(outcome_transform, likelihood)
-        growth = Growth.checked(num_mean, num_covar, num_added)
-        natural = preconditioner == "block"
-        columns = max(min(256, num_mean), 1) if num_columns is None else num_columns
-        schedule = Schedule(batch_size, columns, learning_rate, natural_rate, natural, seed)
+        growth = Growth.checked(num_mean, num_covar, num_added, num_span)
+        newton = mean_rate if preconditioner == "block" else None
+        columns = max(min(512, num_mean), 1) if num_columns is None else num_columns
+        schedule = Schedule(batch_size, columns, learning_rate, natural_rate, newton, seed)
         self._begin(train_X, train_Y, None, outcome_transform)
         self._options = DecoupledOptions(
             growth,

@@ -52,23 +52,29 @@ class Expanded:
         """a, ``... x m x M_α``."""
         return self.posterior.expansion(self.kernel, self.outputs)
 
-    @cached_property
-    def alpha_features(self) -> Tensor | None:
-        """Features of α, ``... x m x M_α x M_β``; None where the weights have no mean.
+    def alpha_features(self, index: Tensor) -> Tensor | None:
+        """Features of some of α, ``... x m x c x M_β``; None where the weights have no mean.
 
-        Cost O(M_α M_β²).
+        Cost O(c S (d + M_β) + c M_β²) for a basis of S functions.
         """
         p = self.posterior
         if not isinstance(p.spread, HybridSpread):
             return None
-        return self.basis.whitened(p.beta.with_functions(self.kernel, p.alpha, self.outputs))
+        some = p.alpha.rows(index)
+        return self.basis.whitened(p.beta.with_functions(self.kernel, some, self.outputs))
 
     @cached_property
     def explained(self) -> Tensor:
-        """What the weights would be if the mean were ``k(x, α) a`` alone, ``... x m x M_β x 1``."""
-        if self.alpha_features is None:
+        """What the weights would be if the mean were ``k(x, α) a`` alone, ``... x m x M_β x 1``.
+
+        Cost O(M_α S d).
+        """
+        p = self.posterior
+        if not isinstance(p.spread, HybridSpread):
             return torch.zeros_like(self.weights[0])
-        return self.alpha_features.mT @ self.coefficients.unsqueeze(-1)
+        a = self.coefficients
+        values, _ = p.alpha.weighted_functions(self.kernel, p.beta, self.outputs, a)
+        return self.basis.whitened(values.unsqueeze(-1)).mT
 
     @cached_property
     def remaining(self) -> Tensor:
@@ -79,26 +85,17 @@ class Expanded:
         """
         return self.weights[0] - self.explained
 
-    def columns(self, index: Tensor) -> Tensor:
-        """``K[J, α]``, ``... x m x c x M_α``. Cost O(c M_α d)."""
-        alpha = self.posterior.alpha
-        return alpha.rows(index).with_functions(self.kernel, alpha, self.outputs)
+    def columns(self, index: Tensor) -> Columns:
+        """Some columns J of K_α. Cost O(c M_α d), and of features."""
+        alpha, a = self.posterior.alpha, self.coefficients
+        some = alpha.rows(index)
+        slopes, cross = alpha.weighted_functions(self.kernel, some, self.outputs, a)
+        features = self.alpha_features(index)
+        if features is not None:
+            slopes = slopes - (features @ self.explained).squeeze(-1)
+        return Columns(index, cross, features, slopes)
 
-    def slopes(self, index: Tensor, rows: Tensor) -> Tensor:
-        """The mean's divergence by some coefficients, β's weights held: ``... x m x c``.
-
-        ``(K_α a)_J`` less what β's features explain of it.
-
-        Args:
-            index: J.
-            rows: ``K[J, α]``.
-        """
-        product = rows @ self.coefficients.unsqueeze(-1)
-        if self.alpha_features is not None:
-            product = product - self.alpha_features[..., index, :] @ self.explained
-        return product.squeeze(-1)
-
-    def mean_divergence(self, index: Tensor, rows: Tensor) -> Tensor:
+    def mean_divergence(self, columns: Columns) -> Tensor:
         """Unbiased for ``½ aᵀ K_α a``, the mean of β's weights included, ``... x m``.
 
         From c of the columns of K_α, scaled by ``M_α / c``; from all of them exact. Of a hybrid
@@ -106,11 +103,10 @@ class Expanded:
         leave is sampled, which is small. [Cheng2017, section 3.4]
 
         Args:
-            index: The columns J.
-            rows: ``K[J, α]``.
+            columns: J.
         """
-        part = (self.coefficients[..., index] * self.slopes(index, rows)).sum(-1)
-        weight = len(self.posterior.alpha) / max(len(index), 1)
+        part = (self.coefficients[..., columns.index] * columns.slopes).sum(-1)
+        weight = len(self.posterior.alpha) / max(len(columns.index), 1)
         return 0.5 * (weight * part + self.weights[0].square().sum((-2, -1)))
 
     def exact_mean_divergence(self) -> Tensor:
@@ -118,7 +114,7 @@ class Expanded:
         a = self.coefficients
         total = 0.5 * self.weights[0].square().sum((-2, -1))
         for index in torch.arange(a.shape[-1], device=a.device).split(COLUMNS):
-            part = a[..., index] * self.slopes(index, self.columns(index))
+            part = a[..., index] * self.columns(index).slopes
             total = total + 0.5 * part.sum(-1)
         return total
 
@@ -134,6 +130,24 @@ class Expanded:
         left = kernel_variance(self.kernel, X, self.outputs) - features.square().sum(-1)
         spread = row_product(features, self.weights[1]).square().sum(-1)
         return Marginals(cross, features, mean, left.clamp_min(0.0) + spread)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns J of K_α.
+
+    Attributes:
+        index: J, ``c`` places.
+        cross: ``K[α, J]``, ``... x m x M_α x c``, without gradients.
+        features: Of these functions, ``... x m x c x M_β``; None where β's weights have no mean.
+        slopes: The mean's divergence by their coefficients, β's weights held, ``... x m x c``:
+            ``(K_α a)_J`` less what β's features explain of it.
+    """
+
+    index: Tensor
+    cross: Tensor
+    features: Tensor | None
+    slopes: Tensor
 
 
 @dataclass(frozen=True)
@@ -178,16 +192,14 @@ class Draw:
     Attributes:
         expanded: The posterior.
         there: At the minibatch.
-        columns: J, those of K_α.
-        rows: ``K[J, α]``, ``... x m x c x M_α``.
+        columns: Those of K_α.
         weight: n over the minibatch's size.
         value: Of the bound, ``... x m``.
     """
 
     expanded: Expanded
     there: Marginals
-    columns: Tensor
-    rows: Tensor
+    columns: Columns
     weight: float
     value: Tensor
 
@@ -195,7 +207,9 @@ class Draw:
     def of(
         cls, expanded: Expanded, X: Tensor, expected: ExpectedLogProb, weight: float, index: Tensor
     ) -> Draw:
-        """From a minibatch and some columns. Cost O((b + c) M_α d + (b + M_α) M_β² + M_β³).
+        """From a minibatch and some columns.
+
+        Cost O((b + c + S) M_α d + (b + c + S) S M_β + M_β³) for β of S values.
 
         Args:
             expanded: The posterior.
@@ -204,10 +218,10 @@ class Draw:
             weight: n / b.
             index: The columns, ``c``.
         """
-        there, rows = expanded.at(X), expanded.columns(index)
+        there, columns = expanded.at(X), expanded.columns(index)
         data = weight * expected(there.mean, there.variance).sum(-1)
-        divergence = expanded.mean_divergence(index, rows) + expanded.covariance_divergence()
-        return cls(expanded, there, index, rows, weight, data - divergence)
+        divergence = expanded.mean_divergence(columns) + expanded.covariance_divergence()
+        return cls(expanded, there, columns, weight, data - divergence)
 
 
 def drawn_columns(posterior: DecoupledPosterior, most: int, generator: torch.Generator) -> Tensor:

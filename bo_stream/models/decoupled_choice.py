@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self, get_args
+from typing import Literal, Self, cast, get_args
 
 import torch
 from torch import Tensor
@@ -19,8 +19,9 @@ from bo_stream.models.decoupled_posterior import (
     HybridSpread,
     Spread,
 )
+from bo_stream.models.decoupled_spectral import SpectralSpread
 
-Parametrization = Literal["hybrid", "direct"]
+Parametrization = Literal["spectral", "hybrid", "direct"]
 Preconditioner = Literal["block", "jacobi"]
 
 
@@ -68,9 +69,19 @@ class DecoupledOptions:
         _check_within("batch_size", schedule.batch_size, "max_rows", self.max_rows)
         if not schedule.learning_rate >= 0.0:
             raise ValueError(f"Expected learning_rate of at least 0, got {schedule.learning_rate}.")
-        if not 0.0 < schedule.natural_rate <= 1.0:
-            raise ValueError(f"Expected natural_rate in (0, 1], got {schedule.natural_rate}.")
+        for name, rate in (
+            ("natural_rate", schedule.natural_rate),
+            ("mean_rate", schedule.mean_rate),
+        ):
+            if rate is not None and not 0.0 < rate <= 1.0:
+                raise ValueError(f"Expected {name} in (0, 1], got {rate}.")
         _check_among("parametrization", self.parametrization, get_args(Parametrization))
+        if self.factors and self.parametrization == "spectral" and not self.mean_points:
+            raise ValueError(
+                "Expected learn_mean_points with lengthscale_factors, got False: the functions of "
+                "a spectral parametrization combine the mean's, which would stay as they are. "
+                "Give it, or the parametrization 'hybrid'."
+            )
         _check_among("preconditioner", self.preconditioner, (*get_args(Preconditioner), None))
         return self
 
@@ -84,9 +95,11 @@ class DecoupledOptions:
         none = like.new_zeros(*batch, 0, like.shape[-1])
         functions = InducingFunctions(none, none if self.factors else None)
         jacobi, square = self.preconditioner == "jacobi", like.new_zeros(*batch, 0, 0)
-        spread: Spread = DirectSpread(square, jacobi)
+        moment, spread = square.new_zeros(*batch, 0, 1), cast(Spread, DirectSpread(square, jacobi))
         if self.parametrization == "hybrid":
-            spread = HybridSpread(square.new_zeros(*batch, 0, 1), square)
+            spread = HybridSpread(moment, square)
+        if self.parametrization == "spectral":
+            spread = SpectralSpread(moment, square, square)
         return DecoupledPosterior(functions, none[..., 0], functions, spread, jacobi)
 
     def learned(self, unit: float) -> Learned:

@@ -9,7 +9,9 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.allocation.numbers import checked_number
+from bo_stream.models.decoupled_bound import Expanded
 from bo_stream.models.decoupled_posterior import DecoupledPosterior, HybridSpread
+from bo_stream.models.decoupled_spectral import SpectralSpread, with_eigenfunctions
 
 
 @dataclass(frozen=True)
@@ -20,35 +22,47 @@ class Growth:
         mean: Most functions M_α of the mean.
         covariance: Most functions M_β of the covariance.
         step: Most functions N_Δ that a minibatch adds to each.
+        span: Most functions of the mean that a spectral parametrization combines.
     """
 
     mean: int
     covariance: int
     step: int
+    span: int
 
     @classmethod
-    def checked(cls, mean: int, covariance: int, step: int) -> Growth:
+    def checked(cls, mean: int, covariance: int, step: int, span: int | None) -> Growth:
         """Of numbers that a user gave.
 
         Raises:
             ValueError: One is negative or no whole number; a mean of fewer functions than the
-                covariance.
+                covariance; a span of fewer than the covariance or more than the mean.
         """
+        if span is None:
+            span = min(4 * covariance, mean)
         growth = cls(
             checked_number("num_mean", mean, 0),
             checked_number("num_covar", covariance, 0),
             checked_number("num_added", step),
+            checked_number("num_span", span, 0),
         )
         if mean < covariance:
             raise ValueError(
                 f"Expected num_mean of at least num_covar = {covariance}, got {mean}: functions of "
                 "the mean cost less than those of the covariance."
             )
+        if not covariance <= span <= mean:
+            raise ValueError(
+                f"Expected num_span of num_covar = {covariance} to num_mean = {mean}, got {span}: "
+                "the covariance's functions combine some of the mean's."
+            )
         return growth
 
     def finished(self, posterior: DecoupledPosterior) -> bool:
         """Whether both caps are reached."""
         full = len(posterior.beta) >= self.covariance
+        if isinstance(posterior.spread, SpectralSpread):
+            full = True
         return full and len(posterior.alpha) >= self.mean
 
     def grown(
@@ -57,7 +71,8 @@ class Growth:
         """With values at some inputs as further functions, which change nothing at first.
 
         A direct parametrization takes the same inputs for both bases [A.2]; a hybrid one takes
-        others for the mean, for β has a mean of its own. Inputs that are points already are left.
+        others for the mean, for β has a mean of its own; a spectral one for the mean alone, some of
+        which :meth:`renewed` combines. Inputs that are points already are left.
 
         Args:
             posterior: Before.
@@ -67,6 +82,9 @@ class Growth:
         """
         if self.finished(posterior):
             return posterior
+        if isinstance(posterior.spread, SpectralSpread):
+            most = min(self.mean - len(posterior.alpha), self.step)
+            return posterior.with_mean_values(_points(X, posterior, most))
         room = self.covariance - len(posterior.beta)
         points = _points(X, posterior, 2 * self.step)
         first = points[..., : min(room, self.step), :]
@@ -76,6 +94,14 @@ class Growth:
             rest = points[..., first.shape[-2] :, :]
         more = rest[..., : min(self.mean - len(posterior.alpha), self.step), :]
         return grown.with_mean_values(more)
+
+    def spans_all(self, posterior: DecoupledPosterior) -> bool:
+        """Whether a spectral parametrization combines as many functions as there are for it."""
+        return len(posterior.beta) >= min(self.span, len(posterior.alpha))
+
+    def renewed(self, now: Expanded, X: Tensor) -> DecoupledPosterior:
+        """A spectral parametrization with the eigenfunctions of now, by some inputs."""
+        return with_eigenfunctions(now, X, self.span, self.covariance)
 
 
 def _points(X: Tensor, posterior: DecoupledPosterior, most: int) -> Tensor:

@@ -14,12 +14,23 @@ from bo_stream.models.decoupled_bound import Draw, Expanded, drawn_columns
 from bo_stream.models.decoupled_growth import Growth
 from bo_stream.models.decoupled_leaves import Learned, Leaves, ascent_of
 from bo_stream.models.decoupled_memory import DecoupledMemory
+from bo_stream.models.decoupled_posterior import DecoupledPosterior
+from bo_stream.models.decoupled_spectral import SpectralSpread
 from bo_stream.models.decoupled_steps import natural_step
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.memory import Observations
 from bo_stream.models.outcome_model import OutcomeModel
 from bo_stream.models.replay import Batch, generator_at
 from bo_stream.variational import ExpectedLogProb
+
+_RENEWED = 10
+"""Steps after which eigenfunctions are sought anew: the kernel has moved."""
+
+_INPUTS = 4
+"""Inputs that they are sought by, for each value that they combine."""
+
+_APART = 2**31
+"""Between the random numbers of a step and those of such inputs."""
 
 Entered = Callable[[Batch], Observations]
 """Observations of a replay as the process has them."""
@@ -33,8 +44,8 @@ class Schedule:
         batch_size: Observations of a minibatch; None: 1024, or as many as there are.
         columns: Most columns of K_α that it visits.
         learning_rate: Of Adam, at first.
-        natural_rate: Of natural-gradient steps, at first.
-        natural_mean: Whether the mean's coefficients move by those too.
+        natural_rate: Of natural-gradient steps of β's weights, at first.
+        mean_rate: Of Newton steps of the mean's coefficients, at first; None: they move by Adam.
         seed: Of minibatches and columns.
     """
 
@@ -42,7 +53,7 @@ class Schedule:
     columns: int
     learning_rate: float
     natural_rate: float
-    natural_mean: bool
+    mean_rate: float | None
     seed: int
 
     def decay(self, step: int) -> float:
@@ -98,7 +109,7 @@ class DecoupledLearner:
         self._hyper_ascent = Ascent(self.hyper, chosen, rate, moments)
         self._plant(memory.posterior, memory.leaf_moments)
 
-    def _plant(self, posterior: Any, moments: Any) -> None:
+    def _plant(self, posterior: DecoupledPosterior, moments: Any) -> None:
         self._leaves = Leaves(posterior, self._learned)
         self._leaf_ascent = ascent_of(self._leaves, self._schedule.learning_rate, moments)
 
@@ -142,12 +153,29 @@ class DecoupledLearner:
     @torch.no_grad()
     def grow(self, X: Tensor) -> None:
         """Let inputs become further basis functions, up to the caps."""
-        before, memory = self._memory.posterior, self._memory
+        before = self._memory.posterior
         m = before.coefficients.shape[-2]
         grown = self._growth.grown(before, X, self.hyper.covar_module, m)
         if grown is not before:
-            self._memory = replace(memory, posterior=grown)
-            self._plant(grown, self._leaf_ascent.moments())
+            self._set_posterior(grown)
+        if not self._growth.spans_all(grown):
+            self._renew()
+
+    def _set_posterior(self, posterior: DecoupledPosterior) -> None:
+        self._memory = replace(self._memory, posterior=posterior)
+        self._plant(posterior, self._leaf_ascent.moments())
+
+    @torch.no_grad()
+    def _renew(self) -> None:
+        """Let the covariance's functions be the kernel's eigenfunctions again, if they are such."""
+        if not isinstance(self._memory.posterior.spread, SpectralSpread):
+            return
+        replay, growth = self._memory.replay, self._growth
+        if replay.held == 0 or growth.span == 0:
+            return
+        generator = generator_at(self._schedule.seed, _APART + self.num_steps)
+        some = self._entered(replay.draw(min(_INPUTS * growth.span, replay.held), generator))
+        self._set_posterior(growth.renewed(self._expanded(), some.X))
 
     def take_step(self) -> float:
         """Draw, grow, and move everything once. Cost as of the draw and its gradients."""
@@ -157,6 +185,8 @@ class DecoupledLearner:
         if self._growing:
             order = torch.randperm(len(data), generator=generator).to(data.X.device)
             self.grow(data.X[..., order, :])
+        if self.num_steps % _RENEWED == 0:
+            self._renew()
         expanded = self._expanded()
         index = drawn_columns(expanded.posterior, schedule.columns, generator)
         draw = self._draw(expanded, data, index)
@@ -165,7 +195,7 @@ class DecoupledLearner:
             draw,
             self._expected(data),
             schedule.natural_rate * decay,
-            schedule.natural_mean,
+            None if schedule.mean_rate is None else schedule.mean_rate * decay,
         )
         objective = (draw.value.sum() + self.hyper.log_prior()) / replay.count
         self._ascend(objective, schedule.learning_rate * decay)

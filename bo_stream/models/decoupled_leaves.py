@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from bo_stream.bases.inducing_functions import InducingFunctions
 from bo_stream.models.ascent import Ascent
 from bo_stream.models.decoupled_posterior import DecoupledPosterior, DirectSpread
+from bo_stream.models.decoupled_spectral import SpectralSpread
 
 Moments = dict[str, Any]
 
@@ -45,7 +46,8 @@ class Leaves(Module):
         """
         super().__init__()
         self._posterior, self._unit = posterior, learned.unit
-        chosen = {"beta": posterior.beta}
+        self._tied = isinstance(posterior.spread, SpectralSpread)
+        chosen = {} if self._tied else {"beta": posterior.beta}
         if learned.mean_points:
             chosen["alpha"] = posterior.alpha
         for name, functions in chosen.items():
@@ -66,10 +68,13 @@ class Leaves(Module):
         spread = p.spread
         if isinstance(spread, DirectSpread):
             spread = replace(spread, root=own["root"])
+        alpha, beta = (self._functions(n, getattr(p, n), own) for n in ("alpha", "beta"))
+        if self._tied:
+            beta = alpha.rows(slice(0, len(beta)))
         return replace(
             p,
-            alpha=self._functions("alpha", p.alpha, own),
-            beta=self._functions("beta", p.beta, own),
+            alpha=alpha,
+            beta=beta,
             coefficients=own.get("coefficients", p.coefficients),
             spread=spread,
         )

@@ -106,8 +106,7 @@ class HybridSpread(Spread):
     def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
         """Of values."""
         inner = beta.with_functions(kernel, beta, outputs)
-        nugget = torch.diag_embed(NUGGET * inner.diagonal(dim1=-2, dim2=-1))
-        return FunctionBasis(kernel, beta, outputs, safe_cholesky(inner + nugget), None)
+        return FunctionBasis(kernel, beta, outputs, nearly_exact_factor(inner), None)
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """``Q⁻¹ moment`` and a root of ``Q⁻¹``."""
@@ -124,14 +123,12 @@ class HybridSpread(Spread):
         """Further weights as before any data; the others stay, for F grows at its lower end."""
         more = functions.points[..., :1]
         empty = torch.zeros_like(more @ more.mT)
-        return HybridSpread(
-            torch.cat((self.moment, torch.zeros_like(more)), -2),
-            _block_diagonal(self.gram, empty),
-        )
+        moment = torch.cat((self.moment, torch.zeros_like(more)), -2)
+        return replace(self, moment=moment, gram=_block_diagonal(self.gram, empty))
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> HybridSpread:
-        """A rule for both tensors."""
-        return HybridSpread(rule(self.moment), rule(self.gram))
+        """A rule for the tensors."""
+        return replace(self, moment=rule(self.moment), gram=rule(self.gram))
 
 
 @dataclass(frozen=True)
@@ -157,6 +154,12 @@ class DecoupledPosterior:
         if not self.jacobi:
             return self.coefficients
         return self.coefficients / self.alpha.variance(kernel, outputs)
+
+    def with_expansion(self, a: Tensor, kernel: Kernel, outputs: int) -> DecoupledPosterior:
+        """With another a, ``... x m x M_α``."""
+        if self.jacobi:
+            a = a * self.alpha.variance(kernel, outputs)
+        return replace(self, coefficients=a)
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> DecoupledPosterior:
         """A rule for all tensors, whose first dimensions are ``... x m``."""
@@ -184,6 +187,12 @@ class DecoupledPosterior:
         beta = self.beta.followed_by(points)
         new = beta.rows(slice(len(self.beta), None))
         return replace(self, beta=beta, spread=self.spread.widened(kernel, new, outputs))
+
+
+def nearly_exact_factor(covariance: Tensor) -> Tensor:
+    """Of values with ``NUGGET``. Cost O(M³)."""
+    nugget = torch.diag_embed(NUGGET * covariance.diagonal(dim1=-2, dim2=-1))
+    return safe_cholesky(covariance + nugget)
 
 
 def _eye(like: Tensor) -> Tensor:

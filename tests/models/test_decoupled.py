@@ -16,6 +16,7 @@ from bo_stream import DecoupledGP
 from bo_stream.bases.inducing_functions import InducingFunctions
 from bo_stream.models.decoupled_bound import Draw, Expanded, drawn_columns
 from bo_stream.models.decoupled_posterior import DecoupledPosterior, DirectSpread, HybridSpread
+from bo_stream.models.decoupled_spectral import SpectralSpread
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.outcome_model import OutcomeModel
 from bo_stream.models.replay import generator_at
@@ -92,6 +93,13 @@ def hybrid(factors: bool = False) -> DecoupledPosterior:
     return replace(direct(factors), spread=HybridSpread(moment, gram @ gram.mT))
 
 
+def spectral(factors: bool = False) -> DecoupledPosterior:
+    whole = hybrid(factors)
+    combination, _ = torch.linalg.qr(torch.randn(1, 2 * M_BETA, M_BETA, dtype=torch.float64))
+    spread = SpectralSpread(whole.spread.moment, whole.spread.gram, combination)
+    return replace(whole, beta=whole.alpha.rows(slice(0, 2 * M_BETA)), spread=spread)
+
+
 class Dense:
     """A posterior's kernel matrices, entry by entry."""
 
@@ -115,7 +123,7 @@ class Dense:
         p = self.posterior
         scale = float(self.kernel.outputscale) if p.jacobi else 1.0
         a = p.coefficients[0] / scale
-        alpha, K = self.matrix(p.alpha, p.alpha), self.matrix(p.beta, p.beta)
+        alpha, K = self.matrix(p.alpha, p.alpha), self.between()
         if isinstance(p.spread, DirectSpread):
             root = p.spread.root[0] / scale
             return DecoupledOracle(alpha, a, K, root @ root.mT, CONSTANT)
@@ -126,31 +134,42 @@ class Dense:
         p, L = self.posterior, torch.linalg.cholesky(K)
         B = torch.linalg.solve(L.mT, torch.linalg.solve(L, p.spread.gram[0], left=False))
         own = torch.linalg.solve(K, self.own_values())
-        cross = self.matrix(p.alpha, p.beta)
+        cross = self.to_beta(p.alpha)
         both = torch.cat((torch.cat((alpha, cross), 1), torch.cat((cross.mT, K), 1)))
         return DecoupledOracle(both, torch.cat((a, own)), K, B, CONSTANT)
 
     def values(self) -> tuple[Tensor, Tensor]:
         """Mean and covariance of a hybrid's values at β, without the prior mean."""
         p = self.posterior
-        L = torch.linalg.cholesky(self.matrix(p.beta, p.beta))
+        L = torch.linalg.cholesky(self.between())
         Q = torch.eye(M_BETA).double() + p.spread.gram[0]
         return (L @ torch.linalg.solve(Q, p.spread.moment[0]))[:, 0], L @ torch.linalg.inv(Q) @ L.mT
 
     def own_values(self) -> Tensor:
         """m̃: those values less what α makes of them."""
         p = self.posterior
-        return self.values()[0] - self.matrix(p.beta, p.alpha) @ p.coefficients[0]
+        return self.values()[0] - self.to_beta(p.alpha).T @ p.coefficients[0]
 
     def to_alpha(self, X: Tensor) -> Tensor:
         p = self.posterior
         cross = self.matrix(X, p.alpha)
         if isinstance(p.spread, HybridSpread):
-            cross = torch.cat((cross, self.matrix(X, p.beta)), 1)
+            cross = torch.cat((cross, self.to_beta(X)), 1)
         return cross
 
-    def to_beta(self, X: Tensor) -> Tensor:
-        return self.matrix(X, self.posterior.beta)
+    def to_beta(self, X: InducingFunctions | Tensor) -> Tensor:
+        """With the covariance's functions, which may combine those at β."""
+        return self.matrix(X, self.posterior.beta) @ self.combination()
+
+    def between(self) -> Tensor:
+        beta, left = self.posterior.beta, self.combination()
+        return left.T @ self.matrix(beta, beta) @ left
+
+    def combination(self) -> Tensor:
+        p = self.posterior
+        if isinstance(p.spread, SpectralSpread):
+            return p.spread.combination[0]
+        return torch.eye(len(p.beta), dtype=torch.float64)
 
 
 POSTERIORS: dict[str, Callable[[], DecoupledPosterior]] = {
@@ -159,6 +178,8 @@ POSTERIORS: dict[str, Callable[[], DecoupledPosterior]] = {
     "direct, preconditioned": lambda: direct(jacobi=True),
     "hybrid": hybrid,
     "hybrid, averages": lambda: hybrid(factors=True),
+    "spectral": spectral,
+    "spectral, averages": lambda: spectral(factors=True),
 }
 
 
@@ -255,7 +276,7 @@ def test_one_basis_for_both_is_svgp() -> None:
     torch.testing.assert_close(model.elbo(), expected, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("parametrization", ["direct", "hybrid"])
+@pytest.mark.parametrize("parametrization", ["direct", "hybrid", "spectral"])
 def test_no_covariance_basis_is_kernel_ridge_regression(parametrization: str) -> None:
     """M_β = 0: the prior's covariance, and the mean of an exact process with α at all data."""
     X, Y = data()
@@ -267,6 +288,7 @@ def test_no_covariance_basis_is_kernel_ridge_regression(parametrization: str) ->
         num_columns=N,
         learning_rate=0.0,
         natural_rate=1.0,
+        mean_rate=1.0,
         parametrization=parametrization,
     )
     model.fit(20, progress=False)
@@ -315,7 +337,7 @@ def draw_with_gradient(model: DecoupledGP, generator: torch.Generator | None) ->
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("kind", ["direct", "hybrid, averages"])
+@pytest.mark.parametrize("kind", ["direct", "hybrid, averages", "spectral"])
 @pytest.mark.parametrize("name", ["gaussian", "bernoulli"])
 def test_draws_of_the_bound_and_its_gradient_are_unbiased(kind: str, name: str) -> None:
     """Within 4 standard errors each, over 600 draws of 7 observations and 3 columns."""

@@ -50,13 +50,13 @@ def fixed_kernel() -> ScaleKernel:
 
 def sizes(model: DecoupledGP) -> tuple[int, int]:
     posterior = model._memory.posterior
-    return len(posterior.alpha), len(posterior.beta)
+    return len(posterior.alpha), posterior.spread.weights()[1].shape[-1]
 
 
 # --- growth -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parametrization", ["hybrid", "direct"])
+@pytest.mark.parametrize("parametrization", ["spectral", "hybrid", "direct"])
 def test_bases_grow_by_the_minibatch_to_their_caps(parametrization: str) -> None:
     X, Y = data()
     model = small(X[:0], Y[:0], parametrization=parametrization)
@@ -72,7 +72,7 @@ def test_bases_grow_by_the_minibatch_to_their_caps(parametrization: str) -> None
 
 def test_growth_changes_no_posterior_and_repeats_no_point() -> None:
     X, Y = data()
-    model = small(X, Y, update_steps=0, num_mean=30)
+    model = small(X, Y, update_steps=0, num_mean=30, parametrization="hybrid")
     model.fit(1, progress=False)
     before = model.posterior(X[:5])
     learner = model._learner(model._memory, growing=True)
@@ -134,7 +134,7 @@ def test_one_whole_step_is_the_best_covariance() -> None:
     torch.testing.assert_close(found, covariance, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("parametrization", ["hybrid", "direct"])
+@pytest.mark.parametrize("parametrization", ["spectral", "hybrid", "direct"])
 def test_the_mean_reaches_the_best_in_both_bases(parametrization: str) -> None:
     """Given hyperparameters and points: subset-of-regressors regression on all of them."""
     X, Y = data(60)
@@ -146,6 +146,7 @@ def test_the_mean_reaches_the_best_in_both_bases(parametrization: str) -> None:
         covar_module=fixed_kernel(),
         learning_rate=0.0,
         natural_rate=0.5,
+        mean_rate=0.5,
         parametrization=parametrization,
         num_columns=15,
         num_mean=20,
@@ -168,8 +169,10 @@ def test_the_mean_reaches_the_best_in_both_bases(parametrization: str) -> None:
         {"parametrization": "direct"},
         {"parametrization": "direct", "preconditioner": "jacobi"},
         {"preconditioner": None},
-        {"lengthscale_factors": True},
+        {"parametrization": "hybrid"},
+        {"parametrization": "hybrid", "lengthscale_factors": True},
         {"learn_mean_points": True},
+        {"learn_mean_points": True, "lengthscale_factors": True},
         {"covar_module": "matern"},
     ],
     ids=str,
@@ -397,8 +400,16 @@ def test_acquisition_functions_can_be_optimised() -> None:
         ({"natural_rate": 1.5}, ValueError, "natural_rate"),
         ({"parametrization": "other"}, ValueError, "parametrization"),
         ({"preconditioner": "full"}, ValueError, "preconditioner"),
+        ({"lengthscale_factors": True}, ValueError, "learn_mean_points.*or the parametriz"),
+        ({"num_span": 9}, ValueError, "num_span of num_covar = 10 to num_mean = 40, got 9"),
+        ({"num_span": 41}, ValueError, "num_span"),
+        ({"mean_rate": 0.0}, ValueError, "mean_rate"),
         (
-            {"lengthscale_factors": True, "covar_module": MaternKernel()},
+            {
+                "lengthscale_factors": True,
+                "parametrization": "hybrid",
+                "covar_module": MaternKernel(),
+            },
             UnsupportedError,
             "RBFKernel.*got MaternKernel",
         ),
