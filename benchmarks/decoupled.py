@@ -9,7 +9,7 @@ Unbiasedness: 20,000 draws of the bound and of its gradient in the hyperparamete
 of 50 observations and 8 of 64 columns, against the exact ones, in standard errors.
 
 Finished parts are kept in the folder of results: a run that was stopped goes on from them. The
-environment's DECOUPLED_PARTS (names with commas) chooses among hybrid, direct and the sets.
+environment's DECOUPLED_PARTS (names with commas) chooses among the parametrizations and the sets.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.svgp_peer import BatchSVGP
 from bo_stream import DecoupledGP
 
 SETS = ("kin40k", "protein", "elevators")
-PARAMETRIZATIONS = ("hybrid", "direct")
+PARAMETRIZATIONS = ("spectral", "hybrid", "direct")
 BATCH = 1024
 PEER_POINTS = 256
 PEER_RATE = 0.01

@@ -607,7 +607,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         "DecoupledGP, Bernoulli",
-        _decoupled(_bernoulli_likelihood),
+        _decoupled(_bernoulli_likelihood, parametrization="hybrid"),
         noise="labels",
         in_order=True,
         residual=True,
