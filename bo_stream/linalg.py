@@ -34,6 +34,12 @@ def safe_cholesky(matrix: Tensor) -> Tensor:
     return cholesky_with_jitter(matrix)[0]
 
 
+def cholesky_with_nugget(matrix: Tensor, share: float) -> Tensor:
+    """Factor of a covariance whose diagonal is larger by a share of itself. Cost O(n³)."""
+    nugget = torch.diag_embed(share * matrix.diagonal(dim1=-2, dim2=-1))
+    return safe_cholesky(matrix + nugget)
+
+
 def cholesky_with_jitter(matrix: Tensor) -> tuple[Tensor, float]:
     """Lower Cholesky factor L of a symmetric matrix, and the jitter that it took.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from bo_stream.bases.inducing import kernel_matrix
 from bo_stream.bases.point_basis import PointBasis
 from bo_stream.bases.sampled_basis import SampledBasis
-from bo_stream.linalg import inverse_lower, safe_cholesky
+from bo_stream.linalg import cholesky_with_nugget, inverse_lower, safe_cholesky
 from bo_stream.models.sampled_bound import Control
 from bo_stream.models.weight_posterior import ChevronPosterior
 
@@ -61,8 +61,7 @@ class Projection:
         inputs, targets = sample
         outputs, points = len(targets), X.double()
         K = kernel_matrix(kernel, points, points, outputs)
-        diagonal = K.diagonal(dim1=-2, dim2=-1)
-        factor = safe_cholesky(K + torch.diag_embed(_NUGGET * diagonal))
+        factor = cholesky_with_nugget(K, _NUGGET)
         cross = kernel_matrix(kernel, points, inputs.double(), outputs)
         Q, R = torch.linalg.qr(torch.cholesky_solve(cross, factor).mT)
         root = weight**0.5

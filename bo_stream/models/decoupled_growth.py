@@ -60,9 +60,8 @@ class Growth:
 
     def finished(self, posterior: DecoupledPosterior) -> bool:
         """Whether both caps are reached."""
-        full = len(posterior.beta) >= self.covariance
-        if isinstance(posterior.spread, SpectralSpread):
-            full = True
+        spectral = isinstance(posterior.spread, SpectralSpread)
+        full = spectral or len(posterior.beta) >= self.covariance
         return full and len(posterior.alpha) >= self.mean
 
     def grown(

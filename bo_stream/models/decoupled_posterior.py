@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bo_stream.bases.function_basis import FunctionBasis
 from bo_stream.bases.inducing_functions import InducingFunctions
-from bo_stream.linalg import inverse_root, safe_cholesky, solve_lower
+from bo_stream.linalg import cholesky_with_nugget, inverse_root, safe_cholesky, solve_lower
 
 NUGGET = 1e-9
 """Noise of the values at β, in parts of their variance: without any, features of points that lie
@@ -106,7 +106,7 @@ class HybridSpread(Spread):
     def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
         """Of values."""
         inner = beta.with_functions(kernel, beta, outputs)
-        return FunctionBasis(kernel, beta, outputs, nearly_exact_factor(inner), None)
+        return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), None)
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """``Q⁻¹ moment`` and a root of ``Q⁻¹``."""
@@ -123,12 +123,14 @@ class HybridSpread(Spread):
         """Further weights as before any data; the others stay, for F grows at its lower end."""
         more = functions.points[..., :1]
         empty = torch.zeros_like(more @ more.mT)
-        moment = torch.cat((self.moment, torch.zeros_like(more)), -2)
-        return replace(self, moment=moment, gram=_block_diagonal(self.gram, empty))
+        return HybridSpread(
+            torch.cat((self.moment, torch.zeros_like(more)), -2),
+            _block_diagonal(self.gram, empty),
+        )
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> HybridSpread:
-        """A rule for the tensors."""
-        return replace(self, moment=rule(self.moment), gram=rule(self.gram))
+        """A rule for both tensors."""
+        return HybridSpread(rule(self.moment), rule(self.gram))
 
 
 @dataclass(frozen=True)
@@ -187,12 +189,6 @@ class DecoupledPosterior:
         beta = self.beta.followed_by(points)
         new = beta.rows(slice(len(self.beta), None))
         return replace(self, beta=beta, spread=self.spread.widened(kernel, new, outputs))
-
-
-def nearly_exact_factor(covariance: Tensor) -> Tensor:
-    """Of values with ``NUGGET``. Cost O(M³)."""
-    nugget = torch.diag_embed(NUGGET * covariance.diagonal(dim1=-2, dim2=-1))
-    return safe_cholesky(covariance + nugget)
 
 
 def _eye(like: Tensor) -> Tensor:

@@ -17,13 +17,9 @@ from torch import Tensor
 
 from bo_stream.bases.function_basis import FunctionBasis
 from bo_stream.bases.inducing_functions import InducingFunctions
-from bo_stream.linalg import safe_cholesky, solve_lower
+from bo_stream.linalg import cholesky_with_nugget, solve_lower
 from bo_stream.models.decoupled_bound import Expanded
-from bo_stream.models.decoupled_posterior import (
-    DecoupledPosterior,
-    HybridSpread,
-    nearly_exact_factor,
-)
+from bo_stream.models.decoupled_posterior import NUGGET, DecoupledPosterior, HybridSpread
 
 _RIDGE = 1e-6
 """Noise of the values that are combined, in parts of their variance, when eigenfunctions are
@@ -45,7 +41,7 @@ class SpectralSpread(HybridSpread):
         """Of combinations. Cost O(S² (d + M) + M³)."""
         left = self.combination
         inner = left.mT @ beta.with_functions(kernel, beta, outputs) @ left
-        return FunctionBasis(kernel, beta, outputs, nearly_exact_factor(inner), left)
+        return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), left)
 
     def expansion(self, basis: FunctionBasis) -> Tensor:
         """What values at β each feature is made of, ``... x m x S x M``: ``L F⁻ᵀ``."""
@@ -96,8 +92,7 @@ def _eigenfunctions(
     beta: InducingFunctions, between: Tensor, kernel: Kernel, X: Tensor, outputs: int, most: int
 ) -> Tensor:
     """Combinations of values that account for most of the variance at X, ``... x m x S x M``."""
-    ridge = torch.diag_embed(_RIDGE * between.diagonal(dim1=-2, dim2=-1))
-    root = safe_cholesky(between + ridge)
+    root = cholesky_with_nugget(between, _RIDGE)
     features = solve_lower(root, beta.with_values(kernel, X, outputs))
     _, directions = torch.linalg.eigh(features @ features.mT)
     chosen = directions[..., max(len(beta) - most, 0) :].flip(-1)

@@ -49,10 +49,10 @@ def fitted(steps: int = 12, smooth: bool = True, rank: int = RANK, **options: An
     return model
 
 
-def expanded(model: DecoupledGP, kernel: ScaleKernel | None = None) -> Expanded:
+def expanded(model: DecoupledGP) -> Expanded:
     posterior = model._memory.posterior
     constant = model.mean_module.constant.detach().reshape(1)
-    return Expanded(posterior, kernel or model.covar_module, constant, 1)
+    return Expanded(posterior, model.covar_module, constant, 1)
 
 
 def renewed(model: DecoupledGP, X: Tensor, rank: int = RANK) -> DecoupledPosterior:
