@@ -1,9 +1,12 @@
 """DecoupledGP against gpytorch's coupled SVGP, at equal wall time.
 
 kin40k, protein and elevators, standardised, a tenth held out. Ours has 2,048 functions for the mean
-and 128 for the covariance and takes 2,000 steps of 1,024 observations; SVGP has 256 inducing points
-and takes steps of 1,024 by Adam for as many seconds, from the same median-trick start. Compared are
-the normalised held-out error and the bound per observation, both of the last parameters.
+and 128 for the covariance: hyperparameters of an exact GP of 1,000 observations, 2,000 steps of
+1,024, and the best posterior of the functions then. SVGP has 256 inducing points and takes steps of
+1,024 by Adam for as many seconds, twice: from the median trick, and from the hyperparameters that
+ours begins its steps with, for whose finding it is not charged. Compared are the normalised
+held-out error and the bound per observation with the better of its two, and ours without the best
+posterior, so after the steps alone, likewise.
 
 Unbiasedness: 20,000 draws of the bound and of its gradient in the hyperparameters from minibatches
 of 50 observations and 8 of 64 columns, against the exact ones, in standard errors.
@@ -16,7 +19,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
 
 import gpytorch
 import torch
@@ -50,13 +55,13 @@ class Split:
 
 @dataclass(frozen=True)
 class Result:
-    """What a model reached.
+    """What a model has reached.
 
     Attributes:
         error: Normalised mean squared error of the held-out outcomes.
         bound: Per observation, in nats.
-        seconds: Of training.
-        steps: Of training.
+        seconds: Of training so far.
+        steps: Likewise.
     """
 
     error: float
@@ -92,7 +97,43 @@ def error_of(split: Split, mean: Tensor) -> float:
     return float((split.test_Y - mean).square().mean() / split.test_Y.var())
 
 
-def ours(split: Split, options: Options) -> Result:
+@dataclass(frozen=True)
+class Start:
+    """Hyperparameters that steps begin with."""
+
+    lengthscales: list[float]
+    scale: float
+    noise: float
+    constant: float
+
+
+@dataclass(frozen=True)
+class Ours:
+    """What ours has reached by its steps, and with the best posterior after them."""
+
+    start: dict[str, Any]
+    by_steps: dict[str, Any]
+    whole: dict[str, Any]
+
+
+def start_of(model: DecoupledGP) -> Start:
+    kernel = model.covar_module
+    return Start(
+        kernel.base_kernel.lengthscale.flatten().tolist(),
+        kernel.outputscale.item(),
+        model.likelihood.noise.item(),
+        model.mean_module.constant.item(),
+    )
+
+
+def reached(model: DecoupledGP, split: Split, seconds: float) -> Result:
+    with torch.no_grad():
+        means = [model.posterior(X).mean for X in split.test_X.split(ROWS)]
+    bound = float(model.elbo()) / len(split.X)
+    return Result(error_of(split, torch.cat(means)), bound, seconds, model.num_steps)
+
+
+def ours(split: Split, options: Options) -> Ours:
     sizes = options.pick((2048, 128), (40, 10))
     model = DecoupledGP(
         split.X,
@@ -101,20 +142,31 @@ def ours(split: Split, options: Options) -> Result:
         num_covar=sizes[1],
         batch_size=min(BATCH, len(split.X)),
     )
-    done = model.fit(options.pick(2000, 20))
-    with torch.no_grad():
-        means = [model.posterior(X).mean for X in split.test_X.split(ROWS)]
-    bound = float(model.elbo()) / len(split.X)
-    return Result(error_of(split, torch.cat(means)), bound, done.seconds, done.steps)
+    begin = time.monotonic()
+    model.fit(0)
+    begun = start_of(model)
+    model.fit(options.pick(2000, 20))
+    seconds = time.monotonic() - begin
+    by_steps = reached(model, split, seconds)
+    begin = time.monotonic()
+    model.optimize_posterior()
+    whole = reached(model, split, seconds + time.monotonic() - begin)
+    return Ours(asdict(begun), asdict(by_steps), asdict(whole))
 
 
-def peer(split: Split, seconds: float, points: int) -> Result:
-    """gpytorch's SVGP for as long, begun alike."""
+def peer(split: Split, seconds: float, points: int, begun: Start | None) -> Result:
+    """gpytorch's SVGP for as long, from some hyperparameters or the median trick's."""
     n = len(split.X)
     model = BatchSVGP(split.X[:points].clone()).to(split.X)
     likelihood = gpytorch.likelihoods.GaussianLikelihood().to(split.X)
-    model.covar_module.base_kernel.lengthscale = torch.pdist(split.X[:1000]).median()
-    model.covar_module.outputscale = likelihood.noise = 1.0
+    kernel = model.covar_module
+    if begun is None:
+        kernel.base_kernel.lengthscale = torch.pdist(split.X[:1000]).median()
+        kernel.outputscale = likelihood.noise = 1.0
+    else:
+        kernel.base_kernel.lengthscale = torch.tensor(begun.lengthscales).to(split.X)
+        kernel.outputscale, likelihood.noise = begun.scale, begun.noise
+        model.mean_module.constant = begun.constant
     objective = gpytorch.mlls.VariationalELBO(likelihood, model.train(), n)
     optimiser = torch.optim.Adam([*model.parameters(), *likelihood.parameters()], lr=PEER_RATE)
     begin, steps = time.monotonic(), 0
@@ -139,14 +191,28 @@ def claims_of(name: str, done: Finished, options: Options) -> list[Claim]:
     """Of a data set."""
     X, Y = simulated(300) if options.smoke else real(name)
     split, points = split_of(X, Y), options.pick(PEER_POINTS, 20)
-    mine = done.part(f"{name}, decoupled", Result, lambda: ours(split, options))
-    print(f"{name}, decoupled: {mine}", flush=True)
-    other = done.part(f"{name}, SVGP", Result, lambda: peer(split, mine.seconds, points))
-    print(f"{name}, SVGP: {other}", flush=True)
-    detail = f"{mine}; SVGP {other}"
+    mine = done.part(f"{name}, decoupled", Ours, lambda: ours(split, options))
+    by_steps, whole, begun = Result(**mine.by_steps), Result(**mine.whole), Start(**mine.start)
+    print(f"{name}, decoupled: {by_steps}; best posterior: {whole}", flush=True)
+    peers = []
+    for start_name, known in (("the median trick", None), ("our start", begun)):
+        part = f"{name}, SVGP from {start_name}"
+        rule = partial(peer, split, whole.seconds, points, known)
+        peers.append(done.part(part, Result, rule))
+        print(f"{part}: {peers[-1]}", flush=True)
+    error, bound = min(p.error for p in peers), max(p.bound for p in peers)
+    detail = f"SVGP {peers[0]}; from our start {peers[1]}"
     return [
-        at_most(f"{name}: held-out nMSE", mine.error, other.error, detail=detail),
-        at_least(f"{name}: bound per observation", mine.bound, other.bound, "nats", detail),
+        claim
+        for what, found in (("steps and best posterior", whole), ("steps alone", by_steps))
+        for claim in (
+            at_most(
+                f"{name}: held-out nMSE, {what}", found.error, error, detail=f"{found}; {detail}"
+            ),
+            at_least(
+                f"{name}: bound per observation, {what}", found.bound, bound, "nats", str(found)
+            ),
+        )
     ]
 
 

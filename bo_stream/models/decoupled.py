@@ -79,6 +79,7 @@ class DecoupledGP(DecoupledBody):
         mean_rate: float = 0.15,
         update_steps: int = 1,
         max_rows: int | None = None,
+        initial_points: int | None = None,
         parametrization: Parametrization = "spectral",
         preconditioner: Preconditioner | None = "block",
         lengthscale_factors: bool = False,
@@ -114,6 +115,10 @@ class DecoupledGP(DecoupledBody):
             mean_rate: Of Newton steps of the mean's coefficients, likewise.
             update_steps: Steps that an update takes.
             max_rows: Most observations to hold, a uniform sample of all; None: all.
+            initial_points: Observations of an exact GP that hyperparameters are learned by before
+                the first step of :meth:`fit`, output scale and noise then as suits ``num_covar``
+                functions; 0: the median trick's stay. Default: 1000, or 0 with
+                ``lengthscale_factors``, whose first steps undo what so good a start knows.
             parametrization: ``"direct"``: ``B = L Lᵀ``, L by Adam [eq. 7 to 10]. ``"hybrid"``: the
                 values at β have a mean and covariance of their own [appendix A.3], which follow
                 natural gradients, and α models what they leave. ``"spectral"``: like it, but that
@@ -139,6 +144,8 @@ class DecoupledGP(DecoupledBody):
         growth = Growth.checked(num_mean, num_covar, num_added, num_span)
         newton = mean_rate if preconditioner == "block" else None
         columns = max(min(512, num_mean), 1) if num_columns is None else num_columns
+        if initial_points is None:
+            initial_points = 0 if lengthscale_factors else 1000
         schedule = Schedule(batch_size, columns, learning_rate, natural_rate, newton, seed)
         self._begin(train_X, train_Y, None, outcome_transform)
         self._options = DecoupledOptions(
@@ -150,6 +157,7 @@ class DecoupledGP(DecoupledBody):
             learn_mean_points,
             update_steps,
             max_rows,
+            initial_points,
         ).checked()
         self._shift = torch.zeros_like(self._shift)
         inputs = self._first_inputs(train_X, input_transform)

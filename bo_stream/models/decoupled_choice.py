@@ -38,6 +38,7 @@ class DecoupledOptions:
         mean_points: Whether α moves.
         update_steps: Steps of an update.
         max_rows: Most observations to hold.
+        initial_points: Of the exact process before the first step of a fit; 0: none.
     """
 
     growth: Growth
@@ -48,6 +49,7 @@ class DecoupledOptions:
     mean_points: bool
     update_steps: int
     max_rows: int | None
+    initial_points: int
 
     def checked(self) -> Self:
         """These, if they can be.
@@ -57,6 +59,7 @@ class DecoupledOptions:
         """
         schedule = self.schedule
         checked_number("update_steps", self.update_steps, 0)
+        checked_number("initial_points", self.initial_points, 0)
         checked_number("num_columns", schedule.columns)
         for name, number in (("batch_size", schedule.batch_size), ("max_rows", self.max_rows)):
             if number is not None:

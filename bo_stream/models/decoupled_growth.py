@@ -94,6 +94,21 @@ class Growth:
         more = rest[..., : min(self.mean - len(posterior.alpha), self.step), :]
         return grown.with_mean_values(more)
 
+    def anew(
+        self, nothing: DecoupledPosterior, before: DecoupledPosterior, kernel: Kernel, outputs: int
+    ) -> DecoupledPosterior:
+        """The functions of a posterior, of which nothing is known.
+
+        Args:
+            nothing: A posterior of no functions.
+            before: Whose functions to take; those of a spectral covariance are still to be sought.
+            kernel: The prior's.
+            outputs: m.
+        """
+        if not isinstance(nothing.spread, SpectralSpread):
+            nothing = nothing.with_covariance_values(before.beta.points, kernel, outputs)
+        return nothing.with_mean_values(before.alpha.points)
+
     def spans_all(self, posterior: DecoupledPosterior) -> bool:
         """Whether a spectral parametrization combines as many functions as there are for it."""
         return len(posterior.beta) >= min(self.span, len(posterior.alpha))

@@ -26,6 +26,7 @@ class DecoupledMemory(HoldsRows):
         hyper_names: Hyperparameters that learned last.
         hyper_moments: Adam's state for them, or None before the first step.
         leaf_moments: The same for the variational parameters.
+        begun: Whether there was a call to fit.
     """
 
     posterior: DecoupledPosterior
@@ -35,6 +36,7 @@ class DecoupledMemory(HoldsRows):
     hyper_names: tuple[str, ...] = ()
     hyper_moments: Moments | None = None
     leaf_moments: Moments | None = None
+    begun: bool = False
 
     @property
     def _batch(self) -> torch.Size:

@@ -1,4 +1,4 @@
-"""Where a decoupled model's hyperparameters begin: the median trick of [Cheng2017, C.2]."""
+"""Where a decoupled model's hyperparameters begin: the median trick, then an exact process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
 from torch import Tensor
 
+from bo_stream.models.first_hyperparameters import learn_first_hyperparameters
+from bo_stream.models.first_scales import Sizes, set_scales
+from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.memory import Observations
+from bo_stream.models.replay import Batch
+
 _PAIRS = 1000
 """Inputs whose distances are looked at."""
+
+_STEPS = 50
+"""Of L-BFGS on the exact process: it need not converge."""
 
 
 def input_scale(X: Tensor) -> Tensor:
@@ -21,9 +30,31 @@ def input_scale(X: Tensor) -> Tensor:
     return torch.where(scale > 0.0, scale, torch.ones_like(scale))
 
 
+def begin_hyperparameters(
+    hyper: Hyperparameters, few: Observations, more: Observations, size: Sizes, total: int
+) -> None:
+    """Learn them by an exact process of few data; output scale and noise then for a sparse one.
+
+    From the median trick alone steps find lengthscales slowly: the mean has to follow each move of
+    theirs before the next one pays. Cost O(k³) for each of some steps on k data.
+
+    Args:
+        hyper: In float64; set in place.
+        few: For the exact process.
+        more: For the scales; of real outcomes only.
+        size: Of the bases.
+        total: Observations that the data stand for.
+    """
+    modules = (hyper.covar_module, hyper.mean_module, hyper.likelihood)
+    learn_first_hyperparameters(*modules, Batch(few.X, few.targets.mT), _STEPS)
+    set_scales(hyper, more, size, total)
+
+
 @torch.no_grad()
 def set_kernel(kernel: ScaleKernel, X: Tensor, Y: Tensor, gaussian: bool) -> None:
     """Lengthscales at the median distance, and the outcomes' variance as the output scale.
+
+    [Cheng2017, C.2]
 
     Distances are in standard deviations of each input, where the paper has one unit for all.
 

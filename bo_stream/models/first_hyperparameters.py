@@ -9,6 +9,7 @@ import torch
 from botorch.exceptions.warnings import BotorchWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
+from botorch.optim.closures import get_loss_closure_with_grads
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, LaplaceLikelihood, Likelihood
 from gpytorch.means import Mean
@@ -18,7 +19,7 @@ from bo_stream.models.replay import Batch
 
 
 def learn_first_hyperparameters(
-    kernel: Kernel, mean: Mean, likelihood: Likelihood, rows: Batch
+    kernel: Kernel, mean: Mean, likelihood: Likelihood, rows: Batch, maxiter: int | None = None
 ) -> None:
     """Set kernel, mean and the noise of real outcomes by maximum marginal likelihood.
 
@@ -29,7 +30,8 @@ def learn_first_hyperparameters(
         kernel: Set in place, and so are the others.
         mean: Its prior mean; set where outcomes are real.
         likelihood: Of the outcomes.
-        rows: Transformed inputs ``n x d`` and outcomes ``n x m``.
+        rows: Transformed inputs ``... x n x d`` and outcomes ``... x n x m``.
+        maxiter: Most steps of L-BFGS; None: until it converges.
     """
     own = isinstance(likelihood, GaussianLikelihood)
     exact = SingleTaskGP(
@@ -42,10 +44,23 @@ def learn_first_hyperparameters(
     ).to(rows.X)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BotorchWarning)
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(exact.likelihood, exact))
+        _fit(exact, maxiter)
     with torch.no_grad():
         kernel.load_state_dict(exact.covar_module.state_dict())
         if isinstance(likelihood, GaussianLikelihood | LaplaceLikelihood):
             mean.load_state_dict(exact.mean_module.state_dict())
             share = 1.0 if own else 0.5
             likelihood.noise = (share * exact.likelihood.noise).reshape(likelihood.noise.shape)
+
+
+def _fit(model: SingleTaskGP, maxiter: int | None) -> None:
+    """Each batch element and output for itself, where no hyperparameter is of several."""
+    objective = ExactMarginalLogLikelihood(model.likelihood, model)
+    learned = {name: p for name, p in objective.named_parameters() if p.requires_grad}
+    batch = model.train_targets.shape[:-1]
+    shared = any(p.shape[: len(batch)] != batch for p in learned.values())
+    fit_gpytorch_mll(
+        objective.train(),
+        closure=get_loss_closure_with_grads(objective, learned) if shared else None,
+        optimizer_kwargs={} if maxiter is None else {"options": {"maxiter": maxiter}},
+    )

@@ -5,15 +5,23 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from botorch.exceptions.errors import ModelFittingError
 from linear_operator.utils.errors import NanError, NotPSDError
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    track,
+)
 
 DEFAULT_STEPS = 2000
 """Steps of a training that is given neither steps nor seconds. Source: [Cheng2017, section 4]."""
@@ -23,6 +31,8 @@ WINDOW = 20
 
 EXPLODED = 30.0
 """Fall of the smoothed bound below its best at which a training stops, in :meth:`_Bound.scale`."""
+
+T = TypeVar("T")
 
 _NUMERICAL_ERRORS = (NotPSDError, NanError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
 
@@ -121,9 +131,7 @@ class _Limit:
     def of(cls, steps: int | None, seconds: float | None) -> _Limit:
         if steps is None and seconds is None:
             steps = DEFAULT_STEPS
-        for name, value in (("steps", steps), ("seconds", seconds)):
-            if value is not None and not value >= 0:
-                raise ValueError(f"Expected {name} to be at least 0, got {value}.")
+        check_limits(steps, seconds)
         return cls(
             math.inf if steps is None else steps, math.inf if seconds is None else float(seconds)
         )
@@ -136,6 +144,17 @@ class _Limit:
         if self.reached(steps, seconds):
             return 1.0
         return max(steps / self.steps, seconds / self.seconds)
+
+
+def check_limits(steps: int | None, seconds: float | None) -> None:
+    """Check the limits of a training.
+
+    Raises:
+        ValueError: One is negative or not a number.
+    """
+    for name, value in (("steps", steps), ("seconds", seconds)):
+        if value is not None and not value >= 0:
+            raise ValueError(f"Expected {name} to be at least 0, got {value}.")
 
 
 class _DivergenceError(Exception):
@@ -257,3 +276,16 @@ class _Bar:
 
     def show(self, part: float, step: int, bound: float) -> None:
         self._progress.update(self._task, completed=part, step=step, bound=bound)
+
+
+def tracked(parts: Iterable[T], total: int, wanted: bool) -> Iterator[T]:
+    """Parts of a long work one after the other, with a bar on a terminal.
+
+    Args:
+        parts: Of the work.
+        total: Their number.
+        wanted: Whether to draw it.
+    """
+    console = Console(stderr=True, highlight=False)
+    hidden = not (wanted and console.is_terminal)
+    yield from track(parts, "all data", total, console=console, disable=hidden)

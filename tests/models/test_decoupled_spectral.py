@@ -37,6 +37,7 @@ def fitted(steps: int = 12, smooth: bool = True, rank: int = RANK, **options: An
     """With a kernel and a likelihood that stay."""
     X, Y = data()
     defaults = {"num_mean": 40, "num_span": SPAN, "batch_size": 60, "num_columns": 20}
+    defaults["initial_points"] = 0
     model = DecoupledGP(
         X,
         Y,
