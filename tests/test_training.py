@@ -15,7 +15,7 @@ from linear_operator.utils.errors import NotPSDError
 from rich.console import Console
 
 from bo_stream.models import training
-from bo_stream.models.training import DEFAULT_STEPS, WINDOW, Training, train
+from bo_stream.models.training import DEFAULT_STEPS, WINDOW, Training, tracked, train, waiting
 
 Bound = Callable[[int], float]
 
@@ -183,3 +183,22 @@ def test_draws_a_bar_on_a_terminal_only(
     drawn = screen.getvalue()
     assert ("step 1,200" in drawn and "bound -12.5" in drawn) is (terminal and wanted)
     assert terminal or drawn == ""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_other_work_is_shown_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, wanted: bool
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(
+        training,
+        "Console",
+        lambda **_: Console(file=screen, force_terminal=terminal, width=120, highlight=False),
+    )
+    assert list(tracked(iter("abc"), 3, wanted)) == ["a", "b", "c"]
+    drawn = screen.getvalue()
+    assert ("all data" in drawn and "100%" in drawn) is (terminal and wanted)
+    with waiting("an exact GP", wanted):
+        pass
+    assert ("an exact GP" in screen.getvalue()) is (terminal and wanted)

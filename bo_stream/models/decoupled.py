@@ -17,8 +17,8 @@ from torch.utils.data import Dataset
 
 from bo_stream.bases.inducing_functions import check_factors
 from bo_stream.models.dataset_replay import DatasetReplay
-from bo_stream.models.decoupled_body import DecoupledBody
 from bo_stream.models.decoupled_choice import DecoupledOptions, Parametrization, Preconditioner
+from bo_stream.models.decoupled_fitting import DecoupledFitting
 from bo_stream.models.decoupled_growth import Growth
 from bo_stream.models.decoupled_learner import Schedule
 from bo_stream.models.decoupled_start import set_kernel, set_outcomes
@@ -27,7 +27,7 @@ from bo_stream.models.outcome_model import check_likelihood
 from bo_stream.models.replay import generator_at
 
 
-class DecoupledGP(DecoupledBody):
+class DecoupledGP(DecoupledFitting):
     """A variational Gaussian process with thousands of basis functions for its mean.
 
     The mean is ``k(x, α) a`` and the covariance ``k − k_xβ (B⁻¹ + K_β)⁻¹ k_βx``, in two bases α and
@@ -56,6 +56,7 @@ class DecoupledGP(DecoupledBody):
     Example:
         >>> model = DecoupledGP(train_X, train_Y, num_mean=2048, num_covar=128)
         >>> model.fit(steps=2000)
+        >>> model.optimize_posterior()
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
+from botorch.exceptions.errors import ModelFittingError
+from botorch.exceptions.warnings import BotorchWarning
 from gpytorch.kernels import ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
@@ -46,7 +50,11 @@ def begin_hyperparameters(
         total: Observations that the data stand for.
     """
     modules = (hyper.covar_module, hyper.mean_module, hyper.likelihood)
-    learn_first_hyperparameters(*modules, Batch(few.X, few.targets.mT), _STEPS)
+    try:
+        learn_first_hyperparameters(*modules, Batch(few.X, few.targets.mT), _STEPS)
+    except ModelFittingError as error:
+        message = f"Hyperparameters begin by the median trick: an exact GP failed: {error}"
+        warnings.warn(message, BotorchWarning, stacklevel=2)
     set_scales(hyper, more, size, total)
 
 

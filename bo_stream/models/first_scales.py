@@ -126,7 +126,8 @@ def set_scales(hyper: Hyperparameters, data: Observations, size: Sizes, total: i
     kernel, likelihood = hyper.covar_module, hyper.likelihood
     scaled = isinstance(kernel, ScaleKernel) and kernel.raw_outputscale.requires_grad
     noisy = isinstance(likelihood, GaussianLikelihood) and likelihood.raw_noise.requires_grad
-    if not isinstance(likelihood, GaussianLikelihood) or not (scaled or noisy):
+    real = isinstance(likelihood, GaussianLikelihood)
+    if not real or not (scaled or noisy) or size.covariance == 0:
         return
     with torch.no_grad():
         bound = ScaleBound.of(hyper, data, size, total)

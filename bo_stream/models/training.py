@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any, Protocol, TypeVar
@@ -289,3 +290,14 @@ def tracked(parts: Iterable[T], total: int, wanted: bool) -> Iterator[T]:
     console = Console(stderr=True, highlight=False)
     hidden = not (wanted and console.is_terminal)
     yield from track(parts, "all data", total, console=console, disable=hidden)
+
+
+def waiting(what: str, wanted: bool) -> AbstractContextManager[object]:
+    """A spinner on a terminal while something is done whose length is not known.
+
+    Args:
+        what: Is done.
+        wanted: Whether to draw it.
+    """
+    console = Console(stderr=True, highlight=False)
+    return console.status(what) if wanted and console.is_terminal else nullcontext()

@@ -13,7 +13,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream import DecoupledGP
-from bo_stream.models import decoupled_body
+from bo_stream.models import decoupled_fitting
 from bo_stream.models.decoupled_optimum import between
 from bo_stream.models.decoupled_posterior import DirectSpread
 from bo_stream.models.decoupled_spectral import SpectralSpread
@@ -164,18 +164,18 @@ def test_a_step_that_is_too_long_is_shortened(monkeypatch: pytest.MonkeyPatch) -
     X, Y = data("bernoulli")
     model = model_of(X, Y, "bernoulli")
     before, memory = float(model.elbo()), model._memory
-    whole = decoupled_body.optimum
+    whole = decoupled_fitting.optimum
 
     def too_far(*given: Any) -> Any:
         return between(memory.posterior, whole(*given), 4.0)
 
-    monkeypatch.setattr(decoupled_body, "optimum", too_far)
+    monkeypatch.setattr(decoupled_fitting, "optimum", too_far)
     assert float(model.optimize_posterior().elbo()) > before
 
     def away(*given: Any) -> Any:
         return replace(memory.posterior, coefficients=memory.posterior.coefficients + 1e3)
 
-    monkeypatch.setattr(decoupled_body, "optimum", away)
+    monkeypatch.setattr(decoupled_fitting, "optimum", away)
     better = float(model.elbo())
     assert float(model.optimize_posterior().elbo()) >= better
 
@@ -188,6 +188,16 @@ def test_between_is_linear_in_the_mean() -> None:
     middle = between(before.posterior, model._memory.posterior, 0.25)
     model._set_memory(replace(before, posterior=middle))
     torch.testing.assert_close(model.posterior(X[:5]).mean, 0.75 * first + 0.25 * last)
+
+
+@pytest.mark.parametrize("parametrization", ["spectral", "hybrid", "direct"])
+@pytest.mark.parametrize("sizes", [(0, 0), (30, 0)])
+def test_bases_may_be_empty(parametrization: str, sizes: tuple[int, int]) -> None:
+    X, Y = data()
+    options: dict[str, Any] = {"num_mean": sizes[0], "num_covar": sizes[1], "num_span": None}
+    model = model_of(X, Y, parametrization=parametrization, **options, learning_rate=0.1)
+    before = float(model.elbo())
+    assert float(model.optimize_posterior().elbo()) >= before - 1e-6
 
 
 def test_bad_input_changes_nothing() -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 import torch
+from botorch.exceptions.errors import ModelFittingError
+from botorch.exceptions.warnings import BotorchWarning
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
+from bo_stream.models import decoupled_start
 from tests.contract import assert_untouched, fingerprint
 from tests.models.likelihoods import LIKELIHOODS, OTHERS, outcomes
 from tests.oracles import dense_kernel
@@ -171,7 +175,32 @@ def test_single_precision_and_a_data_set() -> None:
 def test_its_time_counts() -> None:
     X, Y = data()
     model = small(X, Y)
-    assert model.fit(seconds=1e-6, progress=False).steps == 0
+    begin = time.monotonic()
+    done = model.fit(seconds=1e-6, progress=False)
+    assert done.steps == 0
+    assert 1e-3 < done.seconds <= time.monotonic() - begin
+
+
+def test_a_failed_exact_process_leaves_the_median_trick(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise ModelFittingError("no attempt succeeded")
+
+    X, Y = data()
+    model = small(X, Y)
+    lengthscale = model.covar_module.base_kernel.lengthscale.detach().clone()
+    monkeypatch.setattr(decoupled_start, "learn_first_hyperparameters", fails)
+    with pytest.warns(BotorchWarning, match="median trick"):
+        model.fit(0, progress=False)
+    assert torch.equal(model.covar_module.base_kernel.lengthscale, lengthscale)
+    assert model.fit(3, progress=False).steps == 3
+
+
+def test_torch_s_own_random_numbers_are_left_alone() -> None:
+    X, Y = data()
+    model = small(X, Y)
+    before = torch.random.get_rng_state()
+    model.fit(2, progress=False)
+    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_labels_of_one_class_begin() -> None:

@@ -48,7 +48,8 @@ def hyperparameters(
 
 
 def bound_of(bound: ScaleBound, scale: float, noise: float) -> float:
-    return float(bound(torch.tensor([scale]).double(), torch.tensor([noise]).double()))
+    value = bound(torch.tensor([scale]).double(), torch.tensor([noise]).double())
+    return float(value.detach())
 
 
 @pytest.mark.parametrize("scale", [0.3, 2.0])
@@ -159,6 +160,12 @@ def test_the_noise_keeps_its_constraint() -> None:
 def test_other_likelihoods_leave_the_scale() -> None:
     data, hyper = observations(), hyperparameters(likelihood=LIKELIHOODS["bernoulli"]())
     set_scales(hyper, data, Sizes(20, 6), N)
+    assert float(hyper.covar_module.outputscale) == pytest.approx(5.0)
+
+
+def test_without_functions_of_the_covariance_the_scale_stays() -> None:
+    data, hyper = observations(), hyperparameters()
+    set_scales(hyper, data, Sizes(0, 0), N)
     assert float(hyper.covar_module.outputscale) == pytest.approx(5.0)
 
 
