@@ -151,15 +151,21 @@ class DecoupledLearner:
         self._begin(replace(state.memory, replay=self._memory.replay))
 
     @torch.no_grad()
-    def grow(self, X: Tensor) -> None:
-        """Let inputs become further basis functions, up to the caps."""
+    def grow(self, X: Tensor) -> bool:
+        """Let inputs become further basis functions, up to the caps.
+
+        Returns:
+            Whether eigenfunctions were sought anew, as long as more of the mean's can be combined.
+        """
         before = self._memory.posterior
         m = before.coefficients.shape[-2]
         grown = self._growth.grown(before, X, self.hyper.covar_module, m)
         if grown is not before:
             self._set_posterior(grown)
-        if not self._growth.spans_all(grown):
+        more = not self._growth.spans_all(grown)
+        if more:
             self._renew()
+        return more
 
     def _set_posterior(self, posterior: DecoupledPosterior) -> None:
         self._memory = replace(self._memory, posterior=posterior)
@@ -182,10 +188,8 @@ class DecoupledLearner:
         schedule, replay = self._schedule, self._memory.replay
         generator = generator_at(schedule.seed, self.num_steps)
         data = self._entered(replay.draw(schedule.size(replay.held), generator))
-        if self._growing:
-            order = torch.randperm(len(data), generator=generator).to(data.X.device)
-            self.grow(data.X[..., order, :])
-        if self.num_steps % _RENEWED == 0:
+        renewed = self._growing and self._grow_from(data, generator)
+        if self.num_steps % _RENEWED == 0 and not renewed:
             self._renew()
         expanded = self._expanded()
         index = drawn_columns(expanded.posterior, schedule.columns, generator)
@@ -202,6 +206,10 @@ class DecoupledLearner:
         posterior = self._leaves.moved(posterior)
         self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps + 1)
         return float(draw.value.detach().sum())
+
+    def _grow_from(self, data: Observations, generator: torch.Generator) -> bool:
+        order = torch.randperm(len(data), generator=generator).to(data.X.device)
+        return self.grow(data.X[..., order, :])
 
     def _expanded(self) -> Expanded:
         posterior = self._leaves.planted()

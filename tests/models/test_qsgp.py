@@ -327,6 +327,16 @@ def test_labels_are_told_apart() -> None:
     assert float(((model.predictive(X).mean > 0.5) == (labels > 0.5)).double().mean()) > 0.93
 
 
+def test_outputs_learn_one_kernel_from_the_exact_process() -> None:
+    X = torch.rand(200, DIM, dtype=torch.float64)
+    Y = torch.cat(((9.0 * X[:, :1]).sin(), (9.0 * X[:, :1]).cos()), -1)
+    model = QSGP(X, Y, basis=FourierFeatures(100), initial_points=100)
+    before = model.covar_module.base_kernel.lengthscale.detach().clone()
+    model.fit(steps=2, progress=False)
+    short, *others = (model.covar_module.base_kernel.lengthscale.detach() / before)[0].tolist()
+    assert all(short < 0.7 * other for other in others)
+
+
 # --- bad input ----------------------------------------------------------------------------------
 
 
