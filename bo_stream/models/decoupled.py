@@ -43,8 +43,9 @@ class DecoupledGP(DecoupledFitting):
     - A fantasy: O(q M_α d + q S M_β) and one q x q factor.
     - Exact: conditioning the posterior process, so fantasies; the bound and its gradients are
       estimated without bias.
-    - Approximate: the posterior is what steps have found so far. The variance is that of M_β
-      functions: with few, too large, never too small.
+    - Approximate: the posterior is what steps have found so far, or, by :meth:`optimize_posterior`,
+      the best of its functions. The variance is that of M_β functions: with few, too large, never
+      too small.
     - Learned: everything by :meth:`fit`. ``fit_gpytorch_mll`` can move the hyperparameters alone,
       on the exact bound at the present variational parameters, at the cost of all data a step.
     - When: from some 10⁴ observations, of a function too rough for a few hundred inducing points.
