@@ -168,17 +168,23 @@ def test_an_interrupt_leaves_the_last_checked_state(error: BaseException) -> Non
     assert run(learner, steps=7).trace[-1][0] == 107
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize("wanted", [True, False])
-def test_draws_a_bar_on_a_terminal_only(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool, wanted: bool
-) -> None:
+def captured(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> io.StringIO:
+    """What is drawn on standard error."""
     screen = io.StringIO()
     monkeypatch.setattr(
         training,
         "Console",
         lambda **_: Console(file=screen, force_terminal=terminal, width=120, highlight=False),
     )
+    return screen
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_draws_a_bar_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, wanted: bool
+) -> None:
+    screen = captured(monkeypatch, terminal)
     train(Learner(lambda _: -12.5), 1200, None, progress=wanted)
     drawn = screen.getvalue()
     assert ("step 1,200" in drawn and "bound -12.5" in drawn) is (terminal and wanted)
@@ -190,12 +196,7 @@ def test_draws_a_bar_on_a_terminal_only(
 def test_other_work_is_shown_on_a_terminal_only(
     monkeypatch: pytest.MonkeyPatch, terminal: bool, wanted: bool
 ) -> None:
-    screen = io.StringIO()
-    monkeypatch.setattr(
-        training,
-        "Console",
-        lambda **_: Console(file=screen, force_terminal=terminal, width=120, highlight=False),
-    )
+    screen = captured(monkeypatch, terminal)
     assert list(tracked(iter("abc"), 3, wanted)) == ["a", "b", "c"]
     drawn = screen.getvalue()
     assert ("all data" in drawn and "100%" in drawn) is (terminal and wanted)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bo_stream.bases.inducing_functions import InducingFunctions
 from bo_stream.linalg import cholesky_with_nugget, safe_cholesky, solve_lower
-from bo_stream.models.decoupled_bound import Expanded
+from bo_stream.models.decoupled_bound import Expanded, Marginals
 from bo_stream.models.decoupled_posterior import NUGGET, DecoupledPosterior, HybridSpread
 from bo_stream.models.decoupled_spectral import SpectralSpread
 from bo_stream.variational import ExpectedLogProb, local_sites
@@ -36,7 +36,9 @@ def optimum(
     root = cholesky_with_nugget(whole.covariance(now), NUGGET)
     total = _Sums(root.new_zeros(root.shape), root.new_zeros(*root.shape[:-1], 1), None)
     for X, expected in batches:
-        total = total.plus(now, X, expected, solve_lower(root, whole.at(now, X)))
+        there = now.at(X)
+        features = solve_lower(root, whole.at(now, X, there))
+        total = total.plus(now, there, expected, features)
     precision = _one_plus(weight * total.gram)
     weights = torch.cholesky_solve(weight * total.pull, safe_cholesky(precision))
     c = torch.linalg.solve_triangular(root.mT, weights, upper=True).squeeze(-1)
@@ -76,10 +78,11 @@ class _Functions:
             (upper, torch.cat((cross.mT, self.beta.with_functions(kernel, self.beta, m)), -1)), -2
         )
 
-    def at(self, now: Expanded, X: Tensor) -> Tensor:
-        """``... x m x M x n``."""
-        parts = (self.alpha,) if self.beta is None else (self.alpha, self.beta)
-        return torch.cat([part.with_values(now.kernel, X, now.outputs) for part in parts], -2)
+    def at(self, now: Expanded, X: Tensor, there: Marginals) -> Tensor:
+        """``... x m x M x n``, of inputs where α's part is known already."""
+        if self.beta is None:
+            return there.cross
+        return torch.cat((there.cross, self.beta.with_values(now.kernel, X, now.outputs)), -2)
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,10 @@ class _Sums:
     pull: Tensor
     spread: Tensor | None
 
-    def plus(self, now: Expanded, X: Tensor, expected: ExpectedLogProb, features: Tensor) -> _Sums:
-        """With a batch, whose whitened functions are given."""
-        there = now.at(X)
+    def plus(
+        self, now: Expanded, there: Marginals, expected: ExpectedLogProb, features: Tensor
+    ) -> _Sums:
+        """With a batch, whose marginals and whitened functions are given."""
         sites, _ = local_sites(expected, there.mean.detach(), there.variance.detach())
         z, precision = there.features, sites.precision
         shift = sites.shift - precision * now.constant.unsqueeze(-1)

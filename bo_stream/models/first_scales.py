@@ -18,7 +18,7 @@ from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.memory import Observations
 
 _NUGGET = 1e-6
-"""Noise of the values at the first inputs, in parts of their variance."""
+"""Noise of the values that features are made of, in parts of their variance."""
 
 _FARTHEST = 10.0
 """Largest change of a logarithm."""
@@ -124,10 +124,11 @@ def set_scales(hyper: Hyperparameters, data: Observations, size: Sizes, total: i
         total: Observations that the data stand for.
     """
     kernel, likelihood = hyper.covar_module, hyper.likelihood
+    if not isinstance(likelihood, GaussianLikelihood) or size.covariance == 0:
+        return
     scaled = isinstance(kernel, ScaleKernel) and kernel.raw_outputscale.requires_grad
-    noisy = isinstance(likelihood, GaussianLikelihood) and likelihood.raw_noise.requires_grad
-    real = isinstance(likelihood, GaussianLikelihood)
-    if not real or not (scaled or noisy) or size.covariance == 0:
+    noisy = likelihood.raw_noise.requires_grad
+    if not (scaled or noisy):
         return
     with torch.no_grad():
         bound = ScaleBound.of(hyper, data, size, total)

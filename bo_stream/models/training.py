@@ -255,7 +255,7 @@ class _Bar:
     """A progress bar, or none."""
 
     def __init__(self, wanted: bool) -> None:
-        console = Console(stderr=True, highlight=False)
+        console, shown = _screen(wanted)
         self._progress = Progress(
             TextColumn("step {task.fields[step]:,}"),
             BarColumn(),
@@ -264,7 +264,7 @@ class _Bar:
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),
             console=console,
-            disable=not (wanted and console.is_terminal),
+            disable=not shown,
         )
         self._task = self._progress.add_task("", total=1.0, step=0, bound=math.nan)
 
@@ -287,9 +287,8 @@ def tracked(parts: Iterable[T], total: int, wanted: bool) -> Iterator[T]:
         total: Their number.
         wanted: Whether to draw it.
     """
-    console = Console(stderr=True, highlight=False)
-    hidden = not (wanted and console.is_terminal)
-    yield from track(parts, "all data", total, console=console, disable=hidden)
+    console, shown = _screen(wanted)
+    yield from track(parts, "all data", total, console=console, disable=not shown)
 
 
 def waiting(what: str, wanted: bool) -> AbstractContextManager[object]:
@@ -299,5 +298,11 @@ def waiting(what: str, wanted: bool) -> AbstractContextManager[object]:
         what: Is done.
         wanted: Whether to draw it.
     """
+    console, shown = _screen(wanted)
+    return console.status(what) if shown else nullcontext()
+
+
+def _screen(wanted: bool) -> tuple[Console, bool]:
+    """Standard error, and whether to draw there: where that is wanted, and it is a terminal."""
     console = Console(stderr=True, highlight=False)
-    return console.status(what) if wanted and console.is_terminal else nullcontext()
+    return console, wanted and console.is_terminal
