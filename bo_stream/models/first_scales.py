@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,10 +14,14 @@ from bo_stream.bases.inducing import kernel_variance
 from bo_stream.bases.inducing_functions import InducingFunctions
 from bo_stream.linalg import cholesky_with_nugget, solve_lower
 from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.lbfgs import climb
 from bo_stream.models.memory import Observations
 
 _NUGGET = 1e-6
 """Noise of the values that features are made of, in parts of their variance."""
+
+_ITERATIONS = 50
+"""Of L-BFGS."""
 
 _FARTHEST = 10.0
 """Largest change of a logarithm."""
@@ -140,9 +143,9 @@ def set_scales(hyper: Hyperparameters, data: Observations, size: Sizes, total: i
 
     def objective() -> Tensor:
         scale = _per_output(log_scale.clamp_max(0.0).exp(), outputs)
-        return -bound(scale, _per_output(noise * log_noise.exp(), outputs)).sum()
+        return bound(scale, _per_output(noise * log_noise.exp(), outputs)).sum()
 
-    _minimise(objective, [t for t in (log_scale, log_noise) if t.requires_grad])
+    climb(objective, [t for t in (log_scale, log_noise) if t.requires_grad], _ITERATIONS)
     with torch.no_grad():
         if scaled and _is_near(log_scale):
             kernel.outputscale = first * log_scale.clamp_max(0.0).exp()
@@ -153,19 +156,6 @@ def set_scales(hyper: Hyperparameters, data: Observations, size: Sizes, total: i
 def _per_output(value: Tensor, outputs: int) -> Tensor:
     """A hyperparameter as ``... x m``: it has no m where that is 1."""
     return value.unsqueeze(-1) if outputs == 1 else value
-
-
-def _minimise(objective: Callable[[], Tensor], parameters: list[Tensor]) -> None:
-    """In place, by L-BFGS with a line search."""
-    optimizer = torch.optim.LBFGS(parameters, max_iter=50, line_search_fn="strong_wolfe")
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        value = objective()
-        value.backward()
-        return float(value.detach())
-
-    optimizer.step(closure)
 
 
 def _is_near(change: Tensor) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from bo_stream.models.lbfgs import climb
+
 
 def moved_points(bound: Callable[[Tensor], Tensor], Z: Tensor, maxiter: int) -> Tensor:
     """Points that are at a local maximum of a bound, or on the way there after ``maxiter`` steps.
@@ -20,15 +22,7 @@ def moved_points(bound: Callable[[Tensor], Tensor], Z: Tensor, maxiter: int) -> 
     """
     start = Z.detach().clone()
     points = start.clone().requires_grad_(True)
-    optimizer = torch.optim.LBFGS([points], max_iter=maxiter, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = -bound(points)
-        value.backward()
-        return value.detach()
-
-    optimizer.step(loss)
+    climb(lambda: bound(points), [points], maxiter)
     reached = points.detach()
     with torch.no_grad():
         better = bool(reached.isfinite().all()) and bool(bound(reached) >= bound(start))
