@@ -2,11 +2,11 @@
 
 kin40k, protein and elevators, standardised, a tenth held out. Ours has 2,048 functions for the mean
 and 128 for the covariance: hyperparameters of an exact GP of 1,000 observations, 2,000 steps of
-1,024, and the best posterior of the functions then. SVGP has 256 inducing points and takes steps of
-1,024 by Adam for as many seconds, twice: from the median trick, and from the hyperparameters that
-ours begins its steps with, for whose finding it is not charged. Compared are the normalised
-held-out error and the bound per observation, with the better of its two. What ours has by its steps
-alone is told beside.
+1,024, and then 10 evaluations of the collapsed bound of all data (``fit_collapsed``). SVGP has 256
+inducing points and takes steps of 1,024 by Adam for as many seconds, twice: from the median trick,
+and from the hyperparameters that ours begins its steps with, for whose finding it is not charged.
+Compared are the normalised held-out error and the bound per observation, with the better of its
+two. What ours has by its steps alone is told beside.
 
 Unbiasedness: 20,000 draws of the bound and of its gradient in the hyperparameters from minibatches
 of 50 observations and 8 of 64 columns, against the exact ones, in standard errors.
@@ -39,6 +39,7 @@ PARAMETRIZATIONS = ("spectral", "hybrid", "direct")
 BATCH = 1024
 PEER_POINTS = 256
 PEER_RATE = 0.01
+EVALUATIONS = 10
 DRAWS = 20_000
 ROWS = 500
 
@@ -109,7 +110,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Ours:
-    """What ours has reached by its steps, and with the best posterior after them."""
+    """What ours has reached by its steps, and by the collapsed bound after them."""
 
     start: dict[str, Any]
     by_steps: dict[str, Any]
@@ -149,7 +150,7 @@ def ours(split: Split, options: Options) -> Ours:
     seconds = time.monotonic() - begin
     by_steps = reached(model, split, seconds)
     begin = time.monotonic()
-    model.optimize_posterior()
+    model.fit_collapsed(options.pick(EVALUATIONS, 3))
     whole = reached(model, split, seconds + time.monotonic() - begin)
     return Ours(asdict(begun), asdict(by_steps), asdict(whole))
 
@@ -193,7 +194,7 @@ def claims_of(name: str, done: Finished, options: Options) -> list[Claim]:
     split, points = split_of(X, Y), options.pick(PEER_POINTS, 20)
     mine = done.part(f"{name}, decoupled", Ours, lambda: ours(split, options))
     by_steps, whole, begun = Result(**mine.by_steps), Result(**mine.whole), Start(**mine.start)
-    print(f"{name}, decoupled: {by_steps}; best posterior: {whole}", flush=True)
+    print(f"{name}, decoupled: {by_steps}; collapsed: {whole}", flush=True)
     peers = []
     for start_name, known in (("the median trick", None), ("our start", begun)):
         part = f"{name}, SVGP from {start_name}"

@@ -540,6 +540,42 @@ class SGPR:
         return mean, test - explained + test_cross @ torch.linalg.solve(A, test_cross.mT)
 
 
+def two_basis_bound(
+    K: Tensor,
+    cross: Tensor,
+    inner: Tensor,
+    y: Tensor,
+    noise: float | Tensor,
+    rank: int,
+    nugget: float = 1e-9,
+) -> Tensor:
+    """The bound at the best mean of all functions and the best covariance of so many of them.
+
+    Functions are the prior's eigenfunctions in the span of the inducing points: all for the mean,
+    the leading ones for the covariance, whose bound is Titsias's but for the mean's misfit.
+
+    Args:
+        K: Prior covariance of the n data, ``n x n``.
+        cross: Between data and inducing points, ``n x M``.
+        inner: Of the inducing points, ``M x M``.
+        y: Outcomes less the prior mean, ``n``.
+        noise: Variance.
+        rank: Functions of the covariance.
+        nugget: Noise of the inducing points' values, in parts of their variance.
+    """
+    n, sigma2 = len(y), torch.as_tensor(noise).to(y)
+    half = torch.linalg.cholesky(inner + nugget * torch.diag(inner.diagonal()))
+    features = torch.linalg.solve(half, cross.mT).mT
+    _, directions = torch.linalg.eigh((features.mT @ features).detach())
+    z = (features @ directions).flip(-1)
+    fit = y @ torch.linalg.solve(z @ z.mT + sigma2 * torch.eye(n).to(y), y)
+    few = z[:, :rank]
+    learned = torch.logdet(torch.eye(rank).to(y) + few.mT @ few / sigma2)
+    left = (K.diagonal() - few.square().sum(-1)).sum()
+    constant = n * (2.0 * torch.pi * sigma2).log()
+    return -0.5 * (fit + learned + constant + left / sigma2)
+
+
 def online_bound(
     old_X: Tensor,
     old_y: Tensor,

@@ -4,58 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from gpytorch import Module
-from gpytorch.constraints import Interval
 from torch import Tensor
 from torch.nn import Parameter
 
-
-@dataclass(frozen=True)
-class _Coordinate:
-    """A parameter and what is moved for it: its logarithm where a constraint bounds it directly.
-
-    BoTorch's default constraints bound noise and lengthscales without a transform that would
-    enforce it; steps in the logarithm are relative and keep the sign.
-
-    Attributes:
-        parameter: The model's.
-        moved: What an optimiser moves.
-        constraint: The bound to keep, or None where a transform does.
-    """
-
-    parameter: Parameter
-    moved: Parameter
-    constraint: Interval | None
-
-    @classmethod
-    def of(cls, parameter: Parameter, constraint: object) -> _Coordinate:
-        direct = isinstance(constraint, Interval) and not constraint.enforced
-        bound = constraint if direct and isinstance(constraint, Interval) else None
-        if bound is None or bool((bound.lower_bound < 0).any()):
-            return cls(parameter, parameter, bound)
-        return cls(parameter, Parameter(parameter.detach().log()), bound)
-
-    @property
-    def relative(self) -> bool:
-        return self.moved is not self.parameter
-
-    def before(self) -> None:
-        """Take over the parameter's value and gradient."""
-        if self.relative and self.parameter.grad is not None:
-            self.moved.copy_(self.parameter.log())
-            self.moved.grad = self.parameter.grad * self.parameter
-
-    def after(self) -> None:
-        """Hand back the value, inside its bounds."""
-        value = self.moved.exp() if self.relative else self.moved
-        if self.constraint is not None:
-            low, high = self.constraint.lower_bound, self.constraint.upper_bound
-            value = value.clamp(torch.as_tensor(low).to(value), torch.as_tensor(high).to(value))
-        self.parameter.copy_(value)
+from bo_stream.models.coordinates import coordinates_of
 
 
 class Ascent:
@@ -81,10 +37,7 @@ class Ascent:
         """
         if rate < 0.0:
             raise ValueError(f"Expected a learning rate of at least 0, got {rate}.")
-        named: Any = model.named_parameters_and_constraints
-        constraints = {id(p): constraint for _, p, constraint in named()}
-        chosen = parameters if rate > 0.0 else ()
-        self._coordinates = [_Coordinate.of(p, constraints.get(id(p))) for p in chosen]
+        self._coordinates = coordinates_of(model, parameters if rate > 0.0 else ())
         moved = [coordinate.moved for coordinate in self._coordinates]
         self._adam = torch.optim.Adam(moved, lr=rate, fused=True) if moved else None
         if self._adam is not None and moments is not None:

@@ -18,16 +18,16 @@ from torch.utils.data import Dataset
 from bo_stream.bases.inducing_functions import check_factors
 from bo_stream.models.dataset_replay import DatasetReplay
 from bo_stream.models.decoupled_choice import DecoupledOptions, Parametrization, Preconditioner
-from bo_stream.models.decoupled_fitting import DecoupledFitting
 from bo_stream.models.decoupled_growth import Growth
 from bo_stream.models.decoupled_learner import Schedule
+from bo_stream.models.decoupled_refinement import DecoupledRefinement
 from bo_stream.models.decoupled_start import set_kernel, set_outcomes
 from bo_stream.models.latent_choice import check_transform, latent_kernel
 from bo_stream.models.outcome_model import check_likelihood
 from bo_stream.models.replay import generator_at
 
 
-class DecoupledGP(DecoupledFitting):
+class DecoupledGP(DecoupledRefinement):
     """A variational Gaussian process with thousands of basis functions for its mean.
 
     The mean is ``k(x, α) a`` and the covariance ``k − k_xβ (B⁻¹ + K_β)⁻¹ k_βx``, in two bases α and
@@ -46,8 +46,9 @@ class DecoupledGP(DecoupledFitting):
     - Approximate: the posterior is what steps have found so far, or, by :meth:`optimize_posterior`,
       the best of its functions. The variance is that of M_β functions: with few, too large, never
       too small.
-    - Learned: everything by :meth:`fit`. ``fit_gpytorch_mll`` can move the hyperparameters alone,
-      on the exact bound at the present variational parameters, at the cost of all data a step.
+    - Learned: everything by :meth:`fit`; of real outcomes better still by :meth:`fit_collapsed`
+      after it, from all data at once. ``fit_gpytorch_mll`` can move the hyperparameters alone, on
+      the exact bound at the present variational parameters, at the cost of all data a step.
     - When: from some 10⁴ observations, of a function too rough for a few hundred inducing points.
       For smooth ones OSGPR or OSVGP, whose updates are exact.
 
@@ -57,7 +58,7 @@ class DecoupledGP(DecoupledFitting):
     Example:
         >>> model = DecoupledGP(train_X, train_Y, num_mean=2048, num_covar=128)
         >>> model.fit(steps=2000)
-        >>> model.optimize_posterior()
+        >>> model.fit_collapsed(evaluations=10)
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 

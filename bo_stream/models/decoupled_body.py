@@ -68,18 +68,32 @@ class DecoupledBody(LatentOutcomes, SolvedGP[KeptProcess]):
         self._adopt(learner)
 
     def _learner(self, memory: DecoupledMemory, growing: bool) -> DecoupledLearner:
-        fixed = [name for name, p in self.named_parameters() if not p.requires_grad]
         options = self._options
         return DecoupledLearner(
             memory,
-            Hyperparameters(self.covar_module, self.mean_module, self.likelihood),
-            fixed,
+            self._copied(),
+            self._fixed,
             self._entered,
             options.growth,
             options.schedule,
             options.learned(memory.unit),
             growing,
         )
+
+    def _copied(self) -> Hyperparameters:
+        """The model's own, to be moved apart from it."""
+        return Hyperparameters(self.covar_module, self.mean_module, self.likelihood)
+
+    @property
+    def _fixed(self) -> list[str]:
+        """Names of hyperparameters that stay."""
+        return [name for name, p in self.named_parameters() if not p.requires_grad]
+
+    @property
+    def _weight(self) -> float:
+        """Observations that came for each that is held."""
+        replay = self._memory.replay
+        return replay.count / max(replay.held, 1)
 
     @torch.no_grad()
     def _adopt(self, learner: DecoupledLearner) -> None:
@@ -188,9 +202,7 @@ class DecoupledBody(LatentOutcomes, SolvedGP[KeptProcess]):
         return outcomes.expected_log_prob(data.targets)
 
     def _bound(self, hyper: Hyperparameters) -> Tensor:
-        replay = self._memory.replay
-        weight = replay.count / max(replay.held, 1)
-        return exact_bound(self._expanded(hyper), self._batches(hyper), weight)
+        return exact_bound(self._expanded(hyper), self._batches(hyper), self._weight)
 
     def _batches(self, hyper: Hyperparameters) -> Iterator[tuple[Tensor, ExpectedLogProb]]:
         for batch in self._memory.replay.chunks(ROWS):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from gpytorch.kernels import Kernel
@@ -167,21 +167,34 @@ class Marginals:
     variance: Tensor
 
 
-def exact_bound(
-    expanded: Expanded, batches: Iterable[tuple[Tensor, ExpectedLogProb]], weight: float
-) -> Tensor:
-    """``Σ E log p(y | f) − KL``, ``... x m``. Cost O(n (M_α + M_β²) + M_α² + M_β³).
+Term = Callable[[Expanded], Tensor]
+"""Part of a bound, ``... x m``."""
+
+
+def bound_terms(batches: Iterable[tuple[Tensor, ExpectedLogProb]], weight: float) -> Iterator[Term]:
+    """What sums up to ``Σ E log p(y | f) − KL``: the divergence, then each batch.
 
     Args:
-        expanded: The posterior.
         batches: Inputs with the likelihood of their outcomes, all of them.
         weight: Of their sum.
     """
-    divergence = expanded.exact_mean_divergence() + expanded.covariance_divergence()
-    total = -divergence
+    yield lambda now: -(now.exact_mean_divergence() + now.covariance_divergence())
     for X, expected in batches:
-        there = expanded.at(X)
-        total = total + weight * expected(there.mean, there.variance).sum(-1)
+        yield partial(_data_term, X, expected, weight)
+
+
+def _data_term(X: Tensor, expected: ExpectedLogProb, weight: float, now: Expanded) -> Tensor:
+    there = now.at(X)
+    return weight * expected(there.mean, there.variance).sum(-1)
+
+
+def exact_bound(
+    expanded: Expanded, batches: Iterable[tuple[Tensor, ExpectedLogProb]], weight: float
+) -> Tensor:
+    """The sum of :func:`bound_terms`. Cost O(n (M_α + M_β²) + M_α² + M_β³)."""
+    total = torch.zeros_like(expanded.constant)
+    for term in bound_terms(batches, weight):
+        total = total + term(expanded)
     return total
 
 

@@ -113,6 +113,10 @@ class Growth:
         """Whether a spectral parametrization combines as many functions as there are for it."""
         return len(posterior.beta) >= min(self.span, len(posterior.alpha))
 
+    def spans_more(self, posterior: DecoupledPosterior) -> bool:
+        """Whether it combines more functions than a step should: the best posterior's does."""
+        return isinstance(posterior.spread, SpectralSpread) and len(posterior.beta) > self.span
+
     def renewed(self, now: Expanded, X: Tensor) -> DecoupledPosterior:
         """A spectral parametrization with the eigenfunctions of now, by some inputs."""
         return with_eigenfunctions(now, X, self.span, self.covariance)

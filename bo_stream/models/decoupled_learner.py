@@ -26,11 +26,14 @@ from bo_stream.variational import ExpectedLogProb
 _RENEWED = 10
 """Steps after which eigenfunctions are sought anew: the kernel has moved."""
 
-_INPUTS = 4
-"""Inputs that they are sought by, for each value that they combine."""
+INPUTS = 4
+"""Inputs that eigenfunctions are sought by, for each value that they combine."""
 
 _APART = 2**31
 """Between the random numbers of a step and those of such inputs."""
+
+_CAPS = 2**33
+"""The same, of growing to the caps."""
 
 Entered = Callable[[Batch], Observations]
 """Observations of a replay as the process has them."""
@@ -167,6 +170,18 @@ class DecoupledLearner:
             self._renew()
         return more
 
+    def grow_to_the_caps(self) -> None:
+        """Let observations become basis functions, as many as there are room for and inputs."""
+        replay, growth = self._memory.replay, self._growth
+        if growth.finished(self._memory.posterior):
+            return
+        generator = generator_at(self._schedule.seed, _CAPS + self.num_steps)
+        size = min(INPUTS * growth.mean, replay.held)
+        data = self._entered(replay.draw(size, generator))
+        order = torch.randperm(size, generator=generator).to(data.X.device)
+        for rows in order.split(2 * growth.step):
+            self.grow(data.X[..., rows, :])
+
     def _set_posterior(self, posterior: DecoupledPosterior) -> None:
         self._memory = replace(self._memory, posterior=posterior)
         self._plant(posterior, self._leaf_ascent.moments())
@@ -180,7 +195,7 @@ class DecoupledLearner:
         if replay.held == 0 or growth.span == 0:
             return
         generator = generator_at(self._schedule.seed, _APART + self.num_steps)
-        some = self._entered(replay.draw(min(_INPUTS * growth.span, replay.held), generator))
+        some = self._entered(replay.draw(min(INPUTS * growth.span, replay.held), generator))
         self._set_posterior(growth.renewed(self._expanded(), some.X))
 
     def take_step(self) -> float:
@@ -189,7 +204,8 @@ class DecoupledLearner:
         generator = generator_at(schedule.seed, self.num_steps)
         data = self._entered(replay.draw(schedule.size(replay.held), generator))
         renewed = self._growing and self._grow_from(data, generator)
-        if self.num_steps % _RENEWED == 0 and not renewed:
+        wide = self._growth.spans_more(self._memory.posterior)
+        if (wide or self.num_steps % _RENEWED == 0) and not renewed:
             self._renew()
         expanded = self._expanded()
         index = drawn_columns(expanded.posterior, schedule.columns, generator)

@@ -12,13 +12,20 @@ from bo_stream.bases.inducing_functions import InducingFunctions
 from bo_stream.linalg import cholesky_with_nugget, safe_cholesky, solve_lower
 from bo_stream.models.decoupled_bound import Expanded, Marginals
 from bo_stream.models.decoupled_posterior import NUGGET, DecoupledPosterior, HybridSpread
-from bo_stream.models.decoupled_spectral import SpectralSpread
+from bo_stream.models.decoupled_spectral import (
+    SpectralSpread,
+    with_best_functions,
+    without_functions,
+)
 from bo_stream.variational import ExpectedLogProb, local_sites
 
 
 @torch.no_grad()
 def optimum(
-    now: Expanded, batches: Iterable[tuple[Tensor, ExpectedLogProb]], weight: float
+    now: Expanded,
+    batches: Iterable[tuple[Tensor, ExpectedLogProb]],
+    weight: float,
+    rank: int | None = None,
 ) -> DecoupledPosterior:
     """The mean and, where β's weights have one, the covariance that maximise the bound.
 
@@ -30,7 +37,12 @@ def optimum(
         now: The posterior with its kernel.
         batches: Inputs with the likelihood of their outcomes, all of them.
         weight: Of their sum.
+        rank: Functions of a spectral covariance, which are sought anew in the span of all of α;
+            None: they stay, as they must where the likelihood is not Gaussian.
     """
+    seeks = rank is not None and isinstance(now.posterior.spread, SpectralSpread)
+    if seeks:
+        now = replace(now, posterior=without_functions(now.posterior))
     before, kernel, m = now.posterior, now.kernel, now.outputs
     whole = _Functions.of(now)
     root = cholesky_with_nugget(whole.covariance(now), NUGGET)
@@ -43,6 +55,9 @@ def optimum(
     weights = torch.cholesky_solve(weight * total.pull, safe_cholesky(precision))
     c = torch.linalg.solve_triangular(root.mT, weights, upper=True).squeeze(-1)
     after = before.with_expansion(c[..., : len(before.alpha)], kernel, m)
+    if seeks and rank is not None:
+        gram = weight * total.gram
+        return with_best_functions(replace(now, posterior=after), root, gram, rank)
     if not isinstance(before.spread, HybridSpread) or total.spread is None:
         return after
     v = replace(now, posterior=after).explained

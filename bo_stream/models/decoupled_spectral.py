@@ -70,30 +70,62 @@ def with_eigenfunctions(now: Expanded, X: Tensor, span: int, most: int) -> Decou
     """
     before, kernel, m = now.posterior, now.kernel, now.outputs
     beta = before.alpha.rows(slice(0, span))
-    between = beta.with_functions(kernel, beta, m)
-    combination = _eigenfunctions(beta, between, kernel, X, m, most)
-    none = combination.new_zeros(*combination.shape[:-2], combination.shape[-1], 1)
-    spread = SpectralSpread(none, none @ none.mT, combination)
+    root = cholesky_with_nugget(beta.with_functions(kernel, beta, m), _RIDGE)
+    features = solve_lower(root, beta.with_values(kernel, X, m))
+    spread = _known_nothing_of(_leading(root, features @ features.mT, most))
     basis = spread.basis(kernel, beta, m)
     coefficients = now.coefficients.clone()
     if isinstance(before.spread, SpectralSpread) and len(before.beta) > 0:
         own = before.spread.expansion(now.basis)
         coefficients[..., : own.shape[-2]] += (own @ now.remaining).squeeze(-1)
-        overlap = basis.whitened(between[..., : own.shape[-2]] @ own).mT
+        overlap = basis.whitened(beta.with_functions(kernel, before.beta, m) @ own).mT
         spread = replace(spread, gram=overlap @ before.spread.gram @ overlap.mT)
-    after = replace(before, beta=beta, spread=spread)
-    after = after.with_expansion(coefficients, kernel, m)
-    explained = replace(now, posterior=after).explained
+    after = replace(before, beta=beta, spread=spread).with_expansion(coefficients, kernel, m)
+    return _of_the_mean(replace(now, posterior=after), spread)
+
+
+@torch.no_grad()
+def with_best_functions(now: Expanded, root: Tensor, gram: Tensor, most: int) -> DecoupledPosterior:
+    """A posterior whose covariance is the best that so many functions in α's span can have.
+
+    The leading eigenfunctions of what all data say of α, which maximise the bound of a Gaussian
+    likelihood; the mean stays. Cost O(M_α³).
+
+    Args:
+        now: A posterior whose mean is ``k(x, α) a`` alone, with its kernel.
+        root: R, ``... x m x M_α x M_α``: ``R Rᵀ = K_α``, but for a nugget.
+        gram: ``R⁻¹ (Σ p k(α, x) k(x, α)) R⁻ᵀ`` of all data with precisions p, likewise.
+        most: Number M_β.
+    """
+    before = now.posterior
+    spread = _known_nothing_of(_leading(root, gram, most))
+    seen = spread.basis(now.kernel, before.alpha, now.outputs).whitened(root)
+    spread = replace(spread, gram=seen.mT @ gram @ seen)
+    after = replace(before, beta=before.alpha, spread=spread)
+    return _of_the_mean(replace(now, posterior=after), spread)
+
+
+def without_functions(posterior: DecoupledPosterior) -> DecoupledPosterior:
+    """A spectral posterior without any for its covariance; the mean is ``k(x, α) a`` alone."""
+    none = posterior.coefficients.new_zeros(*posterior.coefficients.shape[:-1], 0, 0)
+    beta = posterior.alpha.rows(slice(0, 0))
+    return replace(posterior, beta=beta, spread=_known_nothing_of(none))
+
+
+def _of_the_mean(now: Expanded, spread: SpectralSpread) -> DecoupledPosterior:
+    """The posterior with the weights' mean that k(x, α) a makes of them, which adds nothing."""
+    explained = now.explained
     moment = explained + spread.gram @ explained
-    return replace(after, spread=replace(spread, moment=moment))
+    return replace(now.posterior, spread=replace(spread, moment=moment))
 
 
-def _eigenfunctions(
-    beta: InducingFunctions, between: Tensor, kernel: Kernel, X: Tensor, outputs: int, most: int
-) -> Tensor:
-    """Combinations of values that account for most of the variance at X, ``... x m x S x M``."""
-    root = cholesky_with_nugget(between, _RIDGE)
-    features = solve_lower(root, beta.with_values(kernel, X, outputs))
-    _, directions = torch.linalg.eigh(features @ features.mT)
-    chosen = directions[..., max(len(beta) - most, 0) :].flip(-1)
+def _known_nothing_of(combination: Tensor) -> SpectralSpread:
+    none = combination.new_zeros(*combination.shape[:-2], combination.shape[-1], 1)
+    return SpectralSpread(none, none @ none.mT, combination)
+
+
+def _leading(root: Tensor, gram: Tensor, most: int) -> Tensor:
+    """Combinations of values with most of the variance, ``... x m x S x M``; of whitened ones."""
+    _, directions = torch.linalg.eigh(gram)
+    chosen = directions[..., max(gram.shape[-1] - most, 0) :].flip(-1)
     return torch.linalg.solve_triangular(root.mT, chosen, upper=True)

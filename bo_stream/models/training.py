@@ -35,7 +35,8 @@ EXPLODED = 30.0
 
 T = TypeVar("T")
 
-_NUMERICAL_ERRORS = (NotPSDError, NanError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+NUMERICAL_ERRORS = (NotPSDError, NanError, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+"""Of matrices that cannot be factorised."""
 
 
 class Trainable(Protocol):
@@ -110,7 +111,7 @@ def train(
     """
     limit = _Limit.of(steps, seconds)
     run = _Run(learner, check_every)
-    with _Bar(progress) as bar:
+    with Bar(progress) as bar:
         try:
             while not limit.reached(run.steps, run.seconds):
                 run.step()
@@ -219,7 +220,7 @@ class _Run:
     def step(self) -> None:
         try:
             estimate = self._learner.take_step()
-        except _NUMERICAL_ERRORS as error:
+        except NUMERICAL_ERRORS as error:
             raise _DivergenceError(f"a step failed: {error}") from error
         self.bound.add(estimate)
         self.steps += 1
@@ -251,10 +252,15 @@ class _Run:
         return Training(self.steps, self.seconds, tuple(self._trace))
 
 
-class _Bar:
+class Bar:
     """A progress bar, or none."""
 
     def __init__(self, wanted: bool) -> None:
+        """Of a work that is done in steps.
+
+        Args:
+            wanted: Whether to draw it, where standard error is a terminal.
+        """
         console, shown = _screen(wanted)
         self._progress = Progress(
             TextColumn("step {task.fields[step]:,}"),
@@ -268,7 +274,7 @@ class _Bar:
         )
         self._task = self._progress.add_task("", total=1.0, step=0, bound=math.nan)
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> Bar:
         self._progress.start()
         return self
 
@@ -276,6 +282,7 @@ class _Bar:
         self._progress.stop()
 
     def show(self, part: float, step: int, bound: float) -> None:
+        """How much is done in [0, 1], the step, and the bound there."""
         self._progress.update(self._task, completed=part, step=step, bound=bound)
 
 

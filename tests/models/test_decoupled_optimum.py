@@ -13,13 +13,14 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream import DecoupledGP
-from bo_stream.models import decoupled_fitting
+from bo_stream.models import decoupled_refinement
+from bo_stream.models.decoupled_bound import Expanded
 from bo_stream.models.decoupled_optimum import between
 from bo_stream.models.decoupled_posterior import DirectSpread
 from bo_stream.models.decoupled_spectral import SpectralSpread
 from tests.contract import assert_same_posterior, assert_untouched, fingerprint
 from tests.models.likelihoods import LIKELIHOODS, outcomes
-from tests.oracles import SGPR, dense_kernel, joint_covariance
+from tests.oracles import SGPR, dense_kernel, joint_covariance, two_basis_bound
 
 D, N = 2, 120
 
@@ -110,6 +111,30 @@ def test_with_one_basis_for_both_the_bound_is_titsias_s() -> None:
     torch.testing.assert_close(model.elbo(), expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("rank", [3, 8, 40])
+def test_the_covariance_s_functions_are_the_best_in_the_span_of_all(rank: int) -> None:
+    X, Y = data()
+    model = model_of(X, Y, num_covar=rank, num_span=None).optimize_posterior()
+    Z = model._memory.posterior.alpha.points[0]
+    assert len(model._memory.posterior.beta) == len(Z) == 40
+    whole = regression(X, Y, model, Z)
+    noise = model.likelihood.noise.item()
+    expected = two_basis_bound(whole.K, whole.cross, whole.inner, whole.y, noise, rank)
+    torch.testing.assert_close(model.elbo(), expected, rtol=0, atol=1e-3)
+
+
+def test_of_other_likelihoods_they_are_sought_once() -> None:
+    X, Y = data("poisson", 300)
+    model = model_of(X, Y, "poisson", num_mean=80)
+    assert len(model._memory.posterior.beta) == 20
+    wide = model.optimize_posterior()._memory.posterior
+    assert len(wide.beta) == 80
+    again = model.optimize_posterior()._memory.posterior
+    assert isinstance(wide.spread, SpectralSpread)
+    assert isinstance(again.spread, SpectralSpread)
+    assert torch.equal(again.spread.combination, wide.spread.combination)
+
+
 def test_a_direct_covariance_stays() -> None:
     X, Y = data()
     model = model_of(X, Y, parametrization="direct")
@@ -163,26 +188,26 @@ def test_a_step_that_is_too_long_is_shortened(monkeypatch: pytest.MonkeyPatch) -
     """Of a far target the bound takes a part, or nothing where no part is better."""
     X, Y = data("bernoulli")
     model = model_of(X, Y, "bernoulli")
-    before, memory = float(model.elbo()), model._memory
-    whole = decoupled_fitting.optimum
+    before = float(model.elbo())
+    whole = decoupled_refinement.optimum
 
-    def too_far(*given: Any) -> Any:
-        return between(memory.posterior, whole(*given), 4.0)
+    def too_far(now: Expanded, *given: Any) -> Any:
+        return between(now.posterior, whole(now, *given), 4.0)
 
-    monkeypatch.setattr(decoupled_fitting, "optimum", too_far)
+    monkeypatch.setattr(decoupled_refinement, "optimum", too_far)
     assert float(model.optimize_posterior().elbo()) > before
 
-    def away(*given: Any) -> Any:
-        return replace(memory.posterior, coefficients=memory.posterior.coefficients + 1e3)
+    def away(now: Expanded, *_: Any) -> Any:
+        return replace(now.posterior, coefficients=now.posterior.coefficients + 1e3)
 
-    monkeypatch.setattr(decoupled_fitting, "optimum", away)
+    monkeypatch.setattr(decoupled_refinement, "optimum", away)
     better = float(model.elbo())
     assert float(model.optimize_posterior().elbo()) >= better
 
 
 def test_between_is_linear_in_the_mean() -> None:
     X, Y = data()
-    model = model_of(X, Y)
+    model = model_of(X, Y, parametrization="hybrid")
     before, first = model._memory, model.posterior(X[:5]).mean
     last = model.optimize_posterior().posterior(X[:5]).mean
     middle = between(before.posterior, model._memory.posterior, 0.25)

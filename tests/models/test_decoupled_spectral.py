@@ -131,6 +131,19 @@ def test_renewals_follow_the_kernel() -> None:
     assert left_over(model, model._memory.posterior, X) < 0.9 * stale
 
 
+def test_a_step_combines_few_again_and_keeps_the_mean() -> None:
+    """After the best posterior, whose functions combine all of the mean's."""
+    model = fitted(learning_rate=0.0).optimize_posterior()
+    assert len(model._memory.posterior.beta) == 40
+    T = torch.rand(20, D, dtype=torch.float64)
+    now = expanded(model)
+    after = replace(now, posterior=renewed(model, T))
+    assert len(after.posterior.beta) == SPAN
+    torch.testing.assert_close(after.at(T).mean, now.at(T).mean, rtol=0, atol=1e-6)
+    model.fit(1, progress=False)
+    assert len(model._memory.posterior.beta) == SPAN
+
+
 @pytest.mark.parametrize("smooth", [True, False])
 def test_gradients_of_features_pass_through_combinations(smooth: bool) -> None:
     model = fitted(smooth=smooth)
