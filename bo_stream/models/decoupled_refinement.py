@@ -40,8 +40,8 @@ class DecoupledRefinement(DecoupledFitting):
         the mean first grow to ``num_mean``, if steps have not taken them there. With a direct
         parametrization the variance's stays.
 
-        An evaluation costs little more than :meth:`optimize_posterior`. Ten are worth more than
-        thousands of steps; after thirty little moves. Ctrl-C leaves the model as it was.
+        An evaluation costs little more than :meth:`optimize_posterior`; some ten after :meth:`fit`
+        are most of what can be had. Ctrl-C leaves the model as it was when the climb began.
 
         Args:
             evaluations: Most values of the bound.

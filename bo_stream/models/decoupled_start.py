@@ -53,7 +53,7 @@ def begin_hyperparameters(
     try:
         learn_first_hyperparameters(*modules, Batch(few.X, few.targets.mT), _STEPS)
     except ModelFittingError as error:
-        message = f"Hyperparameters begin by the median trick: an exact GP failed: {error}"
+        message = f"Lengthscales begin by the median trick: an exact GP failed: {error}"
         warnings.warn(message, BotorchWarning, stacklevel=2)
     set_scales(hyper, more, size, total)
 

@@ -254,6 +254,17 @@ def test_outputs_batches_single_precision_and_data_sets() -> None:
     assert float(read.elbo()) > before
 
 
+@pytest.mark.parametrize("parametrization", ["spectral", "hybrid", "direct"])
+def test_on_each_device(device: torch.device, parametrization: str) -> None:
+    X, Y = (tensor.to(device) for tensor in data())
+    model = small(X, Y, parametrization=parametrization, initial_points=50)
+    model.fit(2, progress=False)
+    before = float(model.optimize_posterior(progress=False).elbo())
+    model.fit_collapsed(5, progress=False)
+    assert float(model.elbo()) > before
+    assert model.posterior(X[:5]).mean.device.type == torch.device(device).type
+
+
 def test_a_bound_that_fails_on_the_way_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     X, Y = data()
     whole = CollapsedBound.at
