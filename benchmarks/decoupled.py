@@ -227,9 +227,9 @@ class Bias:
     numbers: int
 
 
-def unbiasedness(parametrization: str, draws: int) -> Bias:
-    """Of the bound and its gradient."""
-    X, Y = simulated(600)
+def unbiasedness(parametrization: str, draws: int, steps: int, n: int) -> Bias:
+    """Of the bound and its gradient, after so many steps on n observations."""
+    X, Y = simulated(n)
     model = DecoupledGP(
         X,
         Y,
@@ -239,7 +239,7 @@ def unbiasedness(parametrization: str, draws: int) -> Bias:
         num_columns=8,
         parametrization=parametrization,  # type: ignore[arg-type]
     )
-    model.fit(200)
+    model.fit(steps)
     exact = with_gradient(model, model.log_marginal_likelihood())
     generator = torch.Generator().manual_seed(1)
     total, squares = torch.zeros_like(exact), torch.zeros_like(exact)
@@ -253,8 +253,9 @@ def unbiasedness(parametrization: str, draws: int) -> Bias:
 
 def bias_claim(parametrization: str, done: Finished, options: Options) -> Claim:
     """Of a parametrization."""
-    draws = options.pick(DRAWS, 100)
-    found = done.part(parametrization, Bias, lambda: unbiasedness(parametrization, draws))
+    draws, steps, n = options.pick((DRAWS, 200, 600), (100, 10, 200))
+    rule = partial(unbiasedness, parametrization, draws, steps, n)
+    found = done.part(parametrization, Bias, rule)
     return at_most(
         f"{parametrization}: bias of the bound and its gradient",
         found.errors,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +39,6 @@ def smoke(name: str, out: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--smoke", "--out", str(out)],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
         capture_output=True,
         text=True,
         timeout=600,
