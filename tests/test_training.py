@@ -28,12 +28,16 @@ class Learner:
         bound: Of a step.
         learning_rate: Named in errors.
         num_steps: So far.
+        num_data: Of the bound.
+        is_valid: Whether what it learned is.
         copies: Steps at which its state was copied.
     """
 
     bound: Bound
     learning_rate: float = 0.3
     num_steps: int = 0
+    num_data: float = 1000.0
+    is_valid: bool = True
     copies: list[int] = field(default_factory=list)
 
     def take_step(self) -> float:
@@ -147,6 +151,50 @@ def test_a_slow_explosion_does_not_keep_what_is_bad_already() -> None:
     with pytest.raises(ModelFittingError, match="the bound fell from"):
         run(learner, steps=10_000)
     assert learner.num_steps == 300
+
+
+@pytest.mark.parametrize("level", [-1e6, -1000.0, 0.0, 1000.0])
+def test_first_steps_may_fall_but_have_to_recover(level: float) -> None:
+    """An explosion within the first estimates, before there is a mean of theirs to fall from."""
+    unit = abs(level) + Learner.num_data
+
+    def fallen(depth: float, until: int) -> Bound:
+        return lambda step: level - depth * unit * (1 < step <= until)
+
+    for fine in (fallen(1e6, until=80), fallen(1.5, until=300)):
+        assert run(Learner(fine), steps=300).steps == 300
+    learner = Learner(fallen(2.5, until=300))
+    with pytest.raises(ModelFittingError, match=r"near step 100.*the bound fell from"):
+        run(learner, steps=300)
+    assert learner.num_steps == 0
+
+
+def test_what_the_last_step_broke_is_found() -> None:
+    """No estimate of the bound comes after it."""
+    learner = Learner(rising)
+
+    def breaking(step: int) -> float:
+        learner.is_valid = step < 3
+        return rising(step)
+
+    learner.bound = breaking
+    with pytest.raises(ModelFittingError, match="no longer finite"):
+        run(learner, steps=3)
+    assert learner.num_steps == 0
+
+
+def test_what_is_broken_is_not_kept() -> None:
+    """Though the bound can still be estimated."""
+    learner = Learner(rising)
+
+    def breaking(step: int) -> float:
+        learner.is_valid = step != 100
+        return rising(step)
+
+    learner.bound = breaking
+    with pytest.raises(ModelFittingError, match=r"near step 100.*after step 50"):
+        run(learner, steps=200)
+    assert learner.num_steps == 50
 
 
 def test_noise_is_no_explosion() -> None:

@@ -92,7 +92,8 @@ class Problem:
         schedule = Schedule(self.drawn, 0.1, 0.01, 0, 1e9, 0)
         learned = self.hyper.learned([]) if basis.is_diagonal else []
         layout = LAYOUTS[self.kind]
-        return Steps(progress, self.hyper, layout, self.data, schedule, learned, log_precision)
+        data = self.data, DATA
+        return Steps(progress, self.hyper, layout, *data, schedule, learned, log_precision)
 
     def _modules(self) -> tuple[ScaleKernel, ConstantMean, Likelihood]:
         return self.hyper.covar_module, self.hyper.mean_module, self.hyper.likelihood

@@ -21,6 +21,7 @@ from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.memory import Observations
 from bo_stream.models.outcome_model import OutcomeModel
 from bo_stream.models.replay import Batch, generator_at
+from bo_stream.models.training import all_finite
 from bo_stream.variational import ExpectedLogProb
 
 _RENEWED = 10
@@ -140,6 +141,16 @@ class DecoupledLearner:
     def learning_rate(self) -> float:
         """Of Adam, at first."""
         return self._schedule.learning_rate
+
+    @property
+    def num_data(self) -> float:
+        """That came."""
+        return self._memory.replay.count
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether all that steps move is finite, and positive where it has to be."""
+        return self.hyper.are_valid and all_finite(self._memory.posterior.map)
 
     def learned_state(self) -> _State:
         """The memory, which is a value, and copies of the hyperparameters."""

@@ -8,6 +8,7 @@ from typing import Self
 
 import torch
 from gpytorch import Module
+from gpytorch.constraints import Interval, Positive
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, Mean
@@ -49,6 +50,12 @@ class Hyperparameters(Module):
         names = set(fixed)
         return [p.requires_grad_() for name, p in self.named_parameters() if name not in names]
 
+    @property
+    def are_valid(self) -> bool:
+        """Whether all are finite, and positive where a constraint says so."""
+        named = self.named_parameters_and_constraints()
+        return all(_is_valid(p.detach(), constraint) for _, p, constraint in named)
+
     def constant(self, batch: torch.Size) -> Tensor:
         """The prior mean, ``batch_shape x m``."""
         if not isinstance(self.mean_module, ConstantMean):
@@ -66,3 +73,9 @@ class Hyperparameters(Module):
         for _, module, prior, closure, _ in self.named_priors():
             total = total + prior.log_prob(closure(module)).sum()
         return total
+
+
+def _is_valid(parameter: Tensor, constraint: Interval | None) -> bool:
+    value = parameter if constraint is None else constraint.transform(parameter)
+    positive = not isinstance(constraint, Positive) or bool((value > 0.0).all())
+    return positive and bool(value.isfinite().all())

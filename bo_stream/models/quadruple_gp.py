@@ -19,6 +19,11 @@ from bo_stream.module_state import is_same, state_of
 class QuadrupleGP(QuadrupleBound):
     """Learning by steps on data and functions that are drawn."""
 
+    @property
+    def num_steps(self) -> int:
+        """Steps taken so far, by updates and fits."""
+        return self._memory.progress.steps
+
     def fit(
         self, steps: int | None = None, seconds: float | None = None, progress: bool = True
     ) -> Training:
@@ -106,6 +111,7 @@ class QuadrupleGP(QuadrupleBound):
             hyper,
             self._memory.layout,
             self._data,
+            self._memory.replay.count,
             replace(self._schedule, functions=self._drawn_functions),
             hyper.learned(self._fixed) if learns else [],
             self._determinant(exact),

@@ -18,6 +18,7 @@ from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.quadruple_progress import Progress, Schedule
 from bo_stream.models.replay import generator_at
 from bo_stream.models.sampled_gradient import Drawn, Estimator, Leaf, SampledGradient
+from bo_stream.models.training import all_finite
 from bo_stream.models.weight_posterior import LARGEST, best_precisions
 
 COVARIANCE_RATE = 0.1
@@ -41,6 +42,7 @@ class Steps:
         hyper: Hyperparameters,
         layout: Functions,
         data: Callable[[torch.Generator], Drawn],
+        num_data: float,
         schedule: Schedule,
         learned: list[Parameter],
         log_precision: Tensor | None = None,
@@ -52,12 +54,14 @@ class Steps:
             hyper: In float64; moved in place.
             layout: Of the functions.
             data: Draws some.
+            num_data: That came.
             schedule: How to step.
             learned: Those of the hyperparameters that are learned.
             log_precision: ``log |S|``, ``m``, of an S that is not diagonal.
         """
         self.progress, self.hyper = progress, hyper
-        self._layout, self._data, self._schedule = layout, data, schedule
+        self._layout, self._schedule = layout, schedule
+        self._data, self._num_data = data, num_data
         self._log_precision = log_precision
         self._parameters = learned if schedule.hyper_rate > 0.0 else []
         self._ascent = self._new_ascent(progress.moments)
@@ -74,6 +78,16 @@ class Steps:
     def learning_rate(self) -> float:
         """Of the first step."""
         return self._schedule.rate
+
+    @property
+    def num_data(self) -> float:
+        """That came."""
+        return self._num_data
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether all that steps move is finite, and positive where it has to be. Cost O(p)."""
+        return self.hyper.are_valid and all_finite(self.progress.posterior.map)
 
     def learned_state(self) -> tuple[Progress, dict[str, Any]]:
         """A copy of all that steps change. Cost O(p)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from statistics import fmean, pstdev
@@ -23,6 +23,7 @@ from rich.progress import (
     TimeRemainingColumn,
     track,
 )
+from torch import Tensor
 
 DEFAULT_STEPS = 2000
 """Steps of a training that is given neither steps nor seconds. Source: [Cheng2017, section 4]."""
@@ -32,6 +33,12 @@ WINDOW = 20
 
 EXPLODED = 30.0
 """Fall of the smoothed bound below its best at which a training stops, in :meth:`_Bound.scale`."""
+
+PATIENCE = 100
+"""Steps in which a bound that the first of them bring down has to recover."""
+
+LOST = 2.0
+"""Fall below where it began that is no recovery, in the unit of :attr:`_Bound.lost`."""
 
 T = TypeVar("T")
 
@@ -52,6 +59,16 @@ class Trainable(Protocol):
         """Of the first step; an error about divergence names it."""
         ...
 
+    @property
+    def num_data(self) -> float:
+        """Observations that the bound is of."""
+        ...
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether all that was learned is finite, and positive where it has to be."""
+        ...
+
     def take_step(self) -> float:
         """Take a step; returns its unbiased estimate of the bound of all data, in nats."""
         ...
@@ -63,6 +80,22 @@ class Trainable(Protocol):
     def restore(self, state: Any) -> None:
         """Go back to what :meth:`learned_state` returned, which stays as it is."""
         ...
+
+
+def all_finite(map_tensors: Callable[[Callable[[Tensor], Tensor]], object]) -> bool:
+    """Whether all numbers of a value are.
+
+    Args:
+        map_tensors: The value's ``map``, which applies a rule to all its tensors.
+    """
+    finite = list[bool]()
+
+    def look(tensor: Tensor) -> Tensor:
+        finite.append(bool(tensor.isfinite().all()))
+        return tensor
+
+    map_tensors(look)
+    return all(finite)
 
 
 @dataclass(frozen=True)
@@ -91,11 +124,13 @@ def train(
     """Take steps until a limit, watching the bound.
 
     A training that diverges goes back to the last good state and raises: where an estimate of the
-    bound is not finite, where a matrix cannot be factorised, or where the mean of the last
-    ``WINDOW`` estimates has fallen too far below the best such mean, by ``EXPLODED`` times a tenth
-    of that mean's size plus the standard deviation of its estimates. Any other error, Ctrl-C
-    included, leaves the learner as it was at the last check, and passes on. Another call goes on
-    from there.
+    bound, or what was learned, is not finite, where a matrix cannot be factorised, or where the
+    mean of the last ``WINDOW`` estimates has fallen too far below the best such mean, by
+    ``EXPLODED`` times a tenth of that mean's size plus the standard deviation of its estimates.
+    First steps may bring the bound far down; after ``PATIENCE`` of them it must not be below the
+    first estimate by ``LOST`` times that estimate's size, plus the standard deviation, plus a nat
+    for each observation. Any other error, Ctrl-C included, leaves the learner as it was at the last
+    check, and passes on. Another call goes on from there.
 
     Args:
         learner: Changed in place.
@@ -116,6 +151,7 @@ def train(
             while not limit.reached(run.steps, run.seconds):
                 run.step()
                 bar.show(limit.part(run.steps, run.seconds), learner.num_steps, run.bound.smoothed)
+            run.finish()
         except _DivergenceError as divergence:
             raise run.failure(divergence) from divergence.__cause__
         except BaseException:
@@ -164,9 +200,11 @@ class _DivergenceError(Exception):
 
 
 class _Bound:
-    """The smoothed bound, and the best that it has been."""
+    """The smoothed bound, where it began, and the best that it has been."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_data: float) -> None:
+        self._num_data = num_data
+        self._first, self._count = math.nan, 0
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._best, self._spread = -math.inf, 0.0
 
@@ -186,14 +224,28 @@ class _Bound:
             return 0.0
         return (self._best - self.smoothed) / self.scale if self.scale > 0.0 else math.inf
 
+    @property
+    def lost(self) -> bool:
+        """Whether the smoothed bound is far below where it began."""
+        unit = abs(self._first) + self._num_data + pstdev(self._recent)
+        return self._first - self.smoothed > LOST * unit
+
     def add(self, estimate: float) -> None:
         if not math.isfinite(estimate):
             raise _DivergenceError(f"the bound became {estimate}")
         self._recent.append(estimate)
+        self._count += 1
+        if self._count == 1:
+            self._first = estimate
+        if self._count == PATIENCE and self.lost:
+            raise self._fell_from(self._first)
         if self.fall > EXPLODED:
-            raise _DivergenceError(f"the bound fell from {self._best:.4g} to {self.smoothed:.4g}")
+            raise self._fell_from(self._best)
         if len(self._recent) == WINDOW and self.smoothed > self._best:
             self._best, self._spread = self.smoothed, pstdev(self._recent)
+
+    def _fell_from(self, value: float) -> _DivergenceError:
+        return _DivergenceError(f"the bound fell from {value:.4g} to {self.smoothed:.4g}")
 
 
 class _Run:
@@ -210,7 +262,7 @@ class _Run:
         self._learner, self._check_every = learner, check_every
         self._started = time.monotonic()
         self._trace: list[tuple[int, float]] = []
-        self.steps, self.bound = 0, _Bound()
+        self.steps, self.bound = 0, _Bound(learner.num_data)
         self.checked = self.good = learner.learned_state()
 
     @property
@@ -227,10 +279,21 @@ class _Run:
         if self.steps % self._check_every == 0:
             self._check()
 
+    def finish(self) -> None:
+        """Look once more at what the last steps did."""
+        self._check_learned()
+        if self.steps % self._check_every != 0:
+            self._note()
+
+    def _check_learned(self) -> None:
+        if not self._learner.is_valid:
+            raise _DivergenceError("what was learned is no longer finite, or not positive")
+
     def _check(self) -> None:
+        self._check_learned()
         self._note()
         self.checked = self._learner.learned_state()
-        if self.bound.fall <= 1.0:
+        if self.bound.fall <= 1.0 and not self.bound.lost:
             self.good = self.checked
 
     def _note(self) -> None:
@@ -247,8 +310,6 @@ class _Run:
         )
 
     def training(self) -> Training:
-        if self.steps % self._check_every != 0:
-            self._note()
         return Training(self.steps, self.seconds, tuple(self._trace))
 
 

@@ -251,6 +251,15 @@ def test_a_diverging_training_goes_back_and_says_so() -> None:
     assert bool(model.posterior(X[:5]).mean.isfinite().all())
 
 
+def test_an_update_that_breaks_hyperparameters_changes_nothing() -> None:
+    X, Y = data()
+    model = small(X[:0], Y[:0], learning_rate=1e4)
+    before = fingerprint(model)
+    with pytest.raises(ModelFittingError, match=r"no longer finite.*learning_rate.*got 10000"):
+        model.update(X, Y)
+    assert_untouched(model, before)
+
+
 def test_an_interrupt_leaves_a_model_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     X, Y = data()
     model = small(X, Y)

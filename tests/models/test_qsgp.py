@@ -421,6 +421,14 @@ def test_a_rate_that_is_too_large_is_found_out() -> None:
     assert model.num_observations == 0
 
 
+def test_a_rate_that_explodes_without_an_overflow_is_found_out() -> None:
+    X, Y = _data()
+    model = _model(X, Y, learning_rate=1e3)
+    with pytest.raises(ModelFittingError, match=r"the bound fell.*learning_rate.*1000"):
+        model.fit(steps=400, progress=False)
+    assert model.num_steps < 100
+
+
 def test_bad_updates_change_nothing() -> None:
     X, Y = _data()
     model = _model(X, Y, update_steps=3)

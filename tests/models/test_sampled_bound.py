@@ -195,3 +195,18 @@ def test_a_few_functions_give_less_than_the_bound(name: str) -> None:
         error = 4.0 * float(singles[:, output].std()) / 300**0.5
         assert abs(float((singles[:, output].mean() - expected).detach())) < error
         assert singles[:, output].mean() < more[:, output].mean() < whole[output]
+
+
+@pytest.mark.parametrize("name", ["coefficients", "log_scale", "noise", "outputscale"])
+def test_what_is_not_finite_or_positive_is_not_valid(name: str) -> None:
+    problem = Problem("fourier", columns=2)
+    steps, posterior = problem.steps, problem.steps.progress.posterior
+    assert steps.is_valid
+    with torch.no_grad():
+        if name == "outputscale":
+            problem.hyper.covar_module.raw_outputscale.fill_(-1e4)
+        elif name == "noise":
+            problem.hyper.likelihood.raw_noise.fill_(torch.inf)
+        else:
+            getattr(posterior, name)[0, 0] = torch.nan
+    assert not steps.is_valid
