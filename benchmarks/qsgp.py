@@ -133,20 +133,28 @@ class Modules:
         return deepcopy(modules)
 
 
+def begun(data: Split, **chosen: Any) -> QSGP:
+    """Before its first step, in single precision, with hyperparameters that are given."""
+    return QSGP(
+        data.X,
+        data.Y,
+        outcome_transform=None,
+        update_steps=0,
+        initial_points=0,
+        arithmetic=torch.float32,
+        **chosen,
+    )
+
+
 def qsgp_score(
     data: Split, modules: Modules, covariance: MeanField | Chevron, budget: float, options: Options
 ) -> Score:
     """Learned from all rows."""
-    model = QSGP(
-        data.X,
-        data.Y,
-        outcome_transform=None,
+    model = begun(
+        data,
         basis=FourierFeatures(options.pick(20_000, 100)),
         covariance=covariance,
         freeze_steps=options.pick(500, 2),
-        update_steps=0,
-        initial_points=0,
-        arithmetic=torch.float32,
         **modules.options(),
     )
     training = model.fit(seconds=budget)
@@ -159,10 +167,8 @@ def paper_score(options: Options) -> Score:
     modules = Modules.of(data).options()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = data.to(device)
-    model = QSGP(
-        data.X,
-        data.Y,
-        outcome_transform=None,
+    model = begun(
+        data,
         basis=FourierFeatures(options.pick(100_000, 100)),
         functions=options.pick(10_000, 40),
         batch_size=options.pick(500, 50),
@@ -170,9 +176,6 @@ def paper_score(options: Options) -> Score:
         hyper_rate=1e-5,
         freeze_steps=options.pick(10_000, 2),
         half_life=20_000.0,
-        update_steps=0,
-        initial_points=0,
-        arithmetic=torch.float32,
         **{name: module.to(device) for name, module in modules.items()},
     )
     training = model.fit(steps=options.pick(100_000, 5))

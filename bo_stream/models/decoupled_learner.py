@@ -144,7 +144,7 @@ class DecoupledLearner:
 
     @property
     def num_data(self) -> float:
-        """That came."""
+        """Observations that came."""
         return self._memory.replay.count
 
     @property

@@ -54,14 +54,14 @@ class Steps:
             hyper: In float64; moved in place.
             layout: Of the functions.
             data: Draws some.
-            num_data: That came.
+            num_data: Number of all of them.
             schedule: How to step.
             learned: Those of the hyperparameters that are learned.
             log_precision: ``log |S|``, ``m``, of an S that is not diagonal.
         """
         self.progress, self.hyper = progress, hyper
-        self._layout, self._schedule = layout, schedule
-        self._data, self._num_data = data, num_data
+        self.num_data = num_data
+        self._layout, self._data, self._schedule = layout, data, schedule
         self._log_precision = log_precision
         self._parameters = learned if schedule.hyper_rate > 0.0 else []
         self._ascent = self._new_ascent(progress.moments)
@@ -78,11 +78,6 @@ class Steps:
     def learning_rate(self) -> float:
         """Of the first step."""
         return self._schedule.rate
-
-    @property
-    def num_data(self) -> float:
-        """That came."""
-        return self._num_data
 
     @property
     def is_valid(self) -> bool:

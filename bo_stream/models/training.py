@@ -280,9 +280,9 @@ class _Run:
             self._check()
 
     def finish(self) -> None:
-        """Look once more at what the last steps did."""
-        self._check_learned()
+        """Look at what the steps since the last check did."""
         if self.steps % self._check_every != 0:
+            self._check_learned()
             self._note()
 
     def _check_learned(self) -> None:
