@@ -213,8 +213,8 @@ def _check_solved(right: Tensor, residual: Tensor) -> None:
     if not bool((residual.norm(dim=-2) <= right.norm(dim=-2)).all()):
         raise NotPSDError(
             "Conjugate gradients broke down: the observations in reach of a lengthscale are too "
-            f"many over the noise variance for {right.dtype}. Take arithmetic=torch.float64, or "
-            "check the hyperparameters for extreme values."
+            f"many over the noise variance for {right.dtype}. Take solver='cholesky', or check the "
+            "hyperparameters for extreme values."
         )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Literal, Self
 
 import torch
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
@@ -37,6 +39,11 @@ CHOLESKY_CENTRES = 4000
 MEMORY_LIMIT_GIB = 4.0
 """Of all matrices over the centres together."""
 
+FLOAT32_LIMIT = 0.1 / torch.finfo(torch.float32).eps
+"""Norm of Q, whose least eigenvalue is 1 or more, up to which float32 solves with it. A variance is
+then right to about a tenth of itself.
+"""
+
 
 class ClusterGP(SolvedGP[SolvedClusters]):
     """A streaming Gaussian process on clusters: the body of the model."""
@@ -66,11 +73,11 @@ class ClusterGP(SolvedGP[SolvedClusters]):
 
     @torch.no_grad()
     def _solve(self, state: State) -> SolvedClusters:
-        Z, kernel = self._memory.centres, frozen(self.covar_module, self.arithmetic)
-        scaled = RootEvidence.of(self._evidence(), self.arithmetic)
-        solver = self._solver_for(scaled.system(centre_matrix(kernel, Z, self._num_outputs)))
+        Z, K = self._centres_and_prior(self._frozen_prior)
+        scaled = RootEvidence.of(self._evidence(), Z.dtype)
+        solver = self._solver_for(scaled.system(K))
         base = ClusteredProcess(
-            kernel,
+            frozen(self.covar_module, Z.dtype),
             Z,
             self._num_outputs,
             scaled.root.mT,
@@ -79,6 +86,45 @@ class ClusterGP(SolvedGP[SolvedClusters]):
             self._prior_mean().unsqueeze(-1).clone(),
         )
         return SolvedClusters(state, base, base)
+
+    def _frozen_prior(self, Z: Tensor) -> Tensor:
+        return centre_matrix(frozen(self.covar_module, Z.dtype), Z, self._num_outputs)
+
+    def _centres_and_prior(self, prior_at: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Return centres Z and their prior covariance K in a dtype that can solve for them.
+
+        The dtype is ``arithmetic``, but float64 where ``‖Q‖ ≤ 1 + max_i Σ_j |K_ij| R_jj²``, a bound
+        on the condition number of ``Q = I + R K R``, is above ``FLOAT32_LIMIT``. Cost O(M²).
+
+        Args:
+            prior_at: Maps centres, ``M x d``, to K, ``... x m x M x M``, in the dtype of Z.
+
+        Raises:
+            ValueError: Float64 takes more memory than there may be.
+        """
+        Z = self._memory.centres
+        K = prior_at(Z)
+        if Z.dtype == torch.float64 or len(Z) == 0:
+            return Z, K
+        norm = 1.0 + float((K.detach().abs() @ self.cluster_precision().unsqueeze(-1).to(K)).max())
+        if norm <= FLOAT32_LIMIT:
+            return Z, K
+        self._say_that_float64_solves(norm)
+        return Z.double(), prior_at(Z.double())
+
+    def _say_that_float64_solves(self, norm: float) -> None:
+        self._check_size(self._memory, torch.float64)
+        what = "solved in float64 instead of float32"
+        if not any(event.what == what for event in self.numerical_log):
+            warnings.warn(
+                f"Expected a condition number of at most {FLOAT32_LIMIT:.1e} for arithmetic in "
+                f"float32, got up to {norm:.1e}: the observations in reach of a lengthscale are "
+                "too many over the noise variance. The model solves in float64 while that is so. "
+                "Pass arithmetic=torch.float64, or bound the noise variance from below.",
+                NumericalWarning,
+                stacklevel=users_stack_level(),
+            )
+        self.log_event(what, len(self._memory.centres))
 
     @torch.no_grad()
     def cluster_precision(self) -> Tensor:
@@ -110,7 +156,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
         self._memory = memory
         self._refresh_fixed_noise()
 
-    def _check_size(self, memory: ClusterMemory) -> None:
+    def _check_size(self, memory: ClusterMemory, dtype: torch.dtype | None = None) -> None:
         M = len(memory.centres)
         matrices = 3 if self._method(M) == "cholesky" else 2
         check_memory(
@@ -118,7 +164,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
             math.prod(self._output_batch) * matrices * M * M,
             MEMORY_LIMIT_GIB,
             "Take a coarser resolution.",
-            self.arithmetic,
+            dtype or self.arithmetic,
         )
 
     def _solved_after(self, data: Observations, X: Tensor) -> SolvedClusters | None:

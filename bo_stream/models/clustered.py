@@ -51,7 +51,8 @@ class ClusteredGP(ClusterGP):
       a relative residual.
     - Numerically: all that is solved is no smaller than the identity, whatever the kernel. Its
       condition number is about the number of observations in reach of a lengthscale, over the noise
-      in parts of the prior variance: no jitter is needed below 10¹⁵, in float32 below 10⁶.
+      in parts of the prior variance: no jitter is needed below 10¹⁵, in float32 below 10⁶, beyond
+      which the model solves in float64.
     - When: many observations in few dimensions, and a fit that must not fail, in float32 too.
 
     Example:
@@ -100,8 +101,9 @@ class ClusteredGP(ClusterGP):
                 float32 1e-5.
             arithmetic: float64 or float32, in which centres, their covariances and whatever is
                 solved are kept; sums over observations always are in float64. In float32
-                variances below a millionth of the prior's are lost in rounding, and a fit's line
-                search may stall near the optimum.
+                a fit's line search may stall near the optimum. Where a bound on the condition
+                number is above ``FLOAT32_LIMIT``, about 10⁶, float32 would lose the variances in
+                rounding: the model then solves in float64 and warns once.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together.
@@ -128,8 +130,9 @@ class ClusteredGP(ClusterGP):
 
     def _learning_objective(self) -> Tensor:
         """Of all observations at their centres, exact. Cost O(M³), whatever the solver."""
-        Z = self._memory.centres
-        prior = differentiable_centre_matrix(self.covar_module, Z, self._num_outputs)
+        _, prior = self._centres_and_prior(
+            partial(differentiable_centre_matrix, self.covar_module, outputs=self._num_outputs)
+        )
         groups = self._noise_groups(self._memory.statistics)
         return clustered_log_marginal_likelihood(groups, self._residual(), prior)
 
@@ -139,8 +142,7 @@ class ClusteredGP(ClusterGP):
 
         Cost O(M³). [Terenin2024, eq. 24]
         """
-        Z, kernel = self._memory.centres, frozen(self.covar_module, self.arithmetic)
-        prior = centre_matrix(kernel, Z, self._num_outputs)
+        _, prior = self._centres_and_prior(self._frozen_prior)
         return self._from_per_output(clustered_kl_divergence(self._evidence(), prior))
 
     def stochastic_objective(
@@ -170,15 +172,15 @@ class ClusteredGP(ClusterGP):
         """
         probes = checked_number("probes", probes)
         batch_size = checked_number("batch_size", batch_size)
-        Z, kernel = self._memory.centres, frozen(self.covar_module, self.arithmetic)
+        Z, prior = self._centres_and_prior(self._frozen_prior)
         if len(Z) == 0:
             return self.log_marginal_likelihood()
-        like = self._memory.statistics.learned.gram.to(self.arithmetic)
+        like = self._memory.statistics.learned.gram.to(prior)
         rows = partial(_rows, self.covar_module, Z, self._num_outputs)
         objective = stochastic_objective(
             self._noise_groups(self._memory.statistics),
             self._residual(),
-            centre_matrix(kernel, Z, self._num_outputs),
+            prior,
             rows,
             partial(ConjugateGradients.of, tolerance=tolerance or self.cg_tolerance),
             Probes.draw(like, probes, batch_size, generator),

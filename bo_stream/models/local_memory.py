@@ -72,6 +72,8 @@ class LocalMemory:
 
     Attributes:
         rows: ``C x batch_shape x m x s``; a model's next observation takes its oldest one's place.
+            Places not taken yet have weight 0 and the input at the model's first place, since
+            gpytorch centres inputs at their mean before it subtracts squares.
         entered: How many observations each model ever took, ``C x batch_shape x m``.
         totals: ``[Y, 1]ᵀ [Y, 1]`` of all observations, those forgotten for want of room among
             them, ``batch_shape x m x 2 x 2``.
@@ -109,8 +111,7 @@ class LocalMemory:
     def centres(self) -> Tensor:
         """Mean of each model's inputs, ``batch_shape x m x C x d``; 0 of one that has none."""
         count = self.entered.clamp_max(self.size).unsqueeze(-1)
-        present = torch.arange(self.size, device=count.device) < count
-        total = (self.rows.X * present.unsqueeze(-1)).sum(-2)
+        total = (self.rows.X * _taken(self.entered, self.size).unsqueeze(-1)).sum(-2)
         return (total / count.clamp_min(1)).movedim(0, -2)
 
     def with_room(self, models: int) -> LocalMemory:
@@ -141,13 +142,11 @@ class LocalMemory:
         keep = chosen >= 0
         place = torch.arange(len(chosen), device=model.device).unsqueeze(-1).expand_as(chosen)
         index = (chosen[keep], place[keep], (rank % self.size)[keep])
-        return replace(
-            self,
-            rows=self.rows.combined(
-                rows, lambda store, new: _put(store, new, index, keep, self.size)
-            ),
-            entered=(entered + each.sum(-2).mT).view_as(self.entered),
+        stored = self.rows.combined(
+            rows, lambda store, new: _put(store, new, index, keep, self.size)
         )
+        after = (entered + each.sum(-2).mT).view_as(self.entered)
+        return replace(self, rows=_with_empty_places_filled(stored, after), entered=after)
 
     def counting(self, rows: Rows) -> LocalMemory:
         """With the sums of some observations added."""
@@ -199,6 +198,17 @@ class LocalMemory:
         total = (weight * self.rows.noise).sum(-1).sum(0)
         count = weight.sum(-1).sum(0)
         return total / torch.where(count > 0.0, count, 1.0)
+
+
+def _taken(entered: Tensor, size: int) -> Tensor:
+    """Return which of ``size`` places hold an observation, ``... -> ... x size``."""
+    return torch.arange(size, device=entered.device) < entered.unsqueeze(-1)
+
+
+def _with_empty_places_filled(rows: Rows, entered: Tensor) -> Rows:
+    """Put the input at each model's first place into its empty ones; their weight stays 0."""
+    taken = _taken(entered, len(rows)).unsqueeze(-1)
+    return replace(rows, X=torch.where(taken, rows.X, rows.X[..., :1, :]))
 
 
 def _put(store: Tensor, new: Tensor, index: tuple[Tensor, ...], keep: Tensor, size: int) -> Tensor:

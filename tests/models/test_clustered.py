@@ -16,14 +16,17 @@ from botorch.exceptions.errors import (
 )
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
+from botorch.sampling import SobolQMCNormalSampler
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import (
     Kernel,
+    MaternKernel,
     RBFKernel,
     ScaleKernel,
 )
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from bo_stream import ClusteredGP, ProjectionWarning
@@ -276,15 +279,35 @@ def test_a_large_number_of_centres_by_conjugate_gradients() -> None:
     assert_close(ours.variance.detach().float(), theirs.variance.detach())
 
 
-@pytest.mark.filterwarnings("ignore:CG terminated")
-def test_a_condition_beyond_single_precision_is_an_error() -> None:
-    X, Y, kernel = crowded()
-    options = {"covar_module": kernel, "resolution": 0.004, "arithmetic": torch.float32}
-    model = raw(0.02 * X, Y, solver="cg", **options)
+@pytest.mark.parametrize("solver", ["cholesky", "cg"])
+def test_a_condition_beyond_single_precision_is_solved_in_double(solver: str) -> None:
+    X, Y = wave()
+    X = X.float().double()  # every row is a centre, in both models at one and the same place
+    options = {"resolution": 1e-5, "solver": solver}
+    single = _almost_noise_free(X, Y, arithmetic=torch.float32, **options)
+    T = X[:9] + 0.05
+    with pytest.warns(NumericalWarning, match=r"condition number .* solves in float64"):
+        ours = single.posterior(T)
+    double = _almost_noise_free(X, Y, **options)
+    assert_close(ours.mean, double.posterior(T).mean, factor=100.0)
+    assert_close(ours.variance.log(), double.posterior(T).variance.log(), factor=100.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it is said once
+        single.fantasize(T[:4], SobolQMCNormalSampler(torch.Size([2]))).posterior(T[4:])
+        likelihood, expected = single.log_marginal_likelihood(), double.log_marginal_likelihood()
+    assert_close(likelihood / expected, torch.ones(()).double())
+    assert [event.what for event in single.numerical_log] == [
+        "solved in float64 instead of float32"
+    ]
+
+
+def _almost_noise_free(X: Tensor, Y: Tensor, **options: object) -> ClusteredGP:
+    likelihood = GaussianLikelihood(noise_constraint=GreaterThan(1e-12)).double()
+    kernel = MaternKernel(nu=1.5).double()
+    model = raw(X, Y, likelihood=likelihood, covar_module=kernel, **options)
     with torch.no_grad():
-        model.likelihood.noise = 1e-7
-    with pytest.raises(NotPSDError, match=r"broke down: .* Take arithmetic=torch\.float64"):
-        model.posterior(X)
+        model.likelihood.noise = 1e-8
+    return model
 
 
 # --- learning -----------------------------------------------------------------------------------

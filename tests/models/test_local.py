@@ -321,3 +321,16 @@ def test_retracting_is_refused_and_changes_nothing() -> None:
 def test_bad_options(options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LocalGP(*data(), **options)
+
+
+@pytest.mark.parametrize("name", ["rbf", "matern"])
+def test_inputs_far_from_zero_lose_no_digits(name: str) -> None:
+    X = torch.randint(128, (60, 2)).double() / 64.0  # adding the distance to it is exact
+    Y, far = X.sum(-1, keepdim=True).sin(), 2.0**20
+    T = X[:9] + 0.125
+    here, there = (one_by_one(at, Y, covar_module=KERNELS[name]()) for at in (X, X + far))
+    expected, actual = here.posterior(T), there.posterior(T + far)
+    assert_close(actual.mean, expected.mean)
+    assert_close(actual.variance, expected.variance)
+    likelihood = there.log_marginal_likelihood()
+    assert_close(likelihood / 60, here.log_marginal_likelihood() / 60)
