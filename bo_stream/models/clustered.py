@@ -15,11 +15,10 @@ from torch import Tensor
 
 from bo_stream.allocation.cover_tree import CoverTree
 from bo_stream.allocation.numbers import checked_number
-from bo_stream.bases.inducing import frozen
 from bo_stream.models.centre_solver import ConjugateGradients
 from bo_stream.models.cluster_choice import checked_dtype, checked_solver, first_tree
 from bo_stream.models.cluster_gp import ClusterGP, Solver
-from bo_stream.models.cluster_kernel import centre_matrix, differentiable_centre_matrix
+from bo_stream.models.cluster_kernel import differentiable_centre_matrix
 from bo_stream.models.cluster_likelihood import (
     Probes,
     clustered_kl_divergence,
