@@ -25,6 +25,7 @@ from botorch.exceptions.errors import (
     InputDataError,
     UnsupportedError,
 )
+from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import Normalize
 from botorch.models.transforms.outcome import (
     Bilog,
@@ -43,7 +44,9 @@ from gpytorch.likelihoods import (
     LaplaceLikelihood,
     Likelihood,
 )
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean
+from gpytorch.mlls import LeaveOneOutPseudoLikelihood, PredictiveLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
@@ -1023,6 +1026,58 @@ def memory_does_not_grow_with_the_stream(stream: Stream) -> None:
     before = stream_on(600)  # enough for caches to be made anew, as by the others
     assert stream_on(9_000) == stream_on(900) == before
     assert model.num_observations == pytest.approx(10_519)
+
+
+@law
+def another_kind_of_model_cannot_be_merged(stream: Stream) -> None:
+    data = stream.data(5)
+    model = stream.model(data)
+    before = fingerprint(model)
+    other = OSGPR if type(model) is not OSGPR else LocalGP
+    X, Y = data.X, torch.rand_like(data.Y)
+    for stranger in (other(X, Y), SingleTaskGP(X, Y)):
+        with pytest.raises(UnsupportedError):
+            model.merge(stranger)
+    assert_untouched(model, before)
+
+
+@law
+def an_objective_that_needs_the_data_is_refused(stream: Stream) -> None:
+    model = stream.model(stream.data(5))
+    if isinstance(model.likelihood, _GaussianLikelihoodBase):
+        mll = LeaveOneOutPseudoLikelihood(model.likelihood, model)
+        with pytest.raises(UnsupportedError, match=r"mll .* LeaveOneOutPseudoLikelihood"):
+            model.compute_custom_loss(mll)
+    with pytest.raises(UnsupportedError, match=r"mll .* PredictiveLogLikelihood"):
+        model.compute_custom_loss(PredictiveLogLikelihood(model.likelihood, model, num_data=5))
+
+
+@law
+def whether_gradients_are_recorded_changes_no_update(stream: Stream) -> None:
+    data, more, X = stream.data(10), stream.data(3), stream.points
+    model, silent, twin = (stream.model(data) for _ in range(3))
+    with torch.inference_mode():
+        inside = [None if t is None else t.clone() for t in more.astuple()]
+        model.update(*inside).posterior(X)
+    model.update(*inside)
+    with torch.no_grad():
+        for _ in range(2):
+            silent.update(*more.astuple()).posterior(X)
+    for _ in range(2):
+        twin.update(*more.astuple()).posterior(X)
+    expected = _moments_and_gradient(twin, X)
+    for each in (model, silent):
+        for ours, theirs in zip(_moments_and_gradient(each, X), expected, strict=True):
+            assert_close(ours, theirs)
+
+
+def _moments_and_gradient(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance in transformed units, and the gradient of their sum."""
+    inputs = model.transform_inputs(X).double().requires_grad_()
+    process = model.eval().process(inputs)
+    mean, variance = process.mean(inputs), process.variance(inputs)
+    (gradient,) = torch.autograd.grad((mean + variance).sum(), inputs)
+    return mean.detach(), variance.detach(), gradient
 
 
 # --- laws: supposing ----------------------------------------------------------------------------

@@ -115,13 +115,14 @@ class _Told:
     @classmethod
     def of(cls, model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> _Told:
         """Checked, of a model that holds them."""
-        model._check_not_supposed("Leaving observations out")
         if not isinstance(model, GridGP | OSGPR):
             raise UnsupportedError(
                 "Expected a model that is normal in its weights: WISKI, DirichletWISKI, "
-                f"HeteroscedasticWISKI or OSGPR, got a {type(model).__name__}. Build another "
-                "without the observations instead."
+                f"HeteroscedasticWISKI or OSGPR, got a {type(model).__name__}. For a model that "
+                "keeps its data, as SingleTaskGP does, take botorch.cross_validation.loo_cv; else "
+                "build another without the observations."
             )
+        model._check_not_supposed("Leaving observations out")
         outcomes, noise = model.standardized(X, Y, Yvar)
         model._check_retractable(X)
         _check_as_they_were(model, X, Y, Yvar)

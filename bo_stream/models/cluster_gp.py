@@ -12,6 +12,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
+from bo_stream.inference_mode import keeps_tensors
 from bo_stream.linalg import check_memory
 from bo_stream.models.centre_solver import (
     CentreSolver,
@@ -178,6 +179,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
     def _set_memory(self, memory: ClusterMemory) -> None:
         self._memory, self._solved = memory, None
 
+    @keeps_tensors
     def merge(self, other: Self) -> Self:
         """Add another model's memory to this one's, in place; hyperparameters stay as they are.
 
@@ -203,6 +205,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
         self._refresh_fixed_noise()
         return self
 
+    @keeps_tensors
     def resolve(self, resolution: float) -> Self:
         """Change the resolution, in place, for what is in memory as far as that is possible.
 
@@ -221,6 +224,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
         self._set_memory(self._memory.at_resolution(resolution))
         return self
 
+    @keeps_tensors
     def clear(self) -> Self:
         """Drop all observations; hyperparameters, centres and standardisation stay.
 

@@ -128,8 +128,7 @@ class DecoupledBody(LatentOutcomes, SolvedGP[KeptProcess]):
         Raises:
             UnsupportedError: Always.
         """
-        self._check_not_supposed("merge")
-        other._check_not_supposed("merge")
+        self._targets_of(other)
         raise UnsupportedError(
             "DecoupledGPs cannot be merged: their posteriors are not sums over data. Update one "
             "with the other's data."

@@ -209,6 +209,7 @@ class DecoupledLearner:
         some = self._entered(replay.draw(min(INPUTS * growth.span, replay.held), generator))
         self._set_posterior(growth.renewed(self._expanded(), some.X))
 
+    @torch.enable_grad()
     def take_step(self) -> float:
         """Draw, grow, and move everything once. Cost as of the draw and its gradients."""
         schedule, replay = self._schedule, self._memory.replay

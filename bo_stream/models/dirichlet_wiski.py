@@ -13,6 +13,7 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.bases.node_statistics import check_room
+from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.class_modules import check_shared, default_kernel, default_mean
 from bo_stream.models.construction import check_stem, choose_likelihood
 from bo_stream.models.grid_choice import GridSize
@@ -131,6 +132,7 @@ class DirichletWISKI(LabelPosterior):
 
     # --- memory -------------------------------------------------------------------------------
 
+    @keeps_tensors
     def update(self, X: Tensor, labels: Tensor, Yvar: Tensor | None = None) -> Self:
         """Put n labels into memory, in place. Cost O(n m (7^d + r²)), whatever came before.
 
@@ -159,6 +161,7 @@ class DirichletWISKI(LabelPosterior):
         grown = self._with_classes(classes)
         return self._become(super(DirichletWISKI, grown).update(X, labels, Yvar))
 
+    @keeps_tensors
     def retract(self, X: Tensor, labels: Tensor, Yvar: Tensor | None = None) -> Self:
         """Take labels out of memory: undoes :meth:`update` with the same arguments.
 
@@ -168,6 +171,7 @@ class DirichletWISKI(LabelPosterior):
         self._check_has_all_classes("retract")
         return super().retract(X, labels, Yvar)
 
+    @keeps_tensors
     def merge(self, other: Self) -> Self:
         """Add another model's memory to this one's, in place, with the classes of both.
 

@@ -9,6 +9,7 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
 from torch import Tensor
 
+from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening
 from bo_stream.models.construction import (
     checked_projection,
@@ -56,6 +57,7 @@ class GridGP(GridPosterior):
         if memory is not self._memory:
             self._set_memory(memory)
 
+    @keeps_tensors
     def merge(self, other: Self) -> Self:
         """Add another model's memory to this one's, in place; hyperparameters stay as they are.
 
@@ -100,6 +102,7 @@ class GridGP(GridPosterior):
         self._take(new)
         return self
 
+    @keeps_tensors
     def clear(self) -> Self:
         """Drop all observations; hyperparameters, stem and standardisation stay.
 
@@ -115,6 +118,7 @@ class GridGP(GridPosterior):
         )
         return self
 
+    @keeps_tensors
     def refine(self, grid_size: GridSize) -> Self:
         """Move to a finer (or coarser) grid over the same box, hyperparameters kept.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from bo_stream.bases.additive_basis import grid_basis
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.kernel_sensitivity import prior_covariance
+from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.caches import Solved, Whitening
 from bo_stream.models.construction import (
     observed_inputs,
@@ -36,6 +37,7 @@ _LARGEST_TOLERANCE = 0.5
 class GridPosterior(GridBase):
     """A grid model that predicts, and says how likely its hyperparameters are."""
 
+    @keeps_tensors
     def process(self, X: Tensor | None = None) -> PosteriorProcess:
         """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept.
 
@@ -197,6 +199,7 @@ class GridPosterior(GridBase):
             prior_covariance(space.basis, factors),
         )
 
+    @keeps_tensors
     def train(self, mode: bool = True) -> Self:
         """Training mode begins a refit; leaving it checks the grid against the new kernel."""
         was_training = self.training

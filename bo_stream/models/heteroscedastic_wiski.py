@@ -14,6 +14,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
+from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import choose_likelihood
 from bo_stream.models.first_noise import FirstBatch, learn_first_noise
@@ -148,6 +149,7 @@ class HeteroscedasticWISKI(GridGP):
         if entry.log_squares.X.shape[-2] >= FIRST_ROWS and rounds > 0:
             centre(self.noise_model, entry.log_squares.targets.mean(-1))
 
+    @keeps_tensors
     def update(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
         """Predict n observations, then put them into both memories, in place.
 
@@ -194,6 +196,7 @@ class HeteroscedasticWISKI(GridGP):
             self._enter(entry.negated())
         return self
 
+    @keeps_tensors
     def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
         """Take observations with known noise out of memory; others by :meth:`withdraw`.
 
@@ -286,6 +289,7 @@ class HeteroscedasticWISKI(GridGP):
             observation_noise = self.noise_at(inputs).mT.to(X)
         return super().fantasize(X, sampler, observation_noise, **kwargs)
 
+    @keeps_tensors
     def merge(self, other: Self) -> Self:
         """Add another model's memories to this one's; see :meth:`GridGP.merge`."""
         check_mergeable(self, other)
@@ -294,12 +298,14 @@ class HeteroscedasticWISKI(GridGP):
         self.noise_model.merge(other.noise_model)
         return self
 
+    @keeps_tensors
     def forget(self, factor: float) -> Self:
         """Let every past observation and residual count ``factor`` times, in (0, 1]."""
         super().forget(factor)
         self.noise_model.forget(factor)
         return self
 
+    @keeps_tensors
     def clear(self) -> Self:
         """Drop all observations and residuals; hyperparameters and standardisation stay."""
         super().clear()

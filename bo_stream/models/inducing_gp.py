@@ -16,6 +16,7 @@ from bo_stream.allocation.cap import capped
 from bo_stream.allocation.oips import OIPS
 from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.bases.members import members
+from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.caches import Solved
 from bo_stream.models.independent_points import basis_of_independent, log_basis
 from bo_stream.models.inducing_choice import (
@@ -175,6 +176,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         self._memory = memory
         self._present = self._solved = None
 
+    @keeps_tensors
     def merge(self, other: Self) -> Self:
         """Add another model's memory to this one's, in place; hyperparameters stay as they are.
 
@@ -207,6 +209,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         self._allocator = allocator
         self._set_memory(mine.in_basis(basis).plus(theirs.in_basis(basis)))
 
+    @keeps_tensors
     def clear(self) -> Self:
         """Drop all observations; hyperparameters, inducing points and standardisation stay.
 

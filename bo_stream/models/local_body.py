@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.stacked_kernel import stacked_kernel
+from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.local_memory import LocalMemory, Rows
 from bo_stream.models.local_process import Experts, LocalProcess, scaled_prior, whitener_of
 from bo_stream.models.local_router import Router
@@ -60,6 +61,7 @@ class LocalBody(RememberingGP):
         self._touched = torch.zeros(self._router.max_models, dtype=torch.bool)
         self._solved: tuple[State, LocalProcess] | None = None
 
+    @keeps_tensors
     def merge(self, other: Self) -> Self:
         """Add another model's local models to this one's, in place.
 
@@ -69,7 +71,8 @@ class LocalBody(RememberingGP):
         Raises:
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
         """
-        self._merge(other._memory.map_targets(self._targets_of(other)))
+        matrix = self._targets_of(other)
+        self._merge(other._memory.map_targets(matrix))
         self._refresh_fixed_noise()
         return self
 
@@ -85,6 +88,7 @@ class LocalBody(RememberingGP):
         totals = memory.totals + theirs.totals
         self._set_memory(LocalMemory(memory.rows, memory.entered, totals))
 
+    @keeps_tensors
     def clear(self) -> Self:
         """Drop all observations and local models; hyperparameters and standardisation stay.
 
@@ -97,6 +101,7 @@ class LocalBody(RememberingGP):
         self._set_memory(LocalMemory.empty(batch, self.max_size, dim, device))
         return self
 
+    @keeps_tensors
     def process(self, X: Tensor | None = None) -> PosteriorProcess:
         """The posterior as a process; see :class:`StreamingGP`. Models that changed are solved."""
         if X is not None:

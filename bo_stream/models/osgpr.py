@@ -19,6 +19,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.inducing import InducingBasis
+from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.caches import Solved
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inducing_choice import check_points, check_points_fit, checked_cap
@@ -139,6 +140,7 @@ class OSGPR(InducingGP[WindowedMemory]):
         self._solved = solved
         self._refresh_fixed_noise()
 
+    @keeps_tensors
     def train(self, mode: bool = True) -> Self:
         """Training mode begins a refit; leaving it places the points anew for the new kernel."""
         was_training = self.training

@@ -10,6 +10,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.measured_gp import MeasuredGP, Memory
 from bo_stream.models.memory import Observations
@@ -74,6 +75,7 @@ class RememberingGP(MeasuredGP):
         """
         return self._changed("retract", X, Y, Yvar, -1.0)
 
+    @keeps_tensors
     def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
         self._check_not_supposed(verb)
         self._check_observations(X, Y, Yvar)
@@ -104,6 +106,7 @@ class RememberingGP(MeasuredGP):
         other._check_not_supposed("merge")
         return _shifted_targets(other._shift - self._shift)
 
+    @keeps_tensors
     def forget(self, factor: float) -> Self:
         """Let every past observation count ``factor`` times: exponential forgetting.
 

@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
+from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.remembering_gp import RememberingGP
 from bo_stream.models.validation import check_finite
 from bo_stream.module_state import State, is_in, state_of
@@ -39,6 +40,7 @@ class SolvedGP(RememberingGP, Generic[S]):
     def _solve(self, state: State) -> S:
         """The posterior of the present memory, with the present state of the hyperparameters."""
 
+    @keeps_tensors
     def process(self, X: Tensor | None = None) -> PosteriorProcess:
         """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept."""
         if X is not None:

@@ -28,6 +28,7 @@ from linear_operator import LinearOperator, to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from bo_stream.inference_mode import keeps_tensors
 from bo_stream.known_points import KnownPoints, arrangements
 from bo_stream.linalg import DowndatedRootOperator
 from bo_stream.models.independent_outputs import IndependentOutputs
@@ -35,7 +36,13 @@ from bo_stream.models.lazy_covariance import LazyCovariance
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes import OutcomeChain
 from bo_stream.models.subset import check_outputs_exist, chosen_outputs, subset_module
-from bo_stream.models.validation import check_finite, check_inputs, check_noise, check_supposed
+from bo_stream.models.validation import (
+    check_finite,
+    check_inputs,
+    check_noise,
+    check_objective,
+    check_supposed,
+)
 from bo_stream.process import Joint, PosteriorProcess, SelectedProcess
 from bo_stream.storage import atomic_write
 
@@ -218,6 +225,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         zero = torch.zeros_like(joint.mean[..., :1])
         return _distribution(joint, zero, zero + 1.0, None, X.dtype)
 
+    @keeps_tensors
     def posterior(  # type: ignore[override]
         self,
         X: Tensor,
@@ -267,6 +275,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 return known.joint(inputs)
         return process.joint(inputs)
 
+    @keeps_tensors
     def with_known_points(self, first: Tensor | None = None, last: Tensor | None = None) -> Self:
         """A model that evaluates k points once, for joint posteriors of them and others.
 
@@ -307,6 +316,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             return observation_noise.to(torch.float64).mT[..., outputs, :]
         return self.noise_at(inputs)[..., outputs, :] if observation_noise else None
 
+    @keeps_tensors
     def condition_on_observations(
         self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
     ) -> Self:
@@ -417,11 +427,17 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Args:
             mll: Gives the priors of all hyperparameters.
             kwargs: Ignored, for BoTorch's callers.
+
+        Raises:
+            UnsupportedError: ``mll`` is another objective than the marginal likelihood and its
+                evidence lower bound.
         """
+        check_objective(mll)
         objective = self._from_per_output(self._learning_objective())
         value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
         return -value / self._from_per_output(self._counts()).clamp_min(1.0)
 
+    @keeps_tensors
     def train(self, mode: bool = True) -> Self:
         """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
         if mode and self._supposed is None:

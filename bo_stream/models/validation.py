@@ -1,9 +1,14 @@
-"""Checks of observations at the door, before anything is changed."""
+"""Check arguments at the door, before anything is changed."""
 
 from __future__ import annotations
 
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood, VariationalELBO
 from torch import Tensor
 
 
@@ -55,7 +60,8 @@ def check_type(name: str, tensor: Tensor, like: Tensor) -> None:
     if tensor.dtype != like.dtype or tensor.device != like.device:
         raise InputDataError(
             f"Expected {name} as {like.dtype} on {like.device} as the model (and X), got "
-            f"{tensor.dtype} on {tensor.device}. Convert it with {name}.to(X)."
+            f"{tensor.dtype} on {tensor.device}. Convert it with "
+            f"{name}.to(dtype={like.dtype}, device='{like.device}')."
         )
 
 
@@ -66,6 +72,21 @@ def check_finite(name: str, tensor: Tensor) -> None:
         raise InputDataError(
             f"Expected {name} to be finite, got NaN or infinity in {int(bad.sum())} of "
             f"{tensor.numel()} values. Drop those rows first."
+        )
+
+
+def check_objective(mll: MarginalLogLikelihood) -> None:
+    """Check that an objective of a fit is one that a memory without the data determines.
+
+    Raises:
+        UnsupportedError: It is neither the marginal likelihood nor its evidence lower bound.
+    """
+    if type(mll).forward not in (ExactMarginalLogLikelihood.forward, VariationalELBO.forward):
+        raise UnsupportedError(
+            "Expected mll to be an ExactMarginalLogLikelihood or a VariationalELBO, got a "
+            f"{type(mll).__name__}: it needs every observation, and these models do not keep them. "
+            "Fit by the marginal likelihood, and compare fits by "
+            "bo_stream.diagnostics.leave_one_out."
         )
 
 

@@ -292,3 +292,10 @@ def test_no_rows() -> None:
     assert leave_one_out(model, data.X[:0], data.Y[:0]).posterior.mean.shape == (0, 1, 1)
     same = without(model, data.X[:0], data.Y[:0]).posterior(data.X)
     assert_close(same.variance, model.posterior(data.X).variance)
+
+
+def test_a_model_that_keeps_its_data_is_sent_to_botorch() -> None:
+    X = torch.rand(5, 2, dtype=torch.float64)
+    model = SingleTaskGP(X, X.sum(-1, keepdim=True))
+    with pytest.raises(UnsupportedError, match=r"SingleTaskGP.* botorch\.cross_validation\.loo_cv"):
+        leave_one_out(model, X, X.sum(-1, keepdim=True))
