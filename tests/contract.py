@@ -1029,6 +1029,17 @@ def memory_does_not_grow_with_the_stream(stream: Stream) -> None:
 
 
 @law
+def what_is_remembered_is_detached(stream: Stream) -> None:
+    model, more = stream.model(stream.data(8)), stream.data(3)
+    tracked = [None if t is None else t.clone().requires_grad_() for t in more.astuple()]
+    model.update(*tracked)
+    process = model.eval().process(model.transform_inputs(stream.points).double())
+    inputs = model.transform_inputs(stream.points).double().detach()
+    assert not process.mean(inputs).requires_grad
+    assert not process.variance(inputs).requires_grad
+
+
+@law
 def another_kind_of_model_cannot_be_merged(stream: Stream) -> None:
     data = stream.data(5)
     model = stream.model(data)

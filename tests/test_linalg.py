@@ -10,6 +10,7 @@ from torch import Tensor
 from bo_stream.linalg import (
     DowndatedRootOperator,
     check_memory,
+    cholesky_with_jitter,
     inverse_lower,
     inverse_root,
     product_of_triangular_root,
@@ -151,3 +152,11 @@ def test_memory_is_refused_before_it_is_allocated() -> None:
     check_memory("A matrix", 2**28, 1.0, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"A matrix .* Do without\."):
         check_memory("A matrix", 2**29, 1.0, "Do without.", torch.float32)
+
+
+def test_the_jitter_is_in_parts_of_the_mean_of_the_diagonal() -> None:
+    matrix = torch.ones(50, 50, dtype=torch.float64) * 3.0
+    factor, jitter = cholesky_with_jitter(matrix)
+    assert jitter > 0.0
+    added = (factor @ factor.mT - matrix).diagonal().mean()
+    assert float(added) == pytest.approx(3.0 * jitter, rel=1e-2)

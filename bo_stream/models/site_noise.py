@@ -45,7 +45,8 @@ def check_log_concave(likelihood: Likelihood) -> None:
 def site_noise(likelihood: Likelihood) -> Tensor:
     """Its own variance, that of a Laplace outcome, or one over the largest curvature, ``m`` or 1.
 
-    Of the logistic likelihood 4, of the probit π / 2, of counts 1, at f = 0.
+    The curvature is at f = 0: 1/4 for the logistic likelihood, 2/π for the probit. For counts it
+    grows with the count; 1 is that of a count of about five.
     """
     if isinstance(likelihood, GaussianLikelihood):
         return likelihood.noise.reshape(-1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.exceptions.errors import (
     BotorchTensorDimensionError,
@@ -307,3 +308,22 @@ class TestBadInput:
         )
         with pytest.raises(UnsupportedError, match="supposes a batch"):
             select_from_pool(supposing, rand(10), 2, rand(5))
+
+
+def test_the_unit_of_costs_changes_no_pick() -> None:
+    model, pool, points = small_model(some()), rand(POOL), rand(40)
+    picks = select_from_pool(model, pool, 5, points)
+    costs = torch.full((POOL,), 2.0**50, dtype=torch.float64)  # gains of 1e-15 are no ties
+    assert torch.equal(select_from_pool(model, pool, 5, points, costs=costs), picks)
+
+
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+def test_points_of_the_integral_beyond_the_bounds(side: float) -> None:
+    data, pool = some(), rand(POOL)
+    model, points = small_model(data), 0.5 + side * (0.6 + 0.2 * rand(40))
+    wider = 3.0 * model.bounds - 1.0  # with all nodes of the model among its own
+    roomy = small_model(data, bounds=wider, grid_size=27, covar_module=model.covar_module)
+    roomy.likelihood = model.likelihood
+    values = qNegIntegratedPosteriorVariance(roomy, mc_points=points)(pool.unsqueeze(-2)).detach()
+    pick = select_from_pool(model, pool, 1, points)
+    assert_close(values[pick[0]], values.max())

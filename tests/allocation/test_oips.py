@@ -11,6 +11,7 @@ from gpytorch.kernels import Kernel, MaternKernel, PolynomialKernel, RBFKernel, 
 from torch import Tensor
 
 from bo_stream.allocation import OIPS, Isolation, expected_points_bound, nystroem_error_bound
+from bo_stream.allocation.correlation import correlation
 from tests.oracles import oips
 
 
@@ -181,3 +182,20 @@ def test_bad_points(bad: str) -> None:
     value, error = changed[bad]
     with pytest.raises(error, match="Expected"):
         OIPS(0.5).update(Z, value, rbf())
+
+
+def test_points_of_another_origin_are_pruned() -> None:
+    X, kernel = torch.rand(30, 2, dtype=torch.float64), rbf(0.4)
+    allocator = OIPS(0.8)
+    Z = allocator.update(X[:0], X, kernel)
+    twin = Z[:1] + 1e-6
+    assert torch.equal(allocator.update(torch.cat((Z, twin)), X[:0], kernel), Z)
+
+
+def test_a_point_as_like_as_the_threshold_is_not_accepted() -> None:
+    pair, kernel = torch.tensor([[0.0, 0.0], [0.3, 0.0]]).double(), rbf(0.4)
+    threshold = float(correlation(kernel, pair, pair)[0, 1])
+    nothing = pair[:0]
+    for rho, count in ((threshold, 1), (math.nextafter(threshold, 1.0), 2)):
+        assert len(OIPS(rho).update(nothing, pair, kernel)) == count
+        assert len(OIPS(rho).update(pair[:1], pair[1:], kernel)) == count

@@ -7,7 +7,7 @@ import torch
 from gpytorch.utils.interpolation import Interpolation
 from torch import Tensor
 
-from bo_stream.bases.grid import Grid
+from bo_stream.bases.grid import EDGE, Grid
 from tests.oracles import grid_nodes, line_weights
 from tests.tolerances import assert_close
 
@@ -109,3 +109,18 @@ def test_has_no_place_in_a_grid_without_its_nodes(
 
 def test_no_points_are_inside(grid: Grid) -> None:
     assert grid.contains(torch.empty(0, 2))
+
+
+@pytest.mark.parametrize("side", [-1.0, 1.0])
+def test_a_rounding_error_outside_is_inside(grid: Grid, side: float) -> None:
+    edge = BOUNDS[0] if side < 0 else BOUNDS[1]
+    spacing = torch.tensor(grid.spacing, dtype=torch.float64)
+    assert grid.contains((edge + side * 0.5 * EDGE * spacing).unsqueeze(0))
+    assert not grid.contains((edge + side * 2.0 * EDGE * spacing).unsqueeze(0))
+
+
+@pytest.mark.parametrize(("below", "place"), [(-1, None), (0, 0), (2, 2), (3, None)])
+def test_has_a_place_in_a_grid_only_where_it_fits(below: int, place: int | None) -> None:
+    small = Grid((0.5 * below,), (0.5,), (4,))
+    expected = None if place is None else (place,)
+    assert small.offset_in(Grid((0.0,), (0.5,), (6,))) == expected

@@ -80,3 +80,11 @@ def test_changes_leave_no_stale_cache(change: str) -> None:
     CHANGES[change](warm)
     warm.update(*data.astuple())
     assert_fresh(warm)
+
+
+def test_batches_that_wait_are_not_lost_when_more_come_than_may_wait() -> None:
+    warm, more = model(), observations(3 * WHITENED_ROWS).with_noise("mixed")
+    warm.posterior(more.X[:1])
+    for start in range(0, len(more), SOLVED_ROWS):
+        warm.update(*more[start : start + SOLVED_ROWS].astuple())
+    assert_fresh(warm)

@@ -487,6 +487,27 @@ def test_an_allocator_that_fails_later_changes_nothing() -> None:
     assert model.num_observations == 30
 
 
+class Counting(Fixed):
+    """Counts its calls, as a tree grows by what it is shown."""
+
+    calls = 0
+
+    def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
+        self.calls += 1
+        return super()._update(Z, X_new, kernel)
+
+
+def test_what_fails_leaves_the_allocator_as_it_was() -> None:
+    X, Y = wave()
+    model, other = (OSGPR(part, Y[:30]) for part in (X[:30], X[30:]))
+    model._allocator = allocator = Counting(None)
+    for fails in (lambda: model.update(X[30:], Y[30:]), lambda: model.merge(other)):
+        with pytest.raises(InputDataError, match="Expected allocator to return"):
+            fails()
+    assert model._allocator is allocator
+    assert allocator.calls == 0
+
+
 def test_an_allocator_can_be_taken_away_and_given() -> None:
     X, Y = wave(60, 2)
     model = OSGPR(X[:20], Y[:20], allocator=OIPS(0.9))

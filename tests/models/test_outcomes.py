@@ -127,3 +127,22 @@ def test_an_unknown_transform_is_refused_by_name() -> None:
 
     with pytest.raises(UnsupportedError, match=r"Rank .* only Log, Power and Bilog"):
         OutcomeChain.of(Rank())
+
+
+def test_one_observation_that_fades_leaves_no_spread_but_a_rounding_error() -> None:
+    """Its square less the square of its mean is zero up to rounding, of either sign."""
+    Y = 3.0 + 40.0 * torch.rand(5, 2, dtype=torch.float64)
+    one = 1.0 + torch.rand(1, 2, dtype=torch.float64)
+    for factor in torch.linspace(0.1, 0.99, 90).double():
+        chain = learned(Standardize(m=2), Y)
+        chain.learn(factor * totals_of(one, torch.zeros(2)), torch.zeros(2))
+        assert_close(chain.offset_and_scale(torch.zeros(2).double())[1], torch.ones(2).double())
+
+
+def test_the_standardisation_maps_variances_by_the_scale_that_it_learned_last() -> None:
+    Y = torch.rand(9, 2, dtype=torch.float64)
+    standardize, shift = Standardize(m=2), torch.zeros(2).double()
+    chain = learned(standardize, Y)
+    chain.learn(totals_of(7.0 * Y, shift), shift)
+    _, Yvar = standardize.eval()(Y, torch.ones_like(Y))
+    assert_close(Yvar, (7.0 * Y).std(0).pow(-2).expand_as(Y))
