@@ -271,6 +271,11 @@ class ConditionedProcess(PosteriorProcess):
     factor: Tensor
     whitened_surprise: Tensor
 
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Leading dimensions of a mean at inputs without any, those before m."""
+        return self.whitened_surprise.shape[:-3]
+
     @classmethod
     def of(
         cls, process: PosteriorProcess, points: Points, Y: Tensor, noise: Tensor

@@ -1197,6 +1197,41 @@ def fantasies_are_each_alone(stream: Stream) -> None:
 
 
 @law
+def fantasies_have_the_batch_shape_of_their_posteriors(stream: Stream) -> None:
+    """That of BoTorch's ``SingleTaskGP``, after whatever verbs; the data's batch shape stays."""
+    model, exact, s = stream.model(stream.data(8)), _single_task_gp(stream), stream.setting
+    X = torch.rand(*(s.batch_shape or (5,)), 2, DIM).to(stream.points)
+    wide = X.expand(4, *X.shape)
+    fantasy, theirs = (
+        m.fantasize(X.to(m.train_targets), stream.sampler(4)) for m in (model, exact)
+    )
+    pairs = [
+        (fantasy, theirs),
+        (
+            fantasy.fantasize(wide, stream.sampler(3)),
+            theirs.fantasize(wide.double(), stream.sampler(3)),
+        ),
+    ]
+    for own, other in pairs:
+        assert own.batch_shape == other.batch_shape
+        assert gaussian(own.posterior(stream.points[..., :1, :])).mean.shape[:-2] == own.batch_shape
+    supposed = suppose(model, stream.data(3))
+    assert supposed.batch_shape == model.batch_shape == torch.Size(s.batch_shape)
+    assert suppose(supposed, stream.data(2)).batch_shape == model.batch_shape
+    assert fantasy.subset_output([0]).batch_shape == fantasy.batch_shape
+    assert fantasy.with_known_points(X).batch_shape == fantasy.batch_shape
+    assert model.with_known_points(X).batch_shape == model.batch_shape
+
+
+def _single_task_gp(stream: Stream) -> SingleTaskGP:
+    """An exact model of as many observations of the stream's shapes, in float64."""
+    X = stream.data(8).X.double()
+    model = SingleTaskGP(X, torch.randn(*X.shape[:-1], stream.setting.outputs).to(X))
+    model.posterior(X)  # which fills the caches that conditioning needs
+    return model
+
+
+@law
 def what_is_supposed_cannot_be_put_into_memory(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
     supposed = suppose(model, more)

@@ -93,8 +93,9 @@ class GridPosterior(GridBase):
 
     @torch.no_grad()
     def _present_basis(self) -> GridBasis:
-        batch = torch.Size((*self.batch_shape, self.num_outputs))
-        return grid_basis(self._basis_grid, self._factors(), batch, self.tolerance, self.max_rank)
+        return grid_basis(
+            self._basis_grid, self._factors(), self._output_batch, self.tolerance, self.max_rank
+        )
 
     def truncate(self, left_out: float) -> Self:
         """Keep only as many features as the noise level asks for, at the present hyperparameters.

@@ -211,7 +211,7 @@ class LatentOutcomes(MeasuredGP):
         if X.shape[-2] == 0:
             return X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
         values = self._standardized(sampler(self.posterior(X)).to(torch.float64)).mT
-        kept = values.shape[values.ndim - len(self.batch_shape) - 2 :]
+        kept = values.shape[values.ndim - len(self._batch_shape) - 2 :]
         samples = sampler.sample_shape.numel()
         drawn = self._outcome_model().draw(values.reshape(samples, -1, *kept), sampler.seed)
         offset, scale = self._units()

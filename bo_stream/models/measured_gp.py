@@ -133,7 +133,7 @@ class MeasuredGP(StreamingGP):
             Yvar,
             dim=self._input_dim,
             outputs=self.num_outputs,
-            batch_shape=self.batch_shape,
+            batch_shape=self._batch_shape,
             like=self.train_targets,
         )
 
@@ -219,7 +219,7 @@ class MeasuredGP(StreamingGP):
     def _standardize_by(self, totals: Tensor) -> None:
         """Learn the standardisation, in a copy: models that suppose data keep their own."""
         if "outcome_transform" in self._modules:
-            self.outcome_transform = deepcopy(self.outcome_transform)
+            self.outcome_transform = deepcopy(self.outcome_transform).eval()
         self._outcomes.learn(totals, self._shift)
 
     def _counts(self) -> Tensor:

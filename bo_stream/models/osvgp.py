@@ -183,7 +183,7 @@ class OSVGP(LatentGP):
     def _select_memory(self, outputs: list[int]) -> None:
         if self._moments is not None:
             of = self._shift.shape[-1]
-            self._moments = subset_moments(self._moments, self.batch_shape, of, outputs)
+            self._moments = subset_moments(self._moments, self._batch_shape, of, outputs)
         super()._select_memory(outputs)
 
     def _groups(self, memory: WhitenedMemory) -> list[NoiseGroup]:

@@ -68,6 +68,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _batch_shape: torch.Size
     _input_dim: int
     _supposed: PosteriorProcess | None
+    _fantasy_batch_shape: torch.Size | None = None
     _known: tuple[KnownPoints, ...] = ()
     _numerical_log: NumericalLog = ()
 
@@ -152,8 +153,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """The batch shape of the model."""
-        return self._batch_shape
+        """Batch shape of a posterior at inputs without one: the data's, or that of fantasies.
+
+        A model that is conditioned on hypothetical observations has their batch shape, broadcast
+        with the data's. Hyperparameters and memory keep the data's.
+        """
+        fantasies = self._fantasy_batch_shape
+        return self._batch_shape if fantasies is None else fantasies
 
     @property
     def _parameter_shape(self) -> torch.Size:
@@ -214,7 +220,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Bring ``batch_shape (x m if m > 1)`` to ``batch_shape x m``."""
         value = value.to(torch.float64)
         value = value.unsqueeze(-1) if self.num_outputs == 1 else value
-        return value.expand(*self.batch_shape, self.num_outputs)
+        return value.expand(*self._batch_shape, self.num_outputs)
 
     def _from_per_output(self, value: Tensor) -> Tensor:
         return value.squeeze(-1) if self.num_outputs == 1 else value
@@ -342,10 +348,58 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         inputs = self.transform_inputs(X).to(torch.float64)
         targets = self._standardized(Y.to(torch.float64)).mT
         check_finite("Y after its outcome transform", targets)
-        process = self.process(inputs)
         given = None if noise is None else noise.to(torch.float64).mT
-        targets, level = self._as_gaussian(process, inputs, targets, given)
-        return self._supposing(process.condition(inputs, targets, level))
+        return self._conditioned(inputs, targets, given)
+
+    def get_fantasy_model(
+        self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> Self:
+        """Condition on hypothetical observations in transformed units, as ``ModelListGP`` asks.
+
+        Args:
+            inputs: ``batch_shape x q x d``.
+            targets: Outcomes in transformed units, ``batch_shape' (x m if m > 1) x q``.
+            noise: Variances shaped as targets, in transformed units; the model's own if omitted.
+            kwargs: Ignored, for BoTorch's callers.
+
+        Raises:
+            BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+            InputDataError: A wrong dtype or device, NaN or infinity, or a negative noise.
+            UnsupportedError: The model has an input transform, which ``ModelListGP`` leaves out.
+        """
+        if self._input_transform is not None:
+            raise UnsupportedError(
+                "get_fantasy_model cannot know whether its inputs are transformed "
+                "(ModelListGP.condition_on_observations leaves out the model's "
+                f"{type(self._input_transform).__name__}). Use condition_on_observations of each "
+                "model and build the list from what they return."
+            )
+        self.eval()
+        check_inputs(inputs, self._input_dim, self.train_targets)
+        rows = self._as_rows(targets)
+        variances = None if noise is None else self._as_rows(noise)
+        check_supposed(inputs, rows, variances, self.num_outputs)
+        known = None if variances is None else variances.double().mT
+        return self._conditioned(inputs.double(), rows.double().mT, known)
+
+    def _as_rows(self, values: Tensor) -> Tensor:
+        """From GPyTorch's ``... (x m if m > 1) x q`` to ``... x q x m``."""
+        return values.unsqueeze(-1) if self.num_outputs == 1 else values.mT
+
+    def _conditioned(self, inputs: Tensor, targets: Tensor, noise: Tensor | None) -> Self:
+        """A model that is conditioned on observations in the units of its process.
+
+        Args:
+            inputs: After :meth:`transform_inputs`, ``... x q x d``, float64.
+            targets: ``... x m x q``, float64.
+            noise: Shaped as targets, or None for the model's own.
+        """
+        process = self.process(inputs)
+        outcomes, variances = self._as_gaussian(process, inputs, targets, noise)
+        conditioned = process.condition(inputs, outcomes, variances)
+        model = self._supposing(conditioned)
+        model._fantasy_batch_shape = conditioned.batch_shape
+        return model
 
     def _as_gaussian(
         self, process: PosteriorProcess, inputs: Tensor, targets: Tensor, noise: Tensor | None
@@ -394,7 +448,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if self._supposed is not None:
             model._supposed = SelectedProcess(self._supposed, tuple(idcs))
         for name in ("covar_module", "mean_module", "likelihood"):
-            module = subset_module(getattr(self, name), self.batch_shape, self.num_outputs, idcs)
+            module = subset_module(getattr(self, name), self._batch_shape, self.num_outputs, idcs)
             model._modules[name] = module
         transform = self._modules.get("outcome_transform")
         if isinstance(transform, OutcomeTransform):
@@ -442,7 +496,11 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
         if mode and self._supposed is None:
             self._prepare_refit()
-        return torch.nn.Module.train(self, mode)
+        torch.nn.Module.train(self, mode)
+        outcome_transform = self._modules.get("outcome_transform")
+        if outcome_transform is not None:
+            outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
+        return self
 
     def eval(self) -> Self:
         """Evaluation mode."""
