@@ -51,6 +51,12 @@ class KnownPoints:
     def _trailing(self) -> int:
         return self.X.shape[-2] - self.leading
 
+    @property
+    def _rows(self) -> tuple[int, int]:
+        """How many inputs of the process come first and last: several for each of X, or one."""
+        each = self.mean.shape[-1] // max(self.X.shape[-2], 1)
+        return self.leading * each, self._trailing * each
+
     def surround(self, X: Tensor) -> bool:
         """Whether ``... x n x d`` points begin and end with these, and others are between."""
         if X.shape[-2] <= self.X.shape[-2] or X.dim() < self.X.dim():
@@ -68,7 +74,8 @@ class KnownPoints:
         Args:
             inputs: As the process takes them, ``... x n x d``.
         """
-        between = inputs[..., self.leading : inputs.shape[-2] - self._trailing, :]
+        leading, trailing = self._rows
+        between = inputs[..., leading : inputs.shape[-2] - trailing, :]
         others = self.process.at(between)
         means = self._in_order(stack_columns(self.mean, self.process.mean_at(others)))
         empty = means.new_zeros(*means.shape, 0)
@@ -90,15 +97,16 @@ class KnownPoints:
 
     def _in_order(self, values: Tensor) -> Tensor:
         """Columns of these and then of the others, as the columns of all in their order."""
-        if self._trailing == 0:
+        leading, trailing = self._rows
+        if trailing == 0:
             return values
-        known = self.X.shape[-2]
+        known = leading + trailing
         others = values.shape[-1] - known
         return torch.cat(
             (
-                values[..., : self.leading],
+                values[..., :leading],
                 values.narrow(-1, known, others),
-                values.narrow(-1, self.leading, self._trailing),
+                values.narrow(-1, leading, trailing),
             ),
             dim=-1,
         )

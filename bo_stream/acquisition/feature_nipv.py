@@ -19,7 +19,6 @@ from bo_stream.acquisition.units import check_scalar, variance_factors
 from bo_stream.acquisition.weight_space import weight_space
 from bo_stream.linalg import row_product, safe_cholesky
 from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.models.validation import check_inputs
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
 
 
@@ -134,8 +133,7 @@ class FeatureNIPV(AcquisitionFunction):
             Minus the mean variance, ``b``.
         """
         self.model.eval()
-        check_inputs(X, self.model._input_dim, self.model.train_targets)
-        inputs = self.model.transform_inputs(X).double()
+        inputs = self.model.hypothetical_inputs(X)
         integrated = self._current(inputs)
         noise = self.model.noise_at(inputs)
         variance = integrated.variance() - integrated.reduction(inputs, noise)

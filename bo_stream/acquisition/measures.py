@@ -178,6 +178,7 @@ def listed_inputs(model: StreamingGP, name: str, X: Tensor) -> Tensor:
     Raises:
         BotorchTensorDimensionError: Another shape.
         InputDataError: No rows, or values that are not finite.
+        UnsupportedError: The model's input transform makes several inputs of each.
     """
     check_type(name, X, X)
     if X.ndim != 2 or X.shape[-1] != model._input_dim:
@@ -188,5 +189,11 @@ def listed_inputs(model: StreamingGP, name: str, X: Tensor) -> Tensor:
         raise InputDataError(f"Expected {name} to hold at least one point, got none.")
     check_finite(name, X)
     model.eval()
-    inputs: Tensor = model.transform_inputs(X.detach().to(model.train_targets))
-    return inputs.double()
+    inputs = model.process_inputs(X.detach().to(model.train_targets))
+    if inputs.shape[0] != X.shape[0]:
+        raise UnsupportedError(
+            f"Expected a model of one input for each of {name}, got one whose input_transform "
+            f"{type(model._input_transform).__name__} makes {inputs.shape[0] // X.shape[0]}. Use "
+            "BoTorch's qNegIntegratedPosteriorVariance and optimize_acqf_discrete."
+        )
+    return inputs

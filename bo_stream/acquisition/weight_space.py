@@ -57,7 +57,7 @@ def lives_in_features(model: StreamingGP) -> bool:
 
 def anywhere(model: StreamingGP) -> Tensor:
     """An input to ask whether a basis leaves a residual, ``1 x d``: the answer is the same."""
-    return model.train_targets.new_zeros(1, model._input_dim).double()
+    return model.train_targets.new_zeros(1, model._process_dim).double()
 
 
 def _fold(process: PosteriorProcess) -> WeightSpaceProcess:

@@ -21,6 +21,8 @@ from bo_stream.models.validation import check_finite, check_observations, check_
 from bo_stream.sufficient_statistics import target_columns
 
 _MARGIN = 0.1
+_INSIDE = 256
+_MOST_CORNERS = 10
 
 
 def check_first_observations(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
@@ -109,9 +111,8 @@ def _given_box(bounds: Tensor, inputs: Tensor, transform: InputTransform | None)
         )
     check_finite("bounds", box)
     if transform is not None:
-        with torch.no_grad():
-            corners = transform.preprocess_transform(box)
-        box = torch.stack((corners.amin(0), corners.amax(0)))
+        images = observed_inputs(_points_of(box), transform)
+        box = torch.stack((images.amin(0), images.amax(0)))
     if box.shape[-1] != inputs.shape[-1]:
         raise BotorchTensorDimensionError(
             f"Expected bounds of shape `2 x {inputs.shape[-1]}` as train_X, got "
@@ -120,6 +121,17 @@ def _given_box(bounds: Tensor, inputs: Tensor, transform: InputTransform | None)
     if not bool((box[0] < box[1]).all()):
         raise ValueError(f"Expected bounds with lower < upper, got {bounds.tolist()}.")
     return box.detach().to(torch.float64).cpu()
+
+
+def _points_of(box: Tensor) -> Tensor:
+    """Corners of a ``2 x d`` box and points inside: a transform need not be monotone."""
+    d = box.shape[-1]
+    inside = torch.quasirandom.SobolEngine(d).draw(_INSIDE, dtype=torch.float64).to(box)
+    shares = torch.cat((torch.eye(2)[:, :1].expand(2, d).to(box), inside))
+    if d <= _MOST_CORNERS:
+        corners = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * d).reshape(-1, d)
+        shares = torch.cat((shares, corners.to(box)))
+    return torch.where(shares == 1.0, box[1], box[0] + shares * (box[1] - box[0]))
 
 
 def reference_outcome(targets: Tensor) -> Tensor:

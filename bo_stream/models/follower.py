@@ -70,7 +70,7 @@ class Follower:
         model = self._model
         outcomes, noise = model.standardized(X, Y, Yvar)
         prior = self._prior.detach()
-        features = self._subspace.basis.features(model.transform_inputs(X).to(torch.float64))
+        features = self._subspace.basis.features(model.hypothetical_inputs(X))
         projected = features @ prior
         with torch.no_grad():
             posterior = subspace_posterior(combine(self._groups, model._residual()), prior)

@@ -130,6 +130,7 @@ class GridBase(RememberingGP):
         if stem is None:
             return inputs
         self.stem = stem
+        self._process_dim = stem.k
         return first_projected(inputs, stem)
 
     def transform_inputs(self, X: Tensor, input_transform: Module | None = None) -> Tensor:

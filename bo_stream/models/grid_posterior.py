@@ -169,7 +169,7 @@ class GridPosterior(GridBase):
         """
         self._check_observations(X, Y, Yvar)
         outcomes, noise = self._as_outcomes(*self._measured(Y, Yvar))
-        coordinates = self._differentiable_inputs(X, recalibrate).to(torch.float64)
+        coordinates = self._differentiable_inputs(X, recalibrate).double()
         basis = self._present_basis()
         return self._from_per_output(
             batch_log_marginal_likelihood(
@@ -184,7 +184,7 @@ class GridPosterior(GridBase):
     def _differentiable_inputs(self, X: Tensor, recalibrate: bool) -> Tensor:
         stem = self._stem
         if stem is None or not recalibrate:
-            return self.transform_inputs(X)
+            return self.hypothetical_inputs(X)
         return stem.calibrated_forward(observed_inputs(X, self._input_transform))
 
     def _learning_objective(self) -> Tensor:

@@ -285,8 +285,7 @@ class HeteroscedasticWISKI(GridGP):
             kwargs: For BoTorch.
         """
         if observation_noise is None:
-            inputs = self.transform_inputs(X).to(torch.float64)
-            observation_noise = self.noise_at(inputs).mT.to(X)
+            observation_noise = self.noise_at(self.hypothetical_inputs(X)).mT.to(X)
         return super().fantasize(X, sampler, observation_noise, **kwargs)
 
     @keeps_tensors

@@ -105,8 +105,8 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         self.max_points = checked_cap(max_points, Z)
         check_points_fit(len(Z), self._output_batch.numel())
         self._solved = self._present = None
-        Z = self.coordinates(Z).to(torch.float64) if len(Z) > 0 else Z.to(torch.float64)
-        basis = self._basis_at(Z)
+        Z = self.coordinates(Z) if len(Z) > 0 else Z.new_zeros(0, self._process_dim)
+        basis = self._basis_at(Z.to(torch.float64))
         self._memory = self._nothing_in(basis)
         log_basis(self, basis)
 

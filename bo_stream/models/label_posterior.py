@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.models.utils import fantasize as fantasize_flag
 from botorch.sampling.base import MCSampler
 from torch import Tensor
 
@@ -72,8 +73,7 @@ class LabelPosterior(GridGP):
                 bounds.
         """
         self.eval()
-        check_inputs(X, self._input_dim, self.train_targets)
-        inputs = self.transform_inputs(X).to(torch.float64)
+        inputs = self.process_inputs(X)
         mean, variance = torch.broadcast_tensors(*self.process(inputs).marginals(inputs))
         return mean.mT, variance.clamp_min(0.0).mT
 
@@ -176,7 +176,8 @@ class LabelPosterior(GridGP):
     def _drawn_labels(self, X: Tensor, sampler: MCSampler) -> Tensor:
         if X.shape[-2] == 0:
             return X.new_empty(*sampler.sample_shape, *X.shape[:-1], 1)
-        scores = sampler(self.posterior(X))
+        with fantasize_flag():
+            scores = sampler(self.posterior(X))
         samples = sampler.sample_shape
         batches = scores.ndim - len(samples) - 2
         shape = (*samples, *[1] * batches, *scores.shape[-2:])
@@ -207,7 +208,8 @@ class LabelPosterior(GridGP):
                 f"Expected X of one point, `... x 1 x d`, got {X.shape[-2]}: use "
                 "suppose_each_label on the model it returns for the next."
             )
-        probabilities = self.label_moments(X).probabilities.squeeze(-2).movedim(-1, 0)
+        with fantasize_flag():
+            probabilities = self.label_moments(X).probabilities.squeeze(-2).movedim(-1, 0)
         classes = torch.arange(self.num_outputs, device=X.device)
         labels = classes.view(-1, *[1] * (probabilities.ndim - 1), 1, 1)
         model = self.condition_on_labels(X, labels.expand(*probabilities.shape, 1, 1))

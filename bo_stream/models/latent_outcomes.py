@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.models.utils import fantasize as fantasize_flag
 from botorch.sampling.base import MCSampler
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from bo_stream.models.latent_choice import REAL
 from bo_stream.models.measured_gp import MeasuredGP
 from bo_stream.models.outcome_model import OutcomeModel
-from bo_stream.models.validation import check_inputs, check_supposed
+from bo_stream.models.validation import check_supposed
 from bo_stream.process import PosteriorProcess
 from bo_stream.variational import Prior, fit_sites, local_sites
 
@@ -103,8 +104,7 @@ class LatentOutcomes(MeasuredGP):
     def _marginals(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Of the process at single points, ``... x m x q`` each."""
         self.eval()
-        check_inputs(X, self._input_dim, self.train_targets)
-        inputs = self.transform_inputs(X).to(torch.float64)
+        inputs = self.process_inputs(X)
         mean, variance = torch.broadcast_tensors(*self.process(inputs).marginals(inputs))
         return mean, variance
 
@@ -146,7 +146,7 @@ class LatentOutcomes(MeasuredGP):
                 cannot have.
         """
         mean, variance = self._marginals(X)
-        check_supposed(X, Y, None, self.num_outputs)
+        check_supposed(mean.mT.to(X), Y, None, self.num_outputs)
         outcomes, targets = self._outcome_model(), self._standardized(Y.to(torch.float64)).mT
         outcomes.check(targets)
         density = outcomes.log_marginal(targets, mean, variance) - self._units()[1].log()
@@ -210,9 +210,11 @@ class LatentOutcomes(MeasuredGP):
     def _drawn(self, X: Tensor, sampler: MCSampler) -> Tensor:
         if X.shape[-2] == 0:
             return X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
-        values = self._standardized(sampler(self.posterior(X)).to(torch.float64)).mT
+        with fantasize_flag():
+            drawn = sampler(self.posterior(X))
+        values = self._standardized(drawn.to(torch.float64)).mT
         kept = values.shape[values.ndim - len(self._batch_shape) - 2 :]
         samples = sampler.sample_shape.numel()
-        drawn = self._outcome_model().draw(values.reshape(samples, -1, *kept), sampler.seed)
+        outcomes = self._outcome_model().draw(values.reshape(samples, -1, *kept), sampler.seed)
         offset, scale = self._units()
-        return (offset + scale * drawn.view(values.shape)).mT.to(X)
+        return (offset + scale * outcomes.view(values.shape)).mT.to(X)

@@ -84,10 +84,12 @@ class MeasuredGP(StreamingGP):
 
     def _first_inputs(self, X: Tensor, transform: InputTransform | None) -> Tensor:
         """Let the input transform, if any, learn its bounds, and apply it."""
-        if transform is None:
-            return X
-        self.input_transform = transform
-        return first_transformed(X, transform)
+        inputs = X
+        if transform is not None:
+            self.input_transform = transform
+            inputs = first_transformed(X, transform)
+        self._process_dim = inputs.shape[-1]
+        return inputs
 
     def _set_modules(
         self,

@@ -10,11 +10,12 @@ from typing import Any, Self
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
-from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.utils import fantasize as fantasize_flag
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
 from botorch.utils.datasets import SupervisedDataset
@@ -67,6 +68,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _num_outputs: int
     _batch_shape: torch.Size
     _input_dim: int
+    _process_dim: int
     _supposed: PosteriorProcess | None
     _fantasy_batch_shape: torch.Size | None = None
     _known: tuple[KnownPoints, ...] = ()
@@ -245,7 +247,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         O(q r) memory. Inputs a little outside the bounds are taken too; they change nothing.
 
         Args:
-            X: ``batch_shape x q x d``; more leading dimensions broadcast.
+            X: ``batch_shape x q x d``; more leading dimensions broadcast. A one-to-many input
+                transform makes more points of each.
             output_indices: Outputs to keep, negative ones counted from the last; all if omitted.
             observation_noise: True adds the model's noise; a tensor ``... x (q or 1) x m`` of
                 variances of all outputs, in transformed units, is added instead (see
@@ -259,11 +262,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             UnsupportedError: An output is out of range or repeated.
         """
         self.eval()
-        check_inputs(X, self._input_dim, self.train_targets)
+        inputs = self.process_inputs(X)
         if isinstance(observation_noise, Tensor):
-            check_noise("observation_noise", observation_noise, X, self.num_outputs)
+            check_noise("observation_noise", observation_noise, inputs.to(X), self.num_outputs)
         chosen = chosen_outputs(output_indices, self.num_outputs)
-        inputs = self.transform_inputs(X).to(torch.float64)
         joint = self._joint(X, inputs).select(chosen)
         offset, scale = self._outcomes.offset_and_scale(self._counts())
         noise = self._added_noise(observation_noise, inputs, chosen)
@@ -273,6 +275,48 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         outcomes = self._outcomes.select(chosen, self.num_outputs)
         posterior = outcomes.untransform(GPyTorchPosterior(distribution))
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
+
+    def process_inputs(self, X: Tensor) -> Tensor:
+        """Check inputs and transform them as the process takes them, differentiable, float64.
+
+        A one-to-many input transform (``InputPerturbation``, ``AppendFeatures``) gives several rows
+        for each of X, whose width need not be that of observed inputs.
+
+        Args:
+            X: ``... x q x d``.
+
+        Returns:
+            ``... x q' x d'``.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
+            InputDataError: X has a wrong dtype or device.
+        """
+        self._check_inputs(X)
+        inputs: Tensor = self.transform_inputs(X)
+        if inputs.shape[-1] != self._process_dim:
+            raise BotorchTensorDimensionError(
+                f"Expected X that input_transform {type(self._input_transform).__name__} turns "
+                f"into {self._process_dim} inputs, got {inputs.shape[-1]} from X of shape "
+                f"{tuple(X.shape)}."
+            )
+        return inputs.to(torch.float64)
+
+    def hypothetical_inputs(self, X: Tensor) -> Tensor:
+        """Transform inputs of hypothetical observations: :meth:`process_inputs` as in a fantasy.
+
+        A transform that is not applied to fantasies (``transform_on_fantasize=False``), such as
+        ``InputPerturbation``, leaves them alone, as it leaves alone what is observed.
+
+        Args and errors as there.
+        """
+        with fantasize_flag():
+            return self.process_inputs(X)
+
+    def _check_inputs(self, X: Tensor) -> None:
+        transform = self._input_transform
+        any_width = transform is not None and transform.is_one_to_many
+        check_inputs(X, None if any_width else self._input_dim, self.train_targets)
 
     def _joint(self, X: Tensor, inputs: Tensor) -> Joint:
         process = self.process(inputs)
@@ -303,9 +347,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self.eval()
         for X in (first, last):
             if X is not None:
-                check_inputs(X, self._input_dim, self.train_targets)
+                self._check_inputs(X)
         known = arrangements(first, last)
-        inputs = [self.transform_inputs(X).to(torch.float64) for X, _ in known]
+        inputs = [self.process_inputs(X) for X, _ in known]
         process = self.process(inputs[0] if inputs else None)
         model = self._supposing(process)
         model._known = tuple(
@@ -343,9 +387,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             InputDataError: A wrong dtype or device, NaN or infinity, or a negative noise.
         """
         self.eval()
-        check_inputs(X, self._input_dim, self.train_targets)
-        check_supposed(X, Y, noise, self.num_outputs)
-        inputs = self.transform_inputs(X).to(torch.float64)
+        inputs = self.hypothetical_inputs(X)
+        check_supposed(inputs.to(X), Y, noise, self.num_outputs)
         targets = self._standardized(Y.to(torch.float64)).mT
         check_finite("Y after its outcome transform", targets)
         given = None if noise is None else noise.to(torch.float64).mT

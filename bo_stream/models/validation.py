@@ -90,12 +90,19 @@ def check_objective(mll: MarginalLogLikelihood) -> None:
         )
 
 
-def check_inputs(X: Tensor, dim: int, like: Tensor) -> None:
-    """Check inputs to a prediction: ``... x q x dim``, of the model's dtype and device."""
+def check_inputs(X: Tensor, dim: int | None, like: Tensor) -> None:
+    """Check inputs to a prediction: ``... x q x dim``, of the model's dtype and device.
+
+    Args:
+        X: Inputs.
+        dim: Their width; None: any.
+        like: A tensor of the model's dtype and device.
+    """
     check_type("X", X, like)
-    if X.ndim < 2 or X.shape[-1] != dim:
+    if X.ndim < 2 or dim not in (None, X.shape[-1]):
+        width = "d" if dim is None else dim
         raise BotorchTensorDimensionError(
-            f"Expected X of shape `batch_shape x q x {dim}`, got {tuple(X.shape)}."
+            f"Expected X of shape `batch_shape x q x {width}`, got {tuple(X.shape)}."
         )
 
 

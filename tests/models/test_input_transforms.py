@@ -1,0 +1,290 @@
+"""Input transforms that change the inputs' number, width or values, on every model.
+
+A model with a transform is the model of transformed inputs, whatever it approximates. What
+BoTorch's ``SingleTaskGP`` gives says which transformed inputs are meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.input import (
+    AppendFeatures,
+    ChainedInputTransform,
+    FilterFeatures,
+    InputPerturbation,
+    InputTransform,
+    InteractionFeatures,
+    Normalize,
+    NumericToCategoricalEncoding,
+    OneHotToNumeric,
+    Round,
+)
+from botorch.sampling import SobolQMCNormalSampler
+from gpytorch.likelihoods import LaplaceLikelihood
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from bo_stream import (
+    OSGPR,
+    OSVGP,
+    QSGP,
+    QSRVM,
+    WISKI,
+    ClusteredGP,
+    DecoupledGP,
+    DirichletWISKI,
+    HeteroscedasticWISKI,
+    LocalGP,
+)
+from bo_stream.acquisition import FeatureNIPV
+from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.weight_layout import FourierFeatures
+from tests.contract import gaussian, moments
+from tests.oracles import joint_covariance
+from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Data \\(input features\\) is not contained to the unit cube"  # categories by number
+)
+
+MODELS: dict[str, Callable[..., StreamingGP]] = {
+    "WISKI": WISKI,
+    "HeteroscedasticWISKI": partial(HeteroscedasticWISKI, rounds=0),
+    "OSGPR": OSGPR,
+    "OSVGP": OSVGP,
+    "OSVGP, Laplace": partial(OSVGP, likelihood=LaplaceLikelihood()),
+    "ClusteredGP": ClusteredGP,
+    "LocalGP": LocalGP,
+    "DecoupledGP": partial(DecoupledGP, num_mean=12, num_covar=4),
+    "QSGP": partial(QSGP, basis=FourierFeatures(40), update_steps=4),
+    "QSRVM": partial(QSRVM, max_points=12, update_steps=4),
+}
+
+SHIFTS = torch.tensor([[0.0, 0.0], [0.05, -0.03], [-0.02, 0.04]], dtype=torch.float64)
+LEVELS = torch.tensor([[0.1], [0.5], [0.8]], dtype=torch.float64)
+UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+
+
+def sampler(count: int = 4) -> SobolQMCNormalSampler:
+    return SobolQMCNormalSampler(torch.Size([count]), seed=3)
+
+
+def cube(n: int) -> Tensor:
+    return 0.1 + 0.8 * torch.rand(n, 2, dtype=torch.float64)
+
+
+def with_category(n: int, of: int = 2) -> Tensor:
+    """One real input and one of some categories by number."""
+    return torch.cat((cube(n)[:, :1], torch.arange(n).remainder(of).double().unsqueeze(-1)), -1)
+
+
+def with_one_hot(n: int) -> Tensor:
+    X = with_category(n, of=3)
+    return torch.cat((X[:, :1], one_hot(X[:, 1].long(), 3).double()), -1)
+
+
+def encoding() -> NumericToCategoricalEncoding:
+    return NumericToCategoricalEncoding(2, {1: 2}, {1: partial(one_hot, num_classes=2)})
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A transform with inputs that it can take."""
+
+    build: Callable[[], InputTransform]
+    inputs: Callable[[int], Tensor]
+
+
+ONE_TO_ONE = {
+    "from one-hot": Kind(lambda: OneHotToNumeric(4, {1: 3}), with_one_hot),
+    "to one-hot": Kind(encoding, with_category),
+    "some features": Kind(lambda: FilterFeatures(torch.tensor([1])), cube),
+    "products": Kind(InteractionFeatures, cube),
+    "rounded": Kind(lambda: Round(integer_indices=[1]), with_category),
+    "chained": Kind(
+        lambda: ChainedInputTransform(
+            scale=Normalize(2, indices=[0], bounds=2.0 * UNIT[:, :1]), encode=encoding()
+        ),
+        with_category,
+    ),
+}
+
+ONE_TO_MANY = {
+    "perturbed": lambda: InputPerturbation(SHIFTS),
+    "normalised, perturbed": lambda: ChainedInputTransform(
+        scale=Normalize(2, bounds=2.0 * UNIT), perturb=InputPerturbation(SHIFTS)
+    ),
+    "perturbed, normalised": lambda: ChainedInputTransform(
+        perturb=InputPerturbation(SHIFTS), scale=Normalize(2, bounds=2.0 * UNIT)
+    ),
+}
+
+
+def outcomes(X: Tensor) -> Tensor:
+    return (3.0 * X[:, :1]).sin() + 0.3 * X[:, 1:2] + 0.01 * torch.randn_like(X[:, :1])
+
+
+def assert_same(a: StreamingGP, b: StreamingGP, X: Tensor, own: Tensor) -> None:
+    """Equal moments of one model at X and another at what X stands for."""
+    for actual, expected in zip(moments(a, X), moments(b, own), strict=True):
+        assert_close(actual, expected)
+
+
+# --- one input of each --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("kind", ONE_TO_ONE.values(), ids=ONE_TO_ONE)
+def test_a_model_with_a_transform_is_that_of_transformed_inputs(name: str, kind: Kind) -> None:
+    build, transform = MODELS[name], kind.build()
+    X, more, T = kind.inputs(12), kind.inputs(4), kind.inputs(5)
+    Y, Z = outcomes(X), outcomes(more)
+    model = build(X, Y, input_transform=kind.build()).update(more, Z)
+    plain = build(transform(X), Y).update(transform(more), Z)
+    assert_same(model, plain, T, transform(T))
+    fantasy = model.fantasize(T[:2], sampler())
+    expected = plain.fantasize(transform(T[:2]), sampler())
+    assert_same(fantasy, expected, T, transform(T))
+
+
+@pytest.mark.parametrize("kind", ONE_TO_ONE.values(), ids=ONE_TO_ONE)
+def test_the_exact_process_is_botorch_s(kind: Kind) -> None:
+    """The default kernel, too, is that of as many inputs: hyperparameters fit together."""
+    X, T = kind.inputs(12), kind.inputs(5)
+    exact = SingleTaskGP(X, outcomes(X), input_transform=kind.build())
+    Y = exact.outcome_transform.untransform(exact.train_targets.unsqueeze(-1))[0]
+    model = OSGPR(X, Y, input_transform=kind.build(), inducing_points=X)
+    model.load_state_dict(exact.state_dict())
+    own, theirs = model.posterior(T), exact.posterior(T)
+    assert_close(own.mean, theirs.mean, factor=1e3)
+    assert_close(joint_covariance(own), joint_covariance(theirs), factor=1e3)
+
+
+def test_inducing_points_are_in_units_of_the_inputs() -> None:
+    X = with_category(12)
+    model = OSGPR(X, outcomes(X), input_transform=encoding(), inducing_points=X[:5])
+    assert torch.equal(model.inducing_points, encoding()(X[:5]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "bounds", "expected"),
+    [
+        ("from one-hot", [[0.0] * 4, [1.0] * 4], [[0.0, 0.0], [1.0, 2.0]]),
+        ("to one-hot", [[0.0, 0.0], [1.0, 1.0]], [[0.0] * 3, [1.0] * 3]),
+        ("products", [[-1.0, -2.0], [1.0, 1.0]], [[-1.0, -2.0, -2.0], [1.0, 1.0, 2.0]]),
+        ("some features", [[0.0, -3.0], [1.0, 2.0]], [[-3.0], [2.0]]),
+    ],
+)
+def test_bounds_are_those_of_the_box_s_image(
+    kind: str, bounds: list[list[float]], expected: list[list[float]]
+) -> None:
+    """Not of its two corners alone: of one-hot inputs these are no category at all."""
+    X = ONE_TO_ONE[kind].inputs(12)
+    transform = ONE_TO_ONE[kind].build()
+    model = WISKI(X, outcomes(X), input_transform=transform, bounds=torch.tensor(bounds))
+    assert_close(model.bounds, torch.tensor(expected, dtype=torch.float64))
+
+
+# --- several of each ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("transform", ONE_TO_MANY.values(), ids=ONE_TO_MANY)
+def test_a_posterior_is_of_several_inputs_for_each_and_observations_are_of_one(
+    name: str, transform: Callable[[], Any]
+) -> None:
+    build, many = MODELS[name], transform().eval()
+    X, more, T, S = cube(12), cube(4), cube(3), cube(2)
+    Y, Z = outcomes(X), outcomes(more)
+    model = build(X, Y, input_transform=transform()).update(more, Z)
+    plain = build(many.preprocess_transform(X), Y).update(many.preprocess_transform(more), Z)
+    assert model.posterior(T).mean.shape == (9, 1)
+    assert_same(model, plain, T, many(T))
+    fantasy = model.fantasize(S, sampler())
+    expected = plain.fantasize(many.preprocess_transform(S), sampler())
+    assert fantasy.batch_shape == (4,)
+    assert_same(fantasy, expected, T, many(T))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_features_may_be_appended_to_what_is_asked_about(name: str) -> None:
+    """BoTorch's environmental variables: observed are x and w, a posterior is of x at every w."""
+    build, append = MODELS[name], AppendFeatures(feature_set=LEVELS).eval()
+    X, x, S = cube(12), cube(3)[:, :1], cube(2)
+    Y = outcomes(X)
+    model = build(X, Y, input_transform=AppendFeatures(feature_set=LEVELS))
+    plain = build(X, Y)
+    assert_same(model, plain, x, append(x))
+    fantasy, expected = (m.fantasize(S, sampler()) for m in (model, plain))
+    assert_same(fantasy, expected, x, append(x))
+    with pytest.raises(BotorchTensorDimensionError, match=r"AppendFeatures turns into 2 inputs"):
+        model.posterior(X[:2])
+    with pytest.raises(BotorchTensorDimensionError, match="X"):
+        model.update(x, Y[:3])
+
+
+def test_labels_are_supposed_where_they_would_be_observed() -> None:
+    X, T = cube(12), cube(3)
+    labels = (X[:, :1] > 0.5).double()
+    model = DirichletWISKI(X, labels, input_transform=InputPerturbation(SHIFTS))
+    plain, many = DirichletWISKI(X, labels), InputPerturbation(SHIFTS).eval()
+    assert_same(model, plain, T, many(T))
+    assert_same(model.fantasize(T, sampler()), plain.fantasize(T, sampler()), T, many(T))
+    each, probabilities = model.suppose_each_label(T[:1])
+    expected, others = plain.suppose_each_label(T[:1])
+    assert torch.equal(probabilities, others)
+    assert_same(each, expected, T, many(T))
+
+
+@pytest.mark.parametrize("transform", ONE_TO_MANY.values(), ids=ONE_TO_MANY)
+@pytest.mark.parametrize("on_fantasize", [False, True])
+def test_fantasies_of_several_inputs_are_botorch_s(
+    transform: Callable[[], Any], on_fantasize: bool
+) -> None:
+    X, T, S = cube(12), cube(3), cube(2)
+    exact = SingleTaskGP(X, outcomes(X), input_transform=_on_fantasize(transform(), on_fantasize))
+    Y = exact.outcome_transform.untransform(exact.train_targets.unsqueeze(-1))[0]
+    model = OSGPR(X, Y, input_transform=_on_fantasize(transform(), on_fantasize), inducing_points=X)
+    model.load_state_dict(exact.state_dict())
+    for own, theirs in (
+        (model, exact),
+        (model.fantasize(S, sampler()), exact.fantasize(S, sampler())),
+    ):
+        a, b = gaussian(own.posterior(T)), gaussian(theirs.posterior(T))
+        assert a.mean.shape == b.mean.shape
+        assert_close(a.mean, b.mean, factor=1e4)
+        assert_close(a.variance.expand_as(b.variance), b.variance, factor=1e4)
+
+
+def _on_fantasize(transform: Any, on: bool) -> Any:
+    for part in transform.modules():
+        if isinstance(part, InputPerturbation):
+            part.transform_on_fantasize = on
+    return transform
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_known_points_may_stand_for_several_inputs(pending: bool) -> None:
+    X, C = cube(12), torch.rand(3, 2, 2, dtype=torch.float64)
+    model = WISKI(X, outcomes(X), input_transform=InputPerturbation(SHIFTS, bounds=UNIT))
+    first, last = cube(4), cube(2) if pending else None
+    known = model.with_known_points(first, last)
+    parts = [first.expand(3, 4, 2), C, *([last.expand(3, 2, 2)] if last is not None else [])]
+    joined = torch.cat(parts, -2)
+    for actual, expected in zip(moments(known, joined), moments(model, joined), strict=True):
+        assert_close(actual, expected)
+
+
+def test_feature_nipv_refuses_several_inputs_of_each() -> None:
+    X = cube(12)
+    model = WISKI(X, outcomes(X), input_transform=InputPerturbation(SHIFTS))
+    with pytest.raises(UnsupportedError, match="Use BoTorch's qNegIntegratedPosteriorVariance"):
+        FeatureNIPV(model, cube(5))
