@@ -793,7 +793,11 @@ def fingerprint(model: StreamingGP) -> dict[str, Any]:
 
 def assert_untouched(model: StreamingGP, before: dict[str, Any]) -> None:
     """Everything in a model is as it was, to the bit."""
-    after = fingerprint(model)
+    assert_same_contents(fingerprint(model), before)
+
+
+def assert_same_contents(after: dict[str, Any], before: dict[str, Any]) -> None:
+    """Two fingerprints are equal, to the bit."""
     assert after.keys() == before.keys()
     for path, value in before.items():
         if isinstance(value, Tensor):
@@ -1012,6 +1016,31 @@ def the_prior_comes_before_the_data(stream: Stream) -> None:
     relative = posterior_variance * scale.unsqueeze(-1).square().to(posterior_variance)
     assert bool((relative < covariance.diagonal(dim1=-2, dim2=-1)).all())
     assert_same_model(refreshed(prior.update(*data.astuple())), stream.settled(data), stream.points)
+
+
+def _kept(model: StreamingGP) -> dict[str, Any]:
+    """All that a model holds but the posteriors that it keeps for queries outside its bounds."""
+    everything = fingerprint(model).items()
+    return {path: value for path, value in everything if not path.startswith("._wider")}
+
+
+@law
+def a_query_outside_leaves_no_trace(stream: Stream) -> None:
+    model, more, outside = stream.model(stream.data(10)), stream.data(3), 1.0 + stream.points
+    model.posterior(stream.points)
+    never, before = copy.deepcopy(model), _kept(model)
+    seen = moments(model, outside)
+    moments(model, 0.5 + outside)
+    assert_same_contents(_kept(model), before)
+    assert_same_posterior(model, never, stream.points, bits=True)
+    for first, again in zip(seen, moments(model, outside), strict=True):
+        assert torch.equal(first, again)
+    if not stream.labels:
+        moments(model.condition_on_observations(1.0 + more.X, more.Y), 1.0 + more.X)
+    for each in (model, never):
+        each.update(*more.astuple())
+    assert_same_posterior(model, never, stream.points, bits=True)
+    assert_same_posterior(model, never, outside)
 
 
 @law

@@ -14,7 +14,7 @@ from botorch.models.model import Model
 from botorch.utils.transforms import concatenate_pending_points, t_batch_mode_transform
 from torch import Tensor
 
-from bo_stream.acquisition.measures import Measure, box_measure, point_measure
+from bo_stream.acquisition.measures import Measure, box_measure, box_of, point_measure
 from bo_stream.acquisition.units import check_scalar, variance_factors
 from bo_stream.acquisition.weight_space import weight_space
 from bo_stream.linalg import row_product, safe_cholesky
@@ -106,19 +106,19 @@ class FeatureNIPV(AcquisitionFunction):
         self.posterior_transform = posterior_transform
         self.measure = _measure(model, mc_points, bounds, weights)
         self.set_X_pending(X_pending)
-        self._integrated = self._integrate()
+        self._integrated = self._integrate(self.measure.corners)
 
-    def _integrate(self) -> _Integrated:
-        corners = self.measure.corners
+    def _integrate(self, corners: Tensor) -> _Integrated:
         process = self.model.process(corners)
         space = weight_space(process, corners)
         root = space.weights.root
         return _Integrated(process, space, root.mT @ self.measure.gram(space.basis) @ root)
 
     def _current(self, X: Tensor) -> _Integrated:
-        """Integrate anew if the model has changed, or has grown to hold X."""
-        if self.model.process(X) is not self._integrated.process:
-            self._integrated = self._integrate()
+        """Integrate anew if the model has changed, or where X needs a wider basis."""
+        inputs = box_of(torch.cat((self.measure.corners, X.detach().flatten(0, -2))))
+        if self.model.process(inputs) is not self._integrated.process:
+            self._integrated = self._integrate(inputs)
         return self._integrated
 
     @concatenate_pending_points

@@ -61,6 +61,11 @@ class AdditiveGrid(Mesh):
         pairs = zip(self.grids, self.dims, strict=True)
         return replace(self, grids=tuple(g.grown_to(X[..., list(group)]) for g, group in pairs))
 
+    def grown_past(self, X: Tensor) -> AdditiveGrid:
+        """Every grid grown by a power of two of its own cells on each side."""
+        pairs = zip(self.grids, self.dims, strict=True)
+        return replace(self, grids=tuple(g.grown_past(X[..., list(group)]) for g, group in pairs))
+
     def grown_over(self, other: Mesh) -> AdditiveGrid:
         """Every grid grown over the other's."""
         pairs = zip(self.grids, other.parts, strict=True)

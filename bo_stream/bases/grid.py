@@ -53,6 +53,13 @@ class Mesh(ABC):
         """The smallest mesh with the same nodes, and more, whose box holds X."""
 
     @abstractmethod
+    def grown_past(self, X: Tensor) -> Self:
+        """As :meth:`grown_to`, but the cells added on each side are a power of two.
+
+        So few meshes serve the inputs of many queries.
+        """
+
+    @abstractmethod
     def grown_over(self, other: Mesh) -> Self:
         """The smallest mesh with the same nodes, and more, each grid over the other's too."""
 
@@ -190,6 +197,11 @@ class Grid(Mesh):
         below, above = self._missing_cells(X)
         return self._grown(below, above)
 
+    def grown_past(self, X: Tensor) -> Grid:
+        """As :meth:`grown_to`, but the cells added on each side are a power of two."""
+        below, above = self._missing_cells(X)
+        return self._grown([_power_of_two(b) for b in below], [_power_of_two(a) for a in above])
+
     def grown_over(self, other: Mesh) -> Grid:
         """The smallest grid with the same nodes, and more, over the other's box too."""
         return self.grown_to(other.bounds)
@@ -228,3 +240,8 @@ def _dense_weights(cell: Tensor, t: Tensor, size: int) -> Tensor:
 def _whole(cells: float) -> int:
     """Cells to add for so many missing, a rounding error aside."""
     return max(0, math.ceil(cells - EDGE))
+
+
+def _power_of_two(cells: int) -> int:
+    """The smallest power of two that is not less, or 0 for none."""
+    return 1 << (cells - 1).bit_length() if cells > 0 else 0

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
+from bo_stream.bases.grid import Mesh
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.module_state import State
@@ -21,6 +22,9 @@ SOLVED_ROWS = 64
 
 SOLVED_OBSERVED = 192
 """Observations after which it is solved anew, so that neither costs nor rounding errors add up."""
+
+WIDER_GRIDS = 4
+"""Wider grids than the memory's whose posteriors are kept for queries outside the bounds."""
 
 
 @dataclass(frozen=True)
@@ -82,3 +86,20 @@ class Solved:
         residual = outcomes - self.process.prior_mean
         weights = self.process.weights.observe(features, residual, noise)
         return Solved(self.state, replace(self.process, weights=weights))
+
+
+@dataclass(frozen=True)
+class Wider:
+    """What is kept for queries outside the bounds: a posterior on a wider grid than the memory's.
+
+    Attributes:
+        grid: The wider grid.
+        whitening: The memory in its features, if known.
+        solved: The posterior in its features, if known.
+        asked: Whether it has served a query since the last update.
+    """
+
+    grid: Mesh
+    whitening: Whitening | None = None
+    solved: Solved | None = None
+    asked: bool = True

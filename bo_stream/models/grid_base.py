@@ -18,7 +18,7 @@ from bo_stream.bases.grid import Sizes
 from bo_stream.bases.grid_kernel import GridKernel
 from bo_stream.bases.kernel_factors import kernel_factors
 from bo_stream.bases.resolution import interpolation_error
-from bo_stream.models.caches import Solved, Whitening
+from bo_stream.models.caches import Solved, Whitening, Wider
 from bo_stream.models.construction import (
     check_rank,
     check_stem,
@@ -40,6 +40,7 @@ class GridBase(RememberingGP):
     """A streaming Gaussian process on a grid: its parts, and where inputs lie on it."""
 
     _memory: StreamMemory
+    _wider: tuple[Wider, ...] = ()
 
     def __init__(
         self,
@@ -180,3 +181,4 @@ class GridBase(RememberingGP):
         self._memory = memory
         self._basis_grid = memory.grid
         self._whitening = self._solved = self._learning = self._subspace = None
+        self._wider = ()

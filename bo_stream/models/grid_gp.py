@@ -10,7 +10,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError
 from torch import Tensor
 
 from bo_stream.inference_mode import keeps_tensors
-from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening
+from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening, Wider
 from bo_stream.models.construction import (
     checked_projection,
 )
@@ -27,16 +27,18 @@ class GridGP(GridPosterior):
     def _take(self, data: Observations) -> None:
         self._make_room(data.X)
         memory = self._memory.with_noise_group_for(data)
-        whitening, solved = self._caches_after(data)
+        whitening, solved = self._caches_after(self._whitening, self._solved, data)
+        wider = self._wider_after(data)
         subspace = None if self._subspace is None else self._subspace.after(data)
         memory.observe(data)
         self._memory, self._whitening, self._solved = memory, whitening, solved
-        self._learning, self._subspace = None, subspace
+        self._learning, self._subspace, self._wider = None, subspace, wider
         self._refresh_fixed_noise()
 
     @torch.no_grad()
-    def _caches_after(self, data: Observations) -> tuple[Whitening | None, Solved | None]:
-        whitening, solved = self._whitening, self._solved
+    def _caches_after(
+        self, whitening: Whitening | None, solved: Solved | None, data: Observations
+    ) -> tuple[Whitening | None, Solved | None]:
         if whitening is None or data.X.shape[-2] > WHITENED_ROWS:
             return None, None
         solvable = solved is not None and solved.can_take(data, whitening.basis)
@@ -45,6 +47,14 @@ class GridGP(GridPosterior):
         features = whitening.basis.features(data.X)
         outcomes, noise = self._as_outcomes(data.targets, data.noise, data.known)
         return whitening.after(data, features), solved.after(features, outcomes, noise)
+
+    def _wider_after(self, data: Observations) -> tuple[Wider, ...]:
+        """What is kept for queries outside the bounds, as far as it was asked for."""
+        asked = (wider for wider in self._wider if wider.asked)
+        return tuple(
+            Wider(wider.grid, *self._caches_after(wider.whitening, wider.solved, data), asked=False)
+            for wider in asked
+        )
 
     def _whitening_after(self, whitening: Whitening, data: Observations) -> Whitening | None:
         if not is_in(self.covar_module, whitening.state):

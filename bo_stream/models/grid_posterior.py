@@ -10,10 +10,11 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from bo_stream.bases.additive_basis import grid_basis
+from bo_stream.bases.grid import Mesh
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.kernel_sensitivity import prior_covariance
 from bo_stream.inference_mode import keeps_tensors
-from bo_stream.models.caches import Solved, Whitening
+from bo_stream.models.caches import WIDER_GRIDS, Solved, Whitening, Wider
 from bo_stream.models.construction import (
     observed_inputs,
 )
@@ -25,10 +26,10 @@ from bo_stream.models.marginal_likelihood import (
     differentiable_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.models.resolution_warning import warn_of_resolution
+from bo_stream.models.resolution_warning import warn_of_resolution, warn_of_truncation
 from bo_stream.models.validation import check_finite
 from bo_stream.module_state import is_in, state_of
-from bo_stream.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import solve
 
 _LARGEST_TOLERANCE = 0.5
@@ -43,35 +44,45 @@ class GridPosterior(GridBase):
 
         Args:
             X: Transformed inputs that the process must take. Outside the bounds they are predicted
-                from a wider grid, whose kernel is the same; the memory stays as it is.
+                from a wider grid, whose kernel is the same, with features of its own; what the
+                model predicts inside the bounds stays as it is.
         """
         if X is not None:
             check_finite("X", X)
         if self._supposed is not None:
             self._check_inside(X)
             return self._supposed
-        if X is not None:
-            self._widen_basis(X)
+        if X is not None and not self._basis_grid.contains(X):
+            return self._process_past(X)
         if self._solved is None or not is_in(self, self._solved.state):
             self._solved = Solved(state_of(self), self._solve())
         return self._solved.process
 
     def _supposing(self, process: PosteriorProcess) -> Self:
         model = super()._supposing(process)
+        model._basis_grid = _grid_of(process) or self._basis_grid
         if self._stem is not None and self._supposed is None:
             model.stem = deepcopy(self._stem)  # this one's may go on learning
         return model
 
-    def _widen_basis(self, X: Tensor) -> None:
-        if not self._basis_grid.contains(X):
-            self._basis_grid = self._memory.widened(self._basis_grid, X)
-            self._whitening = self._solved = None
+    def _process_past(self, X: Tensor) -> PosteriorProcess:
+        """The process on a wider grid that holds X, kept beside that on the memory's own grid."""
+        grid = self._memory.grid_past(X)
+        kept = next((wider for wider in self._wider if wider.grid == grid), Wider(grid))
+        model = self._shallow_copy()
+        model._basis_grid, model._wider = grid, ()
+        model._whitening, model._solved = kept.whitening, kept.solved
+        process = model.process()
+        others = tuple(wider for wider in self._wider if wider.grid != grid)
+        latest = Wider(grid, model._whitening, model._solved)
+        self._wider = (*others, latest)[-WIDER_GRIDS:]
+        return process
 
     def _check_inside(self, X: Tensor | None) -> None:
         if X is not None and not self._basis_grid.contains(X):
             raise InputDataError(
                 "X lies outside the bounds of a model that supposes data, whose grid cannot grow. "
-                f"Build the model with wider bounds than {self.bounds.tolist()}."
+                f"Build the model with wider bounds than {self._basis_grid.bounds.tolist()}."
             )
 
     @torch.no_grad()
@@ -85,6 +96,7 @@ class GridPosterior(GridBase):
     def _current_whitening(self) -> Whitening:
         if self._whitening is None or not is_in(self.covar_module, self._whitening.state):
             basis = self._present_basis()
+            warn_of_truncation(basis, self.max_rank)
             self._whitening = Whitening(
                 state_of(self.covar_module), basis, self._memory.whitened(basis)
             )
@@ -214,3 +226,15 @@ class GridPosterior(GridBase):
         if checked is None or not is_in(self.covar_module, checked):
             self._resolution_checked = state_of(self.covar_module)
             warn_of_resolution(self._factors(), self._memory.grid)
+
+
+def _grid_of(process: PosteriorProcess) -> Mesh | None:
+    """The grid of a process's features, before it was conditioned; None: it has no such features.
+
+    Args:
+        process: Of a grid model.
+    """
+    if isinstance(process, ConditionedProcess):
+        return _grid_of(process.base)
+    basis = process.basis if isinstance(process, WeightSpaceProcess) else None
+    return basis.grid if isinstance(basis, GridBasis) else None

@@ -314,7 +314,7 @@ class HeteroscedasticWISKI(GridGP):
     def _supposing(self, process: PosteriorProcess) -> Self:
         model = super()._supposing(process)
         if self._supposed is None:  # this one's noise model may go on learning
-            box = self._basis_grid.bounds.to(self._device)
+            box = model._basis_grid.bounds.to(self._device)
             model.noise_model = self.noise_model._supposing(self.noise_model.process(box))
         return model
 

@@ -1,4 +1,4 @@
-"""Telling a user that the fitted kernel is too rough for the grid, and which grid would do."""
+"""Telling a user that a kernel is too rough for its grid or for its number of features."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from botorch.exceptions.warnings import BotorchWarning
 
 from bo_stream.bases.grid import Mesh, Sizes
 from bo_stream.bases.grid_kernel import GridKernel
+from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.resolution import interpolation_error, sufficient_grid_size
 from bo_stream.models.warning_level import users_stack_level
 
 WARN_ABOVE = 0.05
-"""Interpolation error, in parts of the prior variance, above which a fitted model warns."""
+"""Part of the prior variance that interpolation or truncation may miss without a warning."""
 
 
 class GridResolutionWarning(BotorchWarning):
@@ -27,6 +28,24 @@ def warn_of_resolution(kernel: GridKernel, mesh: Mesh) -> None:
         enough = sizes[0] if sizes is not None and len(sizes) == 1 else sizes
         message = _message(error, mesh.size, enough)
         warnings.warn(message, GridResolutionWarning, stacklevel=users_stack_level())
+
+
+class TruncationWarning(BotorchWarning):
+    """The features leave out a large part of the prior variance."""
+
+
+def warn_of_truncation(basis: GridBasis, max_rank: int) -> None:
+    """Warn if ``max_rank`` features leave out more than ``WARN_ABOVE`` of the prior variance."""
+    if basis.dropped > WARN_ABOVE and basis.rank == max_rank:
+        warnings.warn(
+            f"The {max_rank} features (max_rank) leave out {basis.dropped:.2g} of the prior "
+            f"variance on the box {basis.grid.bounds.tolist()}, so predicted variances are too "
+            f"small by up to {basis.dropped:.2g} of it. Build the model with a larger max_rank "
+            "(memory O(max_rank²), a solve O(max_rank³)), with a smoother kernel, or with inputs "
+            "and queries in a narrower box.",
+            TruncationWarning,
+            stacklevel=users_stack_level(),
+        )
 
 
 def _message(

@@ -76,15 +76,22 @@ class StreamMemory:
         """
         if self.grid.contains(X):
             return self
-        return replace(self, current=self.current.on(self.widened(self.grid, X)))
+        return replace(self, current=self.current.on(self._grown_to(X)))
 
-    def widened(self, grid: Mesh, X: Tensor) -> Mesh:
-        """A grid with the same nodes as ``grid`` and more, whose box holds X.
+    def grid_past(self, X: Tensor) -> Mesh:
+        """The grid to predict at X from, with the nodes of the current one and more.
+
+        It depends on X and on the current grid only, not on earlier queries.
 
         Raises:
             InputDataError: It would become more than ``MAX_GROWTH`` times as wide as at first.
         """
-        larger = grid.grown_to(X)
+        larger = self.grid.grown_past(X)
+        fits = larger.outgrown(self.first, MAX_GROWTH) is None
+        return larger if fits else self._grown_to(X)
+
+    def _grown_to(self, X: Tensor) -> Mesh:
+        larger = self.grid.grown_to(X)
         self._check_growth(larger)
         return larger
 

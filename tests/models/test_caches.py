@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bo_stream import WISKI
-from bo_stream.models.caches import SOLVED_ROWS, WHITENED_ROWS
+from bo_stream.models.caches import SOLVED_ROWS, WHITENED_ROWS, WIDER_GRIDS
 from tests.oracles import joint_covariance
 from tests.problems import kernel, observations
 from tests.tolerances import assert_close
@@ -88,3 +88,44 @@ def test_batches_that_wait_are_not_lost_when_more_come_than_may_wait() -> None:
     for start in range(0, len(more), SOLVED_ROWS):
         warm.update(*more[start : start + SOLVED_ROWS].astuple())
     assert_fresh(warm)
+
+
+def wider_processes(m: WISKI, T: torch.Tensor) -> list[object]:
+    return [m.process(T + shift) for shift in (0.3, 0.8)]
+
+
+def test_queries_outside_are_solved_once_and_follow_the_stream() -> None:
+    warm, T = model(), torch.rand(5, 2).double()
+    before = wider_processes(warm, T)
+    assert all(a is b for a, b in zip(before, wider_processes(warm, T), strict=True))
+    for n in (1, 3):
+        data = observations(n).with_noise("mixed")
+        warm.update(*data.astuple())
+        carried = [wider.whitening for wider in warm._wider]
+        assert len(carried) == 2
+        cold = without_caches(warm)
+        cold._wider = ()
+        for shift in (0.3, 0.8, 0.0):
+            assert_close(warm.posterior(T + shift).mean, cold.posterior(T + shift).mean)
+            assert_close(
+                joint_covariance(warm.posterior(T + shift)),
+                joint_covariance(cold.posterior(T + shift)),
+            )
+        kept = {id(wider.whitening.basis) for wider in warm._wider if wider.whitening}
+        assert kept == {id(whitening.basis) for whitening in carried if whitening}
+
+
+def test_queries_outside_that_ended_cost_updates_nothing() -> None:
+    warm = model()
+    wider_processes(warm, torch.rand(5, 2).double())
+    for _ in range(2):
+        warm.update(*observations(1).with_noise("mixed").astuple())
+    assert warm._wider == ()
+
+
+def test_few_wider_grids_are_kept() -> None:
+    warm = model()
+    for shift in torch.linspace(0.01, 1.5, 12).tolist():
+        warm.posterior(torch.tensor([[1.0 + shift, 0.5]]).double())
+        warm.posterior(torch.tensor([[-shift, 0.5]]).double())
+    assert len(warm._wider) == WIDER_GRIDS

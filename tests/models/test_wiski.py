@@ -31,7 +31,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI
 from bo_stream.models.known_noise import NOISE_FLOOR
-from bo_stream.models.resolution_warning import GridResolutionWarning
+from bo_stream.models.resolution_warning import GridResolutionWarning, TruncationWarning
 from tests.contract import assert_untouched, fingerprint, gaussian
 from tests.oracles import (
     DenseGP,
@@ -48,7 +48,10 @@ from tests.oracles import (
 from tests.problems import KERNELS, Observations, kernel, observations
 from tests.tolerances import assert_close
 
-pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid"),
+    pytest.mark.filterwarnings("ignore:The 20 features .max_rank. leave out"),
+]
 
 SIZES = {1: (12,), 2: (7, 8), 3: (5, 7, 6), 4: (5, 5, 5, 5)}
 
@@ -381,6 +384,37 @@ def test_growth_has_a_limit_and_says_so() -> None:
     assert_untouched(model, before)
     model.update(far - torch.tensor([0.0, 1.0]), far[:, :1])
     assert float(model.bounds[1, 1]) >= 3.5
+
+
+def test_a_query_outside_takes_no_feature_from_the_inside() -> None:
+    problem = Problem(kernel="Matérn-1/2", tolerance=1e-9, max_rank=20)
+    model, T = problem.model(problem.data(30)), problem.points()
+    variance, dropped = model.posterior(T).variance, model.dropped
+    outside = model.posterior(T + 0.7)
+    assert model.dropped == dropped
+    assert torch.equal(model.posterior(T).variance, variance)
+    model.posterior(T + 1.6)
+    assert torch.equal(model.posterior(T + 0.7).mean, outside.mean)
+    assert torch.equal(model.posterior(T + 0.7).variance, outside.variance)
+
+
+def test_a_query_outside_is_that_of_a_grid_that_grew() -> None:
+    problem = Problem()
+    model, T = problem.model(problem.data(12)), problem.points() + 0.3
+    grown = problem.model(problem.data(0))
+    grown.load_state_dict(model.state_dict())
+    grown.merge(model).update(T, T[:, :1]).retract(T, T[:, :1])
+    assert bool((grown.bounds[1] >= 1.3).all())
+    assert_close(model.posterior(T).mean, grown.posterior(T).mean)
+    assert_close(joint_covariance(model.posterior(T)), joint_covariance(grown.posterior(T)))
+
+
+def test_features_that_leave_out_much_of_the_prior_are_said() -> None:
+    problem = Problem(kernel="Matérn-1/2", tolerance=1e-9, max_rank=12)
+    model = problem.model(problem.data(9))
+    with pytest.warns(TruncationWarning, match=r"12 features .* larger max_rank"):
+        model.posterior(problem.points())
+    assert model.dropped > 0.05
 
 
 def test_a_model_that_supposes_cannot_grow_and_says_so() -> None:
