@@ -208,11 +208,11 @@ def solve(evidence: GaussianEvidence) -> WeightPosterior:
     Q is never smaller than the identity, hence no jitter is needed. Source: Stanton et al. (2021),
     WISKI, section 4.1, in whitened weights.
     """
-    root = inverse_root(_precision(evidence.gram))
+    root = inverse_root(weight_precision(evidence.gram))
     return WeightPosterior.of(root @ (root.mT @ evidence.moment), root)
 
 
-def _precision(gram: Tensor) -> Tensor:
+def weight_precision(gram: Tensor) -> Tensor:
     """``Q = I + gram``, symmetrised, ``... x r x r``."""
     total = 0.5 * (gram + gram.mT)
     total.diagonal(dim1=-2, dim2=-1).add_(1.0)

@@ -7,6 +7,7 @@ list.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import pickle
@@ -978,6 +979,25 @@ def retracting_undoes_updating(stream: Stream) -> None:
     model.posterior(stream.points)
     assert model.retract(*wrong.astuple()) is model
     assert_same_model(model, never, stream.points)
+
+
+@orderless
+@of_statistics
+def what_was_never_in_is_not_taken_out(stream: Stream) -> None:
+    """Where features miss some of the prior it may pass for what they took in, but it solves."""
+    data, other = stream.data(10), stream.data(8)
+    model, forgetful = stream.settled(data), stream.settled(data).forget(0.5)
+    wrong = replace(other, X=torch.rand_like(other.X))
+    for each, rows in ((model, wrong), (forgetful, data[:5])):
+        each.posterior(stream.points)
+        before = fingerprint(each)
+        if stream.case.residual:
+            with contextlib.suppress(InputDataError):
+                refreshed(copy.deepcopy(each).retract(*rows.astuple())).posterior(stream.points)
+        else:
+            with pytest.raises(InputDataError, match="in memory"):
+                each.retract(*rows.astuple())
+        assert_untouched(each, before)
 
 
 @law

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bo_stream.allocation.cover_tree import CoverTree
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory
+from bo_stream.models.remainder import check_remainder
 from bo_stream.sufficient_statistics import Regrouping, grouped_statistics
 
 EMPTY = 1e-6
@@ -87,7 +88,7 @@ class ClusterMemory(HoldsStatistics):
             clusters: Of its observations, ``... x n``.
 
         Raises:
-            InputDataError: A cluster would hold fewer than no observation.
+            InputDataError: A cluster would hold fewer than no observation, or sums of none.
         """
         rule = partial(grouped_statistics, clusters, len(self.centres))
         statistics = self.statistics.observed_by(rule, data)
@@ -95,7 +96,9 @@ class ClusterMemory(HoldsStatistics):
         sizes = self.sizes.squeeze(-1).scatter_add(-1, clusters, one).unsqueeze(-1)
         if data.sign > 0:
             return replace(self, statistics=statistics, sizes=sizes)
-        return replace(self, statistics=statistics, sizes=_checked(sizes))._without_remainders()
+        left = replace(self, statistics=statistics, sizes=_checked(sizes))
+        check_remainder(statistics, self.statistics)
+        return left._without_remainders()
 
     def _without_remainders(self) -> ClusterMemory:
         """With nothing, not even rounding errors, left of empty clusters."""

@@ -16,7 +16,8 @@ from bo_stream.models.construction import (
 )
 from bo_stream.models.grid_choice import GridSize, choose_grid_size
 from bo_stream.models.grid_posterior import GridPosterior
-from bo_stream.models.memory import Observations
+from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.remainder import check_remainder
 from bo_stream.models.stream_memory import StreamMemory
 from bo_stream.module_state import is_in
 
@@ -25,6 +26,33 @@ class GridGP(GridPosterior):
     """A streaming Gaussian process on a grid: the body of every model on one."""
 
     def _take(self, data: Observations) -> None:
+        if data.sign < 0.0:
+            self._check_holds(data)
+        self._accumulate(data)
+
+    @torch.no_grad()
+    def _check_holds(self, data: Observations) -> None:
+        """Check that without observations the memory is one of observations. Cost O(n r² + r³).
+
+        Raises:
+            InputDataError: They are not in memory.
+            UnsupportedError: There are observations on several grids.
+        """
+        self._memory.check_holds(data.X)
+        whitening = self._current_whitening()
+        check_remainder(self._whitened_without(data, whitening), whitening.memory)
+
+    def _whitened_without(self, data: Observations, whitening: Whitening) -> WhitenedMemory:
+        if self._memory.all_on_current and len(data) <= WHITENED_ROWS:
+            return whitening.after(data, whitening.basis.features(data.X)).settled().memory
+        return self._memory.without(data).whitened(whitening.basis)
+
+    def _accumulate(self, data: Observations) -> None:
+        """Add observations, or take out some that are in memory; see :meth:`_check_holds`."""
+        if data.sign < 0.0 and not self._memory.all_on_current:
+            self._set_memory(self._memory.without(data))
+            self._refresh_fixed_noise()
+            return
         self._make_room(data.X)
         memory = self._memory.with_noise_group_for(data)
         whitening, solved = self._caches_after(self._whitening, self._solved, data)
@@ -98,6 +126,7 @@ class GridGP(GridPosterior):
         Raises:
             BotorchTensorDimensionError: ``former`` has another shape.
             InputDataError: As :meth:`update`, and more observations than are in memory.
+            UnsupportedError: There are observations on several grids, after :meth:`refine`.
         """
         self._check_not_supposed("reproject")
         self._check_observations(X, Y, Yvar)
@@ -108,8 +137,10 @@ class GridGP(GridPosterior):
                 f"coordinates of X, got {tuple(former.shape)}."
             )
         new = self._observations(X, Y, Yvar, 1.0)
-        self._take(replace(new, X=checked_projection(former.to(new.X)), sign=-1.0))
-        self._take(new)
+        old = replace(new, X=checked_projection(former.to(new.X)), sign=-1.0)
+        self._memory.check_holds(old.X)
+        self._accumulate(old)
+        self._accumulate(new)
         return self
 
     @keeps_tensors
@@ -136,7 +167,8 @@ class GridGP(GridPosterior):
         exactly that of the new grid's kernel with the past observations interpolated twice (from
         the new grid to the old nodes, from those to the data), whose statistics stay on the old
         grid. So the past keeps the old grid's error, and memory and the cost of a refit grow by
-        one grid per call.
+        one grid per call. Once there are observations on both grids, ``retract`` is refused, for
+        it is not kept which is where.
 
         Args:
             grid_size: Nodes per dimension, one number or d, at least 4; for a sum of kernels also

@@ -35,12 +35,13 @@ from bo_stream.models.marginal_likelihood import (
 )
 from bo_stream.models.memory import WhitenedMemory
 from bo_stream.models.projection_warning import ProjectionWarning
+from bo_stream.models.remainder import never_in
 from bo_stream.models.remembering_gp import StatisticsMemory
 from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.warning_level import users_stack_level
 from bo_stream.module_state import State, is_in, state_of
 from bo_stream.process import WeightSpaceProcess
-from bo_stream.weights import solve
+from bo_stream.weights import solve, weight_precision
 
 MAX_POINTS = 512
 
@@ -171,6 +172,16 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         self._memory, self._allocator = memory, allocator
         self._present = (state_of(self.covar_module), memory, basis)
         self._solved = None
+
+    def _check_solvable(self, memory: InducingMemory) -> None:
+        """Check that a memory from which observations were taken out has a posterior. Cost O(M³).
+
+        Raises:
+            InputDataError: It has none, so they were not in it.
+        """
+        gram = combine(self._groups(memory.statistics), self._residual()).gram
+        if bool(torch.linalg.cholesky_ex(weight_precision(gram))[1].any()):
+            raise never_in()
 
     def _set_memory(self, memory: M) -> None:
         self._memory = memory

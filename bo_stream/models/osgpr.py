@@ -135,6 +135,8 @@ class OSGPR(InducingGP[WindowedMemory]):
             memory, basis = self._placed(allocator, memory, basis, torch.cat(seen, -2))
         features = basis.features(data.X).expand(*self._output_batch, -1, -1)
         new = memory.after(data, basis, features)
+        if data.sign < 0.0:
+            self._check_solvable(new.whole)
         solved = self._solved_after(data, basis, features)
         self._remember(new, basis, allocator)
         self._solved = solved

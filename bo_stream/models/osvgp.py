@@ -157,6 +157,8 @@ class OSVGP(LatentGP):
             update.learn(ascent, min(ROUND, steps - first))
         update, allocator = self._online_update(hyper.rounded(self._dtype), data, moved=steps > 0)
         new = update.remembered(update.fit())
+        if data.sign < 0.0:
+            self._check_solvable(new)
         if steps > 0:
             self._adopt(hyper, ascent)
         self._remember(new, update.basis, allocator)

@@ -71,7 +71,10 @@ class RememberingGP(MeasuredGP):
     def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
         """Take observations out of memory: undoes :meth:`update` with the same arguments.
 
-        Args and errors as there; also InputDataError if more are taken out than are in.
+        Args and errors as there; also InputDataError if more are taken out than are in, or if the
+        rest would be of no observations at all, so that they cannot have been in. This is found
+        where the memory tells, and the model stays as it was. Rows whose place others could have
+        taken are taken for those.
         """
         return self._changed("retract", X, Y, Yvar, -1.0)
 

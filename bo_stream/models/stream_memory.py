@@ -113,6 +113,47 @@ class StreamMemory:
         """Add a batch in place, for which there is room. Cost O(n 7^d)."""
         self.current.observe(data)
 
+    def check_holds(self, X: Tensor) -> None:
+        """Check that observations at X can be in memory, and that it is known on which grid.
+
+        Raises:
+            InputDataError: X lies outside the box of the grid that all observations are on.
+            UnsupportedError: There are observations on several grids.
+        """
+        if not self._holder().grid.contains(X):
+            low, high = self._holder().grid.bounds.tolist()
+            raise InputDataError(
+                f"Expected X of observations in memory, got some outside the bounds {low} to "
+                f"{high} that hold them all: they were never put in."
+            )
+
+    def _holder(self) -> GridMemory:
+        """The memory of the one grid that has observations, the current one if none has."""
+        held = [memory for memory in self if bool((memory.totals[..., 1, 1] > 0.0).any())]
+        if len(held) > 1:
+            raise UnsupportedError(
+                f"Cannot take observations out of a memory on {len(held)} grids, one more since "
+                "each refine or merge of another grid: which of them they are on is not kept, and "
+                "on another they would be taken out wrongly. Retract before refine or merge, or "
+                "clear() the model and update it with the observations to keep."
+            )
+        return held[0] if held else self.current
+
+    @property
+    def all_on_current(self) -> bool:
+        """Whether observations, if there are any, are on the current grid."""
+        return self._holder() is self.current
+
+    def without(self, data: Observations) -> StreamMemory:
+        """A copy without observations, on whichever grid they are. Cost O(7^d p)."""
+        holder = self._holder()
+        copied = holder.with_noise_group_for(data).map(lambda statistics: statistics.scale(1.0))
+        copied.observe(data)
+        if holder is self.current:
+            return replace(self, current=copied)
+        rest = tuple(copied if memory is holder else memory for memory in self.earlier)
+        return replace(self, earlier=rest)
+
     def whitened(self, basis: GridBasis) -> WhitenedMemory:
         """Pull all statistics back to the whitened weights of a basis."""
         parts = [memory.whitened(basis) for memory in self]

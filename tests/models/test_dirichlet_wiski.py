@@ -211,8 +211,9 @@ def test_a_late_class_after_forgetting_growth_and_refinement(points: Tensor) -> 
     X, labels = late()
     models = [small_classifier(X[:5], labels[:5], num_classes=k) for k in (None, 5)]
     for model in models:
-        model.update(X[5:30] + 0.3, labels[5:30]).forget(0.7).refine(12)
-        model.update(X[30:], labels[30:]).retract(X[-3:-1], labels[-3:-1])
+        model.update(X[5:30] + 0.3, labels[5:30]).forget(0.7)
+        model.update(X[-3:-1], labels[-3:-1]).retract(X[-3:-1], labels[-3:-1])
+        model.refine(12).update(X[30:], labels[30:])
     assert_same_model(*models, points, SAME)
 
 

@@ -368,6 +368,54 @@ def test_merging_many_shards_of_another_grid_takes_no_more_memory() -> None:
     assert model.num_observations == 20
 
 
+@pytest.mark.parametrize("noise", ["learned", "mixed"])
+def test_what_all_lies_on_the_grid_from_before_refining_is_taken_out_there(noise: str) -> None:
+    problem = Problem(noise=noise)
+    data, T = problem.data(12), problem.points()
+    model, never = problem.model(data), problem.model(data[:9])
+    never.load_state_dict(model.state_dict())
+    model.posterior(T)
+    model.refine((10, 13)).retract(*data[9:].astuple())
+    never.refine((10, 13))
+    assert_close(model.posterior(T).mean, never.posterior(T).mean)
+    assert_close(joint_covariance(model.posterior(T)), joint_covariance(never.posterior(T)))
+    more = problem.data(3)
+    model.retract(*data[:9].astuple()).update(*more.astuple()).retract(*more[:1].astuple())
+    assert model.num_observations == 2
+
+
+def test_what_may_lie_on_either_grid_is_not_taken_out() -> None:
+    problem = Problem()
+    data, T = problem.data(12), problem.points()
+    model = problem.model(data[:8]).refine((10, 13)).update(*data[8:].astuple())
+    model.posterior(T)
+    before = fingerprint(model)
+    for rows in (data[:2], data[10:]):
+        with pytest.raises(UnsupportedError, match=r"memory on 2 grids.* Retract before refine"):
+            model.retract(*rows.astuple())
+    assert_untouched(model, before)
+
+
+def test_many_rows_at_once_are_taken_out_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(noise="mixed")
+    data, T = problem.data(20), problem.points()
+    model = problem.model(data)
+    few = copy.deepcopy(model).retract(*data[:9].astuple())
+    monkeypatch.setattr("bo_stream.models.grid_gp.WHITENED_ROWS", 8)
+    assert_close(model.retract(*data[:9].astuple()).posterior(T).mean, few.posterior(T).mean)
+    with pytest.raises(InputDataError, match="in memory"):
+        model.retract(*data[:9].astuple())
+
+
+def test_what_lies_outside_the_grid_was_never_in() -> None:
+    problem = Problem()
+    model, more = problem.model(problem.data(8)), problem.data(2)
+    before = fingerprint(model)
+    with pytest.raises(InputDataError, match=r"outside the bounds .* never put in"):
+        model.retract(more.X + 1.0, more.Y)
+    assert_untouched(model, before)
+
+
 def test_growth_has_a_limit_and_says_so() -> None:
     problem = Problem()
     model, T = problem.model(problem.data(8)), problem.points()
