@@ -1,4 +1,4 @@
-"""Exact posterior functions, for Thompson sampling and for entropies of the optimum."""
+"""Posterior functions, for Thompson sampling and for entropies of the optimum."""
 
 from __future__ import annotations
 
@@ -6,38 +6,52 @@ from copy import deepcopy
 from typing import Any
 
 import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
 from botorch.models.deterministic import DeterministicModel
-from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
+from botorch.sampling.pathwise.prior_samplers import draw_kernel_feature_paths
+from botorch.sampling.pathwise.update_strategies import gaussian_update
 from torch import Size, Tensor
+from torch.nn import ModuleList
 
-from bo_stream.acquisition.weight_space import anywhere, check_inside, weight_space
-from bo_stream.linalg import row_product
+from bo_stream.acquisition.path_terms import Constant, Features, Mean, sum_of
+from bo_stream.acquisition.process_paths import Terms, draw_terms, shape_of
+from bo_stream.acquisition.weight_space import anywhere, weight_space
+from bo_stream.bases.interpolation import GridBasis
+from bo_stream.bases.spectral import RandomDraws
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_inputs
-from bo_stream.process import WeightSpaceProcess
+from bo_stream.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
 
 
 def sample_paths(model: StreamingGP, n: int, seed: int | None = None) -> SamplePaths:
-    """Draw n functions from the posterior, each of them exact everywhere at once.
+    """Draw n functions from the posterior, each of them one function of all inputs.
 
-    ``f(x) = prior mean + z(x)ᵀ w`` with w drawn from the weight posterior: no random Fourier
-    features, no grid of test points. Cost O(n r²), then O(q r) a function at q points.
+    Continuous, and differentiable where the kernel's own sample paths are. On a grid (``WISKI``)
+    ``f(x) = prior mean + z(x)ᵀ w`` with w drawn from the weight posterior, without further
+    approximation: cost O(n r²), then O(q r) a function at q points. With inducing points, centres
+    or a decoupled basis a function of the prior is drawn in random frequencies of its own, 1,024
+    of them, and moved to the posterior by Matheron's rule (Wilson et al., 2020): over many
+    draws the mean and the covariance are the posterior's, while one draw is normal only in so far
+    as 1,024 cosines are. Cost O(n M²), then O(q (M + 1024) d).
 
     Args:
-        model: A model whose basis leaves no residual, such as ``WISKI``; it may suppose data.
+        model: Any but ``LocalGP``; it may be conditioned on hypothetical observations. Kernels
+            beyond a grid: RBF, Matérn, rational quadratic, periodic and constant ones, their sums,
+            products and multiples.
         n: Number of functions.
         seed: Of a generator of its own; torch's global one if omitted.
 
     Returns:
         A deterministic model of batch shape ``n x model.batch_shape``, in the outcomes' units, that
-        later changes of the model leave as it is.
+        later changes of the model leave as it is. Under a likelihood that is not Gaussian they are
+        functions of the latent process, as ``model.posterior`` is.
 
     Raises:
         ValueError: n is less than one.
-        UnsupportedError: The basis leaves a residual.
+        UnsupportedError: A ``LocalGP``, or a kernel whose spectral measure is not known.
 
     Example:
         >>> paths = sample_paths(model, n=16, seed=0)
@@ -50,48 +64,56 @@ def sample_paths(model: StreamingGP, n: int, seed: int | None = None) -> SampleP
 
 
 def mean_path(model: StreamingGP) -> SamplePaths:
-    """The posterior mean as such a function: O(r) a point, where a posterior costs O(r²).
+    """Take the posterior mean as such a function: on a grid O(r) a point instead of O(r²).
 
     Undoing an outcome transform that is not affine makes it the posterior median.
 
     Args:
-        model: As for :func:`sample_paths`.
+        model: Any.
 
     Returns:
         A deterministic model of the model's batch shape.
-
-    Raises:
-        UnsupportedError: The basis leaves a residual.
     """
-    space = _weight_space(model)
-    return _paths(model, space, space.weights.mean)
+    process = _folded(model)
+    if not isinstance(process, WeightSpaceProcess) or not isinstance(process.basis, GridBasis):
+        return _paths(model, (Mean(process),), shape_of(process))
+    terms = Constant(process.prior_mean), Features(process.basis, process.weights.mean)
+    return _paths(model, terms, shape_of(process))
 
 
+@torch.no_grad()
 def _draw(model: StreamingGP, sample_shape: Size, seed: int | None) -> SamplePaths:
-    space = _weight_space(model)
-    mean, root = space.weights.mean, space.weights.root
-    generator = None if seed is None else torch.Generator(mean.device).manual_seed(seed)
-    shape = (*sample_shape, *mean.shape)
-    noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
-    return _paths(model, space, mean + torch.einsum("...rs,...sk->...rk", root, noise))
+    process, device = _folded(model), model.train_targets.device
+    generator = None if seed is None else torch.Generator(device).manual_seed(seed)
+    shape = Size((*sample_shape, *shape_of(process)))
+    terms = draw_terms(process, RandomDraws(shape, device, generator))
+    return _paths(model, terms, shape)
 
 
-def _weight_space(model: StreamingGP) -> WeightSpaceProcess:
-    return weight_space(model.process(), anywhere(model))
+def _folded(model: StreamingGP) -> PosteriorProcess:
+    """The posterior; on a grid with what it supposes folded into its weights."""
+    process = base = model.process()
+    while isinstance(base, ConditionedProcess):
+        base = base.base
+    if isinstance(base, WeightSpaceProcess) and isinstance(base.basis, GridBasis):
+        return weight_space(process, anywhere(model))
+    return process
 
 
-def _paths(model: StreamingGP, space: WeightSpaceProcess, weights: Tensor) -> SamplePaths:
+def _paths(model: StreamingGP, terms: Terms, shape: Size) -> SamplePaths:
     return SamplePaths(
-        space,
-        weights.detach(),
-        _frozen(model._modules.get("input_transform")),
-        _frozen(model._modules.get("outcome_transform")),
+        terms,
+        shape,
+        ModuleList(_frozen(model, "input_transform", "stem")),
+        next(iter(_frozen(model, "outcome_transform")), None),
         model._input_dim,
     )
 
 
-def _frozen(transform: Any) -> Any:
-    return None if transform is None else deepcopy(transform).eval()
+def _frozen(model: StreamingGP, *names: str) -> list[Any]:
+    """Copies of those modules that a model has, which learn nothing more."""
+    modules = (model._modules.get(name) for name in names)
+    return [deepcopy(module).eval() for module in modules if module is not None]
 
 
 class SamplePaths(DeterministicModel):
@@ -103,9 +125,9 @@ class SamplePaths(DeterministicModel):
 
     def __init__(
         self,
-        space: WeightSpaceProcess,
-        weights: Tensor,
-        input_transform: InputTransform | None,
+        terms: Terms,
+        shape: Size,
+        input_transforms: ModuleList,
         outcome_transform: OutcomeTransform | None,
         input_dim: int,
         outputs: list[int] | None = None,
@@ -113,19 +135,19 @@ class SamplePaths(DeterministicModel):
         """Keep what makes up the functions.
 
         Args:
-            space: The basis and the prior mean.
-            weights: ``sample_shape x ... x m x r x 1``.
-            input_transform: Applied to inputs.
+            terms: Parts of each function, in transformed units, that add up to it.
+            shape: ``sample_shape x batch_shape x m``.
+            input_transforms: Applied to inputs, one after the other.
             outcome_transform: Undone on values.
             input_dim: Width d of the inputs.
             outputs: Those to keep; all m if omitted.
         """
         super().__init__()
-        self._space = space
-        self._weights = weights
-        self._transforms = (input_transform, outcome_transform)
+        self._terms = terms
+        self._shape = shape
+        self._transforms = (input_transforms, outcome_transform)
         self._input_dim = input_dim
-        self._outputs = list(range(weights.shape[-3])) if outputs is None else outputs
+        self._outputs = list(range(shape[-1])) if outputs is None else outputs
 
     @property
     def num_outputs(self) -> int:
@@ -135,7 +157,7 @@ class SamplePaths(DeterministicModel):
     @property
     def batch_shape(self) -> Size:
         """Shape of the draws, then of the model."""
-        return self._weights.shape[:-3]
+        return self._shape[:-1]
 
     def forward(self, X: Tensor) -> Tensor:
         """Values in the outcomes' units, ``... x q x d -> ... x q x m``.
@@ -147,29 +169,25 @@ class SamplePaths(DeterministicModel):
             InputDataError: X lies outside the model's grid.
         """
         check_inputs(X, self._input_dim, X)
-        input_transform, outcome_transform = self._transforms
-        inputs = X if input_transform is None else input_transform(X)
-        values = self._latent(inputs.double())
+        input_transforms, outcome_transform = self._transforms
+        inputs = X
+        for transform in input_transforms:
+            inputs = transform(inputs)
+        values = sum_of(self._terms, inputs.double()).mT
         if outcome_transform is not None:
             values, _ = outcome_transform.untransform(values)
         return values[..., self._outputs].to(X.dtype)
 
-    def _latent(self, X: Tensor) -> Tensor:
-        """Values in transformed units, ``... x q x m``."""
-        check_inside(self._space.basis, X)
-        values = row_product(self._space.features(X), self._weights).squeeze(-1)
-        return (self._space.prior_mean + values).mT
-
     def path(self, i: int | slice) -> SamplePaths:
         """The i-th function alone, with the model's own batch shape; or a slice of all."""
-        return self._with(self._weights[i], self._outputs)
+        terms = tuple(term.map(lambda drawn: drawn[i]) for term in self._terms)
+        shape = torch.empty(self._shape, device="meta")[i].shape
+        return SamplePaths(terms, shape, *self._transforms, self._input_dim, self._outputs)
 
     def subset_output(self, idcs: list[int]) -> SamplePaths:
         """The same functions, some of their outputs."""
-        return self._with(self._weights, [self._outputs[i] for i in idcs])
-
-    def _with(self, weights: Tensor, outputs: list[int]) -> SamplePaths:
-        return SamplePaths(self._space, weights, *self._transforms, self._input_dim, outputs)
+        outputs = [self._outputs[i] for i in idcs]
+        return SamplePaths(self._terms, self._shape, *self._transforms, self._input_dim, outputs)
 
 
 class _AsMatheronPath(SamplePath):
@@ -180,16 +198,42 @@ class _AsMatheronPath(SamplePath):
         self.paths = paths
 
     def forward(self, X: Tensor) -> Tensor:
-        """``... x q x d -> ... x q``; for m > 1 outputs ``... x 1 x q x d -> ... x m x q``."""
+        """``... x q x d -> ... x q``; for m > 1 outputs ``q x d`` or ``... x 1 x q x d``.
+
+        Values of m > 1 outputs are ``... x m x q``.
+
+        Raises:
+            BotorchTensorDimensionError: Each of m > 1 outputs has inputs of its own.
+        """
         if self.paths.num_outputs == 1:
             return self.paths(X).squeeze(-1)
-        return self.paths(X.squeeze(-3)).mT
+        if X.ndim > 2 and X.shape[-3] != 1:
+            raise BotorchTensorDimensionError(
+                f"Expected X of shape `... x 1 x q x d` for {self.paths.num_outputs} outputs, got "
+                f"{tuple(X.shape)}: pass X.unsqueeze(-3)."
+            )
+        return self.paths(X if X.ndim == 2 else X.squeeze(-3)).mT
 
     def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
         """Nothing to do: no model here is an ensemble."""
 
 
 @DrawMatheronPaths.register(StreamingGP)  # type: ignore[untyped-decorator]
-def _draw_matheron_paths(model: StreamingGP, *, sample_shape: Size, **_: Any) -> SamplePath:
-    """For ``get_matheron_path_model``, hence for Thompson sampling and entropy search."""
+def _draw_matheron_paths(
+    model: StreamingGP,
+    *,
+    sample_shape: Size,
+    prior_sampler: Any = draw_kernel_feature_paths,
+    update_strategy: Any = gaussian_update,
+) -> SamplePath:
+    """For ``get_matheron_path_model``, hence for Thompson sampling and entropy search.
+
+    Raises:
+        UnsupportedError: Another sampler or update than BoTorch's defaults.
+    """
+    if prior_sampler is not draw_kernel_feature_paths or update_strategy is not gaussian_update:
+        raise UnsupportedError(
+            f"Expected draw_matheron_paths without prior_sampler and update_strategy, for a "
+            f"{type(model).__name__} draws its functions in its own way."
+        )
     return _AsMatheronPath(_draw(model, sample_shape, None))

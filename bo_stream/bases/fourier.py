@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bo_stream.bases.random_numbers import normals
 from bo_stream.bases.sampled_basis import SampledBasis
+from bo_stream.bases.spectral import degrees_of_freedom, student_frequencies
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,8 @@ class FourierBasis(SampledBasis):
     def frequencies(self, pairs: Tensor, dim: int) -> Tensor:
         """ω of some pairs of functions, ``k -> m x k x d``. Cost O(k d)."""
         kernel = self._stationary
-        degrees = round(2.0 * kernel.nu) if isinstance(kernel, MaternKernel) else 0
-        drawn = normals(self.seed, pairs, dim + degrees)
-        directions = drawn[:, :dim]
-        if degrees > 0:
-            chi_square = drawn[:, dim:].square().sum(-1, keepdim=True)
-            directions = directions * (degrees / chi_square).sqrt()
-        frequencies = directions / kernel.lengthscale.double()
+        drawn = normals(self.seed, pairs, dim + degrees_of_freedom(kernel))
+        frequencies = student_frequencies(kernel, drawn, dim) / kernel.lengthscale.double()
         return frequencies.reshape(-1, len(pairs), dim)
 
     def _scale(self) -> Tensor:

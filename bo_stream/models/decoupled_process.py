@@ -8,6 +8,7 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.bases.inducing_functions import InducingFunctions
+from bo_stream.linalg import row_product
 from bo_stream.process import Joint, Points, PosteriorProcess
 
 
@@ -28,7 +29,7 @@ class KernelExpansion:
     def __call__(self, X: Tensor) -> Tensor:
         """Values at ``... x n x d`` inputs, ``... x m x n``. Cost O(n M d)."""
         cross = self.functions.with_values(self.kernel, X, self.weights.shape[-2])
-        return (self.weights.unsqueeze(-2) @ cross).squeeze(-2)
+        return row_product(self.weights.unsqueeze(-2), cross).squeeze(-2)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.sampled_basis import SampledBasis
+from bo_stream.linalg import row_product
 from bo_stream.process import Joint, Points, PosteriorProcess, Residual
 
 KEPT = 4096
@@ -138,14 +139,17 @@ class FunctionProcess(PosteriorProcess):
 
     def mean_at(self, points: Points) -> Tensor:
         """Cost O(n p)."""
-        if self._is_kept:
-            mean = points.prior @ self.weights.mean.double().unsqueeze(-1)
-        else:
-            mean = self._summed(points.X, self._mean_of_part)
-        return self.prior_mean + mean.squeeze(-1)
+        return self.prior_mean + self.weighted(points, self.weights.mean)
 
-    def _mean_of_part(self, functions: Tensor, index: Tensor) -> Tensor:
-        return functions @ self.weights.mean[:, index].double().unsqueeze(-1)
+    def weighted(self, points: Points, weights: Tensor) -> Tensor:
+        """``φ(x) w`` for weights ``... x m x p``, ``... x m x n``. Cost O(n p)."""
+        if self._is_kept:
+            return row_product(points.prior, weights.double().unsqueeze(-1)).squeeze(-1)
+
+        def rule(functions: Tensor, index: Tensor) -> Tensor:
+            return row_product(functions, weights[..., index].double().unsqueeze(-1))
+
+        return self._summed(points.X, rule).squeeze(-1)
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
         """``φ C Cᵀ φ'ᵀ`` and the augmentation. Cost O(n n' p)."""
@@ -155,7 +159,7 @@ class FunctionProcess(PosteriorProcess):
             covariance = self._covariance_in_parts(points, others)
         if self.augmentation is None:
             return covariance
-        factors = (self._factor(points), self._factor(others))
+        factors = (self.augmentation_factor(points), self.augmentation_factor(others))
         return covariance + self.augmentation.covariance(points.X, others.X, *factors)
 
     def _covariance_in_parts(self, points: Points, others: Points) -> Tensor:
@@ -187,14 +191,14 @@ class FunctionProcess(PosteriorProcess):
                 variance = variance + self._dense_sums(points).square().sum(-1)
         if self.augmentation is None:
             return variance
-        return variance + self.augmentation.variance(points.X, self._factor(points))
+        return variance + self.augmentation.variance(points.X, self.augmentation_factor(points))
 
     def _variance_of_part(self, functions: Tensor, index: Tensor) -> Tensor:
         scale = self.weights.scale[:, index].double()
         return functions.square() @ scale.square().unsqueeze(-1)
 
-    def _factor(self, points: Points) -> Tensor:
-        """Of the augmentation."""
+    def augmentation_factor(self, points: Points) -> Tensor:
+        """Root of the part of the prior variance that the augmentation adds, ``... x m x n``."""
         assert self.augmentation is not None  # noqa: S101
         if self._is_kept:
             power = points.prior.square().sum(-1)
@@ -217,7 +221,7 @@ class FunctionProcess(PosteriorProcess):
         extra, X = self.augmentation, points.X
         if extra is None:
             return None
-        factor = self._factor(points)
+        factor = self.augmentation_factor(points)
         return Residual(
             lambda: extra.covariance(X, X, factor, factor), lambda: extra.variance(X, factor)
         )
