@@ -37,6 +37,7 @@ from bo_stream.models.lazy_covariance import LazyCovariance
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes import OutcomeChain
 from bo_stream.models.subset import check_outputs_exist, chosen_outputs, subset_module
+from bo_stream.models.trusted import Trusted, read_pickle
 from bo_stream.models.validation import (
     check_finite,
     check_inputs,
@@ -584,18 +585,37 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             file.write(buffer.getbuffer())
 
     @classmethod
-    def load(cls, path: str | Path, map_location: str | torch.device | None = None) -> Self:
-        """Read a model that :meth:`save` wrote. The file is a pickle: load only what you trust.
+    def load(
+        cls,
+        path: str | Path,
+        map_location: str | torch.device | None = None,
+        trusted: Sequence[Trusted] = (),
+    ) -> Self:
+        """Read a model that :meth:`save` wrote, without running anything that the file brings.
+
+        The file may name classes of this package, of torch, GPyTorch and BoTorch that compute; a
+        file that names anything else is refused. It decides the numbers: a file from elsewhere can
+        still hold a wrong model, or a very large one.
+
+        Args:
+            path: Of the file.
+            map_location: Device of the tensors, as in ``torch.load``.
+            trusted: Classes and functions of your own (a kernel, a likelihood, a transform) that
+                the file may name.
 
         Raises:
-            ValueError: The file holds another class or format.
+            OSError: The file cannot be opened.
+            ValueError: The file is damaged, names what is not trusted, or holds another class or
+                format.
         """
-        content = torch.load(path, map_location=map_location, weights_only=False)
+        content = read_pickle(path, map_location, trusted)
         if not isinstance(content, dict) or content.get("format") != FILE_FORMAT:
             raise ValueError(f"{path} is no model file of format {FILE_FORMAT}.")
-        if content["class"] != cls.__name__:
-            raise ValueError(f"{path} holds a {content['class']}, expected a {cls.__name__}.")
-        model: Self = content["model"]
+        if content.get("class") != cls.__name__:
+            raise ValueError(f"{path} holds a {content.get('class')}, expected a {cls.__name__}.")
+        model = content.get("model")
+        if not isinstance(model, cls):
+            raise ValueError(f"{path} holds a {type(model).__name__}, expected a {cls.__name__}.")
         return model
 
 
