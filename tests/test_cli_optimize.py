@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import signal
@@ -167,11 +168,56 @@ def test_ctrl_c_ends_the_step_and_the_run_goes_on_to_the_same_points() -> None:
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "Stopping after this step" in err
-    assert "bo-stream optimize --out run --resume" in out
+    command = "bo-stream optimize my_costs:slow --out run --resume"
+    assert command in out
     assert len(table("run")) == 4
-    assert optimize("--out", "run", "--resume").exit_code == 0
+    assert optimize(*command.split()[2:]).exit_code == 0
     assert optimize(*own("slow", "--out", "whole")).exit_code == 0
     pd.testing.assert_frame_equal(table("run"), table("whole"))
+
+
+def edited(old: str, new: str) -> None:
+    """The run's index, as if it had been written with another word."""
+    index = Path("run/optimization.json")
+    text = index.read_text()
+    assert old in text
+    content = json.loads(text.replace(old, new))
+    rest = {k: v for k, v in content.items() if k not in ("format", "bo_stream", "sha256")}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    index.write_text(json.dumps({**content, "sha256": digest}))
+
+
+def test_no_function_is_imported_but_the_one_that_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resume = ["--out", "run", "--resume"]
+    assert optimize(*own("cost", "--steps", "1", "--out", "run")).exit_code == 0
+    Path("planted.py").write_text("open('mark', 'w')\ndef cost(x):\n    return x[0]\n")
+    refusal = "names my_costs:cost, which would be imported and called. If you trust it, name it"
+    assert_one_clear_error(optimize(*resume), refusal)
+    edited("my_costs:cost", "planted:cost")
+    for given in ([], ["my_costs:cost"]):
+        assert_one_clear_error(optimize(*given, *resume), "names planted:cost, which would be")
+    edited("planted:cost", "my_costs:cost")
+    edited("qLogEI", "planted:cost")
+    message = "names planted:cost, which would be imported"
+    assert_one_clear_error(optimize("my_costs:cost", *resume), message)
+    assert not Path("mark").exists()
+    assert "planted" not in sys.modules
+    edited("planted:cost", "qLogEI")
+    assert optimize("my_costs:cost", *resume).exit_code == 0
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 2)])
+def test_at_a_terminal_the_function_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    assert optimize(*own("cost", "--steps", "0", "--out", "run")).exit_code == 0
+    monkeypatch.setattr("bo_stream.cli.optimize.at_terminal", lambda: True)
+    resume = ["optimize", "--out", "run", "--resume", "--steps", "1"]
+    result = CliRunner().invoke(app, resume, input=f"{answer}\n")
+    assert "names my_costs:cost. Import and call it?" in result.stderr
+    assert result.exit_code == code
 
 
 def test_a_function_that_always_fails() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,6 +56,7 @@ from bo_stream.loops.optimization.records import HISTORIES, History
 from bo_stream.loops.optimization.results import sit_optimizing, write_optimization
 from bo_stream.loops.optimization.settings import Bounds
 from bo_stream.loops.optimization.steps import Plan
+from bo_stream.loops.optimization.store import named_functions
 from bo_stream.loops.sitting import StopRequest
 
 _DEFAULT = OptimizationSettings(bounds=((0.0, 1.0),))
@@ -150,12 +152,13 @@ def optimize(
     never sees it.
 
     Writes history.csv (or .parquet), trace.png, run.json and a checkpoint. Ctrl-C stops after the
-    step at hand; `--resume` goes on to the same candidates.
+    step at hand; `--resume` goes on to the same candidates. Nothing in the folder is run then: name
+    a function of your own again, or it is asked for.
 
     - `bo-stream optimize Branin --noise 1 --out run`
     - `bo-stream optimize Hartmann --dim 6 --model osgpr --set max_points=256`
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 4 -q 4 --timeout 60 --out run`
-    - `bo-stream optimize --out run --resume --steps 60`
+    - `bo-stream optimize mine:cost --out run --resume --steps 60`
     """
     options = {
         "maximize": maximize, "q": batch, "initial": initial, "acquisition": acquisition,
@@ -169,7 +172,8 @@ def optimize(
         if resume:
             folder = folder_to_resume(out)
             changes = {name: ctx.params[o] for name, o in _PLAN.items() if was_said(ctx, o)}
-            campaign = OptimizationCampaign.resume(folder, **changes)
+            trusted = _trusted(folder, (function, acquisition))
+            campaign = OptimizationCampaign.resume(folder, trusted, **changes)
             every = {**options, "function": function, "dim": dim, "noise": noise, "bounds": bounds}
             _check_unchanged(campaign, _said(ctx, every))
         else:
@@ -186,6 +190,21 @@ def _history_kind(name: str) -> History:
         if name == kind:
             return kind
     raise UsageError(f"Expected --history csv or parquet, got {name!r}.")
+
+
+def _trusted(folder: Path, given: Collection[str | None]) -> list[str]:
+    """Of the functions that a run names, those given on the command line or agreed to now."""
+    return [name for name in named_functions(folder) if name in given or _agreed(folder, name)]
+
+
+def at_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty()
+
+
+def _agreed(folder: Path, name: str) -> bool:
+    question = f"The run in {folder} names {name}. Import and call it?"
+    return at_terminal() and typer.confirm(question, err=True)
 
 
 def _begin(
@@ -243,7 +262,10 @@ def _sit_and_report(
     show_numerical_record([] if model is None else [model.numerical_log])
     OUT.print(f"history.{kind}, trace.png and run.json are in [bold]{escape(str(folder))}[/].")
     if stopped:
-        OUT.print(f"Stopped. To go on: [bold]{escape(resume_command(folder))}[/]", soft_wrap=True)
+        OUT.print(
+            f"Stopped. To go on: [bold]{escape(resume_command(folder, campaign))}[/]",
+            soft_wrap=True,
+        )
         raise typer.Exit(STOPPED)
 
 

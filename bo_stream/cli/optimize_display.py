@@ -74,6 +74,9 @@ def summary(campaign: OptimizationCampaign) -> str:
     return f"{count['told']} outcomes{f' ({others})' if others else ''} in {campaign.seconds:.0f} s"
 
 
-def resume_command(folder: Path) -> str:
-    """What to type to go on with a run."""
-    return f"bo-stream optimize --out {shlex.quote(str(folder))} --resume"
+def resume_command(folder: Path, campaign: OptimizationCampaign) -> str:
+    """What to type to go on with a run; functions of one's own are named again."""
+    function, acquisition = campaign.objective.name, campaign.settings.acquisition
+    named = [function] if ":" in function else []
+    chosen = ["--acquisition", acquisition] if ":" in acquisition else []
+    return shlex.join(["bo-stream", "optimize", *named, *chosen, "--out", str(folder), "--resume"])

@@ -75,7 +75,13 @@ OutOption = Annotated[
     Path | None, option("Files", f"Folder for the results ({DEFAULT_FOLDER}, -2, -3, ...).")
 ]
 ResumeOption = Annotated[
-    bool, option("Files", "Go on with the run in --out; --steps may ask for more.", "--resume")
+    bool,
+    option(
+        "Files",
+        "Go on with the run in --out; --steps may ask for more. Its files decide what is computed, "
+        "but run nothing.",
+        "--resume",
+    ),
 ]
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import pickle
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bo_stream.loops.active_sampling import SamplingState
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import MODELS
+from bo_stream.loops.run_files import (
+    ModelFile,
+    read_index,
+    read_or_say_damaged,
+    write_index,
+)
 from bo_stream.loops.scoring import Score
 from bo_stream.loops.settings import STRATEGIES, Settings, Strategy
-from bo_stream.loops.versions import check_written_by_this, package_version
-from bo_stream.storage import atomic_write
 
-FORMAT = 2
+FORMAT = 3
 """Changes whenever an older checkpoint cannot be read any more."""
 
 FILE_NAME = "checkpoint.json"
@@ -41,6 +43,27 @@ class DataOrigin:
 
 
 @dataclass(frozen=True)
+class StrategyRecord:
+    """All of a strategy's state but its model.
+
+    Attributes:
+        picks: Positions in the pool, in order.
+        curve: Scores.
+        refits: Numbers of observations at which hyperparameters were learned.
+    """
+
+    picks: list[int]
+    curve: list[Score]
+    refits: list[int]
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """From plain values, as JSON gives them back."""
+        picks, refits = ([int(n) for n in record[name]] for name in ("picks", "refits"))
+        return cls(picks, [Score(**entry) for entry in record["curve"]], refits)
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A run at rest, without its models, which lie in files beside.
 
@@ -51,36 +74,42 @@ class Checkpoint:
         origin: Of the data.
         settings: Resolved, of the first strategy.
         seconds: Spent so far.
-        states: Per strategy, all of its state but the model.
-        models: Per strategy, the name of the model's file.
+        records: Per strategy, all of its state but the model.
+        models: Per strategy, the model's file.
     """
 
     origin: DataOrigin
     settings: Settings
     seconds: float
-    states: Mapping[Strategy, Mapping[str, Any]]
-    models: Mapping[Strategy, str]
+    records: Mapping[Strategy, StrategyRecord]
+    models: Mapping[Strategy, ModelFile]
 
     @property
     def strategies(self) -> tuple[Strategy, ...]:
         """Names of the strategies that run side by side."""
-        return tuple(self.states)
+        return tuple(self.records)
 
     def load_state(self, folder: Path, strategy: Strategy) -> SamplingState:
         """Read a strategy's model and put its state together.
 
+        Nothing that the file brings is run; see :meth:`StreamingGP.load`.
+
         Raises:
-            UsageError: The model's file is missing or damaged.
+            UsageError: The model's file is missing, damaged, or not the one that was written.
         """
-        path = folder / self.models[strategy]
-        record = self.states[strategy]
-        try:
-            kind = MODELS[self.settings.model].model
-            model = kind.load(path, map_location=self.settings.device)
-        except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise UsageError(f"{path}, part of the checkpoint, cannot be read: {error}") from error
-        curve = [Score(**entry) for entry in record["curve"]]
-        return SamplingState(model, list(record["picks"]), curve, list(record["refits"]))
+        record, file = self.records[strategy], self.models[strategy]
+        _check_picks(folder / FILE_NAME, record.picks, file.observations)
+        model = file.read(folder, MODELS[self.settings.model].model, self.settings.device)
+        return SamplingState(model, record.picks, record.curve, record.refits)
+
+
+def _check_picks(path: Path, picks: list[int], observations: int) -> None:
+    distinct = len(set(picks))
+    if not len(picks) == distinct == observations:
+        raise UsageError(
+            f"{path} contradicts itself: {len(picks):,} picks, {distinct:,} of them distinct, and "
+            f"a model of {observations:,} observations."
+        )
 
 
 def save_checkpoint(
@@ -98,16 +127,17 @@ def save_checkpoint(
     Raises:
         OSError: The folder cannot be written, or the disk is full; the old checkpoint stands.
     """
-    names = {key: f"model-{key}-{len(state.picks):07d}.pt" for key, state in states.items()}
     old = _model_files(folder)
     try:
-        for key, state in states.items():
-            state.model.save(folder / names[key])
-        _write_index(folder, origin, settings, seconds, states, names)
+        models = {
+            key: ModelFile.write(folder, f"model-{key}-{len(state.picks):07d}", state.model)
+            for key, state in states.items()
+        }
+        _write_index(folder, origin, settings, seconds, states, models)
     except BaseException:
         _remove(_model_files(folder) - old)
         raise
-    _remove(old - {folder / name for name in names.values()})
+    _remove(old)
 
 
 def _write_index(
@@ -116,23 +146,20 @@ def _write_index(
     settings: Settings,
     seconds: float,
     states: Mapping[Strategy, SamplingState],
-    names: Mapping[Strategy, str],
+    models: Mapping[Strategy, ModelFile],
 ) -> None:
     content = {
-        "format": FORMAT,
-        "bo_stream": package_version("bo-stream"),
         "data": asdict(origin),
         "settings": settings.as_record(),
         "seconds": seconds,
-        "runs": {key: _state_record(state, names[key]) for key, state in states.items()},
+        "runs": {key: _state_record(state, models[key]) for key, state in states.items()},
     }
-    with atomic_write(folder / FILE_NAME) as file:
-        file.write(json.dumps(content).encode())
+    write_index(folder / FILE_NAME, FORMAT, content)
 
 
-def _state_record(state: SamplingState, model: str) -> dict[str, Any]:
+def _state_record(state: SamplingState, model: ModelFile) -> dict[str, Any]:
     curve = [asdict(entry) for entry in state.curve]
-    return {"model": model, "picks": state.picks, "curve": curve, "refits": state.refits}
+    return {"model": asdict(model), "picks": state.picks, "curve": curve, "refits": state.refits}
 
 
 def _model_files(folder: Path) -> set[Path]:
@@ -153,23 +180,26 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     path = folder / FILE_NAME
     if not path.is_file():
         raise UsageError(f"There is no run to resume in {folder}: it has no {FILE_NAME}.")
-    try:
-        content = json.loads(path.read_text())
-        check_written_by_this(content, path, FORMAT)
+    content = read_index(path, FORMAT)
+    with read_or_say_damaged(path):
         return _parsed(content)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is damaged or no checkpoint ({error!r}).") from error
 
 
 def _parsed(content: Mapping[str, Any]) -> Checkpoint:
     data, runs = content["data"], content["runs"]
-    x = None if data["x"] is None else tuple(data["x"])
     present = [name for name in STRATEGIES if name in runs]
-    parts = ("picks", "curve", "refits")
+    if not present:
+        raise ValueError("no strategy")
     return Checkpoint(
-        DataOrigin(data["path"], x, data["y"], data["fingerprint"]),
+        _parsed_origin(data),
         Settings.from_record(content["settings"]),
         float(content["seconds"]),
-        {name: {part: runs[name][part] for part in parts} for name in present},
-        {name: str(runs[name]["model"]) for name in present},
+        {name: StrategyRecord.from_record(runs[name]) for name in present},
+        {name: ModelFile.from_record(runs[name]["model"]) for name in present},
     )
+
+
+def _parsed_origin(data: Mapping[str, Any]) -> DataOrigin:
+    x = None if data["x"] is None else tuple(str(name) for name in data["x"])
+    path, y = (None if data[name] is None else str(data[name]) for name in ("path", "y"))
+    return DataOrigin(path, x, y, str(data["fingerprint"]))

@@ -72,7 +72,7 @@ class Settings:
             UsageError: One is out of range.
         """
         for name, least in (("q", 1), ("initial", 2), ("seed", 0)):
-            check_at_least(name, getattr(self, name), least)
+            check_whole(name, getattr(self, name), least)
         for name, least in (("steps", 0), ("pool", 1), ("test", 2), ("score_every", 1)):
             check_at_least(name, getattr(self, name), least)
         options = checked_model(self.model, self.model_options)
@@ -136,16 +136,22 @@ class Settings:
 
 
 def check_at_least(name: str, value: int | None, least: int) -> None:
+    """As :func:`check_whole`, where None is a value too."""
+    if value is not None:
+        check_whole(name, value, least)
+
+
+def check_whole(name: str, value: int, least: int) -> None:
     """Refuse a number that is not whole or below the least.
 
     Raises:
         UsageError: So it is.
     """
-    if value is not None and not isinstance(value, int):
+    if not isinstance(value, int):
         raise UsageError(
             f"Expected {name} to be a whole number of at least {least}, got {value!r}."
         )
-    if value is not None and value < least:
+    if value < least:
         raise UsageError(f"Expected {name} of at least {least}, got {value}.")
 
 

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import copy
 import errno
+import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bo_stream.loops.campaign import Campaign
 from bo_stream.loops.checkpoint import read_checkpoint
@@ -58,8 +62,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def edit(folder: Path, **changes: Any) -> None:
+    """Change an index as if the run had written other values."""
     index = folder / "checkpoint.json"
-    index.write_text(json.dumps({**json.loads(index.read_text()), **changes}))
+    content = {**json.loads(index.read_text()), **changes}
+    rest = {k: v for k, v in content.items() if k not in ("format", "bo_stream", "sha256")}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    index.write_text(json.dumps({**content, "sha256": digest}))
 
 
 def test_stopped_after_every_step_a_run_makes_the_same_choices(path: Path, folder: Path) -> None:
@@ -101,10 +109,11 @@ def test_only_the_last_models_are_kept(path: Path, folder: Path) -> None:
     campaign = begin(path)
     for _ in campaign.run():
         campaign.save(folder)
-    assert sorted(contents(folder)) == [
-        "checkpoint.json",
-        "model-nipv-0000017.pt",
-        "model-random-0000017.pt",
+    index, *models = sorted(contents(folder))
+    assert index == "checkpoint.json"
+    assert [name.rpartition("-")[0] for name in models] == [
+        "model-nipv-0000017",
+        "model-random-0000017",
     ]
 
 
@@ -139,16 +148,136 @@ def test_checkpoints_that_cannot_be_used(path: Path, folder: Path) -> None:
             read_checkpoint(folder)
 
 
-@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "text"])
+def zeroed(content: bytes) -> bytes:
+    """The same with 4 KiB of zeros in its middle, where there are tensors."""
+    middle = len(content) // 2
+    return content[:middle] + bytes(4096) + content[middle + 4096 :]
+
+
+def refused(folder: Path, message: str) -> None:
+    """Resuming fails in one line, and changes nothing."""
+    before = contents(folder)
+    with pytest.raises(UsageError, match=message) as error:
+        Campaign.resume(folder)
+    assert "\n" not in str(error.value)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut", "text", "zeros", "foreign"])
 def test_a_model_that_cannot_be_read(path: Path, folder: Path, damage: str) -> None:
     advance(begin(path), 2).save(folder)
-    file = folder / "model-random-0000005.pt"
+    (file,), (other,) = folder.glob("model-random-0000005-*"), folder.glob("model-nipv-*")
     whole = file.read_bytes()
+    assert len(whole) > 3 * 4096
     file.unlink()
     if damage != "missing":
-        file.write_bytes({"empty": b"", "cut": whole[: len(whole) // 2], "text": b"?"}[damage])
-    with pytest.raises(UsageError, match=r"model-random-0000005\.pt.*cannot be read"):
-        Campaign.resume(folder)
+        content = {"empty": b"", "cut": whole[: len(whole) // 2], "text": b"?"}
+        content |= {"zeros": zeroed(whole), "foreign": other.read_bytes()}
+        file.write_bytes(content[damage])
+    refused(folder, r"model-random-0000005-.*\.pt.*cannot be read")
+
+
+def test_a_planted_model_is_not_run(path: Path, folder: Path, tmp_path: Path) -> None:
+    """Not even one whose digest the index names."""
+    campaign, mark = advance(begin(path), 2), tmp_path / "mark"
+    campaign.save(folder)
+    (file,) = folder.glob("model-nipv-*")
+    torch.save({"format": 1, "class": "WISKI", "model": Plant(str(mark))}, file)
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    edit_run(folder, model={"name": file.name, "sha256": digest, "observations": 5})
+    refused(folder, r"names posix\.system.*not trusted")
+    assert not mark.exists()
+
+
+class Plant:
+    """Pickled as a command."""
+
+    def __init__(self, mark: str) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+
+def edit_run(folder: Path, **changes: Any) -> None:
+    runs = json.loads((folder / "checkpoint.json").read_text())["runs"]
+    edit(folder, runs={**runs, "nipv": {**runs["nipv"], **changes}})
+
+
+@pytest.mark.parametrize("where", ["above", "absolute", "below"])
+def test_a_model_elsewhere_is_not_read(
+    path: Path, folder: Path, tmp_path: Path, where: str
+) -> None:
+    advance(begin(path), 2).save(folder)
+    (file,) = folder.glob("model-nipv-*")
+    (folder / "sub").mkdir()
+    for place in (tmp_path, folder / "sub"):
+        (place / "model.pt").write_bytes(file.read_bytes())
+    names = {
+        "above": "../model.pt",
+        "absolute": str(tmp_path / "model.pt"),
+        "below": "sub/model.pt",
+    }
+    record = json.loads((folder / "checkpoint.json").read_text())["runs"]["nipv"]["model"]
+    edit_run(folder, model={**record, "name": names[where]})
+    (folder / "sub" / "model.pt").rename(tmp_path / "other.pt")
+    (folder / "sub").rmdir()
+    refused(folder, "expected the name of a file in that folder")
+
+
+def test_picks_that_are_not_the_model_s(path: Path, folder: Path) -> None:
+    advance(begin(path), 6).save(folder)
+    good = (folder / "checkpoint.json").read_bytes()
+    run = json.loads(good)["runs"]["nipv"]
+    picks, model = run["picks"], run["model"]
+    assert len(picks) == 11
+    for changes, message in (
+        ({"picks": picks[:-3]}, "contradicts itself: 8 picks"),
+        ({"picks": [*picks[:-3], *picks[:3]]}, "contradicts itself: 11 picks, 8 of them distinct"),
+        ({"model": {**model, "observations": 12}}, "contradicts itself: 11 picks"),
+        (
+            {"picks": picks[:8], "model": {**model, "observations": 8}},
+            "a model of 11 observations, the checkpoint says 8",
+        ),
+    ):
+        (folder / "checkpoint.json").write_bytes(good)
+        edit_run(folder, **changes)
+        refused(folder, message)
+    (folder / "checkpoint.json").write_bytes(good)
+    assert finish(Campaign.resume(folder)).finished
+
+
+def test_an_index_that_was_changed_anywhere(path: Path, folder: Path) -> None:
+    advance(begin(path), 2).save(folder)
+    index = folder / "checkpoint.json"
+    good = json.loads(index.read_text())
+    for place in places(good):
+        for junk in (None, "text", -1, [], {}, 1e300):
+            changed = replaced(good, place, junk)
+            if changed == good:
+                continue
+            index.write_text(json.dumps(changed))
+            with pytest.raises(UsageError) as error:
+                read_checkpoint(folder)
+            assert "\n" not in str(error.value)
+
+
+def places(content: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths to all values within a content of JSON, of lists to their first."""
+    yield before
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from places(value, (*before, key))
+    elif isinstance(content, list) and content:
+        yield from places(content[0], (*before, 0))
+
+
+def replaced(content: Any, place: tuple[Any, ...], value: Any) -> Any:
+    if not place:
+        return value
+    changed = copy.copy(content)
+    changed[place[0]] = replaced(content[place[0]], place[1:], value)
+    return changed
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])

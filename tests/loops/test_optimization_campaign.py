@@ -41,6 +41,10 @@ def begin(
     return OptimizationCampaign(objective, Optimizer(chosen), Plan(total, retries))
 
 
+def resumed(folder: Path, function: str = "bowl", **changes: Any) -> OptimizationCampaign:
+    return OptimizationCampaign.resume(folder, [f"tests.loops.functions:{function}"], **changes)
+
+
 def run(campaign: OptimizationCampaign) -> OptimizationCampaign:
     for _ in campaign.run(InProcess(campaign.objective)):
         pass
@@ -75,10 +79,10 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_points(
     for _, _event in zip(range(events), campaign.run(InProcess(campaign.objective)), strict=False):
         pass
     campaign.save(tmp_path)
-    resumed = run(OptimizationCampaign.resume(tmp_path))
-    assert trials(resumed) == trials(whole)
-    assert [step.keys for step in resumed.steps] == [step.keys for step in whole.steps]
-    assert [step.mean for step in resumed.steps] == [step.mean for step in whole.steps]
+    again = run(resumed(tmp_path))
+    assert trials(again) == trials(whole)
+    assert [step.keys for step in again.steps] == [step.keys for step in whole.steps]
+    assert [step.mean for step in again.steps] == [step.mean for step in whole.steps]
 
 
 def test_any_number_of_workers_gives_the_same_run(whole: OptimizationCampaign) -> None:
@@ -120,8 +124,7 @@ def test_a_function_that_always_fails_ends_the_run_and_nothing_is_lost(tmp_path:
     ):
         sit_optimizing(campaign, tmp_path, evaluating, stop, lambda _: None)
     write_optimization(campaign, tmp_path, [])
-    resumed = OptimizationCampaign.resume(tmp_path)
-    assert trials(resumed) == trials(campaign)
+    assert trials(resumed(tmp_path, "never")) == trials(campaign)
     assert len(pd.read_csv(tmp_path / "history.csv")) == 4
 
 
@@ -138,30 +141,30 @@ def test_an_error_of_the_search_loses_no_outcome(
             sit_optimizing(
                 campaign, tmp_path, InProcess(campaign.objective), stop, lambda _: None, 1e9
             )
-    resumed = OptimizationCampaign.resume(tmp_path)
-    assert [trial.status for trial in resumed.optimizer.ledger] == ["told"] * 4
-    assert trials(run(resumed)) == trials(whole)
+    again = resumed(tmp_path)
+    assert [trial.status for trial in again.optimizer.ledger] == ["told"] * 4
+    assert trials(run(again)) == trials(whole)
 
 
 def test_more_steps_may_be_asked_for_but_not_fewer(
     whole: OptimizationCampaign, tmp_path: Path
 ) -> None:
     run(begin(total=1)).save(tmp_path)
-    assert trials(run(OptimizationCampaign.resume(tmp_path, total=3))) == trials(whole)
+    assert trials(run(resumed(tmp_path, total=3))) == trials(whole)
     with pytest.raises(UsageError, match=r"done 1 steps already: .* got 0"):
-        OptimizationCampaign.resume(tmp_path, total=0)
+        resumed(tmp_path, total=0)
 
 
 def test_workers_and_timeout_are_remembered_and_may_change(tmp_path: Path) -> None:
     objective = begin().objective
     plan = Plan(3, retries=1, workers=2, timeout=9.0)
     OptimizationCampaign(objective, Optimizer(QUICK), plan).save(tmp_path)
-    assert OptimizationCampaign.resume(tmp_path).plan == plan
-    changed = OptimizationCampaign.resume(tmp_path, timeout=None, workers=1).plan
+    assert resumed(tmp_path).plan == plan
+    changed = resumed(tmp_path, timeout=None, workers=1).plan
     assert changed == Plan(3, retries=1)
     for wrong in ({"workers": 0}, {"timeout": -1.0}, {"retries": -1}, {"total": -1}):
         with pytest.raises(UsageError, match="Expected"):
-            OptimizationCampaign.resume(tmp_path, **wrong)
+            resumed(tmp_path, **wrong)
 
 
 def test_a_stop_ends_the_step_at_hand(tmp_path: Path) -> None:
@@ -173,9 +176,7 @@ def test_a_stop_ends_the_step_at_hand(tmp_path: Path) -> None:
 
         sit_optimizing(campaign, tmp_path, InProcess(campaign.objective), stop, ask_to_stop)
     assert campaign.steps_done == 1
-    assert points(OptimizationCampaign.resume(tmp_path).optimizer.ledger) == points(
-        campaign.optimizer.ledger
-    )
+    assert points(resumed(tmp_path).optimizer.ledger) == points(campaign.optimizer.ledger)
 
 
 def test_a_slow_evaluation_is_on_the_disk_at_once(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_a_slow_evaluation_is_on_the_disk_at_once(tmp_path: Path) -> None:
 
         def look(event: Trial | OptimizationStep) -> None:
             if (tmp_path / FILE_NAME).exists():
-                ledger = OptimizationCampaign.resume(tmp_path).optimizer.ledger
+                ledger = resumed(tmp_path, "slow").optimizer.ledger
                 kept.append(len(ledger.with_status("told")))
 
         sit_optimizing(campaign, tmp_path, InProcess(campaign.objective), stop, look)
@@ -212,7 +213,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             yield file
 
-    monkeypatch.setattr("bo_stream.loops.optimization.store.atomic_write", full)
+    monkeypatch.setattr("bo_stream.loops.run_files.atomic_write", full)
     monkeypatch.setattr("bo_stream.models.streaming_gp.atomic_write", full)
     with pytest.raises(OSError, match="No space left"):
         campaign.save(tmp_path)
@@ -252,4 +253,4 @@ def test_a_damaged_checkpoint_is_said(
     else:
         model.write_bytes(b"nothing")
     with pytest.raises(UsageError, match=message):
-        OptimizationCampaign.resume(tmp_path)
+        resumed(tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
@@ -14,9 +14,10 @@ from bo_stream.loops.optimization.objectives import Objective, find_objective
 from bo_stream.loops.optimization.optimizer import Optimizer
 from bo_stream.loops.optimization.settings import Bounds, OptimizationSettings
 from bo_stream.loops.optimization.steps import OpenStep, OptimizationStep, Plan
-from bo_stream.loops.optimization.store import load_optimizer, save_optimizer
+from bo_stream.loops.optimization.store import FILE_NAME, load_optimizer, save_optimizer
 from bo_stream.loops.optimization.trials import Trial
 from bo_stream.loops.optimization.workers import evaluator
+from bo_stream.loops.run_files import read_or_say_damaged
 
 
 class OptimizationCampaign:
@@ -55,24 +56,30 @@ class OptimizationCampaign:
             )
 
     @classmethod
-    def resume(cls, folder: Path, **changes: Any) -> Self:
+    def resume(cls, folder: Path, trusted: Collection[str] = (), **changes: Any) -> Self:
         """Go on with the run that a folder holds, to the same candidates as without a stop.
+
+        The folder decides what is evaluated where; of its files, none runs anything by itself.
 
         Args:
             folder: Of :meth:`save`.
+            trusted: Functions of your own, ``package.module:function``, that the run may call: as
+                the objective, or as a builder of its acquisition function.
             changes: Of the plan's attributes.
 
         Raises:
-            UsageError: No such run, or its function is not to be found any more.
+            UsageError: No such run, a damaged one, one that names a function that is not trusted,
+                or its function is not to be found any more.
         """
-        optimizer, run = load_optimizer(folder)
+        optimizer, run = load_optimizer(folder, trusted)
         if run is None:
             raise UsageError(f"{folder} holds an optimizer without a run: load_optimizer reads it.")
-        objective = _objective(run["objective"], optimizer.settings)
-        steps = [OptimizationStep(**{**s, "keys": tuple(s["keys"])}) for s in run["steps"]]
-        opened = None if run["open"] is None else OpenStep(**run["open"])
-        plan = replace(Plan(**run["plan"]), **changes)
-        return cls(objective, optimizer, plan, steps, opened)
+        with read_or_say_damaged(folder / FILE_NAME):
+            objective = _objective(run["objective"], optimizer.settings)
+            steps = [OptimizationStep(**{**s, "keys": tuple(s["keys"])}) for s in run["steps"]]
+            opened = None if run["open"] is None else OpenStep(**run["open"])
+            former = Plan(**run["plan"])
+        return cls(objective, optimizer, replace(former, **changes), steps, opened)
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; see :func:`bo_stream.loops.optimization.store.save_optimizer`."""

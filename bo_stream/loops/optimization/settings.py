@@ -15,9 +15,9 @@ from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.models import Option, check_grid, checked_model
 from bo_stream.loops.settings import (
     DTYPES,
-    check_at_least,
     check_device,
     check_one_of,
+    check_whole,
 )
 
 Bounds = tuple[tuple[float, float], ...]
@@ -75,8 +75,8 @@ class OptimizationSettings:
         object.__setattr__(self, "bounds", checked_bounds(self.bounds))
         least = {"initial": 2, "q": 1, "num_restarts": 1, "seed": 0}
         for name, bound in least.items():
-            check_at_least(name, getattr(self, name), bound)
-        check_at_least("raw_samples", self.raw_samples, self.num_restarts)
+            check_whole(name, getattr(self, name), bound)
+        check_whole("raw_samples", self.raw_samples, self.num_restarts)
         options = checked_model(self.model, self.model_options, self.dim)
         object.__setattr__(self, "model_options", options)
         check_grid(self.model, self.grid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.settings import check_at_least
+from bo_stream.loops.settings import check_whole
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Plan:
         for name, value, least in (
             ("steps", self.total, 0), ("retries", self.retries, 0), ("workers", self.workers, 1),
         ):  # fmt: skip
-            check_at_least(name, value, least)
+            check_whole(name, value, least)
         if self.timeout is not None and not self.timeout > 0.0:
             raise UsageError(f"Expected timeout above 0 seconds, got {self.timeout}.")
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import pickle
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,15 @@ from bo_stream.loops.optimization.optimizer import Optimizer
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.surrogate import Surrogate
 from bo_stream.loops.optimization.trials import Ledger, Trial
-from bo_stream.loops.versions import check_written_by_this, package_version
+from bo_stream.loops.run_files import (
+    ModelFile,
+    read_index,
+    read_or_say_damaged,
+    write_index,
+)
 from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.storage import atomic_write
 
-FORMAT = 3
+FORMAT = 4
 """Changes whenever an older file cannot be read any more."""
 
 FILE_NAME = "optimization.json"
@@ -42,20 +45,19 @@ def save_optimizer(
     """
     folder.mkdir(parents=True, exist_ok=True)
     old = set(folder.glob("surrogate-*.pt"))
-    model, path = optimizer.surrogate.model, _model_path(folder, optimizer.surrogate)
     try:
-        if model is not None:
-            model.save(path)
-        with atomic_write(folder / FILE_NAME) as file:
-            file.write(json.dumps(_record(optimizer, run)).encode())
+        model = _write_model(folder, optimizer.surrogate)
+        write_index(folder / FILE_NAME, FORMAT, _record(optimizer, model, run))
     except BaseException:
         _remove(set(folder.glob("surrogate-*.pt")) - old)
         raise
-    _remove(old - {path})
+    _remove(old)
 
 
-def _model_path(folder: Path, surrogate: Surrogate) -> Path:
-    return folder / f"surrogate-{surrogate.revision:07d}.pt"
+def _write_model(folder: Path, surrogate: Surrogate) -> ModelFile | None:
+    if surrogate.model is None:
+        return None
+    return ModelFile.write(folder, f"surrogate-{surrogate.revision:07d}", surrogate.model)
 
 
 def _remove(paths: set[Path]) -> None:
@@ -63,15 +65,15 @@ def _remove(paths: set[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _record(optimizer: Optimizer, run: Mapping[str, Any] | None) -> dict[str, Any]:
+def _record(
+    optimizer: Optimizer, model: ModelFile | None, run: Mapping[str, Any] | None
+) -> dict[str, Any]:
     surrogate = optimizer.surrogate
     return {
-        "format": FORMAT,
-        "bo_stream": package_version("bo-stream"),
         "settings": optimizer.settings.as_record(),
         "trials": [trial.as_record() for trial in optimizer.ledger],
         "surrogate": {
-            "built": surrogate.model is not None,
+            "model": None if model is None else asdict(model),
             "held": list(surrogate.held.items()),
             "refits": surrogate.refits,
             "revision": surrogate.revision,
@@ -81,21 +83,60 @@ def _record(optimizer: Optimizer, run: Mapping[str, Any] | None) -> dict[str, An
     }
 
 
-def load_optimizer(folder: Path) -> tuple[Optimizer, dict[str, Any] | None]:
-    """Read an optimizer and what went with it.
+def named_functions(folder: Path) -> list[str]:
+    """The functions ``package.module:function`` that a folder's run imports and calls.
 
     Raises:
-        UsageError: There is none, it is damaged, or another version wrote it.
+        UsageError: There is no optimizer, it is damaged, or another version wrote it.
     """
+    content = _read(folder)
+    with read_or_say_damaged(folder / FILE_NAME):
+        return _functions(content)
+
+
+def _functions(content: Mapping[str, Any]) -> list[str]:
+    run = content["run"]
+    names = [] if run is None else [str(run["objective"]["function"])]
+    return [name for name in (*names, str(content["settings"]["acquisition"])) if ":" in name]
+
+
+def load_optimizer(
+    folder: Path, trusted: Collection[str] = ()
+) -> tuple[Optimizer, dict[str, Any] | None]:
+    """Read an optimizer and what went with it.
+
+    Nothing that the folder brings is run: models are read as :meth:`StreamingGP.load` does, and
+    functions are imported only if they are trusted.
+
+    Args:
+        folder: Of :func:`save_optimizer`.
+        trusted: Functions ``package.module:function`` that the folder may name.
+
+    Raises:
+        UsageError: There is none, it is damaged, another version wrote it, or it names a function
+            that is not trusted.
+    """
+    content = _read(folder)
+    with read_or_say_damaged(folder / FILE_NAME):
+        _check_trusted(folder, _functions(content), trusted)
+        return _parsed(content, folder), content["run"]
+
+
+def _read(folder: Path) -> dict[str, Any]:
     path = folder / FILE_NAME
     if not path.is_file():
         raise UsageError(f"There is no optimization to resume in {folder}: it has no {FILE_NAME}.")
-    try:
-        content = json.loads(path.read_text())
-        check_written_by_this(content, path, FORMAT)
-        return _parsed(content, folder), content["run"]
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UsageError(f"{path} is damaged or no checkpoint ({error!r}).") from error
+    return read_index(path, FORMAT)
+
+
+def _check_trusted(folder: Path, names: list[str], trusted: Collection[str]) -> None:
+    unknown = [name for name in names if name not in trusted]
+    if unknown:
+        raise UsageError(
+            f"The run in {folder} names {' and '.join(unknown)}, which would be imported and "
+            "called. If you trust it, name it too: as FUNCTION or --acquisition of the command, or "
+            "by trusted=[...]."
+        )
 
 
 def _parsed(content: Mapping[str, Any], folder: Path) -> Optimizer:
@@ -105,13 +146,16 @@ def _parsed(content: Mapping[str, Any], folder: Path) -> Optimizer:
     held = {int(key): float(Y) for key, Y in state["held"]}
     surrogate = Surrogate(settings, None, held, state["refits"], int(state["revision"]))
     surrogate.unit = float(state["unit"])
-    if state["built"]:
-        surrogate.model = _read_model(_model_path(folder, surrogate), settings)
+    if state["model"] is not None:
+        surrogate.model = _read_model(folder, ModelFile.from_record(state["model"]), surrogate)
     return Optimizer(settings, ledger, surrogate)
 
 
-def _read_model(path: Path, settings: OptimizationSettings) -> StreamingGP:
-    try:
-        return MODELS[settings.model].model.load(path, map_location=settings.device)
-    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise UsageError(f"{path}, part of the checkpoint, cannot be read: {error}") from error
+def _read_model(folder: Path, file: ModelFile, surrogate: Surrogate) -> StreamingGP:
+    if file.observations != len(surrogate.held):
+        raise UsageError(
+            f"{folder / FILE_NAME} contradicts itself: {len(surrogate.held):,} outcomes, a model "
+            f"of {file.observations:,}."
+        )
+    settings = surrogate.settings
+    return file.read(folder, MODELS[settings.model].model, settings.device)
