@@ -22,6 +22,7 @@ from tests.commands import assert_one_clear_error
 
 QUICK = ["--initial", "4", "--steps", "3", "--grid", "12", "-q", "2"]
 MODULE = """
+import os
 import time
 from pathlib import Path
 
@@ -37,6 +38,17 @@ def slow(x):
 
 def never(x):
     return float("nan")
+
+def die(x):
+    if x[0] < 0.5:
+        os._exit(7)
+    return (x[0] - 0.6) ** 2
+
+def wait(x):
+    Path("calls").open("a").write(".")
+    while not Path("go").exists():
+        time.sleep(0.05)
+    return (x[0] - 0.6) ** 2
 
 answer = 42
 """
@@ -56,7 +68,8 @@ def optimize(*args: str) -> Result:
 
 
 def own(function: str, *args: str) -> list[str]:
-    return [f"my_costs:{function}", "--bounds", "0,1", *QUICK, *args]
+    """Arguments; in the command's own process unless they say otherwise: a worker takes seconds."""
+    return [f"my_costs:{function}", "--bounds", "0,1", "--workers", "0", *QUICK, *args]
 
 
 def table(folder: str) -> pd.DataFrame:
@@ -220,6 +233,37 @@ def test_at_a_terminal_the_function_is_asked_for(
     assert result.exit_code == code
 
 
+@pytest.mark.slow
+def test_a_function_that_ends_its_process_costs_its_trials_alone() -> None:
+    process = installed("my_costs:die", "--bounds", "0,1", *QUICK, "--out", "run")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    history = table("run")
+    assert len(history) == 10
+    lost = history["x0"] < 0.5
+    assert 0 < lost.sum() < 10
+    assert (history["error"][lost] == "the worker process died (exit code 7)").all()
+    assert (history["status"][~lost] == "told").all()
+
+
+@pytest.mark.slow
+def test_a_second_command_in_a_run_s_folder_is_told_who_is_at_work_there() -> None:
+    command = ["my_costs:wait", "--bounds", "0,1", *QUICK, "--out", "run"]
+    first = installed(*command)
+    while not Path("calls").exists():
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.05)
+    message = f"run is in use by process {first.pid} on "
+    assert_one_clear_error(optimize(*command), message)
+    assert_one_clear_error(optimize("--out", "run", "--resume"), message)
+    first.kill()
+    first.communicate()
+    Path("go").touch()
+    assert optimize(*command, "--workers", "0").exit_code == 0
+    assert len(table("run")) == 10
+
+
 def test_a_function_that_always_fails() -> None:
     result = optimize(*own("never", "--out", "run"))
     assert result.exit_code == 2
@@ -272,7 +316,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["my_costs:answer", "--bounds", "0,1"], "found a int"),
         (["my_cost:cost", "--bounds", "0,1"], "module 'my_cost' cannot be imported"),
         (["Branin", "--acquisition", "EI"], "Expected acquisition to be one of qUCB"),
-        (["Branin", "--workers", "0"], "Expected workers of at least 1, got 0"),
+        (["Branin", "--workers", "-1"], "Expected workers of at least 0, got -1"),
+        (["Branin", "--workers", "0", "--timeout", "9"], "A timeout needs a process"),
         (["Branin", "--timeout", "0"], "Expected timeout above 0"),
         (["Branin", "--retries", "-1"], "Expected retries of at least 0"),
         (["Branin", "--history", "xls"], "Expected --history csv or parquet, got 'xls'"),
@@ -287,7 +332,8 @@ def test_bad_input_is_one_line_and_exit_code_2(args: list[str], message: str) ->
 
 
 def test_bounds_may_be_negative() -> None:
-    result = optimize("my_costs:cost", "--bounds", "-5,-1 0,1", *QUICK, "--out", "run")
+    own_box = ["--bounds", "-5,-1 0,1", "--workers", "0"]
+    result = optimize("my_costs:cost", *own_box, *QUICK, "--out", "run")
     assert "over [-5, -1] x [0, 1]" in result.stdout
     assert "All 4 trials failed, the last one with: ValueError: too little" in result.stderr
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ from bo_stream.cli.display import (
     say_stopping,
     show_numerical_record,
 )
-from bo_stream.cli.failures import STOPPED, naming, one_line_errors
+from bo_stream.cli.failures import STOPPED, one_line_errors
 from bo_stream.cli.optimize_display import (
     announce,
     best_so_far,
@@ -40,6 +41,7 @@ from bo_stream.cli.options import (
     ResumeOption,
     SetOption,
     as_recorded,
+    check_new_folder,
     folder_to_resume,
     new_folder,
     option,
@@ -109,7 +111,14 @@ def optimize(
     maximize: Annotated[
         bool, option("Function", "Which value to look for.", "--maximize/--minimize")
     ] = _DEFAULT.maximize,
-    workers: Annotated[int, option("Function", "Processes that evaluate it at a time.")] = 1,
+    workers: Annotated[
+        int,
+        option(
+            "Function",
+            "Processes that evaluate it at a time; 0: the command's own, which a function that "
+            "crashes or hangs takes down.",
+        ),
+    ] = 1,
     timeout: Annotated[
         float | None, option("Function", "Seconds after which an evaluation has failed.")
     ] = None,
@@ -165,23 +174,27 @@ def optimize(
         "beta": beta, "seed": seed, "kernel": kernel, "grid": grid, "refit": refit,
         "device": device, "dtype": dtype, "model": model,
     }  # fmt: skip
-    with one_line_errors(), warnings.catch_warnings(record=True) as caught:
+    with (
+        one_line_errors(),
+        warnings.catch_warnings(record=True) as caught,
+        ExitStack() as held,
+    ):
         warnings.simplefilter("default")
         kind = _history_kind(history)
         options["model_options"] = parse_settings(model_set)
         if resume:
-            folder = folder_to_resume(out)
+            folder = held.enter_context(folder_to_resume(out))
             changes = {name: ctx.params[o] for name, o in _PLAN.items() if was_said(ctx, o)}
             trusted = _trusted(folder, (function, acquisition))
             campaign = OptimizationCampaign.resume(folder, trusted, **changes)
             every = {**options, "function": function, "dim": dim, "noise": noise, "bounds": bounds}
             _check_unchanged(campaign, _said(ctx, every))
         else:
-            folder = new_folder(out)
+            check_new_folder(out)
             plan = Plan(steps, retries, workers, timeout)
             campaign = _begin(function, dim, noise, bounds, options, plan)
-        with naming(folder), campaign.evaluator() as evaluating:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder = held.enter_context(new_folder(out))
+        with campaign.evaluator() as evaluating:
             _sit_and_report(campaign, folder, evaluating, kind, caught)
 
 

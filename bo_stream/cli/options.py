@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from bo_stream.cli.failures import naming
 from bo_stream.loops.checkpoint import FILE_NAME as SAMPLING_FILE
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.models import MODELS, Option, checked_model, options_help
 from bo_stream.loops.optimization.store import FILE_NAME as OPTIMIZATION_FILE
+from bo_stream.loops.run_lock import hold_folder
 
 DEFAULT_FOLDER = "bo-stream-run"
 
@@ -100,30 +103,57 @@ def was_said(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def folder_to_resume(out: Path | None) -> Path:
-    """The folder of a run at rest.
+@contextmanager
+def folder_to_resume(out: Path | None) -> Iterator[Path]:
+    """Hold the folder of a run at rest.
 
     Raises:
-        UsageError: It was not said.
+        UsageError: It was not said, or another process is at work in it.
     """
     if out is None:
         raise UsageError("Say which run to go on with: --out FOLDER --resume.")
-    return out
+    with naming(out), hold_folder(out):
+        yield out
 
 
-def new_folder(out: Path | None) -> Path:
-    """A folder for a new run, without a run in it; a fresh default if none was said.
+def check_new_folder(out: Path | None) -> None:
+    """Refuse a folder that cannot take a new run.
 
     Raises:
         UsageError: It holds a run already, or is a file.
     """
     if out is None:
-        names = (DEFAULT_FOLDER + (f"-{i}" if i > 1 else "") for i in count(1))
-        return next(Path(name) for name in names if not Path(name).exists())
+        return
     if (out / SAMPLING_FILE).exists() or (out / OPTIMIZATION_FILE).exists():
         raise UsageError(
             f"{out} holds a run already. Go on with it by --resume, or give another --out."
         )
     if out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is not a folder.")
-    return out
+
+
+@contextmanager
+def new_folder(out: Path | None) -> Iterator[Path]:
+    """Make and hold a folder for a new run; a fresh one if none was said.
+
+    Raises:
+        UsageError: It holds a run already, is a file, or another process is at work in it.
+    """
+    folder = _fresh_folder() if out is None else out
+    with naming(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with hold_folder(folder):
+            check_new_folder(folder)
+            yield folder
+
+
+def _fresh_folder() -> Path:
+    names = (DEFAULT_FOLDER + (f"-{i}" if i > 1 else "") for i in count(1))
+    return next(Path(name) for name in names if _made(Path(name)))
+
+
+def _made(folder: Path) -> bool:
+    with suppress(FileExistsError):
+        folder.mkdir()
+        return True
+    return False

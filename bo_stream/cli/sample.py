@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,7 +26,7 @@ from bo_stream.cli.display import (
     show_numerical_record,
     show_step,
 )
-from bo_stream.cli.failures import STOPPED, naming, one_line_errors
+from bo_stream.cli.failures import STOPPED, one_line_errors
 from bo_stream.cli.options import (
     DeviceOption,
     DtypeOption,
@@ -37,6 +38,7 @@ from bo_stream.cli.options import (
     ResumeOption,
     SetOption,
     as_recorded,
+    check_new_folder,
     folder_to_resume,
     new_folder,
     option,
@@ -142,20 +144,23 @@ def sample(
         "kernel": kernel, "grid": grid, "seed": seed, "device": device, "dtype": dtype,
         "refit": refit, "score_every": score_every, "model": model,
     }  # fmt: skip
-    with one_line_errors(), warnings.catch_warnings(record=True) as caught:
+    with (
+        one_line_errors(),
+        warnings.catch_warnings(record=True) as caught,
+        ExitStack() as held,
+    ):
         warnings.simplefilter("default")
         options["model_options"] = parse_settings(model_set)
         if resume:
-            folder = folder_to_resume(out)
+            folder = held.enter_context(folder_to_resume(out))
             campaign = Campaign.resume(folder, data, steps)
             _check_unchanged(campaign, _given(ctx, options, x, y, compare))
         else:
             _check_names_have_data(data, x, y)
-            folder = new_folder(out)
+            check_new_folder(out)
             campaign = Campaign.begin(data, x, y, Settings(**options), _strategies(compare))
-            folder.mkdir(parents=True, exist_ok=True)
-        with naming(folder):
-            _sit_and_report(campaign, folder, caught)
+            folder = held.enter_context(new_folder(out))
+        _sit_and_report(campaign, folder, caught)
 
 
 def _strategies(compare: str | None) -> tuple[Strategy, ...]:

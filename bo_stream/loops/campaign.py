@@ -32,6 +32,7 @@ class Campaign:
         origin: Where it came from.
         loops: Per strategy; the first one is the main one.
         seconds: Spent in steps, over all sittings.
+        is_whole: False while a step is at work.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Campaign:
         self.origin = origin
         self.loops = loops
         self.seconds = seconds
+        self.is_whole = True
 
     @classmethod
     def begin(
@@ -109,7 +111,9 @@ class Campaign:
         started = time.monotonic() - self.seconds
         while not self.finished:
             name = self._furthest_behind()
+            self.is_whole = False
             step = self.loops[name].advance()
+            self.is_whole = True
             self.seconds = time.monotonic() - started
             yield name, step
 

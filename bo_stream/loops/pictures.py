@@ -122,8 +122,9 @@ class _Raster:
         """The raster of a 2-D data set, or None if its sites are scattered."""
         if data.X.shape[1] != 2:
             return None
-        ticks = [_ticks(data.X[:, i]) for i in range(2)]
-        if ticks[0] is None or ticks[1] is None or ticks[0].size * ticks[1].size > 4 * len(data.y):
+        most = 4 * len(data.y)
+        ticks = [_ticks(data.X[:, i], most) for i in range(2)]
+        if ticks[0] is None or ticks[1] is None or ticks[0].size * ticks[1].size > most:
             return None
         column, row = (
             np.rint((data.X[:, i] - line[0]) / (line[1] - line[0])).astype(np.intp)
@@ -138,14 +139,14 @@ class _Raster:
         return picture
 
 
-def _ticks(values: Array) -> Array | None:
-    """Evenly spaced ticks on which all values lie, or None."""
+def _ticks(values: Array, most: int) -> Array | None:
+    """Evenly spaced ticks on which all values lie, or None where there are none or too many."""
     unique = np.unique(np.round(values, 9))
     spacing = float(np.median(np.diff(unique))) if unique.size > 2 else 0.0
     if spacing <= 0.0:
         return None
     steps = (unique - unique[0]) / spacing
-    if np.abs(steps - np.rint(steps)).max() > 0.1:
+    if steps[-1] >= most or np.abs(steps - np.rint(steps)).max() > 0.1:
         return None
     ticks: Array = np.linspace(unique[0], unique[-1], int(np.rint(steps[-1])) + 1)
     return ticks

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 
 from bo_stream.loops.active_sampling import ActiveSampling
 from bo_stream.loops.campaign import Campaign
@@ -19,7 +21,9 @@ from bo_stream.storage import atomic_write
 
 
 def write_results(campaign: Campaign, folder: Path, notes: list[str]) -> dict[Strategy, Score]:
-    """Write picks.csv, curve.csv, map.png, curve.png and run.json, all or none.
+    """Write picks.csv, curve.csv and run.json, all or none; then draw map.png and curve.png.
+
+    A picture that cannot be drawn is a warning.
 
     Returns:
         The score of each strategy's model as it is.
@@ -32,12 +36,28 @@ def write_results(campaign: Campaign, folder: Path, notes: list[str]) -> dict[St
     files = {
         "picks.csv": picks_table(campaign),
         "curve.csv": curve_table(curves),
-        "curve.png": as_png(draw_curve(curves, campaign.data.target)),
-        "map.png": as_png(draw_map(_map_view(campaign))),
         "run.json": run_record(campaign, finals, notes),
     }
     write_together(folder, files)
+    write_picture(folder / "curve.png", lambda: draw_curve(curves, campaign.data.target))
+    write_picture(folder / "map.png", lambda: draw_map(_map_view(campaign)))
     return finals
+
+
+def write_picture(path: Path, draw: Callable[[], Figure]) -> None:
+    """Draw a picture and write it; if it cannot be drawn, warn and leave none.
+
+    Raises:
+        OSError: The disk is full or the folder cannot be written; the old picture stands.
+    """
+    try:
+        content = as_png(draw())
+    except Exception as error:  # whatever it is, the results are there
+        path.unlink(missing_ok=True)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        warnings.warn(f"{path.name} could not be drawn ({reason}).", RuntimeWarning, stacklevel=2)
+    else:
+        write_together(path.parent, {path.name: content})
 
 
 def write_together(folder: Path, files: Mapping[str, bytes]) -> None:

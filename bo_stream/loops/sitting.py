@@ -64,6 +64,9 @@ def sit(
 ) -> None:
     """Do the campaign's steps; a checkpoint is written at the end, however it comes about.
 
+    Within a step there is nothing whole to be written: the checkpoint before stands, from which a
+    resumed run comes to the same choices.
+
     Args:
         campaign: Begun or resumed.
         folder: For the checkpoints.
@@ -74,12 +77,25 @@ def sit(
     Raises:
         OSError: A checkpoint cannot be written; the one before stands.
     """
+    try:
+        _sit(campaign, folder, stop, on_step, seconds_between_checkpoints)
+    finally:
+        if campaign.is_whole:
+            campaign.save(folder)
+
+
+def _sit(
+    campaign: Campaign,
+    folder: Path,
+    stop: StopRequest,
+    on_step: Callable[[Strategy, Step], None],
+    seconds_between_checkpoints: float,
+) -> None:
     last = -float("inf")
     for strategy, step in campaign.run():
         on_step(strategy, step)
         if stop.made:
-            break
+            return
         if time.monotonic() - last > seconds_between_checkpoints:
             campaign.save(folder)
             last = time.monotonic()
-    campaign.save(folder)

@@ -5,17 +5,20 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from bo_stream.loops.active_sampling import Step
 from bo_stream.loops.campaign import Campaign
 from bo_stream.loops.checkpoint import read_checkpoint
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.settings import Strategy
+from bo_stream.loops.sitting import StopRequest, sit
+from bo_stream.models.streaming_gp import StreamingGP
 from tests.loops.small import QUICK, small_map, write_npz
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
@@ -278,6 +281,40 @@ def replaced(content: Any, place: tuple[Any, ...], value: Any) -> Any:
     changed = copy.copy(content)
     changed[place[0]] = replaced(content[place[0]], place[1:], value)
     return changed
+
+
+def sit_until_interrupted(
+    campaign: Campaign, folder: Path, on_step: Callable[[Strategy, Step], None]
+) -> None:
+    with StopRequest(lambda: None) as stop, pytest.raises(KeyboardInterrupt):
+        sit(campaign, folder, stop, on_step, 1e9)
+
+
+def test_an_interrupt_between_steps_saves_them(path: Path, folder: Path) -> None:
+    def interrupt_the_sixth(_: Strategy, step: Step) -> None:
+        if len(campaign.loops["random"].state.picks) == 11:
+            raise KeyboardInterrupt
+
+    campaign = begin(path)
+    sit_until_interrupted(campaign, folder, interrupt_the_sixth)
+    assert outcome(Campaign.resume(folder)) == outcome(campaign)
+
+
+def test_an_interrupt_within_a_step_leaves_the_checkpoint_before(
+    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(model: StreamingGP) -> None:
+        raise KeyboardInterrupt
+
+    def from_the_second_step_on(_: Strategy, step: Step) -> None:
+        monkeypatch.setattr("bo_stream.loops.active_sampling.relearn", interrupt)
+
+    campaign = begin(path)
+    sit_until_interrupted(campaign, folder, from_the_second_step_on)
+    monkeypatch.undo()
+    resumed = Campaign.resume(folder)
+    assert resumed.loops["nipv"].state.refits == [5]
+    assert outcome(finish(resumed)) == outcome(finish(begin(path)))
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])

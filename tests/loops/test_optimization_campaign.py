@@ -24,7 +24,9 @@ from bo_stream.loops.optimization.steps import OptimizationStep, Plan
 from bo_stream.loops.optimization.store import FILE_NAME
 from bo_stream.loops.optimization.workers import Workers
 from bo_stream.loops.sitting import StopRequest
+from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.storage import atomic_write
+from tests.loops.functions import bowl
 from tests.loops.optimizing import QUICK, points
 
 pytestmark = [
@@ -144,6 +146,50 @@ def test_an_error_of_the_search_loses_no_outcome(
     again = resumed(tmp_path)
     assert [trial.status for trial in again.optimizer.ledger] == ["told"] * 4
     assert trials(run(again)) == trials(whole)
+
+
+def interrupted(campaign: OptimizationCampaign, folder: Path) -> None:
+    with StopRequest(lambda: None) as stop, pytest.raises(KeyboardInterrupt):
+        sit_optimizing(campaign, folder, InProcess(campaign.objective), stop, lambda _: None, 1e9)
+
+
+def test_an_interrupt_in_the_function_loses_no_outcome(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: OptimizationCampaign
+) -> None:
+    calls = []
+
+    def interrupt_the_seventh(x: list[float]) -> float:
+        calls.append(x)
+        if len(calls) == 7:
+            raise KeyboardInterrupt
+        return bowl(x)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.loops.functions.bowl", interrupt_the_seventh)
+        interrupted(begin(), tmp_path)
+    again = resumed(tmp_path)
+    assert len(again.optimizer.ledger.with_status("told")) == 6
+    assert trials(run(again)) == trials(whole)
+
+
+def test_an_interrupt_while_the_model_changes_leaves_what_it_is_built_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(model: StreamingGP, *_: object) -> StreamingGP:
+        raise KeyboardInterrupt
+
+    campaign = begin()
+    with monkeypatch.context() as patch:
+        patch.setattr("bo_stream.models.wiski.WISKI.update", interrupt)
+        interrupted(campaign, tmp_path)
+    told = [trial for trial in trials(campaign) if trial.status == "told"]
+    assert len(told) == 6
+    again = resumed(tmp_path)
+    assert again.optimizer.surrogate.model is None
+    assert trials(again) == trials(campaign)
+    assert run(again).finished
+    assert trials(again)[:6] == told
+    assert len(again.optimizer.surrogate.held) == 10
 
 
 def test_more_steps_may_be_asked_for_but_not_fewer(

@@ -104,15 +104,19 @@ def test_workers_give_what_this_process_gives() -> None:
         assert {o.key: o.value for o in outcomes(workers, todo)} == expected
 
 
-def test_no_process_is_started_where_none_is_needed() -> None:
-    assert isinstance(evaluator(own("bowl"), 1, None), InProcess)
-    assert isinstance(evaluator(own("bowl"), 1, 5.0), Workers)
+def test_a_function_of_one_s_own_is_kept_out_of_this_process_unless_asked() -> None:
+    branin = find_objective("Branin", None, 0.0, None, 0)
+    assert isinstance(evaluator(own("bowl"), 1, None), Workers)
+    assert isinstance(evaluator(own("bowl"), 0, None), InProcess)
+    assert isinstance(evaluator(branin, 1, None), InProcess)
+    assert isinstance(evaluator(branin, 1, 5.0), Workers)
+    assert isinstance(evaluator(branin, 2, None), Workers)
 
 
 @pytest.mark.parametrize(
     ("count", "timeout", "message"),
     [
-        (0, None, "workers of at least 1, got 0"),
+        (-1, None, "workers of at least 1, got -1"),
         (2, 0.0, "timeout above 0 seconds, got 0"),
         (1, math.nan, "timeout above 0"),
     ],

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ class Objective(Work[tuple[float, ...], float]):
     """A function of d inputs and one outcome, and where its outcomes come from."""
 
     name: str
+    is_own: ClassVar[bool]
+    """Whether it is the user's code."""
 
     @property
     @abstractmethod
@@ -66,6 +68,7 @@ class SyntheticFunction(Objective):
     dim: int | None
     noise: float
     seed: int
+    is_own = False
 
     @property
     def bounds(self) -> Bounds:
@@ -110,6 +113,7 @@ class OwnFunction(Objective):
 
     name: str
     box: Bounds
+    is_own = True
 
     @property
     def bounds(self) -> Bounds:

@@ -12,8 +12,7 @@ from bo_stream.loops.optimization.records import History, history_file, run_reco
 from bo_stream.loops.optimization.steps import OptimizationStep
 from bo_stream.loops.optimization.trace import draw_trace
 from bo_stream.loops.optimization.trials import Trial
-from bo_stream.loops.pictures import as_png
-from bo_stream.loops.results import write_together
+from bo_stream.loops.results import write_picture, write_together
 from bo_stream.loops.sitting import SECONDS_BETWEEN_CHECKPOINTS, StopRequest
 
 SLOW_SECONDS = 1.0
@@ -23,17 +22,19 @@ SLOW_SECONDS = 1.0
 def write_optimization(
     campaign: OptimizationCampaign, folder: Path, notes: list[str], kind: History = "csv"
 ) -> None:
-    """Write history, trace.png and run.json, all or none.
+    """Write history and run.json, both or none; then draw trace.png.
+
+    A picture that cannot be drawn is a warning.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; the old files stand.
     """
     files = {
         f"history.{kind}": history_file(campaign, kind),
-        "trace.png": as_png(draw_trace(campaign)),
         "run.json": run_record(campaign, notes),
     }
     write_together(folder, files)
+    write_picture(folder / "trace.png", lambda: draw_trace(campaign))
 
 
 def sit_optimizing(
@@ -62,7 +63,7 @@ def sit_optimizing(
     """
     try:
         _sit(campaign, folder, evaluator, stop, on_event, seconds_between_checkpoints)
-    except Exception:  # whatever it is, no evaluation is lost
+    except BaseException:  # whatever it is, no evaluation is lost
         campaign.save(folder)
         raise
     campaign.save(folder)

@@ -15,7 +15,8 @@ class Plan:
     Attributes:
         total: Steps to do after the initial points.
         retries: How often a failed evaluation is tried again.
-        workers: Processes that evaluate at a time.
+        workers: Processes that evaluate at a time; 0: this one, where a function that ends its
+            process ends the run.
         timeout: Seconds after which an evaluation has failed; None: never.
     """
 
@@ -31,11 +32,16 @@ class Plan:
             UsageError: One is out of range.
         """
         for name, value, least in (
-            ("steps", self.total, 0), ("retries", self.retries, 0), ("workers", self.workers, 1),
+            ("steps", self.total, 0), ("retries", self.retries, 0), ("workers", self.workers, 0),
         ):  # fmt: skip
             check_whole(name, value, least)
         if self.timeout is not None and not self.timeout > 0.0:
             raise UsageError(f"Expected timeout above 0 seconds, got {self.timeout}.")
+        if self.timeout is not None and self.workers == 0:
+            raise UsageError(
+                "A timeout needs a process that can be stopped: expected workers of at least 1, "
+                "got 0."
+            )
 
 
 @dataclass(frozen=True)

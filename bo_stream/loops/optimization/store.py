@@ -55,7 +55,7 @@ def save_optimizer(
 
 
 def _write_model(folder: Path, surrogate: Surrogate) -> ModelFile | None:
-    if surrogate.model is None:
+    if surrogate.model is None or not surrogate.is_whole:
         return None
     return ModelFile.write(folder, f"surrogate-{surrogate.revision:07d}", surrogate.model)
 
@@ -69,6 +69,8 @@ def _record(
     optimizer: Optimizer, model: ModelFile | None, run: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     surrogate = optimizer.surrogate
+    if not surrogate.is_whole:  # it is built anew from the trials
+        surrogate = Surrogate(optimizer.settings, revision=surrogate.revision)
     return {
         "settings": optimizer.settings.as_record(),
         "trials": [trial.as_record() for trial in optimizer.ledger],

@@ -43,6 +43,7 @@ class Surrogate:
         held: Key to outcome, of what is in the model's memory.
         refits: Numbers of outcomes at which the hyperparameters were learned.
         revision: Grows whenever the model changes.
+        is_whole: False while the model is on its way to what the ledger says.
         unit: In which the model has the outcomes: acquisition functions have absolute tolerances.
     """
 
@@ -65,6 +66,7 @@ class Surrogate:
         self.refits = list(refits)
         self.revision = revision
         self.unit = 1.0
+        self.is_whole = True
         if model is None:
             self._built(*self._no_data())
 
@@ -80,6 +82,7 @@ class Surrogate:
         if not stale and not fresh:
             return
         self.revision += 1
+        self.is_whole = False
         few = self.model is None or len(self.held) - len(stale) < FEWEST
         if few or is_off(self.unit, [_outcome(ledger, key) for key in wanted]):
             self._begin(ledger, sorted(wanted))
@@ -89,6 +92,7 @@ class Surrogate:
             self._take_out(ledger, sorted(stale))
             self._put_in(ledger, fresh)
         self._refit_if_due(ledger)
+        self.is_whole = True
 
     def _begin(self, ledger: Ledger, keys: list[int]) -> None:
         self.model, self.held, self.refits = None, {}, []

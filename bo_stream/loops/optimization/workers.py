@@ -213,7 +213,9 @@ class Workers(Evaluator[P, V]):
 
 
 def evaluator(objective: Objective, count: int, timeout: float | None) -> PointEvaluator:
-    """Workers, or this process where one worker without a timeout is enough."""
-    if count == 1 and timeout is None:
-        return InProcess(objective)
-    return Workers(objective, count, timeout)
+    """Workers; this process where there are to be none, and for one function of BoTorch's.
+
+    A function of the user's own may end its process or hang, one of BoTorch's does neither.
+    """
+    harmless = count == 1 and timeout is None and not objective.is_own
+    return InProcess(objective) if count == 0 or harmless else Workers(objective, count, timeout)
