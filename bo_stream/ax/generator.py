@@ -7,10 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ax.adapter.registry import GeneratorRegistryBase, GeneratorSetup, MBM_X_trans
+from ax.adapter.registry import (
+    Cont_X_trans,
+    GeneratorRegistryBase,
+    GeneratorSetup,
+    MBM_X_trans,
+)
 from ax.adapter.transforms.derelativize import Derelativize
 from ax.core.search_space import SearchSpaceDigest
 from ax.core.types import TCandidateMetadata
+from ax.generators.random.sobol import SobolGenerator
 from ax.generators.torch.botorch_modular.acquisition import Acquisition
 from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
 from ax.generators.torch.botorch_modular.surrogate import SurrogateSpec
@@ -22,9 +28,10 @@ from botorch.utils.datasets import SupervisedDataset
 from torch import Tensor
 
 from bo_stream.ax.acquisition import StreamAcquisition
-from bo_stream.ax.adapter import StreamAdapter
+from bo_stream.ax.adapter import QuasiRandomAdapter, StreamAdapter
 from bo_stream.ax.best import best_observed
 from bo_stream.ax.candidates import ExactCandidates
+from bo_stream.ax.finite import FiniteOutcomes
 from bo_stream.ax.learned import Record
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.reported import ReportedMetrics
@@ -151,13 +158,14 @@ def _default_spec() -> SurrogateSpec:
 
 
 class StreamGenerators(GeneratorRegistryBase):
-    """What a ``GeneratorSpec`` can name: ``StreamGenerators.BO_STREAM``.
+    """What a ``GeneratorSpec`` can name: ``BO_STREAM``, and ``QUASI_RANDOM`` for first trials.
 
     Of Ax's transforms of outcomes there is none: one that is learned anew from all of them would
     change every row of the data at every trial.
     """
 
     BO_STREAM = "BoStream"
+    QUASI_RANDOM = "BoStreamSobol"
 
     @property
     def GENERATOR_KEY_TO_GENERATOR_SETUP(self) -> dict[str, GeneratorSetup]:
@@ -171,6 +179,7 @@ class StreamGenerators(GeneratorRegistryBase):
                 adapter_class=StreamAdapter,
                 generator_class=StreamGenerator,
                 transforms=[
+                    FiniteOutcomes,
                     ReportedMetrics,
                     ExactCandidates,
                     *MBM_X_trans,
@@ -179,5 +188,10 @@ class StreamGenerators(GeneratorRegistryBase):
                 ],
                 standard_adapter_kwargs={"expand_model_space": False},
                 not_saved_generator_kwargs=["learned", "units"],
-            )
+            ),
+            "BoStreamSobol": GeneratorSetup(
+                adapter_class=QuasiRandomAdapter,
+                generator_class=SobolGenerator,
+                transforms=Cont_X_trans,
+            ),
         }

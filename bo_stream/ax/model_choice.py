@@ -9,6 +9,7 @@ from dataclasses import replace
 from ax.generators.torch.botorch_modular.utils import ModelConfig
 
 from bo_stream.loops.models import MODELS
+from bo_stream.models.grid_gp import GridGP
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.wiski import WISKI
 
@@ -39,6 +40,16 @@ def suited(config: ModelConfig, dim: int) -> ModelConfig:
         f" without the options {', '.join(dropped)}" if dropped else "",
     )
     return replace(config, botorch_model_class=OSGPR, model_options=options)
+
+
+def covers_a_box(config: ModelConfig, kind: type) -> bool:
+    """Whether a model's grid covers a box of the inputs themselves.
+
+    Args:
+        config: With the options that it is built with.
+        kind: Its class.
+    """
+    return issubclass(kind, GridGP) and "stem" not in config.model_options
 
 
 def _most_inputs() -> int:

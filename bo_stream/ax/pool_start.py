@@ -18,10 +18,10 @@ from ax.core.observation import ObservationFeatures
 from ax.core.search_space import SearchSpace
 from ax.core.types import TParameterization
 from ax.generation_strategy.external_generation_node import ExternalGenerationNode
-from ax.generation_strategy.transition_criterion import MinTrials
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
+from bo_stream.ax.initialization import EnoughTrials
 from bo_stream.ax.pool import Pool
 from bo_stream.ax.pool_acquisition import check_enough
 from bo_stream.ax.pools import pool_named
@@ -52,9 +52,7 @@ class PoolStart(ExternalGenerationNode):
         super().__init__(
             name="PoolStart",
             should_deduplicate=False,
-            transition_criteria=[
-                MinTrials(trials, transition_to=next_node, use_all_trials_in_exp=True)
-            ],
+            transition_criteria=[EnoughTrials(trials, transition_to=next_node)],
         )
         self.pool, self.trials, self.next_node, self.seed = pool, trials, next_node, seed
         self._tables = Tables()

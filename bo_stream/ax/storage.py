@@ -12,7 +12,7 @@ from ax.storage.json_store.registry import CORE_DECODER_REGISTRY, CORE_ENCODER_R
 from ax.storage.metric_registry import CORE_METRIC_REGISTRY, register_metrics
 from ax.storage.runner_registry import CORE_RUNNER_REGISTRY, register_runners
 from ax.storage.transform_registry import register_transform
-from ax.utils.common.serialization import SerializationMixin
+from ax.utils.common.serialization import SerializationMixin, serialize_init_args
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.models.model import Model
@@ -21,7 +21,9 @@ from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.acquisition import StreamAcquisition
 from bo_stream.ax.candidates import ExactCandidates
 from bo_stream.ax.exact_data import data_as_json
+from bo_stream.ax.finite import FiniteOutcomes
 from bo_stream.ax.generator import StreamGenerators
+from bo_stream.ax.initialization import EnoughTrials
 from bo_stream.ax.nipv import StreamNIPV
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.pool_start import PoolStart
@@ -48,13 +50,15 @@ def register() -> None:
         _register_class(acquisition, AcquisitionFunction)
     for acquisition_of_ax in (StreamAcquisition, PoolAcquisition):
         _register_class(acquisition_of_ax, Acquisition)
-    for transform in (ExactCandidates, OutcomeUnits, ReportedMetrics):
+    for transform in (ExactCandidates, FiniteOutcomes, OutcomeUnits, ReportedMetrics):
         register_transform(transform)
     CORE_ENCODER_REGISTRY[Data] = data_as_json
     CORE_ENCODER_REGISTRY[StreamGenerators] = _generator_as_json
     CORE_DECODER_REGISTRY[name_in_storage(StreamGenerators)] = StreamGenerators
     CORE_ENCODER_REGISTRY[PoolStart] = _start_as_json
     CORE_DECODER_REGISTRY[name_in_storage(PoolStart)] = PoolStart
+    CORE_ENCODER_REGISTRY[EnoughTrials] = _criterion_as_json
+    CORE_DECODER_REGISTRY[name_in_storage(EnoughTrials)] = EnoughTrials
     for kind in (ProcessRunner, ProcessMetric):
         CORE_ENCODER_REGISTRY[kind] = _arguments_as_json
         CORE_DECODER_REGISTRY[name_in_storage(kind)] = kind
@@ -79,6 +83,10 @@ def _generator_as_json(generator: StreamGenerators) -> dict[str, Any]:
 def _start_as_json(start: PoolStart) -> dict[str, Any]:
     arguments = {field.name: getattr(start, field.name) for field in fields(PoolStart)}
     return {"__type": name_in_storage(PoolStart), **arguments}
+
+
+def _criterion_as_json(criterion: EnoughTrials) -> dict[str, Any]:
+    return {"__type": name_in_storage(EnoughTrials), **serialize_init_args(criterion)}
 
 
 def _arguments_as_json(obj: SerializationMixin) -> dict[str, Any]:

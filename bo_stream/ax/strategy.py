@@ -6,11 +6,9 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from ax.adapter.registry import Generators
 from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.generation_strategy import GenerationStrategy
 from ax.generation_strategy.generator_spec import GeneratorSpec
-from ax.generation_strategy.transition_criterion import MinTrials
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpectedImprovement
 from botorch.acquisition.monte_carlo import qUpperConfidenceBound
@@ -22,6 +20,7 @@ from botorch.models.model import Model
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.candidates import POOL
 from bo_stream.ax.generator import StreamGenerators, surrogate_spec
+from bo_stream.ax.initialization import EnoughTrials
 from bo_stream.ax.nipv import INTEGRATED, StreamNIPV, check_options
 from bo_stream.ax.pool import Candidates, Pool
 from bo_stream.ax.pool_acquisition import PoolAcquisition
@@ -75,7 +74,8 @@ def generation_strategy(
             over which the variance is averaged; or how many to draw, ``num_mc_points``, from the
             search space or the pool; and ``metric``, whose variance it is if not the only
             objective's.
-        initialization: Sobol trials, existing ones counted.
+        initialization: Sobol trials, existing ones counted, those that failed or were abandoned
+            not. They go on until each metric of the objectives and constraints has an outcome.
         refit: Hyperparameters are learned anew whenever the observations have become this many
             times as many as at the last refit; 0: once.
         search: Options of ``optimize_acqf``, such as ``num_restarts``; beside or instead of
@@ -120,8 +120,8 @@ def _first(pool: str | None, trials: int, seed: int | None) -> GenerationNode:
     """The node of the first trials."""
     if pool is not None:
         return PoolStart(pool, trials, STREAM, secrets.randbits(31) if seed is None else seed)
-    sobol = GeneratorSpec(Generators.SOBOL, generator_kwargs={"seed": seed})
-    after = MinTrials(trials, transition_to=STREAM, use_all_trials_in_exp=True)
+    sobol = GeneratorSpec(StreamGenerators.QUASI_RANDOM, generator_kwargs={"seed": seed})
+    after = EnoughTrials(trials, transition_to=STREAM)
     return GenerationNode("Sobol", [sobol], transition_criteria=[after])
 
 

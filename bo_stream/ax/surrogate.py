@@ -14,12 +14,14 @@ from ax.generators.torch.botorch_modular.surrogate import (
 )
 from ax.generators.torch.botorch_modular.utils import ModelConfig
 from botorch.models.model import Model
+from botorch.settings import validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
 from torch import Tensor
 
 from bo_stream.ax.learned import Record, restore, values_of
 from bo_stream.ax.left_out import LeftOut, Moments
-from bo_stream.ax.model_choice import suited
+from bo_stream.ax.model_choice import covers_a_box, suited
+from bo_stream.ax.outside import within_reach
 from bo_stream.ax.rows import Rows, noise_floor
 from bo_stream.ax.stream import Stream
 from bo_stream.loops.refits import thin
@@ -117,6 +119,7 @@ class StreamSurrogate(Surrogate):
         kind: type[StreamingGP],
     ) -> Stream:
         """The metric's model with the data in it."""
+        dataset = within_reach(dataset, digest.bounds, config, kind)
         names, rows = tuple(dataset.outcome_names), Rows.of(dataset, self._floor(dataset))
         stream = self._streams.pop(names, None)
         reason = self._obstacle(names, stream, kind)
@@ -157,15 +160,15 @@ class StreamSurrogate(Surrogate):
         kind: type[StreamingGP],
     ) -> Stream:
         """A model of all data, with what was learned before if it fits."""
-        model = kind(
-            **submodel_input_constructor(
-                kind,
-                model_config=config,
-                dataset=dataset,
-                search_space_digest=digest,
-                surrogate=self,
-            )
+        given = submodel_input_constructor(
+            kind,
+            model_config=config,
+            dataset=dataset,
+            search_space_digest=digest,
+            surrogate=self,
         )
+        with validate_input_scaling(False):  # rows may lie outside the search space
+            model = kind(**given, **_box(dataset, digest, config, kind))
         stream = Stream(model, Rows.of(dataset, 0.0), learned_values(model))
         record = self.learned.get(_name(dataset))
         if record is not None and restore(model, record):
@@ -193,6 +196,15 @@ class StreamSurrogate(Surrogate):
             left_out = LeftOut.of(stream.model, stream.rows)
             self._left_out[name] = left_out
         return left_out.predict(gone, X, observation_noise)
+
+
+def _box(
+    dataset: SupervisedDataset, digest: SearchSpaceDigest, config: ModelConfig, kind: type
+) -> dict[str, Tensor]:
+    """The search space as a grid's first box: observations outside widen it."""
+    if not covers_a_box(config, kind) or "bounds" in config.model_options:
+        return {}
+    return {"bounds": dataset.X.new_tensor(digest.bounds).mT}
 
 
 def _name(dataset: SupervisedDataset) -> str:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from ax.api.client import Client
 from ax.api.configs import RangeParameterConfig, StorageConfig
+from botorch.settings import validate_input_scaling
 
 from bo_stream import WISKI
 from bo_stream.ax import StreamSurrogate, generation_strategy
@@ -117,7 +118,14 @@ def assert_is_a_batch_of_the_data(client: Client) -> None:
         own = surrogate._submodels[tuple(data.outcome_names)]
         assert isinstance(own, WISKI)
         rows = Rows.of(data, surrogate.learned[", ".join(data.outcome_names)]["floor"])
-        batch = WISKI(rows.X, rows.Y, rows.known_noise, input_transform=own.input_transform)
+        with validate_input_scaling(False):
+            batch = WISKI(
+                rows.X,
+                rows.Y,
+                rows.known_noise,
+                input_transform=own.input_transform,
+                bounds=own.input_transform.bounds,
+            )
         batch.load_state_dict(own.state_dict())
         batch.tolerance = own.tolerance
         low, high = data.X.amin(0), data.X.amax(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 from ax.api.client import Client
 from ax.core.arm import Arm
 from ax.core.base_trial import BaseTrial
+from ax.core.data import Data
 from ax.core.trial_status import TrialStatus
 from ax.exceptions.core import DataRequiredError, UnsupportedError
 from ax.orchestration.orchestrator import FailureRateExceededError, Orchestrator
 from ax.orchestration.orchestrator_options import TrialType
+from botorch.exceptions.warnings import InputDataWarning
 
 from bo_stream.ax import (
     ProcessMetric,
@@ -174,12 +177,24 @@ def test_a_metric_that_never_reports_is_named_before_anything_begins() -> None:
 
 @pytest.mark.parametrize("given", [{}, {"loss": 1.0}])
 def test_a_metric_that_no_trial_has_reported_is_named(given: dict[str, float]) -> None:
-    """Of trials that are completed by hand; Ax's own transforms need some data, and say only so."""
+    """Of trials that are completed by hand; quasi-random ones go on."""
     client = started(objective="-loss, -cost", acquisition=None)
     for index in client.get_next_trials(3):
         client.complete_trial(index, given or None)
     silent = "cost" if given else "cost, loss"
-    with pytest.raises(DataRequiredError, match=f"No completed trial has reported {silent}, and"):
+    said = f"No completed trial has reported a finite {silent}, and"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", InputDataWarning)
+        client.get_next_trials(1)
+    assert any(said in str(each.message) for each in caught)
+
+
+def test_deleted_outcomes_are_named() -> None:
+    """Ax's own transforms need some data, and say only so."""
+    client = started()
+    run(client, 4)
+    client._experiment.data = Data()
+    with pytest.raises(DataRequiredError, match="No completed trial has reported loss, and"):
         client.get_next_trials(1)
 
 

@@ -1,0 +1,192 @@
+"""What must not stop or bend a campaign."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ax.api.client import Client
+from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+from ax.core.trial_status import TrialStatus
+from botorch.exceptions.warnings import InputDataWarning
+
+from bo_stream import OSGPR, WISKI
+from bo_stream.ax import save_snapshot
+from tests.ax.experiments import (
+    NEARLY_WITHOUT_NOISE,
+    assert_is_a_batch_of_the_data,
+    loss,
+    model_of,
+    run,
+    started,
+    surrogate_of,
+    watch,
+)
+
+pytestmark = NEARLY_WITHOUT_NOISE
+
+
+def nodes(client: Client) -> list[str]:
+    """By which node each trial was proposed."""
+    trials = client._experiment.trials.values()
+    return [str(trial.generator_runs[0]._generation_node_name) for trial in trials]
+
+
+def points(client: Client) -> list[tuple[Any, ...]]:
+    trials = client._experiment.trials.values()
+    return [tuple(arm.parameters.values()) for trial in trials for arm in trial.arms]
+
+
+def fail(client: Client, trials: int) -> None:
+    for _ in range(trials):
+        (index,) = client.get_next_trials(1)
+        client.mark_trial_failed(index)
+
+
+def warned(client: Client) -> str:
+    """What is said of the data when the next trial is asked for."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        client.get_next_trials(1)
+    return " ".join(str(w.message) for w in caught if issubclass(w.category, InputDataWarning))
+
+
+def test_quasi_random_points_go_on_until_there_are_data(tmp_path: Path) -> None:
+    client = started()
+    fail(client, 5)
+    save_snapshot(client, tmp_path / "file.json")
+    client = Client.load_from_json_file(str(tmp_path / "file.json"))
+    run(client, 4)
+    assert nodes(client) == ["Sobol"] * 8 + ["Stream"]
+    assert len(set(points(client))) == 9
+
+
+def test_one_metric_of_two_is_no_start() -> None:
+    client = started(constraints=["cost >= 1.0"])
+    run(client, 4, lambda parameters: {"cost": parameters["a"]})
+    assert nodes(client) == ["Sobol"] * 4
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(4, 5), (2, 5), (8, 8)])
+def test_batches_end_the_initialization_where_it_was_asked_for(batch: int, expected: int) -> None:
+    """A first batch has no outcomes and is quasi-random as a whole."""
+    client = started(initialization=5, refit=0.0)
+    while len(client._experiment.trials) < 6:
+        for index, parameters in client.get_next_trials(batch).items():
+            client.complete_trial(index, {"loss": loss(parameters)})
+    assert nodes(client).count("Sobol") == expected
+
+
+def test_failed_points_are_not_proposed_again() -> None:
+    client = started()
+    run(client, 4)
+    fail(client, 4)
+    tried = points(client)
+    assert all(
+        max(abs(one - other) for one, other in zip(a, b, strict=True)) > 1e-3
+        for i, a in enumerate(tried)
+        for b in tried[:i]
+    )
+    assert model_of(client).num_observations == 4
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_failed_choices_are_not_proposed_again_even_where_few_are_left(first: int) -> None:
+    """Of quasi-random points neither."""
+    choices = [
+        ChoiceParameterConfig(name=name, values=[0, 1, 2], parameter_type="int", is_ordered=True)
+        for name in "ab"
+    ]
+    client = started(choices, initialization=first)
+    run(client, 1)
+    fail(client, 7)
+    assert len(set(points(client))) == 8
+
+
+def test_a_point_that_failed_once_and_was_evaluated_then_is_not_avoided() -> None:
+    client = started()
+    run(client, 4)
+    fail(client, 1)
+    adapter: Any = client._generation_strategy.adapter
+    (arm,) = adapter.failed
+    client.complete_trial(client.attach_trial(dict(arm.parameters)), {"loss": 1.0})
+    assert adapter.failed == []
+
+
+INFINITE = [float("inf"), -float("inf"), (0.5, float("inf"))]
+
+
+@pytest.mark.parametrize("value", INFINITE)
+def test_an_infinite_outcome_is_set_aside_with_a_warning(value: Any) -> None:
+    client = started()
+    run(client, 3)
+    client.complete_trial(client.attach_trial({"a": 0.5, "b": 0.5}), {"loss": value})
+    assert "set aside: loss of trial 3." in warned(client)
+    (index,) = client._experiment.trial_indices_by_status[TrialStatus.RUNNING]
+    assert model_of(client).num_observations == 3
+    adapter: Any = client._generation_strategy.adapter
+    assert [arm.parameters for arm in adapter.failed] == [{"a": 0.5, "b": 0.5}]
+    client.attach_data(3, {"loss": 0.25})
+    client.complete_trial(index, {"loss": 0.5})
+    client.get_next_trials(1)
+    assert model_of(client).num_observations == 5
+
+
+def test_an_infinite_tracking_metric_is_set_aside_by_itself() -> None:
+    client = started()
+    client.configure_tracking_metrics(["note"])
+    for count in range(3):
+        for index, p in client.get_next_trials(1).items():
+            note = float("inf") if count == 1 else float(p["a"])
+            client.complete_trial(index, {"loss": loss(p), "note": note})
+    assert "set aside: note of trial 1." in warned(client)
+    streams = surrogate_of(client)._streams
+    assert [len(streams[(metric,)].rows) for metric in ("loss", "note")] == [3, 2]
+
+
+def test_infinite_first_outcomes_are_none() -> None:
+    client = started()
+    run(client, 4, lambda parameters: float("inf"))
+    assert nodes(client) == ["Sobol"] * 4
+
+
+@pytest.mark.filterwarnings("ignore:Parameterization .* is in out-of-design")
+@pytest.mark.parametrize("kind", [WISKI, OSGPR])
+def test_observations_outside_the_search_space_stay(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = started(model=kind, refit=0.0)
+    run(client, 4)
+    client.get_next_trials(1)
+    traffic = watch(monkeypatch, kind)
+    for a in (-0.5, 2.5):
+        point = {"a": a, "b": 0.5}
+        client.complete_trial(client.attach_trial(point), {"loss": loss(point)})
+    ((_, parameters),) = client.get_next_trials(1).items()
+    assert (traffic.built, traffic.entered) == ([], [2])
+    assert model_of(client).num_observations == 6
+    assert 0.0 <= float(parameters["a"]) <= 2.0
+    if kind is WISKI:
+        assert_is_a_batch_of_the_data(client)
+
+
+@pytest.mark.filterwarnings("ignore:Parameterization .* is in out-of-design")
+def test_observations_that_a_grid_cannot_reach_are_left_out_with_a_warning() -> None:
+    client = started(refit=0.0)
+    run(client, 3)
+    client.complete_trial(client.attach_trial({"a": 99.0, "b": 0.0}), {"loss": 9.0})
+    assert "1 observations of loss are left out" in warned(client)
+    assert model_of(client).num_observations == 3
+
+
+@pytest.mark.filterwarnings("ignore:Parameterization .* is in out-of-design")
+def test_observations_that_no_model_takes_are_left_out_with_a_warning() -> None:
+    rate = RangeParameterConfig("a", (1e-4, 1.0), parameter_type="float", scaling="log")
+    client = started([rate], refit=0.0)
+    run(client, 3, lambda parameters: float(parameters["a"]))
+    for value in (-1.0, 2.0):
+        client.complete_trial(client.attach_trial({"a": value}), {"loss": 1.0})
+    assert "Trials 3 are left out of the model" in warned(client)
+    assert model_of(client).num_observations == 4
