@@ -19,6 +19,7 @@ from bo_stream.models.construction import (
     observed_inputs,
 )
 from bo_stream.models.grid_base import GridBase
+from bo_stream.models.known_noise import NOISE_FLOOR
 from bo_stream.models.learning import LearningSpace
 from bo_stream.models.marginal_likelihood import (
     batch_log_marginal_likelihood,
@@ -132,8 +133,16 @@ class GridPosterior(GridBase):
 
     @torch.no_grad()
     def _share_of_noise(self, left_out: float) -> float:
-        """``left_out`` of the noise variance in parts of the prior variance, the least one."""
-        share = left_out * self.noise_level() / self._factors().scale()
+        """``left_out`` of the noise variance in parts of the prior variance, the least one.
+
+        Of known noise variances the harmonic mean counts: features that precise observations tell
+        apart are kept however imprecise others are.
+        """
+        noise, known = self.noise_level(), self._memory.typical_known_noise()
+        if known is not None:
+            precise = (known / self.outcome_scale().square()).clamp_min(NOISE_FLOOR)
+            noise = noise.minimum(precise)
+        share = left_out * noise / self._factors().scale()
         return min(float(share.min()), _LARGEST_TOLERANCE)
 
     @torch.no_grad()

@@ -67,6 +67,18 @@ class StreamMemory:
         count = torch.stack([group.count for group in groups]).sum(0)
         return total / torch.where(count > 0, count, 1.0)
 
+    def typical_known_noise(self) -> Tensor | None:
+        """Harmonic mean of the known noise variances, ``... x m``, or None without any.
+
+        It is near the least ones: a few imprecise observations do not move it.
+        """
+        groups = [memory.known for memory in self if memory.known is not None]
+        if not groups:
+            return None
+        precision = torch.stack([group.energy[..., 1, 1] for group in groups]).sum(0)
+        count = torch.stack([group.count for group in groups]).sum(0)
+        return torch.where(count > 0, count / precision, torch.inf)
+
     def covering(self, X: Tensor) -> StreamMemory:
         """The same memory on a grid grown by whole cells so that its box holds X; exact.
 

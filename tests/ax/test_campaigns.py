@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 from ax.core.trial_status import TrialStatus
@@ -190,3 +191,22 @@ def test_observations_that_no_model_takes_are_left_out_with_a_warning() -> None:
         client.complete_trial(client.attach_trial({"a": value}), {"loss": 1.0})
     assert "Trials 3 are left out of the model" in warned(client)
     assert model_of(client).num_observations == 4
+
+
+@pytest.mark.parametrize("imprecise_first", [False, True])
+def test_imprecise_outcomes_leave_the_features_that_precise_ones_tell_apart(
+    imprecise_first: bool,
+) -> None:
+    client = started(refit=0.0)
+    sems = sorted([1e-6, 1e3] * 6, reverse=imprecise_first)
+    generator = torch.Generator().manual_seed(0)
+    precise = []
+    for sem in sems:
+        a, b = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
+        point = {"a": 2.0 * a, "b": 2.0 * b - 1.0}
+        client.complete_trial(client.attach_trial(point), {"loss": (loss(point), sem)})
+        precise += [point] if sem < 1.0 else []
+    client.get_next_trials(1)
+    for point, predicted in zip(precise, client.predict(precise), strict=True):
+        mean, sd = predicted["loss"]
+        assert abs(float(mean) - loss(point)) < 3.0 * float(sd) < 0.1
