@@ -33,6 +33,7 @@ from bo_stream.ax.best import best_observed
 from bo_stream.ax.candidates import ExactCandidates
 from bo_stream.ax.finite import FiniteOutcomes
 from bo_stream.ax.learned import Record
+from bo_stream.ax.model_choice import name_of
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.reported import ReportedMetrics
 from bo_stream.ax.surrogate import REFIT, StreamSurrogate
@@ -41,19 +42,20 @@ from bo_stream.models.wiski import WISKI
 
 
 def surrogate_spec(
-    model: type = WISKI, model_options: Mapping[str, Any] | None = None
+    model: type | None = None, model_options: Mapping[str, Any] | None = None
 ) -> SurrogateSpec:
     """Ax's specification of a model that standardises its outcomes itself.
 
     Args:
-        model: A streaming model of BoTorch.
+        model: A streaming model of BoTorch. Default: :class:`WISKI`, or :class:`OSGPR` for more
+            inputs than it takes.
         model_options: Its constructor's further arguments.
     """
     config = ModelConfig(
-        botorch_model_class=model,
+        botorch_model_class=model or WISKI,
         model_options=dict(model_options or {}),
         outcome_transform_classes=[Standardize],
-        name=model.__name__,
+        name=name_of(model),
     )
     return SurrogateSpec(model_configs=[config])
 

@@ -12,6 +12,9 @@ from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.transition_criterion import TransitionCriterion
 from botorch.exceptions.warnings import InputDataWarning
 
+from bo_stream.ax.model_choice import suited
+from bo_stream.ax.tables import num_inputs
+
 WITHOUT_OUTCOME = (TrialStatus.FAILED, TrialStatus.ABANDONED)
 
 
@@ -34,7 +37,15 @@ class EnoughTrials(TransitionCriterion):
         self.threshold = threshold
 
     def is_met(self, experiment: Experiment, curr_node: GenerationNode) -> bool:
-        """Whether the next node takes over."""
+        """Whether the next node takes over.
+
+        Raises:
+            UnsupportedError: Before the first trial: the model cannot take the parameters.
+        """
+        if not experiment.trials:
+            _check_model(
+                experiment, curr_node.generation_strategy.nodes_by_name[self.transition_to]
+            )
         if _trials(experiment) + _proposed(experiment, curr_node) < self.threshold:
             return False
         silent = unreported(experiment)
@@ -53,6 +64,15 @@ def unreported(experiment: Experiment) -> list[str]:
         return sorted(config.metric_names)
     finite: Any = frame[np.isfinite(frame["mean"].to_numpy(dtype=float))]
     return sorted(config.metric_names - set(finite["metric_name"]))
+
+
+def _check_model(experiment: Experiment, node: GenerationNode) -> None:
+    """Choose a node's model as it will be chosen when there are data."""
+    dim = num_inputs(experiment.search_space)
+    for spec in node.generator_specs:
+        surrogate = spec.generator_kwargs.get("surrogate_spec")
+        for config in [] if surrogate is None else surrogate.model_configs:
+            suited(config, dim)
 
 
 def _warn_of(silent: list[str]) -> None:

@@ -32,13 +32,26 @@ from bo_stream.ax.process_runner import ProcessRunner
 from bo_stream.ax.reported import ReportedMetrics
 from bo_stream.ax.units import OutcomeUnits
 from bo_stream.models.clustered import ClusteredGP
+from bo_stream.models.decoupled import DecoupledGP
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
 from bo_stream.models.local import LocalGP
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.osvgp import OSVGP
+from bo_stream.models.qsgp import QSGP
+from bo_stream.models.qsrvm import QSRVM
 from bo_stream.models.wiski import WISKI
 
-STORED_MODELS = (WISKI, OSGPR, OSVGP, ClusteredGP, LocalGP, HeteroscedasticWISKI)
+STORED_MODELS = (
+    WISKI,
+    OSGPR,
+    OSVGP,
+    ClusteredGP,
+    LocalGP,
+    HeteroscedasticWISKI,
+    DecoupledGP,
+    QSGP,
+    QSRVM,
+)
 STORED_ACQUISITIONS = (FeatureNIPV, StreamNIPV, qNegIntegratedPosteriorVariance)
 
 

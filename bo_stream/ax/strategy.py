@@ -18,6 +18,12 @@ from botorch.acquisition.multi_objective.logei import (
 from botorch.models.model import Model
 
 from bo_stream.acquisition import FeatureNIPV
+from bo_stream.ax.arguments import (
+    check_acquisition,
+    check_model,
+    check_search,
+    check_storable,
+)
 from bo_stream.ax.candidates import POOL
 from bo_stream.ax.generator import StreamGenerators, surrogate_spec
 from bo_stream.ax.initialization import EnoughTrials
@@ -27,7 +33,6 @@ from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.pool_start import PoolStart
 from bo_stream.ax.pools import handle, pool_named, with_handles
 from bo_stream.ax.surrogate import REFIT
-from bo_stream.models.wiski import WISKI
 
 ACQUISITIONS: dict[str, type[AcquisitionFunction]] = {
     "qUCB": qUpperConfidenceBound,
@@ -48,7 +53,7 @@ SEARCH = {"num_restarts": 8, "raw_samples": 256}
 
 
 def generation_strategy(
-    model: type[Model] = WISKI,
+    model: type[Model] | None = None,
     model_options: Mapping[str, Any] | None = None,
     acquisition: str | type[AcquisitionFunction] | None = None,
     acquisition_options: Mapping[str, Any] | None = None,
@@ -61,11 +66,12 @@ def generation_strategy(
     """Sobol points, then candidates from models that take each new observation only.
 
     For ``client.set_generation_strategy``. What a trial costs does not grow with the number of
-    those before, but for Ax's own reading of its data. Parameters that Ax's transforms make more
-    inputs of than :class:`WISKI` takes (four) get :class:`OSGPR` instead; the log says so.
+    those before, but for Ax's own reading of its data.
 
     Args:
         model: :class:`WISKI`, :class:`OSGPR`, or another streaming model. One for each metric.
+            Default: WISKI where Ax's transforms make at most four inputs of the parameters, else
+            OSGPR.
         model_options: Further arguments of its constructor, such as ``grid_size``.
         acquisition: A class of BoTorch, or one of ``ACQUISITIONS`` by name. Default: Ax's choice,
             qLogNEI for one objective and qLogNEHVI for several.
@@ -86,16 +92,21 @@ def generation_strategy(
             name only: a process that loads the experiment calls :func:`register_pool` itself.
 
     Raises:
-        ValueError: No such acquisition, a number out of range, or a table that is no pool.
+        ValueError: No such model, acquisition or option; a number out of range; a table that is
+            no pool; or something that Ax cannot store.
 
     Example:
-        >>> client.set_generation_strategy(generation_strategy(WISKI, acquisition="qUCB"))
+        >>> client.set_generation_strategy(generation_strategy(OSGPR, acquisition="qUCB"))
     """
     _check(initialization, refit)
+    check_model(model, model_options or {})
+    check_search(search or {})
     kind, options = _acquisition(acquisition), dict(acquisition_options or {})
     if kind is not None and issubclass(kind, INTEGRATED):
         check_options(kind, options)
         options = with_handles(options)
+    else:
+        check_acquisition(kind, options)
     name = None if pool is None else _registered(pool)
     spec = GeneratorSpec(
         StreamGenerators.BO_STREAM,
@@ -113,7 +124,9 @@ def generation_strategy(
         },
     )
     first = _first(name, initialization, seed)
-    return GenerationStrategy(name="bo_stream", nodes=[first, GenerationNode(STREAM, [spec])])
+    strategy = GenerationStrategy(name="bo_stream", nodes=[first, GenerationNode(STREAM, [spec])])
+    check_storable(strategy)
+    return strategy
 
 
 def _first(pool: str | None, trials: int, seed: int | None) -> GenerationNode:

@@ -31,6 +31,13 @@ def input_transforms(space: SearchSpace) -> list[Transform]:
     return transforms
 
 
+def num_inputs(space: SearchSpace) -> int:
+    """Number of inputs that a model has, one-hot columns counted."""
+    for transform in input_transforms(space):
+        space = transform.transform_search_space(space.clone())
+    return len(space.parameters)
+
+
 def encoded(pool: Pool, space: SearchSpace, transforms: Iterable[Transform]) -> pd.DataFrame:
     """A table as transforms make it. Vectorised: about a second for a million rows.
 

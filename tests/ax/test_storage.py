@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from ax.api.client import Client
 
-from bo_stream import OSGPR
+from bo_stream import OSGPR, QSGP, QSRVM, DecoupledGP
 from bo_stream.ax import save_snapshot
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
@@ -66,12 +66,13 @@ def test_what_was_learned_is_stored_once_per_refit_and_comes_back(tmp_path: Path
     assert surrogate_of(other)._streams[("loss",)].fitted_at == learned["loss"]["count"]
 
 
-def test_a_model_of_points_comes_back_too(tmp_path: Path) -> None:
-    client = started(model=OSGPR)
-    run(client, 6)
+@pytest.mark.parametrize("model", [OSGPR, DecoupledGP, QSGP, QSRVM])
+def test_other_models_come_back_too(model: Any, tmp_path: Path) -> None:
+    client = started(model=model)
+    run(client, 4)
     other = from_json(client, tmp_path)
     next_candidate(other)
-    assert type(surrogate_of(other).model) is OSGPR
+    assert type(surrogate_of(other).model) is model
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +14,12 @@ from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 from ax.generation_strategy.generator_spec import GeneratorSpec
 from ax.generators.torch.botorch_modular.surrogate import SurrogateSpec
 from ax.generators.torch.botorch_modular.utils import ModelConfig
+from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.model_list_gp_regression import ModelListGP
+from gpytorch.kernels import MaternKernel
 
-from bo_stream import OSGPR, WISKI
+from bo_stream import OSGPR, WISKI, DirichletWISKI
 from bo_stream.ax import ACQUISITIONS, generation_strategy
 from bo_stream.ax.acquisition import BASELINE, most_promising, violation_of
 from bo_stream.ax.best import best_observed
@@ -31,6 +34,7 @@ from tests.ax.experiments import (
     started,
     surrogate_of,
 )
+from tests.ax.reloads import from_json
 
 pytestmark = NEARLY_WITHOUT_NOISE
 
@@ -88,16 +92,31 @@ def mixed_loss(parameters: Any) -> float:
     return abs(parameters["rate"] - 0.01) + kind + parameters["layers"] / parameters["size"]
 
 
-def test_parameters_of_all_kinds_take_a_model_of_points(caplog: pytest.LogCaptureFixture) -> None:
-    client = started(mixed_parameters(), model_options={"grid_size": 10, "max_points": 64})
-    with caplog.at_level(logging.INFO, "bo_stream.ax"):
-        run(client, 7, mixed_loss)
+def test_parameters_of_all_kinds_take_a_model_of_points() -> None:
+    client = started(mixed_parameters(), model_options={"max_points": 64})
+    run(client, 5, mixed_loss)
     model = model_of(client)
     assert isinstance(model, OSGPR)
     assert model.max_points == 64
-    assert "OSGPR is used without the options grid_size" in caplog.text
     for trial in client._experiment.trials.values():
         assert trial.arms[0].parameters["kind"] in ("p", "q", "r")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": WISKI}, "are 7 inputs and a grid takes 4: pass model=OSGPR"),
+        ({"model_options": {"grid_size": 10}}, "does not take the model_options grid_size"),
+    ],
+)
+def test_a_model_that_cannot_serve_is_refused_before_the_first_trial(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """By a process that has loaded the strategy, too."""
+    client = from_json(started(mixed_parameters(), **options), tmp_path)
+    with pytest.raises(UnsupportedError, match=message):
+        client.get_next_trials(1)
+    assert client._experiment.trials == {}
 
 
 def test_parameter_constraints_and_fixed_parameters() -> None:
@@ -147,11 +166,35 @@ def test_axs_own_surrogate_takes_the_models(kind: Any, sems: tuple[float | None,
         ({"acquisition": "qBest"}, "Expected acquisition to be a class or one of qUCB"),
         ({"initialization": 0}, "Expected initialization of at least 1"),
         ({"refit": 0.5}, "Expected refit above 1"),
+        ({"search": {"num_restart": 4}}, "Expected search to be some of .*, got num_restart"),
+        ({"model_options": {"grid_sise": 8}}, "Expected model_options .*, got grid_sise"),
+        ({"acquisition_options": {"betta": 1.0}}, "Expected acquisition_options .*, got betta"),
+        (
+            {"acquisition": "qUCB", "acquisition_options": {"eta": 1.0}},
+            "some of .*beta, .* got eta",
+        ),
+        ({"acquisition": AcquisitionFunction}, "Expected an acquisition that Ax can construct"),
+        ({"model": "WISKI"}, "Expected model to be a class of models.*, got 'WISKI'"),
+        ({"model_options": {"covar_module": MaternKernel()}}, "Ax could not store this strategy"),
+        ({"model": DirichletWISKI}, "Ax could not store this strategy"),
     ],
 )
 def test_bad_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         generation_strategy(**options)
+
+
+@pytest.mark.parametrize(
+    ("acquisition", "options"),
+    [(None, {"prune_baseline": False}), ("qUCB", {"beta": 1.0}), ("qLogNEHVI", {"alpha": 0.1})],
+)
+def test_good_options(acquisition: str | None, options: dict[str, Any]) -> None:
+    generation_strategy(
+        acquisition=acquisition,
+        acquisition_options=options,
+        search={"num_restarts": 2, "options": {"maxiter": 5}},
+        model_options={"grid_size": 10},
+    )
 
 
 def test_unsupported_versions_are_named() -> None:
