@@ -84,10 +84,22 @@ def independent_rows(matrix: Tensor) -> Tensor:
         part = one[rows][:, rows]
         scale = part.diagonal().clamp_min(0.0).sqrt()
         scale = torch.where(scale > 0.0, scale, torch.inf)
-        correlations = (part / scale / scale.unsqueeze(-1)).double().cpu().numpy()
-        _, pivots, rank, _ = dpstrf(correlations, tol=INDEPENDENT, lower=1)
-        rows = rows[torch.from_numpy(pivots[:rank] - 1).long().to(rows.device)]
+        rows = rows[pivot_rows(part / scale / scale.unsqueeze(-1), INDEPENDENT)]
     return rows
+
+
+def pivot_rows(matrix: Tensor, tolerance: float) -> Tensor:
+    """Pivots of the Cholesky factorisation of a symmetric matrix, in order. Cost O(n³).
+
+    Args:
+        matrix: ``n x n``, finite.
+        tolerance: Ends when no pivot is larger.
+
+    Returns:
+        Indices, ``k``.
+    """
+    _, pivots, rank, _ = dpstrf(matrix.double().cpu().numpy(), tol=tolerance, lower=1)
+    return torch.from_numpy(pivots[:rank] - 1).long().to(matrix.device)
 
 
 def _add_jitter(matrix: Tensor, jitter: float) -> Tensor:

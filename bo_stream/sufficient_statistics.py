@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
@@ -174,6 +174,43 @@ def weighted_statistics(
     """
     gram = features.mT @ (features * (weight / noise).unsqueeze(-1))
     return _with_sums(gram, lambda weighted: features.mT @ weighted, targets, noise, weight)
+
+
+def padded(statistics: SufficientStatistics[Tensor], n: int) -> SufficientStatistics[Tensor]:
+    """Dense statistics with n weights more, after the others, of which nothing is known."""
+    return replace(
+        statistics,
+        gram=torch.nn.functional.pad(statistics.gram, (0, n, 0, n)),
+        moment=torch.nn.functional.pad(statistics.moment, (0, 0, 0, n)),
+    )
+
+
+def continued(
+    statistics: SufficientStatistics[Tensor],
+    features: Tensor,
+    targets: Tensor,
+    noise: Tensor,
+    weight: Tensor,
+) -> SufficientStatistics[Tensor]:
+    """Dense statistics in which some of the observations get features more.
+
+    Those of other observations are zero. Cost O(n p g + p²) for g features more.
+
+    Args:
+        statistics: Of all observations.
+        features: All of some observations, ``... x m x n x p``, the last g new.
+        targets: Of those, ``... x m x n``.
+        noise: Relative noise D, ``... x (1 or m) x n``.
+        weight: 1 for those that are in, 0 for those that are not, ``... x (1 or m) x n``.
+    """
+    former = statistics.gram.shape[-1]
+    total = padded(statistics, features.shape[-1] - former)
+    weighted = features[..., former:] * (weight / noise).unsqueeze(-1)
+    cross = features.mT @ weighted
+    total.gram[..., former:] += cross
+    total.gram[..., former:, :former] += cross[..., :former, :].mT
+    total.moment[..., former:, :] += weighted.mT @ target_columns(targets)
+    return total
 
 
 def grouped_statistics(

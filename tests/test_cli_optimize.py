@@ -307,8 +307,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["Brannin"], "No test function 'Brannin'. Expected one of Ackley"),
         (["Hartmann"], "Expected at most 4 inputs with model wiski"),
         (["Branin", "--model", "svgp"], "Expected model to be one of wiski, osgpr"),
-        (["Branin", "--model", "osgpr", "--set", "rho"], "Expected --set name=value"),
-        (["Branin", "--model", "osgpr", "--set", "size=3"], "Expected options of osgpr (rho,"),
+        (["Branin", "--model", "osgpr", "--set", "window"], "Expected --set name=value"),
+        (
+            ["Branin", "--model", "osgpr", "--set", "size=3"],
+            "Expected options of osgpr (max_points,",
+        ),
         (["Branin", "--model", "osgpr", "--grid", "20"], "A grid is for model wiski"),
         (["Branin", "--dim", "2"], "Branin has a fixed number of inputs"),
         (["my_costs:cost"], "Say the bounds of each input of 'my_costs:cost'"),

@@ -6,6 +6,7 @@ from bo_stream.allocation.cover_tree import CoverTree
 from bo_stream.allocation.greedy_variance import GreedyVariance
 from bo_stream.allocation.isolation import Isolation
 from bo_stream.allocation.kmeans import KMeans
+from bo_stream.allocation.novelty import Novelty
 from bo_stream.allocation.oips import OIPS
 from bo_stream.allocation.random import Random
 from bo_stream.allocation.uniform_grid import UniformGrid
@@ -17,6 +18,7 @@ __all__ = [
     "GreedyVariance",
     "Isolation",
     "KMeans",
+    "Novelty",
     "Random",
     "UniformGrid",
     "expected_points_bound",

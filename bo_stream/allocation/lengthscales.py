@@ -8,17 +8,22 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 
+def lengthscales(kernel: Kernel) -> list[Tensor]:
+    """Of a kernel and its parts."""
+    return [
+        part.lengthscale.detach()
+        for part in kernel.modules()
+        if isinstance(part, Kernel) and part.has_lengthscale
+    ]
+
+
 def shortest_lengthscale(kernel: Kernel) -> Tensor:
     """The least of all lengthscales in a kernel and its parts, a scalar.
 
     Raises:
         UnsupportedError: It has none.
     """
-    found = [
-        part.lengthscale.detach().min()
-        for part in kernel.modules()
-        if isinstance(part, Kernel) and part.has_lengthscale
-    ]
+    found = [lengthscale.min() for lengthscale in lengthscales(kernel)]
     if not found:
         raise UnsupportedError(
             f"{type(kernel).__name__} has no lengthscale that a resolution could follow. Leave out "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from gpytorch.kernels import Kernel
@@ -11,7 +11,13 @@ from torch import Tensor
 
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.members import members
-from bo_stream.linalg import cholesky_with_jitter, solve_lower
+from bo_stream.linalg import (
+    cholesky_with_jitter,
+    safe_cholesky,
+    solve_lower,
+    stack_columns,
+    stack_rows,
+)
 
 
 def frozen(kernel: Kernel, dtype: torch.dtype = torch.float64) -> Kernel:
@@ -129,6 +135,34 @@ class InducingBasis(Basis):
 
     def _solved(self, X: Tensor) -> Tensor:
         return solve_lower(self.root, kernel_matrix(self.kernel, self.Z, X, self.outputs)).mT
+
+    def grown(self, X: Tensor, features: Tensor | None = None) -> InducingBasis:
+        """With points more, after its own, whose features stay. Cost O(n M² + n³).
+
+        Args:
+            X: ``n x d``.
+            features: Of X, where they are known.
+
+        Raises:
+            NotPSDError: The others determine a point.
+        """
+        cross = self.features(X) if features is None else features
+        corner = safe_cholesky(self.residual_covariance(X, X, cross, cross))
+        above = torch.nn.functional.pad(self.root, (0, len(X)))
+        root = stack_rows(above, stack_columns(cross, corner))
+        return replace(self, Z=torch.cat((self.Z, X)), root=root, left_out=0)
+
+    def continued(self, X: Tensor, features: Tensor) -> Tensor:
+        """Features of inputs of which the first ones are known. Cost O(n M g) for g others.
+
+        Args:
+            X: ``... x n x d``.
+            features: At the first points, ``... x m x n x M``.
+        """
+        M = features.shape[-1]
+        covariance = kernel_matrix(self.kernel, self.Z[M:], X, self.outputs)
+        left = covariance - self.root[..., M:, :M] @ features.mT
+        return stack_columns(features, solve_lower(self.root[..., M:, M:], left).mT)
 
     def residual_covariance(
         self,

@@ -17,7 +17,6 @@ from gpytorch.likelihoods import (
 )
 from torch import Tensor
 
-from bo_stream.allocation import OIPS
 from bo_stream.allocation.numbers import checked_number
 from bo_stream.loops.errors import UsageError
 from bo_stream.models.clustered import ClusteredGP
@@ -64,14 +63,12 @@ def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
 
 
 def _osgpr(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> OSGPR:
-    rho, others = _split(options, "rho")
-    return OSGPR(X, Y, covar_module=kernel, allocator=OIPS(rho), **others)
+    return OSGPR(X, Y, covar_module=kernel, **options)
 
 
 def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> OSVGP:
     """Many steps of the hyperparameters on the first outcomes, few on later ones."""
-    rho, others = _split(options, "rho")
-    name, others = _split(others, "likelihood")
+    name, others = _split(options, "likelihood")
     steps, others = _split(others, "hyper_steps")
     steps = checked_number("hyper_steps", steps, least=0)
     model = OSVGP(
@@ -80,7 +77,6 @@ def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
         _likelihood(name).to(X),
         covar_module=kernel,
         outcome_transform=Standardize(m=1),
-        allocator=OIPS(rho),
         hyper_steps=FIRST_STEPS * steps,
         **others,
     )
@@ -99,9 +95,6 @@ def _local(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
 def _split(options: Mapping[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
     return options[name], {key: value for key, value in options.items() if key != name}
 
-
-RHO = 0.99
-"""OIPS' threshold: where observations crowd, as in a search, fewer points tell too few apart."""
 
 FIRST_STEPS = 20
 """Times as many steps of the hyperparameters on the first outcomes."""
@@ -151,13 +144,11 @@ MODELS: dict[str, ModelKind] = {
         most_inputs=4,
         on_grid=True,
     ),
-    "osgpr": ModelKind(
-        OSGPR, _osgpr, {"rho": RHO, "max_points": 512, "window": 512}, _describe_points
-    ),
+    "osgpr": ModelKind(OSGPR, _osgpr, {"max_points": 512, "window": 512}, _describe_points),
     "osvgp": ModelKind(
         OSVGP,
         _osvgp,
-        {"likelihood": "student", "rho": RHO, "max_points": 512, "hyper_steps": 5},
+        {"likelihood": "student", "max_points": 512, "hyper_steps": 5},
         _describe_points,
         unlearned={"hyper_steps": 0},
     ),

@@ -10,11 +10,9 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.bases.inducing import InducingBasis, frozen, kernel_matrix
+from bo_stream.bases.members import central
 from bo_stream.linalg import independent_rows
 from bo_stream.models.streaming_gp import StreamingGP
-
-FAR = 1e4
-"""Median distances from the middle beyond which a point spoils the others' kernel values."""
 
 
 @torch.no_grad()
@@ -36,7 +34,7 @@ def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBas
     try:
         return InducingBasis.of(kernel, Z, outputs)
     except NotPSDError:
-        basis = _of_some(kernel, Z[_central(Z)], outputs)
+        basis = _of_some(kernel, Z[central(Z)], outputs)
         return replace(basis, left_out=len(Z) - basis.rank)
 
 
@@ -48,12 +46,6 @@ def _of_some(kernel: Kernel, near: Tensor, outputs: int) -> InducingBasis:
         if not bool(matrix.isfinite().all()):
             raise
         return InducingBasis.of(kernel, near[independent_rows(matrix)], outputs)
-
-
-def _central(Z: Tensor) -> Tensor:
-    """Which points are near the middle of all, ``M``."""
-    distances = torch.linalg.vector_norm(Z - Z.median(0).values, dim=-1)
-    return distances <= FAR * distances.median()
 
 
 def log_basis(model: StreamingGP, basis: InducingBasis) -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
+from contextlib import suppress
 from copy import copy, deepcopy
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 from botorch.utils.types import _DefaultType
+from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.cap import capped
-from bo_stream.allocation.oips import OIPS
+from bo_stream.allocation.novelty import Novelty
+from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.bases.members import members
 from bo_stream.inference_mode import keeps_tensors
@@ -66,6 +69,10 @@ class PointMemory(StatisticsMemory, Protocol):
         """Expressed by other points and another kernel."""
         ...
 
+    def grown(self, basis: InducingBasis, /) -> Self:
+        """Expressed by points more, after its own, and the same kernel."""
+        ...
+
     def plus(self, other: InducingMemory, /) -> Self:
         """With another memory's statistics, of the same basis."""
         ...
@@ -102,7 +109,8 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         X: Tensor,
     ) -> None:
         """The first inducing points, and an empty memory at them."""
-        Z, self._allocator = first_points(inducing_points, allocator, OIPS(0.8), X)
+        default = Novelty(checked_number("max_points", max_points))
+        Z, self._allocator = first_points(inducing_points, allocator, default, X)
         self.max_points = checked_cap(max_points, Z)
         check_points_fit(len(Z), self._output_batch.numel())
         self._solved = self._present = None
@@ -154,9 +162,13 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         self, allocator: Allocator, memory: M, basis: InducingBasis, X: Tensor
     ) -> tuple[M, InducingBasis]:
         """The memory at the points that an allocator wants for some inputs, and their basis."""
-        Z = self._allocated(allocator, basis, X.flatten(0, -2))
+        Z, M = self._allocated(allocator, basis, X.flatten(0, -2)), basis.rank
         if _same_points(Z, basis.Z):
             return memory, basis
+        if M > 0 and _same_points(Z[:M], basis.Z):
+            with suppress(NotPSDError):  # then some are left out
+                basis = basis.grown(Z[M:])
+                return memory.grown(basis), basis
         basis = basis_of_independent(basis.kernel, Z, self._num_outputs)
         return memory.in_basis(basis), basis
 

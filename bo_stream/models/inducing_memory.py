@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.models.memory import HoldsStatistics, Observations, Whitened, WhitenedMemory
-from bo_stream.sufficient_statistics import MatrixMap, weighted_statistics
+from bo_stream.sufficient_statistics import MatrixMap, padded, weighted_statistics
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,12 @@ class Missed:
 
     learned: Tensor
     known: Tensor
+
+    @classmethod
+    def of(cls, data: Observations, residual: Tensor) -> Missed:
+        """Of observations and the variance that features miss of each, ``... x m x n``."""
+        groups = (data.learned_group(), data.known_group())
+        return cls(*((residual * weight / noise).sum(-1) for noise, weight in groups))
 
     def __add__(self, other: Missed) -> Missed:
         """Of both."""
@@ -83,6 +89,12 @@ class InducingMemory(HoldsStatistics):
         statistics = self.statistics.map(lambda s: s.pull_back(T))
         return InducingMemory(basis.values, statistics, self.missed + gone)
 
+    def grown(self, basis: InducingBasis) -> InducingMemory:
+        """In a basis with points more, after this one's: exact, by zeros. Cost O(M²)."""
+        more = basis.rank - len(self.values.Z)
+        statistics = self.statistics.map(lambda s: padded(s, more))
+        return replace(self, values=basis.values, statistics=statistics)
+
     def as_statistics(self) -> InducingMemory:
         """Itself."""
         return self
@@ -103,16 +115,10 @@ class InducingMemory(HoldsStatistics):
             features: Of its inputs, ``... x m x n x M``.
             residual: Variance that these miss, ``... x m x n``.
         """
-        missed = Missed(
-            *(
-                (residual * weight / noise).sum(-1)
-                for noise, weight in (data.learned_group(), data.known_group())
-            )
-        )
         return replace(
             self,
             statistics=self.statistics.observed(features, data),
-            missed=self.missed + missed,
+            missed=self.missed + Missed.of(data, residual),
         )
 
     def plus(self, other: InducingMemory) -> InducingMemory:

@@ -13,7 +13,12 @@ from bo_stream.bases.grid import Mesh
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.node_statistics import NodeStatistics, accumulate, embed, zero_statistics
 from bo_stream.bases.pull_back import MeshPullBack
-from bo_stream.sufficient_statistics import G, SufficientStatistics, weighted_statistics
+from bo_stream.sufficient_statistics import (
+    G,
+    SufficientStatistics,
+    continued,
+    weighted_statistics,
+)
 
 Whitened = SufficientStatistics[Tensor]
 
@@ -131,6 +136,19 @@ class WhitenedMemory:
     def leading(self, rank: int) -> WhitenedMemory:
         """The memory in the first weights only."""
         return self.map(lambda statistics: _leading(statistics, rank))
+
+    def continued(self, features: Tensor, data: Observations) -> WhitenedMemory:
+        """The memory with features more of observations that are in it, zero of all others.
+
+        Args:
+            features: All of these observations, ``... x m x n x p``, those in memory first.
+            data: The observations.
+        """
+        known = self.known
+        if known is not None:
+            known = continued(known, features, data.targets, *data.known_group())
+        learned = continued(self.learned, features, data.targets, *data.learned_group())
+        return WhitenedMemory(learned, known)
 
     def observed(self, features: Tensor, data: Observations) -> WhitenedMemory:
         """The memory after a batch with these whitened features. Cost O(n r²)."""

@@ -44,14 +44,16 @@ class OSGPR(InducingGP[WindowedMemory]):
     observations of the process at the old points (Bui, Nguyen and Turner, 2017, collapsed).
 
     - Memory: O(M²), Z, and the ``window`` latest observations, O(window M). Others are not kept.
-    - Update: O(n M²) for n observations, O(M³) when Z or a hyperparameter has changed since the
-      last one; the next posterior solves once in O(M³).
+    - Update: O(n M²) for n observations, and O((M + window) M) for each that becomes an inducing
+      point; O(M³) when points were dropped or a hyperparameter has changed since the last one. The
+      next posterior solves once in O(M³).
     - A step of a refit: O((M + window)³).
     - A fantasy: O(q M) cross-covariances and one q x q factor; it conditions the process, residual
       included, and so knows what is supposed far from every inducing point.
     - Exact: with Z and hyperparameters fixed, any stream equals batch SGPR (Titsias, 2009) on all
-      data, and updates, merges and retractions are exact; with Z the observed inputs it is the
-      exact GP. Noise level, mean and standardisation of outcomes may change exactly at any time.
+      data, and updates, merges and retractions are exact; with Z the observed inputs, as by default
+      up to ``max_points`` distinct ones, it is the exact GP. Noise level, mean and standardisation
+      of outcomes may change exactly at any time.
     - Approximate: what came before the window, after Z or the kernel has moved; of all data, what
       the points cannot express.
     - Learned: hyperparameters by the online bound, in which the window's rows enter exactly: with
@@ -98,10 +100,12 @@ class OSGPR(InducingGP[WindowedMemory]):
             inducing_points: The first Z, ``M x d``, in units of train_X, shared by batch elements
                 and outputs. Default: what the allocator makes of train_X.
             allocator: Where Z goes as the stream goes by; None: it stays as given. Default:
-                ``OIPS(0.8)``, or None where inducing points are given. It is copied. For a search,
-                whose observations crowd where it is good, ``OIPS(0.99)``.
-            max_points: Cap on M. Once it binds, a new point enters in place of the one that the
-                others explain best, if it is itself explained less than half as well.
+                ``Novelty(max_points)``, or None where inducing points are given: every distinct
+                input is an inducing point, which is the exact GP, until there are ``max_points``;
+                then they are thinned by greedy variance. It is copied.
+            max_points: Cap on M. Where another allocator wants more, a new point enters in place of
+                the one that the others explain best, if it is itself explained less than half as
+                well.
             window: How many of the latest observations to hold as rows beside the statistics. They
                 are expressed exactly when points or hyperparameters move; hyperparameters are
                 learned from their full covariance, and points placed anew among them. 0: none.

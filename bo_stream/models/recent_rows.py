@@ -31,6 +31,12 @@ class Rows:
         features = basis.features(data.X).expand(*batch, -1, -1)
         return cls(data, features, basis.residual_variance(data.X, features))
 
+    def grown(self, basis: InducingBasis) -> Rows:
+        """In a basis with points more, after this one's. Cost O(n M g) for g of them."""
+        former, features = self.features.shape[-1], basis.continued(self.data.X, self.features)
+        gained = features[..., former:].square().sum(-1)
+        return Rows(self.data, features, (self.residual - gained).clamp_min(0.0))
+
     def __len__(self) -> int:
         return len(self.data)
 

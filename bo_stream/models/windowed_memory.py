@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.inducing import InducingBasis, KnownValues
-from bo_stream.models.inducing_memory import InducingMemory
-from bo_stream.models.memory import Observations, Whitened
+from bo_stream.models.inducing_memory import InducingMemory, Missed
+from bo_stream.models.memory import Observations
 from bo_stream.models.recent_rows import Rows, no_rows, staying
+from bo_stream.sufficient_statistics import padded
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,19 @@ class WindowedMemory:
         rows = Rows.of(self.recent, basis, self.counts.shape)
         return replace(self, whole=_with(self.absorbed.in_basis(basis), rows), rows=rows)
 
+    def grown(self, basis: InducingBasis) -> WindowedMemory:
+        """In a basis with points more, after this one's; the recent rows exactly.
+
+        Cost O(M² + w M g) for g points more.
+        """
+        rows = self.rows.grown(basis)
+        whole = InducingMemory(
+            basis.values,
+            self.whole.statistics.continued(rows.features, rows.data),
+            self.whole.missed + Missed.of(rows.data, rows.residual - self.rows.residual),
+        )
+        return replace(self, whole=whole, rows=rows)
+
     def after(self, data: Observations, basis: InducingBasis, features: Tensor) -> WindowedMemory:
         """With a batch more, or less, of these features in the memory's basis. Cost O(n M²)."""
         new = Rows(data, features, basis.residual_variance(data.X, features))
@@ -123,7 +137,7 @@ class WindowedMemory:
         Z = absorbed.values.Z.expand(*X.shape[:-2], M, X.shape[-1])
         eye = torch.eye(n, dtype=root.dtype, device=root.device)
         units = torch.cat((root.new_zeros(n, M), eye), -1).expand(*root.shape[:-2], n, M + n)
-        statistics = absorbed.statistics.map(lambda s: _padded(s, n))
+        statistics = absorbed.statistics.map(lambda s: padded(s, n))
         return InducingMemory(
             KnownValues(torch.cat((Z, X), -2), root),
             statistics.observed(units, self.recent),
@@ -155,12 +169,3 @@ def _told(memory: InducingMemory) -> InducingMemory:
         return memory
     values = KnownValues(memory.values.Z[:0], memory.values.root[..., :0, :0])
     return replace(memory, values=values, statistics=memory.statistics.leading(0))
-
-
-def _padded(statistics: Whitened, n: int) -> Whitened:
-    """The same with n weights more, of which nothing is known."""
-    return replace(
-        statistics,
-        gram=torch.nn.functional.pad(statistics.gram, (0, n, 0, n)),
-        moment=torch.nn.functional.pad(statistics.moment, (0, 0, 0, n)),
-    )

@@ -20,6 +20,7 @@ from bo_stream.allocation import (
     CoverTree,
     GreedyVariance,
     KMeans,
+    Novelty,
     Random,
     UniformGrid,
 )
@@ -27,6 +28,7 @@ from bo_stream.allocation.greedy import greedy_points
 
 ALLOCATORS: dict[str, Callable[[], Allocator]] = {
     "OIPS": lambda: OIPS(0.6),
+    "Novelty": lambda: Novelty(12),
     "CoverTree": lambda: CoverTree(0.3),
     "GreedyVariance": lambda: GreedyVariance(12),
     "KMeans": lambda: KMeans(12),

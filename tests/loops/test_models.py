@@ -12,6 +12,7 @@ import pytest
 import torch
 from botorch.models import SingleTaskGP
 
+from bo_stream.allocation import OIPS
 from bo_stream.loops.active_sampling import ActiveSampling
 from bo_stream.loops.campaign import Campaign
 from bo_stream.loops.errors import UsageError
@@ -27,6 +28,7 @@ from bo_stream.loops.prediction import predict, predict_mean
 from bo_stream.loops.results import write_results
 from bo_stream.loops.settings import Settings
 from bo_stream.loops.survey import Survey
+from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.refit import hyperparameters, set_hyperparameters
 from bo_stream.models.streaming_gp import StreamingGP
 from tests.loops import optimizing
@@ -98,13 +100,14 @@ def test_points_tell_apart_what_a_search_crowds() -> None:
     kernel = KERNELS["matern52"](3).double()
     exact = SingleTaskGP(X, Y, covar_module=deepcopy(kernel))
     exact.likelihood.noise = 0.01
+    coarse = OSGPR(X, Y, covar_module=deepcopy(kernel), allocator=OIPS(0.8))
+    default = build_model("osgpr", {}, X, Y, deepcopy(kernel), None)
     spreads = {}
-    for name, options in {"default": {}, "coarse": {"rho": 0.8}}.items():
-        model = build_model("osgpr", options, X, Y, deepcopy(kernel), None)
+    for name, model in {"default": default, "coarse": coarse}.items():
         model.likelihood.noise = 0.01
         ratio = model.posterior(crowd).variance / exact.posterior(crowd).variance
         spreads[name] = float(ratio.max().sqrt())
-    assert spreads["default"] < 2.0
+    assert spreads["default"] == pytest.approx(1.0, abs=1e-4)
     assert spreads["coarse"] > 3.0
 
 
@@ -259,7 +262,6 @@ def test_options_are_checked(name: str, given: dict[str, Any], message: str) -> 
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("osgpr", {"rho": 1.5}, "cannot be built: .*rho"),
         ("osgpr", {"max_points": 0}, "cannot be built: .*max_points"),
         ("osgpr", {"window": -1}, "cannot be built: .*window"),
         ("osvgp", {"hyper_steps": -1}, "cannot be built: .*hyper_steps .* got -1"),
@@ -290,9 +292,9 @@ def test_too_many_inputs_name_the_models_that_take_them() -> None:
         optimization("wiski", bounds=((0.0, 1.0),) * 5)
     with pytest.raises(UsageError, match=message):
         replace(QUICK, grid=None).resolved(1_000, 5)
-    assert checked_model("osgpr", {"max_points": "64", "rho": 1}, 5) == {
+    assert checked_model("osvgp", {"max_points": "64", "likelihood": "laplace"}, 5) == {
         "max_points": 64,
-        "rho": 1.0,
+        "likelihood": "laplace",
     }
 
 
@@ -303,7 +305,7 @@ def test_the_help_names_every_option() -> None:
 
 
 def test_settings_survive_json() -> None:
-    for settings in (optimization("osgpr", model_options={"rho": 0.5}), optimization("local")):
+    for settings in (optimization("osgpr", model_options={"window": 9}), optimization("local")):
         record = json.loads(json.dumps(settings.as_record()))
         assert OptimizationSettings.from_record(_tuples(record)) == settings
     chosen = Settings(model="clustered", model_options={"resolution": 0.1})

@@ -16,15 +16,17 @@ from botorch.exceptions.errors import (
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
 from botorch.models.utils.inducing_point_allocators import GreedyVarianceReduction
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import (
     Kernel,
     RBFKernel,
 )
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import OSGPR, ProjectionWarning
-from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Random
+from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Novelty, Random
 from bo_stream.models import inducing_choice
 from tests.inducing_problems import (
     KERNELS,
@@ -93,6 +95,59 @@ def test_points_at_the_data_are_the_exact_gp() -> None:
     assert_close(posterior.mean.squeeze(-1), mean)
     assert_close(posterior.distribution.covariance_matrix, covariance)
     assert float(model.elbo().detach()) == pytest.approx(exact_log_marginal(kernel, X, Y), abs=1e-7)
+
+
+@pytest.mark.parametrize("window", [0, 10, 512])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_the_default_points_are_the_exact_gp(rows: int, window: int) -> None:
+    X, Y = wave(45)
+    kernel = KERNELS["matern"]().double()
+    model = raw(X[:20], Y[:20], covar_module=kernel, window=window)
+    for batch in torch.arange(20, 45).split(rows):
+        model.update(X[batch], Y[batch])
+    assert torch.equal(model.inducing_points, X)
+    test_X = torch.rand(6, D, dtype=torch.float64)
+    with torch.no_grad():
+        K = kernel(X).to_dense() + 0.05 * torch.eye(45)
+        cross = kernel(test_X, X).to_dense()
+        mean = 0.3 + cross @ torch.linalg.solve(K, Y.squeeze(-1) - 0.3)
+        covariance = kernel(test_X).to_dense() - cross @ torch.linalg.solve(K, cross.mT)
+        posterior = model.posterior(test_X)
+    assert_close(posterior.mean.squeeze(-1), mean, factor=10)
+    assert_close(posterior.distribution.covariance_matrix, covariance, factor=10)
+    assert float(model.elbo().detach()) == pytest.approx(exact_log_marginal(kernel, X, Y), abs=1e-6)
+    assert float(model._memory.whole.missed.learned) == pytest.approx(0.0, abs=1e-8)
+
+
+def test_growing_points_express_rows_of_known_noise_and_batches_exactly() -> None:
+    X, Y = torch.rand(2, 30, D, dtype=torch.float64), torch.randn(2, 30, 2).double()
+    Yvar = 0.1 + torch.rand_like(Y)
+    Yvar[:, 1::3] = math.nan
+    options = {"likelihood": GaussianLikelihood(batch_shape=torch.Size((2, 2)))}
+    grown = OSGPR(X[:, :9], Y[:, :9], Yvar[:, :9], inducing_points=X[0, :3], **options)
+    assert len(grown.inducing_points) == 3
+    grown.allocator = Novelty(70)
+    for i in range(9, 30):
+        grown.update(X[:, i : i + 1], Y[:, i : i + 1], Yvar[:, i : i + 1])
+    assert len(grown.inducing_points) > 40
+    anew = OSGPR(X, Y, Yvar, inducing_points=grown.inducing_points, **options)
+    grown.outcome_transform.load_state_dict(anew.outcome_transform.state_dict())
+    test_X = torch.rand(2, 4, D, dtype=torch.float64)
+    assert_close(grown.posterior(test_X).mean, anew.posterior(test_X).mean, factor=100)
+    assert_close(grown.posterior(test_X).variance, anew.posterior(test_X).variance, factor=100)
+    assert_close(grown.elbo().detach(), anew.elbo().detach(), factor=100)
+
+
+def test_noise_free_outcomes_are_told_apart() -> None:
+    """What is learned of them are smooth kernels, to which all inputs are alike."""
+    X = torch.rand(40, 2, dtype=torch.float64)
+    Y = (3.0 * X).sin().sum(-1, keepdim=True)
+    likelihood = GaussianLikelihood(noise_constraint=GreaterThan(1e-8))
+    model = OSGPR(X, Y, likelihood=likelihood)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    test_X = 0.2 + 0.6 * torch.rand(50, 2, dtype=torch.float64)
+    error = model.posterior(test_X).mean - (3.0 * test_X).sin().sum(-1, keepdim=True)
+    assert float(error.square().mean().sqrt()) < 1e-3
 
 
 @pytest.mark.parametrize("points", [1, 5, 20, 60])

@@ -1,0 +1,185 @@
+"""Novelty: every input that the inducing points do not determine, until there are too many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from gpytorch.kernels import Kernel
+from linear_operator.utils.errors import NotPSDError
+from torch import Tensor
+
+from bo_stream.allocation.allocator import Allocator
+from bo_stream.allocation.greedy import TOLERANCE, greedy_points
+from bo_stream.allocation.lengthscales import lengthscales, shortest_lengthscale
+from bo_stream.allocation.numbers import checked_number
+from bo_stream.bases.inducing import InducingBasis, kernel_variance
+from bo_stream.bases.members import central
+from bo_stream.linalg import inverse_lower, pivot_rows
+from bo_stream.module_state import State, is_in, state_of
+
+ROWS = 512
+"""Inputs whose covariances with each other are held at a time."""
+
+KEPT = 0.875
+"""Part of the largest number of points that a thinning keeps, so that there is room for others."""
+
+RISE = 2.0
+"""Times that the threshold grows at least in a thinning."""
+
+EXCESS = 100.0
+"""Least threshold in errors of the kernel's values, which are amplified in what points leave."""
+
+REDUNDANT = 0.25
+"""Points are redundant when the least novel one is this many times less so than when thinned."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """The points with what was found out about them.
+
+    Attributes:
+        basis: Of the points, in float64.
+        state: Of the kernel.
+        threshold: Part of its prior variance that an input must keep to enter.
+        least: The least part that any point kept given the others when there were last too many; 0
+            before.
+    """
+
+    basis: InducingBasis
+    state: State
+    threshold: float
+    least: float
+
+
+class Novelty(Allocator):
+    """Every input that keeps more than a threshold of its prior variance given the points.
+
+    The threshold is ``tolerance``, at which an input adds nothing that arithmetic can tell, until
+    there are more than ``max_points``. Then greedy variance thins them to ``KEPT`` of that number,
+    and the threshold becomes the largest part of its prior variance that the points which stay
+    leave of one that goes, at least ``RISE`` times what it was. So the points are thinned at most
+    ``log(1 / tolerance) / log(RISE)`` times in a stream of any length, however fast it fills them
+    up again; the threshold falls back to ``tolerance`` where a move of the hyperparameters has
+    made points redundant.
+
+    - Cost: O(n M²) for n inputs; O(M³) when the points are thinned or hyperparameters have moved.
+    - Memory: the Cholesky factor at the points, O(M²).
+    - Of a batch of kernels an input enters that is novel to any.
+    - Source: the novelty of Csató and Opper (2002), which Engel, Mannor and Meir (2004) call
+      approximate linear dependence; thinned as Burt, Rasmussen and van der Wilk (2020) choose.
+
+    Example:
+        >>> Z = Novelty(100).update(X[:0], X, kernel)
+    """
+
+    def __init__(self, max_points: int, tolerance: float = TOLERANCE) -> None:
+        """Set the number.
+
+        Args:
+            max_points: Largest number of points.
+            tolerance: Part of its prior variance that an input must keep to enter, in (0, 1).
+
+        Raises:
+            ValueError: The number is not positive, or the tolerance not in (0, 1).
+        """
+        self.max_points = checked_number("max_points", max_points)
+        if not 0.0 < tolerance < 1.0:
+            raise ValueError(f"Expected tolerance in (0, 1), got {tolerance}.")
+        self.tolerance = tolerance
+        self._held: _Held | None = None
+
+    def fresh(self) -> Novelty:
+        """An allocator of the same settings."""
+        return Novelty(self.max_points, self.tolerance)
+
+    def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
+        try:
+            held = self._rechecked(Z.double(), kernel)
+            for rows in X_new.double().split(ROWS):
+                basis = _grown(held.basis, rows, held.threshold)
+                held = self._thinned(replace(held, basis=basis))
+        except NotPSDError:  # values too wrong to compare points by
+            self._held = None
+            return torch.cat((Z, X_new))[: self.max_points]
+        self._held = held
+        return held.basis.Z.to(Z)
+
+    def _rechecked(self, Z: Tensor, kernel: Kernel) -> _Held:
+        """The points, without those that the others have come to determine."""
+        held = self._held
+        if held is not None and torch.equal(held.basis.Z, Z) and is_in(kernel, held.state):
+            return held
+        basis = InducingBasis.of(kernel, Z[:0], 1)
+        for rows in Z.split(ROWS):
+            basis = _grown(basis, rows, self.tolerance)
+        threshold, least = (self.tolerance, 0.0) if held is None else (held.threshold, held.least)
+        if threshold > self.tolerance and _least_novelty(basis) < REDUNDANT * least:
+            threshold, least = self.tolerance, 0.0
+        return _Held(basis, state_of(kernel), threshold, least)
+
+    def _thinned(self, held: _Held) -> _Held:
+        """At most ``max_points`` of them, and what an input must then keep to enter."""
+        basis = held.basis
+        if basis.rank <= self.max_points:
+            return held
+        most = max(1, round(KEPT * self.max_points))
+        fewer = InducingBasis.of(basis.kernel, greedy_points(basis.Z, basis.kernel, most), 1)
+        threshold = max(
+            RISE * held.threshold, float(_novelty(fewer, basis.Z, fewer.features(basis.Z)).max())
+        )
+        return replace(held, basis=fewer, threshold=threshold, least=_least_novelty(fewer))
+
+
+def _grown(basis: InducingBasis, X: Tensor, threshold: float) -> InducingBasis:
+    """With those of some inputs that keep more than a part of their prior variance."""
+    features = basis.features(X)
+    novel = _novelty(basis, X, features).amax(0) > threshold
+    X, features = X[novel], features[..., novel, :]
+    if len(X) == 0:
+        return basis
+    pool = torch.cat((basis.Z, X))
+    error = _error(basis.kernel, pool)
+    if error > threshold and not bool((near := central(pool)).all()):
+        alone = InducingBasis.of(basis.kernel, basis.Z[near[: basis.rank]], 1)
+        return _grown(alone, X[near[basis.rank :]], threshold)
+    threshold = max(threshold, EXCESS * error)
+    left = basis.residual_covariance(X, X, features, features) / _scale(basis, X)
+    entering = {i for one in left.flatten(0, -3) for i in pivot_rows(one, threshold).tolist()}
+    rows = sorted(entering)
+    return basis.grown(X[rows], features[..., rows, :]) if rows else basis
+
+
+def _error(kernel: Kernel, Z: Tensor) -> float:
+    """Error of covariances of points, in parts of the prior variance.
+
+    gpytorch squares distances from the mean of the points: one that is very far away costs all
+    others their digits.
+    """
+    if not lengthscales(kernel):
+        return 0.0
+    farthest = torch.linalg.vector_norm(Z - Z.mean(0), dim=-1).max()
+    return torch.finfo(Z.dtype).eps * float(farthest / shortest_lengthscale(kernel)) ** 2
+
+
+def _novelty(basis: InducingBasis, X: Tensor, features: Tensor) -> Tensor:
+    """Parts of their prior variance that the points leave of inputs, a row for each kernel."""
+    variance = kernel_variance(basis.kernel, X, 1)
+    left = basis.residual_variance(X, features)
+    return (left / torch.where(variance > 0.0, variance, torch.inf)).flatten(0, -2)
+
+
+def _scale(basis: InducingBasis, X: Tensor) -> Tensor:
+    """What covariances are divided by to be correlations; infinite without prior variance."""
+    variance = kernel_variance(basis.kernel, X, 1)
+    root = torch.where(variance > 0.0, variance, torch.inf).sqrt()
+    return root.unsqueeze(-1) * root.unsqueeze(-2)
+
+
+def _least_novelty(basis: InducingBasis) -> float:
+    """The least part of its prior variance that a point keeps given all others. Cost O(M³)."""
+    if basis.rank == 0:
+        return 0.0
+    precision = inverse_lower(basis.root).square().sum(-2)
+    variance = kernel_variance(basis.kernel, basis.Z, 1)
+    return float((variance * precision).reciprocal().min())
