@@ -1021,6 +1021,23 @@ def an_empty_batch_changes_nothing(stream: Stream) -> None:
     assert_same_posterior(supposed, model, stream.points)
 
 
+@law
+def what_is_handed_out_is_a_copy(stream: Stream) -> None:
+    model = stream.model(stream.data(8))
+    names = {name for c in type(model).__mro__ for name in vars(c) if _is_property_of_ours(c, name)}
+    tensors = [model.outcome_scale(), *(getattr(model, name) for name in sorted(names))]
+    before = fingerprint(model)
+    for value in tensors:
+        if isinstance(value, Tensor) and value.numel() > 0:
+            value.detach()[(0,) * value.ndim] += 1
+    assert_untouched(model, before)
+
+
+def _is_property_of_ours(owner: type, name: str) -> bool:
+    ours = owner.__module__.startswith("bo_stream.") and not name.startswith("_")
+    return ours and isinstance(vars(owner)[name], property)
+
+
 @orderless
 def the_prior_comes_before_the_data(stream: Stream) -> None:
     data = stream.data(8)

@@ -310,7 +310,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["Branin", "--model", "osgpr", "--set", "window"], "Expected --set name=value"),
         (
             ["Branin", "--model", "osgpr", "--set", "size=3"],
-            "Expected options of osgpr (max_points,",
+            "Expected options of osgpr (max_p",
         ),
         (["Branin", "--model", "osgpr", "--grid", "20"], "A grid is for model wiski"),
         (["Branin", "--dim", "2"], "Branin has a fixed number of inputs"),

@@ -59,13 +59,13 @@ class ClusterGP(SolvedGP[SolvedClusters]):
 
     @property
     def centres(self) -> Tensor:
-        """Of the clusters, ``M x d``, in transformed inputs."""
-        return self._memory.centres.to(self.train_targets)
+        """Of the clusters, ``M x d``, in transformed inputs: a copy."""
+        return self._memory.centres.to(self.train_targets, copy=True)
 
     @property
     def cluster_sizes(self) -> Tensor:
         """Observations in each cluster, ``batch_shape x M``; not whole after :meth:`forget`."""
-        return self._memory.sizes.squeeze(-1)
+        return self._memory.sizes.squeeze(-1).clone()
 
     @property
     def resolution(self) -> float:

@@ -134,8 +134,8 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
 
     @property
     def inducing_points(self) -> Tensor:
-        """Z, ``M x d``, in transformed inputs."""
-        return self._memory.values.Z.to(self.train_targets)
+        """Z, ``M x d``, in transformed inputs: a copy."""
+        return self._memory.values.Z.to(self.train_targets, copy=True)
 
     @torch.no_grad()
     def _basis_at(self, Z: Tensor) -> InducingBasis:

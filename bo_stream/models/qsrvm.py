@@ -139,8 +139,8 @@ class QSRVM(QuadrupleGP):
         """S of the functions, ``p``, or ``m x p`` for m > 1 outputs."""
         precisions = self._memory.progress.precisions
         assert precisions is not None  # noqa: S101
-        own = precisions.to(self.train_targets)
-        return own.squeeze(0) if self._num_outputs == 1 else own.clone()
+        own = precisions.to(self.train_targets, copy=True)
+        return own.squeeze(0) if self._num_outputs == 1 else own
 
     @property
     def relevance_vectors(self) -> Tensor:

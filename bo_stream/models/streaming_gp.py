@@ -217,7 +217,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     def outcome_scale(self) -> Tensor:
         """Factor from transformed to target units, ``batch_shape x m``; 1 without Standardize."""
-        return self._outcomes.offset_and_scale(self._counts())[1]
+        return self._outcomes.offset_and_scale(self._counts())[1].clone()
 
     def _per_output(self, value: Tensor) -> Tensor:
         """Bring ``batch_shape (x m if m > 1)`` to ``batch_shape x m``."""
