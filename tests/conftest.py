@@ -15,6 +15,15 @@ import torch
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--seed",
+        type=int,
+        default=0,
+        help="the seed of torch's generator before each test: other draws must pass too",
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run slow tests last, in their order otherwise."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
@@ -26,10 +35,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(autouse=True)
-def seed() -> int:
-    """Seed torch's generator before each test, and return the seed."""
-    torch.manual_seed(0)
-    return 0
+def seed(request: pytest.FixtureRequest) -> int:
+    """Seed torch's generator before each test by ``--seed`` (0 by default); return the seed."""
+    chosen: int = request.config.getoption("--seed")
+    torch.manual_seed(chosen)
+    return chosen
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -64,6 +64,7 @@ from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.weight_layout import Chevron, FourierFeatures, InducingAtData
 from tests.oracles import joint_covariance
 from tests.problems import Observations, observations
+from tests.smooth_points import smooth_points
 from tests.tolerances import GRADIENT_TOLERANCE, assert_close
 
 DIM = 2
@@ -644,7 +645,8 @@ class Stream:
         s = self.setting
         data = observations(n, DIM, s.outputs, s.batch_shape, s.dtype)
         if self.labels:
-            return Observations(data.X.to(s.device), (data.Y[..., :1] > 4.8).to(data.X))
+            labels = (data.Y[..., :1] > 4.8).to(data.X)
+            return Observations(data.X.to(s.device), labels.to(s.device))
         data = data.with_noise(self.case.noise)
         Yvar = None if data.Yvar is None else data.Yvar.to(s.device)
         return Observations(data.X.to(s.device), data.Y.to(s.device), Yvar)
@@ -1408,7 +1410,8 @@ def gradients_are_those_of_differences(stream: Stream) -> None:
         value: Tensor = getattr(gaussian(fantasy.posterior(T)), which)
         return value.sin().sum()
 
-    X = 0.1 + 0.7 * torch.rand(*stream.setting.batch_shape, 2, DIM, dtype=torch.float64)
+    shape = (*stream.setting.batch_shape, 2)
+    X = smooth_points(model, *shape, low=0.1, high=0.8, shifts=(0.0, 0.1))
     for which in ("mean", "variance"):
         assert_gradient(lambda X, which=which: posterior_sum(which, X), X)
         assert_gradient(lambda X, which=which: fantasy_sum(which, X), X)

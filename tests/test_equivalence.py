@@ -31,6 +31,7 @@ from tests.oracles import (
     reference_posterior,
 )
 from tests.problems import Observations, kernel, observations
+from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
@@ -372,7 +373,7 @@ def test_integrated_posterior_variance_is_the_dense_formula(noise: str) -> None:
     data, points = data_of(20, 1, noise), torch.rand(15, 2).double()
     model = WISKI(*data.astuple(), covar_module=kernel("RBF", 2), grid_size=9, tolerance=0.0)
     acquisition = qNegIntegratedPosteriorVariance(model, mc_points=points)
-    X = torch.rand(2, 3, 2).double()
+    X = smooth_points(model, 2, 3)
     level = model.noise_level().expand(3)
     expected = torch.stack(
         [

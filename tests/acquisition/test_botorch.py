@@ -36,6 +36,7 @@ from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV
 from tests.acquisition.examples import small_model, some
 from tests.contract import assert_gradient
+from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -145,7 +146,7 @@ def model(case: tuple[Acquisition, Tensor | None]) -> WISKI:
 def test_values_and_gradients(model: WISKI, case: tuple[Acquisition, Tensor | None]) -> None:
     acquisition, X_pending = case
     function = acquisition.build(model, X_pending)
-    X = points(3, acquisition.augmented or acquisition.q)
+    X = smooth_points(model, 3, acquisition.augmented or acquisition.q)
     values = function(X)
     assert values.shape == (3,)
     assert bool(values.isfinite().all())
@@ -209,7 +210,7 @@ def test_objectives_and_constraints_of_several_outputs(
 ) -> None:
     """With BoTorch's cached root, which asks how outputs are laid out in a posterior."""
     model = small_model(some(outputs=2))
-    function, X = build(model), points(3, 2)
+    function, X = build(model), smooth_points(model, 3, 2)
     single = build(ModelListGP(model.subset_output([0]), model.subset_output([1])))
     assert_close(function(X), single(X), factor=1e4)
     assert_gradient(lambda X: function(X).sum(), X)

@@ -29,6 +29,7 @@ from tests.acquisition.examples import dense, small_model, some
 from tests.contract import assert_gradient
 from tests.oracles import integrated_posterior_variance
 from tests.problems import Observations
+from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
@@ -221,7 +222,7 @@ class TestGradient:
         X_pending = points(2) if pending else None
         for measure in ({"mc_points": points(40)}, {"bounds": UNIT}):
             acquisition = FeatureNIPV(model, **measure, X_pending=X_pending)
-            assert_gradient(lambda X, f=acquisition: f(X).sin().sum(), points(6).view(2, 3, 2))
+            assert_gradient(lambda X, f=acquisition: f(X).sin().sum(), smooth_points(model, 2, 3))
 
     def test_climbs(self) -> None:
         acquisition = FeatureNIPV(small_model(some()), bounds=UNIT)

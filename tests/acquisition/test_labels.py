@@ -22,6 +22,7 @@ from tests.oracles import (
     label_information,
     reference,
 )
+from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 
 BOTH = pytest.mark.parametrize("acquisition", [qBALD, PredictiveEntropy])
@@ -97,7 +98,7 @@ def test_pending_points_count_among_the_candidates() -> None:
 def test_gradients_are_those_of_differences(acquisition: Any, q: int) -> None:
     model, _ = small()
     value = acquisition(model, sampler(16))
-    assert_gradient(lambda X: value(X).sum(), 0.1 + 0.8 * torch.rand(2, q, 2, dtype=torch.float64))
+    assert_gradient(lambda X: value(X).sum(), smooth_points(model, 2, q))
 
 
 @pytest.mark.filterwarnings("ignore:A not p.d.")  # where the optimiser brings points together

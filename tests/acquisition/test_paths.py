@@ -25,6 +25,7 @@ from bo_stream.acquisition import mean_path, sample_paths
 from tests.acquisition.examples import small_model, some
 from tests.contract import assert_gradient
 from tests.oracles import joint_covariance
+from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -121,7 +122,7 @@ class TestFunction:
 
     def test_gradient_is_that_of_differences(self, model: WISKI) -> None:
         paths = sample_paths(model, 3)
-        assert_gradient(lambda X: paths(X).sin().sum(), points(3, 2))
+        assert_gradient(lambda X: paths(X).sin().sum(), smooth_points(model, 3, 2))
 
     def test_outlives_changes_of_its_model(self) -> None:
         model, X = small_model(some(), input_transform=Normalize(2, bounds=UNIT * 1.0)), points(4)

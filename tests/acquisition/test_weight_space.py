@@ -14,6 +14,7 @@ from bo_stream.bases.basis import Basis
 from bo_stream.linalg import row_product
 from bo_stream.process import WeightSpaceProcess
 from tests.acquisition.examples import small_model, some
+from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 
 
@@ -59,8 +60,9 @@ def test_supposes_the_same(outputs: int) -> None:
 
 
 def test_is_differentiable_in_what_is_supposed() -> None:
-    process = small_model(some()).process()
-    inputs = [rand(3, 2), torch.randn(1, 3).double(), 0.1 + rand(1, 3)]
+    model = small_model(some())
+    inputs = [smooth_points(model, 3), torch.randn(1, 3).double(), 0.1 + rand(1, 3)]
+    process = model.process()
 
     def moments(X: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
         folded = weight_space(process.condition(X, Y, noise), X)

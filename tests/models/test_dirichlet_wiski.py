@@ -42,6 +42,7 @@ from tests.oracles import (
     reference,
     reference_posterior,
 )
+from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 
 SAME = 1e-2  # of the float64 tolerance: 1e-10
@@ -154,7 +155,7 @@ def test_probabilities_by_quadrature_and_sampling_agree(points: Tensor) -> None:
     torch.testing.assert_close(drawn, exact, rtol=0.0, atol=0.01)
     batched = model.class_probabilities(points.view(2, 3, 2))
     assert_close(batched, exact.view(2, 3, 3))
-    assert_gradient(lambda X: model.class_probabilities(X).square().sum(), points)
+    assert_gradient(lambda X: model.class_probabilities(X).square().sum(), smooth_points(model, 6))
 
 
 def test_modules_per_class_serve_a_fixed_number(points: Tensor) -> None:
@@ -319,7 +320,7 @@ def test_supposed_labels_have_gradients(points: Tensor) -> None:
     def probabilities(X: Tensor) -> Tensor:
         return model.condition_on_labels(X, labels).class_probabilities(points).square().sum()
 
-    assert_gradient(probabilities, torch.rand(2, 2, dtype=torch.float64))
+    assert_gradient(probabilities, smooth_points(model, 2))
 
 
 def test_fantasies_are_supposed_labels_as_probable_as_predicted() -> None:
@@ -382,7 +383,7 @@ def test_each_label_is_supposed_with_its_probability(points: Tensor) -> None:
         entropies = supposed.label_moments(points).entropy.sum(-1)
         return (probabilities * entropies).sum()
 
-    assert_gradient(expected_entropy, X[:2])
+    assert_gradient(expected_entropy, smooth_points(model, 2, 1))
 
 
 # --- transforms, stems, learners ----------------------------------------------------------------

@@ -24,6 +24,7 @@ from bo_stream import WISKI, DirichletWISKI, FeatureNIPV
 from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection, Stem
 from tests.contract import assert_untouched, fingerprint
 from tests.problems import OpenStem, observations
+from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
@@ -94,7 +95,7 @@ def test_model_is_that_of_the_projected_inputs(stem: Stem, noise: str) -> None:
 def test_gradients_reach_the_raw_inputs(stem: Stem) -> None:
     data = observations(20, D)
     model = WISKI(*data.astuple(), stem=stem, grid_size=7)
-    X = torch.rand(3, D, dtype=torch.float64, requires_grad=True)
+    X = smooth_points(model, 3).requires_grad_()
     acquisition = FeatureNIPV(model, mc_points=torch.rand(6, D).double())
     assert torch.autograd.gradcheck(lambda x: model.posterior(x).mean, X)
     assert torch.autograd.gradcheck(lambda x: acquisition(x.unsqueeze(0)), X)

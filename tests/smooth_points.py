@@ -1,0 +1,85 @@
+"""Points at which gradients can be checked by differences: none lies beside a kink.
+
+Cubic interpolation has a jump in its second derivative wherever an input crosses from one cell of
+a grid to the next, and a :class:`LocalGP` that blends its nearest models only has a jump where two
+models are equally near. Central differences across either are off, however exact the gradient.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bo_stream import HeteroscedasticWISKI
+from bo_stream.bases.grid import Grid, Mesh
+from bo_stream.models.grid_base import GridBase
+from bo_stream.models.local import LocalGP
+from bo_stream.models.local_process import LocalProcess
+from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.process import PosteriorProcess
+
+MARGIN = 0.05
+"""Least distance from a kink: from a cell's border in cells, from a tie in the models' shares."""
+
+_DRAWS = 10_000
+
+
+def smooth_points(
+    model: StreamingGP,
+    *shape: int,
+    low: float = 0.03,
+    high: float = 0.97,
+    shifts: tuple[float, ...] = (0.0,),
+) -> Tensor:
+    """Uniform points, ``shape x d`` of float64 on the model's device, each away from all kinks.
+
+    Args:
+        model: Whose posterior is differentiated.
+        shape: Of the points.
+        low: Least value of an input.
+        high: Largest value of an input.
+        shifts: Added to all inputs of a point, 0 among them: each such point is away from kinks.
+    """
+    count = torch.Size(shape).numel()
+    draws = low + (high - low) * torch.rand(max(_DRAWS, 100 * count), model._input_dim).double()
+    draws = draws.to(model.train_targets.device)
+    clear = torch.stack([is_smooth_at(model, draws + shift) for shift in shifts]).all(0)
+    assert int(clear.sum()) >= count, "the model has kinks everywhere"
+    return draws[clear][:count].reshape(*shape, -1)
+
+
+def is_smooth_at(model: StreamingGP, X: Tensor) -> Tensor:
+    """Whether each of ``n x d`` points is away from all kinks of the model's posterior, ``n``."""
+    if isinstance(model, LocalGP):
+        return _has_no_tie(model.process(), X)
+    if not isinstance(model, GridBase):
+        return torch.ones(len(X), dtype=torch.bool, device=X.device)
+    grids = [model, model.noise_model] if isinstance(model, HeteroscedasticWISKI) else [model]
+    inputs = model.coordinates(X.to(model.train_targets)).double()
+    inside = [_is_inside_cells(one._memory.grid, inputs) for one in grids]
+    return torch.stack(inside).all(0)
+
+
+def _is_inside_cells(mesh: Mesh, X: Tensor) -> Tensor:
+    pairs = zip(mesh.parts, mesh.groups, strict=True)
+    positions = torch.cat([position_in_cell(grid, X[..., group]) for grid, group in pairs], -1)
+    return ((positions - 0.5).abs() <= 0.5 - MARGIN).all(-1)
+
+
+def position_in_cell(grid: Grid, X: Tensor) -> Tensor:
+    """In [0, 1), ``... x d``; the lattice goes on beyond the grid's box, as the grid grows."""
+    scaled = (X - torch.tensor(grid.lower).to(X)) / torch.tensor(grid.spacing).to(X)
+    return scaled - scaled.floor()
+
+
+def _has_no_tie(process: PosteriorProcess, X: Tensor) -> Tensor:
+    """Whether the last model that counts is more like each point than the first that does not."""
+    assert isinstance(process, LocalProcess)
+    models = process.experts.centres.shape[-2]
+    if process.nearest >= models:
+        return torch.ones(len(X), dtype=torch.bool, device=X.device)
+    shares = replace(process, nearest=models).amplitudes(X).square().sort(-1, descending=True)[0]
+    gap = shares[..., process.nearest - 1] - shares[..., process.nearest]
+    return (gap > MARGIN).movedim(-1, 0).flatten(1).all(-1)
