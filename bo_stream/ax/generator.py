@@ -38,6 +38,7 @@ from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.reported import ReportedMetrics
 from bo_stream.ax.surrogate import REFIT, StreamSurrogate
 from bo_stream.ax.units import KeepsUnits, OutcomeUnits
+from bo_stream.ax.winsorizing import SteadyWinsorize
 from bo_stream.models.wiski import WISKI
 
 
@@ -80,10 +81,12 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
         refit: float = REFIT,
         learned: dict[str, Record] | None = None,
         units: dict[str, float] | None = None,
+        cutoffs: dict[str, list[float | None]] | None = None,
     ) -> None:
         """As :class:`BoTorchGenerator`; ``refit`` and ``learned``: see :class:`StreamSurrogate`.
 
-        ``units``: of the metrics, by name; written when one is first seen or changes.
+        ``units`` and ``cutoffs``: of the metrics, by name; written when one is first seen or
+        changes.
         """
         super().__init__(
             surrogate_spec=surrogate_spec or _default_spec(),
@@ -97,6 +100,7 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
         self.refit = refit
         self.learned: dict[str, Record] = {} if learned is None else learned
         self.units = {} if units is None else units
+        self.cutoffs = {} if cutoffs is None else cutoffs
 
     def fit(
         self,
@@ -141,7 +145,7 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
         They are the same objects as long as the generator lives, for Ax builds another when it is
         given others.
         """
-        return {"learned": self.learned, "units": self.units}
+        return {"learned": self.learned, "units": self.units, "cutoffs": self.cutoffs}
 
     def best_point(
         self, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
@@ -162,8 +166,8 @@ def _default_spec() -> SurrogateSpec:
 class StreamGenerators(GeneratorRegistryBase):
     """What a ``GeneratorSpec`` can name: ``BO_STREAM``, and ``QUASI_RANDOM`` for first trials.
 
-    Of Ax's transforms of outcomes there is none: one that is learned anew from all of them would
-    change every row of the data at every trial.
+    Of Ax's transforms of outcomes none is as it is: one that is learned anew from all of them would
+    change rows of the data at every trial.
     """
 
     BO_STREAM = "BoStream"
@@ -186,10 +190,11 @@ class StreamGenerators(GeneratorRegistryBase):
                     ExactCandidates,
                     *MBM_X_trans,
                     Derelativize,
+                    SteadyWinsorize,
                     OutcomeUnits,
                 ],
                 standard_adapter_kwargs={"expand_model_space": False},
-                not_saved_generator_kwargs=["learned", "units"],
+                not_saved_generator_kwargs=["learned", "units", "cutoffs"],
             ),
             "BoStreamSobol": GeneratorSetup(
                 adapter_class=QuasiRandomAdapter,

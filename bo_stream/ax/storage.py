@@ -31,6 +31,7 @@ from bo_stream.ax.process_metric import ProcessMetric
 from bo_stream.ax.process_runner import ProcessRunner
 from bo_stream.ax.reported import ReportedMetrics
 from bo_stream.ax.units import OutcomeUnits
+from bo_stream.ax.winsorizing import SteadyWinsorize
 from bo_stream.models.clustered import ClusteredGP
 from bo_stream.models.decoupled import DecoupledGP
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
@@ -54,6 +55,8 @@ STORED_MODELS = (
 )
 STORED_ACQUISITIONS = (FeatureNIPV, StreamNIPV, qNegIntegratedPosteriorVariance)
 
+_TRANSFORMS = (ExactCandidates, FiniteOutcomes, OutcomeUnits, ReportedMetrics, SteadyWinsorize)
+
 
 def register() -> None:
     """Tell Ax; done when ``bo_stream.ax`` is imported, which must be before anything is loaded."""
@@ -63,7 +66,7 @@ def register() -> None:
         _register_class(acquisition, AcquisitionFunction)
     for acquisition_of_ax in (StreamAcquisition, PoolAcquisition):
         _register_class(acquisition_of_ax, Acquisition)
-    for transform in (ExactCandidates, FiniteOutcomes, OutcomeUnits, ReportedMetrics):
+    for transform in _TRANSFORMS:
         register_transform(transform)
     CORE_ENCODER_REGISTRY[Data] = data_as_json
     CORE_ENCODER_REGISTRY[StreamGenerators] = _generator_as_json

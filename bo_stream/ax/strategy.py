@@ -117,6 +117,7 @@ def generation_strategy(
             "refit": refit,
             "learned": {},
             "units": {},
+            "cutoffs": {},
             **_of_pool(name),
         },
         generator_gen_kwargs={

@@ -14,6 +14,7 @@ from ax.adapter.transforms.base import Transform
 from ax.adapter.transforms.cast import Cast
 from ax.adapter.transforms.fill_missing_parameters import FillMissingParameters
 from ax.adapter.transforms.standardize_y import StandardizeY
+from ax.adapter.transforms.winsorize import Winsorize
 from ax.core.generator_run import GeneratorRun
 from ax.core.observation import ObservationFeatures
 from ax.core.optimization_config import OptimizationConfig
@@ -182,5 +183,5 @@ class BringsTables(TorchAdapter):
 
     def _of_inputs(self) -> Sequence[Transform]:
         """The transforms of parameters; a table's values are cast already."""
-        others = (Cast, FillMissingParameters, StandardizeY)
+        others = (Cast, FillMissingParameters, StandardizeY, Winsorize)
         return [each for each in self.transforms.values() if not isinstance(each, others)]

@@ -11,13 +11,15 @@ from bo_stream.loops.units import is_off, unit_of
 
 
 class KeepsUnits:
-    """A generator that remembers the units of the metrics.
+    """A generator that remembers the units of the metrics, and where their outliers are clipped.
 
     Attributes:
         units: By metric.
+        cutoffs: By metric: lower and upper one; None: there is none.
     """
 
     units: dict[str, float]
+    cutoffs: dict[str, list[float | None]]
 
 
 class OutcomeUnits(StandardizeY):

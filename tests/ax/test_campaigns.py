@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from ax.adapter.transforms.winsorize import Winsorize
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 from ax.core.trial_status import TrialStatus
@@ -25,6 +26,7 @@ from tests.ax.experiments import (
     surrogate_of,
     watch,
 )
+from tests.ax.reloads import from_json
 
 pytestmark = NEARLY_WITHOUT_NOISE
 
@@ -210,3 +212,54 @@ def test_imprecise_outcomes_leave_the_features_that_precise_ones_tell_apart(
     for point, predicted in zip(precise, client.predict(precise), strict=True):
         mean, sd = predicted["loss"]
         assert abs(float(mean) - loss(point)) < 3.0 * float(sd) < 0.1
+
+
+def clipped(client: Client) -> float:
+    """The worst outcome that the model has, in the user's unit."""
+    surrogate = surrogate_of(client)
+    return float(surrogate.training_data[0].Y.max()) * surrogate.units["loss"]
+
+
+def with_a_penalty(client: Client) -> None:
+    for count, (a, b) in enumerate([(0.1, 0.5), (1.9, 0.0), (1.0, 0.9), (0.6, -0.9), (1.4, 0.4)]):
+        value = 1e4 if count == 2 else loss({"a": a, "b": b})
+        client.complete_trial(client.attach_trial({"a": a, "b": b}), {"loss": value})
+
+
+def test_penalties_are_clipped_as_in_axs_default(tmp_path: Path) -> None:
+    client = started(refit=0.0)
+    with_a_penalty(client)
+    client.get_next_trials(1)
+    adapter: Any = client._generation_strategy.adapter
+    axs = Winsorize(experiment_data=adapter.get_training_data(), adapter=adapter)
+    assert clipped(client) == pytest.approx(axs.cutoffs["loss"][1])
+    assert clipped(client) < 10.0
+    other = from_json(client, tmp_path)
+    other.get_next_trials(1)
+    assert clipped(other) == clipped(client)
+
+
+@pytest.mark.parametrize(("value", "moves"), [(0.5, False), (-300.0, True)])
+def test_cutoffs_move_when_they_are_off_by_far_and_clipped_rows_with_them(
+    value: float, moves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = started(refit=0.0)
+    with_a_penalty(client)
+    (index,) = client.get_next_trials(1)
+    before = clipped(client)
+    traffic = watch(monkeypatch)
+    for other in range(2):
+        point = client.attach_trial({"a": 0.3 + other, "b": -0.5})
+        client.complete_trial(point, {"loss": value})
+    client.complete_trial(index, {"loss": value})
+    client.get_next_trials(1)
+    assert (traffic.entered, traffic.left, traffic.built) == ([3 + moves], [1] * moves, [])
+    assert (clipped(client) != before) == moves
+    assert_is_a_batch_of_the_data(client)
+
+
+def test_nothing_is_clipped_where_all_of_a_function_is_to_be_learned() -> None:
+    client = started(refit=0.0, acquisition="qNIPV")
+    with_a_penalty(client)
+    client.get_next_trials(1)
+    assert clipped(client) == 1e4

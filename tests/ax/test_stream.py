@@ -228,7 +228,7 @@ def test_another_order_of_outcomes_is_another_unit(
     run(client, 5)
     client.get_next_trials(1)
     unit = surrogate_of(client).units["loss"]
-    client.complete_trial(client.attach_trial({"a": 1.0, "b": 0.0}), {"loss": 1e9})
+    client.complete_trial(client.attach_trial({"a": 1.0, "b": 0.0}), {"loss": -1e9})
     traffic = watch(monkeypatch)
     client.get_next_trials(1)
     assert surrogate_of(client).units["loss"] > 1e6 * unit
