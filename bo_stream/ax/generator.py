@@ -36,7 +36,7 @@ from bo_stream.ax.learned import Record
 from bo_stream.ax.model_choice import name_of
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.reported import ReportedMetrics
-from bo_stream.ax.surrogate import REFIT, StreamSurrogate
+from bo_stream.ax.surrogate import StreamSurrogate
 from bo_stream.ax.units import KeepsUnits, OutcomeUnits
 from bo_stream.ax.winsorizing import SteadyWinsorize
 from bo_stream.models.wiski import WISKI
@@ -78,7 +78,7 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
         botorch_acqf_options: dict[str, Any] | None = None,
         refit_on_cv: bool = False,
         warm_start_refit: bool = True,
-        refit: float = REFIT,
+        refit: float | None = None,
         learned: dict[str, Record] | None = None,
         units: dict[str, float] | None = None,
         cutoffs: dict[str, list[float | None]] | None = None,

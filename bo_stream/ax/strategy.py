@@ -32,7 +32,6 @@ from bo_stream.ax.pool import Candidates, Pool
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.pool_start import PoolStart
 from bo_stream.ax.pools import handle, pool_named, with_handles
-from bo_stream.ax.surrogate import REFIT
 
 ACQUISITIONS: dict[str, type[AcquisitionFunction]] = {
     "qUCB": qUpperConfidenceBound,
@@ -48,8 +47,6 @@ STREAM = "Stream"
 """Name of the node whose models stream."""
 
 INITIALIZATION = 5
-SEARCH = {"num_restarts": 8, "raw_samples": 256}
-"""Of the acquisition function; Ax's own are 20 and 1,024."""
 
 
 def generation_strategy(
@@ -58,7 +55,7 @@ def generation_strategy(
     acquisition: str | type[AcquisitionFunction] | None = None,
     acquisition_options: Mapping[str, Any] | None = None,
     initialization: int = INITIALIZATION,
-    refit: float = REFIT,
+    refit: float | None = None,
     search: Mapping[str, Any] | None = None,
     seed: int | None = None,
     pool: str | Pool | Candidates | None = None,
@@ -83,9 +80,10 @@ def generation_strategy(
         initialization: Sobol trials, existing ones counted, those that failed or were abandoned
             not. They go on until each metric of the objectives and constraints has an outcome.
         refit: Hyperparameters are learned anew whenever the observations have become this many
-            times as many as at the last refit; 0: once.
-        search: Options of ``optimize_acqf``, such as ``num_restarts``; beside or instead of
-            ``SEARCH``.
+            times as many as at the last refit; 0: once. Default: at every trial up to 100
+            observations, then whenever those beyond have become 1.3 times as many.
+        search: Options of BoTorch's ``optimize_acqf``, or of the search for choices that Ax takes
+            instead; beside or instead of Ax's own ``{"num_restarts": 20, "raw_samples": 1024}``.
         seed: Of the Sobol points.
         pool: All candidates that there are, as a :class:`Pool`, what :meth:`Pool.of` takes, or the
             name of a registered one; those of former trials are not proposed again. Ax stores its
@@ -120,9 +118,7 @@ def generation_strategy(
             "cutoffs": {},
             **_of_pool(name),
         },
-        generator_gen_kwargs={
-            "model_gen_options": {"optimizer_kwargs": {**SEARCH, **(search or {})}}
-        },
+        generator_gen_kwargs={"model_gen_options": {"optimizer_kwargs": dict(search or {})}},
     )
     first = _first(name, initialization, seed)
     strategy = GenerationStrategy(name="bo_stream", nodes=[first, GenerationNode(STREAM, [spec])])
@@ -160,8 +156,8 @@ def _acquisition(given: str | type[AcquisitionFunction] | None) -> type[Acquisit
     return ACQUISITIONS[given]
 
 
-def _check(initialization: int, refit: float) -> None:
+def _check(initialization: int, refit: float | None) -> None:
     if initialization < 1:
         raise ValueError(f"Expected initialization of at least 1 trial, got {initialization}.")
-    if refit != 0.0 and not refit > 1.0:
+    if refit is not None and refit != 0.0 and not refit > 1.0:
         raise ValueError(f"Expected refit above 1 (a growth factor), or 0 for once, got {refit}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,12 @@ from bo_stream.loops.refits import FEW_PER_INPUT, learn
 from bo_stream.models.grid_gp import GridGP
 from bo_stream.models.refit import Hyperparameters
 from bo_stream.models.streaming_gp import StreamingGP
+
+REFIT = 1.3
+"""Growth of the data beyond ``OFTEN`` at which hyperparameters are learned anew."""
+
+OFTEN = 100
+"""Number of observations up to which they are learned at every trial, as in Ax."""
 
 
 @dataclass
@@ -64,19 +71,46 @@ class Stream:
         if len(change.gone) > 0:
             self.model.retract(change.gone.X, change.gone.Y, change.gone.known_noise)
 
-    def refit_if_due(self, growth: float) -> bool:
-        """Learn hyperparameters if the observations have grown by a factor; whether they had.
+    def refit_if_due(self, growth: float | None) -> bool:
+        """Learn hyperparameters if the observations have grown by enough; whether they had.
 
         Args:
-            growth: That factor; 0: learn them once.
+            growth: See :func:`is_due`.
         """
         count = len(self.rows)
-        if self.fitted_at > 0 and not (growth > 0.0 and count >= growth * self.fitted_at):
+        if not is_due(count, self.fitted_at, growth):
             return False
-        learn(self.model, self._further_starts())
+        learn(self.model, self._further_starts(growth))
         self.fitted_at = count
         return True
 
-    def _further_starts(self) -> Sequence[Hyperparameters]:
-        few = len(self.rows) <= FEW_PER_INPUT * self.rows.X.shape[-1]
-        return [self.defaults] if few and self.fitted_at > 0 else []
+    def _further_starts(self, growth: float | None) -> Sequence[Hyperparameters]:
+        """The defaults, where few observations may have led astray, and not at every trial."""
+        count, before = len(self.rows), self.fitted_at
+        few = count <= FEW_PER_INPUT * self.rows.X.shape[-1]
+        if before == 0 or not few:
+            return []
+        is_thorough = growth is not None or _powers(count) > _powers(before)
+        return [self.defaults] if is_thorough else []
+
+
+def is_due(count: int, fitted_at: int, growth: float | None) -> bool:
+    """Whether hyperparameters are to be learned anew.
+
+    Args:
+        count: Number of observations.
+        fitted_at: That at the last refit; 0: none yet.
+        growth: Factor by which the observations must have grown; 0: learn once; None: whenever
+            there is another one up to ``OFTEN`` of them, then whenever those beyond have grown by
+            ``REFIT``.
+    """
+    if fitted_at == 0:
+        return True
+    if growth is not None:
+        return growth > 0.0 and count >= growth * fitted_at
+    return count > fitted_at and (count <= OFTEN or count - OFTEN >= REFIT * (fitted_at - OFTEN))
+
+
+def _powers(count: int) -> int:
+    """How many times one observation has grown by ``REFIT``."""
+    return math.floor(math.log(count) / math.log(REFIT))

@@ -30,9 +30,6 @@ from bo_stream.models.streaming_gp import StreamingGP
 
 logger = logging.getLogger("bo_stream.ax")
 
-REFIT = 1.3
-"""Growth of the data at which hyperparameters are learned anew."""
-
 
 class StreamSurrogate(Surrogate):
     """Keeps each metric's model between generations, and gives it new observations only.
@@ -50,7 +47,7 @@ class StreamSurrogate(Surrogate):
         refit_on_cv: bool = False,
         metric_to_best_model_config: Mapping[str, ModelConfig] | None = None,
         warm_start_refit: bool = True,
-        refit: float = REFIT,
+        refit: float | None = None,
         learned: dict[str, Record] | None = None,
         units: dict[str, float] | None = None,
     ) -> None:
@@ -61,8 +58,7 @@ class StreamSurrogate(Surrogate):
             refit_on_cv: As in Ax.
             metric_to_best_model_config: As in Ax.
             warm_start_refit: As in Ax.
-            refit: The hyperparameters are learned anew whenever the observations have become this
-                many times as many as at the last refit; 0: once.
+            refit: When hyperparameters are learned anew: see :func:`is_due`.
             learned: What former models of the metrics have learned, by name; written at each refit.
             units: In which the outcomes come, by metric.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -14,6 +15,7 @@ from ax.api.client import Client
 from ax.core.data import Data
 
 from bo_stream import OSGPR
+from bo_stream.ax.stream import OFTEN, REFIT, is_due
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     assert_is_a_batch_of_the_data,
@@ -192,6 +194,20 @@ def test_hyperparameters_are_learned_when_the_data_have_grown(
     client = started(refit=2.0)
     run(client, 13)
     assert counts == [3, 6, 12]
+
+
+def test_hyperparameters_are_learned_at_every_trial_as_long_as_they_are_few() -> None:
+    assert is_due(1, 0, None)
+    fits = [0]
+    for count in range(1, 1001):
+        if is_due(count, fits[-1], None):
+            fits.append(count)
+    assert fits[1 : OFTEN + 1] == list(range(1, OFTEN + 1))
+    later = [count - OFTEN for count in fits if count > OFTEN + 20]
+    growths = [after / before for before, after in pairwise(later)]
+    assert len(growths) > 5
+    assert all(REFIT <= growth < REFIT + 0.05 for growth in growths)
+    assert not is_due(50, 50, None)
 
 
 def test_cross_validation_does_not_leak() -> None:
