@@ -13,6 +13,7 @@ from bo_stream.acquisition import (
 )
 from bo_stream.learning import OnlineLearner, learn_points, maximise_stochastically, pretrain
 from bo_stream.models.clustered import ClusteredGP
+from bo_stream.models.coarse_points_warning import CoarsePointsWarning
 from bo_stream.models.decoupled import DecoupledGP
 from bo_stream.models.dirichlet_wiski import DirichletWISKI
 from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
@@ -38,6 +39,7 @@ __all__ = [
     "WISKI",
     "Chevron",
     "ClusteredGP",
+    "CoarsePointsWarning",
     "DecoupledGP",
     "DirichletWISKI",
     "FeatureNIPV",

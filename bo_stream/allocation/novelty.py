@@ -10,7 +10,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.greedy import TOLERANCE, greedy_points
+from bo_stream.allocation.greedy import greedy_points
 from bo_stream.allocation.lengthscales import lengthscales, shortest_lengthscale
 from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.inducing import InducingBasis, kernel_variance
@@ -27,7 +27,13 @@ KEPT = 0.875
 RISE = 2.0
 """Times that the threshold grows at least in a thinning."""
 
-EXCESS = 100.0
+NOVEL = 1e-12
+"""Part of the prior variance that is left of an input which adds more than a jitter would."""
+
+SPOILT = 1e-8
+"""Error of the kernel's values at which points very far away are left out for the others' sake."""
+
+EXCESS = 10.0
 """Least threshold in errors of the kernel's values, which are amplified in what points leave."""
 
 REDUNDANT = 0.25
@@ -55,8 +61,8 @@ class _Held:
 class Novelty(Allocator):
     """Every input that keeps more than a threshold of its prior variance given the points.
 
-    The threshold is ``tolerance``, at which an input adds nothing that arithmetic can tell, until
-    there are more than ``max_points``. Then greedy variance thins them to ``KEPT`` of that number,
+    The threshold is ``tolerance``, by default what the smallest jitter would add, until there are
+    more than ``max_points``. Then greedy variance thins them to ``KEPT`` of that number,
     and the threshold becomes the largest part of its prior variance that the points which stay
     leave of one that goes, at least ``RISE`` times what it was. So the points are thinned at most
     ``log(1 / tolerance) / log(RISE)`` times in a stream of any length, however fast it fills them
@@ -73,7 +79,7 @@ class Novelty(Allocator):
         >>> Z = Novelty(100).update(X[:0], X, kernel)
     """
 
-    def __init__(self, max_points: int, tolerance: float = TOLERANCE) -> None:
+    def __init__(self, max_points: int, tolerance: float = NOVEL) -> None:
         """Set the number.
 
         Args:
@@ -140,7 +146,7 @@ def _grown(basis: InducingBasis, X: Tensor, threshold: float) -> InducingBasis:
         return basis
     pool = torch.cat((basis.Z, X))
     error = _error(basis.kernel, pool)
-    if error > threshold and not bool((near := central(pool)).all()):
+    if error > SPOILT and not bool((near := central(pool)).all()):
         alone = InducingBasis.of(basis.kernel, basis.Z[near[: basis.rank]], 1)
         return _grown(alone, X[near[basis.rank :]], threshold)
     threshold = max(threshold, EXCESS * error)

@@ -21,6 +21,7 @@ from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.bases.members import members
 from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.caches import Solved
+from bo_stream.models.coarse_points_warning import warn_of_coarse_points
 from bo_stream.models.independent_points import basis_of_independent, log_basis
 from bo_stream.models.inducing_choice import (
     check_allocator,
@@ -88,6 +89,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
     _allocator: Allocator | None
     _present: tuple[State, M, InducingBasis] | None
     max_points: int
+    _told_of_coarse_points: bool = False
 
     @abstractmethod
     def _nothing_in(self, basis: InducingBasis) -> M:
@@ -179,11 +181,24 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
 
     def _remember(self, memory: M, basis: InducingBasis, allocator: Allocator | None) -> None:
         """Take over a memory that is expressed with the present kernel."""
-        if self._present is None or self._present[2] is not basis:
-            log_basis(self, basis)
+        moved = self._present is None or self._present[2] is not basis
         self._memory, self._allocator = memory, allocator
         self._present = (state_of(self.covar_module), memory, basis)
         self._solved = None
+        if moved:
+            log_basis(self, basis)
+            self._warn_of_coarse_points()
+
+    @torch.no_grad()
+    def _warn_of_coarse_points(self) -> None:
+        """Once, if the points place themselves, and not before a first training has ended."""
+        if self.training or self._told_of_coarse_points or self._allocator is None:
+            return
+        memory = self._memory.as_statistics()
+        missed = self._missed_variance(memory.missed) / memory.counts.clamp_min(1.0)
+        if float(missed.max()) > 1.0:
+            self._told_of_coarse_points = True
+            warn_of_coarse_points(float(missed.max()), len(memory.values.Z), self.max_points)
 
     def _check_solvable(self, memory: InducingMemory) -> None:
         """Check that a memory from which observations were taken out has a posterior. Cost O(M³).

@@ -102,7 +102,9 @@ class OSGPR(InducingGP[WindowedMemory]):
             allocator: Where Z goes as the stream goes by; None: it stays as given. Default:
                 ``Novelty(max_points)``, or None where inducing points are given: every distinct
                 input is an inducing point, which is the exact GP, until there are ``max_points``;
-                then they are thinned by greedy variance. It is copied.
+                then they are thinned by greedy variance. It is copied. Where its points leave more
+                of the process unknown at the observations than the noise's variance, in mean, the
+                model says so once, after a fit or in the stream (``CoarsePointsWarning``).
             max_points: Cap on M. Where another allocator wants more, a new point enters in place of
                 the one that the others explain best, if it is itself explained less than half as
                 well.
@@ -161,8 +163,10 @@ class OSGPR(InducingGP[WindowedMemory]):
         allocator = copy(self._allocator)
         moved = not self._memory.is_in(basis)
         if moved and allocator is not None and len(memory.recent) > 0:
-            placed = self._placed(allocator, memory, basis, memory.recent.X)
-            self._remember(*placed, allocator)
+            memory, basis = self._placed(allocator, memory, basis, memory.recent.X)
+        if moved:
+            self._remember(memory, basis, allocator)
+            self._warn_of_coarse_points()
 
     def _solved_after(
         self, data: Observations, basis: InducingBasis, features: Tensor

@@ -25,7 +25,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from bo_stream import OSGPR, ProjectionWarning
+from bo_stream import OSGPR, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Novelty, Random
 from bo_stream.models import inducing_choice
 from tests.inducing_problems import (
@@ -158,6 +158,7 @@ def test_the_bound_never_exceeds_the_log_marginal(points: int) -> None:
     assert float(model.elbo().detach()) <= exact_log_marginal(kernel, X, Y) + 1e-7
 
 
+@pytest.mark.filterwarnings("ignore::bo_stream.CoarsePointsWarning")
 def test_moved_points_and_hyperparameters_are_the_papers_online_bound() -> None:
     X, Y = wave()
     old, new = (torch.rand(k, D, dtype=torch.float64) for k in (8, 11))
@@ -574,3 +575,25 @@ def test_an_allocator_can_be_taken_away_and_given() -> None:
     assert len(model.update(X[40:], Y[40:]).inducing_points) > len(Z)
     with pytest.raises(UnsupportedError, match="Expected allocator to be one of"):
         model.allocator = "OIPS"  # type: ignore[assignment]
+
+
+def test_points_coarser_than_the_noise_are_said_once_after_a_fit() -> None:
+    X = torch.rand(80, 2, dtype=torch.float64)
+    Y = (9.0 * X).sin().prod(-1, keepdim=True) + 0.01 * torch.randn(80, 1).double()
+    model = OSGPR(X, Y, max_points=8)
+    model.posterior(X)
+    with pytest.warns(CoarsePointsWarning, match=r"coarser than the noise. Raise max_points \(8\)"):
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    model.update(X[:9] / 2.0, Y[:9])
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    enough = OSGPR(X, Y)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(enough.likelihood, enough))
+
+
+def test_points_that_the_stream_outgrows_are_said() -> None:
+    X, Y = torch.rand(200, 2, dtype=torch.float64), torch.randn(200, 1).double()
+    kernel = RBFKernel().double()
+    kernel.lengthscale = 0.05
+    model = raw(X[:20], Y[:20], covar_module=kernel, max_points=30)
+    with pytest.warns(CoarsePointsWarning, match="inducing points leave"):
+        model.update(X[20:], Y[20:])

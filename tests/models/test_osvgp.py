@@ -15,7 +15,7 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize
 from botorch.models.transforms.outcome import Log, Standardize
-from gpytorch.kernels import MaternKernel, ScaleKernel
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
     BetaLikelihood,
@@ -581,3 +581,22 @@ def test_banana_in_a_stream_is_as_good_as_a_batch(shared_data: Path) -> None:
     accuracy = 100.0 * float(hits.double().mean())
     peer = batch_accuracy(X[train], Y[train], X[test], Y[test], len(model.inducing_points))
     assert accuracy > peer - 1.0
+
+
+def test_an_outlier_of_1e8_standard_deviations_is_the_exact_gps() -> None:
+    """Points that left out more than a jitter would put the mean many standard deviations off."""
+    X = torch.rand(200, 2, dtype=torch.float64)
+    Y = (3.0 * X).sin().sum(-1, keepdim=True)
+    Y[7] += 1e8
+    kernel, likelihood = RBFKernel().double(), GaussianLikelihood().double()
+    kernel.lengthscale, likelihood.noise = 0.3, 0.01
+    model = OSVGP(X, Y, likelihood, covar_module=kernel)
+    test_X = torch.rand(100, 2, dtype=torch.float64)
+    with torch.no_grad():
+        K, cross = kernel(X).to_dense(), kernel(test_X, X).to_dense()
+        factor = torch.linalg.cholesky(K + 0.01 * torch.eye(200))
+        weights = torch.cholesky_solve(Y, factor)
+        weights += torch.cholesky_solve(Y - K @ weights - 0.01 * weights, factor)
+        posterior = model.posterior(test_X)
+        error = (posterior.mean - cross @ weights).abs() / posterior.variance.sqrt()
+    assert float(error.max()) < 1.0

@@ -1,0 +1,31 @@
+"""Telling a user that the inducing points are too few for what the observations say."""
+
+from __future__ import annotations
+
+import warnings
+
+from botorch.exceptions.warnings import BotorchWarning
+
+from bo_stream.models.warning_level import users_stack_level
+
+
+class CoarsePointsWarning(BotorchWarning):
+    """The inducing points miss more of the observations than their noise hides."""
+
+
+def warn_of_coarse_points(ratio: float, points: int, max_points: int) -> None:
+    """Warn with what there is to do.
+
+    Args:
+        ratio: Prior variance that the points leave unknown at the observations, in mean, in units
+            of their noise variances.
+        points: Their number.
+        max_points: The largest.
+    """
+    warnings.warn(
+        f"{points:,} inducing points leave, in mean over the observations, {ratio:.2g} times the "
+        "noise variance of the process unknown: the approximation is coarser than the noise. Raise "
+        f"max_points ({max_points:,}), or take an allocator that takes more points.",
+        CoarsePointsWarning,
+        stacklevel=users_stack_level(),
+    )
