@@ -28,6 +28,7 @@ from bo_stream.models.cluster_likelihood import (
 from bo_stream.models.cluster_memory import ClusterMemory
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inducing_prior import differentiable_matrix
+from bo_stream.models.learned_transform import split_transform
 
 
 class ClusteredGP(ClusterGP):
@@ -89,7 +90,8 @@ class ClusteredGP(ClusterGP):
                 if that is 1) or none. Default: BoTorch's own default.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: As for :class:`WISKI`; default ``Standardize``.
-            input_transform: Any without parameters to learn.
+            input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
+                kernel, ``covar_module.input_transform``, and is learned with it.
             resolution: Largest distance of an input from its cluster's centre, in units of
                 transformed inputs. Centres are shared by batch elements and outputs.
             tree: Instead of ``resolution``: a tree, empty or of points in units of transformed
@@ -111,8 +113,10 @@ class ClusteredGP(ClusterGP):
             ValueError: A bad option, or more centres than memory can hold.
         """
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
+        input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
+        inputs = self._learn_transform(learned, inputs)
         self.solver, self.cg_tolerance = checked_solver(solver, cg_tolerance)
         self.arithmetic = checked_dtype(arithmetic)
         self._solved = None

@@ -16,6 +16,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
+from bo_stream.models.learned_transform import is_learnable
 from bo_stream.models.stems import Stem
 from bo_stream.models.validation import check_finite, check_observations, check_type
 from bo_stream.sufficient_statistics import target_columns
@@ -162,22 +163,33 @@ def first_transformed(X: Tensor, transform: InputTransform) -> Tensor:
         UnsupportedError: It has parameters to learn.
         InputDataError: It must learn its bounds but there are no inputs.
     """
-    if any(parameter.requires_grad for parameter in transform.parameters()):
+    if is_learnable(transform):
         raise UnsupportedError(
-            f"input_transform {type(transform).__name__} has parameters to learn, but a grid "
-            "keeps no inputs that could be transformed anew. Use one without learnable parameters."
+            f"input_transform {type(transform).__name__} has parameters to learn, but what this "
+            "model keeps of its inputs cannot be transformed anew. Use OSGPR, OSVGP, ClusteredGP "
+            "or LocalGP, or freeze the transform by requires_grad_(False)."
         )
+    learn_bounds(X, transform)
+    return observed_inputs(X, transform)
+
+
+def learn_bounds(X: Tensor, transform: InputTransform) -> None:
+    """Let an input transform learn from the first inputs what is no parameter.
+
+    Raises:
+        InputDataError: It must, but there are no inputs.
+    """
     transform.to(X)
     if X.shape[-2] > 0:
         transform.train()
         with torch.no_grad():
             transform(X)
-    elif getattr(transform, "learn_coefficients", False):
-        raise InputDataError(
-            f"{type(transform).__name__} must learn its bounds, but train_X is empty. Give it "
-            "bounds."
-        )
-    return observed_inputs(X, transform)
+    for part in transform.modules():
+        if X.shape[-2] == 0 and getattr(part, "learn_coefficients", False):
+            raise InputDataError(
+                f"{type(part).__name__} must learn its bounds, but train_X is empty. Give it "
+                "bounds."
+            )
 
 
 def observed_inputs(X: Tensor, transform: InputTransform | None) -> Tensor:

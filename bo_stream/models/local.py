@@ -18,6 +18,7 @@ from bo_stream.bases.stacked_kernel import stacked_kernel
 from bo_stream.linalg import solve_lower
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.kernel_copy import in_dtype
+from bo_stream.models.learned_transform import split_transform
 from bo_stream.models.local_body import LocalBody
 from bo_stream.models.local_memory import LocalMemory
 from bo_stream.models.local_process import factor_of
@@ -78,7 +79,8 @@ class LocalGP(LocalBody):
                 if that is 1) or none. Default: BoTorch's own default.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: As for :class:`WISKI`; default ``Standardize``.
-            input_transform: Any without parameters to learn.
+            input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
+                kernel, ``covar_module.input_transform``, and is learned with it.
             max_size: Largest number s of observations of a local model.
             w_gen: Correlation with the most similar centre below which a new model begins, in (0,
                 1).
@@ -92,8 +94,10 @@ class LocalGP(LocalBody):
             ValueError: A number is out of range.
         """
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
+        input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
+        inputs = self._learn_transform(learned, inputs)
         _check(max_size, w_gen, nearest, max_models)
         self.max_size, self.nearest = max_size, nearest
         self._router = Router(w_gen, max_models)

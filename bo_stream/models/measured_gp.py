@@ -18,6 +18,7 @@ from gpytorch.means import ConstantMean, Mean
 from gpytorch.models.gp import GP
 from torch import Tensor
 
+from bo_stream.bases.transformed_kernel import TransformedKernel
 from bo_stream.models.construction import (
     check_first_observations,
     check_mean,
@@ -25,10 +26,12 @@ from bo_stream.models.construction import (
     choose_likelihood,
     first_totals,
     first_transformed,
+    learn_bounds,
     observed_inputs,
     reference_outcome,
 )
 from bo_stream.models.known_noise import NOISE_FLOOR, known_noise
+from bo_stream.models.learned_transform import adapt_priors, check_learned
 from bo_stream.models.marginal_likelihood import NoiseGroup
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.streaming_gp import StreamingGP
@@ -111,6 +114,25 @@ class MeasuredGP(StreamingGP):
         )
         self.likelihood = choose_likelihood(likelihood, Yvar, aug_batch)
         check_mean(self.mean_module)
+
+    def _learn_transform(self, learned: InputTransform | None, inputs: Tensor) -> Tensor:
+        """Make a learnable input transform a part of the kernel, as which memory follows it.
+
+        Args:
+            learned: What :func:`split_transform` left of the user's, or None.
+            inputs: As the process takes them.
+
+        Returns:
+            Inputs as the user's kernel has them.
+        """
+        if learned is None:
+            return inputs
+        learn_bounds(inputs, learned)
+        transformed = observed_inputs(inputs, learned)
+        check_learned(learned, inputs, transformed)
+        adapt_priors(learned)
+        self.covar_module = TransformedKernel(self.covar_module, learned)
+        return transformed
 
     def _standardize_first(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
         """Move to the first observations' dtype and device; learn the standardisation."""

@@ -25,6 +25,7 @@ from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inducing_choice import check_points, check_points_fit, checked_cap
 from bo_stream.models.inducing_gp import MAX_POINTS, InducingGP
 from bo_stream.models.inducing_memory import Missed
+from bo_stream.models.learned_transform import split_transform
 from bo_stream.models.marginal_likelihood import NoiseGroup, combine
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.point_search import moved_points
@@ -96,7 +97,8 @@ class OSGPR(InducingGP[WindowedMemory]):
                 if that is 1) or none. Default: BoTorch's own default.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: As for :class:`WISKI`; default ``Standardize``.
-            input_transform: Any without parameters to learn.
+            input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
+                kernel, ``covar_module.input_transform``, and is learned with it.
             inducing_points: The first Z, ``M x d``, in units of train_X, shared by batch elements
                 and outputs. Default: what the allocator makes of train_X.
             allocator: Where Z goes as the stream goes by; None: it stays as given. Default:
@@ -120,8 +122,10 @@ class OSGPR(InducingGP[WindowedMemory]):
                 ``max_points`` or than memory holds, or neither inducing points nor an allocator.
         """
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
+        input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
+        inputs = self._learn_transform(learned, inputs)
         self.window = checked_number("window", window, least=0)
         self._begin_points(inducing_points, allocator, max_points, train_X)
         self._standardize_first(train_X, train_Y, train_Yvar)

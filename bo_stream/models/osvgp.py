@@ -23,6 +23,7 @@ from bo_stream.models.inducing_gp import MAX_POINTS
 from bo_stream.models.inducing_memory import InducingMemory, Missed
 from bo_stream.models.latent_choice import check_steps, check_transform, latent_kernel
 from bo_stream.models.latent_gp import LatentGP
+from bo_stream.models.learned_transform import split_transform
 from bo_stream.models.marginal_likelihood import NoiseGroup
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.online_update import Natural, OnlineUpdate, unit_noise
@@ -101,7 +102,7 @@ class OSVGP(LatentGP):
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: None: the likelihood is of outcomes as they are. ``Standardize``, for
                 a likelihood of real outcomes: by the first ones (train_Y), for good.
-            input_transform: Any without parameters to learn.
+            input_transform: As for :class:`~bo_stream.OSGPR`.
             inducing_points: As for :class:`~bo_stream.OSGPR`.
             allocator: As there.
             max_points: As there.
@@ -128,10 +129,12 @@ class OSVGP(LatentGP):
         check_steps(beta, natural_rate, natural_steps, hyper_steps, fantasy_steps)
         self._begin(train_X, train_Y, None, outcome_transform)
         self._shift = torch.zeros_like(self._shift)
+        input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         if covar_module is None:
             covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape)
         self._set_modules(inputs.shape[-1], None, None, covar_module, mean_module)
+        self._learn_transform(learned, inputs)
         if likelihood is not None:
             check_likelihood(likelihood, self._parameter_shape)
             self.likelihood = deepcopy(likelihood)

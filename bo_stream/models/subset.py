@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.input import InputTransform
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
@@ -49,6 +50,8 @@ def subset_module(
     for part in copied.modules():
         if isinstance(part, Kernel) and part.batch_shape != old:
             continue  # shared by all outputs
+        if isinstance(part, InputTransform):
+            continue  # as many values as inputs, not as outputs
         _subset_tensors(part, old, outputs)
         for name in ("batch_shape", "_batch_shape"):
             if part.__dict__.get(name) == old:
