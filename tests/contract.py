@@ -27,7 +27,7 @@ from botorch.exceptions.errors import (
     UnsupportedError,
 )
 from botorch.models import SingleTaskGP
-from botorch.models.transforms.input import Normalize
+from botorch.models.transforms.input import Normalize, Warp
 from botorch.models.transforms.outcome import (
     Bilog,
     ChainedOutcomeTransform,
@@ -189,6 +189,11 @@ def _additive(*groups: tuple[int, ...]) -> Callable[[Observations], Kernel]:
 
 def _standardize(data: Observations) -> Standardize:
     return Standardize(m=data.Y.shape[-1], batch_shape=data.X.shape[:-2])
+
+
+def _warp(data: Observations) -> Warp:
+    """Of a box that holds all inputs of the laws: outside it a warp is flat."""
+    return Warp(DIM, [0, 1], bounds=torch.tensor([[-0.5] * DIM, [1.5] * DIM])).to(data.X)
 
 
 def _linear_stem(data: Observations) -> LinearStem:
@@ -423,6 +428,13 @@ CASES: tuple[Case, ...] = (
         settings=EVERY_SETTING,
     ),
     Case(
+        "OSGPR, a window of rows, warped inputs",
+        _osgpr(window=7, input_transform=_warp),
+        residual=True,
+        rows=True,
+        settings=(Setting(), Setting(torch.float32, outputs=2)),
+    ),
+    Case(
         "OSGPR, a window of rows, known noise in part",
         _osgpr(
             likelihood=lambda data: GaussianLikelihood(batch_shape=_parameter_shape(data)), window=7
@@ -509,6 +521,12 @@ CASES: tuple[Case, ...] = (
         _clustered(solver="cg"),
         residual=True,
         settings=(Setting(), Setting(batch_shape=(2,), outputs=2)),
+    ),
+    Case(
+        "ClusteredGP, warped inputs",
+        _clustered(input_transform=_warp),
+        residual=True,
+        settings=(Setting(outputs=2),),
     ),
     Case("ClusteredGP, known noise", _clustered(), noise="known", residual=True),
     Case(
