@@ -85,7 +85,9 @@ def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
 
 
 def _clustered(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> ClusteredGP:
-    return ClusteredGP(X, Y, covar_module=kernel, **options)
+    """A resolution of 0 is the library's default: as fine as ``max_centres`` allow."""
+    resolution, others = _split(options, "resolution")
+    return ClusteredGP(X, Y, covar_module=kernel, resolution=resolution or None, **others)
 
 
 def _local(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> LocalGP:
@@ -152,7 +154,9 @@ MODELS: dict[str, ModelKind] = {
         _describe_points,
         unlearned={"hyper_steps": 0},
     ),
-    "clustered": ModelKind(ClusteredGP, _clustered, {"resolution": 0.05}, _describe_clusters),
+    "clustered": ModelKind(
+        ClusteredGP, _clustered, {"resolution": 0.0, "max_centres": 1024}, _describe_clusters
+    ),
     "local": ModelKind(
         LocalGP, _local, {"max_size": 100, "w_gen": 0.5, "nearest": 3}, _describe_parts
     ),

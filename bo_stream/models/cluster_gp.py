@@ -37,6 +37,9 @@ Solver = Literal["cholesky", "cg"]
 CHOLESKY_CENTRES = 4000
 """Up to this many centres are solved by a Cholesky factor unless told otherwise."""
 
+MAX_CENTRES = 1024
+"""Most centres where the model chooses its resolution."""
+
 MEMORY_LIMIT_GIB = 4.0
 """Of all matrices over the centres together."""
 
@@ -53,6 +56,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
     solver: Solver | None
     cg_tolerance: float | None
     arithmetic: torch.dtype
+    max_centres: int | None = None
 
     def _projected(self, inputs: Tensor) -> Tensor:
         return inputs
@@ -150,12 +154,20 @@ class ClusterGP(SolvedGP[SolvedClusters]):
         X = data.X.to(self._memory.centres)
         points = X.flatten(0, -2)
         memory = self._memory.covering(points) if data.sign > 0 else self._memory
+        joined = self._capped(memory)
+        moved, memory = joined is not memory, joined
         self._check_size(memory)
         clusters = memory.tree.assign(points).view(X.shape[:-1])
         memory = memory.after(data, clusters)
-        self._solved = self._solved_after(data, memory.centres[clusters])
+        self._solved = None if moved else self._solved_after(data, memory.centres[clusters])
         self._memory = memory
         self._refresh_fixed_noise()
+
+    def _capped(self, memory: ClusterMemory) -> ClusterMemory:
+        """With no more than ``max_centres``: the resolution is doubled as often as needed."""
+        while self.max_centres is not None and len(memory.centres) > self.max_centres:
+            memory = memory.at_resolution(2.0 * memory.tree.resolution)
+        return memory
 
     def _check_size(self, memory: ClusterMemory, dtype: torch.dtype | None = None) -> None:
         M = len(memory.centres)
@@ -193,6 +205,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
         """
         matrix = self._targets_of(other)
         memory, exact = self._memory.joined(other._memory.map_targets(matrix))
+        memory = self._capped(memory)
         self._check_size(memory)
         if not exact:
             warnings.warn(

@@ -16,8 +16,8 @@ from torch import Tensor
 from bo_stream.allocation.cover_tree import CoverTree
 from bo_stream.allocation.numbers import checked_number
 from bo_stream.models.centre_solver import ConjugateGradients
-from bo_stream.models.cluster_choice import checked_dtype, checked_solver, first_tree
-from bo_stream.models.cluster_gp import ClusterGP, Solver
+from bo_stream.models.cluster_choice import checked_dtype, checked_most, checked_solver, first_tree
+from bo_stream.models.cluster_gp import MAX_CENTRES, ClusterGP, Solver
 from bo_stream.models.cluster_kernel import differentiable_centre_matrix
 from bo_stream.models.cluster_likelihood import (
     Probes,
@@ -46,8 +46,10 @@ class ClusteredGP(ClusterGP):
     - A fantasy: O(q M) cross-covariances and one q x q factor. It is not moved to a centre.
     - Exact: the posterior of the moved inputs, whatever came in which batches, with its marginal
       likelihood and gradients; kernel, noise level, mean and standardisation may change at any
-      time. Retraction, unless a centre nearer to the observation has been added since.
-    - Approximate: inputs are up to ``resolution`` from where they act. Conjugate gradients stop at
+      time. Retraction, unless a centre nearer to the observation has been added since, or clusters
+      have been joined.
+    - Approximate: inputs are up to ``resolution`` from where they act; where that has been doubled,
+      up to twice as far. Conjugate gradients stop at
       a relative residual.
     - Numerically: all that is solved is no smaller than the identity, whatever the kernel. Its
       condition number is about the number of observations in reach of a lengthscale, over the noise
@@ -56,7 +58,7 @@ class ClusteredGP(ClusterGP):
     - When: many observations in few dimensions, and a fit that must not fail, in float32 too.
 
     Example:
-        >>> model = ClusteredGP(train_X, train_Y, resolution=0.05)
+        >>> model = ClusteredGP(train_X, train_Y)
         >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
@@ -71,11 +73,12 @@ class ClusteredGP(ClusterGP):
         mean_module: Mean | None = None,
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
         input_transform: InputTransform | None = None,
-        resolution: float = 0.1,
+        resolution: float | None = None,
         tree: CoverTree | None = None,
         solver: Solver | None = None,
         cg_tolerance: float | None = None,
         arithmetic: torch.dtype = torch.float64,
+        max_centres: int = MAX_CENTRES,
     ) -> None:
         """Build the model and put the first observations into memory.
 
@@ -93,7 +96,10 @@ class ClusteredGP(ClusterGP):
             input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
                 kernel, ``covar_module.input_transform``, and is learned with it.
             resolution: Largest distance of an input from its cluster's centre, in units of
-                transformed inputs. Centres are shared by batch elements and outputs.
+                transformed inputs. Centres are shared by batch elements and outputs. Default:
+                ``FINEST`` (1e-4) of the diagonal of the first inputs' box, at which every input
+                that is not nearer than this to another has a centre of its own, so that the model
+                is about the exact GP; it is doubled whenever there are more than ``max_centres``.
             tree: Instead of ``resolution``: a tree, empty or of points in units of transformed
                 inputs. It is copied.
             solver: ``"cholesky"`` or ``"cg"`` (preconditioned conjugate gradients). Default: the
@@ -105,6 +111,8 @@ class ClusteredGP(ClusterGP):
                 a fit's line search may stall near the optimum. Where a bound on the condition
                 number is above ``FLOAT32_LIMIT``, about 10⁶, float32 would lose the variances in
                 rounding: the model then solves in float64 and warns once.
+            max_centres: Largest number of centres where neither ``resolution`` nor ``tree`` is
+                given. A doubling of the resolution joins clusters as :meth:`resolve` does.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together.
@@ -121,7 +129,8 @@ class ClusteredGP(ClusterGP):
         self.arithmetic = checked_dtype(arithmetic)
         self._solved = None
         like = inputs[..., :0, :].reshape(0, inputs.shape[-1]).to(arithmetic)
-        tree = first_tree(tree, resolution, like)
+        self.max_centres = checked_most(max_centres, resolution, tree)
+        tree = first_tree(tree, resolution, inputs, like)
         self._memory = ClusterMemory.empty(tree, like, self._output_batch)
         self._standardize_first(train_X, train_Y, train_Yvar)
         if train_X.shape[-2] > 0:

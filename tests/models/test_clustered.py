@@ -606,3 +606,58 @@ def test_bad_options(options: dict[str, object], error: type[Exception], message
     X, Y = wave()
     with pytest.raises(error, match=message):
         ClusteredGP(X, Y, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Data .input features.")
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_default_resolution_is_about_the_exact_gp(scale: float) -> None:
+    X, Y = wave(40)
+    kernel = RBFKernel().double()
+    kernel.lengthscale = 0.4 * scale
+    X = scale * X
+    model = ClusteredGP(X[:15], Y[:15], covar_module=kernel, outcome_transform=None)
+    model.likelihood.noise = 0.05
+    model.eval()
+    for rows in torch.arange(15, 40).split(5):
+        model.update(X[rows], Y[rows])
+        model.posterior(X)
+    assert len(model.centres) == 40
+    test_X = scale * torch.rand(9, X.shape[-1], dtype=torch.float64)
+    with torch.no_grad():
+        cross, K = kernel(test_X, X).to_dense(), kernel(X).to_dense()
+        mean = cross @ torch.linalg.solve(K + 0.05 * torch.eye(40), Y)
+        assert torch.allclose(model.posterior(test_X).mean, mean, atol=1e-2)
+    nothing = ClusteredGP(X[:0], Y[:0])
+    assert nothing.resolution == ClusteredGP(X[:1], Y[:1]).resolution == 1e-4
+
+
+def test_too_many_centres_double_the_default_resolution() -> None:
+    X, Y = wave(300)
+    model = ClusteredGP(X[:100], Y[:100], covar_module=RBFKernel().double(), max_centres=60).eval()
+    model.posterior(X)
+    resolutions = [model.resolution]
+    for rows in torch.arange(100, 300).split(50):
+        model.update(X[rows], Y[rows])
+        assert len(model.centres) <= 60
+        assert float(model.cluster_sizes.sum()) == model.num_observations
+        resolutions.append(model.resolution)
+        kept = model.posterior(X).mean
+        solved = model.process()
+        model._set_memory(model._memory)
+        assert torch.allclose(model.posterior(X).mean, kept, atol=1e-8)
+        assert model.process() is not solved
+    assert resolutions == sorted(resolutions)
+    distances = torch.cdist(X, model.centres).amin(-1)
+    assert float(distances.max()) <= model.resolution
+    other = ClusteredGP(X[:100] + 2.0, Y[:100], covar_module=RBFKernel().double())
+    with pytest.warns(ProjectionWarning, match="moves clusters"):
+        model.merge(other)
+    assert len(model.centres) <= 60
+    fine = ClusteredGP(X, Y, resolution=1e-4, max_centres=60)
+    assert len(fine.centres) == 300
+
+
+def test_a_number_of_centres_is_positive() -> None:
+    X, Y = wave(9)
+    with pytest.raises(ValueError, match="max_centres"):
+        ClusteredGP(X, Y, max_centres=0)
