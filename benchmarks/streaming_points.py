@@ -38,7 +38,7 @@ SETS = ("elevators", "protein", "kin40k")
 SMALL = "simulated"
 POINTS = 512
 DEFAULT_RHO = 0.8
-"""OIPS' threshold in OSGPR's default allocator."""
+"""OIPS' threshold of few points."""
 RHO = 0.95
 """So close that the cap binds on all sets and in the long stream."""
 ROWS = 500
