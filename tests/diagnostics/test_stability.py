@@ -22,7 +22,7 @@ from gpytorch.kernels import (
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
-from bo_stream.allocation import CoverTree
+from bo_stream.allocation import OIPS, CoverTree
 from bo_stream.diagnostics import (
     Verdict,
     condition_limit,
@@ -309,7 +309,8 @@ def data(n: int = 300) -> tuple[Tensor, Tensor]:
 def test_of_a_model_with_inducing_points() -> None:
     X, Y = data()
     bounds = torch.tensor([[0.0, 0.0], [2.0, 2.0]]).double()
-    model = OSGPR(X, Y, input_transform=Normalize(2, bounds=bounds))
+    normalize = Normalize(2, bounds=bounds)
+    model = OSGPR(X, Y, input_transform=normalize, allocator=OIPS(0.8))
     found = stability(model, X)
     Z = model.inducing_points
     assert found.size == len(Z)
@@ -334,7 +335,7 @@ def test_of_a_model_with_inducing_points() -> None:
 
 def test_every_device(device: torch.device) -> None:
     X, Y = (t.to(device) for t in data())
-    for model in (OSGPR(X / 2.0, Y), WISKI(X / 2.0, Y)):
+    for model in (OSGPR(X / 2.0, Y, allocator=OIPS(0.8)), WISKI(X / 2.0, Y)):
         found, expected = stability(model), stability(model.to("cpu"))
         assert found.condition.value == pytest.approx(expected.condition.value, rel=1e-6)
         assert found.condition_bound == pytest.approx(expected.condition_bound, rel=1e-6)
