@@ -16,7 +16,7 @@ from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.inducing import InducingBasis, kernel_variance
 from bo_stream.bases.members import central
 from bo_stream.linalg import inverse_lower, pivot_rows
-from bo_stream.module_state import State, is_in, state_of
+from bo_stream.module_state import State, is_in, is_same, state_of
 
 ROWS = 512
 """Inputs whose covariances with each other are held at a time."""
@@ -114,7 +114,7 @@ class Novelty(Allocator):
     def _rechecked(self, Z: Tensor, kernel: Kernel) -> _Held:
         """The points, without those that the others have come to determine."""
         held = self._held
-        if held is not None and torch.equal(held.basis.Z, Z) and is_in(kernel, held.state):
+        if held is not None and is_same((held.basis.Z,), (Z,)) and is_in(kernel, held.state):
             return held
         basis = InducingBasis.of(kernel, Z[:0], 1)
         for rows in Z.split(ROWS):
