@@ -86,14 +86,32 @@ def choose_likelihood(
     return FixedNoiseGaussianLikelihood(noise=start, batch_shape=aug_batch)
 
 
-def choose_box(bounds: Tensor | None, inputs: Tensor, transform: InputTransform | None) -> Tensor:
+def choose_box(
+    bounds: Tensor | None, X: Tensor, inputs: Tensor, transform: InputTransform | None
+) -> Tensor:
     """The box to cover, ``2 x d`` in transformed inputs, float64 on the CPU.
 
     Given bounds are transformed like inputs. Without any: the unit cube if it holds the inputs,
-    else their box with a margin.
+    else their box with a margin. Where a posterior is of several inputs for each of X
+    (``InputPerturbation``), the box holds them too.
+
+    Args:
+        bounds: ``2 x d``, before the transform, or None.
+        X: First inputs, ``... x n x d``.
+        inputs: X transformed as observations are.
+        transform: Of inputs.
     """
     if bounds is not None:
         return _given_box(bounds, inputs, transform)
+    box = _box_of_data(inputs)
+    each = _asked_inputs(X.detach().flatten(0, -2), transform)
+    if each is None or each.shape[-1] != box.shape[-1]:
+        return box
+    moves = (each - inputs.detach().flatten(0, -2).unsqueeze(-2)).flatten(0, -2).double().cpu()
+    return torch.stack((box[0] + moves.amin(0).clamp_max(0), box[1] + moves.amax(0).clamp_min(0)))
+
+
+def _box_of_data(inputs: Tensor) -> Tensor:
     dim = inputs.shape[-1]
     unit = torch.tensor([[0.0] * dim, [1.0] * dim], dtype=torch.float64)
     flat = inputs.detach().reshape(-1, dim).to(torch.float64).cpu()
@@ -104,6 +122,15 @@ def choose_box(bounds: Tensor | None, inputs: Tensor, transform: InputTransform 
     return torch.stack((low - _MARGIN * width, high + _MARGIN * width))
 
 
+@torch.no_grad()
+def _asked_inputs(X: Tensor, transform: InputTransform | None) -> Tensor | None:
+    """What a posterior at ``n x d`` inputs is of, ``n x k x d'``, if k may be more than 1."""
+    if transform is None or not transform.is_one_to_many or len(X) == 0:
+        return None
+    inputs: Tensor = transform.eval()(X)
+    return inputs.unflatten(0, (len(X), -1))
+
+
 def _given_box(bounds: Tensor, inputs: Tensor, transform: InputTransform | None) -> Tensor:
     box = torch.as_tensor(bounds, dtype=inputs.dtype, device=inputs.device)
     if box.ndim != 2 or box.shape[0] != 2:
@@ -112,7 +139,10 @@ def _given_box(bounds: Tensor, inputs: Tensor, transform: InputTransform | None)
         )
     check_finite("bounds", box)
     if transform is not None:
-        images = observed_inputs(_points_of(box), transform)
+        points = _points_of(box)
+        images, each = observed_inputs(points, transform), _asked_inputs(points, transform)
+        if each is not None and each.shape[-1] == images.shape[-1]:
+            images = torch.cat((images, each.flatten(0, 1)))
         box = torch.stack((images.amin(0), images.amax(0)))
     if box.shape[-1] != inputs.shape[-1]:
         raise BotorchTensorDimensionError(

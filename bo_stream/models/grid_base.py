@@ -79,10 +79,12 @@ class GridBase(RememberingGP):
                 exactly, whenever the model is refitted. ``Log``, ``Power`` and ``Bilog``, alone or
                 chained with a final ``Standardize``, work too; others raise.
             input_transform: Any without parameters to learn; bounds that it learns come from the
-                first observations. One with learnable parameters (``Warp``) raises.
+                first observations. One with learnable parameters (``Warp``) raises. One that makes
+                several inputs of each (``InputPerturbation``, ``AppendFeatures``) acts on what a
+                posterior is asked for; observations are as they come.
             bounds: The box of the inputs, ``2 x d``, before the input transform. Default: the unit
                 cube if it holds the (transformed) data, else the data's box with a margin of a
-                tenth of its width on each side.
+                tenth of its width on each side; in both cases with room for perturbations.
             grid_size: Nodes per dimension, one number or d, at least 4; for a sum of kernels also
                 such a tuple for each grid, as :attr:`grid_size` has them. Default: by the number of
                 inputs of a grid and the kernel's smoothness, see ``bo_stream.bases.resolution``.
@@ -111,7 +113,9 @@ class GridBase(RememberingGP):
         self._grid_dim = check_dim(inputs.shape[-1], covar_module)
         self._set_modules(self._grid_dim, train_Yvar, likelihood, covar_module, mean_module)
         box = (
-            choose_box(bounds, inputs, input_transform) if stem is None else stem_box(bounds, stem)
+            choose_box(bounds, train_X, inputs, input_transform)
+            if stem is None
+            else stem_box(bounds, stem)
         )
         kernel = self._factors()
         sizes = choose_grid_size(grid_size, kernel, self._grid_dim)

@@ -542,7 +542,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             self._prepare_refit()
         torch.nn.Module.train(self, mode)
         outcome_transform = self._modules.get("outcome_transform")
-        if outcome_transform is not None:
+        if mode and outcome_transform is not None:
             outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
         return self
 

@@ -76,13 +76,14 @@ def test_noise_known_in_part_leaves_a_level_to_learn(data: Observations) -> None
     ids=["inside the unit cube", "no points", "its corners", "outside", "no width"],
 )
 def test_the_default_box_holds_the_data(X: torch.Tensor, box: torch.Tensor) -> None:
-    assert_close(choose_box(None, X.double(), None), box, factor=10)
+    assert_close(choose_box(None, X.double(), X.double(), None), box, factor=10)
 
 
 def test_a_given_box_goes_through_the_input_transform() -> None:
     bounds = torch.tensor([[10.0, -1.0], [20.0, 1.0]]).double()
     transform = Normalize(2, bounds=bounds)
-    assert_close(choose_box(bounds, torch.rand(3, 2).double(), transform), UNIT)
+    X = torch.rand(3, 2).double()
+    assert_close(choose_box(bounds, X, transform(X), transform), UNIT)
 
 
 @pytest.mark.parametrize(

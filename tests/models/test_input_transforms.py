@@ -193,6 +193,26 @@ def test_bounds_are_those_of_the_box_s_image(
     assert_close(model.bounds, torch.tensor(expected, dtype=torch.float64))
 
 
+@pytest.mark.parametrize(
+    ("options", "clamped", "expected"),
+    [
+        ({}, False, [[-0.02, -0.03], [1.05, 1.04]]),
+        ({"bounds": UNIT}, False, [[-0.02, -0.03], [1.05, 1.04]]),
+        ({"bounds": UNIT}, True, [[0.0, 0.0], [1.0, 1.0]]),
+    ],
+)
+def test_the_grid_holds_the_inputs_that_a_posterior_is_of(
+    options: dict[str, Any], clamped: bool, expected: list[list[float]]
+) -> None:
+    """So that fantasies may be asked about at the edge, whose grid cannot grow."""
+    X = cube(12)
+    transform = InputPerturbation(SHIFTS, bounds=UNIT if clamped else None)
+    model = WISKI(X, outcomes(X), input_transform=transform, **options)
+    assert_close(model.bounds, torch.tensor(expected, dtype=torch.float64))
+    fantasy = model.fantasize(UNIT, sampler())
+    assert fantasy.posterior(UNIT).mean.shape == (4, 6, 1)
+
+
 # --- several of each ----------------------------------------------------------------------------
 
 
@@ -205,7 +225,9 @@ def test_a_posterior_is_of_several_inputs_for_each_and_observations_are_of_one(
     X, more, T, S = cube(12), cube(4), cube(3), cube(2)
     Y, Z = outcomes(X), outcomes(more)
     model = build(X, Y, input_transform=transform()).update(more, Z)
-    plain = build(many.preprocess_transform(X), Y).update(many.preprocess_transform(more), Z)
+    box = {"bounds": model.bounds} if name.endswith("WISKI") else {}
+    plain = build(many.preprocess_transform(X), Y, **box)
+    plain.update(many.preprocess_transform(more), Z)
     assert model.posterior(T).mean.shape == (9, 1)
     assert_same(model, plain, T, many(T))
     fantasy = model.fantasize(S, sampler())
@@ -235,7 +257,8 @@ def test_labels_are_supposed_where_they_would_be_observed() -> None:
     X, T = cube(12), cube(3)
     labels = (X[:, :1] > 0.5).double()
     model = DirichletWISKI(X, labels, input_transform=InputPerturbation(SHIFTS))
-    plain, many = DirichletWISKI(X, labels), InputPerturbation(SHIFTS).eval()
+    many = InputPerturbation(SHIFTS).eval()
+    plain = DirichletWISKI(X, labels, bounds=model.bounds)
     assert_same(model, plain, T, many(T))
     assert_same(model.fantasize(T, sampler()), plain.fantasize(T, sampler()), T, many(T))
     each, probabilities = model.suppose_each_label(T[:1])
