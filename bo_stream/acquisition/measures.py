@@ -139,13 +139,13 @@ def box_measure(model: StreamingGP, bounds: Tensor) -> BoxMeasure:
     Raises:
         BotorchTensorDimensionError: Another shape.
         InputDataError: Values that are not finite.
-        UnsupportedError: The model's stem bends the box.
+        UnsupportedError: The model's stem or input transform bends the box.
         ValueError: A lower bound that is not below the upper one.
     """
     if not model.maps_boxes:
         raise UnsupportedError(
-            "Expected mc_points for a model with a stem: the image of a box of bounds is no box. "
-            "Draw mc_points from the bounds."
+            "Expected mc_points for a model whose stem or input_transform bends boxes: the image "
+            "of a box of bounds is no box. Draw mc_points from the bounds."
         )
     corners = listed_inputs(model, "bounds", bounds)
     if corners.shape[0] != 2:

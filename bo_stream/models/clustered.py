@@ -28,7 +28,7 @@ from bo_stream.models.cluster_likelihood import (
 from bo_stream.models.cluster_memory import ClusterMemory
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inducing_prior import differentiable_matrix
-from bo_stream.models.learned_transform import split_transform
+from bo_stream.models.input_transforms import split_transform
 
 
 class ClusteredGP(ClusterGP):

@@ -16,7 +16,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
-from bo_stream.models.learned_transform import is_learnable
+from bo_stream.models.input_transforms import is_learnable
 from bo_stream.models.stems import Stem
 from bo_stream.models.validation import check_finite, check_observations, check_type
 from bo_stream.sufficient_statistics import target_columns

@@ -157,7 +157,7 @@ class GridBase(RememberingGP):
     @property
     def maps_boxes(self) -> bool:
         """Whether a box of inputs is a box in the grid."""
-        return self._stem is None
+        return self._stem is None and super().maps_boxes
 
     def _projected(self, inputs: Tensor) -> Tensor:
         stem = self._stem

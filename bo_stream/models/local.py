@@ -17,8 +17,8 @@ from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.stacked_kernel import stacked_kernel
 from bo_stream.linalg import solve_lower
 from bo_stream.models.construction import warn_of_scaling
+from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.kernel_copy import in_dtype
-from bo_stream.models.learned_transform import split_transform
 from bo_stream.models.local_body import LocalBody
 from bo_stream.models.local_memory import LocalMemory
 from bo_stream.models.local_process import factor_of

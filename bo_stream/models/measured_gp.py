@@ -30,8 +30,8 @@ from bo_stream.models.construction import (
     observed_inputs,
     reference_outcome,
 )
+from bo_stream.models.input_transforms import adapt_priors, check_learned
 from bo_stream.models.known_noise import NOISE_FLOOR, known_noise
-from bo_stream.models.learned_transform import adapt_priors, check_learned
 from bo_stream.models.marginal_likelihood import NoiseGroup
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.streaming_gp import StreamingGP

@@ -25,7 +25,7 @@ from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inducing_choice import check_points, check_points_fit, checked_cap
 from bo_stream.models.inducing_gp import MAX_POINTS, InducingGP
 from bo_stream.models.inducing_memory import Missed
-from bo_stream.models.learned_transform import split_transform
+from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.marginal_likelihood import NoiseGroup, combine
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.point_search import moved_points

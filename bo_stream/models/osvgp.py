@@ -21,9 +21,9 @@ from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.independent_points import basis_of_independent
 from bo_stream.models.inducing_gp import MAX_POINTS
 from bo_stream.models.inducing_memory import InducingMemory, Missed
+from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.latent_choice import check_steps, check_transform, latent_kernel
 from bo_stream.models.latent_gp import LatentGP
-from bo_stream.models.learned_transform import split_transform
 from bo_stream.models.marginal_likelihood import NoiseGroup
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.online_update import Natural, OnlineUpdate, unit_noise

@@ -33,6 +33,7 @@ from bo_stream.inference_mode import keeps_tensors
 from bo_stream.known_points import KnownPoints, arrangements
 from bo_stream.linalg import DowndatedRootOperator
 from bo_stream.models.independent_outputs import IndependentOutputs
+from bo_stream.models.input_transforms import keeps_boxes
 from bo_stream.models.lazy_covariance import LazyCovariance
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes import OutcomeChain
@@ -152,7 +153,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @property
     def maps_boxes(self) -> bool:
         """Whether a box of inputs is one after :meth:`transform_inputs` too."""
-        return True
+        return keeps_boxes(self._input_transform)
 
     @property
     def batch_shape(self) -> torch.Size:

@@ -306,6 +306,17 @@ def test_known_points_may_stand_for_several_inputs(pending: bool) -> None:
         assert_close(actual, expected)
 
 
+@pytest.mark.parametrize("kind", ["to one-hot", "products", "rounded"])
+def test_a_box_that_is_bent_is_not_integrated_over(kind: str) -> None:
+    X = ONE_TO_ONE[kind].inputs(12)
+    model = WISKI(X, outcomes(X), input_transform=ONE_TO_ONE[kind].build())
+    assert not model.maps_boxes
+    with pytest.raises(UnsupportedError, match="Draw mc_points from the bounds"):
+        FeatureNIPV(model, bounds=UNIT)
+    straight = WISKI(X, outcomes(X), input_transform=FilterFeatures(torch.tensor([0])))
+    assert straight.maps_boxes
+
+
 def test_feature_nipv_refuses_several_inputs_of_each() -> None:
     X = cube(12)
     model = WISKI(X, outcomes(X), input_transform=InputPerturbation(SHIFTS))

@@ -1,12 +1,26 @@
-"""Input transforms with parameters to learn, and what a model can do with them."""
+"""What models ask of input transforms."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from botorch.exceptions.errors import UnsupportedError
-from botorch.models.transforms.input import ChainedInputTransform, InputTransform, Warp
+from botorch.models.transforms.input import (
+    ChainedInputTransform,
+    FilterFeatures,
+    InputTransform,
+    ReversibleInputTransform,
+    Warp,
+)
 from torch import Tensor
+
+
+def keeps_boxes(transform: InputTransform | None) -> bool:
+    """Whether the image of a box is a box, between the images of its corners."""
+    if isinstance(transform, ChainedInputTransform):
+        parts: list[Any] = list(transform.values())
+        return all(keeps_boxes(part) for part in parts)
+    return transform is None or isinstance(transform, ReversibleInputTransform | FilterFeatures)
 
 
 def is_learnable(transform: InputTransform) -> bool:
