@@ -131,7 +131,6 @@ class PoolSelector:
             self._known = Followed(before, after)
         else:
             jointly = JointGains.of(process, self._pool, self._measure)
-            _check_one_set(jointly.covariance)
             picks, _ = self._pick(jointly, q, available, shares)
         return torch.tensor(picks, device=self._pool.device)
 
@@ -162,9 +161,7 @@ class PoolSelector:
         return gains
 
     def _space(self, process: PosteriorProcess) -> WeightSpaceProcess:
-        space = weight_space(process, self._corners)
-        _check_one_set(space.weights.base_root)
-        return space
+        return weight_space(process, self._corners)
 
     def _computed(self, space: WeightSpaceProcess) -> Gains:
         if self._known is not None and self._known.basis is space.basis:
@@ -210,19 +207,12 @@ def _first_best(worth: Tensor) -> int:
     return int((worth >= best - TIE * best.abs()).to(torch.uint8).argmax())
 
 
-def _check_one_set(factor: Tensor) -> None:
-    if factor.ndim != 3:
-        raise UnsupportedError(
-            "Expected a model that supposes one set of observations, got one that supposes a "
-            f"batch of them: its posterior has batch shape {tuple(factor.shape[:-3])}."
-        )
-
-
 def _check_no_batch(model: StreamingGP) -> None:
     if len(model.batch_shape) > 0:
         raise UnsupportedError(
             "Expected a model without batch shape to choose one batch of candidates, got one of "
-            f"batch shape {tuple(model.batch_shape)}."
+            f"batch shape {tuple(model.batch_shape)}: that of its data, or of hypothetical "
+            "observations that it is conditioned on."
         )
 
 

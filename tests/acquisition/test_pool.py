@@ -306,7 +306,9 @@ class TestBadInput:
         supposing = small_model(some()).condition_on_observations(
             rand(6).view(2, 3, 2), rand(3).view(2, 3, 1)
         )
-        with pytest.raises(UnsupportedError, match="supposes a batch"):
+        with pytest.raises(
+            UnsupportedError, match=r"batch shape \(2,\).* hypothetical observations"
+        ):
             select_from_pool(supposing, rand(10), 2, rand(5))
 
 
