@@ -105,7 +105,7 @@ class DecoupledGP(DecoupledRefinement):
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: None, or ``Standardize`` for a likelihood of real outcomes: by the
                 first ones (train_Y), for good.
-            input_transform: Any without parameters to learn.
+            input_transform: Any without parameters to learn; with them (``Warp``) see OSVGP.
             num_mean: Most functions M_α of the mean.
             num_covar: Most functions M_β of the covariance.
             num_added: Most functions N_Δ that a minibatch adds to each until then.

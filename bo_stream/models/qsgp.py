@@ -87,7 +87,7 @@ class QSGP(QuadrupleGP):
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: ``Standardize``, by the first outcomes and for good (default for real
                 outcomes), or None (for others).
-            input_transform: Any without parameters to learn.
+            input_transform: Any without parameters to learn; with them (``Warp``) see OSVGP.
             basis: ``FourierFeatures`` (default) or ``InducingAtData``.
             covariance: Of the weights: ``MeanField`` (default) or ``Chevron``.
             batch_size: Observations ñ of a step; default: 500, or as many as are held.

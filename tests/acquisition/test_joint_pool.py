@@ -117,7 +117,7 @@ def test_what_it_cannot_choose_for() -> None:
     supposing = MODELS["OSGPR"](X, Y).condition_on_observations(
         rand(6).view(2, 3, 2), rand(3).sum(-1).view(3, 1)
     )
-    with pytest.raises(UnsupportedError, match="supposes a batch"):
+    with pytest.raises(UnsupportedError, match="hypothetical observations"):
         select_from_pool(supposing, rand(10), 2, rand(5))
     labels = OSVGP(X, (Y > 0).double(), BernoulliLikelihood(), inducing_points=X[:10])
     with pytest.raises(UnsupportedError, match="no Gaussian noise"):
