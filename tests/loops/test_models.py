@@ -161,9 +161,8 @@ def test_more_inputs_than_a_grid_takes(name: str) -> None:
     assert len(optimizer.ask()[0].X) == 6
 
 
-def test_thompson_sampling_among_points_comes_near_the_best() -> None:
-    settings = optimization("osgpr", acquisition="TS", q=4)
-    optimizer = started(settings, steps=6)
+def test_thompson_sampling_comes_near_the_best() -> None:
+    optimizer = started(optimization("osgpr", acquisition="TS", q=4), steps=6)
     assert pytest.approx(0.0, abs=0.05) == optimizer.best().trial.Y
 
 
