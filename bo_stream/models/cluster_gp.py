@@ -245,6 +245,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
             UnsupportedError: The model supposes data.
         """
         self._check_not_supposed("clear")
+        self._has_reference = False
         memory = self._memory
         self._set_memory(ClusterMemory.empty(memory.tree, memory.centres, self._output_batch))
         return self

@@ -218,7 +218,7 @@ class DirichletWISKI(LabelPosterior):
         model._set_memory(with_unseen_classes(self._memory, classes, self._scores))
         model._num_outputs = classes
         model._shift = _longer(self._shift, more, self._scores.miss_target)
-        model._noise_floor = _longer(self._noise_floor, more, float(self._noise_floor[0]))
+        model._noise_floor = self._noise_floor.map(lambda v: _longer(v, more, float(v[0])))
         model.likelihood = choose_likelihood(None, model._shift, torch.Size([classes]))
         model._refresh_fixed_noise()
         return model

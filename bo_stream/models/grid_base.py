@@ -64,8 +64,8 @@ class GridBase(RememberingGP):
             train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
             train_Y: ``batch_shape x n x m``.
             train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: unknown,
-                learned. Zero is raised to ``NOISE_FLOOR`` of the first outcomes' variance, with a
-                warning.
+                learned. Zero is raised to ``NOISE_FLOOR`` of the outcomes' variance, a positive one
+                to ``LEAST_NOISE`` of it, with a warning.
             likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
                 fixed noise where every variance is known.
             covar_module: RBF, Matérn 1/2, 3/2, 5/2, periodic and spectral mixture kernels, scaled,

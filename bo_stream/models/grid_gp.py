@@ -151,6 +151,7 @@ class GridGP(GridPosterior):
             UnsupportedError: The model supposes data.
         """
         self._check_not_supposed("clear")
+        self._has_reference = False
         memory = self._memory
         self._set_memory(
             StreamMemory.empty(

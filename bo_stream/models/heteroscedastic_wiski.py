@@ -20,6 +20,7 @@ from bo_stream.models.construction import choose_likelihood
 from bo_stream.models.first_noise import FirstBatch, learn_first_noise
 from bo_stream.models.grid_choice import MAX_DIM, GridSize
 from bo_stream.models.grid_gp import GridGP
+from bo_stream.models.known_noise import NOISE_FLOOR
 from bo_stream.models.latest_inputs import latest
 from bo_stream.models.log_noise import (
     Entry,
@@ -131,6 +132,7 @@ class HeteroscedasticWISKI(GridGP):
             stem=stem,
         )
         GridGP.clear(self)  # they set the units; they enter below, with their noise
+        self._has_reference = train_Y.shape[-2] > 0
         self.rounds = rounds
         aug_batch = self._parameter_shape
         level = self.noise_level().detach() * self.outcome_scale().square()
@@ -177,6 +179,9 @@ class HeteroscedasticWISKI(GridGP):
         """The same as :meth:`update`; returns what entered, for :meth:`withdraw`."""
         self._check_not_supposed("update")
         self._check_observations(X, Y, Yvar)
+        if X.shape[-2] > 0 and self._finds_reference and not self._has_reference:
+            self._refer_to(self._with_noise(Y, Yvar, learns=True)[0])
+        self._settle_noise_floor(Y, Yvar, 1.0)
         entry = self._entry(X, Y, Yvar)
         if X.shape[-2] > 0:
             self._enter(entry)
@@ -227,7 +232,7 @@ class HeteroscedasticWISKI(GridGP):
         inputs, rows = self.coordinates(X), _unknown_rows(known)
         self._check_room(inputs)
         learned = self._learned_noise(inputs, targets, noise, rows)
-        noise = noise.index_copy(-1, rows, learned.noise.maximum(self._noise_floor.unsqueeze(-1)))
+        noise = noise.index_copy(-1, rows, learned.noise.maximum(self._least_learned_noise()))
         return Entry(
             observed(inputs, targets, noise),
             observed(inputs[..., rows, :], learned.log_squares, learned.variances),
@@ -268,7 +273,11 @@ class HeteroscedasticWISKI(GridGP):
         points = process.at(inputs)
         noise = expected_exponential(process.mean_at(points), process.variance_at(points))
         scale = self.outcome_scale().unsqueeze(-1)
-        return noise.maximum(self._noise_floor.unsqueeze(-1)) / scale.square()
+        return noise.maximum(self._least_learned_noise()) / scale.square()
+
+    def _least_learned_noise(self) -> Tensor:
+        """Smallest variance that is predicted, in the memory's units, ``batch_shape x m x 1``."""
+        return NOISE_FLOOR * self.outcome_scale().square().unsqueeze(-1)
 
     def fantasize(
         self,

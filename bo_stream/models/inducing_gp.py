@@ -255,6 +255,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
             UnsupportedError: The model supposes data.
         """
         self._check_not_supposed("clear")
+        self._has_reference = False
         _, basis = self._current()
         self._set_memory(self._nothing_in(basis))
         return self

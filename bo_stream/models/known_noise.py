@@ -3,27 +3,134 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
-from botorch.exceptions.errors import InputDataError
+from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.exceptions.warnings import InputDataWarning
 from torch import Tensor
 
 from bo_stream.models.warning_level import users_stack_level
 
 NOISE_FLOOR = 1e-6
-"""Smallest known noise variance, in parts of the first outcomes' variance."""
+"""What a known noise variance of zero is raised to, in parts of the outcomes' variance."""
+
+_ROUNDING = 1e-12
+
+LEAST_NOISE = 1e-10
+"""Smallest positive known noise variance, in parts of the outcomes' variance."""
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """How small known noise variances may be, in parts of a variance of the outcomes.
+
+    That variance falls with the stream's and never rises: what was stored as it came is stored so
+    ever after, and can be taken out again.
+
+    Attributes:
+        variance: Of the outcomes, ``batch x m``.
+        former: The largest such variance by which any noise variance was raised, 0 for none.
+    """
+
+    variance: Tensor
+    former: Tensor
+
+    @classmethod
+    def of(cls, variance: Tensor) -> NoiseFloor:
+        """By a variance of the outcomes; nothing was raised yet."""
+        return cls(variance, torch.zeros_like(variance))
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> NoiseFloor:
+        """A rule applied to both variances."""
+        return NoiseFloor(rule(self.variance), rule(self.former))
+
+    def joined(self, other: NoiseFloor) -> NoiseFloor:
+        """The floor of two memories together: what was stored as it came in either is not below."""
+        return NoiseFloor(self.variance.minimum(other.variance), self.former.maximum(other.former))
+
+    def below(self, noise: Tensor) -> Tensor:
+        """Which variances, ``batch x m x n``, are too small. False where they are NaN."""
+        return noise < LEAST_NOISE * self.variance.unsqueeze(-1)
+
+    def raised(self, noise: Tensor) -> Tensor:
+        """Variances, ``batch x m x n``, with those that are too small raised; NaN stays."""
+        variance = self.variance.unsqueeze(-1)
+        least = torch.where(noise == 0.0, NOISE_FLOOR, LEAST_NOISE) * variance
+        return torch.where(noise.isnan(), noise, noise.maximum(least))
+
+    def for_update(self, noise: Tensor, totals: Tensor) -> NoiseFloor:
+        """The floor for a batch; warns of what it raises.
+
+        Args:
+            noise: Variances as given, ``batch x m x n``.
+            totals: ``[Y, 1]ᵀ [Y, 1]`` of all outcomes, the batch's among them, ``batch x m x 2 x
+                2``.
+        """
+        if not bool(self.below(noise).any()):
+            return self
+        variance = outcome_variance(totals)
+        variance = torch.where(variance > 0.0, variance, torch.inf)
+        fallen = replace(self, variance=self.variance.minimum(variance))
+        low = fallen.below(noise)
+        if not bool(low.any()):
+            return fallen
+        _warn(noise[low], fallen.raised(noise)[low])
+        raised = torch.where(low.any(-1), fallen.variance, 0.0)
+        return replace(fallen, former=self.former.maximum(raised))
+
+    def check_retractable(self, noise: Tensor) -> None:
+        """Check that it is known to what variances were raised when their observations entered.
+
+        Args:
+            noise: Variances as given, ``batch x m x n``.
+
+        Raises:
+            UnsupportedError: The floor has fallen since some were raised that were as small.
+        """
+        moved = self.former > self.variance
+        if bool((replace(self, variance=self.former).below(noise) & moved.unsqueeze(-1)).any()):
+            raise UnsupportedError(
+                "Cannot take out observations whose Yvar is as small as some that were raised: "
+                "the outcomes' variance, in parts of which that is done, has fallen since, so "
+                "what these were raised to is not known. Call clear() and update the model with "
+                "the observations to keep."
+            )
+
+
+def outcome_variance(totals: Tensor) -> Tensor:
+    """Variance of outcomes, ``... x m``; 0 where there are no two that differ.
+
+    Args:
+        totals: ``[Y, 1]ᵀ [Y, 1]``, ``... x m x 2 x 2``.
+    """
+    count = totals[..., 1, 1].clamp_min(1.0)
+    squares = totals[..., 0, 0] - totals[..., 0, 1].square() / count
+    differ = squares > _ROUNDING * totals[..., 0, 0]
+    return torch.where(differ, squares / (count - 1.0).clamp_min(1.0), 0.0)
+
+
+def _warn(given: Tensor, raised: Tensor) -> None:
+    warnings.warn(
+        f"Yvar holds {len(given):,} variances from {float(given.min()):g} to "
+        f"{float(given.max()):g} that are zero or less than {LEAST_NOISE:g} of the outcomes' "
+        f"variance; they are raised to {float(raised.min()):g}"
+        + (f" to {float(raised.max()):g}." if float(raised.max()) > float(raised.min()) else "."),
+        InputDataWarning,
+        stacklevel=users_stack_level(),
+    )
 
 
 def known_noise(
-    targets: Tensor, Yvar: Tensor | None, floor: Tensor, learns: bool
+    targets: Tensor, Yvar: Tensor | None, floor: NoiseFloor, learns: bool
 ) -> tuple[Tensor, Tensor]:
     """Noise variances with 1 where unknown, ``batch x m x n``, and where known, ``batch x 1 x n``.
 
     Args:
         targets: ``batch x m x n``.
         Yvar: Variances, ``batch x n x m``; NaN in a row: unknown.
-        floor: Smallest one, ``batch x m``; zeros are raised to it with a warning.
+        floor: How small they may be; smaller ones are raised.
         learns: Whether the model has a noise level for the unknown ones.
 
     Raises:
@@ -35,7 +142,7 @@ def known_noise(
     else:
         noise = Yvar.detach().to(torch.float64).mT
         known = ~noise.isnan().any(-2, keepdim=True)
-        noise = torch.where(known, _floored(noise, floor), torch.ones_like(noise))
+        noise = torch.where(known, floor.raised(noise), torch.ones_like(noise))
     if not learns and not bool(known.all()):
         raise InputDataError(
             "Expected Yvar for every observation: this model has no one noise level for others, "
@@ -43,13 +150,3 @@ def known_noise(
             "Pass Yvar, or build WISKI with NaN in train_Yvar."
         )
     return noise, known
-
-
-def _floored(noise: Tensor, floor: Tensor) -> Tensor:
-    if bool((noise == 0).any()):
-        warnings.warn(
-            f"Yvar holds zeros; they are raised to {NOISE_FLOOR:g} of the outcomes' variance.",
-            InputDataWarning,
-            stacklevel=users_stack_level(),
-        )
-    return torch.where(noise.isnan(), noise, noise.maximum(floor.unsqueeze(-1)))

@@ -96,6 +96,7 @@ class LocalBody(RememberingGP):
             UnsupportedError: The model supposes data.
         """
         self._check_not_supposed("clear")
+        self._has_reference = False
         batch, dim = self._memory.entered.shape[1:], self._memory.rows.X.shape[-1]
         device = self._memory.entered.device
         self._set_memory(LocalMemory.empty(batch, self.max_size, dim, device))

@@ -31,11 +31,18 @@ from bo_stream.models.construction import (
     reference_outcome,
 )
 from bo_stream.models.input_transforms import adapt_priors, check_learned
-from bo_stream.models.known_noise import NOISE_FLOOR, known_noise
+from bo_stream.models.known_noise import (
+    LEAST_NOISE,
+    NOISE_FLOOR,
+    NoiseFloor,
+    known_noise,
+    outcome_variance,
+)
 from bo_stream.models.marginal_likelihood import NoiseGroup
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_finite, check_observations
+from bo_stream.sufficient_statistics import target_columns
 
 
 class Memory(Protocol):
@@ -61,7 +68,9 @@ class MeasuredGP(StreamingGP):
 
     _memory: Memory
     _shift: Tensor
-    _noise_floor: Tensor
+    _noise_floor: NoiseFloor
+    _has_reference: bool
+    _finds_reference: bool
 
     def _begin(
         self,
@@ -84,6 +93,8 @@ class MeasuredGP(StreamingGP):
             self.outcome_transform = outcome_transform
         targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
         self._shift = reference_outcome(targets)
+        self._has_reference = train_Y.shape[-2] > 0
+        self._finds_reference = True
 
     def _first_inputs(self, X: Tensor, transform: InputTransform | None) -> Tensor:
         """Let the input transform, if any, learn its bounds, and apply it."""
@@ -138,8 +149,42 @@ class MeasuredGP(StreamingGP):
         """Move to the first observations' dtype and device; learn the standardisation."""
         targets, _ = self._outcomes.to_targets(Y, Yvar)
         self.to(X)
-        self._standardize_by(first_totals(targets, self._shift))
-        self._noise_floor = NOISE_FLOOR * self.outcome_scale().square()
+        totals = first_totals(targets, self._shift)
+        self._standardize_by(totals)
+        self._noise_floor = self._first_noise_floor(totals)
+
+    def _first_noise_floor(self, totals: Tensor) -> NoiseFloor:
+        scale = self.outcome_scale().square()
+        variance = outcome_variance(totals)
+        return NoiseFloor.of(torch.where(variance > 0.0, variance.minimum(scale), scale))
+
+    def _without_reference(self) -> None:
+        """Keep outcomes as they are in the process: there is no shift to find."""
+        self._shift = torch.zeros_like(self._shift)
+        self._finds_reference = False
+
+    def _refer_to(self, targets: Tensor) -> None:
+        """Take the reference outcome of an empty model from the first that enter.
+
+        Args:
+            targets: Of these, less the present reference, ``batch_shape x m x n``.
+        """
+        self._shift = self._shift + targets.mean(-1)
+        centred = target_columns(targets - targets.mean(-1, keepdim=True))
+        self._noise_floor = self._first_noise_floor(centred.mT @ centred)
+        self._has_reference = True
+
+    def _settle_noise_floor(self, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
+        """Let the floor of known noise follow the stream, before a batch enters or leaves."""
+        targets, variances = self._outcomes.to_targets(Y.detach(), Yvar)
+        if variances is None:
+            return
+        noise = variances.detach().double().mT
+        if sign < 0.0:
+            self._noise_floor.check_retractable(noise)
+            return
+        totals = self._memory.totals + first_totals(targets, self._shift)
+        self._noise_floor = self._noise_floor.for_update(noise, totals)
 
     @torch.no_grad()
     def coordinates(self, X: Tensor) -> Tensor:
@@ -232,7 +277,7 @@ class MeasuredGP(StreamingGP):
         mean = self._memory.mean_known_noise()
         if mean is None:
             return torch.full_like(scale, NOISE_FLOOR)
-        return (mean / scale.square()).clamp_min(NOISE_FLOOR)
+        return (mean / scale.square()).clamp_min(LEAST_NOISE)
 
     def _refresh_fixed_noise(self) -> None:
         """Keep a fixed-noise likelihood at the mean known variance, for BoTorch's fantasies."""

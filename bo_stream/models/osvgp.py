@@ -129,7 +129,7 @@ class OSVGP(LatentGP):
         check_transform(outcome_transform, likelihood)
         check_steps(beta, natural_rate, natural_steps, hyper_steps, fantasy_steps)
         self._begin(train_X, train_Y, None, outcome_transform)
-        self._shift = torch.zeros_like(self._shift)
+        self._without_reference()
         input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         if covar_module is None:

@@ -69,7 +69,7 @@ class QuadrupleStart(QuadruplePosterior):
         check_unbatched(X)
         self.arithmetic = check_arithmetic(arithmetic)
         self._begin(X, Y, None, choose_transform(transform, likelihood))
-        self._shift = torch.zeros_like(self._shift)
+        self._without_reference()
         self._solved = None
 
     def _choose_modules(

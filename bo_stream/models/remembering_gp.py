@@ -88,8 +88,20 @@ class RememberingGP(MeasuredGP):
         if sign < 0:
             self._check_retractable(X)
         if X.shape[-2] > 0:
-            self._observe(X, Y, Yvar, sign)
+            self._enter_or_leave(X, Y, Yvar, sign)
         return self
+
+    def _enter_or_leave(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
+        former = self._shift, self._noise_floor, self._has_reference
+        try:
+            if self._finds_reference and not self._has_reference:
+                self._refer_to(self._measured(Y, Yvar)[0])
+            self._observe(X, Y, Yvar, sign)
+            if sign < 0.0:
+                self._has_reference = self.num_observations > 1e-6
+        except BaseException:
+            self._shift, self._noise_floor, self._has_reference = former
+            raise
 
     def _check_retractable(self, X: Tensor) -> None:
         if X.shape[-2] > self.num_observations + 0.5:
@@ -99,6 +111,7 @@ class RememberingGP(MeasuredGP):
             )
 
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
+        self._settle_noise_floor(Y, Yvar, sign)
         self._take(self._observations(X, Y, Yvar, sign))
         if sign > 0:
             self._latest = latest(self._latest, X)
@@ -129,6 +142,10 @@ class RememberingGP(MeasuredGP):
         check_mergeable(self, other)
         self._check_not_supposed("merge")
         other._check_not_supposed("merge")
+        if self._finds_reference and not self._has_reference:  # this one is empty
+            self._shift, self._noise_floor = other._shift, other._noise_floor
+            self._has_reference = other._has_reference
+        self._noise_floor = self._noise_floor.joined(other._noise_floor)
         return _shifted_targets(other._shift - self._shift)
 
     @keeps_tensors
@@ -155,7 +172,7 @@ class RememberingGP(MeasuredGP):
     def _select_memory(self, outputs: list[int]) -> None:
         self._set_memory(self._memory.select(outputs))
         self._shift = self._shift[..., outputs]
-        self._noise_floor = self._noise_floor[..., outputs]
+        self._noise_floor = self._noise_floor.map(lambda variance: variance[..., outputs])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the memory along to another device; it stays in float64."""
@@ -163,7 +180,7 @@ class RememberingGP(MeasuredGP):
         device = fn(torch.empty(0, dtype=self._dtype, device=self._shift.device)).device
         if device != self._shift.device:
             self._shift = self._shift.to(device)
-            self._noise_floor = self._noise_floor.to(device)
+            self._noise_floor = self._noise_floor.map(lambda variance: variance.to(device))
             self._latest = None if self._latest is None else self._latest.to(device)
             self._set_memory(self._memory.to(device))
         return self

@@ -138,7 +138,7 @@ def test_parameter_constraints_and_fixed_parameters() -> None:
         client.complete_trial(index, {"loss": loss(p)})
 
 
-@pytest.mark.filterwarnings("ignore:Yvar holds zeros")
+@pytest.mark.filterwarnings("ignore:Yvar holds .* zero or less")
 @pytest.mark.parametrize("sems", [(None,), (0.1,), (0.0,), (None, 0.1)])
 @pytest.mark.parametrize("kind", [WISKI, OSGPR])
 def test_axs_own_surrogate_takes_the_models(kind: Any, sems: tuple[float | None, ...]) -> None:

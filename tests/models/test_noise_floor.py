@@ -1,0 +1,190 @@
+"""How small known noise may be, as the outcomes' scale moves, and where outcomes are counted from.
+
+Against the exact process of the variances as given.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.warnings import InputDataWarning
+from gpytorch.kernels import RBFKernel
+from torch import Tensor
+
+from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
+from bo_stream.models.known_noise import LEAST_NOISE, NOISE_FLOOR
+from bo_stream.models.measured_gp import MeasuredGP
+from tests.contract import assert_same_posterior, assert_untouched, fingerprint
+from tests.oracles import reference_posterior
+from tests.tolerances import assert_close
+
+BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
+
+
+def kernel() -> RBFKernel:
+    result = RBFKernel(ard_num_dims=2).double()
+    result.lengthscale = 0.4
+    return result
+
+
+def grid_model(X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> WISKI:
+    return WISKI(X, Y, Yvar, covar_module=kernel(), bounds=BOX, grid_size=12, tolerance=0.0)
+
+
+MODELS: dict[str, Callable[..., MeasuredGP]] = {
+    "WISKI": grid_model,
+    "OSGPR": lambda *data: OSGPR(*data, covar_module=kernel(), inducing_points=spread(60)),
+    "ClusteredGP": lambda *data: ClusteredGP(*data, covar_module=kernel(), resolution=0.01),
+    "LocalGP": lambda *data: LocalGP(*data, covar_module=kernel()),
+}
+
+
+def spread(n: int) -> Tensor:
+    return torch.quasirandom.SobolEngine(2, seed=3).draw(n).double()
+
+
+def wave(X: Tensor) -> Tensor:
+    return (4.0 * X[:, :1]).sin() + X[:, 1:].square()
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.parametrize("retracted", [False, True], ids=["kept", "retracted"])
+def test_one_penalty_among_the_first_does_not_drown_what_follows(retracted: bool) -> None:
+    X = spread(105)
+    Y, Yvar = wave(X), torch.full((105, 1), 0.01).double()
+    Y[2] = 1e4
+    with silence():
+        model = grid_model(X[:5], Y[:5], Yvar[:5]).update(X[5:], Y[5:], Yvar[5:])
+    rows = torch.ones(105, dtype=torch.bool)
+    if retracted:
+        model.retract(X[2:3], Y[2:3], Yvar[2:3])
+        rows[2] = False
+    model.train()
+    model.eval()
+    T = torch.rand(9, 2).double()
+    mean, _ = reference_posterior(model, X[rows], Y[rows], T, Yvar[rows])
+    scale = float(Y[rows].std())
+    assert_close(model.posterior(T).mean / scale, mean / scale, factor=100)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_small_outcomes_of_a_model_built_empty_keep_their_noise(name: str) -> None:
+    X = spread(30)
+    Y, Yvar = 1e-6 * wave(X), torch.full((30, 1), 1e-16).double()
+    with silence():
+        model = MODELS[name](X[:0], Y[:0], Yvar[:0]).update(X, Y, Yvar)
+    model.train()
+    model.eval()
+    level = model.noise_level() * model.outcome_scale().square()
+    assert_close(level / 1e-16, torch.ones_like(level))
+    with silence():
+        model.update(X[:1] + 0.001, Y[:1], Yvar[:1])
+
+
+def test_the_floor_falls_with_the_stream_and_is_said() -> None:
+    X = spread(60)
+    Y = torch.cat((1e6 * wave(X[:4]), wave(X[4:])))
+    zero = torch.zeros_like(Y)
+    first = float(Y[:4].var())
+    with pytest.warns(InputDataWarning, match=rf"4 variances .* raised to {NOISE_FLOOR * first:g}"):
+        model = grid_model(X[:4], Y[:4], zero[:4])
+    model.retract(X[:4], Y[:4], zero[:4])
+    later = float(Y[4:].var())
+    with pytest.warns(InputDataWarning, match=rf"56 variances .*to {NOISE_FLOOR * later:g}"):
+        model.update(X[4:], Y[4:], zero[4:])
+    T = torch.rand(9, 2).double()
+    model.train()
+    model.eval()
+    mean, _ = reference_posterior(model, X[4:], Y[4:], T, zero[4:] + NOISE_FLOOR * later)
+    assert_close(model.posterior(T).mean, mean, factor=1e3)
+
+
+def test_what_was_raised_is_taken_out_as_it_was_raised_or_not_at_all() -> None:
+    X = spread(40)
+    Y = torch.cat((1e6 * wave(X[:4]), wave(X[4:])))
+    small = torch.full_like(Y, 1e-3)
+    with pytest.warns(InputDataWarning, match="4 variances"):
+        model = grid_model(X[:4], Y[:4], small[:4])
+    raised = torch.full_like(Y[:4], LEAST_NOISE * float(Y[:4].var()))
+    once = copy.deepcopy(model)
+    model.retract(X[1:3], Y[1:3], small[1:3])
+    once.retract(X[1:3], Y[1:3], raised[:2])
+    assert_same_posterior(model, once, X[5:9])
+    model.retract(X[:1], Y[:1], small[:1]).retract(X[3:4], Y[3:4], small[3:4])
+    with silence():
+        model.update(X[4:], Y[4:], small[4:]).retract(X[4:9], Y[4:9], small[4:9])
+    never = grid_model(X[9:], Y[9:], small[9:])
+    model.train()
+    model.eval()
+    assert_same_posterior(model, never, X[5:9], factor=1e4)
+
+
+def test_variances_whose_floor_fell_are_not_guessed() -> None:
+    X = spread(44)
+    Y = torch.cat((1e6 * wave(X[:4]), wave(X[4:])))
+    zero = torch.zeros_like(Y)
+    with pytest.warns(InputDataWarning, match="4 variances"):
+        model = grid_model(X[:4], Y[:4], zero[:4])
+    model.retract(X[:3], Y[:3], zero[:3])
+    with pytest.warns(InputDataWarning, match="40 variances"):
+        model.update(X[4:], Y[4:], zero[4:])
+    before = fingerprint(model)
+    with pytest.raises(UnsupportedError, match=r"has fallen since.* clear\(\)"):
+        model.retract(X[4:], Y[4:], zero[4:])
+    assert_untouched(model, before)
+    large = torch.full_like(zero, 1e9)
+    model.update(X[:2], Y[:2], large[:2]).retract(X[:2], Y[:2], large[:2])
+    with pytest.warns(InputDataWarning, match="5 variances"):
+        model.clear().update(X[4:9], Y[4:9], zero[4:9])
+    model.retract(X[4:5], Y[4:5], zero[4:5])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_large_offset_of_a_model_built_empty_is_set_apart(name: str) -> None:
+    X, T = spread(40), torch.rand(6, 2).double()
+    Y = (wave(X) * 2**20).round() / 2**20  # so that an offset of 2^30 rounds nothing
+    models = []
+    for offset in (0.0, 2.0**30):
+        model = MODELS[name](X[:0], Y[:0]).update(X[:1], Y[:1] + offset)
+        model.update(X[1:], Y[1:] + offset).train()
+        model.eval()
+        models.append(model)
+    plain, moved = models
+    assert_close(moved.outcome_scale(), plain.outcome_scale())
+    assert_close(moved.posterior(T).mean - 2.0**30, plain.posterior(T).mean, factor=100)
+    assert_close(moved.posterior(T).variance, plain.posterior(T).variance, factor=10)
+
+
+@pytest.mark.parametrize("name", ["WISKI", "OSGPR", "ClusteredGP"])
+def test_an_empty_model_takes_the_offset_of_what_is_merged(name: str) -> None:
+    X = spread(40)
+    Y = wave(X) + 1e9
+    empty, full = MODELS[name](X[:0], Y[:0]), MODELS[name](X, Y)
+    shard, other = MODELS[name](X[:15], Y[:15]), MODELS[name](X[15:], Y[15:])
+    empty.merge(shard).merge(other)
+    for model in (empty, full):
+        model.train()
+        model.eval()
+    T = torch.rand(6, 2).double()
+    assert_close(empty.posterior(T).variance, full.posterior(T).variance, factor=1e3)
+
+
+def test_a_refused_first_batch_leaves_an_empty_model_empty() -> None:
+    X = spread(5)
+    model = grid_model(X[:0], X[:0, :1], X[:0, :1])
+    before = fingerprint(model)
+    with pytest.raises(Exception, match="too far outside"):
+        model.update(X + 40.0, X[:, :1] + 7.0, X[:, :1] + 1.0)
+    assert_untouched(model, before)
