@@ -92,7 +92,8 @@ def choose_box(
     """The box to cover, ``2 x d`` in transformed inputs, float64 on the CPU.
 
     Given bounds are transformed like inputs. Without any: the unit cube if it holds the inputs,
-    else their box with a margin. Where a posterior is of several inputs for each of X
+    else their box with a margin, whose corners are numbers of the inputs' dtype, so that a model
+    which is given them has the same box. Where a posterior is of several inputs for each of X
     (``InputPerturbation``), the box holds them too.
 
     Args:
@@ -119,7 +120,8 @@ def _box_of_data(inputs: Tensor) -> Tensor:
         return unit
     low, high = flat.amin(0), flat.amax(0)
     width = torch.where(high > low, high - low, torch.ones_like(low))
-    return torch.stack((low - _MARGIN * width, high + _MARGIN * width))
+    box = torch.stack((low - _MARGIN * width, high + _MARGIN * width))
+    return box.to(inputs.dtype).to(torch.float64)
 
 
 @torch.no_grad()

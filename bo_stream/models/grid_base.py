@@ -169,7 +169,10 @@ class GridBase(RememberingGP):
 
     @property
     def bounds(self) -> Tensor:
-        """The box that the grid covers, ``2 x d``, in transformed inputs."""
+        """The box that the grid covers, ``2 x d``, in transformed inputs.
+
+        Models built with these bounds and this :attr:`grid_size`, before it grew, share its nodes.
+        """
         return self._memory.grid.bounds.to(self.train_targets)
 
     @property

@@ -416,6 +416,19 @@ def test_what_lies_outside_the_grid_was_never_in() -> None:
     assert_untouched(model, before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shards_with_the_bounds_of_a_model_share_its_nodes(dtype: torch.dtype) -> None:
+    X = (3.0 + 7.0 * torch.rand(30, 2)).to(dtype)
+    Y = X.sum(-1, keepdim=True).sin()
+    options = {"covar_module": RBFKernel(ard_num_dims=2), "grid_size": 12}
+    model = WISKI(X[:10], Y[:10], **options)
+    bounds = model.bounds
+    for rows in (slice(10, 20), slice(20, 30)):
+        model.merge(WISKI(X[rows], Y[rows], bounds=bounds, **options))
+    assert sum(1 for _ in model._memory) == 1
+    assert model.num_observations == 30
+
+
 def test_growth_has_a_limit_and_says_so() -> None:
     problem = Problem()
     model, T = problem.model(problem.data(8)), problem.points()
