@@ -11,6 +11,7 @@ from botorch.exceptions.errors import (
 from botorch.models.transforms.input import InputTransform
 from botorch.models.utils import validate_input_scaling
 from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean, Mean, ZeroMean
@@ -165,6 +166,19 @@ def _points_of(box: Tensor) -> Tensor:
         corners = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * d).reshape(-1, d)
         shares = torch.cat((shares, corners.to(box)))
     return torch.where(shares == 1.0, box[1], box[0] + shares * (box[1] - box[0]))
+
+
+@torch.no_grad()
+def stretch_lengthscale(kernel: Kernel, box: Tensor) -> None:
+    """Multiply a kernel's lengthscales, which are for the unit cube, by the widths of a box.
+
+    Args:
+        kernel: With one lengthscale per input.
+        box: ``2 x d``.
+    """
+    widths = box[1] - box[0]
+    if bool((widths != 1.0).any()):
+        kernel.lengthscale = kernel.lengthscale * widths.to(kernel.lengthscale)
 
 
 def reference_outcome(targets: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from bo_stream.models.construction import (
     choose_box,
     first_projected,
     stem_box,
+    stretch_lengthscale,
     warn_of_scaling,
 )
 from bo_stream.models.grid_choice import GridSize, check_dim, choose_grid_size
@@ -73,7 +74,8 @@ class GridBase(RememberingGP):
                 part's ``active_dims`` (at most four; parts may share inputs); parts on one and the
                 same single input share a grid. A Matérn kernel is the product of one-dimensional
                 ones here; a spectral mixture in several dimensions is gpytorch's product of
-                one-dimensional mixtures. Default: BoTorch's own default.
+                one-dimensional mixtures. Default: BoTorch's own default, with its
+                first lengthscales in parts of the box's widths.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
             outcome_transform: Default: ``Standardize``, learned anew from the running sums,
                 exactly, whenever the model is refitted. ``Log``, ``Power`` and ``Bilog``, alone or
@@ -117,6 +119,8 @@ class GridBase(RememberingGP):
             if stem is None
             else stem_box(bounds, stem)
         )
+        if covar_module is None:
+            stretch_lengthscale(self.covar_module, box)
         kernel = self._factors()
         sizes = choose_grid_size(grid_size, kernel, self._grid_dim)
         self._memory = StreamMemory.empty(

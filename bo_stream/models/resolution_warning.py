@@ -15,6 +15,9 @@ from bo_stream.models.warning_level import users_stack_level
 WARN_ABOVE = 0.05
 """Part of the prior variance that interpolation or truncation may miss without a warning."""
 
+FAR_FROM_UNIT = 3.0
+"""Width of an input's range, or one over it, from which on the warning advises to normalise."""
+
 
 class GridResolutionWarning(BotorchWarning):
     """The kernel is too rough, or its lengthscale too short, for the grid."""
@@ -26,7 +29,7 @@ def warn_of_resolution(kernel: GridKernel, mesh: Mesh) -> None:
     if error > WARN_ABOVE:
         sizes = sufficient_grid_size(kernel, mesh, WARN_ABOVE)
         enough = sizes[0] if sizes is not None and len(sizes) == 1 else sizes
-        message = _message(error, mesh.size, enough)
+        message = _message(error, mesh.size, enough) + _scaling_advice(mesh)
         warnings.warn(message, GridResolutionWarning, stacklevel=users_stack_level())
 
 
@@ -58,3 +61,15 @@ def _message(
     if enough is None:
         return finding + "No grid that fits in memory would do: use a smoother kernel."
     return finding + f"refine(grid_size={enough}) would bring it below {WARN_ABOVE:g}."
+
+
+def _scaling_advice(mesh: Mesh) -> str:
+    """What to do where inputs are far from the unit cube, for which default priors are."""
+    low, high = mesh.bounds
+    widths = high - low
+    if float(widths.max()) < FAR_FROM_UNIT and float(widths.min()) > 1.0 / FAR_FROM_UNIT:
+        return ""
+    return (
+        f" The inputs span {widths.tolist()}, while BoTorch's default lengthscales and their prior "
+        f"are for the unit cube: pass input_transform=Normalize(d={len(widths)})."
+    )

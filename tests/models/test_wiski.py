@@ -12,6 +12,7 @@ import pytest
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.exceptions.warnings import InputDataWarning
+from botorch.fit import fit_gpytorch_mll
 from botorch.models.transforms.input import Normalize, Warp
 from botorch.models.transforms.outcome import (
     Bilog,
@@ -675,6 +676,32 @@ def test_the_warning_points_at_the_users_line(wrapped: bool) -> None:
     with pytest.warns(GridResolutionWarning) as caught:
         owner.eval()
     assert caught[0].filename == __file__
+
+
+def test_a_fit_in_raw_units_finds_the_lengthscales() -> None:
+    data = observations(40)
+    Y = (4.0 * data.X).sin().sum(-1, keepdim=True)
+    box = torch.tensor([[0.0, 0.0], [100.0, 20.0]], dtype=torch.float64)
+    plain = WISKI(data.X, Y, grid_size=14)
+    with pytest.warns(InputDataWarning, match="not contained to the unit cube"):
+        model = WISKI(box[1] * data.X, Y, bounds=box, grid_size=14)
+    assert_close(model.covar_module.lengthscale, plain.covar_module.lengthscale * box[1])
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    T = torch.rand(30, 2).double()
+    error = model.posterior(box[1] * T).mean - (4.0 * T).sin().sum(-1, keepdim=True)
+    assert float(error.square().mean().sqrt()) < 0.1
+
+
+def test_a_grid_too_coarse_for_raw_units_advises_to_normalise() -> None:
+    data = observations(10)
+    box = torch.tensor([[0.0, 0.0], [100.0, 1.0]], dtype=torch.float64)
+    kernel_of_user = RBFKernel(ard_num_dims=2)
+    model = WISKI(
+        box[1] * data.X, data.Y, covar_module=kernel_of_user, bounds=box, grid_size=12
+    ).train()
+    model.covar_module.lengthscale = 0.3
+    with pytest.warns(GridResolutionWarning, match=r"input_transform=Normalize\(d=2\)"):
+        model.eval()
 
 
 def test_bounds_and_sizes_are_those_asked_for() -> None:
