@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from bo_stream import __version__
-from bo_stream.cli.display import OUT
+from bo_stream.cli.consoles import OUT
+from bo_stream.cli.waiting import wait_passively
 
 app = typer.Typer(
     name="bo-stream",
@@ -33,3 +34,4 @@ def main(
     ] = False,
 ) -> None:
     """Streaming Gaussian processes: choose where to measure next, at the same cost each time."""
+    wait_passively()

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -20,16 +19,13 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from bo_stream.cli.consoles import ERR, OUT
 from bo_stream.loops.active_sampling import Step
 from bo_stream.loops.campaign import Campaign
-from bo_stream.loops.pictures import STRATEGY_NAMES
 from bo_stream.loops.scoring import Score
-from bo_stream.loops.settings import Strategy
+from bo_stream.loops.settings import STRATEGY_NAMES, Strategy
 from bo_stream.models.numerical_log import NumericalLog
 from bo_stream.models.resolution_warning import GridResolutionWarning
-
-OUT = Console(highlight=False)
-ERR = Console(stderr=True, highlight=False)
 
 
 def notes(caught: list[warnings.WarningMessage]) -> list[str]:

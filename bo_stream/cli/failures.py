@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import typer
-from botorch.exceptions.errors import BotorchError
 from rich.markup import escape
 
-from bo_stream.cli.display import ERR
+from bo_stream.cli.consoles import ERR
 from bo_stream.loops.errors import UsageError
 
 BAD_INPUT = 2
@@ -22,12 +21,20 @@ def one_line_errors() -> Iterator[None]:
     """Turn errors that a user can mend into one line and an exit code."""
     try:
         yield
-    except (UsageError, BotorchError, OSError) as error:
+    except Exception as error:
+        if not _can_be_mended(error):
+            raise
         ERR.print(f"[bold red]error:[/] {escape(_in_words(error))}", soft_wrap=True)
         raise typer.Exit(BAD_INPUT) from error
     except KeyboardInterrupt:
         ERR.print("Interrupted. What was written before is whole.")
         raise typer.Exit(STOPPED) from None
+
+
+def _can_be_mended(error: Exception) -> bool:
+    from botorch.exceptions.errors import BotorchError
+
+    return isinstance(error, UsageError | BotorchError | OSError)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from bo_stream.cli.display import OUT
+from bo_stream.cli.consoles import OUT
 from bo_stream.loops.optimization.campaign import OptimizationCampaign
 from bo_stream.loops.optimization.records import counts
 

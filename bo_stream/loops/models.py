@@ -4,32 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-from botorch.models.transforms.outcome import Standardize
-from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import (
-    GaussianLikelihood,
-    LaplaceLikelihood,
-    Likelihood,
-    StudentTLikelihood,
-)
-from torch import Tensor
-
-from bo_stream.allocation.numbers import checked_number
+import bo_stream
 from bo_stream.loops.errors import UsageError
-from bo_stream.models.clustered import ClusteredGP
-from bo_stream.models.inducing_gp import InducingGP
-from bo_stream.models.local import LocalGP
-from bo_stream.models.osgpr import OSGPR
-from bo_stream.models.osvgp import OSVGP
-from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.models.wiski import WISKI
+
+if TYPE_CHECKING:  # torch is imported when a model is built, not for its name
+    from gpytorch.kernels import Kernel
+    from gpytorch.likelihoods import Likelihood
+    from torch import Tensor
+
+    from bo_stream import OSGPR, OSVGP, WISKI, ClusteredGP, LocalGP
+    from bo_stream.models.inducing_gp import InducingGP
+    from bo_stream.models.streaming_gp import StreamingGP
 
 Option = int | float | str
 Options = Mapping[str, Option]
-Builder = Callable[[Tensor, Tensor, Kernel, Mapping[str, Any]], StreamingGP]
+Builder: TypeAlias = "Callable[[Tensor, Tensor, Kernel, Mapping[str, Any]], StreamingGP]"
 
 
 @dataclass(frozen=True)
@@ -37,7 +28,7 @@ class ModelKind:
     """A model that a loop can be run with.
 
     Attributes:
-        model: Its class.
+        name: Of its class in ``bo_stream``.
         build: Makes one of inputs, outcomes, a kernel and all its options.
         options: Names and defaults; a value that is given has the default's type.
         describe: What to say of one beside its hyperparameters, as plain values.
@@ -47,7 +38,7 @@ class ModelKind:
         unlearned: Options with which one that is built has its default hyperparameters.
     """
 
-    model: type[StreamingGP]
+    name: str
     build: Builder
     options: Options
     describe: Callable[[Any], dict[str, Any]]
@@ -56,22 +47,34 @@ class ModelKind:
     on_grid: bool = False
     unlearned: Options = field(default_factory=dict)
 
+    @property
+    def model(self) -> type[StreamingGP]:
+        """Its class."""
+        model: type[StreamingGP] = getattr(bo_stream, self.name)
+        return model
+
 
 def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> WISKI:
+    import torch
+
     box = torch.tensor([[0.0] * X.shape[-1], [1.0] * X.shape[-1]]).to(X)
-    return WISKI(X, Y, covar_module=kernel, bounds=box, **options)
+    return bo_stream.WISKI(X, Y, covar_module=kernel, bounds=box, **options)
 
 
 def _osgpr(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> OSGPR:
-    return OSGPR(X, Y, covar_module=kernel, **options)
+    return bo_stream.OSGPR(X, Y, covar_module=kernel, **options)
 
 
 def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> OSVGP:
     """Many steps of the hyperparameters on the first outcomes, few on later ones."""
+    from botorch.models.transforms.outcome import Standardize
+
+    from bo_stream.allocation.numbers import checked_number
+
     name, others = _split(options, "likelihood")
     steps, others = _split(others, "hyper_steps")
     steps = checked_number("hyper_steps", steps, least=0)
-    model = OSVGP(
+    model = bo_stream.OSVGP(
         X,
         Y,
         _likelihood(name).to(X),
@@ -87,11 +90,11 @@ def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
 def _clustered(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> ClusteredGP:
     """A resolution of 0 is the library's default: as fine as ``max_centres`` allow."""
     resolution, others = _split(options, "resolution")
-    return ClusteredGP(X, Y, covar_module=kernel, resolution=resolution or None, **others)
+    return bo_stream.ClusteredGP(X, Y, covar_module=kernel, resolution=resolution or None, **others)
 
 
 def _local(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> LocalGP:
-    return LocalGP(X, Y, covar_module=kernel, **options)
+    return bo_stream.LocalGP(X, Y, covar_module=kernel, **options)
 
 
 def _split(options: Mapping[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
@@ -101,18 +104,22 @@ def _split(options: Mapping[str, Any], name: str) -> tuple[Any, dict[str, Any]]:
 FIRST_STEPS = 20
 """Times as many steps of the hyperparameters on the first outcomes."""
 
-LIKELIHOODS: dict[str, Callable[[], Likelihood]] = {
-    "gaussian": GaussianLikelihood,
-    "laplace": LaplaceLikelihood,
-    "student": StudentTLikelihood,
+LIKELIHOODS = {
+    "gaussian": "GaussianLikelihood",
+    "laplace": "LaplaceLikelihood",
+    "student": "StudentTLikelihood",
 }
+"""Name to GPyTorch's class."""
 
 
 def _likelihood(name: str) -> Likelihood:
     if name not in LIKELIHOODS:
         names = ", ".join(LIKELIHOODS)
         raise UsageError(f"Expected likelihood to be one of {names}, got {name!r}.")
-    return LIKELIHOODS[name]()
+    from gpytorch import likelihoods
+
+    likelihood: Likelihood = getattr(likelihoods, LIKELIHOODS[name])()
+    return likelihood
 
 
 def _describe_grid(model: WISKI) -> dict[str, Any]:
@@ -138,7 +145,7 @@ def _describe_parts(model: LocalGP) -> dict[str, Any]:
 
 MODELS: dict[str, ModelKind] = {
     "wiski": ModelKind(
-        WISKI,
+        "WISKI",
         _wiski,
         {"max_rank": 1024},
         _describe_grid,
@@ -146,19 +153,19 @@ MODELS: dict[str, ModelKind] = {
         most_inputs=4,
         on_grid=True,
     ),
-    "osgpr": ModelKind(OSGPR, _osgpr, {"max_points": 512, "window": 512}, _describe_points),
+    "osgpr": ModelKind("OSGPR", _osgpr, {"max_points": 512, "window": 512}, _describe_points),
     "osvgp": ModelKind(
-        OSVGP,
+        "OSVGP",
         _osvgp,
         {"likelihood": "student", "max_points": 512, "hyper_steps": 5},
         _describe_points,
         unlearned={"hyper_steps": 0},
     ),
     "clustered": ModelKind(
-        ClusteredGP, _clustered, {"resolution": 0.0, "max_centres": 1024}, _describe_clusters
+        "ClusteredGP", _clustered, {"resolution": 0.0, "max_centres": 1024}, _describe_clusters
     ),
     "local": ModelKind(
-        LocalGP, _local, {"max_size": 100, "w_gen": 0.5, "nearest": 3}, _describe_parts
+        "LocalGP", _local, {"max_size": 100, "w_gen": 0.5, "nearest": 3}, _describe_parts
     ),
 }
 """By the name that a user gives."""

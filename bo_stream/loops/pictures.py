@@ -18,13 +18,7 @@ from matplotlib.figure import Figure
 
 from bo_stream.loops.datasets import Array, Dataset
 from bo_stream.loops.scoring import Score
-from bo_stream.loops.settings import Strategy
-
-STRATEGY_NAMES: dict[Strategy, str] = {
-    "nipv": "least variance",
-    "random": "random choice",
-}
-"""What readers are shown."""
+from bo_stream.loops.settings import STRATEGY_NAMES, Strategy
 
 _DPI = 150
 _VALUES = "viridis"

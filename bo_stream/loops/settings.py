@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.models import Option, check_grid, checked_model
 
+if TYPE_CHECKING:  # torch is imported when a setting is used, not for its name
+    import torch
+
 Strategy = Literal["nipv", "random"]
 
 STRATEGIES: tuple[Strategy, ...] = ("nipv", "random")
-DTYPES = {"float64": torch.float64, "float32": torch.float32}
+STRATEGY_NAMES: dict[Strategy, str] = {
+    "nipv": "least variance",
+    "random": "random choice",
+}
+"""What readers are shown."""
+
+DTYPES = ("float64", "float32")
 
 _DEFAULT_STEPS = 500
 _DEFAULT_POOL = 12_000
@@ -79,7 +86,7 @@ class Settings:
         object.__setattr__(self, "model_options", options)
         check_grid(self.model, self.grid)
         check_one_of("kernel", self.kernel, tuple(KERNELS))
-        check_one_of("dtype", self.dtype, tuple(DTYPES))
+        check_one_of("dtype", self.dtype, DTYPES)
         check_one_of("strategy", self.strategy, STRATEGIES)
         if self.refit != 0.0 and not self.refit > 1.0:
             raise UsageError(
@@ -90,7 +97,7 @@ class Settings:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype."""
-        return DTYPES[self.dtype]
+        return torch_dtype(self.dtype)
 
     @property
     def observations(self) -> int:
@@ -165,12 +172,22 @@ def check_one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise UsageError(f"Expected {name} to be one of {', '.join(choices)}, got {value!r}.")
 
 
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of a name in ``DTYPES``."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
 def check_device(device: str) -> None:
     """Refuse a device that torch cannot use.
 
     Raises:
         UsageError: So it is.
     """
+    import torch
+
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

@@ -1,9 +1,14 @@
 """Bayesian optimization with a streaming model: ask, tell in any order, amend, withdraw."""
 
-from bo_stream.loops.optimization.optimizer import Best, Optimizer
-from bo_stream.loops.optimization.settings import OptimizationSettings
-from bo_stream.loops.optimization.store import load_optimizer, save_optimizer
-from bo_stream.loops.optimization.trials import Trial
+from typing import TYPE_CHECKING
+
+from bo_stream.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from bo_stream.loops.optimization.optimizer import Best, Optimizer
+    from bo_stream.loops.optimization.settings import OptimizationSettings
+    from bo_stream.loops.optimization.store import load_optimizer, save_optimizer
+    from bo_stream.loops.optimization.trials import Trial
 
 __all__ = [
     "Best",
@@ -13,3 +18,18 @@ __all__ = [
     "load_optimizer",
     "save_optimizer",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "optimizer": ("Best", "Optimizer"),
+        "settings": ("OptimizationSettings",),
+        "store": ("load_optimizer", "save_optimizer"),
+        "trials": ("Trial",),
+    },
+)
+
+
+def __dir__() -> list[str]:
+    """All public names, imported or not."""
+    return sorted({*globals(), *__all__})

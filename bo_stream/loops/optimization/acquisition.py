@@ -25,11 +25,8 @@ from bo_stream.acquisition import SamplePaths, evaluate_known_points_once, sampl
 from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.imports import import_function
-from bo_stream.loops.optimization.settings import OptimizationSettings
+from bo_stream.loops.optimization.settings import ACQUISITIONS, THOMPSON, OptimizationSettings
 from bo_stream.models.streaming_gp import StreamingGP
-
-THOMPSON = "TS"
-RANDOM = "random"
 
 BASELINE = 64
 """Most points among which qLogNEI compares: its cost is cubic in them."""
@@ -111,9 +108,6 @@ BUILDERS: dict[str, Builder] = {
     "qLogNEI": _log_noisy_expected_improvement,
     "qSR": _simple_regret,
 }
-
-ACQUISITIONS = (*BUILDERS, THOMPSON, RANDOM)
-"""Every name; ``TS`` and ``random`` need no acquisition function."""
 
 
 def check_acquisition(name: str) -> None:

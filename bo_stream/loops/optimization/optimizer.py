@@ -12,12 +12,11 @@ from torch.quasirandom import SobolEngine
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.acquisition import (
-    RANDOM,
     Situation,
     best_points,
     check_acquisition,
 )
-from bo_stream.loops.optimization.settings import OptimizationSettings
+from bo_stream.loops.optimization.settings import RANDOM, OptimizationSettings
 from bo_stream.loops.optimization.surrogate import FEWEST, Surrogate
 from bo_stream.loops.optimization.trials import Ledger, Trial
 from bo_stream.loops.settings import check_at_least

@@ -5,18 +5,15 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import torch
 
 from bo_stream.loops.optimization.campaign import OptimizationCampaign
-from bo_stream.loops.optimization.trials import STATUSES, Status, Trial
+from bo_stream.loops.optimization.trials import STATUSES, History, Status, Trial
 from bo_stream.loops.records import model_record, peak_memory_mib
 from bo_stream.loops.versions import all_versions
-
-History = Literal["csv", "parquet"]
-HISTORIES: tuple[History, ...] = ("csv", "parquet")
 
 
 def history(campaign: OptimizationCampaign) -> pd.DataFrame:

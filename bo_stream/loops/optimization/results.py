@@ -8,10 +8,10 @@ from pathlib import Path
 
 from bo_stream.loops.optimization.campaign import OptimizationCampaign
 from bo_stream.loops.optimization.evaluation import PointEvaluator
-from bo_stream.loops.optimization.records import History, history_file, run_record
+from bo_stream.loops.optimization.records import history_file, run_record
 from bo_stream.loops.optimization.steps import OptimizationStep
 from bo_stream.loops.optimization.trace import draw_trace
-from bo_stream.loops.optimization.trials import Trial
+from bo_stream.loops.optimization.trials import History, Trial
 from bo_stream.loops.results import write_picture, write_together
 from bo_stream.loops.sitting import SECONDS_BETWEEN_CHECKPOINTS, StopRequest
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
@@ -18,7 +15,16 @@ from bo_stream.loops.settings import (
     check_device,
     check_one_of,
     check_whole,
+    torch_dtype,
 )
+
+if TYPE_CHECKING:  # torch is imported when a setting is used, not for its name
+    from torch import Tensor
+
+THOMPSON = "TS"
+RANDOM = "random"
+ACQUISITIONS = ("qUCB", "qLogEI", "qLogNEI", "qSR", THOMPSON, RANDOM)
+"""Every name; ``TS`` and ``random`` need no acquisition function."""
 
 Bounds = tuple[tuple[float, float], ...]
 
@@ -81,7 +87,7 @@ class OptimizationSettings:
         object.__setattr__(self, "model_options", options)
         check_grid(self.model, self.grid)
         check_one_of("kernel", self.kernel, tuple(KERNELS))
-        check_one_of("dtype", self.dtype, tuple(DTYPES))
+        check_one_of("dtype", self.dtype, DTYPES)
         _check_reals(self.refit, self.beta)
         if self.grid is not None and len(self.grid) not in (1, self.dim):
             raise UsageError(f"Expected grid to be one number or {self.dim}, got {self.grid}.")
@@ -99,21 +105,29 @@ class OptimizationSettings:
 
     def tensor(self, values: Sequence[Any]) -> Tensor:
         """Numbers as a tensor of the model's dtype and device."""
-        return torch.tensor(values, dtype=DTYPES[self.dtype], device=self.device)
+        import torch
+
+        return torch.tensor(values, dtype=torch_dtype(self.dtype), device=self.device)
 
     def to_unit_cube(self, X: Sequence[Sequence[float]]) -> Tensor:
         """Inputs as the model sees them, ``n x d``."""
+        import torch
+
         low, high = self._box()
         unit = (torch.tensor(X, dtype=torch.float64).reshape(-1, self.dim) - low) / (high - low)
-        return unit.clamp(0.0, 1.0).to(DTYPES[self.dtype]).to(self.device)
+        return unit.clamp(0.0, 1.0).to(torch_dtype(self.dtype)).to(self.device)
 
     def from_unit_cube(self, U: Tensor) -> list[tuple[float, ...]]:
         """Points of the unit cube, ``n x d``, in the units of the bounds."""
+        import torch
+
         low, high = self._box()
         X = low + U.detach().to("cpu", torch.float64).clamp(0.0, 1.0) * (high - low)
         return [tuple(row) for row in X.clamp(low, high).tolist()]
 
     def _box(self) -> tuple[Tensor, Tensor]:
+        import torch
+
         box = torch.tensor(self.bounds, dtype=torch.float64)
         return box[:, 0], box[:, 1]
 

@@ -16,6 +16,10 @@ LARGEST = 1e75
 
 Origin = Literal["sobol", "model", "hand"]
 
+History = Literal["csv", "parquet"]
+HISTORIES: tuple[History, ...] = ("csv", "parquet")
+"""Kinds of files of all trials."""
+
 
 @dataclass(frozen=True)
 class Trial:
