@@ -14,6 +14,7 @@ from bo_stream.loops.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
+from bo_stream.loops.crowded_cores import CoreWatch
 from bo_stream.loops.datasets import Dataset, read_dataset
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.settings import Settings, Strategy
@@ -108,11 +109,12 @@ class Campaign:
 
     def run(self) -> Iterator[tuple[Strategy, Step]]:
         """Do the steps that are left, in turn; after each, all of the state is whole."""
-        started = time.monotonic() - self.seconds
+        started, watch = time.monotonic() - self.seconds, CoreWatch()
         while not self.finished:
             name = self._furthest_behind()
             self.is_whole = False
-            step = self.loops[name].advance()
+            with watch:
+                step = self.loops[name].advance()
             self.is_whole = True
             self.seconds = time.monotonic() - started
             yield name, step

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
 
+from bo_stream.loops.crowded_cores import CoreWatch
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.evaluation import PointEvaluator, Task
 from bo_stream.loops.optimization.objectives import Objective, find_objective
@@ -49,6 +50,7 @@ class OptimizationCampaign:
         self.objective, self.optimizer, self.plan = objective, optimizer, plan
         self.steps = [] if steps is None else steps
         self._open = open_step
+        self._watch = CoreWatch()
         if self.steps_done > plan.total:
             raise UsageError(
                 f"The run has done {self.steps_done} steps already: expected steps of at least "
@@ -136,7 +138,8 @@ class OptimizationCampaign:
     def _begin_step(self) -> OpenStep:
         started = time.monotonic()
         initial = self.settings.initial if not self.steps else None
-        keys = [trial.key for trial in self.optimizer.ask(initial)]
+        with self._watch:
+            keys = [trial.key for trial in self.optimizer.ask(initial)]
         self._open = OpenStep(keys, time.monotonic() - started)
         return self._open
 

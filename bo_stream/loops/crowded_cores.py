@@ -1,0 +1,118 @@
+"""Telling a user that threads which spin while they wait are kept from the cores."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from bo_stream.models.warning_level import users_stack_level
+
+LEAST_SECONDS = 1.0
+"""Of work, before which nothing is concluded."""
+
+LEAST_SHARE = 0.8
+"""Of a core: a thread that computes has nearly all of one where the cores are its own."""
+
+PREEMPTIONS_A_SECOND = 20.0
+"""Of work: a thread with a core of its own is preempted now and then, one that shares it hundreds
+of times."""
+
+
+class CrowdedCoresWarning(UserWarning):
+    """Other processes compute on the same cores, and threads of this one spin while they wait."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a thread has had of the processor.
+
+    Attributes:
+        seconds: By the clock.
+        core_seconds: At work.
+        preempted: How often the system took the core from it.
+        slept: How often it gave the core back itself.
+    """
+
+    seconds: float = 0.0
+    core_seconds: float = 0.0
+    preempted: int = 0
+    slept: int = 0
+
+    @classmethod
+    def of_this_thread(cls) -> Self:
+        """Since some time; all zero where the system does not tell, as it does on Linux."""
+        if sys.platform != "linux":
+            return cls()
+        import resource
+
+        used = resource.getrusage(resource.RUSAGE_THREAD)
+        at_work = used.ru_utime + used.ru_stime
+        return cls(time.monotonic(), at_work, used.ru_nivcsw, used.ru_nvcsw)
+
+    def plus(self, other: Usage, sign: int = 1) -> Usage:
+        """Sum, or difference."""
+        return Usage(*(getattr(self, f.name) + sign * getattr(other, f.name) for f in fields(self)))
+
+    @property
+    def is_of_crowded_cores(self) -> bool:
+        """Whether the thread wanted a core, never slept, and often had none."""
+        preempted = self.preempted > max(self.slept, PREEMPTIONS_A_SECOND * self.core_seconds)
+        return preempted and self.core_seconds < LEAST_SHARE * self.seconds
+
+
+class CoreWatch:
+    """Warns once if the work in its ``with`` blocks is slowed down by threads that spin.
+
+    Threads of one process wait for each other many times in an update. Where they spin, a thread
+    that waits uses up the time on a core that the other one needs, so that each wait lasts until
+    the system takes the core away: two threads are then far slower than one.
+    """
+
+    def __init__(self, usage: Callable[[], Usage] = Usage.of_this_thread) -> None:
+        """Args: ``usage`` so far, of the thread that works."""
+        self._usage = usage
+        self._sum = self._before = Usage()
+        self._said = torch.get_num_threads() == 1 or _waits_passively()
+
+    def __enter__(self) -> Self:
+        """Begin a piece of work that waits for nobody else."""
+        self._before = self._usage()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End it, and warn if that is due."""
+        self._sum = self._sum.plus(self._usage().plus(self._before, -1))
+        if self._sum.seconds >= LEAST_SECONDS:
+            self._look()
+
+    def _look(self) -> None:
+        if self._sum.is_of_crowded_cores and not self._said:
+            self._said = True
+            share = self._sum.core_seconds / self._sum.seconds
+            warnings.warn(
+                f"Other processes use the same cores: this one had {100 * share:.0f} % of a core, "
+                f"and its {torch.get_num_threads()} threads spin while they wait for each other. "
+                "Set OMP_WAIT_POLICY=PASSIVE in the environment before Python starts, or "
+                "OMP_NUM_THREADS=1.",
+                CrowdedCoresWarning,
+                stacklevel=users_stack_level(),
+            )
+        self._sum = Usage()
+
+
+def _waits_passively() -> bool:
+    passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
+    return passive or os.environ.get("GOMP_SPINCOUNT") == "0"

@@ -1,0 +1,88 @@
+"""Threads that spin while they wait, beside another busy process."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from bo_stream.loops.crowded_cores import CoreWatch, CrowdedCoresWarning, Usage
+
+SPINNING = Usage(1.5, 0.9, 90, 3)
+"""In 1.5 s: it wanted a core all the time and had one for 0.9 s."""
+
+
+@pytest.fixture(autouse=True)
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def watch_of(*pieces: Usage) -> CoreWatch:
+    """A watch, after pieces of work that took so much."""
+    now = Usage(100.0, 50.0, 1000, 1000)
+    readings = []
+    for piece in pieces:
+        readings += [now, now.plus(piece)]
+        now = now.plus(piece)
+    following = iter(readings)
+    watch = CoreWatch(lambda: next(following))
+    for _ in pieces:
+        with watch:
+            pass
+    return watch
+
+
+def test_it_is_said_once() -> None:
+    with pytest.warns(CrowdedCoresWarning, match="OMP_WAIT_POLICY=PASSIVE") as said:
+        watch_of(SPINNING, SPINNING, SPINNING)
+    assert len(said) == 1
+    assert "had 60 % of a core, and its 2 threads" in str(said[0].message)
+
+
+def test_short_pieces_of_work_add_up() -> None:
+    piece = Usage(0.4, 0.2, 30, 1)
+    watch_of(piece, piece)
+    with pytest.warns(CrowdedCoresWarning):
+        watch_of(piece, piece, piece)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        Usage(1.5, 1.45, 90, 3),  # a core of its own
+        Usage(1.5, 0.9, 90, 5000),  # threads that sleep while they wait
+        Usage(1.5, 0.1, 1, 3),  # waiting for a disk
+        Usage(0.5, 0.1, 90, 3),  # too short to tell
+        Usage(),  # a system that does not tell
+    ],
+)
+def test_of_anything_else_nothing_is_said(usage: Usage) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watch_of(usage)
+
+
+@pytest.mark.parametrize("way", ["one thread", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
+def test_who_has_done_it_is_not_told(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "one thread":
+        torch.set_num_threads(1)
+    else:
+        monkeypatch.setenv(way, {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}[way])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        watch_of(SPINNING)
+
+
+def test_what_a_thread_used_grows() -> None:
+    first = Usage.of_this_thread()
+    torch.rand(200, 200).inverse()
+    difference = Usage.of_this_thread().plus(first, -1)
+    assert min(difference.seconds, difference.core_seconds) >= 0.0
+    assert min(difference.preempted, difference.slept) >= 0
