@@ -120,7 +120,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
 }
 """Where the names come from: importing torch and BoTorch for ``bo-stream --help`` takes seconds."""
 
-__getattr__ = lazy_names(__name__, _HOMES)
+if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
+    __getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -32,7 +32,8 @@ class ProcessRunner(Runner):
     A trial whose function raises, hangs beyond the timeout, dies, or returns no finite number for
     some metric is marked failed, with the reason; nothing of it reaches the model. So is a trial of
     several arms of which one fails. Values and reasons are kept in the trial's metadata, hence in
-    storage. A trial that a former process had begun is evaluated again.
+    storage. A trial that a former process had begun is evaluated again. Storage has the function by
+    its name, which is imported when a trial runs: go on only with experiments that you trust.
 
     A poll waits until something has come, so that Ax's orchestrator need not sleep between polls:
     see :func:`orchestrator_options`, and :func:`run_trials`, which does it all.

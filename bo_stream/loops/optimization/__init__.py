@@ -19,15 +19,16 @@ __all__ = [
     "save_optimizer",
 ]
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "optimizer": ("Best", "Optimizer"),
-        "settings": ("OptimizationSettings",),
-        "store": ("load_optimizer", "save_optimizer"),
-        "trials": ("Trial",),
-    },
-)
+if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "optimizer": ("Best", "Optimizer"),
+            "settings": ("OptimizationSettings",),
+            "store": ("load_optimizer", "save_optimizer"),
+            "trials": ("Trial",),
+        },
+    )
 
 
 def __dir__() -> list[str]:
