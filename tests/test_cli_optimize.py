@@ -258,7 +258,7 @@ def test_a_second_command_in_a_run_s_folder_is_told_who_is_at_work_there() -> No
     assert_one_clear_error(optimize(*command), message)
     assert_one_clear_error(optimize("--out", "run", "--resume"), message)
     first.kill()
-    first.wait()  # not for its output, which its worker holds open as well
+    first.communicate()  # ends with the worker, which holds the output open as well
     Path("go").touch()
     assert optimize(*command, "--workers", "0").exit_code == 0
     assert len(table("run")) == 10

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -31,6 +33,7 @@ _SECONDS_TO_END = 2.0
 def _work(work: Work[Any, Any], connection: Connection) -> None:
     """What a worker does: tasks in, outcomes out, until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its step
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     work.prepare()
     connection.send(_READY)
     while True:
@@ -39,6 +42,14 @@ def _work(work: Work[Any, Any], connection: Connection) -> None:
         except EOFError:
             return
         connection.send(attempt(work, task))
+
+
+def _end_with_parent() -> None:
+    """A run that is killed cannot end its workers: a resumed one would work beside them."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @dataclass
