@@ -18,8 +18,6 @@ from benchmarks.optimization import Problem
 from bo_stream.ax import generation_strategy
 
 METRIC = "loss"
-AX_SEARCH = {"num_restarts": 20, "raw_samples": 1024}
-"""Ax's own, given to both strategies."""
 
 Parameters = Mapping[str, Any]
 
@@ -42,7 +40,7 @@ def client_of(problem: Problem, streams: bool, first: int, seed: int) -> Client:
     )
     client.configure_optimization(f"-{METRIC}")
     if streams:
-        strategy = generation_strategy(initialization=first, search=AX_SEARCH, seed=seed)
+        strategy = generation_strategy(initialization=first, seed=seed)
         client.set_generation_strategy(strategy)
     else:
         client.configure_generation_strategy(

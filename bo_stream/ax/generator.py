@@ -82,11 +82,12 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
         learned: dict[str, Record] | None = None,
         units: dict[str, float] | None = None,
         cutoffs: dict[str, list[float | None]] | None = None,
+        winsorize: bool = True,
     ) -> None:
         """As :class:`BoTorchGenerator`; ``refit`` and ``learned``: see :class:`StreamSurrogate`.
 
         ``units`` and ``cutoffs``: of the metrics, by name; written when one is first seen or
-        changes.
+        changes. ``winsorize``: whether outliers on the bad side are clipped.
         """
         super().__init__(
             surrogate_spec=surrogate_spec or _default_spec(),
@@ -101,6 +102,7 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
         self.learned: dict[str, Record] = {} if learned is None else learned
         self.units = {} if units is None else units
         self.cutoffs = {} if cutoffs is None else cutoffs
+        self.winsorize = winsorize
 
     def fit(
         self,

@@ -59,6 +59,7 @@ def generation_strategy(
     search: Mapping[str, Any] | None = None,
     seed: int | None = None,
     pool: str | Pool | Candidates | None = None,
+    winsorize: bool = True,
 ) -> GenerationStrategy:
     """Sobol points, then candidates from models that take each new observation only.
 
@@ -88,6 +89,8 @@ def generation_strategy(
         pool: All candidates that there are, as a :class:`Pool`, what :meth:`Pool.of` takes, or the
             name of a registered one; those of former trials are not proposed again. Ax stores its
             name only: a process that loads the experiment calls :func:`register_pool` itself.
+        winsorize: Whether outcomes far on the bad side, such as penalties, are clipped as Ax's
+            default does. Those of a strategy for qNIPV or FeatureNIPV are not.
 
     Raises:
         ValueError: No such model, acquisition or option; a number out of range; a table that is
@@ -116,6 +119,7 @@ def generation_strategy(
             "learned": {},
             "units": {},
             "cutoffs": {},
+            "winsorize": winsorize,
             **_of_pool(name),
         },
         generator_gen_kwargs={"model_gen_options": {"optimizer_kwargs": dict(search or {})}},

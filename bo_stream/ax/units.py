@@ -16,10 +16,12 @@ class KeepsUnits:
     Attributes:
         units: By metric.
         cutoffs: By metric: lower and upper one; None: there is none.
+        winsorize: Whether any is clipped.
     """
 
     units: dict[str, float]
     cutoffs: dict[str, list[float | None]]
+    winsorize: bool
 
 
 class OutcomeUnits(StandardizeY):

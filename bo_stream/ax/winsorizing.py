@@ -28,8 +28,8 @@ class SteadyWinsorize(Winsorize):
     Ax's cutoffs move with each outcome, and each clipped row of the data with them. Here they stay
     until they are off by far, so that they move a number of times that is logarithmic in the
     spread. Then the clipped rows, as they were put in, are taken out of the models, and go in anew.
-    Nothing is clipped where the quartiles coincide, nor where the criterion is an integrated
-    variance: that learns the function everywhere.
+    Nothing is clipped where the quartiles coincide, nor where the strategy says so, nor where the
+    criterion is an integrated variance: that learns the function everywhere.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SteadyWinsorize(Winsorize):
             warnings.simplefilter("ignore", AxOptimizationWarning)
             super().__init__(search_space, experiment_data, adapter, config)
         generator = None if adapter is None else adapter.generator
-        if experiment_data is None or _learns_everywhere(generator):
+        if experiment_data is None or _takes_all(generator):
             self.cutoffs = {}
             return
         kept: dict[str, list[float | None]] = (
@@ -57,7 +57,9 @@ class SteadyWinsorize(Winsorize):
             kept[metric] = _written(self.cutoffs[metric])
 
 
-def _learns_everywhere(generator: Any) -> bool:
+def _takes_all(generator: Any) -> bool:
+    if isinstance(generator, KeepsUnits) and not generator.winsorize:
+        return True
     kind = generator._botorch_acqf_class if isinstance(generator, BoTorchGenerator) else None
     return kind is not None and issubclass(kind, INTEGRATED)
 

@@ -34,7 +34,10 @@ def started(
     storage: StorageConfig | None = None,
     **options: Any,
 ) -> Client:
-    """A client over a box in 2-D, or other parameters, with a strategy of few Sobol trials."""
+    """A client over a box in 2-D, or other parameters, with a strategy of few Sobol trials.
+
+    No outcome is clipped, so that only new ones change what a model has.
+    """
     client = Client(storage, random_seed=0)
     if parameters is None:
         parameters = [
@@ -43,7 +46,13 @@ def started(
         ]
     client.configure_experiment(parameters, name="small")
     client.configure_optimization(objective, outcome_constraints=constraints)
-    settings = {"acquisition": "qUCB", "initialization": 3, "search": QUICK, "refit": 2.0}
+    settings = {
+        "acquisition": "qUCB",
+        "initialization": 3,
+        "search": QUICK,
+        "refit": 2.0,
+        "winsorize": False,
+    }
     client.set_generation_strategy(generation_strategy(**{**settings, **options}, seed=0))
     return client
 

@@ -227,7 +227,7 @@ def with_a_penalty(client: Client) -> None:
 
 
 def test_penalties_are_clipped_as_in_axs_default(tmp_path: Path) -> None:
-    client = started(refit=0.0)
+    client = started(refit=0.0, winsorize=True)
     with_a_penalty(client)
     client.get_next_trials(1)
     adapter: Any = client._generation_strategy.adapter
@@ -243,7 +243,7 @@ def test_penalties_are_clipped_as_in_axs_default(tmp_path: Path) -> None:
 def test_cutoffs_move_when_they_are_off_by_far_and_clipped_rows_with_them(
     value: float, moves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = started(refit=0.0)
+    client = started(refit=0.0, winsorize=True)
     with_a_penalty(client)
     (index,) = client.get_next_trials(1)
     before = clipped(client)
@@ -259,7 +259,7 @@ def test_cutoffs_move_when_they_are_off_by_far_and_clipped_rows_with_them(
 
 
 def test_nothing_is_clipped_where_all_of_a_function_is_to_be_learned() -> None:
-    client = started(refit=0.0, acquisition="qNIPV")
+    client = started(refit=0.0, winsorize=True, acquisition="qNIPV")
     with_a_penalty(client)
     client.get_next_trials(1)
     assert clipped(client) == 1e4

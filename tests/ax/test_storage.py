@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import ax.core.data
+import pandas as pd
 import pytest
 from ax.api.client import Client
+from ax.core.data import Data
 
 from bo_stream import OSGPR, QSGP, QSRVM, DecoupledGP
 from bo_stream.ax import save_snapshot
+from bo_stream.ax.exact_data import data_as_json, frame_as_json
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     loss,
@@ -143,3 +148,45 @@ def test_a_snapshot_is_whole_or_the_former_one(
     save_snapshot(client, path)
     assert len(Client.load_from_json_file(str(path))._experiment.trials) == 3
     assert [file.name for file in tmp_path.iterdir()] == ["experiment.json"]
+
+
+@pytest.mark.parametrize(
+    "further",
+    [{}, {"n": [3, 4]}, {"step": [1.0, 2.0]}, {"start_time": pd.to_datetime(["2026-01-01"] * 2)}],
+)
+def test_rows_are_written_as_axs_frame_of_them(further: dict[str, Any]) -> None:
+    frame = pd.DataFrame(
+        {
+            "trial_index": [7, 7],
+            "arm_name": ["7_0", "7_0"],
+            "metric_name": ["cost", "loss"],
+            "metric_signature": ["cost", "loss"],
+            "mean": [1e-12, 2.0],
+            "sem": [float("nan"), 0.1],
+            **further,
+        }
+    )
+    data = Data(df=frame)
+    written = data_as_json(data)["df"]["value"]
+    assert json.loads(written) == json.loads(frame_as_json(data.full_df))
+    as_pandas_does = json.loads(data.full_df.to_json(date_format="epoch", date_unit="ms"))
+    assert json.loads(written).keys() == as_pandas_does.keys()
+    for name in further:
+        assert json.loads(written)[name] == as_pandas_does[name]
+
+
+def test_a_snapshot_makes_no_frame_of_each_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which would take most of the time."""
+    client = started()
+    run(client, 3)
+    made: list[Any] = []
+    sort = ax.core.data.sort_by_trial_index_and_arm_name
+    monkeypatch.setattr(
+        ax.core.data,
+        "sort_by_trial_index_and_arm_name",
+        lambda df: (made.append(df), sort(df=df))[1],
+    )
+    save_snapshot(client, tmp_path / "experiment.json")
+    assert len(made) <= 1
