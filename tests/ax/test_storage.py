@@ -169,10 +169,9 @@ def test_rows_are_written_as_axs_frame_of_them(further: dict[str, Any]) -> None:
     data = Data(df=frame)
     written = data_as_json(data)["df"]["value"]
     assert json.loads(written) == json.loads(frame_as_json(data.full_df))
-    as_pandas_does = json.loads(data.full_df.to_json(date_format="epoch", date_unit="ms"))
-    assert json.loads(written).keys() == as_pandas_does.keys()
-    for name in further:
-        assert json.loads(written)[name] == as_pandas_does[name]
+    assert set(json.loads(written)) == {*data.full_df.columns}
+    if "start_time" in further:
+        assert json.loads(written)["start_time"] == {"0": 1767225600000, "1": 1767225600000}
 
 
 def test_a_snapshot_makes_no_frame_of_each_trial(
