@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads; see test_waiting
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # share the processors among them
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
 
