@@ -274,16 +274,16 @@ class DowndatedRootOperator(LinearOperator):
         return RootLinearOperator(self._low_rank_root())
 
     def _low_rank_root(self) -> Tensor:
-        """``Z T`` with ``T Tᵀ = I − Z⁺ B Bᵀ Z⁺ᵀ``: exact because B lies in the range of Z."""
+        """``Q V √Λ`` with ``V Λ Vᵀ = R Rᵀ − Qᵀ B Bᵀ Q`` and ``Z = Q R``. Cost O(n r² + r³).
+
+        Exact because B lies in the range of Z, which Q spans whatever the rank of Z.
+        """
         if self.downdate.shape[-1] == 0:
             return self.root
-        own = torch.broadcast_shapes(self.root.shape[:-2], self.downdate.shape[:-2])
-        columns = torch.linalg.lstsq(
-            self.root.expand(*own, -1, -1), self.downdate.expand(*own, -1, -1)
-        ).solution
-        identity = torch.eye(self.root.shape[-1], dtype=self.dtype, device=self.device)
-        eigenvalues, vectors = torch.linalg.eigh(identity - columns @ columns.mT)
-        return self.root @ (vectors * eigenvalues.clamp_min(0.0).sqrt().unsqueeze(-2))
+        range_, own = torch.linalg.qr(self.root)
+        less = range_.mT @ self.downdate
+        eigenvalues, vectors = torch.linalg.eigh(own @ own.mT - less @ less.mT)
+        return range_ @ (vectors * eigenvalues.clamp_min(0.0).sqrt().unsqueeze(-2))
 
 
 SMALLER_GRID = "Take a smaller grid_size (or narrower bounds)."

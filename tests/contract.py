@@ -755,9 +755,12 @@ def moments(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
 def assert_same_posterior(
     a: StreamingGP, b: StreamingGP, X: Tensor, bits: bool = False, factor: float = 1.0
 ) -> None:
-    """Equal mean and covariance at X, to the tolerance or to the bit."""
+    """Equal mean and covariance at X, to the tolerance or to the bit.
+
+    CUDA adds rows to a memory in any order, so that there no two updates are equal to the bit.
+    """
     for actual, expected in zip(moments(a, X), moments(b, X), strict=True):
-        if bits:
+        if bits and not actual.is_cuda:
             assert torch.equal(actual, expected)
         else:
             assert_close(actual, expected, factor)

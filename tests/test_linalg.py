@@ -76,6 +76,23 @@ def test_solve_lower_broadcasts_both_sides() -> None:
     assert_close(factor @ solve_lower(factor, right), right.expand(3, 2, 4, 5))
 
 
+def error_of_root_of_huddled_points(device: torch.device) -> float:
+    """Of 600 points beside one another, whose features have hardly a rank."""
+    Z, X, supposed = (torch.rand(n, 2).double() for n in (60, 600, 20))
+
+    def kernel(A: Tensor, B: Tensor) -> Tensor:
+        return (-(torch.cdist(A, B) ** 2) / 0.2).exp()
+
+    root = safe_cholesky(kernel(Z, Z) + 1e-10 * torch.eye(60).double())
+    features = [solve_lower(root, kernel(Z, T)).mT for T in (0.5 + 1e-4 * X, supposed)]
+    factor = safe_cholesky(features[1] @ features[1].mT + 1e-2 * torch.eye(20).double())
+    downdate = features[0] @ solve_lower(factor, features[1]).mT
+    operator = DowndatedRootOperator(features[0].to(device), downdate.to(device))
+    found = operator.root_decomposition().root.to_dense()
+    assert found.shape == (600, 60)
+    return float((found @ found.mT - operator.to_dense()).abs().max())
+
+
 class TestDowndatedRootOperator:
     """``Z Zᵀ − B Bᵀ`` with B in the range of Z, as conditioning makes it."""
 
@@ -104,6 +121,9 @@ class TestDowndatedRootOperator:
         assert_close(operator.unsqueeze(0).squeeze(0).to_dense(), dense)
         decomposition = operator.root_decomposition().root.to_dense()
         assert_close(decomposition @ decomposition.mT, dense, factor=1e3)
+
+    def test_root_of_huddled_points_is_exact(self, device: torch.device) -> None:
+        assert error_of_root_of_huddled_points(device) < 1e-12
 
     def test_shares_one_root_between_batches(self) -> None:
         root, downdate = self.factors(6, 4, 2)

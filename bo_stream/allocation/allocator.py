@@ -52,6 +52,10 @@ class Allocator(InducingPointAllocator):
         """An allocator of the same settings that has seen nothing; itself if it keeps no memory."""
         return self
 
+    def to(self, like: Tensor) -> Allocator:
+        """An allocator of the same memory on a tensor's device; itself if it holds no tensors."""
+        return self
+
     def allocate_inducing_points(
         self,
         inputs: Tensor,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
@@ -40,6 +42,12 @@ class KMeans(Allocator):
     def fresh(self) -> KMeans:
         """An allocator of the same settings that has seen nothing."""
         return KMeans(self.max_points, self.seed)
+
+    def to(self, like: Tensor) -> KMeans:
+        """An allocator of the same memory, in a tensor's dtype and on its device."""
+        moved = copy(self)
+        moved._counts = None if self._counts is None else self._counts.to(like)
+        return moved
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
         if len(Z) >= self.max_points:

@@ -41,7 +41,7 @@ class Random(Allocator):
         kept = torch.cat((Z, X_new[:room]))
         self._seen = max(self._seen, len(Z)) + min(room, len(X_new))
         generator = torch.Generator()
-        generator.set_state(self._state)
+        generator.set_state(self._state.cpu())  # a file loaded elsewhere has moved it
         for row in X_new[room:]:
             self._seen += 1
             place = int(torch.randint(self._seen, (), generator=generator))

@@ -110,7 +110,8 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         max_points: int,
         X: Tensor,
     ) -> None:
-        """The first inducing points, and an empty memory at them."""
+        """The first inducing points, and an empty memory at them, on the device of X."""
+        self.to(X)
         default = Novelty(checked_number("max_points", max_points))
         Z, self._allocator = first_points(inducing_points, allocator, default, X)
         self.max_points = checked_cap(max_points, Z)
@@ -130,6 +131,11 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
     def allocator(self, allocator: Allocator | None) -> None:
         check_allocator(allocator)
         self._allocator = deepcopy(allocator)
+
+    def _move(self, device: torch.device) -> None:
+        super()._move(device)
+        if self._allocator is not None:
+            self._allocator = self._allocator.to(self._shift)
 
     def _projected(self, inputs: Tensor) -> Tensor:
         return inputs

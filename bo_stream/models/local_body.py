@@ -46,19 +46,20 @@ class LocalBody(RememberingGP):
                 "anew, or take a model whose memory subtracts (WISKI, OSGPR)."
             )
         memory, kernel, rows = self._memory, frozen(self.covar_module), Rows.of(data)
-        touched = torch.zeros(self._router.max_models, dtype=torch.bool)
+        touched = torch.zeros_like(self._touched)
         for start in range(0, len(rows), min(ROWS, self.max_size)):
             part = rows[slice(start, start + min(ROWS, self.max_size))]
             models = self._router.models_for(part.X, memory, kernel, self._num_outputs)
             memory = memory.with_room(int(models.max()) + 1).with_rows(part, models)
-            touched[models.unique().cpu()] = True
+            touched[models.flatten()] = True
         self._memory = memory.counting(rows)
         self._touched = self._touched | touched
         self._refresh_fixed_noise()
 
     def _set_memory(self, memory: LocalMemory) -> None:
         self._memory = memory
-        self._touched = torch.zeros(self._router.max_models, dtype=torch.bool)
+        device = memory.entered.device
+        self._touched = torch.zeros(self._router.max_models, dtype=torch.bool, device=device)
         self._solved: tuple[State, LocalProcess] | None = None
 
     @keeps_tensors
@@ -130,10 +131,10 @@ class LocalBody(RememberingGP):
         """All models anew, or those that changed since the former process."""
         memory = self._memory
         if former is None or len(former.experts.X) < len(memory.entered):
-            kernel, numbers = frozen(self.covar_module), torch.arange(len(memory.entered))
+            kernel = frozen(self.covar_module)
+            numbers = torch.arange(len(memory.entered), device=memory.entered.device)
         else:
             kernel, numbers = former.kernel, self._touched.nonzero().squeeze(-1)
-        numbers = numbers.to(memory.entered.device)
         experts = self._experts(kernel, numbers)
         if former is not None and len(numbers) < len(memory.entered):
             experts = former.experts.with_models(numbers, experts)

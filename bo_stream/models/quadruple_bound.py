@@ -92,7 +92,7 @@ class QuadrupleBound(QuadrupleStart):
         basis = self._basis(frozen(self.covar_module))
         if basis.is_diagonal or exact:
             return log_precision(basis)
-        return torch.zeros(1, dtype=torch.float64)
+        return torch.zeros(1, dtype=torch.float64, device=self._device)
 
     def _log_marginal_likelihood(self) -> Tensor:
         return self._learning_objective()

@@ -182,8 +182,12 @@ class RememberingGP(MeasuredGP):
             self._shift = self._shift.to(device)
             self._noise_floor = self._noise_floor.map(lambda variance: variance.to(device))
             self._latest = None if self._latest is None else self._latest.to(device)
-            self._set_memory(self._memory.to(device))
+            self._move(device)
         return self
+
+    def _move(self, device: torch.device) -> None:
+        """Bring the memory, and what places its points, to the device of the hyperparameters."""
+        self._set_memory(self._memory.to(device))
 
 
 def _shifted_targets(shift: Tensor) -> Tensor:

@@ -1,0 +1,164 @@
+"""All laws on the pretend device; ``test_laws`` runs this file in a process of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from bo_stream.allocation import CoverTree, KMeans, Random
+from bo_stream.models.osgpr import OSGPR
+from bo_stream.models.streaming_gp import StreamingGP
+from tests.contract import CASES, LAWS, Law, Stream, applies, moments, suppose
+from tests.devices import pretend
+from tests.problems import Observations, observations
+from tests.test_linalg import error_of_root_of_huddled_points
+from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
+
+pretend.install()
+HOST, DEVICE = torch.device("cpu"), torch.device(pretend.NAME)
+
+CANONICAL = (
+    "WISKI",
+    "HeteroscedasticWISKI",
+    "OSGPR",
+    "LocalGP",
+    "OSVGP, Gaussian",
+    "ClusteredGP",
+    "QSGP",
+    "QSRVM",
+    "DirichletWISKI",
+    "DecoupledGP",
+)
+"""Each model's case that obeys all laws on the device."""
+
+MOVED = (
+    *CANONICAL,
+    "WISKI, additive",
+    "WISKI, normalised inputs",
+    "WISKI, linear stem",
+    "WISKI, known noise in part",
+    "OSGPR, points by OIPS",
+    "OSGPR, a window of rows",
+    "LocalGP, scaled Matérn, two nearest",
+    "OSVGP, learning",
+    "OSVGP, Bernoulli",
+    "ClusteredGP, centres by the stream",
+    "ClusteredGP, conjugate gradients",
+    "QSGP, inducing points",
+    "QSGP, Bernoulli",
+    "DecoupledGP, direct, lengthscale factors",
+)
+"""Cases that go on upon another device; not those whose control variate begins anew there."""
+
+
+def streams(names: tuple[str, ...], device: torch.device) -> list[Stream]:
+    """Each case in its first setting."""
+    cases = [case for case in CASES if case.name in names]
+    assert len(cases) == len(names)
+    return [Stream(case, replace(case.settings[0], device=device.type)) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("law", "stream"),
+    [
+        pytest.param(law, stream, id=f"{law.__name__}-{stream}")
+        for law in LAWS
+        for stream in streams(CANONICAL, DEVICE)
+        if applies(law, stream.case)
+    ],
+)
+def test_law(law: Law, stream: Stream) -> None:
+    law(stream)
+
+
+# --- moving, saving and loading -----------------------------------------------------------------
+
+
+def to(data: Observations, device: torch.device) -> Observations:
+    Yvar = None if data.Yvar is None else data.Yvar.to(device)
+    return Observations(data.X.to(device), data.Y.to(device), Yvar)
+
+
+def by_to(model: StreamingGP, device: torch.device, _: Path) -> StreamingGP:
+    return model.to(device)
+
+
+def by_file(model: StreamingGP, device: torch.device, folder: Path) -> StreamingGP:
+    path = folder / "model.pt"
+    model.save(path)
+    return type(model).load(path, map_location=device)
+
+
+@pytest.mark.parametrize(("there", "back"), [(by_to, by_file), (by_file, by_to)])
+@pytest.mark.parametrize("case", MOVED)
+def test_a_model_goes_on_upon_another_device(
+    case: str, there: Callable[..., Any], back: Callable[..., Any], tmp_path: Path
+) -> None:
+    (stream,) = streams((case,), HOST)
+    stays, data, more = stream.model(stream.data(12)), stream.data(4), stream.data(3)
+    stays.posterior(stream.points)
+    moves = there(copy.deepcopy(stays), DEVICE, tmp_path)
+    assert_alike(moves, stays, stream.points)
+    go_on(moves, stays, data, stream.points)
+    moves = back(moves, HOST, tmp_path)
+    go_on(moves, stays, more, stream.points)
+
+
+def go_on(moves: StreamingGP, stays: StreamingGP, data: Observations, points: Tensor) -> None:
+    """Update both models by the same draws; they predict alike, whatever is supposed."""
+    for model in (moves, stays):
+        torch.manual_seed(1)
+        model.update(*to(data, model.train_targets.device).astuple())
+    assert_alike(moves, stays, points)
+    supposed = [suppose(m, to(data[:2], m.train_targets.device)) for m in (moves, stays)]
+    assert_alike(*supposed, points)
+
+
+def assert_alike(moves: StreamingGP, stays: StreamingGP, points: Tensor) -> None:
+    found = moments(moves, points.to(moves.train_targets.device))
+    for actual, expected in zip(found, moments(stays, points), strict=True):
+        assert_close(actual.to(HOST), expected, factor=100)  # what is kept here is made anew there
+
+
+ALLOCATORS = (KMeans(8), Random(8), CoverTree(0.2), CoverTree(0.3, per_lengthscale=0.4))
+
+
+@pytest.mark.parametrize("way", [by_to, by_file])
+@pytest.mark.parametrize("allocator", ALLOCATORS, ids=lambda allocator: type(allocator).__name__)
+def test_what_an_allocator_remembers_moves_along(
+    allocator: Any, way: Callable[..., Any], tmp_path: Path
+) -> None:
+    data, more = observations(15), observations(9)
+    model = OSGPR(*data.astuple(), allocator=allocator, window=0).eval()
+    moved = way(copy.deepcopy(model), DEVICE, tmp_path)
+    for one, rows in ((model, more), (moved, to(more, DEVICE))):
+        one.update(*rows.astuple())
+    assert torch.equal(moved.inducing_points.to(HOST), model.inducing_points)
+
+
+def test_hyperparameters_are_learned_on_the_device() -> None:
+    for case in ("WISKI", "OSGPR, points by OIPS"):
+        levels = []
+        for device in (HOST, DEVICE):
+            torch.manual_seed(0)
+            (stream,) = streams((case,), device)
+            model = stream.model(stream.data(20))
+            mll = ExactMarginalLogLikelihood(model.likelihood, model)
+            fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 5}})
+            levels.append(model.noise_level().detach().to(HOST))
+        torch.testing.assert_close(*levels, rtol=1e-6, atol=0.0)
+
+
+def test_root_of_huddled_points() -> None:
+    assert error_of_root_of_huddled_points(DEVICE) < 1e-12
