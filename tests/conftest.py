@@ -38,7 +38,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
     """Seed torch's generator before each test by ``--seed`` (0 by default); return the seed."""
-    chosen: int = request.config.getoption("--seed")
+    fixed = request.node.get_closest_marker("fixed_seed") is not None
+    chosen: int = 0 if fixed else request.config.getoption("--seed")
     torch.manual_seed(chosen)
     return chosen
 

@@ -20,6 +20,7 @@ from botorch.exceptions.errors import (
 from botorch.models.transforms.input import Normalize
 from botorch.models.transforms.outcome import Log
 from botorch.optim import optimize_acqf
+from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from bo_stream import WISKI
@@ -175,7 +176,9 @@ class TestValue:
 
     def test_over_a_box_is_exact(self) -> None:
         """Gauss points in each cell integrate the cellwise polynomials of degree six."""
-        model, X = small_model(some(), grid_size=7), points(3)
+        kernel = RBFKernel(ard_num_dims=2)
+        kernel.lengthscale = 0.6
+        model, X = small_model(some(), grid_size=7, covar_module=kernel), points(3)
         nodes, shares = (
             torch.tensor([0.0694318442, 0.3300094782]),
             torch.tensor([0.1739274226, 0.3260725774]),

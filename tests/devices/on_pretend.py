@@ -17,6 +17,7 @@ from torch import Tensor
 from bo_stream.allocation import CoverTree, KMeans, Random
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.module_state import is_in, state_of
 from tests.contract import CASES, LAWS, Law, Stream, applies, moments, suppose
 from tests.devices import pretend
 from tests.problems import Observations, observations
@@ -158,6 +159,17 @@ def test_hyperparameters_are_learned_on_the_device() -> None:
             fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 5}})
             levels.append(model.noise_level().detach().to(HOST))
         torch.testing.assert_close(*levels, rtol=1e-6, atol=0.0)
+
+
+def test_a_models_state_is_compared_in_one_wait_a_dtype() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).to(DEVICE)
+    state = state_of(module)
+    pretend.SYNCS.clear()
+    assert is_in(module, state)
+    assert pretend.SYNCS == {"equal": 2}
+    with torch.no_grad():
+        module[1].bias[2] += 1.0
+    assert not is_in(module, state)
 
 
 def test_root_of_huddled_points() -> None:

@@ -118,6 +118,7 @@ def test_a_grown_stream_equals_the_dense_process_on_the_grown_grids() -> None:
     """Grids that share an input grow by cells of their own."""
     data = observations(20, 3)
     far = Observations(1.4 * data.X - 0.2, data.Y)
+    far.X[0], far.X[1] = -0.2, 1.2
     model = model_of("overlapping", data, grid_size=((9,), (7, 8), (6,), (5, 7)))
     model.update(*far.astuple()).train()
     widths = {float(grid.bounds.diff(dim=0)[0, 0]) for grid in model._memory.grid.parts}

@@ -75,6 +75,7 @@ def test_is_the_default() -> None:
     assert torch.equal(posterior.beta.points, posterior.alpha.points[:, :12])
 
 
+@pytest.mark.fixed_seed
 @pytest.mark.parametrize("smooth", [True, False])
 def test_leaves_the_least_variance_that_so_many_functions_can(smooth: bool) -> None:
     """The tail of the eigenvalues of the span's covariance, by a dense eigendecomposition."""

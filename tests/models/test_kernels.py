@@ -186,6 +186,7 @@ def mixture(period: float) -> tuple[Kernel, Callable[[], Tensor]]:
     return part, lambda: part.mixture_means.amin().reciprocal()
 
 
+@pytest.mark.fixed_seed
 @pytest.mark.parametrize("build", [strictly_periodic, periodic_with_trend, mixture])
 def test_a_fit_finds_the_period(
     build: Callable[[float], tuple[Kernel, Callable[[], Tensor]]],
