@@ -21,7 +21,6 @@ from bo_stream.models.first_noise import FirstBatch, learn_first_noise
 from bo_stream.models.grid_choice import MAX_DIM, GridSize
 from bo_stream.models.grid_gp import GridGP
 from bo_stream.models.known_noise import NOISE_FLOOR
-from bo_stream.models.latest_inputs import latest
 from bo_stream.models.log_noise import (
     Entry,
     LearnedNoise,
@@ -185,7 +184,6 @@ class HeteroscedasticWISKI(GridGP):
         entry = self._entry(X, Y, Yvar)
         if X.shape[-2] > 0:
             self._enter(entry)
-            self._latest = latest(self._latest, X)
         return entry
 
     def withdraw(self, entry: Entry) -> Self:

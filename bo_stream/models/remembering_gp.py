@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol, Self
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.compatibility import check_mergeable
-from bo_stream.models.latest_inputs import WithoutLast, latest
 from bo_stream.models.measured_gp import MeasuredGP, Memory
 from bo_stream.models.memory import Observations
 
@@ -38,7 +36,6 @@ class RememberingGP(MeasuredGP):
     """A model with a memory of statistics, which observations enter and leave."""
 
     _memory: StatisticsMemory
-    _latest: Tensor | None = None
 
     @property
     def _output_batch(self) -> torch.Size:
@@ -113,25 +110,6 @@ class RememberingGP(MeasuredGP):
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         self._settle_noise_floor(Y, Yvar, sign)
         self._take(self._observations(X, Y, Yvar, sign))
-        if sign > 0:
-            self._latest = latest(self._latest, X)
-
-    @property
-    def train_inputs(self) -> tuple[Tensor]:
-        """Inputs of the latest observations, as they came, for functions of BoTorch that ask.
-
-        At most ``LATEST`` of them, the last one last: ``batch_shape x k x d``, and ``batch_shape x
-        m x k x d`` for m > 1 outputs. For entropy searches, which compare with the function there,
-        and for ``ProximalAcquisitionFunction``. Outcomes are not kept.
-        """
-        like = self.train_targets
-        held = like.new_empty(0, self._input_dim) if self._latest is None else self._latest.to(like)
-        rows = held[..., max(0, held.shape[-2] - math.ceil(self.num_observations)) :, :]
-        outputs = (self.num_outputs,) if self.num_outputs > 1 else ()
-        wide = rows.unsqueeze(-3) if outputs else rows
-        X = wide.expand(*self.batch_shape, *outputs, *rows.shape[-2:])
-        plain = self._input_transform is None and not outputs
-        return (X if plain else X.as_subclass(WithoutLast),)
 
     def _targets_of(self, other: Self) -> Tensor:
         """The map of another model's target columns to this one's, ``... x m x 2 x 2``.
@@ -181,7 +159,6 @@ class RememberingGP(MeasuredGP):
         if device != self._shift.device:
             self._shift = self._shift.to(device)
             self._noise_floor = self._noise_floor.map(lambda variance: variance.to(device))
-            self._latest = None if self._latest is None else self._latest.to(device)
             self._move(device)
         return self
 

@@ -196,7 +196,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     @property
     def train_targets(self) -> Tensor:
-        """An empty tensor of the model's dtype and device: outcomes are not kept."""
+        """An empty tensor of the model's dtype and device: the data are not kept."""
         return torch.empty(0, dtype=self._dtype, device=self._device)
 
     @property

@@ -13,7 +13,7 @@ class WISKI(GridGP):
     the grid, so an update costs the same whatever came before, and hyperparameters keep learning.
 
     - Memory: O(7^d p) for p grid nodes, fixed. Data are not kept (small updates wait, at most 512
-      rows in feature space, to be added as one), but for the latest inputs in ``train_inputs``.
+      rows in feature space, to be added as one).
     - Update: O(n 7^d) for n observations, and O(n r²) for the whitened statistics; the next
       posterior solves once in O(r³), r = ``rank``. Inputs outside the bounds grow the grid by whole
       cells, hyperparameters kept, to at most four times its first width per dimension.
