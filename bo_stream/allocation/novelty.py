@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass, replace
 
 import torch
@@ -57,6 +58,14 @@ class _Held:
     threshold: float
     least: float
 
+    def to(self, device: torch.device) -> _Held:
+        """What is held, on another device."""
+        return replace(
+            self,
+            basis=self.basis.to(device),
+            state=tuple(tensor.to(device) for tensor in self.state),
+        )
+
 
 class Novelty(Allocator):
     """Every input that keeps more than a threshold of its prior variance given the points.
@@ -98,6 +107,12 @@ class Novelty(Allocator):
     def fresh(self) -> Novelty:
         """An allocator of the same settings."""
         return Novelty(self.max_points, self.tolerance)
+
+    def to(self, like: Tensor) -> Novelty:
+        """An allocator of the same memory on a tensor's device."""
+        moved = copy(self)
+        moved._held = None if self._held is None else self._held.to(like.device)
+        return moved
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
         try:

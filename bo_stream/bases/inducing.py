@@ -136,6 +136,11 @@ class InducingBasis(Basis):
     def _solved(self, X: Tensor) -> Tensor:
         return solve_lower(self.root, kernel_matrix(self.kernel, self.Z, X, self.outputs)).mT
 
+    def to(self, device: torch.device) -> InducingBasis:
+        """The basis on another device."""
+        kernel = deepcopy(self.kernel).to(device)
+        return replace(self, kernel=kernel, Z=self.Z.to(device), root=self.root.to(device))
+
     def grown(self, X: Tensor, features: Tensor | None = None) -> InducingBasis:
         """With points more, after its own, whose features stay. Cost O(n M² + n³).
 

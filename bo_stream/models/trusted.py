@@ -43,6 +43,10 @@ nor names of modules. Torch trusts those of its tensors by itself."""
 
 _OTHERS = frozenset(
     {
+        "bo_stream.models.input_transforms._concentration0",
+        "bo_stream.models.input_transforms._concentration1",
+        "bo_stream.models.input_transforms._set_concentration0",
+        "bo_stream.models.input_transforms._set_concentration1",
         "functools.partial",
         "gpytorch.means.constant_mean._ensure_updated_strategy_flag_set",
         "gpytorch.utils.transforms.inv_sigmoid",

@@ -14,7 +14,7 @@ from botorch.fit import fit_gpytorch_mll
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from bo_stream.allocation import CoverTree, KMeans, Random
+from bo_stream.allocation import CoverTree, KMeans, Novelty, Random
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.module_state import is_in, state_of
@@ -132,7 +132,7 @@ def assert_alike(moves: StreamingGP, stays: StreamingGP, points: Tensor) -> None
         assert_close(actual.to(HOST), expected, factor=100)  # what is kept here is made anew there
 
 
-ALLOCATORS = (KMeans(8), Random(8), CoverTree(0.2), CoverTree(0.3, per_lengthscale=0.4))
+ALLOCATORS = (Novelty(8), KMeans(8), Random(8), CoverTree(0.2), CoverTree(0.3, per_lengthscale=0.4))
 
 
 @pytest.mark.parametrize("way", [by_to, by_file])
