@@ -68,8 +68,6 @@ class NoiseFloor:
             totals: ``[Y, 1]ᵀ [Y, 1]`` of all outcomes, the batch's among them, ``batch x m x 2 x
                 2``.
         """
-        if not bool(self.below(noise).any()):
-            return self
         variance = outcome_variance(totals)
         variance = torch.where(variance > 0.0, variance, torch.inf)
         fallen = replace(self, variance=self.variance.minimum(variance))

@@ -183,6 +183,8 @@ class MeasuredGP(StreamingGP):
         if sign < 0.0:
             self._noise_floor.check_retractable(noise)
             return
+        if not bool(self._noise_floor.below(noise).any()):
+            return
         totals = self._memory.totals + first_totals(targets, self._shift)
         self._noise_floor = self._noise_floor.for_update(noise, totals)
 
