@@ -75,13 +75,20 @@ def check_finite(name: str, tensor: Tensor) -> None:
         )
 
 
+_OBJECTIVES = (
+    ExactMarginalLogLikelihood.forward,
+    VariationalELBO.forward,
+    MarginalLogLikelihood.forward,  # which only carries a model and its priors
+)
+
+
 def check_objective(mll: MarginalLogLikelihood) -> None:
     """Check that an objective of a fit is one that a memory without the data determines.
 
     Raises:
         UnsupportedError: It is neither the marginal likelihood nor its evidence lower bound.
     """
-    if type(mll).forward not in (ExactMarginalLogLikelihood.forward, VariationalELBO.forward):
+    if type(mll).forward not in _OBJECTIVES:
         raise UnsupportedError(
             "Expected mll to be an ExactMarginalLogLikelihood or a VariationalELBO, got a "
             f"{type(mll).__name__}: it needs every observation, and these models do not keep them. "

@@ -36,7 +36,10 @@ from tests.loops.optimizing import points, started
 from tests.loops.small import QUICK, small_map, write_npz
 from tests.tolerances import assert_close
 
-pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short"),
+    pytest.mark.filterwarnings("ignore:The 7 features .max_rank. leave out"),
+]
 
 OTHERS = tuple(name for name in MODELS if name != "wiski")
 FEWER: dict[str, dict[str, Any]] = {
