@@ -106,6 +106,14 @@ class Joint:
             covariance = covariance - self.downdate @ self.downdate.mT
         return covariance if self.residual is None else covariance + self.residual.covariance()
 
+    def without_root(self) -> Residual | None:
+        """Covariance and variance where no root carries a part of them, or None where one does."""
+        residual = self.residual
+        if residual is None or self.root.shape[-1] > 0:
+            return None
+        explained = self.downdate.square().sum(-1)
+        return Residual(self.covariance, lambda: residual.variance() - explained)
+
 
 class PosteriorProcess(ABC):
     """A Gaussian process: mean, covariance, and the process given further observations.

@@ -13,6 +13,8 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # share the processo
 import pytest
 import torch
 
+from bo_stream.models import row_memory
+
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -52,6 +54,18 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param
+
+
+@pytest.fixture
+def in_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grid models that are built in the test hold no rows: they solve in features at once."""
+    monkeypatch.setattr(row_memory, "MOST_ROWS", 0)
+
+
+@pytest.fixture(params=[row_memory.MOST_ROWS, 0], ids=["rows", "features"])
+def both_spaces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grid models that are built in the test hold few observations as rows, or none."""
+    monkeypatch.setattr(row_memory, "MOST_ROWS", request.param)
 
 
 @pytest.fixture(scope="session")

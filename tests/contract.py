@@ -17,6 +17,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -52,6 +53,7 @@ from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.allocation import OIPS, CoverTree
+from bo_stream.models import row_memory
 from bo_stream.models.clustered import ClusteredGP
 from bo_stream.models.decoupled import DecoupledGP
 from bo_stream.models.local import LocalGP
@@ -139,6 +141,18 @@ def _wiski(**options: Any) -> Callable[[Observations], WISKI]:
         return WISKI(*data.astuple(), **{**defaults, **chosen})
 
     return build
+
+
+def _holding(
+    rows: int, build: Callable[[Observations], StreamingGP]
+) -> Callable[[Observations], StreamingGP]:
+    """A factory of grid models that hold no more than so many observations as rows."""
+
+    def held(data: Observations) -> StreamingGP:
+        with mock.patch.object(row_memory, "MOST_ROWS", rows):
+            return build(data)
+
+    return held
 
 
 def _heteroscedastic(data: Observations) -> HeteroscedasticWISKI:
@@ -337,6 +351,15 @@ UNBATCHED = (Setting(), Setting(outputs=2), Setting(torch.float32, outputs=2))
 
 CASES: tuple[Case, ...] = (
     Case("WISKI", _wiski(), settings=EVERY_SETTING),
+    Case("WISKI, no rows held", _holding(0, _wiski()), settings=EVERY_SETTING),
+    Case(
+        "WISKI, twelve rows held, known noise in part",
+        _holding(
+            12,
+            _wiski(likelihood=lambda data: GaussianLikelihood(batch_shape=_parameter_shape(data))),
+        ),
+        noise="mixed",
+    ),
     Case("WISKI, few features", _wiski(max_rank=30)),
     Case("WISKI, scaled Matérn", _wiski(covar_module=_scaled_matern)),
     Case("WISKI, additive", _wiski(covar_module=_additive((0,), (1,)))),
@@ -385,6 +408,7 @@ CASES: tuple[Case, ...] = (
         noise="mixed",
     ),
     Case("HeteroscedasticWISKI", _heteroscedastic, in_order=True),
+    Case("HeteroscedasticWISKI, no rows held", _holding(0, _heteroscedastic), in_order=True),
     Case(
         "HeteroscedasticWISKI, known noise",
         _heteroscedastic,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bo_stream.acquisition.measures import Measure, box_measure, box_of, point_measure
 from bo_stream.acquisition.units import check_scalar, variance_factors
-from bo_stream.acquisition.weight_space import weight_space
+from bo_stream.acquisition.weight_space import feature_process, weight_space
 from bo_stream.linalg import row_product, safe_cholesky
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
@@ -109,7 +109,7 @@ class FeatureNIPV(AcquisitionFunction):
         self._integrated = self._integrate(self.measure.corners)
 
     def _integrate(self, corners: Tensor) -> _Integrated:
-        process = self.model.process(corners)
+        process = feature_process(self.model, corners)
         space = weight_space(process, corners)
         root = space.weights.root
         return _Integrated(process, space, root.mT @ self.measure.gram(space.basis) @ root)
@@ -117,7 +117,7 @@ class FeatureNIPV(AcquisitionFunction):
     def _current(self, X: Tensor) -> _Integrated:
         """Integrate anew if the model has changed, or where X needs a wider basis."""
         inputs = box_of(torch.cat((self.measure.corners, X.detach().flatten(0, -2))))
-        if self.model.process(inputs) is not self._integrated.process:
+        if feature_process(self.model, inputs) is not self._integrated.process:
             self._integrated = self._integrate(inputs)
         return self._integrated
 

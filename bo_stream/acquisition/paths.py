@@ -18,9 +18,10 @@ from torch.nn import ModuleList
 
 from bo_stream.acquisition.path_terms import Constant, Features, Mean, sum_of
 from bo_stream.acquisition.process_paths import Terms, draw_terms, shape_of
-from bo_stream.acquisition.weight_space import anywhere, weight_space
+from bo_stream.acquisition.weight_space import anywhere, feature_process, weight_space
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.spectral import RandomDraws
+from bo_stream.models.observation_space import ObservationSpaceProcess
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_inputs
 from bo_stream.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
@@ -92,10 +93,11 @@ def _draw(model: StreamingGP, sample_shape: Size, seed: int | None) -> SamplePat
 
 def _folded(model: StreamingGP) -> PosteriorProcess:
     """The posterior; on a grid with what it supposes folded into its weights."""
-    process = base = model.process()
+    process = base = feature_process(model)
     while isinstance(base, ConditionedProcess):
         base = base.base
-    if isinstance(base, WeightSpaceProcess) and isinstance(base.basis, GridBasis):
+    in_features = isinstance(base, WeightSpaceProcess) and isinstance(base.basis, GridBasis)
+    if in_features or isinstance(base, ObservationSpaceProcess):
         return weight_space(process, anywhere(model))
     return process
 

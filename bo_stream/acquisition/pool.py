@@ -18,7 +18,7 @@ from bo_stream.acquisition.joint_gains import JointGains
 from bo_stream.acquisition.measures import box_of, listed_inputs, point_measure
 from bo_stream.acquisition.sites import sites
 from bo_stream.acquisition.units import check_scalar, variance_factors
-from bo_stream.acquisition.weight_space import in_weight_space, weight_space
+from bo_stream.acquisition.weight_space import feature_process, in_weight_space, weight_space
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_finite
 from bo_stream.process import PosteriorProcess, WeightSpaceProcess
@@ -124,7 +124,7 @@ class PoolSelector:
         """
         available = available_candidates(exclude, self._pool, q)
         shares = self._checked_costs(costs)
-        process = self._model.process(self._corners)
+        process = feature_process(self._model, self._corners)
         if in_weight_space(process, self._corners):
             before = self._gains(self._space(process))
             picks, after = self._pick(before, q, available, shares)

@@ -39,6 +39,7 @@ from bo_stream.models.clustered_process import ClusteredProcess
 from bo_stream.models.decoupled_process import KernelExpansion, ShiftedProcess
 from bo_stream.models.function_process import FunctionProcess
 from bo_stream.models.local_process import LocalProcess
+from bo_stream.models.observation_space import ObservationSpaceProcess
 from bo_stream.process import (
     ConditionedProcess,
     PosteriorProcess,
@@ -92,6 +93,12 @@ def _(process: WeightSpaceProcess, draws: RandomDraws) -> Terms:
     mean, root = process.weights.mean, process.weights.root
     weights = mean + _times(root, draws.normal(root.shape[-1], 1))
     return Constant(process.prior_mean), *_of_weights(process.basis, weights, draws)
+
+
+@draw_terms.register
+def _(process: ObservationSpaceProcess, draws: RandomDraws) -> Terms:
+    """Those of the same process in the weights of its features."""
+    return draw_terms(process.in_weights, draws)
 
 
 @singledispatch

@@ -9,6 +9,8 @@ from torch import Tensor
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.linalg import safe_cholesky, solve_lower
+from bo_stream.models.grid_posterior import GridPosterior
+from bo_stream.models.observation_space import ObservationSpaceProcess
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
@@ -20,7 +22,7 @@ def weight_space(process: PosteriorProcess, X: Tensor) -> WeightSpaceProcess:
     Cost nothing for a model's own process, O(q r²) for each batch of q supposed points.
 
     Args:
-        process: What ``model.process`` returned.
+        process: What :func:`feature_process` or ``model.process`` returned.
         X: Any transformed inputs, ``... x n x d``, at which the basis must leave no residual.
 
     Raises:
@@ -45,6 +47,8 @@ def in_weight_space(process: PosteriorProcess, X: Tensor) -> bool:
     """
     while isinstance(process, ConditionedProcess):
         process = process.base
+    if isinstance(process, ObservationSpaceProcess):
+        return True
     if not isinstance(process, WeightSpaceProcess):
         return False
     return process.basis.residual_variance(X[..., :1, :]) is None
@@ -55,6 +59,19 @@ def lives_in_features(model: StreamingGP) -> bool:
     return in_weight_space(model.process(), anywhere(model))
 
 
+def feature_process(model: StreamingGP, X: Tensor | None = None) -> PosteriorProcess:
+    """A model's posterior as :func:`weight_space` takes it at no cost, where there is such a one.
+
+    A grid model of few observations has one in their space besides, which is cheaper to predict
+    with.
+
+    Args:
+        model: Any.
+        X: Transformed inputs that the process must take.
+    """
+    return model.feature_process(X) if isinstance(model, GridPosterior) else model.process(X)
+
+
 def anywhere(model: StreamingGP) -> Tensor:
     """An input to ask whether a basis leaves a residual, ``1 x d``: the answer is the same."""
     return model.train_targets.new_zeros(1, model._process_dim).double()
@@ -63,6 +80,8 @@ def anywhere(model: StreamingGP) -> Tensor:
 def _fold(process: PosteriorProcess) -> WeightSpaceProcess:
     if isinstance(process, WeightSpaceProcess):
         return process
+    if isinstance(process, ObservationSpaceProcess):
+        return process.in_weights
     if isinstance(process, ConditionedProcess):
         return _conditioned(_fold(process.base), process)
     raise UnsupportedError(
@@ -77,7 +96,9 @@ def _conditioned(base: WeightSpaceProcess, process: ConditionedProcess) -> Weigh
     ``T = I − A (I + R)⁻¹ Aᵀ`` with ``R Rᵀ = I − Aᵀ A`` is a root of ``I − A Aᵀ``: multiply out.
     """
     root = base.weights.root
-    whitened = solve_lower(process.factor, process.points.prior @ root)
+    own = isinstance(process.base, WeightSpaceProcess)
+    features = process.points.prior if own else base.basis.features(process.points.X)
+    whitened = solve_lower(process.factor, features @ root)
     identity = torch.eye(whitened.shape[-2]).to(whitened)
     inner = safe_cholesky(identity - whitened @ whitened.mT) + identity
     along = root @ whitened.mT

@@ -44,6 +44,10 @@ class GridKernel(ABC):
     def for_single_output(self) -> Self:
         """The same kernel with an output dimension of one behind its batch shape."""
 
+    @abstractmethod
+    def detached(self) -> Self:
+        """The kernel at its present hyperparameters, which stays when these change."""
+
 
 @dataclass(frozen=True)
 class KernelFactors(GridKernel):
@@ -112,6 +116,16 @@ class KernelFactors(GridKernel):
             ),
         )
 
+    def detached(self) -> KernelFactors:
+        """The kernel at its present hyperparameters, which stays when these change."""
+        return KernelFactors(
+            tuple(scale.detach().clone() for scale in self.scales),
+            tuple(
+                replace(factor, parameters=tuple(p.detach().clone() for p in factor.parameters))
+                for factor in self.factors
+            ),
+        )
+
     def in_own_dims(self) -> KernelFactors:
         """The same kernel of those inputs only that it acts on."""
         position = {dimension: i for i, dimension in enumerate(self.dims)}
@@ -159,3 +173,7 @@ class KernelSum(GridKernel):
     def for_single_output(self) -> KernelSum:
         """See :class:`GridKernel`."""
         return replace(self, terms=tuple(term.for_single_output() for term in self.terms))
+
+    def detached(self) -> KernelSum:
+        """See :class:`GridKernel`."""
+        return replace(self, terms=tuple(term.detached() for term in self.terms))

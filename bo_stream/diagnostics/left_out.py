@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 import torch
@@ -18,10 +19,13 @@ from torch import Tensor
 from bo_stream.models.grid_gp import GridGP
 from bo_stream.models.independent_outputs import IndependentOutputs
 from bo_stream.models.leave_one_out import leave_one_out as closed_form
+from bo_stream.models.memory import Observations
+from bo_stream.models.observation_space import ObservationSpaceProcess
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.recent_rows import staying
+from bo_stream.models.row_memory import RowMemory
 from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.process import ROWS, WeightSpaceProcess
+from bo_stream.process import ROWS, PosteriorProcess, WeightSpaceProcess
 
 Model = TypeVar("Model", bound=StreamingGP)
 
@@ -69,7 +73,7 @@ def leave_one_out(
     Example:
         >>> leave_one_out(model, train_X, train_Y).posterior.mean
     """
-    told = _Told.of(model, X, Y, Yvar)
+    told = _told(model, X, Y, Yvar)
     mean, variance = told.left_out()
     if observation_noise:
         variance = variance + told.noise
@@ -92,8 +96,77 @@ def without(model: Model, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> M
         Y: ``batch_shape x k x m``.
         Yvar: Known noise variances shaped as Y.
     """
-    told = _Told.of(model, X, Y, Yvar)
+    told = _told(model, X, Y, Yvar)
     return model._supposing(told.process_without())
+
+
+def _told(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> _Told | _Held:
+    """Checked observations of a model that holds them."""
+    if not isinstance(model, GridGP | OSGPR):
+        raise UnsupportedError(
+            "Expected a model that is normal in its weights: WISKI, DirichletWISKI, "
+            f"HeteroscedasticWISKI or OSGPR, got a {type(model).__name__}. For a model that "
+            "keeps its data, as SingleTaskGP does, take botorch.cross_validation.loo_cv; else "
+            "build another without the observations."
+        )
+    model._check_not_supposed("Leaving observations out")
+    outcomes, noise = model.standardized(X, Y, Yvar)
+    model._check_retractable(X)
+    if isinstance(model, GridGP) and isinstance(model._memory, RowMemory):
+        return _Held(model, model._memory, model._observations(X, Y, Yvar, 1.0))
+    _check_as_they_were(model, X, Y, Yvar)
+    inputs = model.coordinates(X).to(torch.float64)
+    process = model.process(inputs)
+    if not isinstance(process, WeightSpaceProcess):
+        raise TypeError(f"Expected a process in weights, got a {type(process).__name__}.")
+    return _Told(process, inputs, outcomes, noise)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Observations among the rows that a grid model holds while these are few.
+
+    Attributes:
+        model: That holds them.
+        memory: Its rows.
+        observations: Those to leave out.
+    """
+
+    model: GridGP
+    memory: RowMemory
+    observations: Observations
+
+    @cached_property
+    def noise(self) -> Tensor:
+        """Variances of their noise, ``... x m x n``."""
+        return self._chosen(self._process.told.noise)
+
+    def left_out(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the function at each, given all others, ``... x m x n``.
+
+        With C the noisy covariance of all rows and r their residual, ``y_i − (C⁻¹ r)_i / (C⁻¹)_ii``
+        and ``1 / (C⁻¹)_ii − noise`` (Rasmussen and Williams, 2006, eq. 5.12). Cost O(n²).
+        """
+        process, inverse = self._process, self._process.inverse_factor
+        precision = inverse.square().sum(-2)
+        innovation = (inverse.mT @ process.whitened).squeeze(-1) / precision
+        mean = process.prior.mean + process.told.residual - innovation
+        return self._chosen(mean), self._chosen(precision.reciprocal() - process.told.noise)
+
+    def process_without(self) -> PosteriorProcess:
+        """The process given all others."""
+        return self.model._solve_rows(self.memory.without(self.observations))
+
+    @cached_property
+    def _process(self) -> ObservationSpaceProcess:
+        process = self.model.process()
+        if not isinstance(process, ObservationSpaceProcess):
+            raise TypeError(f"Expected a process of few rows, got a {type(process).__name__}.")
+        return process
+
+    def _chosen(self, values: Tensor) -> Tensor:
+        index = self.memory.positions(self.observations).unsqueeze(-2)
+        return values.gather(-1, index.expand(*values.shape[:-1], -1))
 
 
 @dataclass(frozen=True)
@@ -111,26 +184,6 @@ class _Told:
     inputs: Tensor
     outcomes: Tensor
     noise: Tensor
-
-    @classmethod
-    def of(cls, model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> _Told:
-        """Checked, of a model that holds them."""
-        if not isinstance(model, GridGP | OSGPR):
-            raise UnsupportedError(
-                "Expected a model that is normal in its weights: WISKI, DirichletWISKI, "
-                f"HeteroscedasticWISKI or OSGPR, got a {type(model).__name__}. For a model that "
-                "keeps its data, as SingleTaskGP does, take botorch.cross_validation.loo_cv; else "
-                "build another without the observations."
-            )
-        model._check_not_supposed("Leaving observations out")
-        outcomes, noise = model.standardized(X, Y, Yvar)
-        model._check_retractable(X)
-        _check_as_they_were(model, X, Y, Yvar)
-        inputs = model.coordinates(X).to(torch.float64)
-        process = model.process(inputs)
-        if not isinstance(process, WeightSpaceProcess):
-            raise TypeError(f"Expected a process in weights, got a {type(process).__name__}.")
-        return cls(process, inputs, outcomes, noise)
 
     def left_out(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of the function at each, given all others, ``... x m x n``."""

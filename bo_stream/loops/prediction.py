@@ -10,9 +10,10 @@ from torch import Tensor
 
 from bo_stream.acquisition import mean_path
 from bo_stream.acquisition.sites import sites
-from bo_stream.acquisition.weight_space import in_weight_space, lives_in_features, weight_space
+from bo_stream.acquisition.weight_space import anywhere, in_weight_space, weight_space
+from bo_stream.models.observation_space import ObservationSpaceProcess
 from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.process import PosteriorProcess
+from bo_stream.process import ConditionedProcess, PosteriorProcess
 
 
 @torch.no_grad()
@@ -25,13 +26,19 @@ def predict(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
     """
     inputs = model.transform_inputs(X).double()
     process = model.process(inputs)
-    if in_weight_space(process, inputs):
+    if _in_features_only(process, inputs):
         mean, variance = _in_features(process, inputs)
     else:
         mean, variance = (value[0] for value in process.marginals(inputs))
     first = cast(GPyTorchPosterior, model.posterior(X[:1])).mean.double().squeeze()
     scale = model.outcome_scale().squeeze()
     return first + scale * (mean - mean[0]), scale.square() * variance.clamp_min(0.0)
+
+
+def _in_features_only(process: PosteriorProcess, inputs: Tensor) -> bool:
+    """Whether a process is kept in the weights of its features, rather than of few rows."""
+    base = process.base if isinstance(process, ConditionedProcess) else process
+    return in_weight_space(process, inputs) and not isinstance(base, ObservationSpaceProcess)
 
 
 def _in_features(process: PosteriorProcess, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,6 +51,6 @@ def _in_features(process: PosteriorProcess, inputs: Tensor) -> tuple[Tensor, Ten
 @torch.no_grad()
 def predict_mean(model: StreamingGP, X: Tensor) -> Tensor:
     """The means alone, ``n``. Cost O(n r) where the process is all in its features."""
-    if lives_in_features(model):
+    if _in_features_only(model.process(), anywhere(model)):
         return mean_path(model)(X).squeeze(-1)
     return predict(model, X)[0].to(X)

@@ -11,6 +11,7 @@ from bo_stream.bases.basis import Basis
 from bo_stream.bases.grid import Mesh
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.observation_space import SolvedRows
 from bo_stream.module_state import State
 from bo_stream.process import WeightSpaceProcess
 
@@ -96,10 +97,12 @@ class Wider:
         grid: The wider grid.
         whitening: The memory in its features, if known.
         solved: The posterior in its features, if known.
+        rows_solved: The posterior in observation space, if known.
         asked: Whether it has served a query since the last update.
     """
 
     grid: Mesh
     whitening: Whitening | None = None
     solved: Solved | None = None
+    rows_solved: SolvedRows | None = None
     asked: bool = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -14,10 +15,11 @@ from torch import Tensor
 from torch.nn import Module
 
 from bo_stream.bases.additive_grid import mesh_over
-from bo_stream.bases.grid import Sizes
+from bo_stream.bases.grid import Mesh, Sizes
 from bo_stream.bases.grid_kernel import GridKernel
 from bo_stream.bases.kernel_factors import kernel_factors
 from bo_stream.bases.resolution import interpolation_error
+from bo_stream.models import row_memory
 from bo_stream.models.caches import Solved, Whitening, Wider
 from bo_stream.models.construction import (
     check_rank,
@@ -31,7 +33,9 @@ from bo_stream.models.construction import (
 )
 from bo_stream.models.grid_choice import GridSize, check_dim, choose_grid_size
 from bo_stream.models.learning import LearningSpace
+from bo_stream.models.observation_space import SolvedRows
 from bo_stream.models.remembering_gp import RememberingGP
+from bo_stream.models.row_memory import RowMemory
 from bo_stream.models.stems import Stem
 from bo_stream.models.stream_memory import StreamMemory
 from bo_stream.models.subspace import Subspace
@@ -40,7 +44,8 @@ from bo_stream.models.subspace import Subspace
 class GridBase(RememberingGP):
     """A streaming Gaussian process on a grid: its parts, and where inputs lie on it."""
 
-    _memory: StreamMemory
+    _memory: RowMemory | StreamMemory
+    _rows_solved: SolvedRows | None = None
     _wider: tuple[Wider, ...] = ()
 
     def __init__(
@@ -123,16 +128,21 @@ class GridBase(RememberingGP):
             stretch_lengthscale(self.covar_module, box)
         kernel = self._factors()
         sizes = choose_grid_size(grid_size, kernel, self._grid_dim)
-        self._memory = StreamMemory.empty(
-            mesh_over(box, kernel.groups(self._grid_dim), sizes),
-            self._batch_shape,
-            self._num_outputs,
-            train_X.device,
+        self._memory = self._empty_memory(
+            mesh_over(box, kernel.groups(self._grid_dim), sizes), train_X.device
         )
         self._basis_grid = self._memory.grid
         self._standardize_first(train_X, train_Y, train_Yvar)
         self._observe(train_X, train_Y, train_Yvar, 1.0)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
+
+    def _empty_memory(self, grid: Mesh, device: torch.device) -> RowMemory | StreamMemory:
+        """A memory of no observations, which holds rows while they are few."""
+        batch, outputs = self._batch_shape, self._num_outputs
+        most = row_memory.MOST_ROWS
+        if most == 0 or self.max_rank < most:  # features are wanted that leave a part out
+            return StreamMemory.empty(grid, batch, outputs, device)
+        return RowMemory.empty(grid, batch, outputs, device, most)
 
     def _first_projected(self, inputs: Tensor, stem: Stem | None) -> Tensor:
         check_stem(stem)
@@ -188,8 +198,8 @@ class GridBase(RememberingGP):
         """Bound on the error of the interpolated kernel, in parts of the prior variance."""
         return interpolation_error(self._factors(), self._memory.grid)
 
-    def _set_memory(self, memory: StreamMemory) -> None:
+    def _set_memory(self, memory: RowMemory | StreamMemory) -> None:
         self._memory = memory
         self._basis_grid = memory.grid
         self._whitening = self._solved = self._learning = self._subspace = None
-        self._wider = ()
+        self._rows_solved, self._wider = None, ()

@@ -17,7 +17,9 @@ from bo_stream.models.construction import (
 from bo_stream.models.grid_choice import GridSize, choose_grid_size
 from bo_stream.models.grid_posterior import GridPosterior
 from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.observation_space import SolvedRows
 from bo_stream.models.remainder import check_remainder
+from bo_stream.models.row_memory import RowMemory, joined, on_grid
 from bo_stream.models.stream_memory import StreamMemory
 from bo_stream.module_state import is_in
 
@@ -26,42 +28,70 @@ class GridGP(GridPosterior):
     """A streaming Gaussian process on a grid: the body of every model on one."""
 
     def _take(self, data: Observations) -> None:
-        if data.sign < 0.0:
-            self._check_holds(data)
+        memory = self._memory
+        if data.sign < 0.0 and isinstance(memory, StreamMemory):
+            self._check_holds(memory, data)
         self._accumulate(data)
 
     @torch.no_grad()
-    def _check_holds(self, data: Observations) -> None:
+    def _check_holds(self, memory: StreamMemory, data: Observations) -> None:
         """Check that without observations the memory is one of observations. Cost O(n r² + r³).
 
         Raises:
             InputDataError: They are not in memory.
             UnsupportedError: There are observations on several grids.
         """
-        self._memory.check_holds(data.X)
+        memory.check_holds(data.X)
         whitening = self._current_whitening()
-        check_remainder(self._whitened_without(data, whitening), whitening.memory)
+        check_remainder(self._whitened_without(memory, data, whitening), whitening.memory)
 
-    def _whitened_without(self, data: Observations, whitening: Whitening) -> WhitenedMemory:
-        if self._memory.all_on_current and len(data) <= WHITENED_ROWS:
+    @staticmethod
+    def _whitened_without(
+        memory: StreamMemory, data: Observations, whitening: Whitening
+    ) -> WhitenedMemory:
+        if memory.all_on_current and len(data) <= WHITENED_ROWS:
             return whitening.after(data, whitening.basis.features(data.X)).settled().memory
-        return self._memory.without(data).whitened(whitening.basis)
+        return memory.without(data).whitened(whitening.basis)
 
     def _accumulate(self, data: Observations) -> None:
-        """Add observations, or take out some that are in memory; see :meth:`_check_holds`."""
-        if data.sign < 0.0 and not self._memory.all_on_current:
-            self._set_memory(self._memory.without(data))
-            self._refresh_fixed_noise()
-            return
-        self._make_room(data.X)
-        memory = self._memory.with_noise_group_for(data)
-        whitening, solved = self._caches_after(self._whitening, self._solved, data)
-        wider = self._wider_after(data)
-        subspace = None if self._subspace is None else self._subspace.after(data)
-        memory.observe(data)
-        self._memory, self._whitening, self._solved = memory, whitening, solved
-        self._learning, self._subspace, self._wider = None, subspace, wider
+        """Add observations, or take out some that are in memory; see :meth:`_check_holds`.
+
+        Raises:
+            InputDataError: One to take out is not among the rows in memory.
+        """
+        memory = self._memory
+        if data.sign < 0.0 and (isinstance(memory, RowMemory) or not memory.all_on_current):
+            self._set_memory(memory.without(data))
+        else:
+            self._add(data)
         self._refresh_fixed_noise()
+
+    def _add(self, data: Observations) -> None:
+        self._make_room(data.X)
+        memory = self._memory_for(data)
+        whitening, solved = self._caches_after(self._whitening, self._solved, data)
+        rows_solved = self._rows_solved_after(memory, self._rows_solved, data)
+        wider = self._wider_after(memory, data)
+        subspace = None if self._subspace is None else self._subspace.after(data)
+        if isinstance(memory, StreamMemory):
+            memory.observe(data)
+        self._memory, self._whitening, self._solved = memory, whitening, solved
+        self._learning, self._subspace = None, subspace
+        self._rows_solved, self._wider = rows_solved, wider
+
+    def _memory_for(self, data: Observations) -> RowMemory | StreamMemory:
+        """Rows that hold a batch already, or statistics that have room for it."""
+        rows = self._memory
+        held = rows.observed(data) if isinstance(rows, RowMemory) else None
+        return on_grid(rows).with_noise_group_for(data) if held is None else held
+
+    @torch.no_grad()
+    def _rows_solved_after(
+        self, memory: RowMemory | StreamMemory, solved: SolvedRows | None, data: Observations
+    ) -> SolvedRows | None:
+        if isinstance(memory, StreamMemory) or solved is None or not is_in(self, solved.state):
+            return None
+        return solved.after(data.X, *self._as_outcomes(data.targets, data.noise, data.known))
 
     @torch.no_grad()
     def _caches_after(
@@ -76,12 +106,19 @@ class GridGP(GridPosterior):
         outcomes, noise = self._as_outcomes(data.targets, data.noise, data.known)
         return whitening.after(data, features), solved.after(features, outcomes, noise)
 
-    def _wider_after(self, data: Observations) -> tuple[Wider, ...]:
+    def _wider_after(
+        self, memory: RowMemory | StreamMemory, data: Observations
+    ) -> tuple[Wider, ...]:
         """What is kept for queries outside the bounds, as far as it was asked for."""
-        asked = (wider for wider in self._wider if wider.asked)
         return tuple(
-            Wider(wider.grid, *self._caches_after(wider.whitening, wider.solved, data), asked=False)
-            for wider in asked
+            Wider(
+                wider.grid,
+                *self._caches_after(wider.whitening, wider.solved, data),
+                self._rows_solved_after(memory, wider.rows_solved, data),
+                asked=False,
+            )
+            for wider in self._wider
+            if wider.asked
         )
 
     def _whitening_after(self, whitening: Whitening, data: Observations) -> Whitening | None:
@@ -106,9 +143,7 @@ class GridGP(GridPosterior):
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
         """
         matrix = self._targets_of(other)
-        self._set_memory(
-            self._memory.absorb(other._memory.map(lambda s: s.map_targets(matrix).scale(1.0)))
-        )
+        self._set_memory(joined(self._memory, other._memory.with_targets(matrix)))
         self._refresh_fixed_noise()
         return self
 
@@ -138,7 +173,8 @@ class GridGP(GridPosterior):
             )
         new = self._observations(X, Y, Yvar, 1.0)
         old = replace(new, X=checked_projection(former.to(new.X)), sign=-1.0)
-        self._memory.check_holds(old.X)
+        if isinstance(self._memory, StreamMemory):
+            self._memory.check_holds(old.X)
         self._accumulate(old)
         self._accumulate(new)
         return self
@@ -152,12 +188,7 @@ class GridGP(GridPosterior):
         """
         self._check_not_supposed("clear")
         self._has_reference = False
-        memory = self._memory
-        self._set_memory(
-            StreamMemory.empty(
-                memory.grid, self._batch_shape, self._num_outputs, memory.counts.device
-            )
-        )
+        self._set_memory(self._empty_memory(self._memory.grid, self._memory.counts.device))
         return self
 
     @keeps_tensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Self
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from bo_stream.bases.additive_basis import grid_basis
 from bo_stream.bases.grid import Mesh
+from bo_stream.bases.interpolated_kernel import InterpolatedKernel
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.kernel_sensitivity import prior_covariance
 from bo_stream.inference_mode import keeps_tensors
@@ -24,10 +26,18 @@ from bo_stream.models.learning import LearningSpace
 from bo_stream.models.marginal_likelihood import (
     batch_log_marginal_likelihood,
     combine,
+    dense_log_marginal_likelihood,
     differentiable_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
+from bo_stream.models.observation_space import (
+    GridPrior,
+    ObservationSpaceProcess,
+    SolvedRows,
+    Told,
+)
 from bo_stream.models.resolution_warning import warn_of_resolution, warn_of_truncation
+from bo_stream.models.row_memory import RowMemory
 from bo_stream.models.validation import check_finite
 from bo_stream.module_state import is_in, state_of
 from bo_stream.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
@@ -43,18 +53,48 @@ class GridPosterior(GridBase):
     def process(self, X: Tensor | None = None) -> PosteriorProcess:
         """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept.
 
+        In the space of the observations while the memory holds these as rows, else in the weights
+        of the kernel's features.
+
         Args:
             X: Transformed inputs that the process must take. Outside the bounds they are predicted
                 from a wider grid, whose kernel is the same, with features of its own; what the
                 model predicts inside the bounds stays as it is.
         """
+        return self._process_for(X, lambda model: model._present_process())
+
+    @keeps_tensors
+    def feature_process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """The posterior as a process in the weights of the kernel's features, however many rows.
+
+        For acquisition in feature space. A model that supposes data has one process only.
+
+        Args:
+            X: As for :meth:`process`.
+        """
+        return self._process_for(X, lambda model: model._present_feature_process())
+
+    def _process_for(
+        self, X: Tensor | None, present: Callable[[GridPosterior], PosteriorProcess]
+    ) -> PosteriorProcess:
         if X is not None:
             check_finite("X", X)
         if self._supposed is not None:
             self._check_inside(X)
             return self._supposed
         if X is not None and not self._basis_grid.contains(X):
-            return self._process_past(X)
+            return self._process_past(X, present)
+        return present(self)
+
+    def _present_process(self) -> PosteriorProcess:
+        rows = self._memory
+        if not isinstance(rows, RowMemory):
+            return self._present_feature_process()
+        if self._rows_solved is None or not is_in(self, self._rows_solved.state):
+            self._rows_solved = SolvedRows(state_of(self), self._solve_rows(rows))
+        return self._rows_solved.process
+
+    def _present_feature_process(self) -> PosteriorProcess:
         if self._solved is None or not is_in(self, self._solved.state):
             self._solved = Solved(state_of(self), self._solve())
         return self._solved.process
@@ -66,16 +106,19 @@ class GridPosterior(GridBase):
             model.stem = deepcopy(self._stem)  # this one's may go on learning
         return model
 
-    def _process_past(self, X: Tensor) -> PosteriorProcess:
+    def _process_past(
+        self, X: Tensor, present: Callable[[GridPosterior], PosteriorProcess]
+    ) -> PosteriorProcess:
         """The process on a wider grid that holds X, kept beside that on the memory's own grid."""
         grid = self._memory.grid_past(X)
         kept = next((wider for wider in self._wider if wider.grid == grid), Wider(grid))
         model = self._shallow_copy()
         model._basis_grid, model._wider = grid, ()
         model._whitening, model._solved = kept.whitening, kept.solved
-        process = model.process()
+        model._rows_solved = kept.rows_solved
+        process = present(model)
         others = tuple(wider for wider in self._wider if wider.grid != grid)
-        latest = Wider(grid, model._whitening, model._solved)
+        latest = Wider(grid, model._whitening, model._solved, model._rows_solved)
         self._wider = (*others, latest)[-WIDER_GRIDS:]
         return process
 
@@ -85,6 +128,22 @@ class GridPosterior(GridBase):
                 "X lies outside the bounds of a model that supposes data, whose grid cannot grow. "
                 f"Build the model with wider bounds than {self._basis_grid.bounds.tolist()}."
             )
+
+    @torch.no_grad()
+    def _solve_rows(self, memory: RowMemory) -> ObservationSpaceProcess:
+        outcomes, noise = self._outcomes_of(memory)
+        mean = self._prior_mean().unsqueeze(-1).clone()
+        kernel = self._factors().detached()
+        prior = GridPrior(kernel, self._basis_grid, mean, self.tolerance, self.max_rank)
+        told = Told(memory.rows.X, outcomes - mean, noise)
+        process, jitter = ObservationSpaceProcess.of(prior, told)
+        if jitter > 0.0:
+            self.log_event("jitter on the observations' covariance", len(memory.rows), jitter)
+        return process
+
+    def _outcomes_of(self, memory: RowMemory) -> tuple[Tensor, Tensor]:
+        rows = memory.rows
+        return self._as_outcomes(rows.targets, rows.noise, rows.known)
 
     @torch.no_grad()
     def _solve(self) -> WeightSpaceProcess:
@@ -166,12 +225,24 @@ class GridPosterior(GridBase):
         return self._current_whitening().basis.dropped
 
     def _log_marginal_likelihood(self) -> Tensor:
+        if isinstance(self._memory, RowMemory):
+            return self._rows_log_marginal_likelihood(self._memory)
         whitening = self._current_whitening()
         return differentiable_log_marginal_likelihood(
             self._noise_groups(whitening.memory),
             self._residual(),
             whitening.basis,
             self._factors(),
+        )
+
+    def _rows_log_marginal_likelihood(self, memory: RowMemory) -> Tensor:
+        outcomes, noise = self._outcomes_of(memory)
+        kernel = InterpolatedKernel.of(self._factors(), memory.grid)
+        covariance = kernel.covariance(memory.lines, kernel.images(memory.lines))
+        return dense_log_marginal_likelihood(
+            covariance.expand(*outcomes.shape, outcomes.shape[-1]),
+            outcomes - self._prior_mean().unsqueeze(-1),
+            noise,
         )
 
     def batch_log_marginal_likelihood(
@@ -209,6 +280,8 @@ class GridPosterior(GridBase):
         return stem.calibrated_forward(observed_inputs(X, self._input_transform))
 
     def _learning_objective(self) -> Tensor:
+        if isinstance(self._memory, RowMemory):
+            return self._rows_log_marginal_likelihood(self._memory)
         factors, noise = self._factors(), self.noise_level()
         if self._learning is None or not self._learning.holds(factors, noise):
             self._learning = LearningSpace.around(
@@ -238,12 +311,14 @@ class GridPosterior(GridBase):
 
 
 def _grid_of(process: PosteriorProcess) -> Mesh | None:
-    """The grid of a process's features, before it was conditioned; None: it has no such features.
+    """The grid of a process, before it was conditioned; None: it is of no grid.
 
     Args:
         process: Of a grid model.
     """
     if isinstance(process, ConditionedProcess):
         return _grid_of(process.base)
+    if isinstance(process, ObservationSpaceProcess):
+        return process.prior.mesh
     basis = process.basis if isinstance(process, WeightSpaceProcess) else None
     return basis.grid if isinstance(basis, GridBasis) else None

@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 import torch
 from linear_operator import LinearOperator
+from linear_operator.operators import RootLinearOperator, TriangularLinearOperator
 from torch import Tensor
+
+from bo_stream.linalg import safe_cholesky
 
 
 class LazyCovariance(LinearOperator):
@@ -46,6 +49,11 @@ class LazyCovariance(LinearOperator):
     def to_dense(self) -> Tensor:
         """The ``... x n x n`` matrix itself."""
         return self.dense().to(self.like).expand(self._size())
+
+    def root_decomposition(self, method: str | None = None) -> LinearOperator:
+        """The Cholesky factor of the whole matrix, jittered where needed, in float64."""
+        factor = safe_cholesky(self.dense().to(torch.float64)).to(self.like)
+        return RootLinearOperator(TriangularLinearOperator(factor.expand(self._size())))
 
     def _expand_batch(self, batch_shape: torch.Size | list[int]) -> LazyCovariance:
         like = self.like.expand(*batch_shape, self.like.shape[-1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from bo_stream.bases.grid_kernel import GridKernel
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.kernel_sensitivity import expected_log_prior
-from bo_stream.linalg import product_of_triangular_root
+from bo_stream.linalg import product_of_triangular_root, safe_cholesky
 from bo_stream.models.subspace_posterior import (
     SubspacePosterior,
     subspace_posterior,
@@ -113,6 +114,33 @@ def batch_log_marginal_likelihood(
     misfit = (residual.square() - 2.0 * residual * linear + spread) / noise + noise.log()
     expected = expected_log_prior(basis, factors, second_moment) + 0.5 * misfit.sum(-1)
     return value - (expected - expected.detach())
+
+
+def dense_log_marginal_likelihood(covariance: Tensor, residual: Tensor, noise: Tensor) -> Tensor:
+    """``log N(residual; 0, covariance + diag(noise))``, ``... x m``, with its exact gradient.
+
+    The gradient in the covariance C is ``½ (a aᵀ − C⁻¹)`` with ``a = C⁻¹ residual`` (Rasmussen and
+    Williams, 2006, eq. 5.9): the factorisation is not differentiated. Cost O(n³).
+
+    Args:
+        covariance: Of the function at n observations, ``... x m x n x n``; may require gradients.
+        residual: Outcomes less the prior mean, ``... x m x n``; may require gradients.
+        noise: Variances, ``... x m x n``; may require gradients.
+
+    Raises:
+        NotPSDError: Hyperparameters are NaN or infinite.
+    """
+    with torch.no_grad():
+        factor = safe_cholesky(covariance + torch.diag_embed(noise))
+        precision = torch.cholesky_inverse(factor)
+        weights = torch.cholesky_solve(residual.unsqueeze(-1), factor).squeeze(-1)
+        logs = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        constant = 0.5 * residual.shape[-1] * math.log(2.0 * math.pi)
+        value = -0.5 * (weights * residual).sum(-1) - logs - constant
+        sensitivity = 0.5 * (weights.unsqueeze(-1) * weights.unsqueeze(-2) - precision)
+    change = (sensitivity * covariance).sum((-2, -1)) - (weights * residual).sum(-1)
+    change = change + (sensitivity.diagonal(dim1=-2, dim2=-1) * noise).sum(-1)
+    return value + (change - change.detach())
 
 
 def subspace_log_marginal_likelihood(

@@ -19,7 +19,7 @@ from bo_stream.models.memory import Observations
 class StatisticsMemory(Memory, Protocol):
     """A memory of statistics: what can be done to it whatever they are of."""
 
-    def scale(self, factor: float, /) -> Self:
+    def scale(self, factor: float, /) -> StatisticsMemory:
         """Every observation counts ``factor`` times."""
         ...
 

@@ -88,7 +88,7 @@ class StreamMemory:
         """
         if self.grid.contains(X):
             return self
-        return replace(self, current=self.current.on(self._grown_to(X)))
+        return replace(self, current=self.current.on(grown_to(self.grid, self.first, X)))
 
     def grid_past(self, X: Tensor) -> Mesh:
         """The grid to predict at X from, with the nodes of the current one and more.
@@ -98,24 +98,7 @@ class StreamMemory:
         Raises:
             InputDataError: It would become more than ``MAX_GROWTH`` times as wide as at first.
         """
-        larger = self.grid.grown_past(X)
-        fits = larger.outgrown(self.first, MAX_GROWTH) is None
-        return larger if fits else self._grown_to(X)
-
-    def _grown_to(self, X: Tensor) -> Mesh:
-        larger = self.grid.grown_to(X)
-        self._check_growth(larger)
-        return larger
-
-    def _check_growth(self, larger: Mesh) -> None:
-        i = larger.outgrown(self.first, MAX_GROWTH)
-        if i is not None:
-            low, high = self.grid.bounds[:, i].tolist()
-            raise InputDataError(
-                f"X lies too far outside the bounds [{low:g}, {high:g}] of dimension {i}: the grid "
-                f"would grow to more than {MAX_GROWTH} times its first width. Build the model with "
-                "wider bounds."
-            )
+        return grid_past(self.grid, self.first, X)
 
     def with_noise_group_for(self, data: Observations) -> StreamMemory:
         """The same memory, able to take a batch inside its grid's box."""
@@ -179,6 +162,10 @@ class StreamMemory:
         current, *earlier = (memory.map(rule) for memory in self)
         return replace(self, current=current, earlier=tuple(earlier))
 
+    def with_targets(self, matrix: Tensor) -> StreamMemory:
+        """A copy with the target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``."""
+        return self.map(lambda statistics: statistics.map_targets(matrix).scale(1.0))
+
     def scale(self, factor: float) -> StreamMemory:
         """Every observation counts ``factor`` times."""
         return self.map(lambda statistics: statistics.scale(factor))
@@ -200,13 +187,9 @@ class StreamMemory:
         Raises:
             UnsupportedError: The grids are of other groups of inputs.
         """
-        if self.grid.groups != other.grid.groups:
-            raise UnsupportedError(
-                "Cannot merge models whose covar_module is a sum over different groups of inputs: "
-                f"{self.grid.groups} and {other.grid.groups}."
-            )
+        check_same_groups(self.grid, other.grid)
         grid = self.grid.grown_over(other.grid)
-        self._check_growth(grid)
+        _check_growth(grid, self.grid, self.first)
         result = replace(self, current=self.current.on(grid))
         for memory in other:
             result = result._absorb_one(memory)
@@ -226,3 +209,53 @@ class StreamMemory:
         fresh = StreamMemory.empty(grid, lead, outputs, self.counts.device)
         kept = tuple(memory for memory in self if bool(memory.totals[..., 1, 1].any()))
         return replace(fresh, earlier=kept)
+
+
+def grown_to(grid: Mesh, first: Mesh, X: Tensor) -> Mesh:
+    """The smallest grid with the nodes of a memory's grid and more, whose box holds X.
+
+    Args:
+        grid: The memory's.
+        first: The memory's grid before it grew.
+        X: ``... x d``.
+
+    Raises:
+        InputDataError: It would become more than ``MAX_GROWTH`` times as wide as at first.
+    """
+    larger = grid.grown_to(X)
+    _check_growth(larger, grid, first)
+    return larger
+
+
+def grid_past(grid: Mesh, first: Mesh, X: Tensor) -> Mesh:
+    """The grid to predict at X from, outside a memory's grid; see :meth:`StreamMemory.grid_past`.
+
+    Args and errors as for :func:`grown_to`.
+    """
+    larger = grid.grown_past(X)
+    fits = larger.outgrown(first, MAX_GROWTH) is None
+    return larger if fits else grown_to(grid, first, X)
+
+
+def _check_growth(larger: Mesh, present: Mesh, first: Mesh) -> None:
+    i = larger.outgrown(first, MAX_GROWTH)
+    if i is not None:
+        low, high = present.bounds[:, i].tolist()
+        raise InputDataError(
+            f"X lies too far outside the bounds [{low:g}, {high:g}] of dimension {i}: the grid "
+            f"would grow to more than {MAX_GROWTH} times its first width. Build the model with "
+            "wider bounds."
+        )
+
+
+def check_same_groups(grid: Mesh, other: Mesh) -> None:
+    """Check that two memories are of grids over the same groups of inputs.
+
+    Raises:
+        UnsupportedError: They are not.
+    """
+    if grid.groups != other.groups:
+        raise UnsupportedError(
+            "Cannot merge models whose covar_module is a sum over different groups of inputs: "
+            f"{grid.groups} and {other.groups}."
+        )

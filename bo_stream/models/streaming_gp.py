@@ -654,17 +654,21 @@ def _lazy_covariance(
     joint: Joint, scale: Tensor, noise: Tensor | None, shape: torch.Size, dtype: torch.dtype
 ) -> LinearOperator:
     factor, square = scale.unsqueeze(-1), scale.square()
-    lazy: LinearOperator = DowndatedRootOperator(
-        (joint.root * factor).to(dtype), (joint.downdate * factor).to(dtype)
-    ).expand(*shape, shape[-1])
-    residual = joint.residual
+    rootless = joint.without_root()
+    residual = joint.residual if rootless is None else rootless
+    lazy: LinearOperator | None = None
     if residual is not None:
         like = torch.zeros(shape, dtype=dtype, device=joint.mean.device)
-        lazy = lazy + LazyCovariance(
+        lazy = LazyCovariance(
             like,
             lambda: residual.covariance() * square.unsqueeze(-1),
             lambda: residual.variance() * square,
         )
+    if lazy is None or rootless is None:
+        root: LinearOperator = DowndatedRootOperator(
+            (joint.root * factor).to(dtype), (joint.downdate * factor).to(dtype)
+        ).expand(*shape, shape[-1])
+        lazy = root if lazy is None else root + lazy
     if noise is None:
         return lazy
     return lazy + DiagLinearOperator((noise * square).expand(shape).to(dtype))

@@ -13,6 +13,7 @@ from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.kernel_sensitivity import node_variances
 from bo_stream.models.caches import WHITENED_ROWS
 from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.row_memory import RowMemory
 from bo_stream.models.stream_memory import StreamMemory
 
 _ROUNDING = 1e-12
@@ -38,7 +39,7 @@ class Subspace:
     @classmethod
     @torch.no_grad()
     def around(
-        cls, factors: GridKernel, memory: StreamMemory, tolerance: float, max_rank: int
+        cls, factors: GridKernel, memory: RowMemory | StreamMemory, tolerance: float, max_rank: int
     ) -> Subspace:
         """Centred at a kernel's present parameters. Cost as a solve after they have changed.
 
@@ -71,7 +72,7 @@ class Subspace:
 
 
 def spread_basis(
-    factors: GridKernel, memory: StreamMemory, tolerance: float, max_rank: int
+    factors: GridKernel, memory: RowMemory | StreamMemory, tolerance: float, max_rank: int
 ) -> GridBasis:
     """Eigenvectors of a kernel on a memory's grid that hold also its derivatives in frequencies.
 

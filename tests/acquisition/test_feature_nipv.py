@@ -66,6 +66,7 @@ def model(request: pytest.FixtureRequest) -> WISKI:
 
 
 class TestEqualsBoTorch:
+    @pytest.mark.usefixtures("in_features")  # a truncated posterior is BoTorch's only there
     @pytest.mark.parametrize("pending", [0, 3])
     @pytest.mark.parametrize("q", [1, 4])
     def test_for_every_transform(self, model: WISKI, q: int, pending: int) -> None:
@@ -160,7 +161,7 @@ class TestValue:
 
     @pytest.mark.parametrize("dim", [1, 2, 3])
     def test_many_points_give_the_gram_of_their_features(self, dim: int) -> None:
-        basis = small_model(some(dim=dim), grid_size=6).process().basis
+        basis = small_model(some(dim=dim), grid_size=6).feature_process().basis
         few, many = points(10, dim), points(FEW_POINTS, dim)
         weights = torch.rand(FEW_POINTS + 10, dtype=torch.float64)
         together = PointMeasure(torch.cat((few, many)), weights).gram(basis)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
 from bo_stream.acquisition import evaluate_known_points_once
-from bo_stream.process import WeightSpaceProcess
+from bo_stream.process import PosteriorProcess
 from tests.problems import observations
 from tests.tolerances import assert_close
 
@@ -99,6 +99,7 @@ def prune_with(model: Model, X: Tensor) -> AcquisitionFunction:
     return noisy_improvement(model, X, prune=True)
 
 
+@pytest.mark.usefixtures("both_spaces")
 @pytest.mark.parametrize("acquisition", [prune_with, improvement])
 @pytest.mark.parametrize("pending", [0, 4])
 def test_features_of_known_points_are_not_asked_for_again(
@@ -110,13 +111,14 @@ def test_features_of_known_points_are_not_asked_for_again(
         acqf.set_X_pending(torch.rand(pending, 2, dtype=torch.float64))
     evaluate_known_points_once(acqf)
     counts: list[int] = []
-    at = WeightSpaceProcess.at
+    kind = type(model.process())
+    at = kind.at
 
-    def counted(self: WeightSpaceProcess, X: Tensor) -> Any:
+    def counted(self: PosteriorProcess, X: Tensor) -> Any:
         counts.append(X.shape[:-1].numel())
         return at(self, X)
 
-    monkeypatch.setattr(WeightSpaceProcess, "at", counted)
+    monkeypatch.setattr(kind, "at", counted)
     acqf(torch.rand(5, 2, 2, dtype=torch.float64))
     assert counts == [5 * 2]
 

@@ -208,6 +208,7 @@ class TestBoTorchsPaths:
         assert float(value) >= max(float(acquisition(points(3))) for _ in range(20))
 
 
+@pytest.mark.usefixtures("in_features")  # a truncated mean is the posterior's only there
 class TestMean:
     def test_is_the_posterior_mean(self, model: WISKI, outputs: int) -> None:
         X, more = points(4), some(3, outputs=outputs)

@@ -18,7 +18,7 @@ from tests.tolerances import assert_close
 def basis(request: pytest.FixtureRequest) -> Basis:
     dim, outputs = request.param
     options = {"grid_size": 12 if dim < 4 else 6, "tolerance": 1e-3}
-    return small_model(some(dim=dim, outputs=outputs), **options).process().basis
+    return small_model(some(dim=dim, outputs=outputs), **options).feature_process().basis
 
 
 @pytest.fixture(params=["grid", "grid, weights not kept", "any basis"])

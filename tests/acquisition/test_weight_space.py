@@ -9,7 +9,7 @@ import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 
-from bo_stream.acquisition.weight_space import check_inside, weight_space
+from bo_stream.acquisition.weight_space import check_inside, feature_process, weight_space
 from bo_stream.bases.basis import Basis
 from bo_stream.linalg import row_product
 from bo_stream.process import WeightSpaceProcess
@@ -43,10 +43,11 @@ def rand(*shape: int) -> Tensor:
 
 
 def test_of_a_model_is_its_own() -> None:
-    process = small_model(some()).process()
+    process = feature_process(small_model(some()))
     assert weight_space(process, rand(1, 2)) is process
 
 
+@pytest.mark.usefixtures("both_spaces")
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_supposes_the_same(outputs: int) -> None:
     process, T = small_model(some(outputs=outputs)).process(), rand(5, 2)
@@ -59,6 +60,7 @@ def test_supposes_the_same(outputs: int) -> None:
         assert_close(folded.covariance(T), process.covariance(T))
 
 
+@pytest.mark.usefixtures("both_spaces")
 def test_is_differentiable_in_what_is_supposed() -> None:
     model = small_model(some())
     inputs = [smooth_points(model, 3), torch.randn(1, 3).double(), 0.1 + rand(1, 3)]
@@ -73,7 +75,7 @@ def test_is_differentiable_in_what_is_supposed() -> None:
 
 
 def test_refuses_a_residual() -> None:
-    process = small_model(some()).process()
+    process = small_model(some()).feature_process()
     partial = WeightSpaceProcess(WithResidual(process.basis), process.weights, process.prior_mean)
     for refused in (partial, partial.condition(rand(2, 2), rand(1, 2), rand(1, 2))):
         with pytest.raises(UnsupportedError, match="WithResidual, which leaves a residual"):
@@ -87,7 +89,7 @@ def test_row_product_is_a_matrix_product() -> None:
 
 
 def test_a_grid_that_cannot_grow_holds_only_its_box() -> None:
-    basis = small_model(some()).process().basis
+    basis = small_model(some()).feature_process().basis
     check_inside(basis, rand(3, 2))
     with pytest.raises(InputDataError, match="outside the box"):
         check_inside(basis, 2.0 + rand(3, 2))

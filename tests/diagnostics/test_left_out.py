@@ -38,6 +38,8 @@ from tests.tolerances import assert_close
 
 Build = Callable[..., StreamingGP]
 
+pytestmark = pytest.mark.usefixtures("both_spaces")
+
 
 def rbf(lengthscale: float = 0.5) -> RBFKernel:
     kernel = RBFKernel()
@@ -282,8 +284,13 @@ def test_bad_rows() -> None:
             leave(model, data.X, data.Y, known)
     with pytest.raises(UnsupportedError, match="supposes"):
         leave_one_out(model.condition_on_observations(data.X, data.Y), data.X, data.Y)
+
+
+def test_rows_on_a_former_grid_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bo_stream.models.row_memory.MOST_ROWS", 0)
+    data = observations(10, 2)
     with pytest.raises(UnsupportedError, match="on one grid"):
-        leave_one_out(model.refine(12), data.X, data.Y)
+        leave_one_out(wiski(data).refine(12), data.X, data.Y)
 
 
 def test_no_rows() -> None:

@@ -345,7 +345,7 @@ def test_of_a_grid_model() -> None:
     X, Y = data()
     model = WISKI(X[:, :2] / 2.0, Y)
     found = stability(model)
-    weights = model.process().weights
+    weights = model.feature_process().weights
     true = float(torch.linalg.cond(torch.linalg.inv(weights.covariance())))
     assert found.size == model.rank
     assert found.separation is None

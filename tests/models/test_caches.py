@@ -14,6 +14,8 @@ from tests.oracles import joint_covariance
 from tests.problems import kernel, observations
 from tests.tolerances import assert_close
 
+pytestmark = pytest.mark.usefixtures("both_spaces")
+
 
 def model() -> WISKI:
     data = observations(20).with_noise("mixed")
@@ -22,7 +24,7 @@ def model() -> WISKI:
 
 def without_caches(warm: WISKI) -> WISKI:
     cold = copy.deepcopy(warm)
-    cold._whitening = cold._solved = None
+    cold._whitening = cold._solved = cold._rows_solved = None
     return cold
 
 

@@ -102,6 +102,7 @@ def prior(model: HeteroscedasticWISKI) -> tuple[DenseGP, DenseGP]:
     return gps[0], gps[1]
 
 
+@pytest.mark.usefixtures("in_features")  # in which the noise model leaves a part out
 @pytest.mark.parametrize("dim", [1, 2])
 def test_a_stream_is_that_of_dense_processes(dim: int) -> None:
     X, Y = draw(30, dim)

@@ -26,7 +26,10 @@ from tests.oracles import (
 from tests.problems import Observations, kernel, observations
 from tests.tolerances import assert_close
 
-pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid"),
+    pytest.mark.usefixtures("in_features"),
+]
 
 
 def loss_of(model: WISKI) -> Tensor:

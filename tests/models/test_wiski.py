@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI
+from bo_stream.models import row_memory
 from bo_stream.models.known_noise import NOISE_FLOOR
 from bo_stream.models.resolution_warning import GridResolutionWarning, TruncationWarning
 from tests.contract import assert_untouched, fingerprint, gaussian
@@ -59,7 +61,11 @@ SIZES = {1: (12,), 2: (7, 8), 3: (5, 7, 6), 4: (5, 5, 5, 5)}
 
 @dataclass(frozen=True)
 class Problem:
-    """A grid model's setting; every combination must equal the dense computation."""
+    """A grid model's setting; every combination must equal the dense computation.
+
+    Attributes:
+        rows: Up to how many observations are held as rows.
+    """
 
     kernel: str = "scaled"
     dim: int = 2
@@ -68,10 +74,12 @@ class Problem:
     batch_shape: tuple[int, ...] = ()
     tolerance: float = 0.0
     max_rank: int = 1024
+    rows: int = row_memory.MOST_ROWS
 
     def __str__(self) -> str:
         parts = (self.kernel, f"{self.dim}-D", self.noise, f"m{self.outputs}")
-        return "-".join((*parts, f"batch{list(self.batch_shape)}", f"{self.tolerance:g}"))
+        space = f"{self.rows} rows"
+        return "-".join((*parts, f"batch{list(self.batch_shape)}", f"{self.tolerance:g}", space))
 
     def data(self, n: int) -> Observations:
         data = observations(n, self.dim, self.outputs, self.batch_shape)
@@ -80,14 +88,15 @@ class Problem:
     def model(self, data: Observations, **options: Any) -> WISKI:
         """A model with random hyperparameters."""
         shape = (*self.batch_shape, *([self.outputs] if self.outputs > 1 else []))
-        model = WISKI(
-            *data.astuple(),
-            covar_module=kernel(self.kernel, self.dim, shape),
-            grid_size=SIZES[self.dim],
-            tolerance=self.tolerance,
-            max_rank=self.max_rank,
-            **options,
-        )
+        with mock.patch.object(row_memory, "MOST_ROWS", self.rows):
+            model = WISKI(
+                *data.astuple(),
+                covar_module=kernel(self.kernel, self.dim, shape),
+                grid_size=SIZES[self.dim],
+                tolerance=self.tolerance,
+                max_rank=self.max_rank,
+                **options,
+            )
         with torch.no_grad():
             model.mean_module.constant = torch.randn_like(model.mean_module.constant)
             if isinstance(model.likelihood, GaussianLikelihood):
@@ -101,7 +110,7 @@ class Problem:
         return T
 
 
-EVERY = [
+HELD_AS_ROWS = [
     *(Problem(kernel=name) for name in KERNELS),
     *(Problem(kernel=name, dim=dim) for dim in (1, 3, 4) for name in ("RBF", "product")),
     Problem(kernel="Matérn-1/2", dim=3),
@@ -112,12 +121,17 @@ EVERY = [
         for batch_shape in ((), (2,))
     ),
 ]
+EVERY = [
+    *HELD_AS_ROWS,
+    *(replace(problem, rows=0) for problem in HELD_AS_ROWS),
+    *(Problem(noise=noise, outputs=2, batch_shape=(2,), rows=10) for noise in ("known", "mixed")),
+]
 TRUNCATED = [
-    *(Problem(kernel="RBF", dim=dim, tolerance=1e-9) for dim in (1, 2, 3)),
-    *(Problem(kernel="product", dim=dim, tolerance=1e-3) for dim in (2, 3)),
-    Problem(kernel="scaled", tolerance=1e-2),
+    *(Problem(kernel="RBF", dim=dim, tolerance=1e-9, rows=0) for dim in (1, 2, 3)),
+    *(Problem(kernel="product", dim=dim, tolerance=1e-3, rows=0) for dim in (2, 3)),
+    Problem(kernel="scaled", tolerance=1e-2, rows=0),
     Problem(kernel="Matérn-1/2", tolerance=1e-9, max_rank=20),
-    Problem(tolerance=1e-3, noise="mixed"),
+    Problem(tolerance=1e-3, noise="mixed", rows=0),
 ]
 
 
@@ -165,8 +179,9 @@ def test_the_truncated_problems_truncate() -> None:
         assert model.dropped > 0.0
 
 
-def test_many_small_updates_do_not_drift() -> None:
-    problem = Problem(noise="mixed", outputs=2)
+@pytest.mark.parametrize("rows", [0, 55, 300])
+def test_many_small_updates_do_not_drift(rows: int) -> None:
+    problem = Problem(noise="mixed", outputs=2, rows=rows)
     data, T = problem.data(500), problem.points()
     model = problem.model(data[:20], outcome_transform=None)
     model.posterior(T)
@@ -306,7 +321,7 @@ def dense_after_refining(model: WISKI, past: DenseGP, old: tuple[int, ...], n: i
 
 @pytest.mark.parametrize("sizes", [(10, 13), (5, 6), (7, 11)], ids=["finer", "coarser", "mixed"])
 def test_refining_interpolates_the_past_twice(sizes: tuple[int, ...]) -> None:
-    problem = Problem(noise="mixed")
+    problem = Problem(noise="mixed", rows=0)
     old, new, T = problem.data(10), problem.data(6), problem.points()
     model = problem.model(old)
     assert model.refine(sizes) is model
@@ -334,8 +349,9 @@ def test_refining_to_the_same_grid_changes_nothing() -> None:
     assert_close(same.posterior(T).variance, model.posterior(T).variance)
 
 
-def test_merging_a_refined_shard_is_one_refined_stream() -> None:
-    problem = Problem(noise="mixed")
+@pytest.mark.parametrize("rows", [0, 300])
+def test_merging_a_refined_shard_is_one_refined_stream(rows: int) -> None:
+    problem = Problem(noise="mixed", rows=rows)
     before, after, T = problem.data(10), problem.data(6), problem.points()
     shard = problem.model(before[:4]).refine((10, 13)).update(*after.astuple())
     merged = copy.deepcopy(shard).merge(problem.model(before[4:]))
@@ -348,8 +364,9 @@ def test_merging_a_refined_shard_is_one_refined_stream() -> None:
     assert_close(merged.log_marginal_likelihood(), stream.log_marginal_likelihood())
 
 
-def test_a_merged_shard_of_another_grid_goes_its_own_way() -> None:
-    problem = Problem()
+@pytest.mark.parametrize("rows", [0, 300])
+def test_a_merged_shard_of_another_grid_goes_its_own_way(rows: int) -> None:
+    problem = Problem(rows=rows)
     data = problem.data(6)
     model, shard = problem.model(data[:0]).refine((10, 13)), problem.model(data)
     model.merge(shard).posterior(problem.points())
@@ -359,7 +376,7 @@ def test_a_merged_shard_of_another_grid_goes_its_own_way() -> None:
 
 
 def test_merging_many_shards_of_another_grid_takes_no_more_memory() -> None:
-    problem = Problem()
+    problem = Problem(rows=0)
     model = problem.model(problem.data(5)).refine((10, 13))
     grids = []
     for _ in range(3):
@@ -648,6 +665,7 @@ def test_too_short_a_lengthscale_is_told_with_the_grid_that_would_do() -> None:
         model.eval()
 
 
+@pytest.mark.usefixtures("in_features")
 def test_fewer_features_where_the_noise_hides_them() -> None:
     data, more = observations(60), observations(20)
     model = WISKI(*data.astuple(), grid_size=12, tolerance=0.0)
@@ -778,7 +796,7 @@ def test_does_not_change_its_arguments() -> None:
 
 
 def test_the_work_of_an_update_does_not_grow_with_the_stream() -> None:
-    problem = Problem(kernel="RBF", tolerance=1e-9)
+    problem = Problem(kernel="RBF", tolerance=1e-9, rows=0)
     T, more = problem.points(), problem.data(3)
     work = []
     for n in (10, 5_000):
