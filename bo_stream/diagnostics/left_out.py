@@ -51,7 +51,8 @@ def leave_one_out(
     model that is built without the row, at the same hyperparameters and standardisation:
 
     - WISKI, and DirichletWISKI (Y are labels, and its scores are predicted): exactly, on one grid
-      and with a stem that has not moved since the rows entered.
+      and with a stem that has not moved since the rows entered; while few observations are held as
+      rows, in O(n³) without features.
     - HeteroscedasticWISKI: exactly, given the noise that the rows entered with, as Yvar.
     - OSGPR: exactly, at its present inducing points, for rows of its ``window``.
 

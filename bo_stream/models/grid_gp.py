@@ -136,8 +136,9 @@ class GridGP(GridPosterior):
     def merge(self, other: Self) -> Self:
         """Add another model's memory to this one's, in place; hyperparameters stay as they are.
 
-        Exact: equal to one stream of both models' data. Grids that share their nodes are joined; a
-        different grid is kept beside this one, its observations interpolated from its own nodes.
+        Exact: equal to one stream of both models' data. Rows of both stay rows while these are few.
+        Else grids that share their nodes are joined; a different grid is kept beside this one, its
+        observations interpolated from its own nodes.
 
         Raises:
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
@@ -195,7 +196,8 @@ class GridGP(GridPosterior):
     def refine(self, grid_size: GridSize) -> Self:
         """Move to a finer (or coarser) grid over the same box, hyperparameters kept.
 
-        What is observed from now on has the new grid's interpolation error. The posterior is
+        Observations that are still held as rows move to the new grid, exactly. Of others, what is
+        observed from now on has the new grid's interpolation error, and the posterior is
         exactly that of the new grid's kernel with the past observations interpolated twice (from
         the new grid to the old nodes, from those to the data), whose statistics stay on the old
         grid. So the past keeps the old grid's error, and memory and the cost of a refit grow by

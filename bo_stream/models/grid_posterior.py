@@ -172,7 +172,8 @@ class GridPosterior(GridBase):
     def truncate(self, left_out: float) -> Self:
         """Keep only as many features as the noise level asks for, at the present hyperparameters.
 
-        Sets ``tolerance``; the memory stays whole, so a later call undoes it. With 1e-4 a posterior
+        Sets ``tolerance``; the memory stays whole, so a later call undoes it. A posterior from few
+        observations that are held as rows is exact all the same. With 1e-4 a posterior
         on 500 noisy outcomes in 3-D had half the features, its mean was off by 0.001 of its
         standard deviation and its variance by 0.2 %.
 

@@ -74,7 +74,8 @@ class RememberingGP(MeasuredGP):
         Args and errors as there; also InputDataError if more are taken out than are in, or if the
         rest would be of no observations at all, so that they cannot have been in. This is found
         where the memory tells, and the model stays as it was. Rows whose place others could have
-        taken are taken for those.
+        taken are taken for those; not so by a grid model that still holds its few first
+        observations as rows, which finds each of them.
         """
         return self._changed("retract", X, Y, Yvar, -1.0)
 

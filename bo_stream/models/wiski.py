@@ -12,6 +12,10 @@ class WISKI(GridGP):
     (Stanton, Maddox, Delbridge and Wilson, 2021). Memory are the data's sufficient statistics on
     the grid, so an update costs the same whatever came before, and hyperparameters keep learning.
 
+    - Few observations, at most 300 (and no more than grid nodes; none where ``max_rank`` is less
+      than 300): held as rows, O(n d) memory. Fits, posteriors and fantasies are those of an exact
+      model with the kernel k̃, at such a model's cost; no feature is computed unless it is asked
+      for, and none is left out. One observation more, or :meth:`forget`, moves all to the grid.
     - Memory: O(7^d p) for p grid nodes, fixed. Data are not kept (small updates wait, at most 512
       rows in feature space, to be added as one).
     - Update: O(n 7^d) for n observations, and O(n r²) for the whitened statistics; the next
