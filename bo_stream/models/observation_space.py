@@ -46,8 +46,9 @@ class GridPrior:
 
     @cached_property
     def interpolated(self) -> InterpolatedKernel:
-        """The kernel k̃, ``batch x m``."""
-        return InterpolatedKernel.of(self.kernel, self.mesh)
+        """The kernel k̃, ``batch x m``, also where all outputs share one."""
+        kernel = InterpolatedKernel.of(self.kernel, self.mesh)
+        return replace(kernel, scales=tuple(s.expand(self.mean.shape[:-1]) for s in kernel.scales))
 
     def lines(self, X: Tensor) -> Tensor:
         """Interpolation weights, ``... x n x d -> ... x 1 x n x G``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -189,7 +190,8 @@ class RowMemory:
         """
         *batch, outputs, _ = self.rows.targets.shape
         device = self.rows.targets.device
-        empty = StreamMemory.empty(self.grid, torch.Size(batch), outputs, device)
+        grid = deepcopy(self.grid)  # which caches where its box lies, while this one stays as it is
+        empty = StreamMemory.empty(grid, torch.Size(batch), outputs, device)
         memory = replace(empty, first=self.first).with_noise_group_for(self.rows)
         if len(self.rows) > 0:
             memory.observe(self.rows)
