@@ -76,6 +76,7 @@ def test_points_are_brought_to_the_model(kind: str) -> None:
     assert "fixed" not in columns
 
 
+@pytest.mark.usefixtures("in_features")  # of rows, only one kind truncates the kernel
 def test_both_kinds_agree_and_with_a_dense_formula() -> None:
     """Pending points are observed in any case."""
     table, points = sites(20), sites(25)
