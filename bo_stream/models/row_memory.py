@@ -28,8 +28,9 @@ _SAME = 1e-5
 the box's width and of the outcomes' range: inputs and outcomes in float32 are rounded."""
 
 NOT_HELD = (
-    "Expected observations that are in memory, each with the noise it entered with; got some that "
-    "are not. Pass X, Y and Yvar as they were given to the model."
+    "Expected observations that are in memory, with X, Y and Yvar as they were given to the model; "
+    "got some that are not among its rows: they were never put in, or with other Y or Yvar. The "
+    "model is as it was."
 )
 
 

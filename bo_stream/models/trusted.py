@@ -43,6 +43,12 @@ nor names of modules. Torch trusts those of its tensors by itself."""
 
 _OTHERS = frozenset(
     {
+        "bo_stream.bases.formulas._matern12",
+        "bo_stream.bases.formulas._matern32",
+        "bo_stream.bases.formulas._matern52",
+        "bo_stream.bases.formulas._periodic",
+        "bo_stream.bases.formulas._spectral_component",
+        "bo_stream.bases.formulas._squared_exponential",
         "bo_stream.models.input_transforms._concentration0",
         "bo_stream.models.input_transforms._concentration1",
         "bo_stream.models.input_transforms._set_concentration0",

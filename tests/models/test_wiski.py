@@ -403,7 +403,7 @@ def test_what_all_lies_on_the_grid_from_before_refining_is_taken_out_there(noise
 
 
 def test_what_may_lie_on_either_grid_is_not_taken_out() -> None:
-    problem = Problem()
+    problem = Problem(rows=0)
     data, T = problem.data(12), problem.points()
     model = problem.model(data[:8]).refine((10, 13)).update(*data[8:].astuple())
     model.posterior(T)
@@ -414,8 +414,22 @@ def test_what_may_lie_on_either_grid_is_not_taken_out() -> None:
     assert_untouched(model, before)
 
 
-def test_many_rows_at_once_are_taken_out_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_taken_out_before_and_after_a_refinement() -> None:
     problem = Problem(noise="mixed")
+    data, T = problem.data(12), problem.points()
+    model = problem.model(data[:8]).refine((10, 13)).update(*data[8:].astuple())
+    rest = copy.deepcopy(model)
+    model.retract(*data[10:].astuple()).retract(*data[:2].astuple())
+    assert_close(
+        model.posterior(T).mean, rest.clear().update(*data[2:10].astuple()).posterior(T).mean
+    )
+
+
+@pytest.mark.parametrize("rows", [0, 300])
+def test_many_rows_at_once_are_taken_out_as_one_by_one(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem(noise="mixed", rows=rows)
     data, T = problem.data(20), problem.points()
     model = problem.model(data)
     few = copy.deepcopy(model).retract(*data[:9].astuple())
@@ -425,15 +439,20 @@ def test_many_rows_at_once_are_taken_out_as_one_by_one(monkeypatch: pytest.Monke
         model.retract(*data[:9].astuple())
 
 
-def test_what_lies_outside_the_grid_was_never_in() -> None:
-    problem = Problem()
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [(0, r"outside the bounds .* never put in"), (300, r"not among its rows: .* never put in")],
+)
+def test_what_lies_outside_the_grid_was_never_in(rows: int, told: str) -> None:
+    problem = Problem(rows=rows)
     model, more = problem.model(problem.data(8)), problem.data(2)
     before = fingerprint(model)
-    with pytest.raises(InputDataError, match=r"outside the bounds .* never put in"):
+    with pytest.raises(InputDataError, match=told):
         model.retract(more.X + 1.0, more.Y)
     assert_untouched(model, before)
 
 
+@pytest.mark.usefixtures("in_features")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_shards_with_the_bounds_of_a_model_share_its_nodes(dtype: torch.dtype) -> None:
     X = (3.0 + 7.0 * torch.rand(30, 2)).to(dtype)
@@ -447,8 +466,9 @@ def test_shards_with_the_bounds_of_a_model_share_its_nodes(dtype: torch.dtype) -
     assert model.num_observations == 30
 
 
-def test_growth_has_a_limit_and_says_so() -> None:
-    problem = Problem()
+@pytest.mark.parametrize("rows", [0, 300])
+def test_growth_has_a_limit_and_says_so(rows: int) -> None:
+    problem = Problem(rows=rows)
     model, T = problem.model(problem.data(8)), problem.points()
     model.posterior(T)
     before = fingerprint(model)
@@ -477,8 +497,9 @@ def test_a_query_outside_takes_no_feature_from_the_inside() -> None:
     assert torch.equal(model.posterior(T + 0.7).variance, outside.variance)
 
 
-def test_a_query_outside_is_that_of_a_grid_that_grew() -> None:
-    problem = Problem()
+@pytest.mark.parametrize("rows", [0, 300])
+def test_a_query_outside_is_that_of_a_grid_that_grew(rows: int) -> None:
+    problem = Problem(rows=rows)
     model, T = problem.model(problem.data(12)), problem.points() + 0.3
     grown = problem.model(problem.data(0))
     grown.load_state_dict(model.state_dict())
@@ -496,8 +517,9 @@ def test_features_that_leave_out_much_of_the_prior_are_said() -> None:
     assert model.dropped > 0.05
 
 
-def test_a_model_that_supposes_cannot_grow_and_says_so() -> None:
-    problem = Problem()
+@pytest.mark.parametrize("rows", [0, 300])
+def test_a_model_that_supposes_cannot_grow_and_says_so(rows: int) -> None:
+    problem = Problem(rows=rows)
     model, more = problem.model(problem.data(8)), problem.data(2)
     supposed = model.condition_on_observations(more.X, more.Y)
     with pytest.raises(InputDataError, match="wider bounds"):
