@@ -69,6 +69,7 @@ def test_the_likelihood_and_its_gradient_are_the_same(sizes: tuple[int, ...]) ->
         torch.testing.assert_close(a, w, rtol=1e-6, atol=1e-6 * float(w.abs().max()))
 
 
+@pytest.mark.usefixtures("in_features")
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize("noise", ["learned", "known", "mixed"])
 def test_a_refit_with_few_observations_takes_the_root(outputs: int, noise: str) -> None:
