@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.compatibility import check_mergeable
+from bo_stream.models.known_noise import NoiseFloor
 from bo_stream.models.measured_gp import MeasuredGP, Memory
 from bo_stream.models.memory import Observations
 
@@ -90,7 +91,7 @@ class RememberingGP(MeasuredGP):
         return self
 
     def _enter_or_leave(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
-        former = self._shift, self._noise_floor, self._has_reference
+        former = self._reference
         try:
             if self._finds_reference and not self._has_reference:
                 self._refer_to(self._measured(Y, Yvar)[0])
@@ -98,8 +99,17 @@ class RememberingGP(MeasuredGP):
             if sign < 0.0:
                 self._has_reference = self.num_observations > 1e-6
         except BaseException:
-            self._shift, self._noise_floor, self._has_reference = former
+            self._reference = former
             raise
+
+    @property
+    def _reference(self) -> tuple[Tensor, NoiseFloor, bool]:
+        """What :meth:`clear` and the first observations afterwards change besides the memory."""
+        return self._shift, self._noise_floor, self._has_reference
+
+    @_reference.setter
+    def _reference(self, former: tuple[Tensor, NoiseFloor, bool]) -> None:
+        self._shift, self._noise_floor, self._has_reference = former
 
     def _check_retractable(self, X: Tensor) -> None:
         if X.shape[-2] > self.num_observations + 0.5:
