@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from bo_stream.models.row_memory import MOST_ROWS, RowMemory
 from bo_stream.models.stream_memory import StreamMemory
 from tests.contract import assert_same_model, assert_untouched, fingerprint, held_bytes
 from tests.oracles import joint_covariance, reference_posterior
-from tests.problems import Observations, kernel, observations
+from tests.problems import KERNELS, Observations, kernel, observations
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
@@ -264,3 +265,59 @@ def test_fantasies_of_fantasies_are_those_in_features() -> None:
     one, other = (_of_fantasies(model).posterior(T) for model in (held, in_features(held)))
     assert_close(one.mean, other.mean)
     assert_close(joint_covariance(one), joint_covariance(other))
+
+
+# --- asked for outside the bounds, in inference mode, saved -------------------------------------
+
+
+def test_queries_outside_are_solved_once_and_follow_the_rows() -> None:
+    data, more, T = observations(12), observations(3), points() + 0.4
+    model = build(data)
+    inside = model.process()
+    outside = model.process(T)
+    assert model.process(T) is outside
+    assert model.process() is inside
+    model.update(*more.astuple())
+    assert [wider.rows_solved is not None for wider in model._wider] == [True]
+    assert model.process(T) is model._wider[0].rows_solved.process
+    anew = copy.deepcopy(model)
+    anew._set_memory(anew._memory)
+    assert_close(model.posterior(T).mean, anew.posterior(T).mean)
+    assert_close(joint_covariance(model.posterior(T)), joint_covariance(anew.posterior(T)))
+
+
+def test_features_and_rows_outside_are_the_same_posterior() -> None:
+    model, T = build(observations(12)), points() + 0.4
+    mean, variance = model.process(T).marginals(T)
+    features = model.feature_process(T)
+    assert model.feature_process(T) is features
+    assert model.process(T) is not features
+    assert_close(features.marginals(T)[0], mean)
+    assert_close(features.marginals(T)[1], variance)
+
+
+def test_what_inference_mode_leaves_can_be_differentiated() -> None:
+    data = observations(12)
+    model = build(data)
+    with torch.inference_mode():
+        model.log_marginal_likelihood()
+        sample_paths(model, n=2, seed=0)
+        FeatureNIPV(model, mc_points=data.X)(data.X[:2].unsqueeze(-3))
+    X = data.X[:2].clone().requires_grad_()
+    FeatureNIPV(model, mc_points=data.X)(X.unsqueeze(-3)).sum().backward()
+    sample_paths(model, n=2, seed=0).posterior(X).mean.sum().backward()
+    model.train()
+    model.log_marginal_likelihood().sum().backward()
+    assert all(p.grad is not None for p in model.covar_module.parameters())
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_few_rows_are_saved_with_any_kernel(name: str, tmp_path: Path) -> None:
+    model = build(observations(9), covar_module=kernel(name, 2, ()))
+    T = points()
+    inside, outside = model.posterior(T).mean, model.posterior(T + 0.4).mean
+    model.save(tmp_path / "model.pt")
+    loaded = WISKI.load(tmp_path / "model.pt")
+    assert isinstance(loaded._memory, RowMemory)
+    assert torch.equal(loaded.posterior(T).mean, inside)
+    assert torch.equal(loaded.posterior(T + 0.4).mean, outside)
