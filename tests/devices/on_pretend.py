@@ -31,6 +31,7 @@ HOST, DEVICE = torch.device("cpu"), torch.device(pretend.NAME)
 
 CANONICAL = (
     "WISKI",
+    "WISKI, no rows held",
     "HeteroscedasticWISKI",
     "OSGPR",
     "LocalGP",

@@ -267,7 +267,7 @@ def test_fantasies_of_fantasies_are_those_in_features() -> None:
     assert_close(joint_covariance(one), joint_covariance(other))
 
 
-# --- asked for outside the bounds, in inference mode, saved -------------------------------------
+# --- asked for outside the bounds, in inference mode, saved ---------------------------------------
 
 
 def test_queries_outside_are_solved_once_and_follow_the_rows() -> None:
