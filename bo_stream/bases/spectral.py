@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.input import InputTransform
 from gpytorch.kernels import (
     AdditiveKernel,
     ConstantKernel,
@@ -24,6 +25,7 @@ from torch import Size, Tensor
 from torch.utils.checkpoint import checkpoint
 
 from bo_stream.bases.inducing_functions import InducingFunctions
+from bo_stream.bases.transformed_kernel import TransformedKernel
 
 FEATURES = 1024
 """Cosines in a function drawn from the prior; in one drawn from a sum of n kernels, n times."""
@@ -83,11 +85,13 @@ class FourierFunctions:
         frequencies: ω, ``shape x p x d``.
         phases: φ, ``shape x p``.
         amplitudes: a, ``shape x p``.
+        transform: An input transform t that makes them functions of t(x), or None.
     """
 
     frequencies: Tensor
     phases: Tensor
     amplitudes: Tensor
+    transform: InputTransform | None = None
 
     def __call__(self, X: Tensor) -> Tensor:
         """Values at inputs ``... x n x d``, ``... x m x n``. Cost O(n p d) a function."""
@@ -95,7 +99,8 @@ class FourierFunctions:
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> FourierFunctions:
         """The functions after a rule for the first dimensions of all tensors."""
-        return FourierFunctions(rule(self.frequencies), rule(self.phases), rule(self.amplitudes))
+        frequencies, phases = rule(self.frequencies), rule(self.phases)
+        return FourierFunctions(frequencies, phases, rule(self.amplitudes), self.transform)
 
     def of(self, functionals: InducingFunctions, kernel: Kernel, outputs: int) -> Tensor:
         """Linear functionals of each function, ``shape x M``: its values, or local averages.
@@ -121,6 +126,8 @@ class FourierFunctions:
 
     def _summed(self, points: Tensor, damping: Callable[[Tensor], Tensor] | None) -> Tensor:
         """``Σ_j a_j D_j cos(ω_jᵀ x + φ_j)`` at ``... x m x n x d`` points, a part at a time."""
+        if self.transform is not None:
+            points = self.transform.transform(points)
 
         def part(points: Tensor, w: Tensor, phases: Tensor, amplitudes: Tensor) -> Tensor:
             waves = (points @ w.mT + phases.unsqueeze(-2)).cos()
@@ -154,7 +161,7 @@ def draw_prior(kernel: Kernel, dim: int, outputs: int, draws: RandomDraws) -> Fo
     Args:
         kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs. RBF,
             Matérn, rational quadratic, periodic or constant kernels, their sums, products and
-            multiples.
+            multiples, and any of these at inputs that a learned transform changes.
         dim: Number d of inputs.
         outputs: m.
         draws: Random numbers.
@@ -162,6 +169,9 @@ def draw_prior(kernel: Kernel, dim: int, outputs: int, draws: RandomDraws) -> Fo
     Raises:
         UnsupportedError: The spectral measure of a kernel is not known.
     """
+    if isinstance(kernel, TransformedKernel):
+        transformed = draw_prior(kernel.base_kernel, dim, outputs, draws)
+        return replace(transformed, transform=kernel.input_transform)
     space = _Space(tuple(range(dim)), dim, outputs, draws)
     spectrum = _spectrum(kernel, space)
     p = spectrum.frequencies.shape[-2]

@@ -66,6 +66,7 @@ def test_quasi_random_points_go_on_until_there_are_data(tmp_path: Path) -> None:
     assert len(set(points(client))) == 9
 
 
+@pytest.mark.filterwarnings("ignore:No completed trial has reported")
 def test_one_metric_of_two_is_no_start() -> None:
     client = started(constraints=["cost >= 1.0"])
     run(client, 4, lambda parameters: {"cost": parameters["a"]})
@@ -149,6 +150,7 @@ def test_an_infinite_tracking_metric_is_set_aside_by_itself() -> None:
     assert [len(streams[(metric,)].rows) for metric in ("loss", "note")] == [3, 2]
 
 
+@pytest.mark.filterwarnings("ignore:No completed trial has reported")
 def test_infinite_first_outcomes_are_none() -> None:
     client = started()
     run(client, 4, lambda parameters: float("inf"))

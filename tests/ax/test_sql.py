@@ -34,8 +34,8 @@ from tests.ax.reloads import (
 
 pytestmark = NEARLY_WITHOUT_NOISE
 
-READING = 1e-14
-"""What pandas, with which Ax reads its data, loses of a number."""
+READING = 1e-12
+"""More than pandas, with which Ax reads its data, loses of a number: some of its last digits."""
 
 
 @pytest.fixture
