@@ -209,7 +209,7 @@ def test_workers_and_timeout_are_remembered_and_may_change(tmp_path: Path) -> No
     changed = resumed(tmp_path, timeout=None, workers=1).plan
     assert changed == Plan(3, retries=1)
     for wrong in ({"workers": 0}, {"timeout": -1.0}, {"retries": -1}, {"total": -1}):
-        with pytest.raises(UsageError, match="[Ee]xpected"):
+        with pytest.raises(UsageError, match=r"[Ee]xpected"):
             resumed(tmp_path, **wrong)
 
 
