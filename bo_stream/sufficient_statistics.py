@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,10 +15,6 @@ class Gram(Protocol):
 
     def __add__(self, other: Self, /) -> Self:
         """Gram of both data sets."""
-        ...
-
-    def __sub__(self, other: Self, /) -> Self:
-        """Gram without the other data set."""
         ...
 
     def __mul__(self, factor: float, /) -> Self:
@@ -73,15 +69,8 @@ class SufficientStatistics(Generic[G]):
 
     def __add__(self, other: Self) -> Self:
         """Statistics of both data sets. Cost O(size)."""
-        return self._combine(other, lambda a, b: a + b)
-
-    def __sub__(self, other: Self) -> Self:
-        """Statistics with the other data set taken out: undoes ``+`` to rounding error."""
-        return self._combine(other, lambda a, b: a - b)
-
-    def _combine(self, other: Self, rule: Callable[[Any, Any], Any]) -> Self:
         names = [field.name for field in fields(self)]
-        return type(self)(*(rule(getattr(self, name), getattr(other, name)) for name in names))
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def scale(self, factor: float) -> Self:
         """Statistics in which every observation counts ``factor`` times: exponential forgetting."""

@@ -43,10 +43,6 @@ class CellGram:
         """Gram of both data sets."""
         return CellGram(self.moments + other.moments, self.cells)
 
-    def __sub__(self, other: CellGram) -> CellGram:
-        """Gram without the other data set."""
-        return CellGram(self.moments - other.moments, self.cells)
-
     def __mul__(self, factor: float) -> CellGram:
         """Gram of down-weighted data."""
         return CellGram(self.moments * factor, self.cells)

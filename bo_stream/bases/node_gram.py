@@ -32,10 +32,6 @@ class NodeGram:
         strips = zip(self.strips, other.strips, strict=True)
         return NodeGram(tuple(a + b for a, b in blocks), tuple(a + b for a, b in strips))
 
-    def __sub__(self, other: NodeGram) -> NodeGram:
-        """Gram without the other data set."""
-        return self + other * -1.0
-
     def __mul__(self, factor: float) -> NodeGram:
         """Gram of down-weighted data."""
         blocks = tuple(block * factor for block in self.blocks)
