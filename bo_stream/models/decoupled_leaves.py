@@ -126,3 +126,12 @@ def select_moments(moments: Moments, dimension: int, outputs: list[int]) -> Mome
                 index = torch.tensor(outputs, device=value.device)
                 state[name] = value.index_select(dimension, index)
     return picked
+
+
+def moved_moments(moments: Moments, device: torch.device) -> Moments:
+    """Adam's state on another device, but for its counts of steps, which stay on the CPU."""
+    state = {
+        number: {name: t if name == "step" else t.to(device) for name, t in tensors.items()}
+        for number, tensors in moments["state"].items()
+    }
+    return {**moments, "state": state}

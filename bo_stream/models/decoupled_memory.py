@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bo_stream.models.decoupled_leaves import Moments, select_moments
+from bo_stream.models.decoupled_leaves import Moments, moved_moments, select_moments
 from bo_stream.models.decoupled_posterior import DecoupledPosterior
 from bo_stream.models.replay import Replay
 from bo_stream.models.rows_memory import HoldsRows
@@ -62,11 +62,12 @@ class DecoupledMemory(HoldsRows):
         )
 
     def to(self, device: torch.device) -> DecoupledMemory:
-        """On another device; Adam begins there with fresh moments."""
+        """On another device, Adam's moments too."""
+        hyper, leaves = self.hyper_moments, self.leaf_moments
         return replace(
             self,
             posterior=self.posterior.map(lambda t: t.to(device)),
             replay=self.replay.to(device),
-            hyper_moments=None,
-            leaf_moments=None,
+            hyper_moments=hyper and moved_moments(hyper, device),
+            leaf_moments=leaves and moved_moments(leaves, device),
         )

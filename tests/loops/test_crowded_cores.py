@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,13 +14,11 @@ SPINNING = Usage(1.5, 0.9, 90, 3)
 
 
 @pytest.fixture(autouse=True)
-def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Say that there are two: where OpenMP began with one, more break MKL's batched LU for good."""
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 
 
 def watch_of(*pieces: Usage) -> CoreWatch:
@@ -72,7 +69,7 @@ def test_of_anything_else_nothing_is_said(usage: Usage) -> None:
 @pytest.mark.parametrize("way", ["one thread", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
 def test_who_has_done_it_is_not_told(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "one thread":
-        torch.set_num_threads(1)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     else:
         monkeypatch.setenv(way, {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}[way])
     with warnings.catch_warnings():
