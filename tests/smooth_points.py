@@ -21,7 +21,10 @@ from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.process import PosteriorProcess
 
 MARGIN = 0.05
-"""Least distance from a kink: from a cell's border in cells, from a tie in the models' shares."""
+"""Least distance from a cell's border, in cells."""
+
+TIE = 0.005
+"""Least distance from a tie, in the models' shares: hundreds of times what a step of 1e-5 moves."""
 
 _DRAWS = 10_000
 
@@ -82,4 +85,4 @@ def _has_no_tie(process: PosteriorProcess, X: Tensor) -> Tensor:
         return torch.ones(len(X), dtype=torch.bool, device=X.device)
     shares = replace(process, nearest=models).amplitudes(X).square().sort(-1, descending=True)[0]
     gap = shares[..., process.nearest - 1] - shares[..., process.nearest]
-    return (gap > MARGIN).movedim(-1, 0).flatten(1).all(-1)
+    return (gap > TIE).movedim(-1, 0).flatten(1).all(-1)
