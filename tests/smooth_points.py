@@ -84,5 +84,6 @@ def _has_no_tie(process: PosteriorProcess, X: Tensor) -> Tensor:
     if process.nearest >= models:
         return torch.ones(len(X), dtype=torch.bool, device=X.device)
     shares = replace(process, nearest=models).amplitudes(X).square().sort(-1, descending=True)[0]
-    gap = shares[..., process.nearest - 1] - shares[..., process.nearest]
-    return (gap > TIE).movedim(-1, 0).flatten(1).all(-1)
+    last, following = shares[..., process.nearest - 1], shares[..., process.nearest]
+    apart = (following == 0.0) | (last - following > TIE)  # 0: so many models have no observation
+    return apart.movedim(-1, 0).flatten(1).all(-1)
