@@ -214,8 +214,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
                 ProjectionWarning,
                 stacklevel=users_stack_level(),
             )
-        self._set_memory(memory)
-        self._refresh_fixed_noise()
+        self._set_merged(memory, other)
         return self
 
     @keeps_tensors

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from botorch.exceptions.errors import UnsupportedError
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 
 from bo_stream.models.streaming_gp import StreamingGP
 
@@ -29,6 +29,7 @@ def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
 def _signature(model: StreamingGP) -> dict[str, Any]:
     transform = model._input_transform
     state = {} if transform is None else transform.state_dict()
+    is_known = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
     return {
         "class": type(model).__name__,
         "batch_shape": tuple(model.batch_shape),
@@ -40,7 +41,7 @@ def _signature(model: StreamingGP) -> dict[str, Any]:
         ],
         "input transform": (type(transform).__name__, {k: v.tolist() for k, v in state.items()}),
         "stem": _stem_state(model),
-        "kind of noise": "learned" if isinstance(model.likelihood, GaussianLikelihood) else "known",
+        "kind of noise": "known" if is_known else "learned",
         "likelihood": type(model.likelihood).__name__,
     }
 

@@ -143,10 +143,12 @@ class GridGP(GridPosterior):
         Raises:
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
         """
-        matrix = self._targets_of(other)
-        self._set_memory(joined(self._memory, other._memory.with_targets(matrix)))
-        self._refresh_fixed_noise()
+        self._set_merged(self._merged_memory(other), other)
         return self
+
+    def _merged_memory(self, other: Self) -> RowMemory | StreamMemory:
+        matrix = self._targets_of(other)
+        return joined(self._memory, other._memory.with_targets(matrix))
 
     def reproject(self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None = None) -> Self:
         """Replace observations by themselves as the stem projects them now.

@@ -15,7 +15,6 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.inference_mode import keeps_tensors
-from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import choose_likelihood
 from bo_stream.models.first_noise import FirstBatch, learn_first_noise
 from bo_stream.models.grid_choice import MAX_DIM, GridSize
@@ -300,10 +299,12 @@ class HeteroscedasticWISKI(GridGP):
     @keeps_tensors
     def merge(self, other: Self) -> Self:
         """Add another model's memories to this one's; see :meth:`GridGP.merge`."""
-        check_mergeable(self, other)
-        self._check_room(other._memory.grid.bounds)
-        super().merge(other)
-        self.noise_model.merge(other.noise_model)
+        memory, noise = (
+            self._merged_memory(other),
+            self.noise_model._merged_memory(other.noise_model),
+        )
+        self._set_merged(memory, other)
+        self.noise_model._set_merged(noise, other.noise_model)
         return self
 
     @keeps_tensors

@@ -232,12 +232,13 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
         """
         matrix = self._targets_of(other)
-        self._merge(other._memory.as_statistics().map_targets(matrix))
-        self._refresh_fixed_noise()
+        theirs = other._memory.as_statistics().map_targets(matrix)
+        memory, self._allocator = self._merged_memory(theirs)
+        self._set_merged(memory, other)
         return self
 
     @torch.no_grad()
-    def _merge(self, theirs: InducingMemory) -> None:
+    def _merged_memory(self, theirs: InducingMemory) -> tuple[M, Allocator | None]:
         mine, basis = self._current()
         Z, allocator = basis.Z, copy(self._allocator)
         if not _same_points(theirs.values.Z, Z) and allocator is not None:
@@ -250,8 +251,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
                 ProjectionWarning,
                 stacklevel=users_stack_level(),
             )
-        self._allocator = allocator
-        self._set_memory(mine.in_basis(basis).plus(theirs.in_basis(basis)))
+        return mine.in_basis(basis).plus(theirs.in_basis(basis)), allocator
 
     @keeps_tensors
     def clear(self) -> Self:

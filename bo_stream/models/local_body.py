@@ -73,12 +73,11 @@ class LocalBody(RememberingGP):
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
         """
         matrix = self._targets_of(other)
-        self._merge(other._memory.map_targets(matrix))
-        self._refresh_fixed_noise()
+        self._set_merged(self._merged_memory(other._memory.map_targets(matrix)), other)
         return self
 
     @torch.no_grad()
-    def _merge(self, theirs: LocalMemory) -> None:
+    def _merged_memory(self, theirs: LocalMemory) -> LocalMemory:
         memory, kernel = self._memory, frozen(self.covar_module)
         for number in range(len(theirs.entered)):
             rows = theirs.by_age(number)[slice(-self.max_size, None)]
@@ -86,8 +85,7 @@ class LocalBody(RememberingGP):
             model = self._router.models_for(centre, memory, kernel, self._num_outputs)
             models = torch.where(rows.weight > 0.0, model, -1)
             memory = memory.with_room(int(models.max()) + 1).with_rows(rows, models)
-        totals = memory.totals + theirs.totals
-        self._set_memory(LocalMemory(memory.rows, memory.entered, totals))
+        return LocalMemory(memory.rows, memory.entered, memory.totals + theirs.totals)
 
     @keeps_tensors
     def clear(self) -> Self:

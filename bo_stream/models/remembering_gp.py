@@ -123,7 +123,7 @@ class RememberingGP(MeasuredGP):
         self._take(self._observations(X, Y, Yvar, sign))
 
     def _targets_of(self, other: Self) -> Tensor:
-        """The map of another model's target columns to this one's, ``... x m x 2 x 2``.
+        """The map of another model's target columns to the merged ones, ``... x m x 2 x 2``.
 
         Raises:
             UnsupportedError: The two cannot be merged.
@@ -131,11 +131,20 @@ class RememberingGP(MeasuredGP):
         check_mergeable(self, other)
         self._check_not_supposed("merge")
         other._check_not_supposed("merge")
-        if self._finds_reference and not self._has_reference:  # this one is empty
-            self._shift, self._noise_floor = other._shift, other._noise_floor
-            self._has_reference = other._has_reference
-        self._noise_floor = self._noise_floor.joined(other._noise_floor)
-        return _shifted_targets(other._shift - self._shift)
+        return _shifted_targets(other._shift - self._merged_reference(other)[0])
+
+    def _merged_reference(self, other: Self) -> tuple[Tensor, NoiseFloor, bool]:
+        """This model's reference after a merge: the other's if this model is empty."""
+        is_empty = self._finds_reference and not self._has_reference
+        shift, floor, has_reference = other._reference if is_empty else self._reference
+        return shift, floor.joined(other._noise_floor), has_reference
+
+    def _set_merged(self, memory: Any, other: Self) -> None:
+        """Take the memory of both models, whose targets :meth:`_targets_of` has mapped."""
+        reference = self._merged_reference(other)
+        self._set_memory(memory)
+        self._reference = reference
+        self._refresh_fixed_noise()
 
     @keeps_tensors
     def forget(self, factor: float) -> Self:
