@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Literal, Self
 
 import torch
@@ -78,11 +79,14 @@ class ClusterGP(SolvedGP[SolvedClusters]):
 
     @torch.no_grad()
     def _solve(self, state: State) -> SolvedClusters:
-        Z, K = self._centres_and_prior(self._frozen_prior)
+        kernel_in = cache(partial(frozen, self.covar_module))
+        Z, K = self._centres_and_prior(
+            lambda Z: centre_matrix(kernel_in(Z.dtype), Z, self._num_outputs)
+        )
         scaled = RootEvidence.of(self._evidence(), Z.dtype)
         solver = self._solver_for(scaled.system(K))
         base = ClusteredProcess(
-            frozen(self.covar_module, Z.dtype),
+            kernel_in(Z.dtype),
             Z,
             self._num_outputs,
             scaled.root.mT,
@@ -120,7 +124,8 @@ class ClusterGP(SolvedGP[SolvedClusters]):
     def _say_that_float64_solves(self, norm: float) -> None:
         self._check_size(self._memory, torch.float64)
         what = "solved in float64 instead of float32"
-        if not any(event.what == what for event in self.numerical_log):
+        is_new = not any(event.what == what for event in self.numerical_log)
+        if is_new:
             warnings.warn(
                 f"Expected a condition number of at most {FLOAT32_LIMIT:.1e} for arithmetic in "
                 f"float32, got up to {norm:.1e}: the observations in reach of a lengthscale are "
@@ -129,7 +134,8 @@ class ClusterGP(SolvedGP[SolvedClusters]):
                 NumericalWarning,
                 stacklevel=users_stack_level(),
             )
-        self.log_event(what, len(self._memory.centres))
+        if is_new or not self.training:  # a fit's steps are not counted one by one
+            self.log_event(what, len(self._memory.centres))
 
     @torch.no_grad()
     def cluster_precision(self) -> Tensor:

@@ -31,6 +31,7 @@ from torch import Tensor
 
 from bo_stream import ClusteredGP, ProjectionWarning
 from bo_stream.allocation import CoverTree
+from bo_stream.bases.inducing import frozen
 from bo_stream.models import cluster_gp
 from bo_stream.models.centre_solver import CholeskySolver, ConjugateGradients
 from bo_stream.models.clustered_process import ClusteredProcess
@@ -299,6 +300,37 @@ def test_a_condition_beyond_single_precision_is_solved_in_double(solver: str) ->
     assert [event.what for event in single.numerical_log] == [
         "solved in float64 instead of float32"
     ]
+
+
+def test_a_fit_beyond_single_precision_is_recorded_once() -> None:
+    X, Y = wave()
+    model = _almost_noise_free(X, Y, arithmetic=torch.float32, resolution=1e-5)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    mll.train()
+    with pytest.warns(NumericalWarning, match="solves in float64"):
+        model.compute_custom_loss(mll)
+    for _ in range(3):
+        model.compute_custom_loss(mll)
+    assert [event.times for event in model.numerical_log] == [1]
+    mll.eval()
+    model.posterior(X)
+    assert [event.times for event in model.numerical_log] == [2]
+
+
+@pytest.mark.parametrize("arithmetic", [torch.float64, torch.float32])
+def test_the_kernel_is_copied_once_for_a_posterior(
+    arithmetic: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, Y = wave()
+    model, copies = raw(X, Y, arithmetic=arithmetic, resolution=0.3), []
+
+    def counted(kernel: Kernel, dtype: torch.dtype) -> Kernel:
+        copies.append(dtype)
+        return frozen(kernel, dtype)
+
+    monkeypatch.setattr(cluster_gp, "frozen", counted)
+    model.posterior(X)
+    assert copies == [arithmetic]
 
 
 def _almost_noise_free(X: Tensor, Y: Tensor, **options: object) -> ClusteredGP:
