@@ -15,6 +15,7 @@ from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.known_noise import NoiseFloor
 from bo_stream.models.measured_gp import MeasuredGP, Memory
 from bo_stream.models.memory import Observations
+from bo_stream.models.prior_tensors import move_priors
 
 
 class StatisticsMemory(Memory, Protocol):
@@ -173,8 +174,9 @@ class RememberingGP(MeasuredGP):
         self._noise_floor = self._noise_floor.map(lambda variance: variance[..., outputs])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move the memory along to another device; it stays in float64."""
+        """Move the memory along to another device, where it stays in float64, and all priors."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        move_priors(self, fn)
         device = fn(torch.empty(0, dtype=self._dtype, device=self._shift.device)).device
         if device != self._shift.device:
             self._shift = self._shift.to(device)

@@ -11,9 +11,20 @@ from typing import Any
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
+from gpytorch.kernels import RBFKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import (
+    GammaPrior,
+    HalfCauchyPrior,
+    HalfNormalPrior,
+    LogNormalPrior,
+    MultivariateNormalPrior,
+    Prior,
+    UniformPrior,
+)
 from torch import Tensor
 
+from bo_stream import WISKI
 from bo_stream.allocation import CoverTree, KMeans, Novelty, Random
 from bo_stream.models.osgpr import OSGPR
 from bo_stream.models.streaming_gp import StreamingGP
@@ -160,6 +171,31 @@ def test_hyperparameters_are_learned_on_the_device() -> None:
             fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 5}})
             levels.append(model.noise_level().detach().to(HOST))
         torch.testing.assert_close(*levels, rtol=1e-6, atol=0.0)
+
+
+PRIORS: dict[str, Callable[[Tensor], Prior]] = {
+    "log-normal": lambda v: LogNormalPrior(v, v),
+    "half-normal": lambda v: HalfNormalPrior(v),
+    "half-Cauchy": lambda v: HalfCauchyPrior(v),
+    "gamma": lambda v: GammaPrior(v, v),
+    "uniform": lambda v: UniformPrior(0.1 * v, 10.0 * v),
+    "normal": lambda v: MultivariateNormalPrior(v, torch.eye(len(v))),
+}
+
+
+@pytest.mark.parametrize("way", [by_to, by_file])
+@pytest.mark.parametrize("name", PRIORS)
+def test_priors_with_a_value_for_each_input_move_along(
+    name: str, way: Callable[..., Any], tmp_path: Path
+) -> None:
+    prior = PRIORS[name](torch.tensor([0.5, 0.7]))
+    kernel = RBFKernel(ard_num_dims=2, lengthscale_prior=prior)
+    model = WISKI(*observations(20).astuple(), covar_module=kernel, grid_size=8)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    expected = model.compute_custom_loss(mll).detach()
+    moved = way(copy.deepcopy(model), DEVICE, tmp_path)
+    found = moved.compute_custom_loss(ExactMarginalLogLikelihood(moved.likelihood, moved))
+    torch.testing.assert_close(found.detach().to(HOST), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_a_models_state_is_compared_in_one_wait_a_dtype() -> None:
