@@ -6,6 +6,7 @@ import warnings
 from abc import abstractmethod
 from contextlib import suppress
 from copy import copy, deepcopy
+from dataclasses import replace
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
@@ -133,9 +134,16 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         self._allocator = deepcopy(allocator)
 
     def _move(self, device: torch.device) -> None:
+        """Bring the memory, its basis and the allocator along: the points stay in one basis."""
+        former, present = self._memory, self._present
         super()._move(device)
         if self._allocator is not None:
             self._allocator = self._allocator.to(self._shift)
+        if present is not None:
+            state, memory, basis = present
+            memory = self._memory if memory is former else memory.to(device)
+            basis = replace(basis.to(device), root=memory.values.root)
+            self._present = tuple(tensor.to(device) for tensor in state), memory, basis
 
     def _projected(self, inputs: Tensor) -> Tensor:
         return inputs
@@ -233,12 +241,14 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         """
         matrix = self._targets_of(other)
         theirs = other._memory.as_statistics().map_targets(matrix)
-        memory, self._allocator = self._merged_memory(theirs)
-        self._set_merged(memory, other)
+        memory, basis, allocator = self._merged_memory(theirs)
+        self._reference = self._merged_reference(other)
+        self._remember(memory, basis, allocator)
+        self._refresh_fixed_noise()
         return self
 
     @torch.no_grad()
-    def _merged_memory(self, theirs: InducingMemory) -> tuple[M, Allocator | None]:
+    def _merged_memory(self, theirs: InducingMemory) -> tuple[M, InducingBasis, Allocator | None]:
         mine, basis = self._current()
         Z, allocator = basis.Z, copy(self._allocator)
         if not _same_points(theirs.values.Z, Z) and allocator is not None:
@@ -251,7 +261,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
                 ProjectionWarning,
                 stacklevel=users_stack_level(),
             )
-        return mine.in_basis(basis).plus(theirs.in_basis(basis)), allocator
+        return mine.in_basis(basis).plus(theirs.in_basis(basis)), basis, allocator
 
     @keeps_tensors
     def clear(self) -> Self:

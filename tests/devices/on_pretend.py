@@ -173,6 +173,23 @@ def test_hyperparameters_are_learned_on_the_device() -> None:
         torch.testing.assert_close(*levels, rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize("way", [by_to, by_file])
+def test_a_move_shows_the_allocator_no_row_twice(way: Callable[..., Any], tmp_path: Path) -> None:
+    data, more = observations(30), observations(6)
+    stays = OSGPR(*data.astuple(), allocator=KMeans(8), window=12).eval()
+    stays.posterior(data.X)
+    moves = way(copy.deepcopy(stays), DEVICE, tmp_path)
+    for rows, device in ((more[:4], DEVICE), (more[4:], HOST)):
+        moves = moves.to(device)
+        stays.update(*rows.astuple())
+        moves.update(*to(rows, device).astuple())
+    assert torch.equal(moves.inducing_points, stays.inducing_points)
+    stays.covar_module.lengthscale = moves.covar_module.lengthscale = 0.4
+    for model in (stays, moves.to(DEVICE)):
+        model.update(*to(data[:1], model.train_targets.device).astuple())
+    assert torch.equal(moves.inducing_points.to(HOST), stays.inducing_points)
+
+
 PRIORS: dict[str, Callable[[Tensor], Prior]] = {
     "log-normal": lambda v: LogNormalPrior(v, v),
     "half-normal": lambda v: HalfNormalPrior(v),

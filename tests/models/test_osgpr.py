@@ -36,6 +36,7 @@ from tests.inducing_problems import (
     wave,
 )
 from tests.oracles import SGPR, online_bound
+from tests.problems import observations
 from tests.tolerances import GRADIENT_TOLERANCE, assert_close
 
 
@@ -598,3 +599,12 @@ def test_points_that_the_stream_outgrows_are_said() -> None:
     model = raw(X[:20], Y[:20], covar_module=kernel, max_points=30)
     with pytest.warns(CoarsePointsWarning, match="inducing points leave"):
         model.update(X[20:], Y[20:])
+
+
+def test_a_merge_shows_the_allocator_no_row_of_this_model_again() -> None:
+    data, more = observations(40), observations(5)
+    models = [OSGPR(*data.astuple(), allocator=KMeans(8), window=12).eval() for _ in range(2)]
+    models[0].merge(OSGPR(data.X[:0], data.Y[:0], inducing_points=models[0].inducing_points))
+    for model in models:
+        model.update(*more.astuple())
+    assert torch.equal(models[0].inducing_points, models[1].inducing_points)
