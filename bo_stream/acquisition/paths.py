@@ -19,6 +19,7 @@ from torch.nn import ModuleList
 from bo_stream.acquisition.path_terms import Constant, Features, Mean, sum_of
 from bo_stream.acquisition.process_paths import Terms, draw_terms, shape_of
 from bo_stream.acquisition.weight_space import anywhere, feature_process, weight_space
+from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.spectral import RandomDraws
 from bo_stream.models.observation_space import ObservationSpaceProcess
@@ -59,9 +60,7 @@ def sample_paths(model: StreamingGP, n: int, seed: int | None = None) -> SampleP
         >>> X, values = optimize_posterior_samples(paths, bounds)
         >>> X, value = optimize_acqf(PosteriorMean(paths.path(0)), bounds, q=1, num_restarts=4)
     """
-    if n < 1:
-        raise ValueError(f"Expected n of at least 1, got {n}.")
-    return _draw(model, Size([n]), seed)
+    return _draw(model, Size([checked_number("n", n)]), seed)
 
 
 def mean_path(model: StreamingGP) -> SamplePaths:

@@ -8,6 +8,8 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.means import ConstantMean, Mean
 from torch import Size
 
+from bo_stream.models.module_checks import check_instance
+
 OUTPUTSCALE = 6.0
 """At the start. Scores lie between about -7 (surely not) and 0."""
 
@@ -35,6 +37,10 @@ def check_shared(kernel: Kernel | None, mean: Mean | None) -> None:
     Raises:
         UnsupportedError: One is.
     """
+    if kernel is not None:
+        check_instance("covar_module", kernel, Kernel, "ScaleKernel(RBFKernel(ard_num_dims=d))")
+    if mean is not None:
+        check_instance("mean_module", mean, Mean, "ConstantMean()")
     for name, module in (("covar_module", kernel), ("mean_module", mean)):
         shape = getattr(module, "batch_shape", Size())
         if len(shape) > 0:

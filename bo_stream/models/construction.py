@@ -9,6 +9,7 @@ from botorch.exceptions.errors import (
     UnsupportedError,
 )
 from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import validate_input_scaling
 from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
 from gpytorch.kernels import Kernel
@@ -18,8 +19,9 @@ from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
 from bo_stream.models.input_transforms import is_learnable
+from bo_stream.models.module_checks import check_batch_shape, check_instance
 from bo_stream.models.stems import Stem
-from bo_stream.models.validation import check_finite, check_observations, check_type
+from bo_stream.models.validation import check_finite, check_floating_point, check_observations
 from bo_stream.sufficient_statistics import target_columns
 
 _MARGIN = 0.1
@@ -30,12 +32,15 @@ _MOST_CORNERS = 10
 def check_first_observations(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
     """Check the constructor's data, from which the model takes its shapes, dtype and device."""
     for name, tensor in (("train_X", X), ("train_Y", Y)):
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            check_type(name, tensor, torch.empty(0))
+        check_floating_point(name, tensor)
         if tensor.ndim < 2:
             raise BotorchTensorDimensionError(
                 f"Expected {name} of shape `batch_shape x n x width`, got {tuple(tensor.shape)}. "
                 f"Use {name}.unsqueeze(-1) for a single input or output."
+            )
+        if tensor.shape[-1] == 0:
+            raise BotorchTensorDimensionError(
+                f"Expected {name} of one column or more, got shape {tuple(tensor.shape)}."
             )
     check_observations(
         X, Y, Yvar, dim=X.shape[-1], outputs=Y.shape[-1], batch_shape=X.shape[:-2], like=X
@@ -43,7 +48,8 @@ def check_first_observations(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
 
 
 def check_outputs(transform: torch.nn.Module, outputs: int) -> None:
-    """Check that standardising transforms have as many outputs as the data."""
+    """Check a transform of outcomes, and that those that standardise have as many as the data."""
+    check_instance("outcome_transform", transform, OutcomeTransform, "Standardize(m=1)")
     for module in transform.modules():
         means = getattr(module, "means", None)
         if isinstance(means, Tensor) and means.shape[-1] != outputs:
@@ -61,13 +67,19 @@ def check_rank(tolerance: float, max_rank: int) -> tuple[float, int]:
     return tolerance, max_rank
 
 
-def check_mean(mean: Mean) -> None:
-    """Check that the mean is affine in the target column of ones."""
+def check_mean(mean: Mean, shape: torch.Size) -> None:
+    """Check that the mean is affine in the target column of ones, and of the outputs.
+
+    Args:
+        mean: That was given as ``mean_module``.
+        shape: ``batch_shape (x m if m > 1)`` of the model.
+    """
     if not isinstance(mean, ConstantMean | ZeroMean):
         raise UnsupportedError(
             f"mean_module {type(mean).__name__} cannot be learned once the data are gone. Expected "
             "ConstantMean or ZeroMean; subtract any other mean from Y yourself."
         )
+    check_batch_shape("mean_module", mean.batch_shape, shape)
 
 
 def choose_likelihood(
@@ -80,6 +92,7 @@ def choose_likelihood(
                 f"Expected likelihood to be a GaussianLikelihood, got "
                 f"{type(likelihood).__name__}. Give known noise variances as train_Yvar."
             )
+        check_batch_shape("likelihood", likelihood.noise.shape[:-1], aug_batch)
         return likelihood
     if Yvar is None or bool(Yvar.isnan().any()):
         return get_gaussian_likelihood_with_lognormal_prior(batch_shape=aug_batch)

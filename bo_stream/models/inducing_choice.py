@@ -16,7 +16,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.numbers import checked_number
 from bo_stream.linalg import check_memory
-from bo_stream.models.validation import check_finite, check_type
+from bo_stream.models.validation import check_finite, check_floating_point, check_type
 
 MEMORY_LIMIT_GIB = 4.0
 """Of all matrices over the inducing points together."""
@@ -58,8 +58,9 @@ def check_points(name: str, Z: Tensor, dim: int) -> None:
 
     Raises:
         BotorchTensorDimensionError: Another shape than ``M x dim``.
-        InputDataError: NaN or infinity.
+        InputDataError: No floating-point tensor, NaN or infinity.
     """
+    check_floating_point(name, Z)
     if Z.ndim != 2 or Z.shape[-1] != dim:
         raise BotorchTensorDimensionError(
             f"Expected {name} of shape `M x {dim}`, shared by batch elements and outputs, got "

@@ -14,6 +14,8 @@ from botorch.models.transforms.input import (
 )
 from torch import Tensor
 
+from bo_stream.models.module_checks import check_instance
+
 
 def keeps_boxes(transform: InputTransform | None) -> bool:
     """Whether the image of a box is a box, between the images of its corners."""
@@ -24,7 +26,12 @@ def keeps_boxes(transform: InputTransform | None) -> bool:
 
 
 def is_learnable(transform: InputTransform) -> bool:
-    """Whether an input transform has parameters that a fit would move."""
+    """Whether an input transform has parameters that a fit would move.
+
+    Raises:
+        UnsupportedError: It is no input transform.
+    """
+    check_instance("input_transform", transform, InputTransform, "Normalize(d)")
     return any(parameter.requires_grad for parameter in transform.parameters())
 
 

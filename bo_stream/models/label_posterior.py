@@ -174,6 +174,7 @@ class LabelPosterior(GridGP):
 
     @torch.no_grad()
     def _drawn_labels(self, X: Tensor, sampler: MCSampler) -> Tensor:
+        self._check_fantasy(X, sampler)
         if X.shape[-2] == 0:
             return X.new_empty(*sampler.sample_shape, *X.shape[:-1], 1)
         with fantasize_flag():

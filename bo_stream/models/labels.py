@@ -13,7 +13,7 @@ from botorch.exceptions.errors import (
 )
 from torch import Tensor
 
-from bo_stream.models.validation import check_type
+from bo_stream.models.validation import check_floating_point
 
 MAX_CLASSES = 1000
 """Most classes that a label may bring in: a larger one is an identifier, or an error."""
@@ -100,7 +100,7 @@ def checked_first_labels(X: Tensor, labels: Tensor) -> Tensor:
     Raises:
         UnsupportedError: A batch of inputs.
     """
-    check_type("train_X", X, X if isinstance(X, Tensor) else torch.empty(0))
+    check_floating_point("train_X", X)
     if X.ndim > 2:
         raise UnsupportedError(
             f"Expected train_X of shape `n x d`, got {tuple(X.shape)}: the streams of a batch meet "

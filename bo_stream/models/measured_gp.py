@@ -40,6 +40,7 @@ from bo_stream.models.known_noise import (
 )
 from bo_stream.models.marginal_likelihood import NoiseGroup
 from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.module_checks import check_kernel
 from bo_stream.models.streaming_gp import StreamingGP
 from bo_stream.models.validation import check_finite, check_observations
 from bo_stream.sufficient_statistics import target_columns
@@ -115,6 +116,8 @@ class MeasuredGP(StreamingGP):
     ) -> None:
         """Kernel, mean and likelihood, or BoTorch's defaults for ``dim`` inputs."""
         aug_batch = self._parameter_shape
+        if covar_module is not None:
+            check_kernel(covar_module, dim, aug_batch)
         self.covar_module = (
             get_covar_module_with_dim_scaled_prior(dim, batch_shape=aug_batch)
             if covar_module is None
@@ -124,7 +127,7 @@ class MeasuredGP(StreamingGP):
             ConstantMean(batch_shape=aug_batch) if mean_module is None else mean_module
         )
         self.likelihood = choose_likelihood(likelihood, Yvar, aug_batch)
-        check_mean(self.mean_module)
+        check_mean(self.mean_module, aug_batch)
 
     def _learn_transform(self, learned: InputTransform | None, inputs: Tensor) -> Tensor:
         """Make a learnable input transform a part of the kernel, as which memory follows it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -19,6 +20,8 @@ from botorch.models.transforms.outcome import (
 from botorch.posteriors.posterior import Posterior
 from torch import Tensor
 from torch.nn import Module
+
+from bo_stream.models.module_checks import check_instance
 
 _FIXED = (Log, Power, Bilog)
 _ROUNDING = 1e-9
@@ -133,11 +136,8 @@ def _steps(transform: Module | None) -> list[OutcomeTransform]:
         return []
     if isinstance(transform, ChainedOutcomeTransform):
         return [step for part in transform.values() for step in _steps(part)]
-    if not isinstance(transform, OutcomeTransform):
-        raise UnsupportedError(
-            f"Expected outcome_transform to be an OutcomeTransform, got {type(transform).__name__}."
-        )
-    return [transform]
+    check_instance("outcome_transform", transform, OutcomeTransform, "Standardize(m=1)")
+    return [cast(OutcomeTransform, transform)]
 
 
 def _check_step(step: OutcomeTransform, is_last_standardize: bool) -> None:

@@ -14,6 +14,7 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.bases.sampled_basis import SampledBasis
+from bo_stream.models.module_checks import check_instance
 from bo_stream.models.quadruple_choice import StepOptions, check_columns, choose_empirical_bayes
 from bo_stream.models.quadruple_gp import QuadrupleGP
 from bo_stream.models.weight_layout import Chevron, FourierFeatures, InducingAtData, MeanField
@@ -116,7 +117,10 @@ class QSGP(QuadrupleGP):
             ValueError: An option is out of range.
         """
         chosen = FourierFeatures() if basis is None else basis
-        columns = (MeanField() if covariance is None else covariance).columns
+        check_instance("basis", chosen, FourierFeatures | InducingAtData, "FourierFeatures(1000)")
+        covariance = MeanField() if covariance is None else covariance
+        check_instance("covariance", covariance, MeanField | Chevron, "MeanField()")
+        columns = covariance.columns
         check_columns(columns, chosen)
         learns = choose_empirical_bayes(empirical_bayes, chosen)
         options = StepOptions(

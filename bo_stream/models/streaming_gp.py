@@ -18,6 +18,7 @@ from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
+from botorch.sampling.base import MCSampler
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
@@ -35,6 +36,7 @@ from bo_stream.linalg import DowndatedRootOperator
 from bo_stream.models.independent_outputs import IndependentOutputs
 from bo_stream.models.input_transforms import keeps_boxes
 from bo_stream.models.lazy_covariance import LazyCovariance
+from bo_stream.models.module_checks import check_instance
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes import OutcomeChain
 from bo_stream.models.subset import check_outputs_exist, chosen_outputs, subset_module
@@ -395,6 +397,36 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         check_finite("Y after its outcome transform", targets)
         given = None if noise is None else noise.to(torch.float64).mT
         return self._conditioned(inputs, targets, given)
+
+    def fantasize(
+        self,
+        X: Tensor,
+        sampler: MCSampler,
+        observation_noise: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Condition on hypothetical observations that are drawn from the posterior at X.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            sampler: Of normal samples; its shape comes first in the returned model's batches.
+            observation_noise: Variances ``batch_shape x (q or 1) x m`` in transformed units; the
+                model's own if omitted.
+            kwargs: For BoTorch.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
+            InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
+                bounds; a variance is negative or not finite.
+            UnsupportedError: ``sampler`` is none.
+        """
+        self._check_fantasy(X, sampler)
+        model: Self = super().fantasize(X, sampler, observation_noise, **kwargs)
+        return model
+
+    def _check_fantasy(self, X: Tensor, sampler: MCSampler) -> None:
+        self._check_inputs(X)
+        check_instance("sampler", sampler, MCSampler, "SobolQMCNormalSampler(torch.Size([4]))")
 
     def get_fantasy_model(
         self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any

@@ -37,26 +37,34 @@ def check_observations(
         BotorchTensorDimensionError: A wrong number of dimensions, width or number of rows.
         InputDataError: A wrong dtype or device, NaN or infinity, or a negative variance.
     """
-    for name, tensor in (("X", X), ("Y", Y), ("Yvar", Yvar)):
-        if tensor is not None:
-            check_type(name, tensor, like)
+    for name, tensor in (("X", X), ("Y", Y)):
+        check_type(name, tensor, like)
     _check_shape("X", X, (*batch_shape, None, dim))
     _check_shape("Y", Y, (*batch_shape, X.shape[-2], outputs))
     check_finite("X", X)
     check_finite("Y", Y)
     if Yvar is not None:
+        check_type("Yvar", Yvar, like)
         _check_shape("Yvar", Yvar, tuple(Y.shape))
         _check_variances(Yvar)
 
 
-def check_type(name: str, tensor: Tensor, like: Tensor) -> None:
-    """Check that an argument is a floating-point tensor of the model's dtype and device."""
+def check_floating_point(name: str, tensor: object) -> None:
+    """Check that an argument is a floating-point tensor."""
     if not isinstance(tensor, Tensor):
-        raise InputDataError(f"Expected {name} to be a torch.Tensor, got {type(tensor).__name__}.")
+        raise InputDataError(
+            f"Expected {name} to be a torch.Tensor, got {type(tensor).__name__}. Convert it with "
+            f"torch.as_tensor({name})."
+        )
     if not tensor.is_floating_point():
         raise InputDataError(
             f"Expected {name} to be floating point, got {tensor.dtype}. Use {name}.double()."
         )
+
+
+def check_type(name: str, tensor: Tensor, like: Tensor) -> None:
+    """Check that an argument is a floating-point tensor of the model's dtype and device."""
+    check_floating_point(name, tensor)
     if tensor.dtype != like.dtype or tensor.device != like.device:
         raise InputDataError(
             f"Expected {name} as {like.dtype} on {like.device} as the model (and X), got "

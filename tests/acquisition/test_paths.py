@@ -236,7 +236,7 @@ class TestMean:
 class TestBadInput:
     @pytest.mark.parametrize("n", [0, -1])
     def test_count(self, n: int) -> None:
-        with pytest.raises(ValueError, match=f"n of at least 1, got {n}"):
+        with pytest.raises(ValueError, match=f"n to be a whole number of at least 1, got {n}"):
             sample_paths(small_model(some()), n)
 
     def test_inputs(self) -> None:
