@@ -71,6 +71,11 @@ class AdditiveGrid(Mesh):
         pairs = zip(self.grids, other.parts, strict=True)
         return replace(self, grids=tuple(grid.grown_over(theirs) for grid, theirs in pairs))
 
+    def aligned(self, other: Mesh, rounding: float) -> AdditiveGrid:
+        """Every grid aligned to the other's."""
+        pairs = zip(self.grids, other.parts, strict=True)
+        return replace(self, grids=tuple(g.aligned(theirs, rounding) for g, theirs in pairs))
+
     def resized(self, sizes: Sizes) -> AdditiveGrid:
         """Other nodes over the same boxes."""
         pairs = zip(self.grids, sizes, strict=True)

@@ -16,6 +16,10 @@ from bo_stream.bases.cubic import STENCIL, weights
 EDGE = 1e-6
 """Points outside the box by less than this part of a cell count as inside."""
 
+ROUNDINGS = 16.0
+"""Rounding errors by which a corner may differ from a node to be it: a box that was rounded at both
+ends and then grew to four times its width, and once more so.
+"""
 
 Sizes = tuple[tuple[int, ...], ...]
 """Nodes per dimension of each grid."""
@@ -62,6 +66,17 @@ class Mesh(ABC):
     @abstractmethod
     def grown_over(self, other: Mesh) -> Self:
         """The smallest mesh with the same nodes, and more, each grid over the other's too."""
+
+    @abstractmethod
+    def aligned(self, other: Mesh, rounding: float) -> Self:
+        """The nodes of another mesh's grids in place of nodes that are them but for rounding.
+
+        A grid over a box that was rounded to single precision has nodes that are rounded too.
+
+        Args:
+            other: Over the same groups of inputs.
+            rounding: Relative rounding error of coordinates.
+        """
 
     @abstractmethod
     def resized(self, sizes: Sizes) -> Self:
@@ -205,6 +220,20 @@ class Grid(Mesh):
     def grown_over(self, other: Mesh) -> Grid:
         """The smallest grid with the same nodes, and more, over the other's box too."""
         return self.grown_to(other.bounds)
+
+    def aligned(self, other: Mesh, rounding: float) -> Grid:
+        """The other's nodes where both corners are nodes of it but for ``ROUNDINGS`` roundings."""
+        (theirs,) = other.parts
+        corners = self.bounds
+        steps = (corners - theirs._lower) / theirs._spacing
+        whole = steps.round()
+        slack = ROUNDINGS * rounding * corners.abs().amax(0) / theirs._spacing
+        if whole.diff(dim=0)[0].tolist() != list(self.cells) or bool(
+            ((steps - whole).abs() > slack).any()
+        ):
+            return self
+        lower = theirs._lower + whole[0] * theirs._spacing
+        return Grid(tuple(lower.tolist()), theirs.spacing, self.cells)
 
     def resized(self, sizes: Sizes) -> Grid:
         """Other nodes over the same box."""

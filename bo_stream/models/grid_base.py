@@ -185,7 +185,8 @@ class GridBase(RememberingGP):
     def bounds(self) -> Tensor:
         """The box that the grid covers, ``2 x d``, in transformed inputs.
 
-        Models built with these bounds and this :attr:`grid_size`, before it grew, share its nodes.
+        Models built with these bounds and this :attr:`grid_size` share its nodes, up to the
+        rounding of the dtype; not so those with grids over common inputs that have grown.
         """
         return self._memory.grid.bounds.to(self.train_targets)
 

@@ -137,8 +137,8 @@ class GridGP(GridPosterior):
         """Add another model's memory to this one's, in place; hyperparameters stay as they are.
 
         Exact: equal to one stream of both models' data. Rows of both stay rows while these are few.
-        Else grids that share their nodes are joined; a different grid is kept beside this one, its
-        observations interpolated from its own nodes.
+        Else grids that share their nodes, up to the rounding of the inputs' dtype, are joined; a
+        different grid is kept beside this one, its observations interpolated from its own nodes.
 
         Raises:
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
@@ -148,7 +148,8 @@ class GridGP(GridPosterior):
 
     def _merged_memory(self, other: Self) -> RowMemory | StreamMemory:
         matrix = self._targets_of(other)
-        return joined(self._memory, other._memory.with_targets(matrix))
+        rounding = max(torch.finfo(model._dtype).eps for model in (self, other))
+        return joined(self._memory, other._memory.with_targets(matrix), rounding)
 
     def reproject(self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None = None) -> Self:
         """Replace observations by themselves as the stem projects them now.

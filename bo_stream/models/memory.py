@@ -260,6 +260,10 @@ class GridMemory:
         outputs = self.learned.moment.shape[-3]
         return zero_statistics(self.grid, lead, noise_groups, outputs, self.learned.moment.device)
 
+    def aligned(self, grid: Mesh, rounding: float) -> GridMemory:
+        """The same numbers, at another grid's nodes if these are them but for rounding."""
+        return replace(self, grid=self.grid.aligned(grid, rounding))
+
     def on(self, grid: Mesh) -> GridMemory:
         """Pulled back to a grid with the same nodes and more; exact."""
         if grid == self.grid:

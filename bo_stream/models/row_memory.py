@@ -139,6 +139,11 @@ class RowMemory:
         *batch, outputs, _ = self.rows.targets.shape
         return math.prod(batch) * (outputs if known else 1)
 
+    def aligned(self, grid: Mesh, rounding: float) -> RowMemory:
+        """At another grid's nodes if its own are them but for rounding."""
+        own, first = (mesh.aligned(grid, rounding) for mesh in (self.grid, self.first))
+        return replace(self, grid=own, first=first)
+
     def refined(self, grid: Mesh) -> RowMemory:
         """The rows on another grid, as if they had been observed there."""
         return self._on(grid, grid)
@@ -232,20 +237,22 @@ def on_grid(memory: RowMemory | StreamMemory) -> StreamMemory:
 
 
 def joined(
-    memory: RowMemory | StreamMemory, other: RowMemory | StreamMemory
+    memory: RowMemory | StreamMemory, other: RowMemory | StreamMemory, rounding: float
 ) -> RowMemory | StreamMemory:
     """Both memories: as rows while these are few, else as statistics on their grids.
 
     Args:
         memory: Whose grid takes new observations.
         other: A copy of a memory that goes on changing.
+        rounding: Relative rounding error of inputs, by which nodes that are the same may differ.
 
     Raises:
         UnsupportedError: The grids are of other groups of inputs.
         InputDataError: The common grid would become too wide.
     """
+    check_same_groups(memory.grid, other.grid)
+    other = other.aligned(memory.grid, rounding)
     if isinstance(memory, RowMemory) and isinstance(other, RowMemory):
-        check_same_groups(memory.grid, other.grid)
         both = memory.covering(other.grid.bounds).observed(other.rows)
         if both is not None:
             return both

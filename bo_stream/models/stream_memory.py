@@ -179,15 +179,22 @@ class StreamMemory:
         """The memory on another device."""
         return self.map(lambda statistics: statistics.to(device))
 
+    def aligned(self, grid: Mesh, rounding: float) -> StreamMemory:
+        """At another grid's nodes where its own are them but for rounding."""
+        current, *earlier = (memory.aligned(grid, rounding) for memory in self)
+        first = self.first.aligned(grid, rounding)
+        return replace(self, current=current, earlier=tuple(earlier), first=first)
+
     def absorb(self, other: StreamMemory) -> StreamMemory:
         """Both memories: grids that share their nodes are joined, others are kept beside.
 
         The other's tensors are taken as they are: pass a copy of a memory that goes on changing.
 
+        Both are of grids over the same groups of inputs.
+
         Raises:
-            UnsupportedError: The grids are of other groups of inputs.
+            InputDataError: The common grid would become too wide.
         """
-        check_same_groups(self.grid, other.grid)
         grid = self.grid.grown_over(other.grid)
         _check_growth(grid, self.grid, self.first)
         result = replace(self, current=self.current.on(grid))

@@ -124,3 +124,21 @@ def test_has_a_place_in_a_grid_only_where_it_fits(below: int, place: int | None)
     small = Grid((0.5 * below,), (0.5,), (4,))
     expected = None if place is None else (place,)
     assert small.offset_in(Grid((0.0,), (0.5,), (6,))) == expected
+
+
+def test_a_box_in_single_precision_has_the_nodes_of_the_one_that_was_rounded() -> None:
+    grid = Grid((3.1, -700.3), (0.01, 7.7), (9, 30))
+    rounded = Grid.over(grid.bounds.float().double(), grid.size)
+    part = Grid.over(rounded.bounds, grid.size).grown_to(rounded.bounds + 0.5)
+    assert rounded != grid
+    assert rounded.aligned(grid, torch.finfo(torch.float32).eps) == grid
+    assert rounded.aligned(grid, torch.finfo(torch.float64).eps) == rounded
+    assert part.aligned(grid, torch.finfo(torch.float32).eps) == grid.grown_to(grid.bounds + 0.5)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Grid((0.001,), (0.5,), (4,)), Grid((0.0,), (0.501,), (4,)), Grid((0.25,), (0.5,), (4,))],
+)
+def test_other_nodes_stay_their_own(other: Grid) -> None:
+    assert other.aligned(Grid((0.0,), (0.5,), (4,)), torch.finfo(torch.float32).eps) == other

@@ -466,6 +466,32 @@ def test_shards_with_the_bounds_of_a_model_share_its_nodes(dtype: torch.dtype) -
     assert model.num_observations == 30
 
 
+@pytest.mark.usefixtures("both_spaces")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shards_with_the_bounds_of_a_model_that_grew_share_its_nodes(dtype: torch.dtype) -> None:
+    width = torch.tensor([0.3, 7.0]).to(dtype)
+    X = (torch.rand(60, 2).to(dtype) + 3.3) * width
+    Y = (X / width).sum(-1, keepdim=True).sin()
+    options: dict[str, Any] = {"covar_module": RBFKernel(ard_num_dims=2).to(dtype)}
+    model = WISKI(X[:10], Y[:10], grid_size=12, **options)
+    whole = copy.deepcopy(model)
+    for step, move in enumerate((0.47, -0.61, 0.93, -0.77)):
+        rows = slice(10 * step + 10, 10 * step + 20)
+        far = X[:1] + move * width
+        model.update(far, Y[:1])
+        bounds, size = model.bounds, model.grid_size
+        beyond = bounds[1:] + 0.05 * width
+        shard = WISKI(X[rows], Y[rows], bounds=bounds, grid_size=size, **options)
+        model.merge(shard.update(beyond, Y[:1]))
+        whole.update(far, Y[:1]).update(X[rows], Y[rows]).update(beyond, Y[:1])
+        assert model.grid_size == whole.grid_size
+    assert not model._memory.earlier
+    for each in (model, whole):
+        each.train()
+        each.eval()
+    assert_close(model.posterior(X[50:]).mean, whole.posterior(X[50:]).mean)
+
+
 @pytest.mark.parametrize("rows", [0, 300])
 def test_growth_has_a_limit_and_says_so(rows: int) -> None:
     problem = Problem(rows=rows)
