@@ -12,7 +12,7 @@ import torch
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from bo_stream.bases.inducing import frozen
+from bo_stream.bases.inducing import frozen, kernel_variance
 from bo_stream.inference_mode import keeps_tensors
 from bo_stream.linalg import check_memory
 from bo_stream.models.centre_solver import (
@@ -22,9 +22,10 @@ from bo_stream.models.centre_solver import (
     RootEvidence,
 )
 from bo_stream.models.cluster_cache import SolvedClusters
-from bo_stream.models.cluster_kernel import centre_matrix
+from bo_stream.models.cluster_kernel import centre_matrix, cross_matrix
 from bo_stream.models.cluster_memory import ClusterMemory
 from bo_stream.models.clustered_process import ClusteredProcess
+from bo_stream.models.coarse_points_warning import warn_of_coarse_centres
 from bo_stream.models.marginal_likelihood import combine
 from bo_stream.models.memory import Observations
 from bo_stream.models.projection_warning import ProjectionWarning
@@ -40,6 +41,9 @@ CHOLESKY_CENTRES = 4000
 
 MAX_CENTRES = 1024
 """Most centres where the model chooses its resolution."""
+
+PROBED_CENTRES = 64
+"""Most centres at which it is asked how much the process differs from that at its inputs."""
 
 MEMORY_LIMIT_GIB = 4.0
 """Of all matrices over the centres together."""
@@ -58,6 +62,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
     cg_tolerance: float | None
     arithmetic: torch.dtype
     max_centres: int | None = None
+    _told_of_coarse_centres: bool = False
 
     def _projected(self, inputs: Tensor) -> Tensor:
         return inputs
@@ -168,6 +173,42 @@ class ClusterGP(SolvedGP[SolvedClusters]):
         self._solved = None if moved else self._solved_after(data, memory.centres[clusters])
         self._memory = memory
         self._refresh_fixed_noise()
+        if moved:
+            self._warn_of_coarse_centres()
+
+    @keeps_tensors
+    def train(self, mode: bool = True) -> Self:
+        """Training mode begins a refit; leaving it checks the centres against the new kernel."""
+        was_training = self.training
+        super().train(mode)
+        if was_training and not mode and self._supposed is None:
+            self._warn_of_coarse_centres()
+        return self
+
+    @torch.no_grad()
+    def _warn_of_coarse_centres(self) -> None:
+        """Once, if the model chooses its resolution, and not before a first training has ended."""
+        most = self.max_centres
+        if self.training or self._told_of_coarse_centres or most is None:
+            return
+        precision = self.cluster_precision().sum(-1) / self._memory.counts.clamp_min(1.0)
+        ratio = float((self._variance_between() * precision).max())
+        if ratio > 1.0:
+            self._told_of_coarse_centres = True
+            warn_of_coarse_centres(ratio, self.resolution, most)
+
+    def _variance_between(self) -> Tensor:
+        """Prior variance of the process between an input and its centre, ``batch_shape x m``.
+
+        At the root mean square distance of the inputs from their centres.
+        """
+        memory = self._memory
+        Z = memory.centres[:PROBED_CENTRES].double()
+        moved = Z + memory.typical_move().unsqueeze(-2)
+        kernel, outputs = frozen(self.covar_module, torch.float64), self._num_outputs
+        between = cross_matrix(kernel, Z.expand_as(moved), moved, outputs)
+        own = kernel_variance(kernel, Z, outputs) + kernel_variance(kernel, moved, outputs)
+        return (own - 2.0 * between.diagonal(dim1=-2, dim2=-1)).mean(-1)
 
     def _capped(self, memory: ClusterMemory) -> ClusterMemory:
         """With no more than ``max_centres``: the resolution is doubled as often as needed."""

@@ -31,12 +31,15 @@ class ClusterMemory(HoldsStatistics):
         centres: Its finest, ``M x d``.
         statistics: Grams ``... x m x M x 1``, moments ``... x m x M x 2``.
         sizes: Number of observations in each cluster, ``... x M x 1``.
+        moves: Squared distances from the observations' inputs to where they act, summed, for each
+            dimension of the inputs, ``... x d``.
     """
 
     tree: CoverTree
     centres: Tensor
     statistics: WhitenedMemory
     sizes: Tensor
+    moves: Tensor
 
     @classmethod
     def empty(cls, tree: CoverTree, like: Tensor, batch: torch.Size) -> ClusterMemory:
@@ -52,7 +55,8 @@ class ClusterMemory(HoldsStatistics):
         nobody = none[..., 0, :].long()
         statistics = grouped_statistics(nobody, len(centres), none, none, none)
         sizes = none.new_zeros(*batch[:-1], len(centres), 1)
-        return cls(tree, centres, WhitenedMemory(statistics, None), sizes)
+        moves = none.new_zeros(*batch[:-1], like.shape[-1])
+        return cls(tree, centres, WhitenedMemory(statistics, None), sizes, moves)
 
     def covering(self, X: Tensor) -> ClusterMemory:
         """With centres near some points: those there are, and more where there are none.
@@ -78,7 +82,9 @@ class ClusterMemory(HoldsStatistics):
         """
         T = Regrouping(index, len(tree.centres))
         statistics = self.statistics.map(lambda s: s.pull_back(T))
-        return ClusterMemory(tree, tree.centres, statistics, T.transpose(self.sizes))
+        steps = (tree.centres[index] - self.centres).double().square()
+        moves = self.moves + (self.sizes * steps).sum(-2)
+        return ClusterMemory(tree, tree.centres, statistics, T.transpose(self.sizes), moves)
 
     def after(self, data: Observations, clusters: Tensor) -> ClusterMemory:
         """The memory with a batch more, or less. Cost O(n + M).
@@ -94,9 +100,11 @@ class ClusterMemory(HoldsStatistics):
         statistics = self.statistics.observed_by(rule, data)
         one = torch.full_like(clusters, data.sign, dtype=torch.float64)
         sizes = self.sizes.squeeze(-1).scatter_add(-1, clusters, one).unsqueeze(-1)
+        steps = (data.X - self.centres[clusters]).square().sum(-2)
+        moves = self.moves + data.sign * steps
         if data.sign > 0:
-            return replace(self, statistics=statistics, sizes=sizes)
-        left = replace(self, statistics=statistics, sizes=_checked(sizes))
+            return replace(self, statistics=statistics, sizes=sizes, moves=moves)
+        left = replace(self, statistics=statistics, sizes=_checked(sizes), moves=moves)
         check_remainder(statistics, self.statistics)
         return left._without_remainders()
 
@@ -128,9 +136,17 @@ class ClusterMemory(HoldsStatistics):
         moved = (tree.centres[index] != Z).any(-1)
         held = (other.sizes != 0).reshape(-1, len(Z)).any(0)
         both = replace(
-            mine, statistics=mine.statistics + theirs.statistics, sizes=mine.sizes + theirs.sizes
+            mine,
+            statistics=mine.statistics + theirs.statistics,
+            sizes=mine.sizes + theirs.sizes,
+            moves=mine.moves + theirs.moves,
         )
         return both, not bool((moved & held).any())
+
+    def typical_move(self) -> Tensor:
+        """Root mean square distance of inputs from where they act, by dimension, ``... x d``."""
+        count = self.sizes.sum(-2).clamp_min(1.0)
+        return (self.moves / count).clamp_min(0.0).sqrt()
 
     def at_resolution(self, resolution: float) -> ClusterMemory:
         """With the tree's levels down to a resolution, made where there are none.
@@ -153,7 +169,8 @@ class ClusterMemory(HoldsStatistics):
     def scale(self, factor: float) -> ClusterMemory:
         """Every observation counts ``factor`` times."""
         statistics = self.statistics.map(lambda s: s.scale(factor))
-        return replace(self, statistics=statistics, sizes=self.sizes * factor)
+        moves = self.moves * factor
+        return replace(self, statistics=statistics, sizes=self.sizes * factor, moves=moves)
 
     def map_targets(self, matrix: Tensor) -> ClusterMemory:
         """Statistics of the target columns ``[Y, 1] @ matrix``; exact."""
@@ -168,7 +185,8 @@ class ClusterMemory(HoldsStatistics):
         tree = self.tree.to(self.centres.to(device))
         centres = self.centres.to(device)
         statistics = self.statistics.map(lambda s: s.to(device))
-        return ClusterMemory(tree, centres, statistics, self.sizes.to(device))
+        sizes, moves = self.sizes.to(device), self.moves.to(device)
+        return ClusterMemory(tree, centres, statistics, sizes, moves)
 
 
 def _with_points(tree: CoverTree, Z: Tensor) -> CoverTree:

@@ -112,7 +112,9 @@ class ClusteredGP(ClusterGP):
                 number is above ``FLOAT32_LIMIT``, about 10⁶, float32 would lose the variances in
                 rounding: the model then solves in float64 and warns once.
             max_centres: Largest number of centres where neither ``resolution`` nor ``tree`` is
-                given. A doubling of the resolution joins clusters as :meth:`resolve` does.
+                given. A doubling of the resolution joins clusters as :meth:`resolve` does. Where
+                the moves of inputs then change the process by more than the noise, the model says
+                so once, after a fit or in the stream (``CoarsePointsWarning``).
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together.

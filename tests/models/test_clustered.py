@@ -29,7 +29,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from bo_stream import ClusteredGP, ProjectionWarning
+from bo_stream import ClusteredGP, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import CoverTree
 from bo_stream.bases.inducing import frozen
 from bo_stream.models import cluster_gp
@@ -663,6 +663,7 @@ def test_the_default_resolution_is_about_the_exact_gp(scale: float) -> None:
     assert nothing.resolution == ClusteredGP(X[:1], Y[:1]).resolution == 1e-4
 
 
+@pytest.mark.filterwarnings("ignore:At a resolution of")
 def test_too_many_centres_double_the_default_resolution() -> None:
     X, Y = wave(300)
     model = ClusteredGP(X[:100], Y[:100], covar_module=RBFKernel().double(), max_centres=60).eval()
@@ -687,6 +688,52 @@ def test_too_many_centres_double_the_default_resolution() -> None:
     assert len(model.centres) <= 60
     fine = ClusteredGP(X, Y, resolution=1e-4, max_centres=60)
     assert len(fine.centres) == 300
+
+
+def test_centres_coarser_than_the_noise_are_said_once_after_a_fit() -> None:
+    X = torch.rand(40, 1, dtype=torch.float64)
+    Yvar = torch.full_like(X, 1e-5)
+    Y = (9.0 * X).sin() + Yvar.sqrt() * torch.randn_like(X)
+    model = ClusteredGP(X, Y, Yvar, max_centres=12)
+    with pytest.warns(CoarsePointsWarning, match=r"coarser than the noise.* max_centres \(12\)"):
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    model.update(2.0 * X, Y, Yvar)
+    model.train()
+    model.posterior(X)
+    for enough in (ClusteredGP(X, Y, Yvar), ClusteredGP(X, Y, Yvar, resolution=0.1)):
+        enough.covar_module.load_state_dict(model.covar_module.state_dict())
+        enough.posterior(X)
+
+
+def test_centres_that_the_stream_outgrows_are_said() -> None:
+    X, Y = torch.rand(200, 2, dtype=torch.float64), torch.randn(200, 1).double()
+    kernel = RBFKernel().double()
+    kernel.lengthscale = 0.05
+    model = ClusteredGP(X[:20], Y[:20], covar_module=kernel, max_centres=30)
+    model.posterior(X)
+    with pytest.warns(CoarsePointsWarning, match="times the noise variance"):
+        model.update(X[20:], Y[20:])
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_what_moves_of_inputs_change_is_measured(outputs: int) -> None:
+    kernel = RBFKernel(batch_shape=torch.Size((2, outputs) if outputs > 1 else (2,))).double()
+    X, Y = torch.rand(2, 40, 3).double(), torch.randn(2, 40, outputs).double()
+    model = ClusteredGP(X, Y, covar_module=kernel, resolution=0.3)
+    moved = moved_to_nearest(X, model.centres)
+    steps = moved - X
+    expected = steps.square().mean(-2).sqrt()
+    assert_close(model._memory.typical_move(), expected)
+    between = 2.0 - 2.0 * (-0.5 * (steps / kernel.lengthscale.mean()).square().sum(-1)).exp()
+    change = model._variance_between()
+    assert change.shape == (2, outputs)
+    assert torch.allclose(change, between.mean(-1, keepdim=True).expand(2, outputs), rtol=0.05)
+    half = ClusteredGP(X[:, :20], Y[:, :20], covar_module=kernel, tree=model._memory.tree)
+    other = ClusteredGP(X[:, 20:], Y[:, 20:], covar_module=kernel, tree=model._memory.tree)
+    half.merge(other).forget(0.5)
+    assert_close(half._memory.typical_move(), expected)
+    model.retract(X[:, :20], Y[:, :20]).retract(X[:, 25:], Y[:, 25:])
+    assert_close(model._memory.typical_move(), steps[:, 20:25].square().mean(-2).sqrt())
 
 
 def test_a_number_of_centres_is_positive() -> None:
