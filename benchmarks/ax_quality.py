@@ -6,13 +6,17 @@ Larger ones: 150 trials on Hartmann-6 with noise 0.2, where the strategy takes `
 noisy Ackley in 3-D, where it is ``WISKI``. Both strategies have the same Sobol points, the same
 noise, Ax's acquisition function (qLogNEI) and Ax's search. Each finished run is written to a file,
 so that an interrupted benchmark goes on where it was; the file is removed at the end.
+
+``SEEDS`` of the environment is the number of small runs, and ``ONLY`` the names of functions to
+run, with semicolons between them. The file stays after such a part, for the rest to go on from.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
-import time
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,13 +24,13 @@ import torch
 from botorch.test_functions import Branin
 
 from benchmarks.ax_client import client_of, complete, inputs_of, quiet
-from benchmarks.harness import Options, start
+from benchmarks.harness import Options, processor_seconds, start
 from benchmarks.hartmann import PROBLEM as HARTMANN
 from benchmarks.optimization import PROBLEMS, Problem, spelled
 from benchmarks.report import Claim, at_most, finish, stated
 from benchmarks.resume import Finished
 
-FUNCTIONS: dict[str, Problem] = {"Hartmann-6": HARTMANN, "Ackley-3": PROBLEMS["Ackley"]}
+FUNCTIONS = {"Hartmann-6 with noise 0.2": HARTMANN, "Ackley-3 with noise 4": PROBLEMS["Ackley"]}
 BRANIN = Problem(Branin(), 0.0, 0.397887)
 SMALL: dict[str, tuple[Problem, int]] = {
     "Branin": (BRANIN, 40),
@@ -41,6 +45,10 @@ FIRST = 10
 TIE = 1e-3
 """Differences of regret that do not count."""
 
+SMALL_SEEDS = 10
+SEEDS = int(os.environ.get("SEEDS", str(SMALL_SEEDS)))
+ONLY = tuple(name for name in os.environ.get("ONLY", "").split(";") if name)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -49,7 +57,7 @@ class Run:
     Attributes:
         regret: Least one of the points evaluated, without noise.
         recommended: That of the point which the client says is best.
-        seconds: Spent in ``get_next_trials``.
+        seconds: Of processor time in ``get_next_trials``.
     """
 
     regret: float
@@ -63,11 +71,9 @@ def run(problem: Problem, streams: bool, trials: int, seed: int) -> Run:
     torch.manual_seed(seed)
     client = client_of(problem, streams, FIRST, seed)
     regrets, spent = [], 0.0
-    for _ in range(trials):
-        began = time.perf_counter()
-        ((index, parameters),) = client.get_next_trials(1).items()
-        spent += time.perf_counter() - began
-        X = inputs_of(parameters)
+    for index in range(trials):
+        spent += processor_seconds(partial(client.get_next_trials, 1))
+        X = inputs_of(client._experiment.trials[index].arms[0].parameters)
         complete(client, index, problem, X, noise)
         regrets.append(float(problem.regret(X)))
     best, *_ = client.get_best_parameterization()
@@ -146,22 +152,31 @@ def runs_of(
     return list(runs.values())
 
 
+def asked(names: Iterable[str]) -> list[str]:
+    """Those of the names that are to be run."""
+    return [name for name in names if not ONLY or name in ONLY]
+
+
 def main() -> None:
     """Run it."""
     options: Options = start(__doc__)
     warnings.simplefilter("ignore")
     quiet()
     trials, seeds = options.pick((150, 3), (12, 1))
-    small_seeds = options.pick(10, 1)
+    small_seeds = options.pick(SEEDS, 1)
     settings = {"trials": trials, "seeds": seeds, "small seeds": small_seeds, "first": FIRST}
     file = options.out / f"ax_quality{'.smoke' if options.smoke else ''}.runs.json"
-    finished, claims = Finished(file, settings), list[Claim]()
-    for name, (problem, count) in options.pick(SMALL, {"Branin": (BRANIN, 12)}).items():
+    finished, claims = Finished(file, {"first": FIRST}), list[Claim]()
+    small = options.pick(SMALL, {"Branin": (BRANIN, 12)})
+    for name in asked(small):
+        problem, count = small[name]
         runs = runs_of(name, problem, count, small_seeds, finished)
         claims += small_claims_of(f"{name}, {count} trials", *runs)
-    for name, problem in FUNCTIONS.items():
-        claims += claims_of(name, *runs_of(name, problem, trials, seeds, finished))
-    finished.remove()
+    for name in asked(FUNCTIONS):
+        runs = runs_of(name, FUNCTIONS[name], trials, seeds, finished)
+        claims += claims_of(name, *runs)
+    if not ONLY and SEEDS == SMALL_SEEDS:
+        finished.remove()
     finish("ax_quality", claims, options, settings)
 
 
