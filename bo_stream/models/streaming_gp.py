@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Self
@@ -33,6 +33,7 @@ from torch import Tensor
 from bo_stream.inference_mode import keeps_tensors
 from bo_stream.known_points import KnownPoints, arrangements
 from bo_stream.linalg import DowndatedRootOperator
+from bo_stream.models.element_fit import fit_apart
 from bo_stream.models.independent_outputs import IndependentOutputs
 from bo_stream.models.input_transforms import keeps_boxes
 from bo_stream.models.lazy_covariance import LazyCovariance
@@ -77,6 +78,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _fantasy_batch_shape: torch.Size | None = None
     _known: tuple[KnownPoints, ...] = ()
     _numerical_log: NumericalLog = ()
+    _is_fitting: bool = False
 
     @abstractmethod
     def process(self, X: Tensor | None = None) -> PosteriorProcess:
@@ -567,6 +569,24 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         objective = self._from_per_output(self._learning_objective())
         value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
         return -value / self._from_per_output(self._counts()).clamp_min(1.0)
+
+    @property
+    def custom_fit(self) -> Callable[..., MarginalLogLikelihood]:
+        """BoTorch's hook for fitting: batch elements and outputs apart, see :func:`fit_elements`.
+
+        Raises:
+            AttributeError: Such a fit is under way, for which BoTorch shall use its own routine.
+        """
+        if self._is_fitting:
+            raise AttributeError("custom_fit is absent during a fit.")
+        return self._fit
+
+    def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
+        self._is_fitting = True
+        try:
+            return fit_apart(mll, **kwargs)
+        finally:
+            self._is_fitting = False
 
     @keeps_tensors
     def train(self, mode: bool = True) -> Self:

@@ -1,0 +1,129 @@
+"""A fit of batch elements and outputs apart, each to an optimum of its own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from botorch.exceptions.warnings import OptimizationWarning
+from botorch.fit import fit_gpytorch_mll
+from botorch.optim import batched_lbfgs_b
+from botorch.optim.closures import BatchedNDarrayOptimizationClosure, get_loss_closure
+from botorch.optim.core import OptimizationResult, OptimizationStatus
+from botorch.optim.fit import fit_gpytorch_mll_scipy
+from botorch.optim.utils import get_parameters_and_bounds
+from botorch.optim.utils.numpy_utils import get_per_element_bounds
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods.noise_models import Noise
+from gpytorch.means import Mean
+from gpytorch.mlls import MarginalLogLikelihood
+
+_OPTIONS = {"maxiter": "maxiter", "maxcor": "maxcor", "maxls": "maxls", "gtol": "pgtol"}
+"""SciPy's options of L-BFGS-B as BoTorch's batched one names them, besides ``ftol``."""
+
+
+def fit_apart(
+    mll: MarginalLogLikelihood, optimizer: Callable[..., Any] | None = None, **kwargs: Any
+) -> MarginalLogLikelihood:
+    """Fit as ``fit_gpytorch_mll``, by :func:`fit_elements` unless the caller wants another way.
+
+    Args:
+        mll: Of a :class:`StreamingGP` that does not offer BoTorch a ``custom_fit`` at present.
+        optimizer: See ``fit_gpytorch_mll``.
+        kwargs: See ``fit_gpytorch_mll``.
+    """
+    given = kwargs.get("closure") is not None or kwargs.get("data_loader") is not None
+    several = mll.model._parameter_shape.numel() > 1
+    if optimizer in (None, fit_gpytorch_mll_scipy) and several and not given:
+        optimizer = fit_elements
+    return fit_gpytorch_mll(mll, optimizer=optimizer, **kwargs)
+
+
+def fit_elements(
+    mll: MarginalLogLikelihood,
+    closure: Callable[..., Any] | None = None,
+    options: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> OptimizationResult:
+    """Maximise an objective in the hyperparameters of each element by an L-BFGS-B of its own.
+
+    Elements are batch elements and outputs. All are evaluated at once, so that a fit takes as many
+    evaluations as the slowest element; one L-BFGS-B on their sum takes several times as many. An
+    element whose line search stalls ends there: L-BFGS-B never leaves a point for a worse one.
+
+    ``fit_gpytorch_mll_scipy`` is used where elements share a hyperparameter, and where an argument
+    is given that BoTorch's batched L-BFGS-B does not take.
+
+    Args:
+        mll: The objective of a :class:`StreamingGP`, in training mode.
+        closure: See ``fit_gpytorch_mll_scipy``.
+        options: Of L-BFGS-B; ``maxiter``, ``maxcor``, ``maxls``, ``gtol`` and ``ftol`` as in SciPy.
+        kwargs: See ``fit_gpytorch_mll_scipy``.
+
+    Raises:
+        NotPSDError: Hyperparameters are NaN or infinite.
+    """
+    known, shape = _options(options or {}), mll.model._parameter_shape
+    if closure is not None or kwargs or known is None or not are_apart(mll, shape):
+        return fit_gpytorch_mll_scipy(mll, closure=closure, options=options, **kwargs)
+    parameters, bounds = get_parameters_and_bounds(mll)
+    learned = {name: value for name, value in parameters.items() if value.requires_grad}
+    objective = BatchedNDarrayOptimizationClosure(get_loss_closure(mll), learned, shape)
+    minimize: Callable[..., Any] = batched_lbfgs_b.fmin_l_bfgs_b_batched
+    objective.state, losses, ends = minimize(
+        objective,
+        objective.state,
+        bounds=get_per_element_bounds(learned, {**bounds}, shape),
+        pass_batch_indices=True,
+        **known,
+    )
+    return _result(losses, ends)
+
+
+def _options(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Those of BoTorch's batched L-BFGS-B, or None where it does not have one of them."""
+    if not options.keys() <= {*_OPTIONS, "ftol"}:
+        return None
+    known = {_OPTIONS[name]: value for name, value in options.items() if name != "ftol"}
+    return known | ({"factr": options["ftol"] / np.finfo(float).eps} if "ftol" in options else {})
+
+
+def are_apart(mll: MarginalLogLikelihood, shape: torch.Size) -> bool:
+    """Whether there are hyperparameters to learn, and each of them is of one element.
+
+    Args:
+        mll: Whose hyperparameters are learned.
+        shape: Of the elements, ``batch_shape (x m if m > 1)``.
+    """
+    owners = [part for part in mll.modules() if _learned(part)]
+    return bool(owners) and all(_is_batched(part, shape) for part in owners)
+
+
+def _learned(part: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [p for p in part.parameters(recurse=False) if p.requires_grad]
+
+
+def _is_batched(part: torch.nn.Module, shape: torch.Size) -> bool:
+    """Whether leading dimensions of what a module learns are batch dimensions of this shape."""
+    batched = isinstance(part, Mean | Noise)
+    batched = batched or (isinstance(part, Kernel) and part.batch_shape == shape)
+    return batched and all(p.shape[: len(shape)] == shape for p in _learned(part))
+
+
+def _result(losses: Any, ends: Sequence[Mapping[str, Any]]) -> OptimizationResult:
+    lost = int((~np.isfinite(losses)).sum())
+    if lost > 0:
+        warnings.warn(
+            f"The loss of {lost} of {len(losses)} batch elements or outputs is not finite.",
+            OptimizationWarning,
+            stacklevel=2,
+        )
+    stopped = any(end["status"] == 1 for end in ends)
+    return OptimizationResult(
+        step=max(end["nit"] for end in ends),
+        fval=float(losses.sum()),
+        status=OptimizationStatus.STOPPED if stopped else OptimizationStatus.SUCCESS,
+    )
