@@ -160,6 +160,11 @@ class Grid(Mesh):
         steps = torch.arange(-1, self.cells[dimension] + 2, dtype=torch.float64)
         return self.lower[dimension] + steps * self.spacing[dimension]
 
+    def distances(self, dimension: int) -> Tensor:
+        """Distances of one dimension's nodes from the first of them."""
+        steps = torch.arange(self.size[dimension], dtype=torch.float64)
+        return steps * self.spacing[dimension]
+
     def locate(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Cell indices and positions in the cell, ``... x d`` each, for points inside the box."""
         scaled = (X - self._lower.to(X)) / self._spacing.to(X)

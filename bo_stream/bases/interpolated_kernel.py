@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 
 import torch
 from torch import Tensor
 
+from bo_stream.bases.cubic import STENCIL, weights
 from bo_stream.bases.grid import Mesh
 from bo_stream.bases.grid_kernel import GridKernel
-from bo_stream.bases.interpolation import node_correlation
-from bo_stream.linalg import row_product, stack_columns
+from bo_stream.bases.interpolation import first_correlations
+from bo_stream.linalg import row_product, stack_columns, symmetric_toeplitz
 
 
 def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
@@ -31,6 +32,63 @@ def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """All pairs of n points in one dimension of a grid.
+
+    A point's weights w are those of ``STENCIL`` consecutive nodes, and the nodes are evenly spaced
+    with distance h. So the interpolated correlation of a pair is ``w(x)ᵀ K w(x') = Σ_s c_s κ(s h)``
+    over seven numbers of steps s, whatever the number of nodes.
+
+    Attributes:
+        steps: The numbers s, ``... x 1 x 7 n²``.
+        products: Sums c_s of products of weights, ``... x 1 x 7 x n x n``.
+    """
+
+    steps: Tensor
+    products: Tensor
+
+    @classmethod
+    def of(cls, cell: Tensor, position: Tensor) -> Pairs:
+        """All pairs of points that are located on a line of the grid, ``... x n`` each."""
+        w = weights(position)
+        node = torch.arange(STENCIL, device=cell.device)
+        apart = torch.arange(1 - STENCIL, STENCIL, device=cell.device)[:, None, None]
+        which = (node.unsqueeze(-1) - node == apart).to(w)
+        products = torch.einsum("...ia,...jb,sab->...sij", w, w, which)
+        cells = cell.unsqueeze(-1) - cell.unsqueeze(-2)
+        steps = (cells.unsqueeze(-3) + apart).abs().flatten(-3)
+        return cls(steps.unsqueeze(-2), products.unsqueeze(-4))
+
+    def correlation(self, nodes: Tensor) -> Tensor:
+        """Interpolated correlations, ``... x m x n x n``.
+
+        Args:
+            nodes: Correlations of the first node with all nodes, ``... x m x g``.
+        """
+        batch = torch.broadcast_shapes(nodes.shape[:-1], self.steps.shape[:-1])
+        values = nodes.expand(*batch, -1).gather(-1, self.steps.expand(*batch, -1))
+        return (values.unflatten(-1, self.products.shape[-3:]) * self.products).sum(-3)
+
+
+def pairs_of(mesh: Mesh, X: Tensor) -> tuple[Pairs, ...]:
+    """All pairs of n points in each dimension of each grid. Memory O(n²) for each.
+
+    Args:
+        mesh: The nodes.
+        X: ``... x n x d``, inside the mesh's box.
+    """
+    located = [
+        grid.locate(X[..., list(group)])
+        for grid, group in zip(mesh.parts, mesh.groups, strict=True)
+    ]
+    return tuple(
+        Pairs.of(*line)
+        for cell, position in located
+        for line in zip(cell.unbind(-1), position.unbind(-1), strict=True)
+    )
+
+
+@dataclass(frozen=True)
 class InterpolatedKernel:
     """``k̃(x, x') = Σ_g s_g Π_i w_i(x)ᵀ K_i w_i(x')`` over the parts g of a sum of products.
 
@@ -40,7 +98,7 @@ class InterpolatedKernel:
 
     Attributes:
         scales: s_g per part, ``... x m``.
-        correlations: K_i per part and dimension, ``... x m x g_i x g_i``.
+        correlations: First row of each Toeplitz matrix K_i, ``... x m x g_i``.
     """
 
     scales: tuple[Tensor, ...]
@@ -48,10 +106,11 @@ class InterpolatedKernel:
 
     @classmethod
     def of(cls, kernel: GridKernel, mesh: Mesh) -> InterpolatedKernel:
-        """The kernel at its present hyperparameters on a mesh. Cost O(Σ g_i²)."""
+        """The kernel at its present hyperparameters on a mesh. Cost O(Σ g_i)."""
         pairs = list(zip(kernel.parts, mesh.parts, strict=True))
         correlations = tuple(
-            tuple(node_correlation(part, grid, i) for i in range(grid.dim)) for part, grid in pairs
+            tuple(first_correlations(part, grid, i) for i in range(grid.dim))
+            for part, grid in pairs
         )
         scales = (
             part.scale().to(own[0].device)
@@ -59,11 +118,26 @@ class InterpolatedKernel:
         )
         return cls(tuple(scales), correlations)
 
+    @cached_property
+    def _matrices(self) -> list[Tensor]:
+        return [symmetric_toeplitz(row) for part in self.correlations for row in part]
+
     def images(self, lines: Tensor) -> Tensor:
         """``K_i w_i(x)`` of all dimensions side by side, ``... x m x n x G``. Cost O(n Σ g_i²)."""
-        matrices = [matrix for part in self.correlations for matrix in part]
         own = self._by_dimension(lines)
-        return reduce(stack_columns, map(row_product, own, matrices))
+        return reduce(stack_columns, map(row_product, own, self._matrices))
+
+    def covariance_of_pairs(self, pairs: Sequence[Pairs]) -> Tensor:
+        """Covariance of n points with each other, ``... x m x n x n``. Cost O(n² d).
+
+        Cheaper than :meth:`covariance` where there are few points and many nodes.
+
+        Args:
+            pairs: Of the points, from :func:`pairs_of`.
+        """
+        nodes = (row for part in self.correlations for row in part)
+        own = zip(pairs, nodes, strict=True)
+        return self._summed((pair.correlation(row) for pair, row in own), 2)
 
     def covariance(self, lines: Tensor, images: Tensor) -> Tensor:
         """Covariance of n points with n' others, ``... x m x n x n'``. Cost O(n n' G).

@@ -238,8 +238,7 @@ class GridPosterior(GridBase):
 
     def _rows_log_marginal_likelihood(self, memory: RowMemory) -> Tensor:
         outcomes, noise = self._outcomes_of(memory)
-        kernel = InterpolatedKernel.of(self._factors(), memory.grid)
-        covariance = kernel.covariance(memory.lines, kernel.images(memory.lines))
+        covariance = memory.covariance(InterpolatedKernel.of(self._factors(), memory.grid))
         return dense_log_marginal_likelihood(
             covariance.expand(*outcomes.shape, outcomes.shape[-1]),
             outcomes - self._prior_mean().unsqueeze(-1),

@@ -12,7 +12,12 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from bo_stream.bases.grid import Mesh
-from bo_stream.bases.interpolated_kernel import interpolation_lines
+from bo_stream.bases.interpolated_kernel import (
+    InterpolatedKernel,
+    Pairs,
+    interpolation_lines,
+    pairs_of,
+)
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.node_statistics import check_room
 from bo_stream.inference_mode import keeps_tensors
@@ -22,6 +27,11 @@ from bo_stream.sufficient_statistics import target_columns, weighted_statistics
 
 MOST_ROWS = 300
 """Up to this many observations are held as rows, if a model may have as many features."""
+
+NODES_OF_PAIRS = 40
+"""Square of the number of nodes in a dimension, in numbers of rows, from which a covariance is
+cheaper from pairs of rows than from the nodes' matrix. Measured with its gradient on a processor.
+"""
 
 _SAME = 1e-5
 """A row to be taken out is one of memory where no number differs by more than this, in parts of
@@ -39,7 +49,8 @@ class RowMemory:
     """Observations as they came, before any is interpolated onto the grid.
 
     So long as they are few, a model solves in the n x n system of the rows. Beyond ``bound`` they
-    are interpolated onto the grid and dropped. Memory O(n d); nothing of the grid is allocated.
+    are interpolated onto the grid and dropped. Memory O(n d), and O(n²) once a fit has looked at
+    pairs of a few of them; nothing of the grid is allocated.
 
     Attributes:
         grid: The nodes that the kernel is interpolated from.
@@ -115,6 +126,26 @@ class RowMemory:
     @keeps_tensors
     def _interpolated(self) -> Tensor:
         return interpolation_lines(self.grid, self.rows.X).unsqueeze(-3)
+
+    @cached_property
+    def pairs(self) -> tuple[Pairs, ...]:
+        """All pairs of the rows."""
+        return self._paired()
+
+    @keeps_tensors
+    def _paired(self) -> tuple[Pairs, ...]:
+        return pairs_of(self.grid, self.rows.X)
+
+    def covariance(self, kernel: InterpolatedKernel) -> Tensor:
+        """Covariance of the rows, ``... x m x n x n``, differentiable in the kernel.
+
+        Args:
+            kernel: On the present grid.
+        """
+        nodes = min(size for grid in self.grid.parts for size in grid.size)
+        if NODES_OF_PAIRS * len(self.rows) <= nodes**2:
+            return kernel.covariance_of_pairs(self.pairs)
+        return kernel.covariance(self.lines, kernel.images(self.lines))
 
     def covering(self, X: Tensor) -> RowMemory:
         """The same rows on a grid grown by whole cells so that its box holds X.

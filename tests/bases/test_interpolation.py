@@ -12,6 +12,7 @@ from bo_stream.bases.integrals import integrated_gram
 from bo_stream.bases.interpolation import (
     InterpolationBasis,
     interpolation_basis,
+    node_correlation,
     select_products,
 )
 from bo_stream.bases.kernel_factors import kernel_factors
@@ -54,6 +55,15 @@ def test_features_span_the_interpolated_kernel(name: str, max_rank: int) -> None
     assert_close((z @ z.mT).squeeze(0), expected)
     assert basis.residual_covariance(X, X) is None
     assert basis.residual_variance(X) is None
+
+
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+@pytest.mark.parametrize("name", KERNELS)
+def test_correlations_of_evenly_spaced_nodes(name: str, batch_shape: tuple[int, ...]) -> None:
+    factors = kernel_factors(kernel(name, 2, batch_shape), 2)
+    for i in range(2):
+        nodes = GRID.nodes(i)
+        assert_close(node_correlation(factors, GRID, i), factors.correlation(i, nodes, nodes))
 
 
 def test_features_of_a_batch_of_kernels() -> None:

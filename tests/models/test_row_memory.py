@@ -321,3 +321,25 @@ def test_few_rows_are_saved_with_any_kernel(name: str, tmp_path: Path) -> None:
     assert isinstance(loaded._memory, RowMemory)
     assert torch.equal(loaded.posterior(T).mean, inside)
     assert torch.equal(loaded.posterior(T + 0.4).mean, outside)
+
+
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+def test_a_fit_to_few_rows_builds_no_matrix_of_the_nodes(
+    batch_shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = WISKI(*observations(9, 1, 2, batch_shape).astuple())
+    few = model.log_marginal_likelihood()
+    learned = [*model.covar_module.parameters()]
+    gradients = torch.autograd.grad(few.sum(), learned)
+    monkeypatch.setattr(row_memory, "NODES_OF_PAIRS", torch.inf)
+    many = model.log_marginal_likelihood()
+    assert_close(few, many)
+    for own, other in zip(gradients, torch.autograd.grad(many.sum(), learned), strict=True):
+        assert_close(own, other)
+
+    def refuse(row: Tensor) -> Tensor:
+        raise AssertionError("a matrix of all nodes")
+
+    monkeypatch.setattr(row_memory, "NODES_OF_PAIRS", 40)
+    monkeypatch.setattr("bo_stream.bases.interpolated_kernel.symmetric_toeplitz", refuse)
+    model.log_marginal_likelihood().sum().backward()
