@@ -37,7 +37,6 @@ from bo_stream.models.element_fit import fit_apart
 from bo_stream.models.independent_outputs import IndependentOutputs
 from bo_stream.models.input_transforms import keeps_boxes
 from bo_stream.models.lazy_covariance import LazyCovariance
-from bo_stream.models.module_checks import check_instance
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes import OutcomeChain
 from bo_stream.models.subset import check_outputs_exist, chosen_outputs, subset_module
@@ -47,6 +46,7 @@ from bo_stream.models.validation import (
     check_inputs,
     check_noise,
     check_objective,
+    check_sampler,
     check_supposed,
 )
 from bo_stream.process import Joint, PosteriorProcess, SelectedProcess
@@ -420,7 +420,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             BotorchTensorDimensionError: X has the wrong width or too few dimensions.
             InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
                 bounds; a variance is negative or not finite.
-            UnsupportedError: ``sampler`` is none.
+            UnsupportedError: ``sampler`` draws nothing.
         """
         self._check_fantasy(X, sampler)
         model: Self = super().fantasize(X, sampler, observation_noise, **kwargs)
@@ -428,7 +428,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     def _check_fantasy(self, X: Tensor, sampler: MCSampler) -> None:
         self._check_inputs(X)
-        check_instance("sampler", sampler, MCSampler, "SobolQMCNormalSampler(torch.Size([4]))")
+        check_sampler(sampler)
 
     def get_fantasy_model(
         self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any

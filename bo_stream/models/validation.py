@@ -83,6 +83,16 @@ def check_finite(name: str, tensor: Tensor) -> None:
         )
 
 
+def check_sampler(sampler: object) -> None:
+    """Check that an argument draws from a posterior: a sampler, or any function of a posterior."""
+    if not callable(sampler) or isinstance(sampler, type):
+        got = f"the class {sampler.__name__}" if isinstance(sampler, type) else repr(sampler)
+        raise UnsupportedError(
+            "Expected sampler to be an instance of MCSampler, such as "
+            f"SobolQMCNormalSampler(torch.Size([4])), got {got}."
+        )
+
+
 _OBJECTIVES = (
     ExactMarginalLogLikelihood.forward,
     VariationalELBO.forward,
