@@ -121,7 +121,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
 """Where the names come from: importing torch and BoTorch for ``bo-stream --help`` takes seconds."""
 
 if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__ = lazy_names(__name__, _HOMES, along=["acquisition"])  # for draw_matheron_paths
 
 
 def __dir__() -> list[str]:

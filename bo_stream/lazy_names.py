@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def lazy_names(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
+def lazy_names(
+    package: str, homes: Mapping[str, Sequence[str]], along: Sequence[str] = ()
+) -> Callable[[str], Any]:
     """A package's ``__getattr__`` (PEP 562).
 
     Importing the package costs nothing then; a name is imported with all that it needs at its first
@@ -18,6 +20,8 @@ def lazy_names(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[st
         package: Its ``__name__``.
         homes: Module, below the package, to the names that come from it; a module without names is
             an attribute itself.
+        along: Modules below the package that are imported with any of the names, for they register
+            with another package what these names can do.
     """
     places = {name: module for module, names in homes.items() for name in names}
 
@@ -26,6 +30,8 @@ def lazy_names(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[st
             return importlib.import_module(f"{package}.{name}")
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        for module in along:
+            importlib.import_module(f"{package}.{module}")
         value = getattr(importlib.import_module(f"{package}.{places[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value

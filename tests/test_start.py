@@ -94,6 +94,20 @@ result = [name for name in bo_stream.__all__ if name not in globals()]
     assert after(program) == []
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["OSGPR", "WISKI", "ClusteredGP"])
+def test_botorch_draws_functions_of_a_model_after_no_other_import(model: str) -> None:
+    program = f"""
+import torch
+from bo_stream import {model}
+from botorch.sampling.pathwise import draw_matheron_paths
+X = torch.rand(9, 2).double()
+paths = draw_matheron_paths({model}(X, X.sum(-1, keepdim=True)), torch.Size([3]))
+result = list(paths(X).shape)
+"""
+    assert after(program) == [3, 9]
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
