@@ -290,8 +290,7 @@ class ClusterGP(SolvedGP[SolvedClusters]):
         Raises:
             UnsupportedError: The model supposes data.
         """
-        self._check_not_supposed("clear")
-        self._has_reference = False
+        self._begin_to_clear()
         memory = self._memory
         self._set_memory(ClusterMemory.empty(memory.tree, memory.centres, self._output_batch))
         return self

@@ -190,8 +190,7 @@ class GridGP(GridPosterior):
         Raises:
             UnsupportedError: The model supposes data.
         """
-        self._check_not_supposed("clear")
-        self._has_reference = False
+        self._begin_to_clear()
         self._set_memory(self._empty_memory(self._memory.grid, self._memory.counts.device))
         return self
 

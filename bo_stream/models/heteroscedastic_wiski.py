@@ -183,6 +183,7 @@ class HeteroscedasticWISKI(GridGP):
         entry = self._entry(X, Y, Yvar)
         if X.shape[-2] > 0:
             self._enter(entry)
+            self._latest = self._latest.with_rows(X)
         return entry
 
     def withdraw(self, entry: Entry) -> Self:
@@ -198,6 +199,7 @@ class HeteroscedasticWISKI(GridGP):
         self._check_retractable(entry.observations.X)
         if entry.observations.X.shape[-2] > 0:
             self._enter(entry.negated())
+            self._latest = self._latest.without(entry.observations.X, self.coordinates)
         return self
 
     @keeps_tensors

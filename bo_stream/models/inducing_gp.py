@@ -242,7 +242,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         matrix = self._targets_of(other)
         theirs = other._memory.as_statistics().map_targets(matrix)
         memory, basis, allocator = self._merged_memory(theirs)
-        self._reference = self._merged_reference(other)
+        self._refer_to_both(other)
         self._remember(memory, basis, allocator)
         self._refresh_fixed_noise()
         return self
@@ -270,8 +270,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         Raises:
             UnsupportedError: The model supposes data.
         """
-        self._check_not_supposed("clear")
-        self._has_reference = False
+        self._begin_to_clear()
         _, basis = self._current()
         self._set_memory(self._nothing_in(basis))
         return self

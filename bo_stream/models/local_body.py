@@ -94,8 +94,7 @@ class LocalBody(RememberingGP):
         Raises:
             UnsupportedError: The model supposes data.
         """
-        self._check_not_supposed("clear")
-        self._has_reference = False
+        self._begin_to_clear()
         batch, dim = self._memory.entered.shape[1:], self._memory.rows.X.shape[-1]
         device = self._memory.entered.device
         self._set_memory(LocalMemory.empty(batch, self.max_size, dim, device))

@@ -13,6 +13,7 @@ from torch import Tensor
 from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.known_noise import NoiseFloor
+from bo_stream.models.latest_inputs import LatestInputs
 from bo_stream.models.measured_gp import MeasuredGP, Memory
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior_tensors import move_priors
@@ -122,6 +123,18 @@ class RememberingGP(MeasuredGP):
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         self._settle_noise_floor(Y, Yvar, sign)
         self._take(self._observations(X, Y, Yvar, sign))
+        latest = self._latest
+        self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
+
+    def _begin_to_clear(self) -> None:
+        """Forget what refers to observations beside the memory.
+
+        Raises:
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("clear")
+        self._has_reference = False
+        self._latest = LatestInputs()
 
     def _targets_of(self, other: Self) -> Tensor:
         """The map of another model's target columns to the merged ones, ``... x m x 2 x 2``.
@@ -142,10 +155,14 @@ class RememberingGP(MeasuredGP):
 
     def _set_merged(self, memory: Any, other: Self) -> None:
         """Take the memory of both models, whose targets :meth:`_targets_of` has mapped."""
-        reference = self._merged_reference(other)
         self._set_memory(memory)
-        self._reference = reference
+        self._refer_to_both(other)
         self._refresh_fixed_noise()
+
+    def _refer_to_both(self, other: Self) -> None:
+        """Change what refers to observations beside the memory, in a merge."""
+        self._reference = self._merged_reference(other)
+        self._latest = other._latest.followed_by(self._latest)
 
     @keeps_tensors
     def forget(self, factor: float) -> Self:
@@ -181,6 +198,7 @@ class RememberingGP(MeasuredGP):
         if device != self._shift.device:
             self._shift = self._shift.to(device)
             self._noise_floor = self._noise_floor.map(lambda variance: variance.to(device))
+            self._latest = self._latest.to(device)
             self._move(device)
         return self
 

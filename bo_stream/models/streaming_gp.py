@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Self
@@ -36,6 +37,12 @@ from bo_stream.linalg import DowndatedRootOperator
 from bo_stream.models.element_fit import fit_apart
 from bo_stream.models.independent_outputs import IndependentOutputs
 from bo_stream.models.input_transforms import keeps_boxes
+from bo_stream.models.latest_inputs import (
+    LatestInputs,
+    TrainInputs,
+    UnkeptOutcomes,
+    check_not_train_inputs,
+)
 from bo_stream.models.lazy_covariance import LazyCovariance
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes import OutcomeChain
@@ -79,6 +86,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _known: tuple[KnownPoints, ...] = ()
     _numerical_log: NumericalLog = ()
     _is_fitting: bool = False
+    _latest: LatestInputs = LatestInputs()
+    _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
 
     @abstractmethod
     def process(self, X: Tensor | None = None) -> PosteriorProcess:
@@ -200,8 +209,49 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     @property
     def train_targets(self) -> Tensor:
-        """An empty tensor of the model's dtype and device: the data are not kept."""
-        return torch.empty(0, dtype=self._dtype, device=self._device)
+        """An empty tensor of the model's dtype and device: outcomes are not kept.
+
+        Those functions of BoTorch that read them raise UnsupportedError.
+        """
+        return next(self.covar_module.parameters()).new_empty(0).as_subclass(UnkeptOutcomes)
+
+    @property
+    def train_inputs(self) -> tuple[Tensor]:
+        """Inputs of the latest observations, as they came, for functions of BoTorch that ask.
+
+        At most ``LATEST`` of them and those of hypothetical observations, the last one last,
+        ``batch_shape (x m if m > 1) x k x d``. For predictive entropy searches, which compare
+        optima with the function there (single-objective ones do not depend on them), for max-value
+        entropy searches, multi-objective joint ones and ``ProximalAcquisitionFunction``.
+        """
+        X = self._latest.expanded(self.batch_shape, self.train_targets, self._input_dim)
+        if self.num_outputs > 1:
+            X = X.unsqueeze(-3).expand(*self.batch_shape, self.num_outputs, *X.shape[-2:])
+        return (TrainInputs.of(X, partial(self._last_input, X)),)
+
+    @property
+    def _original_train_inputs(self) -> Tensor:  # type: ignore[override]
+        """The inputs of :attr:`train_inputs`, where BoTorch asks for those before transforms.
+
+        Raises:
+            UnsupportedError: There are none, so that BoTorch starts its search without a baseline.
+        """
+        (X,) = self.train_inputs
+        if X.shape[-2] == 0:
+            raise UnsupportedError("Expected a model that has observed something, got an empty one")
+        return X
+
+    @torch.no_grad()
+    def _last_input(self, X: Tensor) -> Tensor:
+        """The last of some inputs, transformed as ``ProximalAcquisitionFunction`` expects it."""
+        if self.batch_shape or X.shape[-2] == 0:
+            raise UnsupportedError(
+                "ProximalAcquisitionFunction needs the last input of a model with observations and "
+                f"without a batch shape, got {X.shape[-2]} and {tuple(self.batch_shape)}: take "
+                "PenalizedAcquisitionFunction with a GaussianPenalty around a point of your own."
+            )
+        last: Tensor = self.transform_inputs(X.reshape(-1, X.shape[-1])[-1:])
+        return last.squeeze(-2)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -234,7 +284,12 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return value.squeeze(-1) if self.num_outputs == 1 else value
 
     def forward(self, X: Tensor) -> MultivariateNormal:
-        """The posterior at transformed inputs, in transformed units."""
+        """The posterior at transformed inputs, in transformed units.
+
+        Raises:
+            UnsupportedError: X is :attr:`train_inputs`, at which BoTorch expects the prior.
+        """
+        check_not_train_inputs(X)
         joint = self.process(X).joint(X.to(torch.float64))
         zero = torch.zeros_like(joint.mean[..., :1])
         return _distribution(joint, zero, zero + 1.0, None, X.dtype)
@@ -398,7 +453,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         targets = self._standardized(Y.to(torch.float64)).mT
         check_finite("Y after its outcome transform", targets)
         given = None if noise is None else noise.to(torch.float64).mT
-        return self._conditioned(inputs, targets, given)
+        return self._conditioned(X, inputs, targets, given)
 
     def fantasize(
         self,
@@ -459,16 +514,19 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         variances = None if noise is None else self._as_rows(noise)
         check_supposed(inputs, rows, variances, self.num_outputs)
         known = None if variances is None else variances.double().mT
-        return self._conditioned(inputs.double(), rows.double().mT, known)
+        return self._conditioned(inputs, inputs.double(), rows.double().mT, known)
 
     def _as_rows(self, values: Tensor) -> Tensor:
         """From GPyTorch's ``... (x m if m > 1) x q`` to ``... x q x m``."""
         return values.unsqueeze(-1) if self.num_outputs == 1 else values.mT
 
-    def _conditioned(self, inputs: Tensor, targets: Tensor, noise: Tensor | None) -> Self:
+    def _conditioned(
+        self, X: Tensor, inputs: Tensor, targets: Tensor, noise: Tensor | None
+    ) -> Self:
         """A model that is conditioned on observations in the units of its process.
 
         Args:
+            X: ``... x q x d``.
             inputs: After :meth:`transform_inputs`, ``... x q x d``, float64.
             targets: ``... x m x q``, float64.
             noise: Shaped as targets, or None for the model's own.
@@ -478,6 +536,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         conditioned = process.condition(inputs, outcomes, variances)
         model = self._supposing(conditioned)
         model._fantasy_batch_shape = conditioned.batch_shape
+        model._latest = self._latest.supposing(X)
         return model
 
     def _as_gaussian(
