@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.additive_grid import AdditiveGrid
-from bo_stream.bases.grid import Grid, Mesh
+from bo_stream.bases.grid import Grid, Mesh, columns
 from bo_stream.bases.grid_kernel import GridKernel
 from bo_stream.bases.interpolation import (
     GridBasis,
@@ -60,7 +60,7 @@ class AdditiveBasis(GridBasis):
     def features(self, X: Tensor) -> Tensor:
         """Whitened features, ``... x n x d -> ... x m x n x r``. Cost the sum of the parts'."""
         pairs = zip(self.terms, self.grid.groups, strict=True)
-        return self.joined([part.features(X[..., list(group)]) for part, group in pairs])
+        return self.joined([part.features(columns(X, group)) for part, group in pairs])
 
     def leading(self, rank: int) -> AdditiveBasis:
         """The first features only, the largest."""

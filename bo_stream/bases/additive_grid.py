@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid import Grid, Mesh, Sizes
+from bo_stream.bases.grid import Grid, Mesh, Sizes, columns
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ class AdditiveGrid(Mesh):
     def contains(self, X: Tensor) -> bool:
         """Whether all points lie in every grid's box."""
         pairs = zip(self.grids, self.dims, strict=True)
-        return all(grid.contains(X[..., list(group)]) for grid, group in pairs)
+        return all(grid.contains(columns(X, group)) for grid, group in pairs)
 
     def grown_to(self, X: Tensor) -> AdditiveGrid:
         """Every grid grown by whole cells of its own."""
         pairs = zip(self.grids, self.dims, strict=True)
-        return replace(self, grids=tuple(g.grown_to(X[..., list(group)]) for g, group in pairs))
+        return replace(self, grids=tuple(g.grown_to(columns(X, group)) for g, group in pairs))
 
     def grown_past(self, X: Tensor) -> AdditiveGrid:
         """Every grid grown by a power of two of its own cells on each side."""
         pairs = zip(self.grids, self.dims, strict=True)
-        return replace(self, grids=tuple(g.grown_past(X[..., list(group)]) for g, group in pairs))
+        return replace(self, grids=tuple(g.grown_past(columns(X, group)) for g, group in pairs))
 
     def grown_over(self, other: Mesh) -> AdditiveGrid:
         """Every grid grown over the other's."""

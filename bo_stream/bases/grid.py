@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import Self
 
 import torch
@@ -167,21 +167,10 @@ class Grid(Mesh):
 
     def locate(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Cell indices and positions in the cell, ``... x d`` each, for points inside the box."""
-        scaled = (X - self._lower.to(X)) / self._spacing.to(X)
-        cell = scaled.detach().floor().long().clamp_min(0).minimum(self._last.to(X.device))
+        lower, spacing, last = _constants(self, X.dtype, X.device)
+        scaled = (X - lower) / spacing
+        cell = scaled.detach().floor().long().clamp_min(0).minimum(last)
         return cell, scaled - cell
-
-    @cached_property
-    def _lower(self) -> Tensor:
-        return torch.tensor(self.lower, dtype=torch.float64)
-
-    @cached_property
-    def _spacing(self) -> Tensor:
-        return torch.tensor(self.spacing, dtype=torch.float64)
-
-    @cached_property
-    def _last(self) -> Tensor:
-        return torch.tensor(self.cells) - 1
 
     def interpolation_matrices(self, X: Tensor) -> list[Tensor]:
         """Dense weights of each dimension, ``... x d -> ... x g`` each, differentiable."""
@@ -205,8 +194,7 @@ class Grid(Mesh):
         """Cells to add below and above, per dimension, so that the box holds X."""
         if X.numel() == 0:
             return [0] * self.dim, [0] * self.dim
-        least, most = torch.aminmax(X.detach().reshape(-1, self.dim), dim=0)
-        low, high = least.tolist(), most.tolist()
+        low, high = torch.stack(torch.aminmax(X.detach().reshape(-1, self.dim), dim=0)).tolist()
         lines = list(zip(self.lower, self.spacing, self.cells, strict=True))
         below = [(lo - x) / h for x, (lo, h, _) in zip(low, lines, strict=True)]
         above = [(x - lo) / h - c for x, (lo, h, c) in zip(high, lines, strict=True)]
@@ -263,6 +251,27 @@ class Grid(Mesh):
                 return None
             offsets.append(offset)
         return tuple(offsets)
+
+
+@lru_cache(maxsize=256)
+def _constants(
+    grid: Grid, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Lower corner, spacing and last cell of a grid, ``d`` each: uploaded to a device once."""
+    with torch.inference_mode(False):  # they serve later gradients too
+        lower, spacing = (
+            torch.tensor(values, dtype=torch.float64).to(device, dtype)
+            for values in (grid.lower, grid.spacing)
+        )
+        return lower, spacing, (torch.tensor(grid.cells) - 1).to(device)
+
+
+def columns(X: Tensor, group: tuple[int, ...]) -> Tensor:
+    """The inputs of a group, ``... x d -> ... x k``; neighbours without an index to upload."""
+    first, last = group[0], group[-1]
+    if group == tuple(range(first, last + 1)):
+        return X[..., first : last + 1]
+    return X[..., list(group)]
 
 
 def _dense_weights(cell: Tensor, t: Tensor, size: int) -> Tensor:

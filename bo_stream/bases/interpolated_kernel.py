@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.cubic import STENCIL, weights
-from bo_stream.bases.grid import Mesh
+from bo_stream.bases.grid import Mesh, columns
 from bo_stream.bases.grid_kernel import GridKernel
 from bo_stream.bases.interpolation import first_correlations
 from bo_stream.linalg import row_product, stack_columns, symmetric_toeplitz
@@ -27,7 +27,7 @@ def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
         ``... x n x G`` with ``G = Σ g_i`` nodes of all dimensions of all grids.
     """
     pairs = zip(mesh.parts, mesh.groups, strict=True)
-    own = (grid.interpolation_matrices(X[..., list(group)]) for grid, group in pairs)
+    own = (grid.interpolation_matrices(columns(X, group)) for grid, group in pairs)
     return torch.cat([line for lines in own for line in lines], -1)
 
 
@@ -78,8 +78,7 @@ def pairs_of(mesh: Mesh, X: Tensor) -> tuple[Pairs, ...]:
         X: ``... x n x d``, inside the mesh's box.
     """
     located = [
-        grid.locate(X[..., list(group)])
-        for grid, group in zip(mesh.parts, mesh.groups, strict=True)
+        grid.locate(columns(X, group)) for grid, group in zip(mesh.parts, mesh.groups, strict=True)
     ]
     return tuple(
         Pairs.of(*line)

@@ -19,7 +19,7 @@ from bo_stream.bases.cell_gram import (
 )
 from bo_stream.bases.cubic import PAIR_DEGREES, STENCIL
 from bo_stream.bases.cubic import weights as cubic_weights
-from bo_stream.bases.grid import Grid, Mesh
+from bo_stream.bases.grid import Grid, Mesh, columns
 from bo_stream.bases.node_gram import NodeGram, strip_shapes
 from bo_stream.linalg import check_memory
 from bo_stream.sufficient_statistics import SufficientStatistics, target_columns
@@ -133,7 +133,7 @@ def _interpolate(gram: NodeGram, mesh: Mesh, X: Tensor, precision: Tensor) -> tu
     """Add to the gram; returns all nodes around each point and weights, ``batch x n x Σ 4^d``."""
     stencils, starts, end = [], [], 0
     for grid, group, block in zip(mesh.parts, mesh.groups, gram.blocks, strict=True):
-        cell, t = grid.locate(X if len(gram.blocks) == 1 else X[..., list(group)])
+        cell, t = grid.locate(X if len(gram.blocks) == 1 else columns(X, group))
         add_points(block, cell, t, precision)
         stencils.append(_stencil(grid, cell, t))
         starts.append(end)

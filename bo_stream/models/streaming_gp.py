@@ -46,7 +46,7 @@ from bo_stream.models.latest_inputs import (
 from bo_stream.models.lazy_covariance import LazyCovariance
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes import OutcomeChain
-from bo_stream.models.subset import check_outputs_exist, chosen_outputs, subset_module
+from bo_stream.models.subset import as_index, check_outputs_exist, chosen_outputs, subset_module
 from bo_stream.models.trusted import Trusted, read_pickle
 from bo_stream.models.validation import (
     check_finite,
@@ -329,9 +329,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         chosen = chosen_outputs(output_indices, self.num_outputs)
         joint = self._joint(X, inputs).select(chosen)
         offset, scale = self._outcomes.offset_and_scale(self._counts())
-        noise = self._added_noise(observation_noise, inputs, chosen)
+        index = as_index(chosen, self.num_outputs)
+        noise = self._added_noise(observation_noise, inputs, index)
         distribution = _distribution(
-            joint, offset[..., chosen, None], scale[..., chosen, None], noise, X.dtype
+            joint, offset[..., index, None], scale[..., index, None], noise, X.dtype
         )
         outcomes = self._outcomes.select(chosen, self.num_outputs)
         posterior = outcomes.untransform(GPyTorchPosterior(distribution))
@@ -420,7 +421,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return model
 
     def _added_noise(
-        self, observation_noise: bool | Tensor, inputs: Tensor, outputs: Sequence[int]
+        self, observation_noise: bool | Tensor, inputs: Tensor, outputs: slice | list[int]
     ) -> Tensor | None:
         """Noise variances, broadcastable to ``... x m x q``, in transformed units."""
         if isinstance(observation_noise, Tensor):

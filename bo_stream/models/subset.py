@@ -35,6 +35,11 @@ def chosen_outputs(output_indices: list[int] | None, of: int) -> list[int]:
     return chosen
 
 
+def as_index(outputs: list[int], of: int) -> slice | list[int]:
+    """An index of some of ``of`` outputs; of all a slice, for a list is uploaded to a device."""
+    return slice(None) if outputs == list(range(of)) else outputs
+
+
 def subset_module(
     module: torch.nn.Module, batch_shape: torch.Size, of: int, outputs: list[int]
 ) -> torch.nn.Module:

@@ -226,5 +226,18 @@ def test_a_models_state_is_compared_in_one_wait_a_dtype() -> None:
     assert not is_in(module, state)
 
 
+@pytest.mark.parametrize("case", ["WISKI", "WISKI, no rows held", "WISKI, additive"])
+def test_constants_of_a_grid_are_uploaded_once(case: str) -> None:
+    (stream,) = streams((case,), DEVICE)
+    model, points = stream.model(stream.data(12)), stream.points
+    first, more = stream.data(3), stream.data(3)
+    model.update(*first.astuple()).posterior(points)
+    fetched = len(model._memory.grid.parts)  # each grid asks whether it holds the inputs
+    for verb in (lambda: model.update(*more.astuple()), lambda: model.posterior(points)):
+        pretend.SYNCS.clear()
+        verb()
+        assert pretend.SYNCS["copy"] == fetched
+
+
 def test_root_of_huddled_points() -> None:
     assert error_of_root_of_huddled_points(DEVICE) < 1e-12
