@@ -10,7 +10,7 @@ from bo_stream.models.warning_level import users_stack_level
 
 
 class CoarsePointsWarning(BotorchWarning):
-    """Inducing points or centres miss more of the observations than their noise hides."""
+    """Inducing points, centres or grid nodes miss more of the process than the noise hides."""
 
 
 def warn_of_coarse_points(ratio: float, points: int, max_points: int) -> None:

@@ -47,6 +47,7 @@ class GridBase(RememberingGP):
     _memory: RowMemory | StreamMemory
     _rows_solved: SolvedRows | None = None
     _wider: tuple[Wider, ...] = ()
+    _vouches_for_grid: bool = False
 
     def __init__(
         self,
@@ -94,7 +95,9 @@ class GridBase(RememberingGP):
                 tenth of its width on each side; in both cases with room for perturbations.
             grid_size: Nodes per dimension, one number or d, at least 4; for a sum of kernels also
                 such a tuple for each grid, as :attr:`grid_size` has them. Default: by the number of
-                inputs of a grid and the kernel's smoothness, see ``bo_stream.bases.resolution``.
+                inputs of a grid and the kernel's smoothness, see ``bo_stream.bases.resolution``;
+                the model then says once, after a fit, where its interpolation error is
+                several times the noise variance (``CoarsePointsWarning``).
             tolerance: Part of the kernel's trace that may be left out; 0 keeps every eigenvector.
             max_rank: Cap on the number r of features, whatever the tolerance.
             stem: A projection of any number of (transformed) inputs to one to three, on which the
@@ -127,6 +130,7 @@ class GridBase(RememberingGP):
         if covar_module is None:
             stretch_lengthscale(self.covar_module, box)
         kernel = self._factors()
+        self._vouches_for_grid = grid_size is None
         sizes = choose_grid_size(grid_size, kernel, self._grid_dim)
         self._memory = self._empty_memory(
             mesh_over(box, kernel.groups(self._grid_dim), sizes), train_X.device

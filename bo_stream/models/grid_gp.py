@@ -217,4 +217,5 @@ class GridGP(GridPosterior):
         self._check_not_supposed("refine")
         sizes = choose_grid_size(grid_size, self._factors(), self._grid_dim)
         self._set_memory(self._memory.refined(self._memory.grid.resized(sizes)))
+        self._vouches_for_grid = False
         return self

@@ -36,7 +36,11 @@ from bo_stream.models.observation_space import (
     SolvedRows,
     Told,
 )
-from bo_stream.models.resolution_warning import warn_of_resolution, warn_of_truncation
+from bo_stream.models.resolution_warning import (
+    warn_of_coarse_grid,
+    warn_of_resolution,
+    warn_of_truncation,
+)
 from bo_stream.models.row_memory import RowMemory
 from bo_stream.models.validation import check_finite
 from bo_stream.module_state import is_in, state_of
@@ -193,17 +197,21 @@ class GridPosterior(GridBase):
 
     @torch.no_grad()
     def _share_of_noise(self, left_out: float) -> float:
-        """``left_out`` of the noise variance in parts of the prior variance, the least one.
+        """``left_out`` of the noise variance in parts of the prior variance, the least one."""
+        return min(left_out * self._typical_noise(), _LARGEST_TOLERANCE)
 
-        Of known noise variances the harmonic mean counts: features that precise observations tell
-        apart are kept however imprecise others are.
+    @torch.no_grad()
+    def _typical_noise(self) -> float:
+        """Noise variance in parts of the prior variance, the least one of the outputs.
+
+        Of known noise variances the harmonic mean counts: precise observations tell small
+        differences apart however imprecise others are.
         """
         noise, known = self.noise_level(), self._memory.typical_known_noise()
         if known is not None:
             precise = (known / self.outcome_scale().square()).clamp_min(NOISE_FLOOR)
             noise = noise.minimum(precise)
-        share = left_out * noise / self._factors().scale()
-        return min(float(share.min()), _LARGEST_TOLERANCE)
+        return float((noise / self._factors().scale()).min())
 
     @torch.no_grad()
     def solved_gram(self) -> Tensor:
@@ -307,7 +315,14 @@ class GridPosterior(GridBase):
         checked = self._resolution_checked
         if checked is None or not is_in(self.covar_module, checked):
             self._resolution_checked = state_of(self.covar_module)
-            warn_of_resolution(self._factors(), self._memory.grid)
+            if not warn_of_resolution(self._factors(), self._memory.grid):
+                self._warn_of_coarse_grid()
+
+    def _warn_of_coarse_grid(self) -> None:
+        """Once, if the grid's size is the default."""
+        if self._vouches_for_grid and self.num_observations > 0:
+            told = warn_of_coarse_grid(self._factors(), self._memory.grid, self._typical_noise())
+            self._vouches_for_grid = not told
 
 
 def _grid_of(process: PosteriorProcess) -> Mesh | None:

@@ -9,11 +9,22 @@ from botorch.exceptions.warnings import BotorchWarning
 from bo_stream.bases.grid import Mesh, Sizes
 from bo_stream.bases.grid_kernel import GridKernel
 from bo_stream.bases.interpolation import GridBasis
+from bo_stream.bases.node_statistics import check_room
 from bo_stream.bases.resolution import interpolation_error, sufficient_grid_size
+from bo_stream.models.coarse_points_warning import CoarsePointsWarning
 from bo_stream.models.warning_level import users_stack_level
 
 WARN_ABOVE = 0.05
 """Part of the prior variance that interpolation or truncation may miss without a warning."""
+
+COARSER_THAN_NOISE = 5.0
+"""Interpolation error, in parts of the noise variance, from which on the model warns.
+
+Against the exact process at the same hyperparameters (a squared exponential kernel, lengthscale
+0.15 to 1, noise 1e-2 to 1e-6 of the prior variance, 30 to 1,000 observations, scattered or on a
+line, two to four inputs) predicted means were off by up to 0.11 posterior standard deviations
+below it, and by up to 1 above.
+"""
 
 FAR_FROM_UNIT = 3.0
 """Width of an input's range, or one over it, from which on the warning advises to normalise."""
@@ -23,14 +34,49 @@ class GridResolutionWarning(BotorchWarning):
     """The kernel is too rough, or its lengthscale too short, for the grid."""
 
 
-def warn_of_resolution(kernel: GridKernel, mesh: Mesh) -> None:
-    """Warn if the interpolation error exceeds ``WARN_ABOVE``, with the grid size that would do."""
+def warn_of_resolution(kernel: GridKernel, mesh: Mesh) -> bool:
+    """Warn if the interpolation error exceeds ``WARN_ABOVE``, with the grid size that would do.
+
+    Returns:
+        Whether it does.
+    """
     error = interpolation_error(kernel, mesh)
     if error > WARN_ABOVE:
-        sizes = sufficient_grid_size(kernel, mesh, WARN_ABOVE)
-        enough = sizes[0] if sizes is not None and len(sizes) == 1 else sizes
+        enough = _enough(kernel, mesh, WARN_ABOVE)
         message = _message(error, mesh.size, enough) + _scaling_advice(mesh)
         warnings.warn(message, GridResolutionWarning, stacklevel=users_stack_level())
+    return error > WARN_ABOVE
+
+
+def warn_of_coarse_grid(kernel: GridKernel, mesh: Mesh, noise: float) -> bool:
+    """Warn if the interpolation error is above the noise, with the grid size that would do.
+
+    Args:
+        kernel: Of the process.
+        mesh: That it is interpolated from.
+        noise: Variance, in parts of the prior variance.
+
+    Returns:
+        Whether it is.
+    """
+    error = interpolation_error(kernel, mesh)
+    if error > COARSER_THAN_NOISE * noise:
+        enough = _enough(kernel, mesh, COARSER_THAN_NOISE * noise)
+        message = _noise_message(error, error / noise, mesh, enough)
+        warnings.warn(message, CoarsePointsWarning, stacklevel=users_stack_level())
+    return error > COARSER_THAN_NOISE * noise
+
+
+def _enough(kernel: GridKernel, mesh: Mesh, tolerance: float) -> tuple[int, ...] | Sizes | None:
+    """The size of the smallest grid of at most this error, or None if it does not fit in memory."""
+    sizes = sufficient_grid_size(kernel, mesh, tolerance)
+    if sizes is None:
+        return None
+    try:
+        check_room(mesh.resized(sizes), 1)
+    except ValueError:
+        return None
+    return sizes[0] if len(sizes) == 1 else sizes
 
 
 class TruncationWarning(BotorchWarning):
@@ -61,6 +107,19 @@ def _message(
     if enough is None:
         return finding + "No grid that fits in memory would do: use a smoother kernel."
     return finding + f"refine(grid_size={enough}) would bring it below {WARN_ABOVE:g}."
+
+
+def _noise_message(
+    error: float, ratio: float, mesh: Mesh, enough: tuple[int, ...] | Sizes | None
+) -> str:
+    finding = (
+        f"The grid of {mesh.size} nodes is coarser than the noise: its interpolation error is up "
+        f"to {error:.2g} of the prior variance, {ratio:.2g} times the noise variance, so that "
+        "predicted means may be off by a tenth of a standard deviation and more. "
+    )
+    if enough is None:
+        return finding + "Use OSGPR, whose inducing points lie where the observations do."
+    return finding + f"refine(grid_size={enough}) would do, or OSGPR, which has no grid."
 
 
 def _scaling_advice(mesh: Mesh) -> str:

@@ -31,7 +31,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from bo_stream import WISKI
+from bo_stream import WISKI, CoarsePointsWarning
 from bo_stream.models import row_memory
 from bo_stream.models.known_noise import NOISE_FLOOR
 from bo_stream.models.resolution_warning import GridResolutionWarning, TruncationWarning
@@ -711,6 +711,41 @@ def test_too_short_a_lengthscale_is_told_with_the_grid_that_would_do() -> None:
         warnings.simplefilter("error")
         model.train()
         model.eval()
+
+
+def on_a_line(noise: float, dim: int = 4) -> WISKI:
+    """A model of collinear inputs with the default grid, before its first training ends."""
+    X = torch.linspace(0.02, 0.98, 60, dtype=torch.float64).unsqueeze(-1).repeat(1, dim)
+    Y = (6.0 * X[:, :1]).sin() + noise**0.5 * torch.randn(60, 1).double()
+    covar_module = RBFKernel(ard_num_dims=dim).double()
+    covar_module.lengthscale = 0.3
+    Yvar = torch.full_like(Y, noise)
+    return WISKI(X, Y, Yvar, covar_module=covar_module, outcome_transform=None)
+
+
+def test_a_default_grid_coarser_than_the_noise_is_said_once() -> None:
+    model = on_a_line(1e-4)
+    with pytest.warns(CoarsePointsWarning, match=r"coarser than the noise.*OSGPR") as caught:
+        model.eval()
+    assert caught[0].filename == __file__
+    model.train()
+    model.covar_module.lengthscale = 0.31
+    model.eval()
+
+
+@pytest.mark.parametrize(("noise", "dim"), [(1e-2, 4), (1e-4, 2), (1e-3, 3)])
+def test_a_default_grid_is_fine_enough_for_ordinary_noise(noise: float, dim: int) -> None:
+    on_a_line(noise, dim).eval()
+
+
+def test_a_grid_that_the_noise_asks_for_is_advised() -> None:
+    model = on_a_line(1e-6, 2)
+    with pytest.warns(CoarsePointsWarning, match=r"refine\(grid_size=\(\d+, \d+\)\)") as caught:
+        model.eval()
+    enough = eval(str(caught[0].message).split("grid_size=")[1].split(") would")[0])
+    assert model.interpolation_error() > 5e-6
+    assert model.refine(enough).interpolation_error() <= 5e-6
+    on_a_line(1e-6, 2).refine((32, 32)).eval()
 
 
 @pytest.mark.usefixtures("in_features")
