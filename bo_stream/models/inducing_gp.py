@@ -42,6 +42,7 @@ from bo_stream.models.memory import WhitenedMemory
 from bo_stream.models.projection_warning import ProjectionWarning
 from bo_stream.models.remainder import never_in
 from bo_stream.models.remembering_gp import StatisticsMemory
+from bo_stream.models.rounding_warning import MOST_ERROR, error_of_rounding, warn_of_rounding
 from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.warning_level import users_stack_level
 from bo_stream.module_state import State, is_in, state_of
@@ -91,6 +92,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
     _present: tuple[State, M, InducingBasis] | None
     max_points: int
     _told_of_coarse_points: bool = False
+    _told_of_rounding: bool = False
 
     @abstractmethod
     def _nothing_in(self, basis: InducingBasis) -> M:
@@ -170,9 +172,19 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
     def _solve(self, state: State) -> Solved:
         memory, basis = self._current()
         statistics = memory.as_statistics().statistics
-        evidence = combine(self._groups(statistics), self._residual())
+        groups = self._groups(statistics)
+        weights = solve(combine(groups, self._residual()))
+        self._warn_of_rounding(weights.mean, groups)
         mean = self._prior_mean().unsqueeze(-1).clone()
-        return Solved(state, WeightSpaceProcess(basis, solve(evidence), mean))
+        return Solved(state, WeightSpaceProcess(basis, weights, mean))
+
+    def _warn_of_rounding(self, weights: Tensor, groups: list[NoiseGroup]) -> None:
+        """Once, where outcomes are too far out for float64."""
+        total = torch.stack([g.statistics.energy[..., 1, 1] / g.level for g in groups]).sum(0)
+        error = error_of_rounding(weights, total / self._counts().clamp_min(1.0))
+        if error > MOST_ERROR and not self._told_of_rounding:
+            self._told_of_rounding = True
+            warn_of_rounding(error)
 
     def _placed(
         self, allocator: Allocator, memory: M, basis: InducingBasis, X: Tensor

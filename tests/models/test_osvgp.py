@@ -30,6 +30,7 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.mlls import VariationalELBO
 from gpytorch.priors import GammaPrior
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from benchmarks.svgp_peer import batch_accuracy
@@ -600,3 +601,23 @@ def test_an_outlier_of_1e8_standard_deviations_is_the_exact_gps() -> None:
         posterior = model.posterior(test_X)
         error = (posterior.mean - cross @ weights).abs() / posterior.variance.sqrt()
     assert float(error.max()) < 1.0
+
+
+@pytest.mark.parametrize("model_class", [OSVGP, OSGPR])
+def test_an_outcome_too_far_out_for_float64_is_said_once(model_class: type[OSVGP | OSGPR]) -> None:
+    X = torch.rand(40, 1, dtype=torch.float64)
+
+    def model(outlier: float, noise: float) -> OSVGP | OSGPR:
+        Y = (5.0 * X).sin().index_fill(0, torch.tensor([7]), outlier)
+        likelihood, covar_module = GaussianLikelihood().double(), RBFKernel().double()
+        likelihood.noise, covar_module.lengthscale = noise, 0.4
+        return model_class(
+            X, Y, likelihood=likelihood, covar_module=covar_module, outcome_transform=None
+        )
+
+    far = model(1e8, 1e-4)
+    with pytest.warns(NumericalWarning, match=r"float64 does not resolve.* Drop or clip outliers"):
+        far.posterior(X)
+    far.update(X[:1], X[:1]).posterior(X)
+    model(1e5, 1e-2).posterior(X)
+    model(3.0, 1e-4).posterior(X)
