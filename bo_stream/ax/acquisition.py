@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from ax.core.search_space import SearchSpaceDigest
 from ax.generators.torch.botorch_modular.acquisition import Acquisition
 from ax.generators.torch_base import TorchOptConfig
 from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.generation.sampling import SamplingStrategy
 from botorch.models.model import Model
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
@@ -20,12 +23,16 @@ from bo_stream.ax.nipv import (
     model_of_metric,
 )
 from bo_stream.ax.prediction import predicted_means
+from bo_stream.ax.starts import takes_starts, with_starts
 
 MC_POINTS = "mc_points"
 """Option of an acquisition, set by the adapter at each trial: points as the model takes them."""
 
 BASELINE = 100
 """Observed points that an acquisition function compares with."""
+
+LEADERS = 5
+"""As many of the best observed points are near starts of a search."""
 
 
 class StreamAcquisition(Acquisition):
@@ -34,15 +41,17 @@ class StreamAcquisition(Acquisition):
     ``qLogNoisyExpectedImprovement`` and its kind draw joint samples at the baseline, O(n³) at all
     observed points. Here it is the best ``BASELINE`` of them by posterior mean, O(n) to find: those
     that no other dominates first, then the best of each objective; a point whose means break an
-    outcome constraint comes after all that do not.
+    outcome constraint comes after all that do not. A search starts near the first of them, too.
 
     Attributes:
         config: What it was made for.
         best: The feasible observed point of the best posterior mean, ``d``, on the CPU, or None.
+        leaders: The first of the baseline, at most ``LEADERS x d``, or None.
     """
 
     config: TorchOptConfig | None = None
     best: Tensor | None = None
+    leaders: Tensor | None = None
 
     def _update_objective_thresholds(self, torch_opt_config: TorchOptConfig) -> None:
         """Thin the baseline, which Ax has just found, before anything is done with it."""
@@ -55,8 +64,39 @@ class StreamAcquisition(Acquisition):
         """Find the best of the observed points, ``n x d``, and keep ``BASELINE`` of them."""
         weights, constraints = self._objective_weights, self._outcome_constraints
         chosen, self.best = ranked(self._model, X, weights, constraints)
+        self.leaders = chosen[:LEADERS]
         if len(X) > BASELINE:
             self.X_observed = chosen
+
+    def optimize(
+        self,
+        n: int,
+        search_space_digest: SearchSpaceDigest,
+        inequality_constraints: list[tuple[Tensor, Tensor, float]] | None = None,
+        equality_constraints: list[tuple[Tensor, Tensor, float]] | None = None,
+        fixed_features: dict[int, float] | None = None,
+        rounding_func: Callable[[Tensor], Tensor] | None = None,
+        optimizer_options: dict[str, Any] | None = None,
+        candidate_set: Tensor | None = None,
+        sampling_strategy: SamplingStrategy | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As Ax's; see :func:`with_starts`. Linear constraints have Ax's own starts."""
+        options, digest = optimizer_options or {}, search_space_digest
+        free = not (inequality_constraints or equality_constraints)
+        if free and self.leaders is not None and takes_starts(self.acqf, digest):
+            bounds = self.leaders.new_tensor(digest.bounds).mT
+            options = with_starts(options, bounds, self.leaders)
+        return super().optimize(
+            n=n,
+            search_space_digest=digest,
+            inequality_constraints=inequality_constraints,
+            equality_constraints=equality_constraints,
+            fixed_features=fixed_features,
+            rounding_func=rounding_func,
+            optimizer_options=options,
+            candidate_set=candidate_set,
+            sampling_strategy=sampling_strategy,
+        )
 
     def _construct_botorch_acquisition(
         self,
