@@ -22,7 +22,7 @@ from bo_stream.cli import app
 from bo_stream.cli.sample import spread
 from bo_stream.models.streaming_gp import StreamingGP
 from tests.commands import assert_one_clear_error
-from tests.loops.small import QUICK, small_map, write_npz
+from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
 
 RESULTS = ["curve.csv", "curve.png", "map.png", "picks.csv", "run.json"]
 OPTIONS = [
@@ -106,7 +106,7 @@ def test_a_table_with_named_columns() -> None:
     table.to_csv("map.csv", index=False)
     result = sample("map.csv", "--x", "lon", "lat", "--y", "prevalence", *OPTIONS, "--out", "run")
     assert result.exit_code == 0, result.stderr
-    assert picks("run")[0] == ["strategy", "step", "row", "lon", "lat", "prevalence"]
+    assert picks("run")[0] == ["strategy", "step", "row", "lon", "lat", "prevalence", "outlier"]
     write_npz(Path("map.npz"), small)
     assert sample("map.npz", *OPTIONS, "--out", "other").exit_code == 0
     assert picks("other") == picks("run")
@@ -193,6 +193,8 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
         (["map.npz", "--pool", "110", "--test", "40"], "too few for pool"),
         (["map.npz", "--device", "cuda:77"], "Device 'cuda:77' cannot be used"),
         (["map.npz", "--refit", "0.5"], "refit above 1"),
+        (["map.npz", "--outliers", "-1"], "outliers above 0"),
+        (["map.npz", "--model", "local", "--outliers", "8"], "left out of model wiski"),
         (["map.npz", "--compare", "chance"], "Expected --compare random, got 'chance'"),
         (["wide.npz"], "at most 4 inputs with model wiski"),
         (["map.npz", "--model", "svgp"], "Expected model to be one of wiski, osgpr"),
@@ -244,7 +246,7 @@ def test_a_run_is_not_written_over_and_keeps_its_settings(data: str, tmp_path: P
     ):
         assert_one_clear_error(sample(*args), message)
     index = Path("run/checkpoint.json")
-    index.write_bytes(before["checkpoint.json"].replace(b'"format": 3', b'"format": 99'))
+    index.write_bytes(before["checkpoint.json"].replace(b'"format": 4', b'"format": 99'))
     assert_one_clear_error(sample(*resume), "checkpoint format 99")
     index.write_bytes(before["checkpoint.json"])
     assert contents(Path("run")) == before
@@ -277,6 +279,18 @@ def test_a_refit_that_fails_is_in_the_summary(data: str, monkeypatch: pytest.Mon
     run = json.loads(Path("run/run.json").read_text())
     (event,) = run["strategies"]["nipv"]["model"]["numerical_log"]
     assert event["what"] == "a refit that failed"
+
+
+def test_outliers_are_told(tmp_path: Path) -> None:
+    small, row = map_with_an_artefact(LONG)
+    data = str(write_npz(tmp_path / "artefact.npz", small))
+    sizes = ["--pool", "120", "--test", "40", "--initial", "100", "--steps", "0", "--grid", "12"]
+    result = sample(data, *sizes, "--outliers", "7", "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    told = f"outliers by least variance (--outliers 0 keeps them): rows {row} of the data."
+    assert told in result.stdout
+    resumed = sample("--out", "run", "--resume", "--outliers", "0")
+    assert_one_clear_error(resumed, "The run began with --outliers 7.0, got 0.0.")
 
 
 def test_a_folder_that_cannot_be_written(data: str) -> None:

@@ -106,6 +106,18 @@ def final_table(finals: Mapping[Strategy, Score], campaign: Campaign) -> Table:
     return table
 
 
+def show_outliers(campaign: Campaign) -> None:
+    """Say which sites the models are without, if any."""
+    for name, loop in campaign.loops.items():
+        rows = loop.outlying_rows()
+        if rows:
+            OUT.print(
+                f"Left out as outliers by {STRATEGY_NAMES[name]} (--outliers 0 keeps them): rows "
+                f"{', '.join(map(str, rows))} of the data.",
+                soft_wrap=True,
+            )
+
+
 def show_numerical_record(logs: Iterable[NumericalLog]) -> None:
     """Say in a line which jitters and fallbacks a run's models used, if any."""
     events = [str(event) for log in logs for event in log]

@@ -91,6 +91,14 @@ def sample(
     kernel: KernelOption = _DEFAULT.kernel,
     grid: GridOption = None,
     refit: RefitOption = _DEFAULT.refit,
+    outliers: Annotated[
+        float | None,
+        option(
+            "Model",
+            "Sites more than so many predictive standard deviations from what all others predict "
+            "are left out at a refit; 0: none (8 with model wiski, else 0).",
+        ),
+    ] = None,
     device: DeviceOption = _DEFAULT.device,
     dtype: DtypeOption = _DEFAULT.dtype,
     out: OutOption = None,
@@ -112,7 +120,7 @@ def sample(
     options = {
         "q": batch, "steps": steps, "pool": pool, "test": test, "initial": initial,
         "kernel": kernel, "grid": grid, "seed": seed, "device": device, "dtype": dtype,
-        "refit": refit, "score_every": score_every, "model": model,
+        "refit": refit, "outliers": outliers, "score_every": score_every, "model": model,
     }  # fmt: skip
     from bo_stream.cli.sampling import run  # which imports torch: help does without
 

@@ -21,6 +21,7 @@ from bo_stream.cli.display import (
     resume_command,
     say_stopping,
     show_numerical_record,
+    show_outliers,
     show_step,
 )
 from bo_stream.cli.failures import STOPPED, one_line_errors
@@ -134,6 +135,7 @@ def _sit_and_report(
     for note in notes(caught):
         ERR.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
     OUT.print(final_table(finals, campaign))
+    show_outliers(campaign)
     show_numerical_record(loop.state.model.numerical_log for loop in campaign.loops.values())
     place = f"[bold]{escape(str(folder))}[/]"
     OUT.print(f"picks.csv, curve.csv, map.png, curve.png and run.json are in {place}.")

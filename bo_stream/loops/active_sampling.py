@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.models import build_model
+from bo_stream.loops.outliers import leave_outliers_out
 from bo_stream.loops.scoring import Score, score
 from bo_stream.loops.settings import Settings
 from bo_stream.loops.strategies import choice_rule
@@ -20,16 +21,18 @@ class SamplingState:
     """All that a run has done so far; with survey and settings it determines the next choice.
 
     Attributes:
-        model: Has seen the picks.
+        model: Has seen the picks, but for the outliers.
         picks: Positions in the pool, in the order of choice, the initial points first.
         curve: Scores so far.
         refits: Numbers of observations at which the hyperparameters were learned.
+        outliers: Places in ``picks`` of those that are outliers since the last refit, in order.
     """
 
     model: StreamingGP
     picks: list[int]
     curve: list[Score] = field(default_factory=list)
     refits: list[int] = field(default_factory=list)
+    outliers: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Step:
 
     Attributes:
         number: 0 for the start, then counted from 1.
-        observations: In the model after it.
+        observations: After it, outliers among them.
         chosen: Positions in the pool.
         refitted: Whether hyperparameters were learned.
         score: Of the model after it, where it was scored.
@@ -56,7 +59,8 @@ class ActiveSampling:
 
     Deterministic: randomness is in the survey's order alone, so a state that was saved and loaded
     goes on to the same choices. A step costs the same at the end as at the beginning, refits and
-    scores aside; refits come at geometrically growing numbers of observations.
+    scores aside; refits come at geometrically growing numbers of observations, and leave outliers
+    out of the model (``Settings.outliers``).
 
     Example:
         >>> settings = Settings(steps=100).resolved(*data.X.shape)
@@ -128,8 +132,12 @@ class ActiveSampling:
         return growth > 0.0 and self.observations >= growth * self.state.refits[-1]
 
     def _refit(self) -> None:
-        relearn(self.state.model)
-        self.state.refits.append(self.observations)
+        state, threshold = self.state, self.settings.outliers
+        relearn(state.model)
+        if threshold:
+            X, Y = self.survey.pool_X[state.picks], self.survey.pool_Y[state.picks]
+            state.outliers = leave_outliers_out(state.model, X, Y, state.outliers, threshold)
+        state.refits.append(self.observations)
 
     def _score_due(self) -> bool:
         done = self.steps_done
@@ -141,12 +149,18 @@ class ActiveSampling:
 
     def score_now(self) -> Score:
         """Score the model as it is, without a trace in the curve."""
-        return score(self.state.model, self.survey.test_X, self.survey.test_Y)
+        scored = score(self.state.model, self.survey.test_X, self.survey.test_Y)
+        return replace(scored, observations=self.observations)
 
     def picked_rows(self) -> list[int]:
         """Rows of the data that were chosen, in order."""
         rows: list[int] = self.survey.pool_rows[self.state.picks].tolist()
         return rows
+
+    def outlying_rows(self) -> list[int]:
+        """Those of :meth:`picked_rows` that are outliers since the last refit, in order."""
+        rows = self.picked_rows()
+        return [rows[i] for i in self.state.outliers]
 
 
 def _first_state(survey: Survey, settings: Settings) -> SamplingState:

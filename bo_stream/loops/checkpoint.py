@@ -19,7 +19,7 @@ from bo_stream.loops.run_files import (
 from bo_stream.loops.scoring import Score
 from bo_stream.loops.settings import STRATEGIES, Settings, Strategy
 
-FORMAT = 3
+FORMAT = 4
 """Changes whenever an older checkpoint cannot be read any more."""
 
 FILE_NAME = "checkpoint.json"
@@ -50,17 +50,20 @@ class StrategyRecord:
         picks: Positions in the pool, in order.
         curve: Scores.
         refits: Numbers of observations at which hyperparameters were learned.
+        outliers: Places in ``picks`` of those that the model is without, in order.
     """
 
     picks: list[int]
     curve: list[Score]
     refits: list[int]
+    outliers: list[int]
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """From plain values, as JSON gives them back."""
-        picks, refits = ([int(n) for n in record[name]] for name in ("picks", "refits"))
-        return cls(picks, [Score(**entry) for entry in record["curve"]], refits)
+        names = ("picks", "refits", "outliers")
+        picks, refits, outliers = ([int(n) for n in record[name]] for name in names)
+        return cls(picks, [Score(**entry) for entry in record["curve"]], refits, outliers)
 
 
 @dataclass(frozen=True)
@@ -98,17 +101,20 @@ class Checkpoint:
             UsageError: The model's file is missing, damaged, or not the one that was written.
         """
         record, file = self.records[strategy], self.models[strategy]
-        _check_picks(folder / FILE_NAME, record.picks, file.observations)
+        _check_picks(folder / FILE_NAME, record, file.observations)
         model = file.read(folder, MODELS[self.settings.model].model, self.settings.device)
-        return SamplingState(model, record.picks, record.curve, record.refits)
+        return SamplingState(model, record.picks, record.curve, record.refits, record.outliers)
 
 
-def _check_picks(path: Path, picks: list[int], observations: int) -> None:
-    distinct = len(set(picks))
-    if not len(picks) == distinct == observations:
+def _check_picks(path: Path, record: StrategyRecord, observations: int) -> None:
+    picks, outliers = len(record.picks), len(record.outliers)
+    distinct = len(set(record.picks))
+    places = set(record.outliers)
+    in_order = record.outliers == sorted(places) and places <= set(range(picks))
+    if not (in_order and picks == distinct == observations + outliers):
         raise UsageError(
-            f"{path} contradicts itself: {len(picks):,} picks, {distinct:,} of them distinct, and "
-            f"a model of {observations:,} observations."
+            f"{path} contradicts itself: {picks:,} picks, {distinct:,} of them distinct, "
+            f"{outliers:,} outliers, and a model of {observations:,} observations."
         )
 
 
@@ -159,7 +165,8 @@ def _write_index(
 
 def _state_record(state: SamplingState, model: ModelFile) -> dict[str, Any]:
     curve = [asdict(entry) for entry in state.curve]
-    return {"model": asdict(model), "picks": state.picks, "curve": curve, "refits": state.refits}
+    lists = {name: getattr(state, name) for name in ("picks", "refits", "outliers")}
+    return {"model": asdict(model), "curve": curve, **lists}
 
 
 def _model_files(folder: Path) -> set[Path]:

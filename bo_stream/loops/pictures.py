@@ -35,6 +35,7 @@ class MapView:
         deviation: Posterior standard deviation of the function there, ``n``.
         picks: Rows that were observed, in order.
         initial: How many of them were there at the start.
+        outliers: Those of them that the model is without.
     """
 
     data: Dataset
@@ -42,6 +43,7 @@ class MapView:
     deviation: Array
     picks: Sequence[int]
     initial: int
+    outliers: Sequence[int] = ()
 
 
 def draw_map(view: MapView) -> Figure:
@@ -179,6 +181,10 @@ def _draw_picks(axes: Axes, view: MapView) -> None:
     axes.plot(*chosen.T, marker="o", ms=2.6, color="white", label=label, **line)
     label = f"initial ({len(first):,})"
     axes.plot(*first.T, marker="s", ms=4.5, color="tab:red", label=label, **line)
+    if view.outliers:
+        label = f"outliers ({len(view.outliers):,})"
+        sites = view.data.X[list(view.outliers), :2]
+        axes.plot(*sites.T, marker="X", ms=7.0, color="tab:orange", label=label, **line)
     axes.legend(loc="best", fontsize=8, framealpha=0.85)
 
 
@@ -203,6 +209,9 @@ def _lines(view: MapView) -> Figure:
     )
     rows = list(view.picks)
     axes.plot(data.X[rows, 0], data.y[rows], "o", mfc="none", mec="tab:red", ms=5, label="picks")
+    if view.outliers:
+        rows = list(view.outliers)
+        axes.plot(data.X[rows, 0], data.y[rows], "X", color="tab:orange", ms=8, label="outliers")
     axes.set(xlabel=data.columns[0], ylabel=_wrapped(data.target))
     axes.legend(fontsize=8)
     return figure

@@ -23,12 +23,16 @@ from bo_stream.models.streaming_gp import StreamingGP
 
 
 def picks_table(campaign: Campaign) -> bytes:
-    """One line per choice: strategy, step (0: initial points), row of the data, its values."""
+    """One line per choice.
+
+    Strategy, step (0: initial points), row of the data, its values, 1 for an outlier or else 0.
+    """
     data = campaign.data
-    header = ("strategy", "step", "row", *data.columns, data.target)
+    header = ("strategy", "step", "row", *data.columns, data.target, "outlier")
     lines = [
-        (name, step, row, *data.X[row], data.y[row])
+        (name, step, row, *data.X[row], data.y[row], int(row in outliers))
         for name, loop in campaign.loops.items()
+        for outliers in [set(loop.outlying_rows())]
         for step, row in _steps_and_rows(loop)
     ]
     return _table(header, lines)
@@ -90,6 +94,7 @@ def _strategy_record(loop: ActiveSampling, final: Score) -> dict[str, Any]:
     return {
         "final": asdict(final),
         "refits_at": loop.state.refits,
+        "outliers": loop.outlying_rows(),
         "model": model_record(loop.settings.model, loop.state.model),
     }
 

@@ -86,4 +86,5 @@ def _map_view(campaign: Campaign) -> MapView:
         variance.double().sqrt().cpu().numpy(),
         loop.picked_rows(),
         loop.settings.initial,
+        loop.outlying_rows(),
     )

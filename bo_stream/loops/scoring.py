@@ -19,7 +19,7 @@ class Score:
     """Predictions of held-out outcomes, scored.
 
     Attributes:
-        observations: How many the model had seen.
+        observations: How many there were.
         rmse: Root of the mean squared error of the mean, in units of the target.
         rmse_sd: The same in units of the target's standard deviation over the held-out points.
         nll: Mean negative log density of an outcome, noise included, in nats.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.models import Option, check_grid, checked_model
+from bo_stream.loops.models import MODELS, Option, check_grid, checked_model
 
 if TYPE_CHECKING:  # torch is imported when a setting is used, not for its name
     import torch
@@ -29,6 +29,7 @@ _DEFAULT_POOL = 12_000
 _DEFAULT_TEST = 10_000
 _TEST_SHARE = 4
 _SCORES = 25
+_OUTLIERS = 8.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,10 @@ class Settings:
         dtype: ``float64`` or ``float32``.
         refit: The hyperparameters are learned anew whenever the observations have become this many
             times as many as at the last refit; 0: only once, from the first points.
+        outliers: At a refit, observations that are more than so many standard deviations of the
+            posterior predictive distribution from what all others predict are left out of the
+            model (:func:`bo_stream.loops.outliers.leave_outliers_out`); 0: none; None: 8
+            for a model that can retract, else 0.
         score_every: Steps between scores; None: a twenty-fifth of all.
         strategy: ``nipv``, least integrated posterior variance, or ``random``.
     """
@@ -69,6 +74,7 @@ class Settings:
     device: str = "cpu"
     dtype: str = "float64"
     refit: float = 1.5
+    outliers: float | None = None
     score_every: int | None = None
     strategy: Strategy = "nipv"
 
@@ -92,7 +98,24 @@ class Settings:
             raise UsageError(
                 f"Expected refit above 1 (a growth factor), or 0 for never, got {self.refit:g}."
             )
+        self._check_outliers()
         check_device(self.device)
+
+    def _check_outliers(self) -> None:
+        """Refuse a threshold that is none, or a model that cannot retract."""
+        if self.outliers is None or self.outliers == 0.0:
+            return
+        if not self.outliers > 0.0:
+            raise UsageError(
+                f"Expected outliers above 0 (standard deviations), or 0 for none, got "
+                f"{self.outliers:g}."
+            )
+        if not MODELS[self.model].retracts:
+            names = ", ".join(name for name, kind in MODELS.items() if kind.retracts)
+            raise UsageError(
+                f"Outliers are left out of model {names}, which can retract them, got outliers "
+                f"{self.outliers:g} with model {self.model}. Set it to 0."
+            )
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -128,7 +151,11 @@ class Settings:
                 f"{self.initial + self.q * steps:,}, got {pool:,}: at most {most:,} steps."
             )
         every = max(1, steps // _SCORES) if self.score_every is None else self.score_every
-        return replace(self, test=test, pool=pool, steps=steps, score_every=every)
+        usual = _OUTLIERS if MODELS[self.model].retracts else 0.0
+        outliers = usual if self.outliers is None else self.outliers
+        return replace(
+            self, test=test, pool=pool, steps=steps, score_every=every, outliers=outliers
+        )
 
     def as_record(self) -> dict[str, Any]:
         """As plain values, for JSON."""

@@ -11,9 +11,9 @@ from bo_stream.loops.active_sampling import ActiveSampling
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.prediction import predict
-from bo_stream.loops.settings import Settings
+from bo_stream.loops.settings import Settings, Strategy
 from bo_stream.loops.survey import Survey
-from tests.loops.small import QUICK, small_map
+from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 
@@ -82,6 +82,37 @@ def test_refits_at_geometrically_growing_numbers_of_observations() -> None:
     never = begin(replace(QUICK, refit=0.0))
     list(never.run())
     assert never.state.refits == [5]
+
+
+@pytest.mark.parametrize("strategy", ["nipv", "random"])
+def test_an_artefact_is_left_out_at_the_refit_that_finds_it(strategy: Strategy) -> None:
+    data, row = map_with_an_artefact(LONG)
+    settings = replace(LONG, strategy=strategy).resolved(*data.X.shape)
+    loops = [
+        ActiveSampling(Survey.of(data, s), s) for s in (settings, replace(settings, outliers=0.0))
+    ]
+    for loop in loops:
+        list(loop.run())
+    without, kept = loops
+    assert (without.outlying_rows(), kept.outlying_rows()) == ([row], [])
+    assert row in without.picked_rows()
+    assert without.state.model.num_observations == 119
+    assert without.state.curve[-1].observations == 120
+    noise = [float(loop.state.model.noise_level().detach()) for loop in loops]
+    assert noise[0] < 0.25 * noise[1]
+    assert without.state.curve[-1].rmse < kept.state.curve[-1].rmse
+
+
+def test_without_outliers_the_choices_and_scores_are_those_without_the_treatment() -> None:
+    data, settings = small_map(160), replace(LONG, steps=2)
+    runs = []
+    for threshold in (7.0, 0.0):
+        resolved = replace(settings, outliers=threshold).resolved(*data.X.shape)
+        loop = ActiveSampling(Survey.of(data, resolved), resolved)
+        list(loop.run())
+        assert loop.state.outliers == []
+        runs.append((loop.state.picks, loop.state.refits, loop.state.curve))
+    assert runs[0] == runs[1]
 
 
 def test_random_choice_starts_from_the_same_points_and_goes_on_in_random_order() -> None:

@@ -19,7 +19,7 @@ from bo_stream.loops.errors import UsageError
 from bo_stream.loops.settings import Strategy
 from bo_stream.loops.sitting import StopRequest, sit
 from bo_stream.models.streaming_gp import StreamingGP
-from tests.loops.small import QUICK, small_map, write_npz
+from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 
@@ -83,6 +83,22 @@ def test_stopped_after_every_step_a_run_makes_the_same_choices(path: Path, folde
     for name in BOTH:
         assert result[name][:2] == expected[name][:2]
         assert result[name][2] == pytest.approx(expected[name][2], rel=1e-9)
+
+
+def test_a_run_goes_on_without_its_outliers(folder: Path, tmp_path: Path) -> None:
+    data, row = map_with_an_artefact(LONG)
+    path = write_npz(tmp_path / "map.npz", data)
+    campaign = Campaign.begin(path, None, None, LONG, ("nipv",))
+    advance(campaign, 3).save(folder)
+    resumed = Campaign.resume(folder)
+    assert resumed.main.outlying_rows() == [row]
+    assert outcome(finish(resumed)) == outcome(finish(campaign))
+    advance(campaign, 9).save(folder)
+    for outliers in ([], [50, 51], [120], [51, 50], [50, 50]):
+        good = (folder / "checkpoint.json").read_bytes()
+        edit_run(folder, outliers=outliers)
+        refused(folder, "contradicts itself: 120 picks, 120 of them distinct, . outliers")
+        (folder / "checkpoint.json").write_bytes(good)
 
 
 def test_strategies_step_in_turn(path: Path) -> None:

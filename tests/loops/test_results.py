@@ -5,6 +5,7 @@ import errno
 import json
 import os
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +19,7 @@ from bo_stream.loops.pictures import MapView, draw_map
 from bo_stream.loops.results import write_results
 from bo_stream.loops.settings import Settings
 from bo_stream.storage import atomic_write
-from tests.loops.small import QUICK, small_map, write_npz
+from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 
@@ -75,6 +76,27 @@ def test_run_json_says_how_it_was_made(results: tuple[Campaign, Path]) -> None:
     assert run["strategies"]["random"]["final"]["observations"] == 17
     assert run["warnings"] == ["a warning"]
     assert run["strategies"]["nipv"]["model"]["numerical_log"] == []
+
+
+def test_outliers_are_in_the_results(tmp_path: Path) -> None:
+    data, row = map_with_an_artefact(LONG)
+    path = write_npz(tmp_path / "map.npz", data)
+    campaign = Campaign.begin(path, None, None, replace(LONG, steps=0), ("nipv",))
+    for _ in campaign.run():
+        pass
+    write_results(campaign, tmp_path, [])
+    marked = [int(pick["row"]) for pick in rows(tmp_path / "picks.csv") if pick["outlier"] == "1"]
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert marked == run["strategies"]["nipv"]["outliers"] == [row]
+    assert run["settings"]["outliers"] == 7.0
+
+
+def test_the_map_marks_outliers() -> None:
+    data = small_map(20)
+    view = MapView(data, data.y, np.ones(20), [1, 2, 3, 4], 2, [3])
+    (axes,) = [a for a in draw_map(view).axes if a.get_legend() is not None]
+    (marks,) = [line for line in axes.lines if line.get_label() == "outliers (1)"]
+    assert marks.get_xydata().tolist() == [data.X[3].tolist()]
 
 
 @pytest.mark.parametrize("name", ["map.png", "curve.png"])

@@ -35,6 +35,9 @@ def test_defaults_on_a_small_map_use_all_of_it() -> None:
         ({"strategy": "greedy"}, "strategy to be one of nipv, random"),
         ({"refit": 1.0}, "refit above 1"),
         ({"refit": float("nan")}, "refit above 1"),
+        ({"outliers": -1.0}, "outliers above 0"),
+        ({"outliers": float("nan")}, "outliers above 0"),
+        ({"outliers": 8.0, "model": "osgpr"}, "outliers 8 with model osgpr"),
         ({"device": "abacus"}, "Device 'abacus' cannot be used"),
         ({"device": "cuda:99"}, "Device 'cuda:99' cannot be used"),
     ],
@@ -60,6 +63,13 @@ def test_each_setting_is_checked(wrong: dict[str, Any], message: str) -> None:
 def test_settings_are_checked_against_the_data(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Settings(**wrong).resolved(100, 2)
+
+
+def test_outliers_are_left_out_where_the_model_can_retract() -> None:
+    assert Settings().resolved(100, 2).outliers == 8.0
+    assert Settings(model="osgpr").resolved(100, 2).outliers == 0.0
+    assert Settings(outliers=0.0).resolved(100, 2).outliers == 0.0
+    assert Settings(outliers=0.0, model="osgpr").resolved(100, 2).outliers == 0.0
 
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(grid=(9, 7), steps=3, refit=1.5)])
