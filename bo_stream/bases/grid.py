@@ -218,15 +218,15 @@ class Grid(Mesh):
         """The other's nodes where both corners are nodes of it but for ``ROUNDINGS`` roundings."""
         (theirs,) = other.parts
         corners = self.bounds
-        steps = (corners - theirs._lower) / theirs._spacing
+        lower, spacing, _ = _constants(theirs, corners.dtype, corners.device)
+        steps = (corners - lower) / spacing
         whole = steps.round()
-        slack = ROUNDINGS * rounding * corners.abs().amax(0) / theirs._spacing
+        slack = ROUNDINGS * rounding * corners.abs().amax(0) / spacing
         if whole.diff(dim=0)[0].tolist() != list(self.cells) or bool(
             ((steps - whole).abs() > slack).any()
         ):
             return self
-        lower = theirs._lower + whole[0] * theirs._spacing
-        return Grid(tuple(lower.tolist()), theirs.spacing, self.cells)
+        return Grid(tuple((lower + whole[0] * spacing).tolist()), theirs.spacing, self.cells)
 
     def resized(self, sizes: Sizes) -> Grid:
         """Other nodes over the same box."""
