@@ -1153,6 +1153,20 @@ def what_is_remembered_is_detached(stream: Stream) -> None:
 
 
 @law
+def training_inputs_are_the_latest_observed(stream: Stream) -> None:
+    data, more = stream.data(8), stream.data(3)
+    model = stream.model(data).update(*more.astuple())
+    outputs = (model.num_outputs,) if model.num_outputs > 1 else ()
+    observed = torch.cat((data.X, more.X), -2)
+    observed = observed.unsqueeze(-3) if outputs else observed
+    for each in (model, suppose(model, stream.data(2))):
+        (X,) = each.train_inputs
+        assert (X.dtype, X.device) == (observed.dtype, observed.device)
+        assert X.shape[:-2] == (*each.batch_shape, *outputs)
+        assert torch.equal(X[..., :11, :], observed.expand(*X.shape[:-2], 11, X.shape[-1]))
+
+
+@law
 def another_kind_of_model_cannot_be_merged(stream: Stream) -> None:
     data = stream.data(5)
     model = stream.model(data)

@@ -38,8 +38,8 @@ class ClusteredGP(ClusterGP):
     apart; a cluster's observations act as their mean with a noise of Λ, that of one over their
     number. (Terenin et al., 2024, section 3.3)
 
-    - Memory: sums of each of M clusters, and their tree: O(M). Data are not kept. What is solved
-      takes O(M²).
+    - Memory: sums of each of M clusters, and their tree: O(M). Data are not kept,
+      but for the latest inputs in ``train_inputs``. What is solved takes O(M²).
     - Update: O(n log M + M) for n observations. The next posterior conditions the last one on few
       of them (O(M²) each), else it solves anew: O(M³), or O(M²) an iteration by conjugate
       gradients.

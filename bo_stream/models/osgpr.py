@@ -44,7 +44,8 @@ class OSGPR(InducingGP[WindowedMemory]):
     A move of Z or of the hyperparameters is a congruence of them: what was observed acts as
     observations of the process at the old points (Bui, Nguyen and Turner, 2017, collapsed).
 
-    - Memory: O(M²), Z, and the ``window`` latest observations, O(window M). Others are not kept.
+    - Memory: O(M²), Z, and the ``window`` latest observations, O(window M). Others are not kept,
+      but for the latest inputs in ``train_inputs``.
     - Update: O(n M²) for n observations, and O((M + window) M) for each that becomes an inducing
       point; O(M³) when points were dropped or a hyperparameter has changed since the last one. The
       next posterior solves once in O(M³).

@@ -42,7 +42,8 @@ class OSVGP(LatentGP):
     as a Gaussian observation, as in :class:`~bo_stream.OSGPR`, which this model equals where the
     likelihood is Gaussian.
 
-    - Memory: O(M²) for M inducing points Z, and Z. Data are not kept.
+    - Memory: O(M²) for M inducing points Z, and Z. Data are not kept, but for the latest
+      inputs in ``train_inputs``.
     - Update: O(n M² + M³) for n outcomes, times the natural-gradient steps, up to
       ``natural_steps``, that work with ``min(n, M)`` numbers each.
     - A fantasy: as of OSGPR, after one evaluation of the likelihood at the supposed outcomes.

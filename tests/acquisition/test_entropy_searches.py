@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from functools import partial
 from unittest import mock
 
 import pytest
@@ -224,10 +223,6 @@ class TestEveryModel:
         assert_works_or_says_why(model, function, OF_TWO_OUTPUTS[function], name)
 
 
-def _total(function: AcquisitionFunction, X: Tensor) -> Tensor:
-    return function(X).sum()
-
-
 def pair(outputs: int = 1, transform: Normalize | None = None) -> tuple[OSGPR, SingleTaskGP]:
     """The same posterior twice: with every input an inducing point, and the exact one."""
     data = observations(15, DIM, outputs)
@@ -317,7 +312,6 @@ class TestValues:
             ),
         ):
             assert_close(build(model)(X), build(exact)(X), 1e4)
-            assert_gradient(partial(_total, build(model)), points(2, 1))
 
     def test_multi_objective_predictive_entropy_search(self) -> None:
         model, exact = pair(2)
