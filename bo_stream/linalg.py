@@ -118,12 +118,6 @@ def inverse_root(matrix: Tensor) -> Tensor:
     return inverse_lower(safe_cholesky(matrix)).mT
 
 
-def symmetric_toeplitz(row: Tensor) -> Tensor:
-    """The symmetric Toeplitz matrix of a first row, ``... x g -> ... x g x g``."""
-    diagonals = torch.cat((row[..., 1:].flip(-1), row), -1)
-    return diagonals.unfold(-1, row.shape[-1], 1).flip(-2)
-
-
 def inverse_lower(factor: Tensor) -> Tensor:
     """Inverse of a lower triangular matrix by halves, which spares the products with zeros."""
     n = factor.shape[-1]

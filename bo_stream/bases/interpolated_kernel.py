@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from torch import Tensor
 from bo_stream.bases.cubic import STENCIL, weights
 from bo_stream.bases.grid import Mesh, columns
 from bo_stream.bases.grid_kernel import GridKernel
-from bo_stream.bases.interpolation import first_correlations
-from bo_stream.linalg import row_product, stack_columns, symmetric_toeplitz
+from bo_stream.bases.interpolation import first_correlations, node_correlation
+from bo_stream.linalg import row_product, stack_columns
 
 
 def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
@@ -29,6 +29,64 @@ def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
     pairs = zip(mesh.parts, mesh.groups, strict=True)
     own = (grid.interpolation_matrices(columns(X, group)) for grid, group in pairs)
     return torch.cat([line for lines in own for line in lines], -1)
+
+
+@dataclass(frozen=True)
+class InterpolatedKernel:
+    """``k̃(x, x') = Σ_g s_g Π_i w_i(x)ᵀ K_i w_i(x')`` over the parts g of a sum of products.
+
+    The tensor product of one-dimensional interpolations makes each part a product of
+    one-dimensional interpolated kernels. So no node of the whole grid is visited and nothing is
+    truncated. Differentiable in the kernel's hyperparameters and in the weights w.
+
+    Attributes:
+        scales: s_g per part, ``... x m``.
+        correlations: K_i per part and dimension, ``... x m x g_i x g_i``.
+    """
+
+    scales: tuple[Tensor, ...]
+    correlations: tuple[tuple[Tensor, ...], ...]
+
+    @classmethod
+    def of(cls, kernel: GridKernel, mesh: Mesh) -> InterpolatedKernel:
+        """The kernel at its present hyperparameters on a mesh. Cost O(Σ g_i²)."""
+        pairs = list(zip(kernel.parts, mesh.parts, strict=True))
+        correlations = tuple(
+            tuple(node_correlation(part, grid, i) for i in range(grid.dim)) for part, grid in pairs
+        )
+        return cls(_scales(kernel, correlations[0][0]), correlations)
+
+    def images(self, lines: Tensor) -> Tensor:
+        """``K_i w_i(x)`` of all dimensions side by side, ``... x m x n x G``. Cost O(n Σ g_i²)."""
+        matrices = [matrix for part in self.correlations for matrix in part]
+        own = self._by_dimension(lines)
+        return reduce(stack_columns, map(row_product, own, matrices))
+
+    def covariance(self, lines: Tensor, images: Tensor) -> Tensor:
+        """Covariance of n points with n' others, ``... x m x n x n'``. Cost O(n n' G).
+
+        Args:
+            lines: Interpolation weights of the points, ``... x 1 x n x G``.
+            images: Of the others, from :meth:`images`, ``... x m x n' x G``.
+        """
+        pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
+        return self._summed((row_product(w, image.mT) for w, image in pairs), 2)
+
+    def variance(self, lines: Tensor, images: Tensor) -> Tensor:
+        """Prior variance at n points, ``... x m x n``. Cost O(n G).
+
+        Args:
+            lines: Interpolation weights of the points, ``... x 1 x n x G``.
+            images: Of the same points, from :meth:`images`.
+        """
+        pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
+        return self._summed(((w * image).sum(-1) for w, image in pairs), 1)
+
+    def _by_dimension(self, columns: Tensor) -> tuple[Tensor, ...]:
+        return columns.split([K.shape[-1] for part in self.correlations for K in part], -1)
+
+    def _summed(self, values: Iterable[Tensor], after: int) -> Tensor:
+        return _summed(self.scales, [len(part) for part in self.correlations], values, after)
 
 
 @dataclass(frozen=True)
@@ -87,88 +145,44 @@ def pairs_of(mesh: Mesh, X: Tensor) -> tuple[Pairs, ...]:
     )
 
 
-@dataclass(frozen=True)
-class InterpolatedKernel:
-    """``k̃(x, x') = Σ_g s_g Π_i w_i(x)ᵀ K_i w_i(x')`` over the parts g of a sum of products.
+def covariance_of_pairs(kernel: GridKernel, mesh: Mesh, pairs: Sequence[Pairs]) -> Tensor:
+    """Covariance of n points with each other, ``... x m x n x n``. Cost O(n² d + Σ g_i).
 
-    The tensor product of one-dimensional interpolations makes each part a product of
-    one-dimensional interpolated kernels. So no node of the whole grid is visited and nothing is
-    truncated. Differentiable in the kernel's hyperparameters and in the weights w.
+    As :meth:`InterpolatedKernel.covariance`, and cheaper for few points and many nodes.
 
-    Attributes:
-        scales: s_g per part, ``... x m``.
-        correlations: First row of each Toeplitz matrix K_i, ``... x m x g_i``.
+    Args:
+        kernel: Before it is interpolated, at its present hyperparameters.
+        mesh: The nodes.
+        pairs: Of the points, from :func:`pairs_of`.
     """
+    parts = list(zip(kernel.parts, mesh.parts, strict=True))
+    nodes = [first_correlations(part, grid, i) for part, grid in parts for i in range(grid.dim)]
+    values = (own.correlation(row) for own, row in zip(pairs, nodes, strict=True))
+    return _summed(_scales(kernel, nodes[0]), [grid.dim for _, grid in parts], values, 2)
 
-    scales: tuple[Tensor, ...]
-    correlations: tuple[tuple[Tensor, ...], ...]
 
-    @classmethod
-    def of(cls, kernel: GridKernel, mesh: Mesh) -> InterpolatedKernel:
-        """The kernel at its present hyperparameters on a mesh. Cost O(Σ g_i)."""
-        pairs = list(zip(kernel.parts, mesh.parts, strict=True))
-        correlations = tuple(
-            tuple(first_correlations(part, grid, i) for i in range(grid.dim))
-            for part, grid in pairs
-        )
-        scales = (
-            part.scale().to(own[0].device)
-            for (part, _), own in zip(pairs, correlations, strict=True)
-        )
-        return cls(tuple(scales), correlations)
+def _scales(kernel: GridKernel, like: Tensor) -> tuple[Tensor, ...]:
+    """Prior variance of each part, ``... x m``, on the device of a tensor."""
+    return tuple(part.scale().to(like.device) for part in kernel.parts)
 
-    @cached_property
-    def _matrices(self) -> list[Tensor]:
-        return [symmetric_toeplitz(row) for part in self.correlations for row in part]
 
-    def images(self, lines: Tensor) -> Tensor:
-        """``K_i w_i(x)`` of all dimensions side by side, ``... x m x n x G``. Cost O(n Σ g_i²)."""
-        own = self._by_dimension(lines)
-        return reduce(stack_columns, map(row_product, own, self._matrices))
+def _summed(
+    scales: Sequence[Tensor], dims: Sequence[int], values: Iterable[Tensor], after: int
+) -> Tensor:
+    """``Σ_g s_g Π_i value_i`` over parts g of as many dimensions i.
 
-    def covariance_of_pairs(self, pairs: Sequence[Pairs]) -> Tensor:
-        """Covariance of n points with each other, ``... x m x n x n``. Cost O(n² d).
-
-        Cheaper than :meth:`covariance` where there are few points and many nodes.
-
-        Args:
-            pairs: Of the points, from :func:`pairs_of`.
-        """
-        nodes = (row for part in self.correlations for row in part)
-        own = zip(pairs, nodes, strict=True)
-        return self._summed((pair.correlation(row) for pair, row in own), 2)
-
-    def covariance(self, lines: Tensor, images: Tensor) -> Tensor:
-        """Covariance of n points with n' others, ``... x m x n x n'``. Cost O(n n' G).
-
-        Args:
-            lines: Interpolation weights of the points, ``... x 1 x n x G``.
-            images: Of the others, from :meth:`images`, ``... x m x n' x G``.
-        """
-        pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
-        return self._summed((row_product(w, image.mT) for w, image in pairs), 2)
-
-    def variance(self, lines: Tensor, images: Tensor) -> Tensor:
-        """Prior variance at n points, ``... x m x n``. Cost O(n G).
-
-        Args:
-            lines: Interpolation weights of the points, ``... x 1 x n x G``.
-            images: Of the same points, from :meth:`images`.
-        """
-        pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
-        return self._summed(((w * image).sum(-1) for w, image in pairs), 1)
-
-    def _by_dimension(self, columns: Tensor) -> tuple[Tensor, ...]:
-        return columns.split([K.shape[-1] for part in self.correlations for K in part], -1)
-
-    def _summed(self, values: Iterable[Tensor], after: int) -> Tensor:
-        """``Σ_g s_g Π_i value_i`` of one value per dimension, with ``after`` dimensions after m."""
-        remaining, total = iter(values), None
-        for scale, part in zip(self.scales, self.correlations, strict=True):
-            product = scale[(..., *(None,) * after)]
-            for _ in part:
-                product = product * next(remaining)
-            total = product if total is None else total + product
-        if total is None:
-            raise ValueError("Expected a kernel of at least one part, got none.")
-        return total
+    Args:
+        scales: s_g, ``... x m``.
+        dims: Number of dimensions of each part.
+        values: One per dimension of each part.
+        after: Number of their dimensions after m.
+    """
+    remaining, total = iter(values), None
+    for scale, dim in zip(scales, dims, strict=True):
+        product = scale[(..., *(None,) * after)]
+        for _ in range(dim):
+            product = product * next(remaining)
+        total = product if total is None else total + product
+    if total is None:
+        raise ValueError("Expected a kernel of at least one part, got none.")
+    return total

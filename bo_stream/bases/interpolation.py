@@ -14,7 +14,6 @@ from torch import Tensor
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.grid import Grid, Mesh
 from bo_stream.bases.grid_kernel import KernelFactors
-from bo_stream.linalg import symmetric_toeplitz
 
 
 class GridBasis(Basis):
@@ -211,15 +210,16 @@ def _eigenpairs(
 
 
 def node_correlation(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
-    """Correlation matrix of one dimension's nodes, ``... x g x g``, differentiable.
-
-    The nodes are evenly spaced and the kernel is stationary, so that it is a Toeplitz matrix.
-    """
-    return symmetric_toeplitz(first_correlations(factors, grid, dimension))
+    """Correlation matrix of one dimension's nodes, ``... x g x g``, differentiable."""
+    nodes = grid.nodes(dimension).to(factors.device)
+    return factors.correlation(dimension, nodes, nodes)
 
 
 def first_correlations(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
-    """Correlations of one dimension's first node with all nodes, ``... x g``, differentiable."""
+    """Correlations of one dimension's first node with all nodes, ``... x g``, differentiable.
+
+    The nodes are evenly spaced and the kernel is stationary: all that :func:`node_correlation` has.
+    """
     distances = grid.distances(dimension).to(factors.device)
     return factors.correlation(dimension, distances[:1], distances).squeeze(-2)
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bo_stream.bases.additive_basis import grid_basis
 from bo_stream.bases.grid import Mesh
-from bo_stream.bases.interpolated_kernel import InterpolatedKernel
 from bo_stream.bases.interpolation import GridBasis
 from bo_stream.bases.kernel_sensitivity import prior_covariance
 from bo_stream.inference_mode import keeps_tensors
@@ -246,7 +245,7 @@ class GridPosterior(GridBase):
 
     def _rows_log_marginal_likelihood(self, memory: RowMemory) -> Tensor:
         outcomes, noise = self._outcomes_of(memory)
-        covariance = memory.covariance(InterpolatedKernel.of(self._factors(), memory.grid))
+        covariance = memory.covariance(self._factors())
         return dense_log_marginal_likelihood(
             covariance.expand(*outcomes.shape, outcomes.shape[-1]),
             outcomes - self._prior_mean().unsqueeze(-1),

@@ -12,9 +12,11 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from bo_stream.bases.grid import Mesh
+from bo_stream.bases.grid_kernel import GridKernel
 from bo_stream.bases.interpolated_kernel import (
     InterpolatedKernel,
     Pairs,
+    covariance_of_pairs,
     interpolation_lines,
     pairs_of,
 )
@@ -136,16 +138,17 @@ class RowMemory:
     def _paired(self) -> tuple[Pairs, ...]:
         return pairs_of(self.grid, self.rows.X)
 
-    def covariance(self, kernel: InterpolatedKernel) -> Tensor:
-        """Covariance of the rows, ``... x m x n x n``, differentiable in the kernel.
+    def covariance(self, kernel: GridKernel) -> Tensor:
+        """Interpolated covariance of the rows, ``... x m x n x n``, differentiable in the kernel.
 
         Args:
-            kernel: On the present grid.
+            kernel: Before it is interpolated, at its present hyperparameters.
         """
         nodes = min(size for grid in self.grid.parts for size in grid.size)
         if NODES_OF_PAIRS * len(self.rows) <= nodes**2:
-            return kernel.covariance_of_pairs(self.pairs)
-        return kernel.covariance(self.lines, kernel.images(self.lines))
+            return covariance_of_pairs(kernel, self.grid, self.pairs)
+        interpolated = InterpolatedKernel.of(kernel, self.grid)
+        return interpolated.covariance(self.lines, interpolated.images(self.lines))
 
     def covering(self, X: Tensor) -> RowMemory:
         """The same rows on a grid grown by whole cells so that its box holds X.

@@ -10,7 +10,12 @@ from torch import Tensor
 from bo_stream.bases.additive_grid import mesh_over
 from bo_stream.bases.grid import Mesh
 from bo_stream.bases.grid_kernel import GridKernel
-from bo_stream.bases.interpolated_kernel import InterpolatedKernel, interpolation_lines, pairs_of
+from bo_stream.bases.interpolated_kernel import (
+    InterpolatedKernel,
+    covariance_of_pairs,
+    interpolation_lines,
+    pairs_of,
+)
 from bo_stream.bases.kernel_factors import kernel_factors
 from tests.oracles import interpolated_kernel
 from tests.problems import KERNELS, kernel
@@ -30,7 +35,7 @@ def both_ways(factors: GridKernel, mesh: Mesh, X: Tensor) -> tuple[Tensor, Tenso
     own = InterpolatedKernel.of(factors, mesh)
     lines = interpolation_lines(mesh, X).unsqueeze(-3)
     by_nodes = own.covariance(lines, own.images(lines))
-    return own.covariance_of_pairs(pairs_of(mesh, X)), by_nodes
+    return covariance_of_pairs(factors, mesh, pairs_of(mesh, X)), by_nodes
 
 
 def additive(batch: torch.Size) -> Kernel:

@@ -11,8 +11,8 @@ from bo_stream.bases.grid import Grid
 from bo_stream.bases.integrals import integrated_gram
 from bo_stream.bases.interpolation import (
     InterpolationBasis,
+    first_correlations,
     interpolation_basis,
-    node_correlation,
     select_products,
 )
 from bo_stream.bases.kernel_factors import kernel_factors
@@ -59,11 +59,12 @@ def test_features_span_the_interpolated_kernel(name: str, max_rank: int) -> None
 
 @pytest.mark.parametrize("batch_shape", [(), (2,)])
 @pytest.mark.parametrize("name", KERNELS)
-def test_correlations_of_evenly_spaced_nodes(name: str, batch_shape: tuple[int, ...]) -> None:
+def test_correlations_of_the_first_node(name: str, batch_shape: tuple[int, ...]) -> None:
     factors = kernel_factors(kernel(name, 2, batch_shape), 2)
     for i in range(2):
         nodes = GRID.nodes(i)
-        assert_close(node_correlation(factors, GRID, i), factors.correlation(i, nodes, nodes))
+        first = factors.correlation(i, nodes[:1], nodes).squeeze(-2)
+        assert_close(first_correlations(factors, GRID, i), first)
 
 
 def test_features_of_a_batch_of_kernels() -> None:
