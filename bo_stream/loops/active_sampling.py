@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from bo_stream.loops.kernels import KERNELS
 from bo_stream.loops.models import build_model
-from bo_stream.loops.outliers import leave_outliers_out
+from bo_stream.loops.outliers import ONE_IN, deviations_from_prediction, leave_outliers_out
 from bo_stream.loops.scoring import Score, score
 from bo_stream.loops.settings import Settings
 from bo_stream.loops.strategies import choice_rule
@@ -25,7 +25,8 @@ class SamplingState:
         picks: Positions in the pool, in the order of choice, the initial points first.
         curve: Scores so far.
         refits: Numbers of observations at which the hyperparameters were learned.
-        outliers: Places in ``picks`` of those that are outliers since the last refit, in order.
+        outliers: Places in ``picks``, in order, of those that the model is without: outliers at the
+            last refit, and later ones that wait for the next.
     """
 
     model: StreamingGP
@@ -119,7 +120,9 @@ class ActiveSampling:
     def _step(self) -> Step:
         """Choose q points, observe them, update, and refit and score where due."""
         chosen = self._rule.choose(self.settings.q, self.state.picks)
-        self.state.model.update(self.survey.pool_X[chosen], self.survey.pool_Y[chosen])
+        waiting = self._surprising(chosen)
+        self._update([pick for i, pick in enumerate(chosen) if i not in waiting])
+        self.state.outliers.extend(self.observations + i for i in waiting)
         self.state.picks.extend(chosen)
         refitted = self._refit_due()
         if refitted:
@@ -127,17 +130,41 @@ class ActiveSampling:
         scored = self._score() if self._score_due() else None
         return Step(self.steps_done, self.observations, tuple(chosen), refitted, scored)
 
+    def _update(self, picks: list[int]) -> None:
+        if picks:
+            self.state.model.update(self.survey.pool_X[picks], self.survey.pool_Y[picks])
+
+    def _surprising(self, chosen: list[int]) -> list[int]:
+        """Places in ``chosen`` of outcomes so far from the prediction that they wait for a refit.
+
+        The refit learns from them too before it finds out whether they are outliers.
+        """
+        threshold, most = self.settings.outliers, self.observations // ONE_IN
+        room = most - len(self.state.outliers)
+        if not threshold or room <= 0:
+            return []
+        X, Y = self.survey.pool_X[chosen], self.survey.pool_Y[chosen]
+        far = deviations_from_prediction(self.state.model, X, Y) > threshold
+        return [i for i, is_far in enumerate(far.tolist()) if is_far][:room]
+
     def _refit_due(self) -> bool:
         growth = self.settings.refit
         return growth > 0.0 and self.observations >= growth * self.state.refits[-1]
 
     def _refit(self) -> None:
         state, threshold = self.state, self.settings.outliers
+        self._take_in_what_waits()
         relearn(state.model)
         if threshold:
             X, Y = self.survey.pool_X[state.picks], self.survey.pool_Y[state.picks]
             state.outliers = leave_outliers_out(state.model, X, Y, state.outliers, threshold)
         state.refits.append(self.observations)
+
+    def _take_in_what_waits(self) -> None:
+        state = self.state
+        last = state.refits[-1] if state.refits else 0
+        self._update([state.picks[place] for place in state.outliers if place >= last])
+        state.outliers = [place for place in state.outliers if place < last]
 
     def _score_due(self) -> bool:
         done = self.steps_done
@@ -158,7 +185,7 @@ class ActiveSampling:
         return rows
 
     def outlying_rows(self) -> list[int]:
-        """Those of :meth:`picked_rows` that are outliers since the last refit, in order."""
+        """Those of :meth:`picked_rows` that the model is without, in order."""
         rows = self.picked_rows()
         return [rows[i] for i in self.state.outliers]
 

@@ -77,8 +77,23 @@ def _deviations(model: StreamingGP, X: Tensor, Y: Tensor, outliers: Sequence[int
         deviations[~out] = _standardized(others, Y[~out])
     except InputDataError:
         model.log_event("leave-one-out predictions that rounding hides")
-    deviations[out] = _standardized(model.posterior(X[out], observation_noise=True), Y[out])
+    deviations[out] = deviations_from_prediction(model, X[out], Y[out])
     return deviations
+
+
+@torch.no_grad()
+def deviations_from_prediction(model: StreamingGP, X: Tensor, Y: Tensor) -> Tensor:
+    """Distances of outcomes that are not in a model to their predicted means, ``n``.
+
+    Args:
+        model: Of one output.
+        X: ``n x d``.
+        Y: ``n x 1``.
+
+    Returns:
+        In standard deviations of the posterior predictive distribution, noise included.
+    """
+    return _standardized(model.posterior(X, observation_noise=True), Y)
 
 
 def _standardized(posterior: Posterior, Y: Tensor) -> Tensor:

@@ -53,10 +53,11 @@ class Settings:
         dtype: ``float64`` or ``float32``.
         refit: The hyperparameters are learned anew whenever the observations have become this many
             times as many as at the last refit; 0: only once, from the first points.
-        outliers: At a refit, observations that are more than so many standard deviations of the
-            posterior predictive distribution from what all others predict are left out of the
-            model (:func:`bo_stream.loops.outliers.leave_outliers_out`); 0: none; None: 8
-            for a model that can retract, else 0.
+        outliers: Observations that are more than so many standard deviations of the posterior
+            predictive distribution from what all others predict are left out of the model until
+            the next refit, which decides anew
+            (:func:`bo_stream.loops.outliers.leave_outliers_out`); 0: none; None: 8 for a model
+            that can retract, else 0.
         score_every: Steps between scores; None: a twenty-fifth of all.
         strategy: ``nipv``, least integrated posterior variance, or ``random``.
     """

@@ -25,11 +25,11 @@ def small_map(rows: int = 120, seed: int = 0) -> Dataset:
     return Dataset(X, y, COLUMNS, TARGET, "small map")
 
 
-def map_with_an_artefact(settings: Settings) -> tuple[Dataset, int]:
-    """A small map with a row ten standard deviations off among the first points, and that row."""
+def map_with_an_artefact(settings: Settings, place: int = 50) -> tuple[Dataset, int]:
+    """A small map with a row ten standard deviations off at a place in the pool, and that row."""
     data = small_map(settings.observations + 40)
     resolved = settings.resolved(*data.X.shape)
-    row = int(Survey.of(data, resolved).pool_rows[settings.initial // 2])
+    row = int(Survey.of(data, resolved).pool_rows[place])
     data.y[row] += 10.0 * data.y.std()
     return Dataset(data.X, data.y, COLUMNS, TARGET, "map with an artefact"), row
 

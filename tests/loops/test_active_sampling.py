@@ -103,8 +103,35 @@ def test_an_artefact_is_left_out_at_the_refit_that_finds_it(strategy: Strategy) 
     assert without.state.curve[-1].rmse < kept.state.curve[-1].rmse
 
 
-def test_without_outliers_the_choices_and_scores_are_those_without_the_treatment() -> None:
-    data, settings = small_map(160), replace(LONG, steps=2)
+def test_an_outcome_far_from_its_prediction_waits_for_the_refit() -> None:
+    """And is learned from there before it is found to be an outlier."""
+    settings = replace(LONG, strategy="random", q=10, steps=3, pool=130, refit=1.25)
+    data, row = map_with_an_artefact(settings, place=105)
+    resolved = settings.resolved(*data.X.shape)
+    loop = ActiveSampling(Survey.of(data, resolved), resolved)
+    counts = [(step.refitted, loop.state.model.num_observations) for step in loop.run()]
+    assert counts == [(True, 100), (False, 109), (False, 119), (True, 129)]
+    assert (loop.outlying_rows(), loop.state.outliers) == ([row], [105])
+
+
+def test_a_surprise_that_the_refit_explains_is_learned_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = replace(LONG, strategy="random", q=10, steps=3, pool=130, refit=1.25)
+    data, _ = map_with_an_artefact(settings, place=105)
+    resolved = settings.resolved(*data.X.shape)
+    loop = ActiveSampling(Survey.of(data, resolved), resolved)
+    monkeypatch.setattr("bo_stream.loops.active_sampling.leave_outliers_out", lambda *args: args[3])
+    counts = [loop.state.model.num_observations for _ in loop.run()]
+    assert counts == [100, 109, 119, 130]
+    assert loop.state.outliers == []
+
+
+@pytest.mark.parametrize("strategy", ["nipv", "random"])
+def test_without_outliers_the_choices_and_scores_are_those_without_the_treatment(
+    strategy: Strategy,
+) -> None:
+    data, settings = small_map(160), replace(LONG, steps=3, strategy=strategy)
     runs = []
     for threshold in (7.0, 0.0):
         resolved = replace(settings, outliers=threshold).resolved(*data.X.shape)
