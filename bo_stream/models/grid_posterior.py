@@ -210,6 +210,8 @@ class GridPosterior(GridBase):
         if known is not None:
             precise = (known / self.outcome_scale().square()).clamp_min(NOISE_FLOOR)
             noise = noise.minimum(precise)
+        if self._noise_floor.any_zero:
+            noise = noise.minimum(self._zero_level().clamp_min(NOISE_FLOOR))
         return float((noise / self._factors().scale()).min())
 
     @torch.no_grad()

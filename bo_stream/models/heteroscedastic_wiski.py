@@ -68,6 +68,8 @@ class HeteroscedasticWISKI(GridGP):
 
     noise_model: GridGP
 
+    _knows_zeros = False  # noise that was learned when it came stays as it entered
+
     def __init__(
         self,
         train_X: Tensor,

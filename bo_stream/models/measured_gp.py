@@ -37,6 +37,8 @@ from bo_stream.models.known_noise import (
     NoiseFloor,
     known_noise,
     outcome_variance,
+    warn_of_zeros,
+    zero_rows,
 )
 from bo_stream.models.marginal_likelihood import NoiseGroup
 from bo_stream.models.memory import Observations, WhitenedMemory
@@ -72,6 +74,7 @@ class MeasuredGP(StreamingGP):
     _noise_floor: NoiseFloor
     _has_reference: bool
     _finds_reference: bool
+    _knows_zeros: bool = True
 
     def _begin(
         self,
@@ -183,6 +186,13 @@ class MeasuredGP(StreamingGP):
         if variances is None:
             return
         noise = variances.detach().double().mT
+        if self._sets_zeros_apart:
+            zeros = zero_rows(noise)
+            noise = torch.where(zeros, torch.inf, noise)
+            if sign > 0.0 and bool(zeros.any()):
+                totals = self._memory.totals + first_totals(targets, self._shift)
+                self._noise_floor = self._noise_floor.with_zeros(totals)
+                warn_of_zeros(int(zeros.sum()), self._noise_floor.zero)
         if sign < 0.0:
             self._noise_floor.check_retractable(noise)
             return
@@ -235,7 +245,17 @@ class MeasuredGP(StreamingGP):
         targets, variances = self._outcomes.to_targets(Y.detach(), Yvar)
         check_finite("Y after its outcome transform", targets)
         shifted = targets.to(torch.float64).mT - self._shift.unsqueeze(-1)
-        return shifted, *known_noise(shifted, variances, self._noise_floor, learns)
+        apart = self._sets_zeros_apart and not learns
+        return shifted, *known_noise(shifted, variances, self._noise_floor, learns, apart)
+
+    @property
+    def _sets_zeros_apart(self) -> bool:
+        """Whether observations without noise are a group: where no noise level is learned."""
+        return self._knows_zeros and isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+
+    def _zero_level(self) -> Tensor:
+        """Noise variance of observations that are said to have none, ``batch_shape x m``."""
+        return self._noise_floor.zero / self.outcome_scale().square()
 
     def _measured(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Targets less the shift, noise variances, and where these are known."""
@@ -246,9 +266,11 @@ class MeasuredGP(StreamingGP):
         offset, scale = (t.unsqueeze(-1) for t in self._outcomes.offset_and_scale(self._shift))
         outcomes = (targets + self._shift.unsqueeze(-1) - offset) / scale
         variances = noise / scale.square()
-        if not isinstance(self.likelihood, GaussianLikelihood):
-            return outcomes, variances
-        return outcomes, torch.where(known, variances, self.noise_level().unsqueeze(-1))
+        if isinstance(self.likelihood, GaussianLikelihood):
+            return outcomes, torch.where(known, variances, self.noise_level().unsqueeze(-1))
+        if self._noise_floor.any_zero:
+            return outcomes, torch.where(known, variances, self._zero_level().unsqueeze(-1))
+        return outcomes, variances
 
     def _residual(self) -> Tensor:
         """``[Y, 1] @ residual`` are the standardised outcomes less the prior mean."""
@@ -262,6 +284,8 @@ class MeasuredGP(StreamingGP):
         groups = []
         if isinstance(self.likelihood, GaussianLikelihood):
             groups.append(NoiseGroup(memory.learned, self.noise_level() + left_out))
+        elif self._noise_floor.any_zero:
+            groups.append(NoiseGroup(memory.learned, self._zero_level() + left_out))
         if memory.known is not None:
             groups.append(NoiseGroup(memory.known, self.outcome_scale().square().reciprocal()))
         return groups or [NoiseGroup(memory.learned, torch.ones_like(self.outcome_scale()))]
@@ -272,7 +296,10 @@ class MeasuredGP(StreamingGP):
         return torch.zeros_like(self._counts())
 
     def noise_level(self) -> Tensor:
-        """The learned noise variance, or the mean of the known ones, ``batch_shape x m``."""
+        """The learned noise variance, or the mean of the positive known ones, ``batch_shape x m``.
+
+        Where all that are known are zero: what they are raised to.
+        """
         if isinstance(self.likelihood, GaussianLikelihood):
             return self._per_output(self.likelihood.noise.squeeze(-1))
         return self._mean_known_noise()
@@ -281,7 +308,8 @@ class MeasuredGP(StreamingGP):
         scale = self.outcome_scale()
         mean = self._memory.mean_known_noise()
         if mean is None:
-            return torch.full_like(scale, NOISE_FLOOR)
+            zeros = self._noise_floor.any_zero
+            return self._zero_level() if zeros else torch.full_like(scale, NOISE_FLOOR)
         return (mean / scale.square()).clamp_min(LEAST_NOISE)
 
     def _refresh_fixed_noise(self) -> None:

@@ -256,5 +256,7 @@ class OSGPR(InducingGP[WindowedMemory]):
     def _missed_variance(self, missed: Missed) -> Tensor:
         total = missed.known * self.outcome_scale().square()
         if isinstance(self.likelihood, GaussianLikelihood):
-            total = total + missed.learned / self.noise_level()
+            return total + missed.learned / self.noise_level()
+        if self._noise_floor.any_zero:
+            return total + missed.learned / self._zero_level()
         return total

@@ -121,7 +121,10 @@ class RememberingGP(MeasuredGP):
             )
 
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
+        zero = self._noise_floor.zero
         self._settle_noise_floor(Y, Yvar, sign)
+        if self._noise_floor.zero is not zero:
+            self._set_memory(self._memory)
         self._take(self._observations(X, Y, Yvar, sign))
         latest = self._latest
         self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
@@ -183,7 +186,16 @@ class RememberingGP(MeasuredGP):
 
     def _prepare_refit(self) -> None:
         self._standardize_by(self._memory.totals)
+        self._settle_zeros()
         self._refresh_fixed_noise()
+
+    def _settle_zeros(self) -> None:
+        """Let the noise of observations said to have none follow the outcomes' variance."""
+        floor = self._noise_floor
+        settled = floor.settled(self._memory.totals) if floor.any_zero else floor
+        if not torch.equal(settled.zero, floor.zero):
+            self._noise_floor = settled
+            self._set_memory(self._memory)
 
     def _select_memory(self, outputs: list[int]) -> None:
         self._set_memory(self._memory.select(outputs))

@@ -134,21 +134,62 @@ def test_what_was_raised_is_taken_out_as_it_was_raised_or_not_at_all() -> None:
 def test_variances_whose_floor_fell_are_not_guessed() -> None:
     X = spread(44)
     Y = torch.cat((1e6 * wave(X[:4]), wave(X[4:])))
-    zero = torch.zeros_like(Y)
+    small = torch.full_like(Y, 1e-3)
     with pytest.warns(InputDataWarning, match="4 variances"):
-        model = grid_model(X[:4], Y[:4], zero[:4])
-    model.retract(X[:3], Y[:3], zero[:3])
+        model = grid_model(X[:4], Y[:4], small[:4])
+    model.retract(X[:3], Y[:3], small[:3])
     with pytest.warns(InputDataWarning, match="40 variances"):
-        model.update(X[4:], Y[4:], zero[4:])
+        model.update(X[4:], Y[4:], small[4:])
     before = fingerprint(model)
     with pytest.raises(UnsupportedError, match=r"has fallen since.* clear\(\)"):
-        model.retract(X[4:], Y[4:], zero[4:])
+        model.retract(X[4:], Y[4:], small[4:])
     assert_untouched(model, before)
-    large = torch.full_like(zero, 1e9)
+    large = torch.full_like(small, 1e9)
     model.update(X[:2], Y[:2], large[:2]).retract(X[:2], Y[:2], large[:2])
-    with pytest.warns(InputDataWarning, match="5 variances"):
-        model.clear().update(X[4:9], Y[4:9], zero[4:9])
-    model.retract(X[4:5], Y[4:5], zero[4:5])
+    with silence():
+        model.clear().update(X[4:9], Y[4:9], small[4:9]).retract(X[4:5], Y[4:5], small[4:5])
+
+
+@pytest.mark.filterwarnings("ignore:Yvar holds")
+@pytest.mark.parametrize("name", ["WISKI", "OSGPR", "ClusteredGP"])
+def test_observations_without_noise_are_taken_out_whatever_came_since(name: str) -> None:
+    X, T = spread(44), torch.rand(9, 2).double()
+    Y = torch.cat((1e2 * wave(X[:4]), wave(X[4:])))
+    zero = torch.zeros_like(Y)
+    model = MODELS[name](X[:4], Y[:4], zero[:4])
+    model.update(X[4:], Y[4:], zero[4:]).retract(X[:4], Y[:4], zero[:4])
+    model.update(X[:2], 1e3 + Y[:2], zero[:2]).retract(X[:2], 1e3 + Y[:2], zero[:2])
+    never = MODELS[name](X[4:], Y[4:], zero[4:])
+    for each in (model, never):
+        each.train()
+        each.eval()
+    assert_close(model.noise_level(), never.noise_level())
+    assert_same_posterior(model, never, T, factor=1e4)
+
+
+@pytest.mark.filterwarnings("ignore:Yvar holds")
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+@pytest.mark.parametrize("kind", ["constant", "nearly"])
+@pytest.mark.parametrize("name", ["WISKI", "OSGPR", "ClusteredGP"])
+def test_a_stream_may_begin_on_a_plateau(name: str, kind: str, noise: float) -> None:
+    X = torch.cat((0.1 * spread(5), spread(100)))
+    T = torch.rand(100, 2).double()
+    Y = 1.0 + 3.0 * X.prod(-1, keepdim=True) ** 3
+    Y[:5] = 1.0
+    Y[1:5:2] += 1e-6 * (kind == "nearly")
+    Yvar = torch.full_like(Y, noise)
+    Yvar[:5] = 0.0
+    Y[5:] += noise**0.5 * torch.randn(100, 1).double()
+    stream = MODELS[name](X[:5], Y[:5], Yvar[:5]).update(X[5:], Y[5:], Yvar[5:])
+    once = MODELS[name](X, Y, Yvar)
+    error = []
+    for model in (stream, once):
+        model.train()
+        error.append(model.posterior(T).mean - 1.0 - 3.0 * T.prod(-1, keepdim=True) ** 3)
+    first, second = (float(e.square().mean().sqrt()) for e in error)
+    assert first < 1.3 * second
+    if kind == "constant":
+        assert_same_posterior(stream, once, T, factor=1e4)
 
 
 @pytest.mark.parametrize("name", MODELS)
