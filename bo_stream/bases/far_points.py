@@ -61,11 +61,14 @@ def matrix_between(matrix: Matrix, A: Tensor, B: Tensor) -> Tensor:
 
 
 def _groups(Z: Tensor) -> list[Tensor]:
-    """Indices of the points near the middle, then of those near the middle of the others, ..."""
+    """Indices of the points near the middle, then of those near the middle of the others, ...
+
+    Points that are not finite are near, so that each round takes some.
+    """
     groups, left = [], torch.arange(len(Z), device=Z.device)
     while len(left) > 0:
         away = torch.linalg.vector_norm(Z[left] - Z[left].median(0).values, dim=-1)
-        near = away <= FAR * away.median()
+        near = ~(away > FAR * away.median())
         groups.append(left[near])
         left = left[~near]
     return groups

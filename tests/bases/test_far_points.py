@@ -51,3 +51,14 @@ def test_no_points_and_equal_points() -> None:
     assert matrix_of_points(spoiled, none).shape == (0, 0)
     assert matrix_between(spoiled, equal, none).shape == (5, 0)
     assert torch.equal(matrix_of_points(spoiled, equal), torch.ones(5, 5))
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
+def test_points_that_are_not_finite_end_in_some_block(odd: float) -> None:
+    Z = points(1e5)
+    Z[3] = odd
+    values, between = matrix_of_points(dense, Z), matrix_between(dense, points(), Z)
+    finite = torch.arange(len(Z)) != 3
+    assert values.shape == (len(Z), len(Z))
+    assert bool(values[finite][:, finite].isfinite().all())
+    assert bool(between[:, finite].isfinite().all())
