@@ -1,4 +1,4 @@
-"""``E log p(y | f)`` of one outcome under a normal f, smooth in its mean and variance."""
+"""``E log p(y | f)`` and ``log E p(y | f)`` under a normal f, smooth in its mean and variance."""
 
 from __future__ import annotations
 
@@ -65,3 +65,35 @@ def _bernoulli(
     normal = torch.distributions.Normal(mean, variance.sqrt())
     value: Tensor = likelihood.quadrature(lambda f: torch.special.log_ndtr(signs * f), normal)
     return value
+
+
+@singledispatch
+def log_marginal(likelihood: Likelihood, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """``log E p(y | f)`` by the likelihood's own ``log_marginal``: in closed form or by quadrature.
+
+    Args:
+        likelihood: In the dtype of the outcomes.
+        Y: ``... x n``.
+        mean: Of f, ``... x n``.
+        variance: Of f, ``... x n``.
+    """
+    value: Tensor = likelihood.log_marginal(Y, independent(mean, variance))
+    return value
+
+
+@log_marginal.register
+def _laplace_marginal(
+    likelihood: LaplaceLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    """In closed form: the density has a kink, which quadrature of 20 nodes gets wrong by percents.
+
+    ``E exp(−|y − f| / b) / 2b`` for ``f ~ N(m, s²)`` is ``exp(s² / 2b²) / 2b`` times the sum of
+    ``exp(±g / b) Φ(∓g / s − s / b)``, where ``g = y − m``.
+    """
+    scale, deviation = likelihood.noise.sqrt(), variance.sqrt()
+    gap, ratio = Y - mean, deviation / scale
+    above, below = (
+        sign * gap / scale + torch.special.log_ndtr(-sign * gap / deviation - ratio)
+        for sign in (1.0, -1.0)
+    )
+    return torch.logaddexp(above, below) + 0.5 * ratio.square() - (2.0 * scale).log()

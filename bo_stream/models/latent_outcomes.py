@@ -133,7 +133,7 @@ class LatentOutcomes(MeasuredGP):
     def log_predictive(self, X: Tensor, Y: Tensor) -> Tensor:
         """Log density, or log probability, of each outcome at its point, ``... x q x m``.
 
-        In closed form or by quadrature as :meth:`predictive`, and rough by the latter where the
+        In closed form as :meth:`predictive` (Laplace too), else by quadrature, which is rough where the
         process is many times less certain than the likelihood is wide.
 
         Args:

@@ -12,7 +12,7 @@ from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bo_stream.models.expected_log_prob import expected_log_prob, independent
+from bo_stream.models.expected_log_prob import expected_log_prob, independent, log_marginal
 from bo_stream.variational import ExpectedLogProb
 
 _SMALLEST_VARIANCE = 1e-9
@@ -59,7 +59,7 @@ class OutcomeModel:
     def log_marginal(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """``log E p(y | f)`` of each outcome under a normal f."""
         y, m, v = self._inward(Y, mean, variance.clamp_min(_SMALLEST_VARIANCE))
-        return self._outward(self.likelihood.log_marginal(y, independent(m, v)))
+        return self._outward(log_marginal(self.likelihood, y, m, v))
 
     def moments(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of an outcome under a normal f."""
