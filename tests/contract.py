@@ -106,6 +106,7 @@ class Case:
             weights that it moves, or what was learned takes a step.
         sites: Whether observations enter as Gaussian ones that stand for what is not; laws of
             Gaussian noise are left out.
+        spreading: Whether places are added while inputs come that are far from all others.
         settings: What to test it with.
     """
 
@@ -117,6 +118,7 @@ class Case:
     rows: bool = False
     blended: bool = False
     sites: bool = False
+    spreading: bool = False
     settings: tuple[Setting, ...] = (
         Setting(),
         Setting(torch.float32, outputs=2),
@@ -571,6 +573,7 @@ CASES: tuple[Case, ...] = (
         _clustered(tree=None, resolution=0.45),
         in_order=True,
         residual=True,
+        spreading=True,
         settings=(Setting(), Setting(batch_shape=(2,), outputs=2)),
     ),
     Case(
@@ -1137,7 +1140,11 @@ def memory_does_not_grow_with_the_stream(stream: Stream) -> None:
         return held_bytes(model)
 
     before = stream_on(600)  # enough for caches to be made anew, as by the others
-    assert stream_on(9_000) == stream_on(900) == before
+    after = stream_on(9_000), stream_on(900)
+    if stream.case.spreading:  # at least 4 discs of 0.45 cover the square; at most 9 lie apart
+        assert max(after) < 4 * before
+    else:
+        assert after == (before, before)
     assert model.num_observations == pytest.approx(10_519)
 
 

@@ -79,15 +79,17 @@ def test_a_full_set_follows_the_stream() -> None:
 
 def test_points_that_become_redundant_make_room() -> None:
     """A dimension that turns out not to matter: points that differ in it alone are in the way."""
-    X, kernel = torch.rand(400, 2, dtype=torch.float64), matern(0.05)
-    allocator = Novelty(40)
-    Z = allocator.update(X[:0], X, kernel)
+    line = torch.linspace(0.0, 1.0, 60, dtype=torch.float64)
+    upright, flat = (torch.stack(pair, -1) for pair in ((0.0 * line, line), (line, 0.0 * line)))
+    allocator, kernel = Novelty(40), matern(0.002)  # hardly correlated: nearly all there is, is new
+    Z = allocator.update(upright[:0], upright, kernel)
+    assert len(Z) == round(KEPT * 40)
     with torch.no_grad():
-        kernel.lengthscale = torch.tensor([[0.02, 50.0]])
-    before = float(left(kernel, Z, X).mean())
-    Z = allocator.update(Z, X, kernel)
+        kernel.lengthscale = torch.tensor([[0.05, 50.0]])
+    flat = flat[::2]  # 0.7 lengthscales apart
+    Z = allocator.update(Z, flat, kernel)
     assert len(Z) <= 40
-    assert float(left(kernel, Z, X).mean()) < 0.5 * before
+    assert float(left(kernel, Z, flat).max()) < 1e-9
 
 
 def test_of_a_batch_of_kernels_the_most_curious_decides() -> None:

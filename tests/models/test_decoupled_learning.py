@@ -177,7 +177,6 @@ def test_the_mean_reaches_the_best_in_both_bases(parametrization: str) -> None:
     ],
     ids=str,
 )
-@pytest.mark.fixed_seed
 def test_training_raises_the_bound_and_predicts_better(options: dict[str, Any]) -> None:
     X, Y = data(300)
     if "covar_module" in options:

@@ -129,6 +129,7 @@ def test_posterior_is_gpytorchs_to_the_grids_error(points: Tensor) -> None:
     torch.testing.assert_close(variance, expected.variance.mT, rtol=0.0, atol=2e-3)
 
 
+@pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 def test_hyperparameters_are_learned_from_the_memory() -> None:
     X, labels = labelled(120)
     streamed = DirichletWISKI(X[:20], labels[:20], bounds=UNIT, grid_size=20).update(

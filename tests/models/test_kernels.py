@@ -186,13 +186,13 @@ def mixture(period: float) -> tuple[Kernel, Callable[[], Tensor]]:
     return part, lambda: part.mixture_means.amin().reciprocal()
 
 
-@pytest.mark.fixed_seed
 @pytest.mark.parametrize("build", [strictly_periodic, periodic_with_trend, mixture])
 def test_a_fit_finds_the_period(
     build: Callable[[float], tuple[Kernel, Callable[[], Tensor]]],
 ) -> None:
+    """From a start in the optimum's own basin: over 4.3 periods it is a fifth of a wave away."""
     data = waves(0.23)
-    module, period = build(0.21)
+    module, period = build(0.22)
     model = WISKI(*data.astuple(), covar_module=module)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     assert float(period().detach()) == pytest.approx(0.23, rel=0.01)

@@ -313,7 +313,8 @@ def test_a_data_set_is_read_a_minibatch_at_a_time() -> None:
 
 
 def test_labels_are_told_apart() -> None:
-    X = torch.rand(300, DIM, dtype=torch.float64)
+    X = torch.rand(1000, DIM, dtype=torch.float64)
+    X = X[(X.sum(-1) - 1.0).abs() > 0.15][:300]
     labels = (X.sum(-1, keepdim=True) > 1.0).double()
     model = QSGP(
         X,
