@@ -26,6 +26,11 @@ line, two to four inputs) predicted means were off by up to 0.11 posterior stand
 below it, and by up to 1 above.
 """
 
+LEAST_HEEDED = 1e-4
+"""Less noise than this, in parts of the prior variance, asks for no finer grid: BoTorch's
+likelihood learns none, and with that of exact outcomes a default grid is seldom far off.
+"""
+
 FAR_FROM_UNIT = 3.0
 """Width of an input's range, or one over it, from which on the warning advises to normalise."""
 
@@ -59,12 +64,12 @@ def warn_of_coarse_grid(kernel: GridKernel, mesh: Mesh, noise: float) -> bool:
     Returns:
         Whether it is.
     """
-    error = interpolation_error(kernel, mesh)
-    if error > COARSER_THAN_NOISE * noise:
-        enough = _enough(kernel, mesh, COARSER_THAN_NOISE * noise)
+    error, most = interpolation_error(kernel, mesh), COARSER_THAN_NOISE * max(noise, LEAST_HEEDED)
+    if error > most:
+        enough = _enough(kernel, mesh, most)
         message = _noise_message(error, error / noise, mesh, enough)
         warnings.warn(message, CoarsePointsWarning, stacklevel=users_stack_level())
-    return error > COARSER_THAN_NOISE * noise
+    return error > most
 
 
 def _enough(kernel: GridKernel, mesh: Mesh, tolerance: float) -> tuple[int, ...] | Sizes | None:

@@ -733,19 +733,21 @@ def test_a_default_grid_coarser_than_the_noise_is_said_once() -> None:
     model.eval()
 
 
-@pytest.mark.parametrize(("noise", "dim"), [(1e-2, 4), (1e-4, 2), (1e-3, 3)])
+@pytest.mark.parametrize(("noise", "dim"), [(1e-2, 4), (1e-6, 2), (1e-3, 3)])
 def test_a_default_grid_is_fine_enough_for_ordinary_noise(noise: float, dim: int) -> None:
     on_a_line(noise, dim).eval()
 
 
 def test_a_grid_that_the_noise_asks_for_is_advised() -> None:
-    model = on_a_line(1e-6, 2)
-    with pytest.warns(CoarsePointsWarning, match=r"refine\(grid_size=\(\d+, \d+\)\)") as caught:
+    model = on_a_line(1e-4, 3)
+    with pytest.warns(
+        CoarsePointsWarning, match=r"refine\(grid_size=\(\d+, \d+, \d+\)\)"
+    ) as caught:
         model.eval()
     enough = eval(str(caught[0].message).split("grid_size=")[1].split(") would")[0])
-    assert model.interpolation_error() > 5e-6
-    assert model.refine(enough).interpolation_error() <= 5e-6
-    on_a_line(1e-6, 2).refine((32, 32)).eval()
+    assert model.interpolation_error() > 5e-4
+    assert model.refine(enough).interpolation_error() <= 5e-4
+    on_a_line(1e-4, 3).refine((18, 18, 18)).eval()
 
 
 @pytest.mark.usefixtures("in_features")
