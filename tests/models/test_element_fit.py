@@ -159,7 +159,7 @@ def test_options_limit_each_search() -> None:
         {"optimizer_kwargs": {"timeout_sec": 1e-9}},
         {"closure_kwargs": {}},
     ],
-    ids=str,
+    ids=["torch", "maxfun", "timeout", "closure"],
 )
 def test_a_caller_s_own_way_of_fitting_is_kept(
     kwargs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
