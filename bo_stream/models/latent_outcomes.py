@@ -133,8 +133,8 @@ class LatentOutcomes(MeasuredGP):
     def log_predictive(self, X: Tensor, Y: Tensor) -> Tensor:
         """Log density, or log probability, of each outcome at its point, ``... x q x m``.
 
-        In closed form as :meth:`predictive` (Laplace too), else by quadrature, which is rough where the
-        process is many times less certain than the likelihood is wide.
+        In closed form as :meth:`predictive` (Laplace too), else by quadrature, which is rough where
+        the process is many times less certain than the likelihood is wide.
 
         Args:
             X: ``... x q x d``.
