@@ -133,8 +133,8 @@ class LatentOutcomes(MeasuredGP):
     def log_predictive(self, X: Tensor, Y: Tensor) -> Tensor:
         """Log density, or log probability, of each outcome at its point, ``... x q x m``.
 
-        In closed form as :meth:`predictive` (Laplace too), else by quadrature, which is rough where
-        the process is many times less certain than the likelihood is wide.
+        In closed form as :meth:`predictive`, and of a Laplace likelihood; else by quadrature, which
+        is rough where the process is many times less certain than the likelihood is wide.
 
         Args:
             X: ``... x q x d``.
@@ -208,7 +208,6 @@ class LatentOutcomes(MeasuredGP):
         return self.condition_on_observations(X, self._drawn(X, sampler))
 
     def _drawn(self, X: Tensor, sampler: MCSampler) -> Tensor:
-        self._check_fantasy(X, sampler)
         if X.shape[-2] == 0:
             return X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
         with fantasize_flag():
