@@ -25,7 +25,8 @@ def test_the_constants_are_those_of_the_log_of_a_chi_square() -> None:
 @pytest.mark.parametrize("variance", [0.0, 0.3, 3.0])
 def test_measurements_are_unbiased_at_the_expected_noise(variance: float) -> None:
     noise = torch.full((1_000_000,), 0.5, dtype=torch.float64)
-    residual = (noise + variance).sqrt() * torch.randn_like(noise)
+    levels = (torch.arange(len(noise), dtype=torch.float64) + 0.5) / len(noise)
+    residual = (noise + variance).sqrt() * torch.special.ndtri(levels)
     measured, variances = log_squares(residual, torch.full_like(noise, variance), noise)
     assert float((measured - noise.log()).mean()) == pytest.approx(0.0, abs=1e-2)
     share = 0.5 / (0.5 + variance)

@@ -363,7 +363,7 @@ def test_a_fit_from_memory_alone_finds_hyperparameters() -> None:
 
 
 @pytest.mark.parametrize(
-    "allocator", [OIPS(0.7), CoverTree(0.15), GreedyVariance(30), KMeans(30), Random(30)]
+    "allocator", [OIPS(0.85), CoverTree(0.15), GreedyVariance(30), KMeans(30), Random(30)]
 )
 def test_a_stream_with_points_that_place_themselves(allocator: Allocator) -> None:
     X = torch.rand(600, 2, dtype=torch.float64)
