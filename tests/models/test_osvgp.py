@@ -187,7 +187,8 @@ def test_a_stream_is_nearly_its_batch(name: str) -> None:
     """Old sites stay where they were found: a small difference in bound and posterior.
 
     Of six draws of labels the worst has means 0.12 standard deviations apart and variances by a
-    factor of 1.13 on average, the others means 0.03 and factors of 1.04 to 1.08; the limits are twice the worst.
+    factor of 1.13 on average, the others means 0.03 and factors of 1.04 to 1.08. The limits are
+    twice the worst.
     """
     X, Y = data(name)
     options = {"inducing_points": points(20), "natural_steps": 200}
