@@ -14,7 +14,7 @@ LATEST = 64
 """How many inputs of the latest observations a model holds."""
 
 WAITING = 16
-"""So many parts are held before they are joined."""
+"""At most so many parts, of at most ``2 LATEST`` rows, are held before they are joined."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,8 @@ class LatestInputs:
     """The last ``LATEST`` inputs that a model observed, and those of hypothetical observations.
 
     Attributes:
-        parts: Observed, in order of arrival, each ``... x k x d``; single rows wait to be joined,
-            so that an update costs one copy.
+        parts: Observed, in order of arrival, each ``... x k x d``; they wait to be joined, so that
+            an update costs one copy.
         hypothetical: Each ``... x q x d``, in the order in which a model was conditioned on them.
     """
 
@@ -37,11 +37,12 @@ class LatestInputs:
 
     def with_rows(self, X: Tensor) -> LatestInputs:
         """After n more observations, ``... x n x d``. Cost O(LATEST d)."""
-        longer = LatestInputs((*self.parts, _last(X.detach()).clone()), self.hypothetical)
-        if X.shape[-2] == 1 and len(longer.parts) <= WAITING:
-            return longer
-        joined = longer.observed
-        return longer if joined is None else replace(longer, parts=(joined,))
+        new = _last(X.detach()).clone()
+        former = self.parts if new.shape[-2] < LATEST else ()
+        parts = (*former, new)
+        if len(parts) > WAITING or sum(part.shape[-2] for part in parts) > 2 * LATEST:
+            parts = (_last(torch.cat(parts, -2)),)
+        return LatestInputs(parts, self.hypothetical)
 
     def followed_by(self, later: LatestInputs) -> LatestInputs:
         """Those of another model, which observed all of its own later."""

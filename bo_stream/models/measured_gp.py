@@ -182,6 +182,8 @@ class MeasuredGP(StreamingGP):
 
     def _settle_noise_floor(self, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         """Let the floor of known noise follow the stream, before a batch enters or leaves."""
+        if Yvar is None:
+            return
         targets, variances = self._outcomes.to_targets(Y.detach(), Yvar)
         if variances is None:
             return
