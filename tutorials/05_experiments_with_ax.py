@@ -50,6 +50,7 @@ from ax.api.client import Client
 from ax.api.configs import RangeParameterConfig
 from ax.utils.common.logger import set_stderr_log_level
 
+from bo_stream import GridResolutionWarning
 from bo_stream.ax import close_storage, generation_strategy, storage_config
 
 logging.disable(logging.NOTSET)
@@ -59,6 +60,8 @@ SMOKE_TEST = bool(os.environ.get("SMOKE_TEST"))
 plt.rcParams.update({"figure.dpi": 80, "figure.constrained_layout.use": True, "font.size": 9})
 # joint samples at points that nearly coincide need a jitter, of which BoTorch tells every time
 warnings.simplefilter("ignore", NumericalWarning)
+if SMOKE_TEST:  # seven noisy trials may ask for a lengthscale that no grid has
+    warnings.simplefilter("ignore", GridResolutionWarning)
 logging.getLogger("bo_stream.ax").addHandler(logging.StreamHandler(sys.stdout))
 logging.getLogger("bo_stream.ax").setLevel(logging.INFO)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 from ax.core.parameter_constraint import ParameterConstraint
 from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.exceptions.warnings import OptimizationWarning
 from botorch.optim.optimize import optimize_acqf
 from torch import Tensor
 
@@ -42,6 +44,21 @@ def test_a_narrow_peak_beside_a_leader_is_found() -> None:
     point, value = optimize_acqf(acqf, bounds, 1, **options)
     assert float(value) > 9.0
     assert float((point - 0.5).abs().max()) < 0.02
+
+
+def test_a_search_is_not_repeated_because_one_line_search_ended_early() -> None:
+    bounds = torch.tensor([[0.0] * 6, [1.0] * 6], dtype=torch.float64)
+    leaders, calls = torch.full((1, 6), 0.5, dtype=torch.float64), list[int]()
+
+    def search(X: Tensor, acqf: AcquisitionFunction, **options: Any) -> tuple[Tensor, Tensor]:
+        calls.append(len(X))
+        warnings.warn("ABNORMAL", OptimizationWarning, stacklevel=2)
+        return X, acqf(X)
+
+    options = with_starts({"num_restarts": 4, "raw_samples": 16}, bounds, leaders)
+    acqf = PeakBesideAHill(OSGPR(leaders, leaders[:, :1]))
+    optimize_acqf(acqf, bounds, 1, gen_candidates=search, **options)
+    assert calls == [4]
 
 
 def test_points_fill_the_box_and_the_neighbourhood_of_leaders() -> None:
