@@ -176,14 +176,9 @@ class ClusterGP(SolvedGP[SolvedClusters]):
         if moved:
             self._warn_of_coarse_centres()
 
-    @keeps_tensors
-    def train(self, mode: bool = True) -> Self:
-        """Training mode begins a refit; leaving it checks the centres against the new kernel."""
-        was_training = self.training
-        super().train(mode)
-        if was_training and not mode and self._supposed is None:
-            self._warn_of_coarse_centres()
-        return self
+    def _finish_refit(self) -> None:
+        """Check the centres against the new kernel."""
+        self._warn_of_coarse_centres()
 
     @torch.no_grad()
     def _warn_of_coarse_centres(self) -> None:

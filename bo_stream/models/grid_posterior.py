@@ -303,14 +303,9 @@ class GridPosterior(GridBase):
             prior_covariance(space.basis, factors),
         )
 
-    @keeps_tensors
-    def train(self, mode: bool = True) -> Self:
-        """Training mode begins a refit; leaving it checks the grid against the new kernel."""
-        was_training = self.training
-        super().train(mode)
-        if was_training and not mode and self._supposed is None:
-            self._warn_of_resolution()
-        return self
+    def _finish_refit(self) -> None:
+        """Check the grid against the new kernel."""
+        self._warn_of_resolution()
 
     def _warn_of_resolution(self) -> None:
         checked = self._resolution_checked

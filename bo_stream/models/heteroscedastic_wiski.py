@@ -303,10 +303,8 @@ class HeteroscedasticWISKI(GridGP):
     @keeps_tensors
     def merge(self, other: Self) -> Self:
         """Add another model's memories to this one's; see :meth:`GridGP.merge`."""
-        memory, noise = (
-            self._merged_memory(other),
-            self.noise_model._merged_memory(other.noise_model),
-        )
+        memory = self._merged_memory(other)
+        noise = self.noise_model._merged_memory(other.noise_model)
         self._set_merged(memory, other)
         self.noise_model._set_merged(noise, other.noise_model)
         return self

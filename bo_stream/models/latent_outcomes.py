@@ -208,6 +208,7 @@ class LatentOutcomes(MeasuredGP):
         return self.condition_on_observations(X, self._drawn(X, sampler))
 
     def _drawn(self, X: Tensor, sampler: MCSampler) -> Tensor:
+        self._check_fantasy(X, sampler)
         if X.shape[-2] == 0:
             return X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
         with fantasize_flag():

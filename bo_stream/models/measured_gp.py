@@ -259,6 +259,15 @@ class MeasuredGP(StreamingGP):
         """Noise variance of observations that are said to have none, ``batch_shape x m``."""
         return self._noise_floor.zero / self.outcome_scale().square()
 
+    def _common_level(self) -> Tensor | None:
+        """Noise variance that all observations without a known one have, ``batch_shape x m``.
+
+        The learned one, or that of zeros; None where every observation has a known one.
+        """
+        if isinstance(self.likelihood, GaussianLikelihood):
+            return self.noise_level()
+        return self._zero_level() if self._noise_floor.any_zero else None
+
     def _measured(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Targets less the shift, noise variances, and where these are known."""
         return self._with_noise(Y, Yvar, isinstance(self.likelihood, GaussianLikelihood))
@@ -268,11 +277,10 @@ class MeasuredGP(StreamingGP):
         offset, scale = (t.unsqueeze(-1) for t in self._outcomes.offset_and_scale(self._shift))
         outcomes = (targets + self._shift.unsqueeze(-1) - offset) / scale
         variances = noise / scale.square()
-        if isinstance(self.likelihood, GaussianLikelihood):
-            return outcomes, torch.where(known, variances, self.noise_level().unsqueeze(-1))
-        if self._noise_floor.any_zero:
-            return outcomes, torch.where(known, variances, self._zero_level().unsqueeze(-1))
-        return outcomes, variances
+        level = self._common_level()
+        if level is None:
+            return outcomes, variances
+        return outcomes, torch.where(known, variances, level.unsqueeze(-1))
 
     def _residual(self) -> Tensor:
         """``[Y, 1] @ residual`` are the standardised outcomes less the prior mean."""
@@ -283,11 +291,9 @@ class MeasuredGP(StreamingGP):
     def _noise_groups(
         self, memory: WhitenedMemory, left_out: Tensor | float = 0.0
     ) -> list[NoiseGroup]:
-        groups = []
-        if isinstance(self.likelihood, GaussianLikelihood):
-            groups.append(NoiseGroup(memory.learned, self.noise_level() + left_out))
-        elif self._noise_floor.any_zero:
-            groups.append(NoiseGroup(memory.learned, self._zero_level() + left_out))
+        groups, level = [], self._common_level()
+        if level is not None:
+            groups.append(NoiseGroup(memory.learned, level + left_out))
         if memory.known is not None:
             groups.append(NoiseGroup(memory.known, self.outcome_scale().square().reciprocal()))
         return groups or [NoiseGroup(memory.learned, torch.ones_like(self.outcome_scale()))]

@@ -23,11 +23,16 @@ def check_instance(name: str, value: object, kind: type | UnionType, example: st
         UnsupportedError: It is none, or a class instead of an instance of it.
     """
     if not isinstance(value, kind):
-        got = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
         kinds = " or ".join(one.__name__ for one in get_args(kind) or (kind,))
         raise UnsupportedError(
-            f"Expected {name} to be an instance of {kinds}, such as {example}, got {got}."
+            f"Expected {name} to be an instance of {kinds}, such as {example}, got "
+            f"{spelled(value)}."
         )
+
+
+def spelled(value: object) -> str:
+    """What was given in place of an instance, for a message."""
+    return f"the class {value.__name__}" if isinstance(value, type) else repr(value)
 
 
 def check_kernel(kernel: Kernel, dim: int, shape: torch.Size) -> None:

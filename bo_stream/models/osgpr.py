@@ -11,7 +11,6 @@ from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
@@ -19,7 +18,6 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.inducing import InducingBasis
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.caches import Solved
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inducing_choice import check_points, check_points_fit, checked_cap
@@ -153,17 +151,9 @@ class OSGPR(InducingGP[WindowedMemory]):
         self._solved = solved
         self._refresh_fixed_noise()
 
-    @keeps_tensors
-    def train(self, mode: bool = True) -> Self:
-        """Training mode begins a refit; leaving it places the points anew for the new kernel."""
-        was_training = self.training
-        super().train(mode)
-        if was_training and not mode and self._supposed is None:
-            self._place_anew()
-        return self
-
     @torch.no_grad()
-    def _place_anew(self) -> None:
+    def _finish_refit(self) -> None:
+        """Place the points anew for the new kernel."""
         memory, basis = self._current()
         allocator = copy(self._allocator)
         moved = not self._memory.is_in(basis)
@@ -255,8 +245,5 @@ class OSGPR(InducingGP[WindowedMemory]):
 
     def _missed_variance(self, missed: Missed) -> Tensor:
         total = missed.known * self.outcome_scale().square()
-        if isinstance(self.likelihood, GaussianLikelihood):
-            return total + missed.learned / self.noise_level()
-        if self._noise_floor.any_zero:
-            return total + missed.learned / self._zero_level()
-        return total
+        level = self._common_level()
+        return total if level is None else total + missed.learned / level

@@ -133,6 +133,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def _prepare_refit(self) -> None:
         """Called when a refit begins: re-standardise the outcomes."""
 
+    def _finish_refit(self) -> None:
+        """Called when a refit ends, with the new hyperparameters: nothing, for most models."""
+        return
+
     def noise_at(self, inputs: Tensor) -> Tensor:
         """Variance of the noise of an observation at inputs, in transformed units.
 
@@ -653,10 +657,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
         if mode and self._supposed is None:
             self._prepare_refit()
+        was_training = self.training
         torch.nn.Module.train(self, mode)
         outcome_transform = self._modules.get("outcome_transform")
         if mode and outcome_transform is not None:
             outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
+        if was_training and not mode and self._supposed is None:
+            self._finish_refit()
         return self
 
     def eval(self) -> Self:

@@ -11,6 +11,8 @@ from botorch.exceptions.errors import (
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood, VariationalELBO
 from torch import Tensor
 
+from bo_stream.models.module_checks import spelled
+
 
 def check_observations(
     X: Tensor,
@@ -86,10 +88,9 @@ def check_finite(name: str, tensor: Tensor) -> None:
 def check_sampler(sampler: object) -> None:
     """Check that an argument draws from a posterior: a sampler, or any function of a posterior."""
     if not callable(sampler) or isinstance(sampler, type):
-        got = f"the class {sampler.__name__}" if isinstance(sampler, type) else repr(sampler)
         raise UnsupportedError(
             "Expected sampler to be an instance of MCSampler, such as "
-            f"SobolQMCNormalSampler(torch.Size([4])), got {got}."
+            f"SobolQMCNormalSampler(torch.Size([4])), got {spelled(sampler)}."
         )
 
 

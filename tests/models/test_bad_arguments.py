@@ -17,7 +17,7 @@ from botorch.models.transforms.input import Normalize
 from botorch.models.transforms.outcome import Standardize
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean
 from torch import Size, Tensor
 
@@ -110,6 +110,14 @@ def test_bad_fantasies_are_named_and_change_nothing(name: str) -> None:
         with pytest.raises(UnsupportedError, match=r"sampler .*such as SobolQMCNormalSampler"):
             model.fantasize(X, wrong)
     assert_untouched(model, before)
+
+
+def test_bad_samplers_of_labels_are_named() -> None:
+    X, Y = first("OSVGP")
+    model = OSVGP(X, (Y > 0.7).to(Y), likelihood=BernoulliLikelihood()).eval()
+    for wrong in (None, 4, Size([4]), SobolQMCNormalSampler):
+        with pytest.raises(UnsupportedError, match=r"sampler .*such as SobolQMCNormalSampler"):
+            model.fantasize(X, wrong)
 
 
 @pytest.mark.parametrize("name", OF_OUTCOMES)
