@@ -44,7 +44,9 @@ def client_of(problem: Problem, streams: bool, first: int, seed: int) -> Client:
         client.set_generation_strategy(strategy)
     else:
         client.configure_generation_strategy(
-            initialization_budget=first, initialize_with_center=False
+            initialization_budget=first,
+            initialization_random_seed=seed,
+            initialize_with_center=False,
         )
     return client
 
