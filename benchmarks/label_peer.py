@@ -9,8 +9,8 @@ from gpytorch.likelihoods import DirichletClassificationLikelihood
 from torch import Tensor
 
 from benchmarks.exact_learning import learn_exactly
-from bo_stream.models.class_modules import default_kernel, default_mean
-from bo_stream.models.softmax import softmax_moments
+from bo_stream.likelihoods.softmax import softmax_moments
+from bo_stream.models.wiski.dirichlet import default_kernel, default_mean
 
 _CHUNK = 1_000
 

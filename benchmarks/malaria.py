@@ -29,9 +29,8 @@ from benchmarks.command import Run, bo_stream
 from benchmarks.data import real_file, write_small_field
 from benchmarks.harness import Options, start
 from benchmarks.report import Claim, at_most, finish, stated
-from bo_stream.loops.datasets import read_dataset
-from bo_stream.loops.settings import Settings
-from bo_stream.loops.survey import Survey
+from bo_stream.loops.datasets import Survey, read_dataset
+from bo_stream.loops.sampling.settings import Settings
 
 EARLY = 600
 LIMIT_SECONDS = 120.0

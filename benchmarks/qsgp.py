@@ -42,8 +42,8 @@ from benchmarks.report import Claim, at_most, finish, stated
 from benchmarks.resume import Finished
 from benchmarks.svgp_peer import batch_accuracy
 from bo_stream import QSGP, Chevron, FourierFeatures, LogisticLikelihood, MeanField
-from bo_stream.models.first_hyperparameters import learn_first_hyperparameters
-from bo_stream.models.replay import Batch
+from bo_stream.models.stochastic.replay import Batch
+from bo_stream.models.stochastic.start import learn_first_hyperparameters
 
 PAPER = "kin40k-paper"
 SECONDS = {"kin40k": 2400.0, "protein": 600.0, "keggdirected": 600.0}

@@ -16,22 +16,26 @@ if TYPE_CHECKING:
         select_labels_from_pool,
     )
     from bo_stream.learning import OnlineLearner, learn_points, maximise_stochastically, pretrain
-    from bo_stream.models.clustered import ClusteredGP
-    from bo_stream.models.coarse_points_warning import CoarsePointsWarning
-    from bo_stream.models.decoupled import DecoupledGP
-    from bo_stream.models.dirichlet_wiski import DirichletWISKI
-    from bo_stream.models.heteroscedastic_wiski import HeteroscedasticWISKI
-    from bo_stream.models.local import LocalGP
-    from bo_stream.models.logistic import LogisticLikelihood
-    from bo_stream.models.osgpr import OSGPR
-    from bo_stream.models.osvgp import OSVGP
-    from bo_stream.models.projection_warning import ProjectionWarning
-    from bo_stream.models.qsgp import QSGP
-    from bo_stream.models.qsrvm import QSRVM
-    from bo_stream.models.resolution_warning import GridResolutionWarning
+    from bo_stream.likelihoods.logistic import LogisticLikelihood
+    from bo_stream.models.clustered.clustered import ClusteredGP
+    from bo_stream.models.decoupled.decoupled import DecoupledGP
+    from bo_stream.models.inducing.osgpr import OSGPR
+    from bo_stream.models.inducing.osvgp import OSVGP
+    from bo_stream.models.local.local import LocalGP
+    from bo_stream.models.quadruply_stochastic.choice import (
+        Chevron,
+        FourierFeatures,
+        InducingAtData,
+        MeanField,
+    )
+    from bo_stream.models.quadruply_stochastic.qsgp import QSGP
+    from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
     from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection
-    from bo_stream.models.weight_layout import Chevron, FourierFeatures, InducingAtData, MeanField
-    from bo_stream.models.wiski import WISKI
+    from bo_stream.models.warnings import CoarsePointsWarning, ProjectionWarning
+    from bo_stream.models.wiski.dirichlet import DirichletWISKI
+    from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
+    from bo_stream.models.wiski.resolution import GridResolutionWarning
+    from bo_stream.models.wiski.wiski import WISKI
 
 __version__ = version("bo-stream")
 
@@ -87,31 +91,30 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "maximise_stochastically",
         "pretrain",
     ),
-    "models.clustered": ("ClusteredGP",),
-    "models.coarse_points_warning": ("CoarsePointsWarning",),
-    "models.decoupled": ("DecoupledGP",),
-    "models.dirichlet_wiski": ("DirichletWISKI",),
-    "models.heteroscedastic_wiski": ("HeteroscedasticWISKI",),
-    "models.local": ("LocalGP",),
-    "models.logistic": ("LogisticLikelihood",),
-    "models.osgpr": ("OSGPR",),
-    "models.osvgp": ("OSVGP",),
-    "models.projection_warning": ("ProjectionWarning",),
-    "models.qsgp": ("QSGP",),
-    "models.qsrvm": ("QSRVM",),
-    "models.resolution_warning": ("GridResolutionWarning",),
+    "models.clustered.clustered": ("ClusteredGP",),
+    "models.decoupled.decoupled": ("DecoupledGP",),
+    "models.wiski.dirichlet": ("DirichletWISKI",),
+    "models.wiski.heteroscedastic": ("HeteroscedasticWISKI",),
+    "models.local.local": ("LocalGP",),
+    "likelihoods.logistic": ("LogisticLikelihood",),
+    "models.inducing.osgpr": ("OSGPR",),
+    "models.inducing.osvgp": ("OSVGP",),
+    "models.warnings": ("CoarsePointsWarning", "ProjectionWarning"),
+    "models.quadruply_stochastic.qsgp": ("QSGP",),
+    "models.quadruply_stochastic.qsrvm": ("QSRVM",),
+    "models.wiski.resolution": ("GridResolutionWarning",),
     "models.stems": (
         "LinearStem",
         "MLPStem",
         "RandomProjection",
     ),
-    "models.weight_layout": (
+    "models.quadruply_stochastic.choice": (
         "Chevron",
         "FourierFeatures",
         "InducingAtData",
         "MeanField",
     ),
-    "models.wiski": ("WISKI",),
+    "models.wiski.wiski": ("WISKI",),
     "allocation": (),
     "bases": (),
     "diagnostics": (),

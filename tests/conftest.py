@@ -13,7 +13,7 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # share the processo
 import pytest
 import torch
 
-from bo_stream.models import row_memory
+from bo_stream.models.wiski import rows as row_memory
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -53,17 +53,17 @@ from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.allocation import OIPS, CoverTree
-from bo_stream.models import row_memory
-from bo_stream.models.clustered import ClusteredGP
-from bo_stream.models.decoupled import DecoupledGP
-from bo_stream.models.local import LocalGP
-from bo_stream.models.osgpr import OSGPR
-from bo_stream.models.osvgp import OSVGP
-from bo_stream.models.qsgp import QSGP
-from bo_stream.models.qsrvm import QSRVM
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.clustered.clustered import ClusteredGP
+from bo_stream.models.decoupled.decoupled import DecoupledGP
+from bo_stream.models.inducing.osgpr import OSGPR
+from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.local.local import LocalGP
+from bo_stream.models.quadruply_stochastic.choice import Chevron, FourierFeatures, InducingAtData
+from bo_stream.models.quadruply_stochastic.qsgp import QSGP
+from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
 from bo_stream.models.stems import LinearStem
-from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.models.weight_layout import Chevron, FourierFeatures, InducingAtData
+from bo_stream.models.wiski import rows as row_memory
 from tests.oracles import joint_covariance
 from tests.problems import Observations, observations
 from tests.smooth_points import smooth_points

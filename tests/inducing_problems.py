@@ -17,7 +17,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 
 D = 3
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from bo_stream import HeteroscedasticWISKI
-from bo_stream.bases.grid import Grid, Mesh
-from bo_stream.models.grid_base import GridBase
-from bo_stream.models.local import LocalGP
-from bo_stream.models.local_process import LocalProcess
-from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.process import PosteriorProcess
+from bo_stream.bases.grid.mesh import Grid, Mesh
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.local.local import LocalGP
+from bo_stream.models.local.process import LocalProcess
+from bo_stream.models.wiski.grid_base import GridBase
+from bo_stream.process.process import PosteriorProcess
 
 MARGIN = 0.05
 """Least distance from a cell's border, in cells."""

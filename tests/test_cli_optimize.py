@@ -17,7 +17,7 @@ from botorch.exceptions.errors import ModelFittingError
 from typer.testing import CliRunner, Result
 
 from bo_stream.cli import app
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 from tests.commands import assert_one_clear_error
 
 QUICK = ["--initial", "4", "--steps", "3", "--grid", "12", "-q", "2"]

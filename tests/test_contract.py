@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import bo_stream.models
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 from tests.contract import (
     CASES,
     FAULTS,
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too 
 def models() -> set[type[StreamingGP]]:
     """All models of the package: the classes that nothing is derived from."""
     found = set()
-    for module in pkgutil.iter_modules(bo_stream.models.__path__, "bo_stream.models."):
+    for module in pkgutil.walk_packages(bo_stream.models.__path__, "bo_stream.models."):
         for _, member in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
             if issubclass(member, StreamingGP) and not member.__subclasses__():
                 found.add(member)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.process import (
+from bo_stream.process.process import (
     ConditionedProcess,
     PosteriorProcess,
     SelectedProcess,

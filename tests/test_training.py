@@ -14,8 +14,15 @@ from botorch.exceptions.errors import ModelFittingError
 from linear_operator.utils.errors import NotPSDError
 from rich.console import Console
 
-from bo_stream.models import training
-from bo_stream.models.training import DEFAULT_STEPS, WINDOW, Training, tracked, train, waiting
+from bo_stream.models.stochastic import training
+from bo_stream.models.stochastic.training import (
+    DEFAULT_STEPS,
+    WINDOW,
+    Training,
+    tracked,
+    train,
+    waiting,
+)
 
 Bound = Callable[[int], float]
 

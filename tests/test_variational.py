@@ -8,8 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.models.expected_log_prob import expected_log_prob
-from bo_stream.variational import ExpectedLogProb, Prior, Sites, fit_at, fit_sites, local_sites
+from bo_stream.likelihoods.expected_log_prob import expected_log_prob
+from bo_stream.likelihoods.sites import (
+    ExpectedLogProb,
+    Prior,
+    Sites,
+    fit_at,
+    fit_sites,
+    local_sites,
+)
 from tests.models.likelihoods import CONCAVE, LIKELIHOODS, outcomes
 from tests.oracles import log_probs, variational_optimum
 from tests.tolerances import assert_close

@@ -10,14 +10,13 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from bo_stream.bases.sampled_basis import SampledBasis
-from bo_stream.models.control_points import ControlPoints
+from bo_stream.bases.sampled import SampledBasis
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.quadruple_progress import Progress, Schedule
-from bo_stream.models.quadruple_steps import Steps
-from bo_stream.models.sampled_gradient import Drawn
-from bo_stream.models.weight_layout import FourierFeatures, FourierLayout, PointLayout
-from bo_stream.models.weight_posterior import ChevronPosterior
+from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, FourierLayout, PointLayout
+from bo_stream.models.quadruply_stochastic.memory import Progress, Schedule
+from bo_stream.models.quadruply_stochastic.sampled_gradient import ControlPoints, Drawn
+from bo_stream.models.quadruply_stochastic.steps import Steps
+from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior
 from tests.oracles import WeightSpace
 
 SIZE, DATA = 12, 15

@@ -45,8 +45,7 @@ from gpytorch.priors import GammaPrior
 
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV, PoolSelector, sample_paths, select_from_pool
-from bo_stream.loops.datasets import read_dataset
-from bo_stream.loops.simulated import simulated_prevalence
+from bo_stream.loops.datasets import read_dataset, simulated_prevalence
 
 SMOKE_TEST = bool(os.environ.get("SMOKE_TEST"))
 torch.manual_seed(0)

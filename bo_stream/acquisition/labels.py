@@ -1,8 +1,10 @@
-"""Where a label would teach most: mutual information with the scores, and predictive entropy."""
+"""Greedy choice of the next labels to ask for, from a pool of candidates."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
@@ -12,13 +14,121 @@ from botorch.sampling.normal import SobolQMCNormalSampler
 from botorch.utils.transforms import concatenate_pending_points, t_batch_mode_transform
 from torch import Tensor
 
-from bo_stream.acquisition.joint_labels import (
-    MAX_CONFIGURATIONS,
-    JointEntropies,
-    joint_entropies,
-)
-from bo_stream.models.label_posterior import LabelPosterior
-from bo_stream.models.softmax import SoftmaxMoments
+from bo_stream.acquisition.feature_nipv import listed_inputs
+from bo_stream.acquisition.paths import SamplePaths, sample_paths
+from bo_stream.acquisition.pool import available_candidates
+from bo_stream.likelihoods.softmax import STEP, SoftmaxMoments, entropy, softmax_moments
+from bo_stream.models.wiski.label_posterior import LabelPosterior
+
+MAX_CONFIGURATIONS = 1024
+"""Up to this many joint values of q labels are enumerated, beyond it as many are drawn."""
+
+
+@dataclass(frozen=True)
+class JointEntropies:
+    """Of q labels, in nats.
+
+    Attributes:
+        joint: ``H(E Π p)``, ``...``.
+        expected: ``E Σ H(p)``, ``...``: what is left when the scores are known.
+    """
+
+    joint: Tensor
+    expected: Tensor
+
+
+def joint_entropies(
+    probabilities: Tensor, max_configurations: int, generator: torch.Generator
+) -> JointEntropies:
+    """Entropies of q labels whose probabilities were drawn S times, jointly.
+
+    All ``m^q`` joint values are enumerated where there are at most ``max_configurations``, at
+    O(S m^q): then ``joint - expected`` is never negative. Else as many are drawn: an estimate whose
+    gradient is that of its expectation. Source: Kirsch, van Amersfoort and Gal (2019), BatchBALD,
+    eq. 12 and 13.
+
+    Args:
+        probabilities: ``S x ... x q x m``.
+        max_configurations: At most so many.
+        generator: Of the draws.
+    """
+    q, m = probabilities.shape[-2:]
+    expected = entropy(probabilities).sum(-1).mean(0)
+    if m**q <= max_configurations:
+        return JointEntropies(entropy(_enumerated(probabilities).mean(0)), expected)
+    labels = _drawn(probabilities.detach(), max_configurations, generator)
+    likelihoods = _likelihoods(probabilities, labels)
+    weights, surprise = likelihoods / likelihoods.detach(), -likelihoods.detach().log()
+    mean = surprise.mean(-1, keepdim=True)
+    joint = mean + (weights * (surprise - mean)).mean(-1, keepdim=True)
+    return JointEntropies(joint.squeeze(-1), expected)
+
+
+def _enumerated(probabilities: Tensor) -> Tensor:
+    """Probabilities of all joint labels, ``S x ... x m^q``."""
+    joint = probabilities[..., 0, :]
+    for i in range(1, probabilities.shape[-2]):
+        joint = (joint.unsqueeze(-1) * probabilities[..., i, :].unsqueeze(-2)).flatten(-2)
+    return joint
+
+
+def _drawn(probabilities: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Joint labels, ``... x q x count``, each of a random draw of the probabilities."""
+    which = torch.randint(probabilities.shape[0], (count,), generator=generator)
+    cumulative = probabilities.cumsum(-1)[which.to(probabilities.device), ..., :-1]
+    shape = (count, *[1] * (probabilities.ndim - 3), probabilities.shape[-2], 1)
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(probabilities)
+    return (uniform > cumulative).sum(-1).movedim(0, -1)
+
+
+def _likelihoods(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Mean probability over the draws of joint labels, ``... x count``."""
+    total = torch.zeros((), dtype=probabilities.dtype, device=probabilities.device)
+    for i in range(probabilities.shape[-2]):
+        chosen = labels[..., i, :].expand(*probabilities.shape[:-2], labels.shape[-1])
+        total = total + probabilities[..., i, :].gather(-1, chosen).clamp_min(1e-300).log()
+    return total.exp().mean(0)
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """Joint labels of what has been picked, and how likely each makes each draw of the scores.
+
+    Attributes:
+        weights: Probability of each, ``C``.
+        draws: Posterior probability of each draw given it, ``C x S``.
+    """
+
+    weights: Tensor
+    draws: Tensor
+
+    @classmethod
+    def none(cls, draws: int, like: Tensor) -> Hypotheses:
+        """Nothing was picked yet."""
+        return cls(like.new_ones(1), like.new_full((1, draws), 1.0 / draws))
+
+    def conditional_entropy(self, probabilities: Tensor) -> Tensor:
+        """Of one more label given those picked, ``n``, for probabilities ``S x n x m``.
+
+        Cost O(C S n m).
+        """
+        draws, n, m = probabilities.shape
+        given = (self.draws @ probabilities.reshape(draws, n * m)).view(-1, n, m)
+        return torch.einsum("c,cn->n", self.weights, entropy(given))
+
+    def after(
+        self, probabilities: Tensor, max_configurations: int, generator: torch.Generator
+    ) -> Hypotheses:
+        """With one more label, of which the draws have probabilities ``S x m``."""
+        given = self.draws @ probabilities
+        weights = self.weights.unsqueeze(-1) * given
+        draws = self.draws.unsqueeze(1) * probabilities.mT / given.unsqueeze(-1).clamp_min(1e-300)
+        weights, draws = weights.flatten(), draws.flatten(0, 1)
+        if len(weights) <= max_configurations:
+            return Hypotheses(weights, draws)
+        chosen = torch.multinomial(weights, max_configurations, True, generator=generator)
+        return Hypotheses(torch.full_like(weights[chosen], 1.0 / max_configurations), draws[chosen])
+
 
 NUM_SAMPLES = 128
 
@@ -127,3 +237,134 @@ def check_configurations(max_configurations: int) -> None:
     """Check how many joint labels may be enumerated."""
     if max_configurations < 1:
         raise ValueError(f"Expected max_configurations of at least 1, got {max_configurations}.")
+
+
+CHUNK = 512
+"""Candidates that are looked at together."""
+
+COARSE = 2.0
+"""Step of the first look at all candidates, in steps of the full accuracy."""
+
+Criterion = Literal["BALD", "entropy"]
+
+
+@torch.no_grad()
+def select_labels_from_pool(
+    model: LabelPosterior,
+    pool: Tensor,
+    q: int,
+    criterion: Criterion = "BALD",
+    exclude: Tensor | None = None,
+    num_samples: int = 256,
+    max_configurations: int = MAX_CONFIGURATIONS,
+    seed: int = 0,
+) -> Tensor:
+    """Choose q of N candidates whose labels teach most together, one after the other.
+
+    The first has the largest value of :class:`~bo_stream.qBALD` or
+    :class:`~bo_stream.PredictiveEntropy`, by quadrature at O(N m r²). Each further one has the
+    largest value given the labels before it, in expectation over them, from joint draws of the
+    scores. That is never more than its value alone, so candidates are looked at in the order of
+    these, and no further than could change the choice: exact, at a cost that is mostly the first
+    pick's.
+
+    Args:
+        model: A model of labels; it may suppose one set of labels.
+        pool: Candidates, ``N x d``.
+        q: How many to choose; all different.
+        criterion: ``"BALD"`` or ``"entropy"``.
+        exclude: Candidates not to choose, such as those already asked: a boolean mask, ``N``, or
+            indices, ``n``.
+        num_samples: Joint draws of the scores.
+        max_configurations: Joint labels of the earlier picks that are enumerated; beyond, drawn.
+        seed: Of the draws.
+
+    Returns:
+        Indices into ``pool``, in the order of picking, ``q``.
+
+    Raises:
+        BotorchTensorDimensionError: Shapes do not fit together.
+        InputDataError: Values that are not finite, indices out of range, inputs too far outside the
+            model's bounds.
+        UnsupportedError: Another kind of model.
+        ValueError: q is less than one, or more than the candidates that are left; another
+            criterion; ``max_configurations`` or ``num_samples`` less than one.
+    """
+    check_label_model(model)
+    check_configurations(max_configurations)
+    if criterion not in ("BALD", "entropy"):
+        raise ValueError(f"Expected criterion to be 'BALD' or 'entropy', got {criterion!r}.")
+    if num_samples < 1:
+        raise ValueError(f"Expected num_samples of at least 1, got {num_samples}.")
+    listed_inputs(model, "pool", pool)
+    available = available_candidates(exclude, pool, q)
+    pool = pool.to(model.train_targets)
+    alone = _values_alone(model, pool, criterion).masked_fill(~available, -torch.inf)
+    picks = [int(alone.argmax())]
+    if q > 1:
+        candidates = _Candidates(sample_paths(model, num_samples, seed), pool, alone, criterion)
+        generator = torch.Generator(pool.device).manual_seed(seed)
+        hypotheses = Hypotheses.none(num_samples, alone)
+        for _ in range(q - 1):
+            chosen = candidates.probabilities(torch.tensor(picks[-1:])).squeeze(1)
+            hypotheses = hypotheses.after(chosen, max_configurations, generator)
+            picks.append(candidates.best(hypotheses, picks))
+    return torch.tensor(picks, device=pool.device)
+
+
+def _values_alone(model: LabelPosterior, pool: Tensor, criterion: Criterion) -> Tensor:
+    """Value of each candidate alone, ``N``: coarsely, then to full accuracy where it is large."""
+    mean, variance = model.marginals(pool)
+    alone = _value(softmax_moments(mean, variance, COARSE * STEP), criterion)
+    best = alone.topk(min(CHUNK, len(alone))).indices
+    alone[best] = _value(softmax_moments(mean[best], variance[best]), criterion)
+    return alone
+
+
+def _value(moments: SoftmaxMoments, criterion: Criterion) -> Tensor:
+    return moments.information if criterion == "BALD" else moments.entropy
+
+
+@dataclass
+class _Candidates:
+    """A pool in the order of its candidates' values alone, with draws as far as they were needed.
+
+    Attributes:
+        paths: Joint draws of the scores.
+        pool: ``N x d``.
+        alone: Value of each candidate alone, ``N``.
+        criterion: What is computed.
+    """
+
+    paths: SamplePaths
+    pool: Tensor
+    alone: Tensor
+    criterion: Criterion
+    _drawn: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._order = self.alone.argsort(descending=True, stable=True).split(CHUNK)
+
+    def probabilities(self, index: Tensor) -> Tensor:
+        """Drawn class probabilities, ``S x n x m``."""
+        return self.paths(self.pool[index]).double().softmax(-1)
+
+    def best(self, hypotheses: Hypotheses, taken: list[int]) -> int:
+        """The candidate of the largest value given the labels picked."""
+        pick, most = -1, -torch.inf
+        barred = self.alone == -torch.inf
+        barred[taken] = True
+        for i, index in enumerate(self._order):
+            if most >= float(self.alone[index[0]]):
+                break
+            worth = self._worth(hypotheses, i).masked_fill(barred[index], -torch.inf)
+            if float(worth.max()) > most:
+                pick, most = int(index[worth.argmax()]), float(worth.max())
+        return pick
+
+    def _worth(self, hypotheses: Hypotheses, chunk: int) -> Tensor:
+        if chunk == len(self._drawn):
+            self._drawn.append(self.probabilities(self._order[chunk]))
+        drawn = self._drawn[chunk]
+        worth = hypotheses.conditional_entropy(drawn)
+        return worth - entropy(drawn).mean(0) if self.criterion == "BALD" else worth

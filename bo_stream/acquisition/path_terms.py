@@ -15,10 +15,10 @@ from bo_stream.acquisition.weight_space import check_inside
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.spectral import FourierFunctions
 from bo_stream.linalg import row_product
-from bo_stream.models.cluster_kernel import cross_matrix
-from bo_stream.models.decoupled_process import KernelExpansion
-from bo_stream.models.function_process import FunctionProcess
-from bo_stream.process import Points, PosteriorProcess
+from bo_stream.models.clustered.solver import cross_matrix
+from bo_stream.models.decoupled.process import KernelExpansion
+from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess
+from bo_stream.process.process import Points, PosteriorProcess
 
 Rule = Callable[[Tensor], Tensor]
 

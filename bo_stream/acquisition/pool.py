@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -13,15 +14,180 @@ from botorch.exceptions.errors import (
 )
 from torch import Tensor
 
-from bo_stream.acquisition.gains import Followed, Gains
-from bo_stream.acquisition.joint_gains import JointGains
-from bo_stream.acquisition.measures import box_of, listed_inputs, point_measure
-from bo_stream.acquisition.sites import sites
-from bo_stream.acquisition.units import check_scalar, variance_factors
-from bo_stream.acquisition.weight_space import feature_process, in_weight_space, weight_space
-from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.models.validation import check_finite
-from bo_stream.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.acquisition.feature_nipv import (
+    PointMeasure,
+    box_of,
+    check_scalar,
+    listed_inputs,
+    point_measure,
+    variance_factors,
+)
+from bo_stream.acquisition.paths import Sites, sites
+from bo_stream.acquisition.weight_space import (
+    Change,
+    WeightCovariance,
+    feature_process,
+    in_weight_space,
+    low_rank_change,
+    same,
+    weight_space,
+)
+from bo_stream.bases.basis import Basis
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.checks import check_finite
+from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.weights import WeightPosterior
+
+
+@dataclass(frozen=True)
+class Gains:
+    """The reduction of the integrated variance ``tr(G Σ)`` by each of N candidates.
+
+    An observation with noise σ² at z takes ``Σ z zᵀ Σ / (zᵀ Σ z + σ²)`` from Σ, hence
+    ``zᵀ Σ G Σ z / (zᵀ Σ z + σ²)`` from the integrated variance.
+
+    Attributes:
+        sites: The candidates.
+        gram: G, ``m x r x r``.
+        covariance: Σ.
+        numerator: ``zᵀ Σ G Σ z``, ``m x N``.
+        variance: ``zᵀ Σ z``, ``m x N``.
+    """
+
+    sites: Sites
+    gram: Tensor
+    covariance: WeightCovariance
+    numerator: Tensor
+    variance: Tensor
+
+    @classmethod
+    def of(cls, sites: Sites, gram: Tensor, weights: WeightPosterior) -> Gains:
+        """Computed anew. Cost O(r³) and two quadratic forms at all candidates."""
+        covariance = weights.covariance()
+        forms = torch.stack((covariance @ gram @ covariance, covariance))
+        numerator, variance = sites.quadratic(forms)
+        return cls(sites, gram, WeightCovariance.of(weights), numerator, variance)
+
+    def anew(self, weights: WeightPosterior) -> Gains:
+        """Of the same candidates under another posterior, computed anew."""
+        return Gains.of(self.sites, self.gram, weights)
+
+    def value(self, noise: Tensor) -> Tensor:
+        """Reduction per output, ``m x N``, for noise ``m x N``."""
+        return self.numerator.clamp_min(0.0) / (self.variance.clamp_min(0.0) + noise)
+
+    def observing(self, site: int, noise: Tensor) -> Gains:
+        """After an observation at a candidate with noise ``m x 1``; a rank-one change.
+
+        Cost O(r²) and two functions at all candidates.
+        """
+        feature = self.sites.feature(site)
+        image = self.covariance.times(feature)
+        total = (feature * image).sum(-2) + noise
+        direction = image / total.sqrt().unsqueeze(-1)
+        changed = self._changed(Change(direction, torch.ones_like(total)))
+        return replace(changed, covariance=self.covariance.without(direction))
+
+    def moved(self, change: Change, covariance: WeightCovariance) -> Gains:
+        """After a change of rank k to a new covariance. Cost O(k r²) and 2k functions."""
+        return replace(self._changed(change), covariance=covariance)
+
+    def _changed(self, change: Change) -> Gains:
+        """``zᵀ Σ' G Σ' z`` and ``zᵀ Σ' z`` for ``Σ' = Σ − U diag(λ) Uᵀ``, multiplied out."""
+        integrated = self.gram @ change.directions
+        columns = torch.cat((change.directions, self.covariance.times(integrated)), -1)
+        own, cross = self.sites.linear(columns).chunk(2, dim=-2)
+        weighted = own * change.amounts.unsqueeze(-1)
+        inner = change.directions.mT @ integrated
+        numerator = self.numerator - (weighted * (2.0 * cross - inner @ weighted)).sum(-2)
+        return replace(self, numerator=numerator, variance=self.variance - (weighted * own).sum(-2))
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Gains as of the last choice, from which those under a later posterior may follow.
+
+    Attributes:
+        before: The gains at that time.
+        after: The gains had the choice been observed.
+    """
+
+    before: Gains
+    after: Gains
+
+    @property
+    def basis(self) -> Basis:
+        """The basis that they hold for."""
+        return self.before.sites.basis
+
+    def followed(self, space: WeightSpaceProcess, rank: int) -> Gains | None:
+        """The gains under a later posterior, or None where they do not follow cheaply.
+
+        Args:
+            space: The posterior.
+            rank: How many observations have come since.
+        """
+        if space.basis is not self.basis:
+            return None
+        if space.weights is self.before.covariance.weights:
+            return self.before
+        new = WeightCovariance.of(space.weights)
+        for known in (self.after, self.before):
+            if same(known.covariance, new):
+                return replace(known, covariance=new)
+        change = low_rank_change(self.before.covariance, new, rank)
+        return None if change is None else self.before.moved(change, new)
+
+
+@dataclass(frozen=True)
+class JointGains:
+    """What observing each of N candidates takes off the mean variance at M points.
+
+    ``Σ w_j c_ij² / (v_i + noise)`` with c the covariances of candidates with points and v the
+    variances of candidates, given the candidates observed so far. Memory O(N M).
+
+    Attributes:
+        process: Before any of them.
+        pool: Candidates in transformed inputs, ``N x d``.
+        weights: Of the points, ``M``.
+        covariance: ``m x N x M``.
+        variance: ``m x N``.
+        columns: ``L`` with ``L Lᵀ`` what the observed ones took off the candidates' covariance,
+            ``m x N x k``.
+    """
+
+    process: PosteriorProcess
+    pool: Tensor
+    weights: Tensor
+    covariance: Tensor
+    variance: Tensor
+    columns: Tensor
+
+    @classmethod
+    def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> JointGains:
+        """Of a process as it is. Cost O(N M r) for its r features."""
+        covariance = process.covariance(pool, points.points)
+        variance = process.marginals(pool)[1].expand(covariance.shape[:-1])
+        columns = covariance[..., :0]
+        return cls(process, pool, points.weights, covariance, variance, columns)
+
+    def value(self, noise: Tensor) -> Tensor:
+        """The gains, ``m x N``, where observations have noise variances ``m x N``. Cost O(N M)."""
+        return (self.covariance.square() @ self.weights) / (self.variance + noise)
+
+    def observing(self, i: int, noise: Tensor) -> JointGains:
+        """After the i-th candidate, with noise variance ``m x 1``. Cost O(N (M + r² + k))."""
+        fresh = self.process.covariance(self.pool, self.pool[i : i + 1])
+        spread = (self.variance[..., i : i + 1] + noise).sqrt().unsqueeze(-1)
+        column = (fresh - self.columns @ self.columns[..., i : i + 1, :].mT) / spread
+        row = self.covariance[..., i : i + 1, :] / spread
+        return replace(
+            self,
+            covariance=self.covariance - column @ row,
+            variance=(self.variance - column.squeeze(-1).square()).clamp_min(0.0),
+            columns=torch.cat((self.columns, column), -1),
+        )
+
 
 TIE = 1e-10
 """Gains within this part of the largest one tie with it; of those the lowest index is picked."""

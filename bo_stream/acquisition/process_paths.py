@@ -29,18 +29,17 @@ from bo_stream.acquisition.path_terms import (
     sum_of,
 )
 from bo_stream.bases.basis import Basis
-from bo_stream.bases.function_basis import FunctionBasis
+from bo_stream.bases.functions import FunctionBasis, KernelFunctions
+from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.inducing import InducingBasis, kernel_variance
-from bo_stream.bases.interpolation import GridBasis
-from bo_stream.bases.point_basis import KernelFunctions
 from bo_stream.bases.spectral import RandomDraws, draw_prior
 from bo_stream.linalg import solve_lower
-from bo_stream.models.clustered_process import ClusteredProcess
-from bo_stream.models.decoupled_process import KernelExpansion, ShiftedProcess
-from bo_stream.models.function_process import FunctionProcess
-from bo_stream.models.local_process import LocalProcess
-from bo_stream.models.observation_space import ObservationSpaceProcess
-from bo_stream.process import (
+from bo_stream.models.clustered.solver import ClusteredProcess
+from bo_stream.models.decoupled.process import KernelExpansion, ShiftedProcess
+from bo_stream.models.local.process import LocalProcess
+from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess
+from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
+from bo_stream.process.process import (
     ConditionedProcess,
     PosteriorProcess,
     SelectedProcess,

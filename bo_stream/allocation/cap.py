@@ -9,8 +9,8 @@ from gpytorch.kernels import Kernel
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.allocation.correlation import correlation
-from bo_stream.bases.members import members
+from bo_stream.allocation.oips import correlation
+from bo_stream.bases.inducing import members
 from bo_stream.linalg import safe_cholesky, solve_lower
 
 BETTER = 2.0

@@ -14,8 +14,7 @@ from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.greedy import greedy_points
 from bo_stream.allocation.lengthscales import lengthscales, shortest_lengthscale
 from bo_stream.allocation.numbers import checked_number
-from bo_stream.bases.inducing import InducingBasis, kernel_variance
-from bo_stream.bases.members import central
+from bo_stream.bases.inducing import InducingBasis, central, kernel_variance
 from bo_stream.linalg import inverse_lower, pivot_rows
 from bo_stream.module_state import State, is_in, is_same, state_of
 

@@ -2,15 +2,144 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Literal
+
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.correlation import correlation
-from bo_stream.allocation.isolation import Isolation
-from bo_stream.bases.members import members
+from bo_stream.allocation.numbers import checked_number
+from bo_stream.bases.inducing import members
 from bo_stream.module_state import State, is_in, state_of
+
+
+@torch.no_grad()
+def correlation(kernel: Kernel, A: Tensor, B: Tensor) -> Tensor:
+    """``k(a, b) / √(k(a, a) k(b, b))``, ``n x d`` and ``m x d`` to ``n x m``.
+
+    Of a batch of kernels the least: points are alike only if they are so to every kernel. A point
+    without prior variance is correlated with nothing. Cost O(n m d) a kernel.
+    """
+    raw: Tensor = kernel(A, B).to_dense()
+    scale = (_variance(kernel, A).unsqueeze(-1) * _variance(kernel, B).unsqueeze(-2)).sqrt()
+    values = torch.where(scale > 0.0, raw / scale, torch.zeros_like(raw))
+    return values.flatten(0, -3).amin(0) if values.ndim > 2 else values
+
+
+def _variance(kernel: Kernel, X: Tensor) -> Tensor:
+    variance: Tensor = kernel(X, diag=True)
+    return variance
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """A point is isolated if it is unlike even those that are most like it.
+
+    The points compared with are the inducing points and the others of its batch, so a new region is
+    entered by ``nearest`` points of one batch, an outlier never. (The outlook of Galy-Fajou and
+    Opper (2021), section 5.)
+
+    Attributes:
+        below: Correlation below which a point is isolated, in (0, 1).
+        nearest: How many of the points most like it are looked at.
+        statistic: Of their correlations.
+    """
+
+    below: float = 0.1
+    nearest: int = 3
+    statistic: Literal["median", "mean"] = "median"
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.below < 1.0:
+            raise ValueError(f"Expected below in (0, 1), a correlation, got {self.below}.")
+        if self.nearest < 1:
+            raise ValueError(f"Expected nearest to be at least 1, got {self.nearest}.")
+        if self.statistic not in ("median", "mean"):
+            raise ValueError(f"Expected statistic 'median' or 'mean', got {self.statistic!r}.")
+
+    def of(self, X: Tensor, Z: Tensor, batch: Tensor, kernel: Kernel) -> Tensor:
+        """Which points are isolated, ``n``. Cost O(n (M + rows of the batch)).
+
+        With nothing to compare with, none is.
+
+        Args:
+            X: ``n x d``, rows of ``batch``.
+            Z: Inducing points, ``M x d``.
+            batch: ``b x d``.
+            kernel: Of the correlations.
+        """
+        others = len(Z) + len(batch) - 1
+        if others == 0 or len(X) == 0:
+            return torch.zeros(len(X), dtype=torch.bool, device=X.device)
+        values = correlation(kernel, X, torch.cat((Z, batch)))
+        nearest = values.topk(min(self.nearest, others) + 1).values[:, 1:]
+        typical = nearest.median(-1).values if self.statistic == "median" else nearest.mean(-1)
+        return typical < self.below
+
+
+def expected_points_bound(
+    n: int, d: int, rho: float, lengthscale: float, side: float = 1.0
+) -> float:
+    """Bound on the expected number of points that OIPS selects of n uniform ones in a cube.
+
+    Selected points are ``r = lengthscale √(−2 log rho)`` apart, so that balls of radius r / 2 about
+    them are disjoint, and nothing in them can be selected again. At least one of the 2^d orthants
+    of each lies in the cube. With α the share of the cube that this is, one more point is selected
+    with probability at most ``1 − α M``: ``E[M] <= (1 − (1 − α)^n) / α``.
+
+    Source: Galy-Fajou and Opper (2021), theorem 1, corrected: their "inscribed hypercube" of side
+    ``r √d / 2`` is more than the ball holds from d = 5 on, cubes in balls of radius r overlap, the
+    domain's corners are forgotten, and the recursion is not normalised by its volume.
+
+    Args:
+        n: Inputs, uniform in ``[0, side]^d``.
+        d: Dimensions.
+        rho: OIPS' threshold, in (0, 1).
+        lengthscale: Of the RBF kernel ``exp(−|x − x'|² / (2 lengthscale²))``.
+        side: Of the cube.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+    _check_rho(rho)
+    n, d = checked_number("n", n, least=0), checked_number("d", d)
+    for name, length in (("lengthscale", lengthscale), ("side", side)):
+        if not 0.0 < length < math.inf:
+            raise ValueError(f"Expected {name} to be positive and finite, got {length}.")
+    reach = min(lengthscale * math.sqrt(-2.0 * math.log(rho)) / 2.0, side)
+    orthant = math.pi ** (d / 2) / math.gamma(d / 2 + 1.0) * (reach / 2.0) ** d
+    share = orthant / side**d
+    return -math.expm1(n * math.log1p(-share)) / share
+
+
+def nystroem_error_bound(n: int, points: int, rho: float) -> float:
+    """Bound on ``‖K_X − Q_X‖`` of n inputs of a correlation kernel, given OIPS' points.
+
+    ``(n − M) (1 − rho² / (1 + M (M − 1) rho))``, in parts of the prior variance. Source:
+    Galy-Fajou and Opper (2021), theorem 2.
+
+    Args:
+        n: Inputs that the points were selected from.
+        points: Number M of points.
+        rho: OIPS' threshold, in (0, 1).
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+    _check_rho(rho)
+    n, points = checked_number("n", n), checked_number("points", points)
+    if points > n:
+        raise ValueError(f"Expected points of at most n = {n}, the inputs, got {points}.")
+    return (n - points) * (1.0 - rho**2 / (1.0 + points * (points - 1) * rho))
+
+
+def _check_rho(rho: float) -> None:
+    if not 0.0 < rho < 1.0:
+        raise ValueError(f"Expected rho in (0, 1), a correlation, got {rho}.")
+
 
 ROWS = 1024
 """Points whose correlations with each other are held at a time."""

@@ -2,22 +2,195 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from ax.adapter.adapter_utils import array_to_observation_data
 from ax.adapter.data_utils import ExperimentData
 from ax.adapter.torch import TorchAdapter
-from ax.core.observation import ObservationData, ObservationFeatures
+from ax.core.observation import Observation, ObservationData, ObservationFeatures
 from ax.core.search_space import SearchSpace
 from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
 from numpy.typing import NDArray
+from pandas import DataFrame
 
-from bo_stream.ax.left_out import Moments
-from bo_stream.ax.parts import DividedData, Part
-from bo_stream.ax.surrogate import StreamSurrogate
+from bo_stream.ax.surrogate import Moments, StreamSurrogate
+
+Chosen = NDArray[np.bool_]
+
+
+class DividedData(ExperimentData):
+    """Ax's data, whose parts are evaluated when they are looked at.
+
+    Cross-validation takes two parts of the data for each fold and turns one into observations. In
+    Ax each part copies the frames, and an observation takes milliseconds of pandas.
+    """
+
+    @classmethod
+    def of(cls, data: ExperimentData) -> DividedData:
+        """The same data, not copied."""
+        return cls(data.arm_data, data.observation_data)
+
+    def filter_by_arm_names(self, arm_names: Iterable[str]) -> Part:
+        """The part of some arms."""
+        return Part(self, "arm_name", set(arm_names))
+
+    def filter_by_trial_index(self, trial_indices: Iterable[int]) -> Part:
+        """The part of some trials."""
+        return Part(self, "trial_index", set(trial_indices))
+
+    @cached_property
+    def arms(self) -> dict[str, list[Any]]:
+        """Name and trial of each arm."""
+        return _levels(self.arm_data)
+
+    @cached_property
+    def rows(self) -> dict[str, list[Any]]:
+        """Name and trial of each row of observations."""
+        return _levels(self.observation_data)
+
+    @cached_property
+    def observed(self) -> dict[str, Chosen]:
+        """Which rows have an outcome of a metric."""
+        means = self.observation_data["mean"]
+        return {name: means[name].notna().to_numpy() for name in self.metric_signatures}
+
+    def convert_to_list_of_observations(self) -> list[Observation]:
+        """As Ax's, at a hundredth of the time where each arm has one row."""
+        if self._table is None:
+            return ExperimentData.convert_to_list_of_observations(self)
+        return self._table.observations(range(len(self.arm_data)))
+
+    @cached_property
+    def _table(self) -> _Table | None:
+        arms, rows = self.arm_data.index, self.observation_data.index
+        one_row_each = rows.nlevels == 2 and rows.is_unique and arms.is_unique
+        if not one_row_each or len(arms) != len(rows):
+            return None
+        places: NDArray[np.int_] = rows.get_indexer(arms)
+        return None if bool((places < 0).any()) else _Table.of(self, places)
+
+
+class Part(ExperimentData):
+    """Some rows of data."""
+
+    def __init__(self, whole: DividedData, level: str, values: set[Any]) -> None:
+        """Choose rows.
+
+        Args:
+            whole: Data.
+            level: ``"arm_name"`` or ``"trial_index"``.
+            values: Of those in the part.
+        """
+        self.whole = whole
+        self.level = level
+        self.values = values
+
+    @cached_property
+    def arms(self) -> Chosen:
+        """Which of the arms are in the part."""
+        return _members(self.whole.arms[self.level], self.values)
+
+    @cached_property
+    def rows(self) -> Chosen:
+        """Which of the rows of observations are in the part."""
+        return _members(self.whole.rows[self.level], self.values)
+
+    def within(self, other: DividedData) -> Part:
+        """The same rows of other data."""
+        return Part(other, self.level, self.values)
+
+    @cached_property
+    def arm_data(self) -> DataFrame:  # type: ignore[override]
+        """The part's arms."""
+        return self.whole.arm_data[self.arms]
+
+    @cached_property
+    def observation_data(self) -> DataFrame:  # type: ignore[override]
+        """The part's observations."""
+        return self.whole.observation_data[self.rows]
+
+    def copied(self) -> ExperimentData:
+        """As data of their own."""
+        return ExperimentData(self.arm_data.copy(), self.observation_data.copy())
+
+    def convert_to_list_of_observations(self) -> list[Observation]:
+        """As Ax's."""
+        table = self.whole._table
+        if table is None:
+            return self.copied().convert_to_list_of_observations()
+        return table.observations(np.flatnonzero(self.arms).tolist())
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Data with one row of observations an arm, as plain values.
+
+    Attributes:
+        index: Trial and name of each arm.
+        columns: Of the arms.
+        values: Of these, for each arm.
+        missing: Which of the values are.
+        metrics: By name.
+        means: ``n x m``; NaN: not observed.
+        sems: ``n x m``.
+    """
+
+    index: list[tuple[int, str]]
+    columns: list[str]
+    values: list[list[Any]]
+    missing: list[list[bool]]
+    metrics: list[str]
+    means: NDArray[np.float64]
+    sems: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, data: ExperimentData, places: NDArray[np.int_]) -> _Table:
+        """Of data whose arms have the rows of observations at some places."""
+        arms, observed = data.arm_data, data.observation_data.iloc[places]
+        metrics = data.metric_signatures
+        return cls(
+            arms.index.tolist(),
+            arms.columns.tolist(),
+            arms.to_numpy(dtype=object).tolist(),
+            arms.isna().to_numpy().tolist(),
+            metrics,
+            observed["mean"][metrics].to_numpy(dtype=np.float64),
+            observed["sem"][metrics].to_numpy(dtype=np.float64),
+        )
+
+    def observations(self, arms: Sequence[int]) -> list[Observation]:
+        """Of some arms, those without any metric left out."""
+        observed = ~np.isnan(self.means)
+        return [self._observation(i, observed[i]) for i in arms if observed[i].any()]
+
+    def _observation(self, i: int, observed: Chosen) -> Observation:
+        trial, name = self.index[i]
+        known = zip(self.columns, self.values[i], self.missing[i], strict=True)
+        values = {column: value for column, value, missing in known if not missing}
+        metadata = values.pop("metadata").copy()
+        metrics = [metric for metric, there in zip(self.metrics, observed, strict=True) if there]
+        return Observation(
+            features=ObservationFeatures(values, trial_index=trial, metadata=metadata),
+            data=ObservationData(
+                metrics, self.means[i, observed], np.diag(self.sems[i, observed] ** 2)
+            ),
+            arm_name=name,
+        )
+
+
+def _levels(frame: DataFrame) -> dict[str, list[Any]]:
+    names = ("arm_name", "trial_index")
+    return {name: frame.index.get_level_values(name).tolist() for name in names}
+
+
+def _members(values: Sequence[Any], chosen: set[Any]) -> Chosen:
+    return np.fromiter(map(chosen.__contains__, values), np.bool_, len(values))
 
 
 class LeavesRowsOut(TorchAdapter):

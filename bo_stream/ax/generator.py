@@ -27,19 +27,20 @@ from botorch.models.transforms.outcome import Standardize
 from botorch.utils.datasets import SupervisedDataset
 from torch import Tensor
 
-from bo_stream.ax.acquisition import StreamAcquisition
-from bo_stream.ax.adapter import QuasiRandomAdapter, StreamAdapter
-from bo_stream.ax.best import best_observed
-from bo_stream.ax.candidates import ExactCandidates
-from bo_stream.ax.finite import FiniteOutcomes
-from bo_stream.ax.learned import Record
-from bo_stream.ax.model_choice import name_of
+from bo_stream.ax.acquisition import StreamAcquisition, best_observed
+from bo_stream.ax.adapters import QuasiRandomAdapter, StreamAdapter
+from bo_stream.ax.model_choice import Record, name_of
 from bo_stream.ax.pool_acquisition import PoolAcquisition
-from bo_stream.ax.reported import ReportedMetrics
 from bo_stream.ax.surrogate import StreamSurrogate
-from bo_stream.ax.units import KeepsUnits, OutcomeUnits
-from bo_stream.ax.winsorizing import SteadyWinsorize
-from bo_stream.models.wiski import WISKI
+from bo_stream.ax.transforms import (
+    ExactCandidates,
+    FiniteOutcomes,
+    KeepsUnits,
+    OutcomeUnits,
+    ReportedMetrics,
+    SteadyWinsorize,
+)
+from bo_stream.models.wiski.wiski import WISKI
 
 
 def surrogate_spec(

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.acquisition.weight_space import feature_process, lives_in_features
-from bo_stream.bases.interpolation import GridBasis
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.bases.grid.interpolation import GridBasis
+from bo_stream.models.base import StreamingGP
 
 INTEGRATED = (FeatureNIPV, qNegIntegratedPosteriorVariance)
 """Acquisition functions that average a variance over points."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
 
+import torch
 from ax.core.search_space import SearchSpaceDigest
 from ax.generators.torch.botorch_modular.surrogate import (
     Surrogate,
@@ -13,20 +18,207 @@ from ax.generators.torch.botorch_modular.surrogate import (
     submodel_input_constructor,
 )
 from ax.generators.torch.botorch_modular.utils import ModelConfig
+from botorch.exceptions.errors import BotorchError
 from botorch.models.model import Model
+from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.settings import validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
 from torch import Tensor
 
-from bo_stream.ax.learned import Record, restore, values_of
-from bo_stream.ax.left_out import LeftOut, Moments
-from bo_stream.ax.model_choice import covers_a_box, suited
-from bo_stream.ax.outside import within_reach
-from bo_stream.ax.rows import Rows, noise_floor
-from bo_stream.ax.stream import Stream
-from bo_stream.loops.refits import thin
-from bo_stream.models.refit import learned_values
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.ax.model_choice import Record, covers_a_box, restore, suited, values_of, within_reach
+from bo_stream.ax.rows import Difference, Rows, difference, noise_floor
+from bo_stream.diagnostics import leave_one_out, without
+from bo_stream.loops.refits import FEW_PER_INPUT, learn, thin
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.inducing.osgpr import OSGPR
+from bo_stream.models.refit import Hyperparameters, learned_values
+from bo_stream.models.wiski.grid_gp import GridGP
+from bo_stream.module_state import State, is_in, state_of
+
+Moments = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A model and the rows in its memory, any of which can be left out.
+
+    Attributes:
+        model: Stays as it is.
+        rows: All that it has.
+        state: Of the model's hyperparameters, for which the closed form holds.
+    """
+
+    model: StreamingGP
+    rows: Rows
+    state: State
+
+    @classmethod
+    def of(cls, model: StreamingGP, rows: Rows) -> LeftOut:
+        """Of a model as it is now."""
+        return cls(model, rows, state_of(model))
+
+    def is_of(self, model: StreamingGP, rows: Rows) -> bool:
+        """Whether it is of this model with these rows, as they are now."""
+        same = self.model is model and self.rows is rows
+        return same and is_in(model, self.state)
+
+    def predict(self, gone: Tensor, X: Tensor, observation_noise: bool) -> Moments | None:
+        """Means and variances at X, ``t`` each, given all rows but some; None: it cannot say.
+
+        Args:
+            gone: Whether a row is left out, ``n``.
+            X: ``t x d``.
+            observation_noise: Whether variances are of outcomes.
+        """
+        if bool(gone.all()):
+            return None  # no model has no data
+        try:
+            if self._is_one(gone, X) and not observation_noise:
+                mean, variance = self._each
+                return mean[gone], variance[gone]
+            return self._without(gone, X, observation_noise)
+        except BotorchError:
+            return None
+
+    def _is_one(self, gone: Tensor, X: Tensor) -> bool:
+        return int(gone.sum()) == 1 and torch.equal(X, self.rows.X[gone])
+
+    @cached_property
+    def _told(self) -> StreamingGP:
+        """The model, or one in whose window all the rows are, at the same points."""
+        model = self.model
+        if not isinstance(model, OSGPR) or len(self.rows) <= model.window:
+            return model
+        return with_all_rows(model, self.rows)
+
+    @cached_property
+    def _each(self) -> Moments:
+        """Each row, given all others. Cost O(n r²)."""
+        rows = self.rows
+        found = leave_one_out(self._told, rows.X, rows.Y, rows.known_noise, False)
+        return _moments(found.posterior)
+
+    @torch.no_grad()
+    def _without(self, gone: Tensor, X: Tensor, observation_noise: bool) -> Moments:
+        rows = Rows(self.rows.X[gone], self.rows.Y[gone], self.rows.Yvar[gone])
+        model = without(self._told, rows.X, rows.Y, rows.known_noise)
+        return _moments(model.posterior(X.unsqueeze(-2), observation_noise=observation_noise))
+
+
+def with_all_rows(model: OSGPR, rows: Rows) -> OSGPR:
+    """A model of the same points and hyperparameters that forgets no row. Cost O(n M²)."""
+    fresh = deepcopy(model)
+    fresh.allocator = None
+    fresh.window = len(rows)
+    return fresh.clear().update(rows.X, rows.Y, rows.known_noise)
+
+
+def _moments(posterior: object) -> Moments:
+    known = cast(GPyTorchPosterior, posterior)
+    return known.mean.flatten(), known.variance.flatten()
+
+
+REFIT = 1.3
+"""Growth of the data beyond ``OFTEN`` at which hyperparameters are learned anew."""
+
+OFTEN = 100
+"""Number of observations up to which they are learned at every trial, as in Ax."""
+
+
+@dataclass
+class Stream:
+    """A model and what is in its memory.
+
+    Attributes:
+        model: Changed in place.
+        rows: What is in its memory.
+        defaults: The hyperparameters that it was built with.
+        fitted_at: Number of observations at the last refit; 0: none yet.
+    """
+
+    model: StreamingGP
+    rows: Rows
+    defaults: Hyperparameters
+    fitted_at: int = 0
+
+    def follow(self, wanted: Rows) -> str | None:
+        """Put in what is new and take out what is gone; else why that cannot be done.
+
+        A model that refuses an observation is left with some of them: it must be built anew then.
+
+        Args:
+            wanted: All rows that it should have.
+        """
+        change = difference(self.rows, wanted)
+        obstacle = self._obstacle(change)
+        if obstacle is None:
+            try:
+                self._apply(change)
+            except BotorchError as error:
+                return f"the model refused them: {error}"
+            self.rows = wanted
+        return obstacle
+
+    def _obstacle(self, change: Difference) -> str | None:
+        if len(change.gone) == 0:
+            return None
+        if len(change.gone) >= len(self.rows):
+            return "none of its observations is left"
+        if not isinstance(self.model, GridGP):
+            name = type(self.model).__name__
+            return f"{len(change.gone)} observations are gone, and {name} cannot take them out"
+        return None
+
+    def _apply(self, change: Difference) -> None:
+        if len(change.fresh) > 0:
+            self.model.update(change.fresh.X, change.fresh.Y, change.fresh.known_noise)
+        if len(change.gone) > 0:
+            self.model.retract(change.gone.X, change.gone.Y, change.gone.known_noise)
+
+    def refit_if_due(self, growth: float | None) -> bool:
+        """Learn hyperparameters if the observations have grown by enough; whether they had.
+
+        Args:
+            growth: See :func:`is_due`.
+        """
+        count = len(self.rows)
+        if not is_due(count, self.fitted_at, growth):
+            return False
+        learn(self.model, self._further_starts(growth))
+        self.fitted_at = count
+        return True
+
+    def _further_starts(self, growth: float | None) -> Sequence[Hyperparameters]:
+        """The defaults, where few observations may have led astray, and not at every trial."""
+        count, before = len(self.rows), self.fitted_at
+        few = count <= FEW_PER_INPUT * self.rows.X.shape[-1]
+        if before == 0 or not few:
+            return []
+        is_thorough = growth is not None or _powers(count) > _powers(before)
+        return [self.defaults] if is_thorough else []
+
+
+def is_due(count: int, fitted_at: int, growth: float | None) -> bool:
+    """Whether hyperparameters are to be learned anew.
+
+    Args:
+        count: Number of observations.
+        fitted_at: That at the last refit; 0: none yet.
+        growth: Factor by which the observations must have grown; 0: learn once; None: whenever
+            there is another one up to ``OFTEN`` of them, then whenever those beyond have grown by
+            ``REFIT``.
+    """
+    if fitted_at == 0:
+        return True
+    if growth is not None:
+        return growth > 0.0 and count >= growth * fitted_at
+    return count > fitted_at and (count <= OFTEN or count - OFTEN >= REFIT * (fitted_at - OFTEN))
+
+
+def _powers(count: int) -> int:
+    """How many times one observation has grown by ``REFIT``."""
+    return math.floor(math.log(count) / math.log(REFIT))
+
 
 logger = logging.getLogger("bo_stream.ax")
 

@@ -11,8 +11,7 @@ from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream.bases.random_numbers import normals
-from bo_stream.bases.sampled_basis import SampledBasis
+from bo_stream.bases.sampled import SampledBasis, normals
 from bo_stream.bases.spectral import degrees_of_freedom, student_frequencies
 
 

@@ -24,8 +24,8 @@ from gpytorch.kernels import (
 from torch import Size, Tensor
 from torch.utils.checkpoint import checkpoint
 
-from bo_stream.bases.inducing_functions import InducingFunctions
-from bo_stream.bases.transformed_kernel import TransformedKernel
+from bo_stream.bases.functions import InducingFunctions
+from bo_stream.bases.kernels import TransformedKernel
 
 FEATURES = 1024
 """Cosines in a function drawn from the prior; in one drawn from a sum of n kernels, n times."""

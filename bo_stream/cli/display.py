@@ -19,13 +19,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from bo_stream.cli.consoles import ERR, OUT
-from bo_stream.loops.active_sampling import Step
-from bo_stream.loops.campaign import Campaign
-from bo_stream.loops.scoring import Score
-from bo_stream.loops.settings import STRATEGY_NAMES, Strategy
+from bo_stream.cli.app import ERR, OUT
+from bo_stream.loops.sampling.campaign import Campaign
+from bo_stream.loops.sampling.loop import Score, Step
+from bo_stream.loops.sampling.settings import STRATEGY_NAMES, Strategy
 from bo_stream.models.numerical_log import NumericalLog
-from bo_stream.models.resolution_warning import GridResolutionWarning
+from bo_stream.models.wiski.resolution import GridResolutionWarning
 
 
 def notes(caught: list[warnings.WarningMessage]) -> list[str]:

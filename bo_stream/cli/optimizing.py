@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import warnings
 from collections.abc import Collection, Mapping
@@ -11,18 +12,14 @@ from typing import Any
 
 import typer
 from rich.markup import escape
-
-from bo_stream.cli.consoles import ERR, OUT
-from bo_stream.cli.display import notes, progress_bar, say_stopping, show_numerical_record
-from bo_stream.cli.failures import STOPPED, one_line_errors
-from bo_stream.cli.optimize_display import (
-    announce,
-    best_so_far,
-    best_table,
-    resume_command,
-    show,
-    summary,
+from rich.progress import (
+    Progress,
+    TaskID,
 )
+from rich.table import Table
+
+from bo_stream.cli.app import ERR, OUT, STOPPED, one_line_errors
+from bo_stream.cli.display import notes, progress_bar, say_stopping, show_numerical_record
 from bo_stream.cli.options import (
     as_recorded,
     check_new_folder,
@@ -33,14 +30,79 @@ from bo_stream.cli.options import (
 )
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer
-from bo_stream.loops.optimization.campaign import OptimizationCampaign
+from bo_stream.loops.optimization.campaign import OptimizationCampaign, Plan
 from bo_stream.loops.optimization.evaluation import PointEvaluator
 from bo_stream.loops.optimization.objectives import find_objective
-from bo_stream.loops.optimization.results import sit_optimizing, write_optimization
-from bo_stream.loops.optimization.steps import Plan
+from bo_stream.loops.optimization.results import counts, sit_optimizing, write_optimization
 from bo_stream.loops.optimization.store import named_functions
 from bo_stream.loops.optimization.trials import HISTORIES, History
 from bo_stream.loops.sitting import StopRequest
+
+
+def announce(campaign: OptimizationCampaign, folder: Path) -> None:
+    """Say what will be done."""
+    settings = campaign.settings
+    verb = "Maximising" if settings.maximize else "Minimising"
+    box = " x ".join(f"[{low:g}, {high:g}]" for low, high in settings.bounds)
+    OUT.print(
+        escape(
+            f"{verb} {campaign.objective.name} over {box}: {settings.initial} initial points, then "
+            f"{campaign.plan.total} steps of {settings.q} by {settings.acquisition}; results in "
+            f"{folder}."
+        ),
+        soft_wrap=True,
+    )
+    if campaign.steps:
+        OUT.print(f"Going on after step {campaign.steps_done}.")
+
+
+def show(progress: Progress, task: TaskID, campaign: OptimizationCampaign) -> None:
+    """Move the bar on."""
+    progress.update(task, completed=campaign.steps_done, best=best_so_far(campaign))
+
+
+def best_so_far(campaign: OptimizationCampaign) -> str:
+    """The best value of the last step, and how many trials failed."""
+    count = counts(campaign)
+    failed = f", {count['failed']} failed" if count["failed"] else ""
+    last = campaign.steps[-1] if campaign.steps else None
+    if last is None or last.best is None:
+        return f"{count['told']} initial points{failed}"
+    value = campaign.optimizer.ledger[last.best].Y if last.mean is None else last.mean
+    return f"best {value:.5g}{failed}"
+
+
+def best_table(campaign: OptimizationCampaign) -> Table:
+    """Where to go now, and how good it is there."""
+    table = Table()
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    last = campaign.steps[-1] if campaign.steps else None
+    if last is not None and last.best is not None:
+        trial = campaign.optimizer.ledger[last.best]
+        rows: dict[str, float | None] = {f"x{i}": x for i, x in enumerate(trial.X)}
+        rows |= {"posterior mean": last.mean, "outcome": trial.Y, "noiseless": last.noiseless}
+        rows |= {"known minimum": campaign.objective.optimum}
+        for name, value in rows.items():
+            if value is not None:
+                table.add_row(name, f"{value:.6g}")
+    return table
+
+
+def summary(campaign: OptimizationCampaign) -> str:
+    """How much was done."""
+    count = counts(campaign)
+    others = ", ".join(f"{n} {status}" for status, n in count.items() if n and status != "told")
+    return f"{count['told']} outcomes{f' ({others})' if others else ''} in {campaign.seconds:.0f} s"
+
+
+def resume_command(folder: Path, campaign: OptimizationCampaign) -> str:
+    """What to type to go on with a run; functions of one's own are named again."""
+    function, acquisition = campaign.objective.name, campaign.settings.acquisition
+    named = [function] if ":" in function else []
+    chosen = ["--acquisition", acquisition] if ":" in acquisition else []
+    return shlex.join(["bo-stream", "optimize", *named, *chosen, "--out", str(folder), "--resume"])
+
 
 _WORDS = {"q": "--batch", "function": "FUNCTION", "model_options": "--set"}
 """Of settings whose option has another name."""

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from bo_stream.cli.failures import naming
+from bo_stream.cli.app import naming
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.models import MODELS, Option, checked_model, options_help
+from bo_stream.loops.models import KERNELS, MODELS, Option, checked_model, options_help
 from bo_stream.loops.run_lock import hold_folder
 
 DEFAULT_FOLDER = "bo-stream-run"
@@ -120,8 +119,8 @@ def check_new_folder(out: Path | None) -> None:
     Raises:
         UsageError: It holds a run already, or is a file.
     """
-    from bo_stream.loops.checkpoint import FILE_NAME as SAMPLING_FILE
     from bo_stream.loops.optimization.store import FILE_NAME as OPTIMIZATION_FILE
+    from bo_stream.loops.sampling.checkpoint import FILE_NAME as SAMPLING_FILE
 
     if out is None:
         return

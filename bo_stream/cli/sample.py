@@ -21,7 +21,7 @@ from bo_stream.cli.options import (
     SetOption,
     option,
 )
-from bo_stream.loops.settings import Settings as _DEFAULT
+from bo_stream.loops.sampling.settings import Settings as _DEFAULT
 
 
 class SpreadNames(TyperCommand):

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from rich.markup import escape
 
-from bo_stream.cli.consoles import ERR, OUT
+from bo_stream.cli.app import ERR, OUT, STOPPED, one_line_errors
 from bo_stream.cli.display import (
     announce,
     current_errors,
@@ -24,7 +24,6 @@ from bo_stream.cli.display import (
     show_outliers,
     show_step,
 )
-from bo_stream.cli.failures import STOPPED, one_line_errors
 from bo_stream.cli.options import (
     as_recorded,
     check_new_folder,
@@ -33,10 +32,10 @@ from bo_stream.cli.options import (
     parse_settings,
     was_said,
 )
-from bo_stream.loops.campaign import Campaign
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.results import write_results
-from bo_stream.loops.settings import Settings, Strategy
+from bo_stream.loops.sampling.campaign import Campaign
+from bo_stream.loops.sampling.results import write_results
+from bo_stream.loops.sampling.settings import Settings, Strategy
 from bo_stream.loops.sitting import StopRequest, sit
 
 

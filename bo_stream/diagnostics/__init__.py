@@ -13,7 +13,7 @@ from bo_stream.diagnostics.condition import (
     condition_number,
     trace_limit,
 )
-from bo_stream.diagnostics.left_out import leave_one_out, without
+from bo_stream.diagnostics.cross_validation import leave_one_out, without
 
 __all__ = [
     "Estimate",

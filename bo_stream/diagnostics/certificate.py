@@ -13,10 +13,9 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import frozen, kernel_matrix
 from bo_stream.diagnostics.condition import Estimate, Verdict, condition_number
-from bo_stream.diagnostics.distances import resolution, separation
-from bo_stream.diagnostics.eigenvalue_bounds import eigenvalue_bounds
-from bo_stream.models.cluster_kernel import cross_matrix
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.diagnostics.eigenvalue_bounds import eigenvalue_bounds, resolution, separation
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.clustered.solver import cross_matrix
 
 
 @runtime_checkable

@@ -9,12 +9,17 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from bo_stream.learning.groups import hyperparameters, stem_parameters, with_priors
-from bo_stream.learning.pretraining import pretrain
-from bo_stream.learning.reservoir import Kept, Reservoir
-from bo_stream.models.ascent import Ascent
-from bo_stream.models.follower import Follower
-from bo_stream.models.grid_gp import GridGP
+from bo_stream.learning.pretraining import (
+    Kept,
+    Reservoir,
+    hyperparameters,
+    pretrain,
+    stem_parameters,
+    with_priors,
+)
+from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.models.wiski.grid_gp import GridGP
+from bo_stream.models.wiski.online_objective import Follower
 
 _COLUMNS = ("X", "Y", "coordinates")
 
@@ -28,10 +33,10 @@ class OnlineLearner:
     stem; then the hyperparameters move up the gradient of the marginal likelihood (eq. 13).
 
     Exact: both gradients, up to features that carry a thousandth of the noise variance
-    (:class:`bo_stream.models.follower.Follower`). Approximate: earlier observations keep the
-    projections they were observed with, so a stem that has moved far no longer agrees with its
-    memory; :meth:`refresh` projects anew those that were kept, at most ``keep`` of them. On the UCI
-    streams of ``benchmarks/uci.py`` :meth:`relearn` while the first 2,000 are kept, then a stem
+    (:class:`bo_stream.models.wiski.online_objective.Follower`). Approximate: earlier observations
+    keep the projections they were observed with, so a stem that has moved far no longer agrees with
+    its memory; :meth:`refresh` projects anew those that were kept, at most ``keep`` of them. On the
+    UCI streams of ``benchmarks/uci.py`` :meth:`relearn` while the first 2,000 are kept, then a stem
     that stays (``stem_learning_rate=0``), does better than stepping the stem throughout.
 
     Cost of a step of q points: O(q (7^k + r²) + r³), whatever came before, r as few features as

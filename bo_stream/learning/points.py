@@ -13,8 +13,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Parameter
 
-from bo_stream.learning.groups import with_priors
-from bo_stream.models.osgpr import OSGPR
+from bo_stream.learning.pretraining import with_priors
+from bo_stream.models.inducing.osgpr import OSGPR
 
 
 def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from bo_stream.learning.groups import hyperparameters, with_priors
-from bo_stream.models.ascent import Ascent
-from bo_stream.models.clustered import ClusteredGP
+from bo_stream.learning.pretraining import hyperparameters, with_priors
+from bo_stream.models.clustered.clustered import ClusteredGP
+from bo_stream.models.stochastic.optimisers import Ascent
 
 
 def maximise_stochastically(

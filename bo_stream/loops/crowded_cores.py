@@ -13,7 +13,7 @@ from typing import Self
 
 import torch
 
-from bo_stream.models.warning_level import users_stack_level
+from bo_stream.models.warnings import users_stack_level
 
 LEAST_SECONDS = 1.0
 """Of work, before which nothing is concluded."""

@@ -1,4 +1,4 @@
-"""Data sets for the loops: inputs, a target, their names, and a fingerprint."""
+"""A data set split into points to choose from and points to be scored on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
+from bo_stream.loops.sampling.settings import Settings
 
 MIN_ROWS = 20
 """Fewest rows that can be split into points to choose from and points to score on."""
@@ -213,3 +216,94 @@ _READERS: dict[str, Callable[[Path, Sequence[str] | None, str | None], Dataset]]
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
+
+
+_SIDE_KM = 1000.0
+_PIXELS = 100
+_WAVES = 400
+_LENGTHSCALE = 0.11
+_BASE_LOGIT = -1.1
+_SPREAD = 0.85
+_NUGGET = 0.12
+
+
+def simulated_prevalence(seed: int = 2020) -> Dataset:
+    """A smooth random prevalence in [0, 1] on the pixels of a made-up country, some 4,000 of them.
+
+    The logit is a Gaussian process with a Matérn-5/2 kernel, drawn by random Fourier features, and
+    a small independent part. The same for the same seed, in a fraction of a second.
+    """
+    generator = np.random.default_rng(seed)
+    inside = _country(generator)
+    sites = _pixel_centres()[inside]
+    logit = _BASE_LOGIT + _SPREAD * _smooth_field(sites, generator)
+    logit += _NUGGET * generator.standard_normal(len(sites))
+    return Dataset(
+        sites * _SIDE_KM,
+        1.0 / (1.0 + np.exp(-logit)),
+        ("easting (km)", "northing (km)"),
+        "simulated prevalence (proportion)",
+        "simulated prevalence map",
+    )
+
+
+def _pixel_centres() -> Array:
+    ticks = (np.arange(_PIXELS) + 0.5) / _PIXELS
+    north, east = np.meshgrid(ticks[::-1], ticks, indexing="ij")
+    return np.stack((east.ravel(), north.ravel()), axis=-1)
+
+
+def _country(generator: np.random.Generator) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """Pixels within a border whose radius is a random periodic function of the angle."""
+    offset = _pixel_centres() - 0.5
+    angle = np.arctan2(offset[:, 1], offset[:, 0])
+    waves = np.arange(2, 9)
+    phase = generator.uniform(0.0, 2.0 * np.pi, waves.size)
+    size = generator.uniform(0.5, 1.0, waves.size) * 0.08 / np.sqrt(waves)
+    border = 0.36 + (size * np.cos(np.multiply.outer(angle, waves) + phase)).sum(-1)
+    return np.hypot(offset[:, 0], offset[:, 1]) < border
+
+
+def _smooth_field(sites: Array, generator: np.random.Generator) -> Array:
+    """A Gaussian process of unit variance; Matérn-5/2's frequencies are Student's t (5 d.o.f.)."""
+    directions = generator.standard_normal((2, _WAVES))
+    stretch = np.sqrt(5.0 / generator.chisquare(5.0, _WAVES))
+    phase = generator.uniform(0.0, 2.0 * np.pi, _WAVES)
+    angles = sites @ (directions * stretch) / _LENGTHSCALE + phase
+    field: Array = np.sqrt(2.0 / _WAVES) * np.cos(angles).sum(-1)
+    return field
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Pool and test points in random order, inputs in the unit cube.
+
+    Attributes:
+        pool_X: Candidates, ``N x d``.
+        pool_Y: Their outcomes, to be looked at only once chosen, ``N x 1``.
+        pool_rows: Their rows in the data, ``N``.
+        test_X: Held-out inputs, ``t x d``.
+        test_Y: Held-out outcomes, ``t x 1``.
+    """
+
+    pool_X: Tensor
+    pool_Y: Tensor
+    pool_rows: Tensor
+    test_X: Tensor
+    test_Y: Tensor
+
+    @classmethod
+    def of(cls, data: Dataset, settings: Settings) -> Survey:
+        """Split by the seed: the same split for every strategy.
+
+        Args:
+            data: Inputs are scaled to the unit cube by their box.
+            settings: Resolved ones (:meth:`Settings.resolved`).
+        """
+        order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(settings.seed))
+        test_rows, rest = order[: settings.test], order[settings.test :]
+        pool_rows = rest[: settings.pool]
+        like = torch.empty(0, dtype=settings.torch_dtype, device=settings.device)
+        X = torch.from_numpy(data.unit_X).to(like)
+        Y = torch.from_numpy(data.y).unsqueeze(-1).to(like)
+        return cls(X[pool_rows], Y[pool_rows], pool_rows, X[test_rows], Y[test_rows])

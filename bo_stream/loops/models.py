@@ -9,14 +9,45 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import bo_stream
 from bo_stream.loops.errors import UsageError
 
-if TYPE_CHECKING:  # torch is imported when a model is built, not for its name
+if TYPE_CHECKING:
     from gpytorch.kernels import Kernel
     from gpytorch.likelihoods import Likelihood
     from torch import Tensor
 
     from bo_stream import OSGPR, OSVGP, WISKI, ClusteredGP, LocalGP
-    from bo_stream.models.inducing_gp import InducingGP
-    from bo_stream.models.streaming_gp import StreamingGP
+    from bo_stream.models.base import StreamingGP
+    from bo_stream.models.inducing.inducing_gp import InducingGP
+
+
+def _scaled_matern(nu: float) -> Callable[[int], Kernel]:
+    """A scaled Matérn kernel with the priors of the WISKI paper's malaria study."""
+
+    def build(dim: int) -> Kernel:
+        from gpytorch.kernels import MaternKernel, ScaleKernel
+        from gpytorch.priors import GammaPrior
+
+        matern = MaternKernel(nu=nu, ard_num_dims=dim, lengthscale_prior=GammaPrior(3.0, 6.0))
+        return ScaleKernel(matern, outputscale_prior=GammaPrior(2.0, 0.15))
+
+    return build
+
+
+def _rbf(dim: int) -> Kernel:
+    """BoTorch's own default."""
+    from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+
+    kernel: Kernel = get_covar_module_with_dim_scaled_prior(dim)
+    return kernel
+
+
+KERNELS: dict[str, Callable[[int], Kernel]] = {
+    "rbf": _rbf,
+    "matern12": _scaled_matern(0.5),
+    "matern32": _scaled_matern(1.5),
+    "matern52": _scaled_matern(2.5),
+}
+"""Name to a function of the number of inputs, for inputs in the unit cube."""
+
 
 Option = int | float | str
 Options = Mapping[str, Option]

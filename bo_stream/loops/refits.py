@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.refit import Hyperparameters, relearn
-from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.models.wiski import WISKI
+from bo_stream.models.wiski.wiski import WISKI
 
 LEFT_OUT = 1e-4
 """Prior variance that the model's features leave out between refits, in parts of the noise's."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from bo_stream.loops.active_sampling import Step
-from bo_stream.loops.campaign import Campaign
-from bo_stream.loops.settings import Strategy
+from bo_stream.loops.sampling.campaign import Campaign
+from bo_stream.loops.sampling.loop import Step
+from bo_stream.loops.sampling.settings import Strategy
 
 SECONDS_BETWEEN_CHECKPOINTS = 15.0
 

@@ -7,7 +7,7 @@ from typing import Any
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 
 
 def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:

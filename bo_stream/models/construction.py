@@ -18,10 +18,15 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
+from bo_stream.models.checks import (
+    check_batch_shape,
+    check_finite,
+    check_floating_point,
+    check_instance,
+    check_observations,
+)
 from bo_stream.models.input_transforms import is_learnable
-from bo_stream.models.module_checks import check_batch_shape, check_instance
 from bo_stream.models.stems import Stem
-from bo_stream.models.validation import check_finite, check_floating_point, check_observations
 from bo_stream.sufficient_statistics import target_columns
 
 _MARGIN = 0.1

@@ -2,18 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
-from typing import Self
+from typing import Any, Self
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.input import InputTransform
 from gpytorch import Module
 from gpytorch.constraints import Interval, Positive
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import ConstantMean, Mean
+from gpytorch.priors import Prior
 from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn import Module as TorchModule
 from torch.nn import Parameter
+
+
+def move_priors(module: TorchModule, fn: Callable[[Tensor], Tensor]) -> None:
+    """Apply what moves a module's parameters to its priors' plain tensors, in place.
+
+    A GPyTorch prior is a module and a distribution of torch. ``Module.to`` moves its buffers, but
+    not the tensors of the distribution itself (``UniformPrior``) or of the one that it transforms
+    (``LogNormalPrior``, ``HalfNormalPrior``), by which it computes.
+
+    Args:
+        module: Whose priors are moved.
+        fn: As in ``Module._apply``.
+    """
+    for prior in module.modules():
+        if isinstance(prior, Prior):
+            _move(prior, fn)
+
+
+def _move(distribution: Distribution, fn: Callable[[Tensor], Tensor]) -> None:
+    parts = vars(distribution)
+    for name, part in parts.items():
+        if isinstance(part, Tensor):
+            parts[name] = fn(part)
+        elif isinstance(part, Distribution):
+            _move(part, fn)
+
+
+def check_outputs_exist(outputs: list[int], of: int, name: str = "idcs") -> None:
+    """Check indices of outputs.
+
+    Raises:
+        UnsupportedError: An index is out of range or repeated, or there are none.
+    """
+    if not outputs or len(set(outputs)) != len(outputs) or not all(0 <= i < of for i in outputs):
+        raise UnsupportedError(
+            f"Expected {name} to hold distinct outputs in 0 to {of - 1}, got {outputs}."
+        )
+
+
+def chosen_outputs(output_indices: list[int] | None, of: int) -> list[int]:
+    """The outputs that a posterior is asked for, counted from the first; none named: all.
+
+    Raises:
+        UnsupportedError: An index is out of range or repeated.
+    """
+    chosen = [i + of if -of <= i < 0 else i for i in output_indices or range(of)]
+    check_outputs_exist(chosen, of, "output_indices")
+    return chosen
+
+
+def as_index(outputs: list[int], of: int) -> slice | list[int]:
+    """An index of some of ``of`` outputs; of all a slice, for a list is uploaded to a device."""
+    return slice(None) if outputs == list(range(of)) else outputs
+
+
+def subset_module(
+    module: torch.nn.Module, batch_shape: torch.Size, of: int, outputs: list[int]
+) -> torch.nn.Module:
+    """A copy of a gpytorch module of batch shape ``batch_shape x of`` for some outputs.
+
+    A module that all outputs share is copied as it is.
+    """
+    copied = deepcopy(module)
+    if of == 1:
+        return copied
+    old = torch.Size((*batch_shape, of))
+    new = torch.Size((*batch_shape, *([len(outputs)] if len(outputs) > 1 else [])))
+    for part in copied.modules():
+        if isinstance(part, Kernel) and part.batch_shape != old:
+            continue  # shared by all outputs
+        if isinstance(part, InputTransform):
+            continue  # as many values as inputs, not as outputs
+        _subset_tensors(part, old, outputs)
+        for name in ("batch_shape", "_batch_shape"):
+            if part.__dict__.get(name) == old:
+                part.__dict__[name] = new
+    return copied
+
+
+def subset_moments(
+    moments: dict[str, Any], batch_shape: torch.Size, of: int, outputs: list[int]
+) -> dict[str, Any]:
+    """A copy of Adam's state for the parameters that :func:`subset_module` leaves."""
+    copied = deepcopy(moments)
+    old = torch.Size((*batch_shape, of))
+    for state in copied["state"].values() if of > 1 else ():
+        for name, value in state.items():
+            if value.shape[: len(old)] == old:
+                state[name] = _pick(value, len(old) - 1, outputs)
+    return copied
+
+
+def _subset_tensors(part: torch.nn.Module, old: torch.Size, outputs: list[int]) -> None:
+    for parameter in part._parameters.values():
+        if parameter is not None and parameter.shape[: len(old)] == old:
+            parameter.data = _pick(parameter.data, len(old) - 1, outputs)
+    for store in (part._buffers, part.__dict__):
+        for name, value in store.items():
+            if name == "active_dims":
+                continue  # as many as inputs, not as outputs
+            if isinstance(value, Tensor) and value.shape[: len(old)] == old:
+                store[name] = _pick(value, len(old) - 1, outputs)
+
+
+def _pick(value: Tensor, dimension: int, outputs: list[int]) -> Tensor:
+    chosen = value.index_select(dimension, torch.tensor(outputs, device=value.device))
+    return chosen.squeeze(dimension) if len(outputs) == 1 else chosen
 
 
 class Hyperparameters(Module):

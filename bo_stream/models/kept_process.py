@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bo_stream.module_state import State
-from bo_stream.process import PosteriorProcess
+from bo_stream.process.process import PosteriorProcess
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from botorch.sampling.base import MCSampler
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
+from bo_stream.likelihoods.outcome_model import OutcomeModel
+from bo_stream.likelihoods.sites import Prior, fit_sites, local_sites
+from bo_stream.models.checks import check_supposed
 from bo_stream.models.latent_choice import REAL
 from bo_stream.models.measured_gp import MeasuredGP
-from bo_stream.models.outcome_model import OutcomeModel
-from bo_stream.models.validation import check_supposed
-from bo_stream.process import PosteriorProcess
-from bo_stream.variational import Prior, fit_sites, local_sites
+from bo_stream.process.process import PosteriorProcess
 
 
 @dataclass(frozen=True)

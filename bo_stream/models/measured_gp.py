@@ -18,7 +18,9 @@ from gpytorch.means import ConstantMean, Mean
 from gpytorch.models.gp import GP
 from torch import Tensor
 
-from bo_stream.bases.transformed_kernel import TransformedKernel
+from bo_stream.bases.kernels import TransformedKernel
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.checks import check_finite, check_kernel, check_observations
 from bo_stream.models.construction import (
     check_first_observations,
     check_mean,
@@ -31,7 +33,8 @@ from bo_stream.models.construction import (
     reference_outcome,
 )
 from bo_stream.models.input_transforms import adapt_priors, check_learned
-from bo_stream.models.known_noise import (
+from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.noise import (
     LEAST_NOISE,
     NOISE_FLOOR,
     NoiseFloor,
@@ -40,11 +43,7 @@ from bo_stream.models.known_noise import (
     warn_of_zeros,
     zero_rows,
 )
-from bo_stream.models.marginal_likelihood import NoiseGroup
-from bo_stream.models.memory import Observations, WhitenedMemory
-from bo_stream.models.module_checks import check_kernel
-from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.models.validation import check_finite, check_observations
+from bo_stream.models.objective import NoiseGroup
 from bo_stream.sufficient_statistics import target_columns
 
 

@@ -9,10 +9,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid import Mesh
-from bo_stream.bases.interpolation import GridBasis
-from bo_stream.bases.node_statistics import NodeStatistics, accumulate, embed, zero_statistics
-from bo_stream.bases.pull_back import MeshPullBack
+from bo_stream.bases.grid.interpolation import GridBasis
+from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.bases.grid.statistics import (
+    MeshPullBack,
+    NodeStatistics,
+    accumulate,
+    embed,
+    zero_statistics,
+)
 from bo_stream.sufficient_statistics import (
     G,
     SufficientStatistics,

@@ -21,7 +21,7 @@ from botorch.posteriors.posterior import Posterior
 from torch import Tensor
 from torch.nn import Module
 
-from bo_stream.models.module_checks import check_instance
+from bo_stream.models.checks import check_instance
 
 _FIXED = (Log, Power, Bilog)
 _ROUNDING = 1e-9

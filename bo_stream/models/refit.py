@@ -14,7 +14,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 
 Hyperparameters = Mapping[str, Tensor]
 """Values of a model's parameters by name."""

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.compatibility import check_mergeable
-from bo_stream.models.known_noise import NoiseFloor
-from bo_stream.models.latest_inputs import LatestInputs
+from bo_stream.models.hyperparameters import move_priors
+from bo_stream.models.input_transforms import LatestInputs
 from bo_stream.models.measured_gp import MeasuredGP, Memory
 from bo_stream.models.memory import Observations
-from bo_stream.models.prior_tensors import move_priors
+from bo_stream.models.noise import NoiseFloor
 
 
 class StatisticsMemory(Memory, Protocol):

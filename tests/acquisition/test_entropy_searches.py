@@ -59,8 +59,8 @@ from bo_stream import (
     HeteroscedasticWISKI,
     LocalGP,
 )
-from bo_stream.models import row_memory
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.wiski import rows as row_memory
 from tests.contract import assert_gradient
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close

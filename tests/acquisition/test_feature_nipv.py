@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV
-from bo_stream.acquisition.measures import FEW_POINTS, PointMeasure
+from bo_stream.acquisition.feature_nipv import FEW_POINTS, PointMeasure
 from tests.acquisition.examples import dense, small_model, some
 from tests.contract import assert_gradient
 from tests.oracles import integrated_posterior_variance

@@ -14,9 +14,9 @@ from torch import Tensor
 from bo_stream import OSGPR, OSVGP, WISKI
 from bo_stream.acquisition import PoolSelector, select_from_pool
 from bo_stream.acquisition import pool as pool_module
-from bo_stream.models.clustered import ClusteredGP
-from bo_stream.models.local import LocalGP
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.clustered.clustered import ClusteredGP
+from bo_stream.models.local.local import LocalGP
 from tests.inducing_problems import wave
 
 

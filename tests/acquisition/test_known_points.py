@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
 from bo_stream.acquisition import evaluate_known_points_once
-from bo_stream.process import PosteriorProcess
+from bo_stream.process.process import PosteriorProcess
 from tests.problems import observations
 from tests.tolerances import assert_close
 

@@ -17,8 +17,7 @@ from bo_stream import (
     sample_paths,
     select_labels_from_pool,
 )
-from bo_stream.acquisition.joint_labels import joint_entropies
-from bo_stream.acquisition.label_pool import CHUNK
+from bo_stream.acquisition.labels import CHUNK, joint_entropies
 from tests.contract import assert_untouched, fingerprint
 from tests.label_problems import labelled, small_classifier
 

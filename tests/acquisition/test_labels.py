@@ -12,8 +12,8 @@ from botorch.sampling import SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream import WISKI, PredictiveEntropy, qBALD
-from bo_stream.acquisition.joint_labels import Hypotheses, joint_entropies
-from bo_stream.models.softmax import entropy
+from bo_stream.acquisition.labels import Hypotheses, joint_entropies
+from bo_stream.likelihoods.softmax import entropy
 from tests.contract import assert_gradient, assert_untouched, fingerprint
 from tests.label_problems import UNIT, labelled, small_classifier
 from tests.oracles import (

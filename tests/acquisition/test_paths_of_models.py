@@ -15,7 +15,7 @@ from torch import Tensor
 from bo_stream import OSGPR, ClusteredGP, LocalGP
 from bo_stream.acquisition import mean_path, sample_paths
 from bo_stream.bases import spectral
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 from tests.contract import STREAMS, Stream, assert_gradient, gaussian, suppose
 from tests.moments import assert_moments
 from tests.oracles import joint_covariance

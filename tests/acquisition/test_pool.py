@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV, PoolSelector, select_from_pool
-from bo_stream.acquisition.gains import Gains
+from bo_stream.acquisition.pool import Gains
 from tests.acquisition.examples import dense, greedy_choice, small_model, some
 from tests.problems import Observations
 from tests.tolerances import assert_close

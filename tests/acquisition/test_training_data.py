@@ -34,8 +34,8 @@ from botorch.utils.evaluation import compute_in_sample_model_fit_metric
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, DirichletWISKI, HeteroscedasticWISKI
-from bo_stream.models.latest_inputs import LATEST
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.input_transforms import LATEST
 from tests.acquisition.test_entropy_searches import BOX, DIM, MODELS, SLOW, moments, points
 from tests.problems import observations
 from tests.tolerances import assert_close

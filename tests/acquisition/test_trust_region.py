@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, sample_paths
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 
 DIM, FIRST, STEPS, BATCH = 3, 8, 10, 4
 UNIT = torch.tensor([[0.0] * DIM, [1.0] * DIM]).double()

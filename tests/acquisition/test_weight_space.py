@@ -12,7 +12,7 @@ from torch import Tensor
 from bo_stream.acquisition.weight_space import check_inside, feature_process, weight_space
 from bo_stream.bases.basis import Basis
 from bo_stream.linalg import row_product
-from bo_stream.process import WeightSpaceProcess
+from bo_stream.process.process import WeightSpaceProcess
 from tests.acquisition.examples import small_model, some
 from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close

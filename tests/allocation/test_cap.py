@@ -8,7 +8,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
 from torch import Tensor
 
 from bo_stream.allocation.cap import BETTER, SWAPS, capped
-from bo_stream.allocation.correlation import correlation
+from bo_stream.allocation.oips import correlation
 from tests.oracles import exchanged
 
 

@@ -12,8 +12,9 @@ from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
 from torch import Tensor
 
-from bo_stream.ax import Pool, pools
-from bo_stream.ax.adapter import StreamAdapter
+from bo_stream.ax import Pool
+from bo_stream.ax import pool as pools
+from bo_stream.ax.adapters import StreamAdapter
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.tables import Table
 from tests.ax.experiments import loss, run, started

@@ -23,10 +23,10 @@ from pandas import MultiIndex
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, HeteroscedasticWISKI, LocalGP
 from bo_stream.ax import StreamSurrogate
-from bo_stream.ax.adapter import StreamAdapter
-from bo_stream.ax.left_out import LeftOut
-from bo_stream.ax.parts import DividedData
+from bo_stream.ax.adapters import StreamAdapter
+from bo_stream.ax.cross_validation import DividedData
 from bo_stream.ax.rows import Rows
+from bo_stream.ax.surrogate import LeftOut
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     assert_is_a_batch_of_the_data,

@@ -12,10 +12,10 @@ from ax.api.configs import RangeParameterConfig
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 
 from bo_stream import OSGPR
-from bo_stream.acquisition.measures import BoxMeasure
+from bo_stream.acquisition.feature_nipv import BoxMeasure
 from bo_stream.ax import ACQUISITIONS, Pool, generation_strategy, register_pool
 from bo_stream.ax.nipv import NUM_MC_POINTS, StreamNIPV
-from bo_stream.ax.pools import with_handles
+from bo_stream.ax.pool import with_handles
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     model_of,

@@ -11,8 +11,8 @@ from botorch.acquisition.analytic import LogExpectedImprovement
 from botorch.acquisition.max_value_entropy_search import qMaxValueEntropy
 
 from bo_stream.acquisition import FeatureNIPV
-from bo_stream.ax import screening
-from bo_stream.ax.screening import best_of, values
+from bo_stream.ax import pool_acquisition as screening
+from bo_stream.ax.pool_acquisition import best_of, values
 from tests.ax.experiments import NEARLY_WITHOUT_NOISE, run, started
 from tests.ax.pools import (
     acquisition_of,

@@ -12,7 +12,7 @@ from ax.exceptions.core import UnsupportedError
 from botorch.acquisition.knowledge_gradient import qKnowledgeGradient
 
 from bo_stream.ax import Pool, generation_strategy, register_pool
-from bo_stream.ax.pools import pool_named
+from bo_stream.ax.pool import pool_named
 from tests.ax.experiments import NEARLY_WITHOUT_NOISE, run, started
 from tests.ax.pools import (
     MIXED,

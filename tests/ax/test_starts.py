@@ -15,8 +15,7 @@ from botorch.optim.optimize import optimize_acqf
 from torch import Tensor
 
 from bo_stream import OSGPR
-from bo_stream.ax.acquisition import LEADERS
-from bo_stream.ax.starts import FARTHEST, near_and_far, with_starts
+from bo_stream.ax.acquisition import FARTHEST, LEADERS, near_and_far, with_starts
 from tests.ax.experiments import NEARLY_WITHOUT_NOISE, run, started
 
 pytestmark = NEARLY_WITHOUT_NOISE

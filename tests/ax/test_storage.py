@@ -14,7 +14,7 @@ from ax.core.data import Data
 
 from bo_stream import OSGPR, QSGP, QSRVM, DecoupledGP
 from bo_stream.ax import save_snapshot
-from bo_stream.ax.exact_data import data_as_json, frame_as_json
+from bo_stream.ax.storage import data_as_json, frame_as_json
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     loss,

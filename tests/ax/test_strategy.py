@@ -21,9 +21,8 @@ from gpytorch.kernels import MaternKernel
 
 from bo_stream import OSGPR, WISKI, DirichletWISKI
 from bo_stream.ax import ACQUISITIONS, generation_strategy
-from bo_stream.ax.acquisition import BASELINE, most_promising, violation_of
-from bo_stream.ax.best import best_observed
-from bo_stream.ax.versions import check_versions
+from bo_stream.ax.acquisition import BASELINE, best_observed, most_promising, violation_of
+from bo_stream.ax.storage import check_versions
 from tests.ax.experiments import (
     BOX,
     NEARLY_WITHOUT_NOISE,

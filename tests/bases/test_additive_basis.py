@@ -8,24 +8,28 @@ import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream.bases.additive_basis import AdditiveBasis, grid_basis
-from bo_stream.bases.additive_grid import AdditiveGrid, mesh_over
-from bo_stream.bases.integrals import integrated_gram
-from bo_stream.bases.kernel_factors import kernel_factors
-from bo_stream.bases.kernel_sensitivity import (
+from bo_stream.bases.grid.additive import AdditiveBasis, AdditiveGrid, grid_basis, mesh_over
+from bo_stream.bases.grid.gram import NodeGram
+from bo_stream.bases.grid.integrals import integrated_gram
+from bo_stream.bases.grid.kernel import kernel_factors
+from bo_stream.bases.grid.resolution import (
+    default_grid_size,
+    interpolation_error,
+    sufficient_grid_size,
+)
+from bo_stream.bases.grid.sensitivity import (
     expected_log_prior,
     node_variances,
     prior_covariance,
     prior_variance,
     variance_outside,
 )
-from bo_stream.bases.node_gram import NodeGram
-from bo_stream.bases.node_statistics import NodeStatistics, accumulate, embed, zero_statistics
-from bo_stream.bases.pull_back import MeshPullBack
-from bo_stream.bases.resolution import (
-    default_grid_size,
-    interpolation_error,
-    sufficient_grid_size,
+from bo_stream.bases.grid.statistics import (
+    MeshPullBack,
+    NodeStatistics,
+    accumulate,
+    embed,
+    zero_statistics,
 )
 from bo_stream.sufficient_statistics import weighted_statistics
 from tests.oracles import (
@@ -124,7 +128,7 @@ def test_accumulated_statistics_are_the_dense_ones() -> None:
 
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream()
-    monkeypatch.setattr("bo_stream.bases.node_statistics._CHUNK_NUMBERS", 3000)
+    monkeypatch.setattr("bo_stream.bases.grid.statistics._CHUNK_NUMBERS", 3000)
     assert_same(stream.statistics(), mesh(), stream.dense(mesh()))
 
 

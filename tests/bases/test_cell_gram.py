@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.bases.cell_gram import (
+from bo_stream.bases.grid.contraction import contract
+from bo_stream.bases.grid.gram import (
     CellGram,
+    NodeGram,
     outer_product,
     ravel,
 )
-from bo_stream.bases.contraction import contract
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.node_gram import NodeGram
-from bo_stream.bases.node_statistics import accumulate, embed, zero_statistics
+from bo_stream.bases.grid.mesh import Grid
+from bo_stream.bases.grid.statistics import accumulate, embed, zero_statistics
 from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
 from tests.oracles import interpolation_weights
 from tests.tolerances import assert_close
@@ -80,7 +80,7 @@ def test_accumulated_statistics_are_the_dense_ones(dim: int) -> None:
 
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(2)
-    monkeypatch.setattr("bo_stream.bases.node_statistics._CHUNK_NUMBERS", 7**2 * GROUPS * 5)
+    monkeypatch.setattr("bo_stream.bases.grid.statistics._CHUNK_NUMBERS", 7**2 * GROUPS * 5)
     assert_same(stream.statistics(), stream.dense())
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bo_stream.bases.contraction import contract
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.node_statistics import accumulate, zero_statistics
+from bo_stream.bases.grid.contraction import contract
+from bo_stream.bases.grid.mesh import Grid
+from bo_stream.bases.grid.statistics import accumulate, zero_statistics
 from tests.oracles import interpolation_weights
 from tests.tolerances import assert_close
 

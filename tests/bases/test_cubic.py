@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bo_stream.bases.cubic import (
+from bo_stream.bases.grid.mesh import (
     PAIR_DEGREES,
     gauss_legendre,
     legendre,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bo_stream.bases.draws import Draw, draw
+from bo_stream.bases.sampled import Draw, draw
 
 CPU = torch.device("cpu")
 

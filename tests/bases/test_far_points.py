@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.bases.far_points import matrix_between, matrix_of_points
+from bo_stream.bases.kernels import matrix_between, matrix_of_points
 
 
 def spoiled(A: Tensor, B: Tensor) -> Tensor:

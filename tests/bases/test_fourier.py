@@ -10,7 +10,7 @@ from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 
 from bo_stream.bases.fourier import FourierBasis
-from bo_stream.bases.random_numbers import normals
+from bo_stream.bases.sampled import normals
 from tests.tolerances import assert_close
 
 BASES = {

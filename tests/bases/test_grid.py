@@ -7,7 +7,7 @@ import torch
 from gpytorch.utils.interpolation import Interpolation
 from torch import Tensor
 
-from bo_stream.bases.grid import EDGE, Grid
+from bo_stream.bases.grid.mesh import EDGE, Grid
 from tests.oracles import grid_nodes, line_weights
 from tests.tolerances import assert_close
 

@@ -7,16 +7,15 @@ import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream.bases.additive_grid import mesh_over
-from bo_stream.bases.grid import Mesh
-from bo_stream.bases.grid_kernel import GridKernel
-from bo_stream.bases.interpolated_kernel import (
+from bo_stream.bases.grid.additive import mesh_over
+from bo_stream.bases.grid.interpolated_kernel import (
     InterpolatedKernel,
     covariance_of_pairs,
     interpolation_lines,
     pairs_of,
 )
-from bo_stream.bases.kernel_factors import kernel_factors
+from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
+from bo_stream.bases.grid.mesh import Mesh
 from tests.oracles import interpolated_kernel
 from tests.problems import KERNELS, kernel
 from tests.tolerances import assert_close

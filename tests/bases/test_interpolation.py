@@ -7,17 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.integrals import integrated_gram
-from bo_stream.bases.interpolation import (
+from bo_stream.bases.grid.integrals import integrated_gram
+from bo_stream.bases.grid.interpolation import (
     InterpolationBasis,
     first_correlations,
     interpolation_basis,
     select_products,
 )
-from bo_stream.bases.kernel_factors import kernel_factors
-from bo_stream.bases.node_statistics import accumulate, zero_statistics
-from bo_stream.bases.pull_back import MeshPullBack
+from bo_stream.bases.grid.kernel import kernel_factors
+from bo_stream.bases.grid.mesh import Grid
+from bo_stream.bases.grid.statistics import MeshPullBack, accumulate, zero_statistics
 from tests.oracles import (
     interpolated_kernel,
     interpolation_weights,

@@ -26,8 +26,8 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from bo_stream.bases.factor import Factor
-from bo_stream.bases.kernel_factors import KernelFactors, kernel_factors
+from bo_stream.bases.grid.factors import Factor
+from bo_stream.bases.grid.kernel import KernelFactors, kernel_factors
 from tests.oracles import dense_kernel
 from tests.problems import KERNELS, kernel
 from tests.tolerances import assert_close

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.interpolation import interpolation_basis
-from bo_stream.bases.kernel_factors import kernel_factors
-from bo_stream.bases.kernel_sensitivity import (
+from bo_stream.bases.grid.interpolation import interpolation_basis
+from bo_stream.bases.grid.kernel import kernel_factors
+from bo_stream.bases.grid.mesh import Grid
+from bo_stream.bases.grid.sensitivity import (
     expected_log_prior,
     pairs_within_groups,
     prior_covariance,

@@ -7,9 +7,9 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, SpectralMixtureKernel
 from torch import Tensor
 
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.kernel_factors import kernel_factors
-from bo_stream.bases.resolution import (
+from bo_stream.bases.grid.kernel import kernel_factors
+from bo_stream.bases.grid.mesh import Grid
+from bo_stream.bases.grid.resolution import (
     default_grid_size,
     interpolation_error,
     sufficient_grid_size,

@@ -7,8 +7,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream.bases.squared_exponential import SquaredExponential
-from bo_stream.bases.stacked_kernel import stacked_kernel
+from bo_stream.bases.kernels import SquaredExponential, stacked_kernel
 
 DOUBLE = torch.float64
 

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.allocation import CoverTree, KMeans, Novelty, Random
-from bo_stream.models.osgpr import OSGPR
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.module_state import is_in, state_of
 from tests.contract import CASES, LAWS, Law, Stream, applies, moments, suppose
 from tests.devices import pretend

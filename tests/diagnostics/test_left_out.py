@@ -31,7 +31,7 @@ from bo_stream import (
     LocalGP,
 )
 from bo_stream.diagnostics import leave_one_out, without
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 from tests.oracles import DenseGP, lift, reference, standardization
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
@@ -184,7 +184,7 @@ def test_chunks_are_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     data = observations(11, 2)
     model = wiski(data)
     whole = leave_one_out(model, data.X, data.Y).posterior
-    monkeypatch.setattr("bo_stream.diagnostics.left_out.ROWS", 4)
+    monkeypatch.setattr("bo_stream.diagnostics.cross_validation.ROWS", 4)
     parts = leave_one_out(model, data.X, data.Y).posterior
     assert_close(parts.mean, whole.mean)
     assert_close(parts.variance, whole.variance)
@@ -287,7 +287,7 @@ def test_bad_rows() -> None:
 
 
 def test_rows_on_a_former_grid_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bo_stream.models.row_memory.MOST_ROWS", 0)
+    monkeypatch.setattr("bo_stream.models.wiski.rows.MOST_ROWS", 0)
     data = observations(10, 2)
     with pytest.raises(UnsupportedError, match="on one grid"):
         leave_one_out(wiski(data).refine(12), data.X, data.Y)

@@ -32,8 +32,7 @@ from bo_stream.diagnostics import (
     stability_of_precision,
     trace_limit,
 )
-from bo_stream.diagnostics.distances import resolution, separation
-from bo_stream.diagnostics.eigenvalue_bounds import eigenvalue_bounds
+from bo_stream.diagnostics.eigenvalue_bounds import eigenvalue_bounds, resolution, separation
 
 ISOTROPIC: dict[str, Callable[[], Kernel]] = {
     "rbf": RBFKernel,

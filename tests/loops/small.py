@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bo_stream.loops.datasets import Dataset
-from bo_stream.loops.settings import Settings
-from bo_stream.loops.survey import Survey
+from bo_stream.loops.datasets import Dataset, Survey
+from bo_stream.loops.sampling.settings import Settings
 
 COLUMNS = ("lon", "lat")
 TARGET = "prevalence"

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from bo_stream.acquisition import select_from_pool
-from bo_stream.loops.active_sampling import ActiveSampling
+from bo_stream.loops.datasets import Survey
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.prediction import predict
-from bo_stream.loops.settings import Settings, Strategy
-from bo_stream.loops.survey import Survey
+from bo_stream.loops.models import KERNELS
+from bo_stream.loops.sampling.loop import ActiveSampling, predict
+from bo_stream.loops.sampling.settings import Settings, Strategy
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
@@ -121,7 +120,7 @@ def test_a_surprise_that_the_refit_explains_is_learned_from(
     data, _ = map_with_an_artefact(settings, place=105)
     resolved = settings.resolved(*data.X.shape)
     loop = ActiveSampling(Survey.of(data, resolved), resolved)
-    monkeypatch.setattr("bo_stream.loops.active_sampling.leave_outliers_out", lambda *args: args[3])
+    monkeypatch.setattr("bo_stream.loops.sampling.loop.leave_outliers_out", lambda *args: args[3])
     counts = [loop.state.model.num_observations for _ in loop.run()]
     assert counts == [100, 109, 119, 130]
     assert loop.state.outliers == []

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from bo_stream.loops.active_sampling import Step
-from bo_stream.loops.campaign import Campaign
-from bo_stream.loops.checkpoint import read_checkpoint
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.settings import Strategy
+from bo_stream.loops.sampling.campaign import Campaign
+from bo_stream.loops.sampling.checkpoint import read_checkpoint
+from bo_stream.loops.sampling.loop import Step
+from bo_stream.loops.sampling.settings import Strategy
 from bo_stream.loops.sitting import StopRequest, sit
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
@@ -323,7 +323,7 @@ def test_an_interrupt_within_a_step_leaves_the_checkpoint_before(
         raise KeyboardInterrupt
 
     def from_the_second_step_on(_: Strategy, step: Step) -> None:
-        monkeypatch.setattr("bo_stream.loops.active_sampling.relearn", interrupt)
+        monkeypatch.setattr("bo_stream.loops.sampling.loop.relearn", interrupt)
 
     campaign = begin(path)
     sit_until_interrupted(campaign, folder, from_the_second_step_on)

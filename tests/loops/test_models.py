@@ -13,24 +13,22 @@ import torch
 from botorch.models import SingleTaskGP
 
 from bo_stream.allocation import OIPS
-from bo_stream.loops.active_sampling import ActiveSampling
-from bo_stream.loops.campaign import Campaign
+from bo_stream.loops.datasets import Survey
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.models import MODELS, build_model, checked_model, options_help
+from bo_stream.loops.models import KERNELS, MODELS, build_model, checked_model, options_help
 from bo_stream.loops.optimization import (
     OptimizationSettings,
     Optimizer,
     load_optimizer,
     save_optimizer,
 )
-from bo_stream.loops.prediction import predict, predict_mean
-from bo_stream.loops.results import write_results
-from bo_stream.loops.settings import Settings
-from bo_stream.loops.survey import Survey
-from bo_stream.models.osgpr import OSGPR
+from bo_stream.loops.sampling.campaign import Campaign
+from bo_stream.loops.sampling.loop import ActiveSampling, predict, predict_mean
+from bo_stream.loops.sampling.results import write_results
+from bo_stream.loops.sampling.settings import Settings
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.refit import hyperparameters, set_hyperparameters
-from bo_stream.models.streaming_gp import StreamingGP
 from tests.loops import optimizing
 from tests.loops.optimizing import points, started
 from tests.loops.small import QUICK, small_map, write_npz

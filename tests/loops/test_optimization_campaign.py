@@ -15,16 +15,13 @@ import pytest
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization import Optimizer, Trial
-from bo_stream.loops.optimization.campaign import OptimizationCampaign
-from bo_stream.loops.optimization.evaluation import InProcess
+from bo_stream.loops.optimization.campaign import OptimizationCampaign, OptimizationStep, Plan
+from bo_stream.loops.optimization.evaluation import InProcess, Workers
 from bo_stream.loops.optimization.objectives import find_objective
-from bo_stream.loops.optimization.records import history
-from bo_stream.loops.optimization.results import sit_optimizing, write_optimization
-from bo_stream.loops.optimization.steps import OptimizationStep, Plan
+from bo_stream.loops.optimization.results import history, sit_optimizing, write_optimization
 from bo_stream.loops.optimization.store import FILE_NAME
-from bo_stream.loops.optimization.workers import Workers
 from bo_stream.loops.sitting import StopRequest
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 from bo_stream.storage import atomic_write
 from tests.loops.functions import bowl
 from tests.loops.optimizing import QUICK, points
@@ -180,7 +177,7 @@ def test_an_interrupt_while_the_model_changes_leaves_what_it_is_built_from(
 
     campaign = begin()
     with monkeypatch.context() as patch:
-        patch.setattr("bo_stream.models.wiski.WISKI.update", interrupt)
+        patch.setattr("bo_stream.models.wiski.wiski.WISKI.update", interrupt)
         interrupted(campaign, tmp_path)
     told = [trial for trial in trials(campaign) if trial.status == "told"]
     assert len(told) == 6
@@ -260,7 +257,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(
             yield file
 
     monkeypatch.setattr("bo_stream.loops.run_files.atomic_write", full)
-    monkeypatch.setattr("bo_stream.models.streaming_gp.atomic_write", full)
+    monkeypatch.setattr("bo_stream.models.base.atomic_write", full)
     with pytest.raises(OSError, match="No space left"):
         campaign.save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -9,14 +9,20 @@ import pytest
 import torch
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.optimization.evaluation import InProcess, Outcome, Task, attempt
+from bo_stream.loops.optimization.evaluation import (
+    InProcess,
+    Outcome,
+    Task,
+    Workers,
+    attempt,
+    evaluator,
+)
 from bo_stream.loops.optimization.objectives import (
     Objective,
     OwnFunction,
     SyntheticFunction,
     find_objective,
 )
-from bo_stream.loops.optimization.workers import Workers, evaluator
 
 BOX = ((0.0, 2.0),)
 

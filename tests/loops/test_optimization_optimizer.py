@@ -16,7 +16,7 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.acquisition import sample_paths
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.kernels import KERNELS
+from bo_stream.loops.models import KERNELS
 from bo_stream.loops.optimization import (
     OptimizationSettings,
     Optimizer,
@@ -327,7 +327,7 @@ def told(optimizer: Optimizer, X: Tensor) -> None:
 def test_few_outcomes_are_learned_from_the_defaults_too(
     few: int, escapes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bo_stream.loops.optimization.surrogate.FEW_PER_INPUT", few)
+    monkeypatch.setattr("bo_stream.loops.optimization.optimizer.FEW_PER_INPUT", few)
     optimizer = Optimizer(OptimizationSettings(bounds=((0.0, 1.0),), kernel="rbf", grid=(60,)))
     told(optimizer, torch.linspace(0.0, 1.0, 25))
     optimizer.best()

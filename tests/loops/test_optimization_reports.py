@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.optimization.reports import FunctionOfParameters, complete
-from bo_stream.loops.optimization.work import NoOutcomeError
+from bo_stream.loops.optimization.objectives import FunctionOfParameters, NoOutcomeError, complete
 
 WORK = FunctionOfParameters("tests.ax.functions:bowl")
 NAN = float("nan")

@@ -8,8 +8,8 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.outliers import leave_outliers_out
+from bo_stream.loops.models import KERNELS
+from bo_stream.loops.sampling.outliers import leave_outliers_out
 from bo_stream.models.refit import relearn
 
 SITE = 60
@@ -131,7 +131,7 @@ def test_rows_that_cannot_be_left_out_stay(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*args: object) -> None:
         raise InputDataError("Expected observations that are in memory.")
 
-    monkeypatch.setattr("bo_stream.loops.outliers.leave_one_out", fail)
+    monkeypatch.setattr("bo_stream.loops.sampling.outliers.leave_one_out", fail)
     assert refit(model, X, Y) == []
     assert model.num_observations == 150
     assert "rounding hides" in str(next(iter(model.numerical_log)))

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from bo_stream.loops.campaign import Campaign
 from bo_stream.loops.datasets import Dataset
-from bo_stream.loops.pictures import MapView, draw_map
-from bo_stream.loops.results import write_results
-from bo_stream.loops.settings import Settings
+from bo_stream.loops.sampling.campaign import Campaign
+from bo_stream.loops.sampling.pictures import MapView, draw_map
+from bo_stream.loops.sampling.results import write_results
+from bo_stream.loops.sampling.settings import Settings
 from bo_stream.storage import atomic_write
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
 
@@ -122,7 +122,7 @@ def test_results_are_written_all_or_none(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return atomic_write(path)
 
-    monkeypatch.setattr("bo_stream.loops.results.atomic_write", full)
+    monkeypatch.setattr("bo_stream.loops.sampling.results.atomic_write", full)
     with pytest.raises(OSError, match="No space left"):
         write_results(campaign, tmp_path, [])
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
@@ -149,7 +149,7 @@ def test_a_picture_that_cannot_be_drawn_loses_no_result(
         there.extend(path.name for path in tmp_path.iterdir())
         raise error
 
-    monkeypatch.setattr("bo_stream.loops.results.draw_map", fail)
+    monkeypatch.setattr("bo_stream.loops.sampling.results.draw_map", fail)
     with pytest.warns(
         RuntimeWarning, match=rf"map\.png could not be drawn \({type(error).__name__}"
     ):

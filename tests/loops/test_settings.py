@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.settings import Settings
+from bo_stream.loops.sampling.settings import Settings
 
 
 def test_defaults_on_a_large_map_are_the_malaria_study_s() -> None:

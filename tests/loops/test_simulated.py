@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bo_stream.loops.simulated import simulated_prevalence
+from bo_stream.loops.datasets import simulated_prevalence
 
 
 def test_is_a_map_of_proportions_on_some_thousands_of_pixels() -> None:

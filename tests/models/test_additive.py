@@ -17,8 +17,8 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV, sample_paths, select_from_pool
-from bo_stream.acquisition.measures import FEW_POINTS
-from bo_stream.models.resolution_warning import GridResolutionWarning
+from bo_stream.acquisition.feature_nipv import FEW_POINTS
+from bo_stream.models.wiski.resolution import GridResolutionWarning
 from tests.acquisition.examples import greedy_choice
 from tests.oracles import (
     DenseKernel,

@@ -24,7 +24,7 @@ from torch import Size, Tensor
 import bo_stream
 from bo_stream import OSGPR, OSVGP, QSGP, Chevron
 from bo_stream.acquisition import sample_paths
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 from tests.contract import assert_untouched, fingerprint
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -32,9 +32,8 @@ from torch import Tensor
 from bo_stream import ClusteredGP, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import CoverTree
 from bo_stream.bases.inducing import frozen
-from bo_stream.models import cluster_gp
-from bo_stream.models.centre_solver import CholeskySolver, ConjugateGradients
-from bo_stream.models.clustered_process import ClusteredProcess
+from bo_stream.models.clustered import cluster_gp
+from bo_stream.models.clustered.solver import CholeskySolver, ClusteredProcess, ConjugateGradients
 from bo_stream.models.refit import learn_hyperparameters
 from tests.inducing_problems import (
     KERNELS,

@@ -20,7 +20,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihoo
 from gpytorch.likelihoods.multitask_gaussian_likelihood import MultitaskGaussianLikelihood
 from gpytorch.means import LinearMean
 
-from bo_stream.bases.kernel_factors import kernel_factors
+from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.models.construction import (
     check_rank,
     choose_box,
@@ -29,8 +29,8 @@ from bo_stream.models.construction import (
     first_transformed,
     reference_outcome,
 )
-from bo_stream.models.grid_choice import choose_grid_size
-from bo_stream.models.wiski import WISKI
+from bo_stream.models.wiski.grid_choice import choose_grid_size
+from bo_stream.models.wiski.wiski import WISKI
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
 

@@ -13,13 +13,13 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream import DecoupledGP
-from bo_stream.bases.inducing_functions import InducingFunctions
-from bo_stream.models.decoupled_bound import Draw, Expanded, drawn_columns
-from bo_stream.models.decoupled_posterior import DecoupledPosterior, DirectSpread, HybridSpread
-from bo_stream.models.decoupled_spectral import SpectralSpread
+from bo_stream.bases.functions import InducingFunctions
+from bo_stream.likelihoods.outcome_model import OutcomeModel
+from bo_stream.models.decoupled.bound import Draw, Expanded, drawn_columns
+from bo_stream.models.decoupled.growth import SpectralSpread
+from bo_stream.models.decoupled.posterior import DecoupledPosterior, DirectSpread, HybridSpread
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.outcome_model import OutcomeModel
-from bo_stream.models.replay import generator_at
+from bo_stream.models.stochastic.replay import generator_at
 from tests.contract import assert_gradient
 from tests.models.likelihoods import LIKELIHOODS, outcomes
 from tests.oracles import (

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
-from bo_stream.models import decoupled_collapse, training
-from bo_stream.models.decoupled_collapse import CollapsedBound, Valued
+from bo_stream.models.decoupled import collapse as decoupled_collapse
+from bo_stream.models.decoupled.collapse import CollapsedBound, Valued
 from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.stochastic import training
 from tests.contract import assert_untouched, fingerprint
 from tests.oracles import dense_kernel, two_basis_bound
 
@@ -104,7 +105,7 @@ def test_the_gradient_is_that_of_the_value(parametrization: str, preconditioner:
 
 
 def test_few_terms_at_a_time_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bo_stream.models.decoupled_body.ROWS", 20)
+    monkeypatch.setattr("bo_stream.models.decoupled.body.ROWS", 20)
     X, Y = data()
     model = small(X, Y)
     whole, _ = collapsed(model)

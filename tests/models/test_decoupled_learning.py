@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
-from bo_stream.models import training
+from bo_stream.models.stochastic import training
 from tests.contract import assert_gradient, assert_same_posterior, assert_untouched, fingerprint
 from tests.models.likelihoods import LIKELIHOODS, OTHERS, outcomes
 from tests.oracles import SGPR, dense_kernel, joint_covariance

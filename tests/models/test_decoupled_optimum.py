@@ -13,11 +13,11 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream import DecoupledGP
-from bo_stream.models import decoupled_refinement
-from bo_stream.models.decoupled_bound import Expanded
-from bo_stream.models.decoupled_optimum import between
-from bo_stream.models.decoupled_posterior import DirectSpread
-from bo_stream.models.decoupled_spectral import SpectralSpread
+from bo_stream.models.decoupled import body as decoupled_refinement
+from bo_stream.models.decoupled.bound import Expanded
+from bo_stream.models.decoupled.collapse import between
+from bo_stream.models.decoupled.growth import SpectralSpread
+from bo_stream.models.decoupled.posterior import DirectSpread
 from tests.contract import assert_same_posterior, assert_untouched, fingerprint
 from tests.models.likelihoods import LIKELIHOODS, outcomes
 from tests.oracles import SGPR, dense_kernel, joint_covariance, two_basis_bound

@@ -11,9 +11,9 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream import DecoupledGP
-from bo_stream.models.decoupled_bound import Expanded
-from bo_stream.models.decoupled_posterior import DecoupledPosterior
-from bo_stream.models.decoupled_spectral import _RIDGE, SpectralSpread, with_eigenfunctions
+from bo_stream.models.decoupled.bound import Expanded
+from bo_stream.models.decoupled.growth import _RIDGE, SpectralSpread, with_eigenfunctions
+from bo_stream.models.decoupled.posterior import DecoupledPosterior
 from tests.contract import assert_gradient
 from tests.models.likelihoods import LIKELIHOODS
 from tests.oracles import dense_kernel, joint_covariance

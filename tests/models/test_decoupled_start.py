@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
-from bo_stream.models import decoupled_start
+from bo_stream.models.decoupled import start as decoupled_start
 from tests.contract import assert_untouched, fingerprint
 from tests.models.likelihoods import LIKELIHOODS, OTHERS, outcomes
 from tests.oracles import dense_kernel

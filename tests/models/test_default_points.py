@@ -12,7 +12,7 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood
 
 from bo_stream import OSGPR, OSVGP
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 from tests.contract import (
     Case,
     Law,

@@ -27,7 +27,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import DirichletWISKI, LinearStem, OnlineLearner, pretrain
-from bo_stream.models.labels import MAX_CLASSES, DirichletScores
+from bo_stream.models.wiski.labels import MAX_CLASSES, DirichletScores
 from tests.contract import (
     assert_gradient,
     assert_same_model,
@@ -511,7 +511,7 @@ def test_more_classes_than_memory_holds_are_refused(monkeypatch: pytest.MonkeyPa
     X, labels = labelled(10, 2)
     model = small_classifier(X, labels)
     before = fingerprint(model)
-    monkeypatch.setattr("bo_stream.bases.node_statistics.MEMORY_LIMIT_GIB", 1e-4)
+    monkeypatch.setattr("bo_stream.bases.grid.statistics.MEMORY_LIMIT_GIB", 1e-4)
     with pytest.raises(ValueError, match=r"A grid of 9 x 9 nodes, 41 times, would need .* GiB"):
         model.update(X, torch.full((10,), 40))
     assert_untouched(model, before)

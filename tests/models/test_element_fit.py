@@ -22,9 +22,9 @@ from linear_operator.utils.errors import NanError
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, ClusteredGP
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.element_fit import are_apart
 from bo_stream.models.refit import learn_hyperparameters
-from bo_stream.models.streaming_gp import StreamingGP
 from tests.contract import CASES, Stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")

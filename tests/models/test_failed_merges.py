@@ -15,15 +15,15 @@ from gpytorch.kernels import RBFKernel
 from gpytorch.likelihoods import GaussianLikelihood, LaplaceLikelihood
 
 from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
-from bo_stream.models import cluster_gp
-from bo_stream.models.clustered import ClusteredGP
-from bo_stream.models.decoupled import DecoupledGP
-from bo_stream.models.local import LocalGP
-from bo_stream.models.osgpr import OSGPR
-from bo_stream.models.osvgp import OSVGP
-from bo_stream.models.qsgp import QSGP
-from bo_stream.models.qsrvm import QSRVM
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.clustered import cluster_gp
+from bo_stream.models.clustered.clustered import ClusteredGP
+from bo_stream.models.decoupled.decoupled import DecoupledGP
+from bo_stream.models.inducing.osgpr import OSGPR
+from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.local.local import LocalGP
+from bo_stream.models.quadruply_stochastic.qsgp import QSGP
+from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
 from tests.contract import assert_untouched, fingerprint
 from tests.problems import observations
 

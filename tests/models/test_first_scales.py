@@ -11,9 +11,9 @@ from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 
-from bo_stream.models.first_scales import ScaleBound, Sizes, set_scales
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.memory import Observations
+from bo_stream.models.stochastic.start import ScaleBound, Sizes, set_scales
 from tests.models.likelihoods import LIKELIHOODS
 from tests.oracles import SGPR, dense_kernel, two_basis_bound
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.models.caches import WHITENED_ROWS
-from bo_stream.models.follower import LEFT_OUT, Follower
+from bo_stream.models.wiski.online_objective import LEFT_OUT, Follower
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
 

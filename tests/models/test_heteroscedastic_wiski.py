@@ -33,9 +33,9 @@ from bo_stream import (
     PoolSelector,
     select_from_pool,
 )
-from bo_stream.models.heteroscedastic_wiski import FIRST_ROWS
-from bo_stream.models.log_noise import Entry
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.wiski.heteroscedastic import FIRST_ROWS
+from bo_stream.models.wiski.log_noise import Entry
 from tests.contract import assert_gradient, assert_untouched, fingerprint
 from tests.oracles import (
     DenseGP,
@@ -155,7 +155,7 @@ def test_many_rows_are_predicted_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     X, Y = draw(60)
     model = model_of(X[:30], Y[:30])
     whole = copy.deepcopy(model).observe(X[30:], Y[30:])
-    monkeypatch.setattr("bo_stream.process.ROWS", 7)
+    monkeypatch.setattr("bo_stream.process.process.ROWS", 7)
     parts = model.observe(X[30:], Y[30:])
     assert_close(parts.observations.noise, whole.observations.noise)
     assert_close(parts.log_squares.targets, whole.log_squares.targets)

@@ -45,8 +45,8 @@ from bo_stream import (
     LocalGP,
 )
 from bo_stream.acquisition import FeatureNIPV
-from bo_stream.models.streaming_gp import StreamingGP
-from bo_stream.models.weight_layout import FourierFeatures
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.quadruply_stochastic.choice import FourierFeatures
 from tests.contract import gaussian, moments
 from tests.oracles import joint_covariance
 from tests.tolerances import assert_close

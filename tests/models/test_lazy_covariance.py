@@ -9,8 +9,8 @@ import torch
 from botorch.models import ModelListGP
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
-from bo_stream.models.lazy_covariance import LazyCovariance
-from bo_stream.models.streaming_gp import DENSE_LIMIT, StreamingGP
+from bo_stream.models.base import DENSE_LIMIT, StreamingGP
+from bo_stream.process.distributions import LazyCovariance
 from tests.problems import observations
 from tests.tolerances import assert_close
 

@@ -38,7 +38,7 @@ from bo_stream import (
     LocalGP,
     learn_points,
 )
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 from tests.contract import assert_gradient, moments
 from tests.oracles import joint_covariance
 from tests.tolerances import assert_close

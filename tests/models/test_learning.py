@@ -14,8 +14,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.models import learning
-from bo_stream.models.learning import RADIUS
+from bo_stream.models.wiski import learning
+from bo_stream.models.wiski.learning import RADIUS
 from tests.oracles import (
     dense_kernel,
     interpolation_weights,

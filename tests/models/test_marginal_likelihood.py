@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.interpolation import interpolation_basis
-from bo_stream.bases.kernel_factors import kernel_factors
-from bo_stream.bases.kernel_sensitivity import prior_covariance
-from bo_stream.models.marginal_likelihood import (
+from bo_stream.bases.grid.interpolation import interpolation_basis
+from bo_stream.bases.grid.kernel import kernel_factors
+from bo_stream.bases.grid.mesh import Grid
+from bo_stream.bases.grid.sensitivity import prior_covariance
+from bo_stream.models.objective import (
     NoiseGroup,
     combine,
     differentiable_log_marginal_likelihood,

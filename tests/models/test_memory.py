@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid import Grid
-from bo_stream.bases.interpolation import InterpolationBasis, interpolation_basis
-from bo_stream.bases.kernel_factors import kernel_factors
+from bo_stream.bases.grid.interpolation import InterpolationBasis, interpolation_basis
+from bo_stream.bases.grid.kernel import kernel_factors
+from bo_stream.bases.grid.mesh import Grid
 from bo_stream.models.memory import GridMemory, Observations, WhitenedMemory
 from bo_stream.sufficient_statistics import SufficientStatistics
 from tests.problems import kernel

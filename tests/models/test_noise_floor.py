@@ -18,8 +18,8 @@ from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
-from bo_stream.models.known_noise import LEAST_NOISE, NOISE_FLOOR
 from bo_stream.models.measured_gp import MeasuredGP
+from bo_stream.models.noise import LEAST_NOISE, NOISE_FLOOR
 from tests.contract import assert_same_posterior, assert_untouched, fingerprint
 from tests.oracles import reference_posterior
 from tests.tolerances import assert_close

@@ -17,7 +17,7 @@ from torch import Tensor
 from bo_stream import OSGPR, WISKI, HeteroscedasticWISKI
 from bo_stream.allocation.cap import capped
 from bo_stream.linalg import cholesky_with_jitter, independent_rows
-from bo_stream.models.independent_points import basis_of_independent
+from bo_stream.models.inducing.points import basis_of_independent
 from bo_stream.models.numerical_log import NumericalEvent, with_event
 from bo_stream.models.refit import relearn
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Novelty, Random
-from bo_stream.models import inducing_choice
+from bo_stream.models.inducing import points as inducing_choice
 from tests.inducing_problems import (
     KERNELS,
     D,

@@ -38,7 +38,7 @@ from bo_stream import OSGPR, OSVGP, ProjectionWarning
 from bo_stream.allocation import OIPS
 from bo_stream.allocation.novelty import NOVEL
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.online_update import OnlineUpdate
+from bo_stream.models.inducing.online_update import OnlineUpdate
 from bo_stream.models.refit import learn_hyperparameters
 from tests.contract import assert_gradient, assert_same_posterior, assert_untouched, fingerprint
 from tests.models.likelihoods import CONCAVE, LIKELIHOODS, OTHERS, outcomes

@@ -17,10 +17,15 @@ from gpytorch.likelihoods import GaussianLikelihood, StudentTLikelihood
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bo_stream.models import function_process
-from bo_stream.models.logistic import LogisticLikelihood
-from bo_stream.models.qsgp import QSGP
-from bo_stream.models.weight_layout import Chevron, FourierFeatures, InducingAtData, MeanField
+from bo_stream.likelihoods.logistic import LogisticLikelihood
+from bo_stream.models.quadruply_stochastic import function_process
+from bo_stream.models.quadruply_stochastic.choice import (
+    Chevron,
+    FourierFeatures,
+    InducingAtData,
+    MeanField,
+)
+from bo_stream.models.quadruply_stochastic.qsgp import QSGP
 from tests.contract import central_differences
 from tests.oracles import WeightSpace
 from tests.tolerances import assert_close

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
 from bo_stream.models import refit
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.refit import hyperparameters, relearn, set_hyperparameters
-from bo_stream.models.streaming_gp import StreamingGP
 
 
 def waves() -> tuple[Tensor, Tensor]:

@@ -11,8 +11,13 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, TensorDataset
 
-from bo_stream.models.dataset_replay import DatasetReplay
-from bo_stream.models.replay import Batch, Replay, StreamReplay, generator_at
+from bo_stream.models.stochastic.replay import (
+    Batch,
+    DatasetReplay,
+    Replay,
+    StreamReplay,
+    generator_at,
+)
 
 
 def numbered(first: int, last: int, batch: tuple[int, ...] = (), outputs: int = 1) -> Batch:

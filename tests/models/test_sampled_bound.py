@@ -9,9 +9,8 @@ import torch
 from gpytorch.likelihoods import BernoulliLikelihood, LaplaceLikelihood
 from torch import Tensor
 
-from bo_stream.models.control_points import Projection
-from bo_stream.models.logistic import LogisticLikelihood
-from bo_stream.models.sampled_gradient import SampledGradient
+from bo_stream.likelihoods.logistic import LogisticLikelihood
+from bo_stream.models.quadruply_stochastic.sampled_gradient import Projection, SampledGradient
 from tests.oracles import bound_of_likelihood, bound_of_single_functions, log_probs
 from tests.tolerances import assert_close
 from tests.weight_problems import DATA, SIZE, Problem

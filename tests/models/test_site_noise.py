@@ -12,8 +12,8 @@ from gpytorch.likelihoods import (
 )
 from torch import Tensor
 
-from bo_stream.models.logistic import LogisticLikelihood
-from bo_stream.models.site_noise import site_noise
+from bo_stream.likelihoods.logistic import LogisticLikelihood
+from bo_stream.models.quadruply_stochastic.site_noise import site_noise
 from tests.tolerances import assert_close
 
 

@@ -7,9 +7,9 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from bo_stream.bases.grid import Grid
+from bo_stream.bases.grid.mesh import Grid
 from bo_stream.models.memory import Observations
-from bo_stream.models.stream_memory import MAX_GROWTH, StreamMemory
+from bo_stream.models.wiski.memory import MAX_GROWTH, StreamMemory
 from tests.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()

@@ -123,7 +123,7 @@ def asking(owner: bytes, attribute: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("owner", "attribute"),
     [
-        (b"cbo_stream.models.wiski\nWISKI\n", b"load"),
+        (b"cbo_stream.models.wiski.wiski\nWISKI\n", b"load"),
         (b"cgpytorch.kernels.rbf_kernel\nRBFKernel\n", b"__init_subclass__"),
         (b"cgpytorch.kernels.rbf_kernel\nRBFKernel\n)\x81", b"__class__"),
         (b"cgpytorch.kernels.rbf_kernel\nRBFKernel\n)\x81", b"load_state_dict"),

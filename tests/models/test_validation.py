@@ -8,7 +8,7 @@ import pytest
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 
-from bo_stream.models.validation import check_observations, check_supposed
+from bo_stream.models.checks import check_observations, check_supposed
 
 X = torch.rand(5, 2)
 Y = torch.rand(5, 3)

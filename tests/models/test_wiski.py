@@ -32,9 +32,9 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI, CoarsePointsWarning
-from bo_stream.models import row_memory
-from bo_stream.models.known_noise import NOISE_FLOOR
-from bo_stream.models.resolution_warning import GridResolutionWarning, TruncationWarning
+from bo_stream.models.noise import NOISE_FLOOR
+from bo_stream.models.wiski import rows as row_memory
+from bo_stream.models.wiski.resolution import GridResolutionWarning, TruncationWarning
 from tests.contract import assert_untouched, fingerprint, gaussian
 from tests.oracles import (
     DenseGP,
@@ -433,7 +433,7 @@ def test_many_rows_at_once_are_taken_out_as_one_by_one(
     data, T = problem.data(20), problem.points()
     model = problem.model(data)
     few = copy.deepcopy(model).retract(*data[:9].astuple())
-    monkeypatch.setattr("bo_stream.models.grid_gp.WHITENED_ROWS", 8)
+    monkeypatch.setattr("bo_stream.models.wiski.grid_gp.WHITENED_ROWS", 8)
     assert_close(model.retract(*data[:9].astuple()).posterior(T).mean, few.posterior(T).mean)
     with pytest.raises(InputDataError, match="in memory"):
         model.retract(*data[:9].astuple())

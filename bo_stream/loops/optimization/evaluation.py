@@ -1,15 +1,23 @@
-"""Evaluate points: one attempt, its outcome or why there is none; in this process to begin with."""
+"""Evaluate points in processes of their own, which can hang or die without harm."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Generic, Self, TypeAlias
+from typing import Any, Generic, Self, TypeAlias
 
-from bo_stream.loops.optimization.work import NoOutcomeError, P, V, Work
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.optimization.objectives import NoOutcomeError, Objective, P, V, Work
 
 
 @dataclass(frozen=True)
@@ -115,3 +123,209 @@ def _in_one_line(error: BaseException) -> str:
     except Exception:  # the user's error may be broken too
         text = "an error without words"
     return " ".join(f"{type(error).__name__}: {text}".split())[:500]
+
+
+_READY = "ready"
+_SECONDS_TO_END = 2.0
+
+
+def _work(work: Work[Any, Any], connection: Connection) -> None:
+    """What a worker does: tasks in, outcomes out, until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its step
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    work.prepare()
+    connection.send(_READY)
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        connection.send(attempt(work, task))
+
+
+def _end_with_parent() -> None:
+    """A run that is killed cannot end its workers: a resumed one would work beside them."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@dataclass
+class _Worker(Generic[P, V]):
+    process: BaseProcess
+    connection: Connection
+    ready: bool = False
+    task: Task[P] | None = None
+    started: float = 0.0
+
+    def give(self, task: Task[P]) -> None:
+        """Begin a task."""
+        self.task, self.started = task, time.monotonic()
+        with suppress(OSError):  # one that has died is found so when it is listened to
+            self.connection.send(task)
+
+    def failed(self, error: str) -> Outcome[V] | None:
+        """The outcome of the task at hand, if any, when the worker is lost."""
+        if self.task is None:
+            return None
+        return Outcome(self.task.key, None, error, time.monotonic() - self.started)
+
+    def end(self) -> None:
+        """Kill the process."""
+        self.process.kill()  # before its connection is closed, which it would complain of
+        self.connection.close()
+        self.process.join(_SECONDS_TO_END)
+
+
+class Workers(Evaluator[P, V]):
+    """Worker processes, started anew whenever one hangs beyond the timeout or dies.
+
+    Example:
+        >>> with Workers(objective, count=4, timeout=60.0) as workers:
+        ...     workers.submit(Task(0, (0.5,), 0))
+        ...     workers.next_outcome()
+    """
+
+    def __init__(self, work: Work[P, V], count: int, timeout: float | None = None) -> None:
+        """Start the processes as they are needed.
+
+        Args:
+            work: A value that can be pickled.
+            count: Most processes.
+            timeout: Seconds after which an attempt has failed and its process is killed.
+
+        Raises:
+            UsageError: count or timeout is out of range.
+        """
+        if count < 1:
+            raise UsageError(f"Expected workers of at least 1, got {count}.")
+        if timeout is not None and not timeout > 0.0:
+            raise UsageError(f"Expected timeout above 0 seconds, got {timeout}.")
+        self._work, self._count, self._timeout = work, count, timeout
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: list[_Worker[P, V]] = []
+        self._tasks: deque[Task[P]] = deque()
+
+    def submit(self, task: Task[P]) -> None:
+        """Add a task; it begins when a worker is free."""
+        self._tasks.append(task)
+        if len(self._workers) < min(self._count, self._open):
+            self._start()
+        self._hand_out()
+
+    @property
+    def _open(self) -> int:
+        return len(self._tasks) + sum(worker.task is not None for worker in self._workers)
+
+    def _start(self) -> None:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(target=_work, args=(self._work, theirs))
+        process.start()
+        theirs.close()
+        self._workers.append(_Worker(process, ours))
+
+    def _hand_out(self) -> None:
+        for worker in self._workers:
+            if self._tasks and worker.ready and worker.task is None:
+                worker.give(self._tasks.popleft())
+
+    def next_outcome(self) -> Outcome[V]:
+        """Wait for the next outcome; a hanging or dying worker gives one too.
+
+        Raises:
+            UsageError: A process cannot even be started.
+        """
+        while True:
+            outcome = self.poll(None)
+            if outcome is not None:
+                return outcome
+
+    def poll(self, seconds: float | None) -> Outcome[V] | None:
+        """The next outcome if there is one soon; None may come before the time is over.
+
+        Args:
+            seconds: How long to wait at most; None: until something happens.
+
+        Raises:
+            UsageError: A process cannot even be started.
+        """
+        outcome = self._heard(seconds) or self._overdue()
+        self._hand_out()
+        return outcome
+
+    def cancel(self, key: int) -> None:
+        """Forget a task; one at work is stopped."""
+        self._tasks = deque(task for task in self._tasks if task.key != key)
+        for worker in list(self._workers):
+            if worker.task is not None and worker.task.key == key:
+                self._remove(worker)
+
+    def _heard(self, seconds: float | None) -> Outcome[V] | None:
+        by_connection = {worker.connection: worker for worker in self._workers}
+        for connection in wait(list(by_connection), self._patience(seconds)):
+            if isinstance(connection, Connection):
+                outcome = self._message(by_connection[connection])
+                if outcome is not None:
+                    return outcome
+        return None
+
+    def _message(self, worker: _Worker[P, V]) -> Outcome[V] | None:
+        try:
+            message = worker.connection.recv()
+        except (EOFError, OSError):
+            return self._lost(worker)
+        if isinstance(message, Outcome):
+            worker.task = None
+            return message
+        worker.ready = True
+        return None
+
+    def _lost(self, worker: _Worker[P, V]) -> Outcome[V] | None:
+        worker.process.join(_SECONDS_TO_END)
+        code = worker.process.exitcode
+        self._remove(worker)
+        if not worker.ready:
+            raise UsageError(
+                f"A worker process ended while it started (exit code {code}). A script that "
+                "evaluates in workers needs its code under: if __name__ == '__main__'."
+            )
+        return worker.failed(f"the worker process died (exit code {code})")
+
+    def _remove(self, worker: _Worker[P, V]) -> None:
+        worker.end()
+        self._workers.remove(worker)
+        if len(self._workers) < min(self._count, self._open):
+            self._start()
+
+    def _patience(self, seconds: float | None) -> float | None:
+        """Seconds to wait, but no longer than until the first task at work is overdue."""
+        started = [worker.started for worker in self._workers if worker.task is not None]
+        if self._timeout is None or not started:
+            return seconds
+        left = max(0.0, min(started) + self._timeout - time.monotonic())
+        return left if seconds is None else min(left, seconds)
+
+    def _overdue(self) -> Outcome[V] | None:
+        for worker in list(self._workers):
+            late = worker.task is not None and self._timeout is not None
+            if late and time.monotonic() - worker.started >= (self._timeout or 0.0):
+                self._remove(worker)
+                return worker.failed(f"no outcome within {self._timeout:g} s: stopped")
+        return None
+
+    def close(self) -> None:
+        """Kill the workers."""
+        self._tasks.clear()
+        for worker in self._workers:
+            worker.end()
+        self._workers = []
+
+
+def evaluator(objective: Objective, count: int, timeout: float | None) -> PointEvaluator:
+    """Workers; this process where there are to be none, and for one function of BoTorch's.
+
+    A function of the user's own may end its process or hang, one of BoTorch's does neither.
+    """
+    harmless = count == 1 and timeout is None and not objective.is_own
+    return InProcess(objective) if count == 0 or harmless else Workers(objective, count, timeout)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from abc import abstractmethod
-from collections.abc import Sequence
+import math
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -16,9 +20,161 @@ from botorch.test_functions.base import ConstrainedBaseTestProblem
 from botorch.test_functions.synthetic import SyntheticTestFunction
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.optimization.imports import import_function
 from bo_stream.loops.optimization.settings import Bounds, checked_bounds
-from bo_stream.loops.optimization.work import Work, as_number
+from bo_stream.loops.optimization.trials import LARGEST
+
+P = TypeVar("P")
+"""A point."""
+V = TypeVar("V")
+"""An outcome."""
+
+
+class NoOutcomeError(ValueError):
+    """A function returned what is no outcome; the message says what was expected and what came."""
+
+
+class Work(ABC, Generic[P, V]):
+    """A function and how to read what it returns. A value: it can be pickled."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Import what is needed."""
+
+    @abstractmethod
+    def measure(self, X: P, key: int, attempt: int) -> Any:
+        """Whatever the function returns; the same for the same arguments where there is noise."""
+
+    @abstractmethod
+    def read(self, result: Any) -> V:
+        """The outcome.
+
+        Raises:
+            NoOutcomeError: It is none.
+        """
+
+
+def as_number(result: Any) -> float:
+    """One number of a size that models take.
+
+    Raises:
+        NoOutcomeError: It is none.
+    """
+    array = np.asarray(result)
+    if array.dtype.kind not in "iuf":
+        name, text = type(result).__name__, str(result)[:40]
+        raise NoOutcomeError(f"expected one number, got {name} {text!r}")
+    if array.shape not in ((), (1,)):
+        raise NoOutcomeError(f"expected one number, got shape {array.shape}")
+    value = float(array.reshape(()))
+    if abs(value) <= LARGEST:
+        return value
+    excess = f", larger in size than {LARGEST:g}" if np.isfinite(value) else ""
+    raise NoOutcomeError(f"the value is {value}{excess}")
+
+
+def import_function(name: str, what: str) -> Callable[..., Any]:
+    """Import ``package.module:function``; modules in the working directory are found too.
+
+    Args:
+        name: Of the function.
+        what: What it is for, for the error.
+
+    Raises:
+        UsageError: The module cannot be imported, or has no such function.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(f"Expected {what} as package.module:function, got {name!r}.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module raises
+        raise UsageError(
+            f"{what} {name!r}: module {module_name!r} cannot be imported "
+            f"({type(error).__name__}: {error}). Run from its folder, or install it."
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        found = "nothing" if function is None else f"a {type(function).__name__}"
+        raise UsageError(
+            f"{what} {name!r}: expected a function named {attribute!r} in {module_name!r}, found "
+            f"{found}."
+        )
+    chosen: Callable[..., Any] = function
+    return chosen
+
+
+Value: TypeAlias = tuple[float, float | None]
+"""Mean and standard error; None: not known."""
+Report: TypeAlias = dict[str, Value]
+"""By metric; of a function that names none, one value of the name ``ALONE``."""
+
+ALONE = ""
+
+
+@dataclass(frozen=True)
+class FunctionOfParameters(Work[Mapping[str, Any], Report]):
+    """``package.module:function``, which takes a dict of parameters.
+
+    Attributes:
+        name: Of the function.
+    """
+
+    name: str
+
+    def prepare(self) -> None:
+        """Import it."""
+        import_function(self.name, "function")
+
+    def measure(self, X: Mapping[str, Any], key: int, attempt: int) -> Any:
+        """Call it."""
+        return import_function(self.name, "function")(dict(X))
+
+    def read(self, result: Any) -> Report:
+        """A value for each metric, or one alone."""
+        if isinstance(result, Mapping):
+            return {str(name): _as_value(value) for name, value in result.items()}
+        return {ALONE: _as_value(result)}
+
+
+def _as_value(result: Any) -> Value:
+    if isinstance(result, tuple) and len(result) == 2:
+        return as_number(result[0]), _as_error(result[1])
+    return as_number(result), None
+
+
+def _as_error(sem: Any) -> float | None:
+    if sem is None or (isinstance(sem, float) and math.isnan(sem)):
+        return None
+    value = as_number(sem)
+    if value < 0.0:
+        raise NoOutcomeError(f"expected a standard error of at least 0, got {value}")
+    return value
+
+
+def complete(report: Report, metrics: Sequence[str]) -> Report:
+    """The values of all metrics.
+
+    Args:
+        report: Of a function.
+        metrics: That it must report.
+
+    Raises:
+        NoOutcomeError: One is missing.
+    """
+    if set(report) == {ALONE} and len(metrics) == 1:
+        return {metrics[0]: report[ALONE]}
+    missing = [name for name in metrics if name not in report]
+    if missing:
+        came = "one number" if ALONE in report else f"values of {', '.join(report) or 'nothing'}"
+        raise NoOutcomeError(
+            f"no value of {', '.join(missing)} was returned, only {came}: expected a dict with a "
+            "number, or a tuple of mean and standard error, for each metric"
+        )
+    return {name: report[name] for name in metrics}
+
 
 _DISCRETE = ("AckleyMixed", "Labs")
 

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.kernels import KERNELS
-from bo_stream.loops.models import Option, check_grid, checked_model
-from bo_stream.loops.settings import (
+from bo_stream.loops.models import KERNELS, Option, check_grid, checked_model
+from bo_stream.loops.sampling.settings import (
     DTYPES,
     check_device,
     check_one_of,
@@ -45,7 +44,7 @@ class OptimizationSettings:
         raw_samples: Points among which the starts are found.
         model: A name in ``bo_stream.loops.models.MODELS``.
         model_options: Those of its options that are not the defaults.
-        kernel: A name in ``bo_stream.loops.kernels.KERNELS``.
+        kernel: A name in ``bo_stream.loops.models.KERNELS``.
         grid: For a model on a grid: nodes per dimension, one number or d; None: the model's default
             for the kernel.
         refit: The hyperparameters are learned anew whenever the observations have become this many

@@ -9,9 +9,8 @@ from typing import Any
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import MODELS
-from bo_stream.loops.optimization.optimizer import Optimizer
+from bo_stream.loops.optimization.optimizer import Optimizer, Surrogate
 from bo_stream.loops.optimization.settings import OptimizationSettings
-from bo_stream.loops.optimization.surrogate import Surrogate
 from bo_stream.loops.optimization.trials import Ledger, Trial
 from bo_stream.loops.run_files import (
     ModelFile,
@@ -19,7 +18,7 @@ from bo_stream.loops.run_files import (
     read_or_say_damaged,
     write_index,
 )
-from bo_stream.models.streaming_gp import StreamingGP
+from bo_stream.models.base import StreamingGP
 
 FORMAT = 4
 """Changes whenever an older file cannot be read any more."""

@@ -1,0 +1,242 @@
+"""The gram of interpolation on several grids at once: within each grid and between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, legendre, pair_coefficients
+from bo_stream.linalg import check_memory
+
+MEMORY_LIMIT_GIB = 4.0
+"""Largest grid that is allocated."""
+
+# Up to here torch's index_put_ is several times faster on a CPU than index_add_.
+_NARROW = 8
+_FEW_NUMBERS = 50_000
+
+
+@dataclass(frozen=True)
+class CellGram:
+    """``Wᵀ D⁻¹ W`` of cubic interpolation weights, from which any entry follows exactly.
+
+    Inside a cell every weight is a cubic in the position, so a product of two weights is a
+    polynomial of degree 6 per dimension: the data enter the gram only through ``Σ D⁻¹ Π_i
+    P_{l_i}(t_i)``, 7^d Legendre moments a cell. That is the size of the 7^d stencil of a node, at
+    7^d instead of 16^d numbers touched per observation, and it contracts with Kronecker features
+    one dimension at a time.
+
+    Attributes:
+        moments: ``... x cells x 7^d``, cells and degrees in row-major order.
+        cells: Cells per dimension.
+    """
+
+    moments: Tensor
+    cells: tuple[int, ...]
+
+    def __add__(self, other: CellGram) -> CellGram:
+        """Gram of both data sets."""
+        return CellGram(self.moments + other.moments, self.cells)
+
+    def __mul__(self, factor: float) -> CellGram:
+        """Gram of down-weighted data."""
+        return CellGram(self.moments * factor, self.cells)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the grid."""
+        return math.prod(cells + STENCIL - 1 for cells in self.cells)
+
+    def to(self, device: torch.device) -> CellGram:
+        """The gram on another device."""
+        return CellGram(self.moments.to(device), self.cells)
+
+    def select(self, outputs: list[int]) -> CellGram:
+        """A copy for some of the outputs; a gram that all outputs share stays whole."""
+        shared = self.moments.shape[-3] == 1
+        chosen = self.moments if shared else self.moments[..., outputs, :, :]
+        return CellGram(chosen.clone(), self.cells)
+
+    def by_dimension(self) -> Tensor:
+        """Moments as ``... x (cells_1 · 7) x ... x (cells_d · 7)``."""
+        dim = len(self.cells)
+        batch = self.moments.shape[:-2]
+        tensor = self.moments.reshape(*batch, *self.cells, *([PAIR_DEGREES] * dim))
+        lead = len(batch)
+        interleaved = [lead + i + side * dim for i in range(dim) for side in (0, 1)]
+        sizes = [cells * PAIR_DEGREES for cells in self.cells]
+        return tensor.permute(*range(lead), *interleaved).reshape(*batch, *sizes)
+
+
+def pair_polynomials(values: Tensor) -> Tensor:
+    """Legendre coefficients of products of interpolated functions, cell by cell.
+
+    Args:
+        values: Node values of r one-dimensional functions, ``g x r``.
+
+    Returns:
+        ``(cells · 7) x r (r + 1) / 2``, unordered pairs with those of small index first.
+    """
+    functions = values.shape[-1]
+    cells = values.shape[0] - STENCIL + 1
+    first, second = torch.tril_indices(functions, functions, device=values.device)
+    check_memory("A grid's pairs of functions", cells * PAIR_DEGREES * len(first), MEMORY_LIMIT_GIB)
+    local = values.unfold(0, STENCIL, 1)
+    half = torch.einsum("ljk,caj->kcla", pair_coefficients().to(values), local)
+    result = half[0][..., first] * local[:, None, second, 0]
+    for k in range(1, STENCIL):
+        result.addcmul_(half[k][..., first], local[:, None, second, k])
+    return result.flatten(0, 1)
+
+
+def line_congruence(moments: Tensor, values: Tensor) -> Tensor:
+    """``Vᵀ gram V`` on a one-dimensional grid, ``r x r``. Cost O(g r²).
+
+    Args:
+        moments: ``cells · 7``.
+        values: V, node values of r functions, ``g x r``.
+    """
+    local = values.unfold(0, STENCIL, 1).mT
+    coefficients = pair_coefficients().to(values)
+    blocks = torch.einsum("cl,ljk->cjk", moments.unflatten(0, (-1, PAIR_DEGREES)), coefficients)
+    return local.flatten(0, 1).mT @ (blocks @ local).flatten(0, 1)
+
+
+def gram_numbers(grid: Grid) -> int:
+    """Numbers in a gram on a grid, ``7^d cells``."""
+    return grid.num_cells * PAIR_DEGREES**grid.dim
+
+
+def zero_gram(grid: Grid, lead: Sequence[int], device: torch.device) -> CellGram:
+    """The gram of no data, with leading dimensions. Memory O(7^d cells)."""
+    shape = (*lead, grid.num_cells, PAIR_DEGREES**grid.dim)
+    return CellGram(torch.zeros(shape, dtype=torch.float64, device=device), grid.cells)
+
+
+def add_points(gram: CellGram, cell: Tensor, t: Tensor, precision: Tensor) -> None:
+    """Add observations at located points in place. Cost O(n 7^d).
+
+    Args:
+        gram: With leading dimensions ``batch x (1 or m)``.
+        cell: Of each point, ``batch x n x d``.
+        t: Position in the cell, ``batch x n x d``.
+        precision: ``D⁻¹``, ``batch x (1 or m) x n``.
+    """
+    add_rows(
+        gram.moments,
+        ravel(cell, gram.cells).unsqueeze(-2),
+        outer_product(legendre(t)).unsqueeze(-3) * precision.unsqueeze(-1),
+    )
+
+
+def add_rows(memory: Tensor, index: Tensor, rows: Tensor) -> None:
+    """``memory[..., index[..., k], :] += rows[..., k, :]``; leading dimensions as the memory's."""
+    size, width = memory.shape[-2:]
+    lead = memory.shape[:-2]
+    offsets = (torch.arange(math.prod(lead), device=index.device) * size).view(*lead, 1)
+    flat = (index + offsets).reshape(-1)
+    values = rows.expand(*lead, -1, -1).reshape(-1, width)
+    if width == 1:
+        memory.view(-1).scatter_add_(0, flat, values.view(-1))  # several times faster than the rest
+    elif values.is_cpu and (width <= _NARROW or values.numel() <= _FEW_NUMBERS):
+        memory.view(-1, width).index_put_((flat,), values, accumulate=True)
+    else:
+        memory.view(-1, width).index_add_(0, flat, values)
+
+
+def outer_product(factors: Tensor) -> Tensor:
+    """Products over dimensions, ``... x d x l -> ... x l^d``, row-major."""
+    result = factors[..., 0, :]
+    for i in range(1, factors.shape[-2]):
+        result = (result.unsqueeze(-1) * factors[..., i, :].unsqueeze(-2)).flatten(-2)
+    return result
+
+
+def ravel(index: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Row-major flat index of ``... x d`` indices."""
+    flat = index[..., 0]
+    for i in range(1, len(sizes)):
+        flat = flat * sizes[i] + index[..., i]
+    return flat
+
+
+def window(sizes: Sequence[int], larger: Sequence[int], offset: Sequence[int]) -> Tensor:
+    """Row-major flat positions of an array's entries in a larger one, at an offset."""
+    positions = torch.arange(math.prod(larger)).view(*larger)
+    for i, (start, size) in enumerate(zip(offset, sizes, strict=True)):
+        positions = positions.narrow(i, start, size)
+    return positions.flatten()
+
+
+@dataclass(frozen=True)
+class NodeGram:
+    """``Wᵀ D⁻¹ W`` for the interpolation weights of one or several grids side by side.
+
+    Inside a grid it is a :class:`CellGram`. Between grids it is dense, p p' numbers for two of p
+    and p' nodes: their inputs are as a rule not the same, so that any two nodes can meet.
+
+    Attributes:
+        blocks: One per grid.
+        strips: For each grid but the last, the block with all later grids, ``... x p x Σ p'``.
+    """
+
+    blocks: tuple[CellGram, ...]
+    strips: tuple[Tensor, ...]
+
+    def __add__(self, other: NodeGram) -> NodeGram:
+        """Gram of both data sets."""
+        blocks = zip(self.blocks, other.blocks, strict=True)
+        strips = zip(self.strips, other.strips, strict=True)
+        return NodeGram(tuple(a + b for a, b in blocks), tuple(a + b for a, b in strips))
+
+    def __mul__(self, factor: float) -> NodeGram:
+        """Gram of down-weighted data."""
+        blocks = tuple(block * factor for block in self.blocks)
+        return NodeGram(blocks, tuple(strip * factor for strip in self.strips))
+
+    def to(self, device: torch.device) -> NodeGram:
+        """The gram on another device."""
+        blocks = tuple(block.to(device) for block in self.blocks)
+        return NodeGram(blocks, tuple(strip.to(device) for strip in self.strips))
+
+    def select(self, outputs: list[int]) -> NodeGram:
+        """A copy for some of the outputs; a gram that all outputs share stays whole."""
+        blocks = tuple(block.select(outputs) for block in self.blocks)
+        if self.noise_groups == 1:
+            return NodeGram(blocks, tuple(strip.clone() for strip in self.strips))
+        return NodeGram(blocks, tuple(strip[..., outputs, :, :] for strip in self.strips))
+
+    @property
+    def noise_groups(self) -> int:
+        """One for all outputs, or one each."""
+        return self.blocks[0].moments.shape[-3]
+
+    def add_pairs(self, nodes: Sequence[Tensor], weights: Sequence[Tensor], D: Tensor) -> None:
+        """Add observations to the strips, in place. Cost O(n S²), S nodes of all stencils.
+
+        Args:
+            nodes: Per grid, flat nodes around each point, ``batch x n x 4^d``.
+            weights: Their interpolation weights.
+            D: Precision, ``batch x (1 or m) x n``.
+        """
+        ends = torch.tensor([block.num_nodes for block in self.blocks]).cumsum(0).tolist()
+        later = [own + end for own, end in zip(nodes[1:], ends, strict=False)]
+        for a, strip in enumerate(self.strips):
+            rows = nodes[a].unsqueeze(-1) * strip.shape[-1]
+            index = rows + (torch.cat(later[a:], -1) - ends[a]).unsqueeze(-2)
+            own = (weights[a].unsqueeze(-3) * D.unsqueeze(-1)).unsqueeze(-1)
+            products = own * torch.cat(list(weights[a + 1 :]), -1).unsqueeze(-3).unsqueeze(-2)
+            add_rows(
+                strip.flatten(-2).unsqueeze(-1),
+                index.flatten(-3).unsqueeze(-2),
+                products.flatten(-3).unsqueeze(-1),
+            )
+
+
+def strip_shapes(nodes: Sequence[int]) -> list[tuple[int, int]]:
+    """Rows and columns of the strips for grids of so many nodes."""
+    return [(own, sum(nodes[a + 1 :])) for a, own in enumerate(nodes[:-1])]

@@ -1,0 +1,345 @@
+"""A regular grid over a box, padded by one node on each side so that every stencil is whole."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+STENCIL = 4
+"""Nodes that carry weight at a point, per dimension."""
+
+PAIR_DEGREES = 7
+"""Number of Legendre polynomials (degrees 0 to 6) that products of two weights need."""
+
+# Rows: nodes −1, 0, 1, 2; columns: powers 0 to 3 of the position in the cell. [Keys1981, a = −1/2]
+_KEYS = (
+    (0.0, -0.5, 1.0, -0.5),
+    (1.0, 0.0, -2.5, 1.5),
+    (0.0, 0.5, 2.0, -1.5),
+    (0.0, 0.0, -0.5, 0.5),
+)
+
+
+def weights(t: Tensor) -> Tensor:
+    """Interpolation weights of the nodes −1, 0, 1, 2 at position t in [0, 1], ``... -> ... x 4``.
+
+    They sum to one and reproduce quadratics. Source: Keys (1981), used by KISS-GP and WISKI.
+    """
+    powers = torch.stack((torch.ones_like(t), t, t * t, t * t * t), dim=-1)
+    return powers @ _keys(t.dtype, t.device)
+
+
+@cache
+def _keys(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(_KEYS, dtype=dtype, device=device).mT
+
+
+def legendre(t: Tensor, degrees: int = PAIR_DEGREES) -> Tensor:
+    """Legendre polynomials of ``2 t − 1`` up to a degree, ``... -> ... x degrees``."""
+    x = 2.0 * t - 1.0
+    values = [torch.ones_like(x), x]
+    for n in range(1, degrees - 1):
+        values.append(((2 * n + 1) * x * values[n] - n * values[n - 1]) / (n + 1))
+    return torch.stack(values[:degrees], dim=-1)
+
+
+@cache
+def pair_coefficients() -> Tensor:
+    """Legendre coefficients c of products of weights: ``w_j(t) w_k(t) = Σ_l c[l, j, k] P_l``.
+
+    A product of two cubics has degree 6, hence Gauss quadrature with 7 points is exact.
+    """
+    t, quadrature = gauss_legendre(PAIR_DEGREES)
+    w = weights(t)
+    norms = 2.0 * torch.arange(PAIR_DEGREES, dtype=torch.float64) + 1.0
+    return torch.einsum("n,nl,l,nj,nk->ljk", quadrature, legendre(t), norms, w, w)
+
+
+def gauss_legendre(points: int) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of Gauss–Legendre quadrature on [0, 1]."""
+    nodes, quadrature = np.polynomial.legendre.leggauss(points)
+    return torch.from_numpy((nodes + 1.0) / 2.0), torch.from_numpy(quadrature / 2.0)
+
+
+EDGE = 1e-6
+"""Points outside the box by less than this part of a cell count as inside."""
+
+ROUNDINGS = 16.0
+"""Rounding errors by which a corner may differ from a node to be it: a box that was rounded at both
+ends and then grew to four times its width, and once more so.
+"""
+
+Sizes = tuple[tuple[int, ...], ...]
+"""Nodes per dimension of each grid."""
+
+
+class Mesh(ABC):
+    """Nodes that cover a box of d inputs: those of one grid, or of one for each part of a sum."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Grid, ...]:
+        """The grids."""
+
+    @property
+    @abstractmethod
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The inputs that each grid covers."""
+
+    @property
+    @abstractmethod
+    def size(self) -> tuple[int, ...] | Sizes:
+        """Nodes per dimension, of one grid or of each."""
+
+    @property
+    @abstractmethod
+    def bounds(self) -> Tensor:
+        """The box that all grids cover, ``2 x d``."""
+
+    @abstractmethod
+    def contains(self, X: Tensor) -> bool:
+        """Whether all points lie in the box."""
+
+    @abstractmethod
+    def grown_to(self, X: Tensor) -> Self:
+        """The smallest mesh with the same nodes, and more, whose box holds X."""
+
+    @abstractmethod
+    def grown_past(self, X: Tensor) -> Self:
+        """As :meth:`grown_to`, but the cells added on each side are a power of two.
+
+        So few meshes serve the inputs of many queries.
+        """
+
+    @abstractmethod
+    def grown_over(self, other: Mesh) -> Self:
+        """The smallest mesh with the same nodes, and more, each grid over the other's too."""
+
+    @abstractmethod
+    def aligned(self, other: Mesh, rounding: float) -> Self:
+        """The nodes of another mesh's grids in place of nodes that are them but for rounding.
+
+        A grid over a box that was rounded to single precision has nodes that are rounded too.
+
+        Args:
+            other: Over the same groups of inputs.
+            rounding: Relative rounding error of coordinates.
+        """
+
+    @abstractmethod
+    def resized(self, sizes: Sizes) -> Self:
+        """Other nodes over the same boxes."""
+
+    def lies_in(self, larger: Mesh) -> bool:
+        """Whether all nodes are nodes of ``larger`` too."""
+        pairs = zip(self.parts, larger.parts, strict=True)
+        return all(own.offset_in(other) is not None for own, other in pairs)
+
+    def outgrown(self, first: Mesh, factor: float) -> int | None:
+        """An input in which a grid is more than ``factor`` times as wide as at first, if any."""
+        for group, own, before in zip(self.groups, self.parts, first.parts, strict=True):
+            for i, cells, first_cells in zip(group, own.cells, before.cells, strict=True):
+                if cells > factor * first_cells:
+                    return i
+        return None
+
+
+@dataclass(frozen=True)
+class Grid(Mesh):
+    """Nodes ``lower + (k − 1) spacing``, k = 0 ... cells + 2, in each of d dimensions.
+
+    Attributes:
+        lower: Lower corner of the box, per dimension.
+        spacing: Width of a cell, per dimension.
+        cells: Number of cells of the box, per dimension; there are three nodes more than cells.
+    """
+
+    lower: tuple[float, ...]
+    spacing: tuple[float, ...]
+    cells: tuple[int, ...]
+
+    @classmethod
+    def over(cls, bounds: Tensor, grid_size: tuple[int, ...]) -> Grid:
+        """The grid of ``grid_size`` nodes per dimension whose cells tile ``bounds``, ``2 x d``."""
+        lower, upper = bounds.tolist()
+        cells = tuple(size - STENCIL + 1 for size in grid_size)
+        spacing = tuple((u - low) / c for low, u, c in zip(lower, upper, cells, strict=True))
+        return cls(tuple(lower), spacing, cells)
+
+    @property
+    def parts(self) -> tuple[Grid, ...]:
+        """This grid alone."""
+        return (self,)
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """All inputs."""
+        return (tuple(range(self.dim)),)
+
+    @property
+    def dim(self) -> int:
+        """Number d of dimensions."""
+        return len(self.cells)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Nodes per dimension."""
+        return tuple(c + STENCIL - 1 for c in self.cells)
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the whole grid."""
+        return math.prod(self.size)
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of the box."""
+        return math.prod(self.cells)
+
+    @property
+    def bounds(self) -> Tensor:
+        """The box, ``2 x d``."""
+        lower = torch.tensor(self.lower, dtype=torch.float64)
+        widths = torch.tensor(self.spacing, dtype=torch.float64) * torch.tensor(self.cells)
+        return torch.stack((lower, lower + widths))
+
+    def nodes(self, dimension: int) -> Tensor:
+        """Coordinates of the nodes of one dimension."""
+        steps = torch.arange(-1, self.cells[dimension] + 2, dtype=torch.float64)
+        return self.lower[dimension] + steps * self.spacing[dimension]
+
+    def distances(self, dimension: int) -> Tensor:
+        """Distances of one dimension's nodes from the first of them."""
+        steps = torch.arange(self.size[dimension], dtype=torch.float64)
+        return steps * self.spacing[dimension]
+
+    def locate(self, X: Tensor) -> tuple[Tensor, Tensor]:
+        """Cell indices and positions in the cell, ``... x d`` each, for points inside the box."""
+        lower, spacing, last = _constants(self, X.dtype, X.device)
+        scaled = (X - lower) / spacing
+        cell = scaled.detach().floor().long().clamp_min(0).minimum(last)
+        return cell, scaled - cell
+
+    def interpolation_matrices(self, X: Tensor) -> list[Tensor]:
+        """Dense weights of each dimension, ``... x d -> ... x g`` each, differentiable."""
+        lines = _dense_weights(*self.locate(X), max(self.size)).unbind(-2)
+        return [line[..., :size] for line, size in zip(lines, self.size, strict=True)]
+
+    def interpolation_matrix(self, dimension: int, x: Tensor) -> Tensor:
+        """Dense one-dimensional weights at x in the box, ``... -> ... x g``, differentiable."""
+        return self._line(dimension).interpolation_matrices(x.unsqueeze(-1))[0]
+
+    def _line(self, dimension: int) -> Grid:
+        one = slice(dimension, dimension + 1)
+        return Grid(self.lower[one], self.spacing[one], self.cells[one])
+
+    def contains(self, X: Tensor) -> bool:
+        """Whether all points lie in the box."""
+        below, above = self._missing_cells(X)
+        return not any(below) and not any(above)
+
+    def _missing_cells(self, X: Tensor) -> tuple[list[int], list[int]]:
+        """Cells to add below and above, per dimension, so that the box holds X."""
+        if X.numel() == 0:
+            return [0] * self.dim, [0] * self.dim
+        low, high = torch.stack(torch.aminmax(X.detach().reshape(-1, self.dim), dim=0)).tolist()
+        lines = list(zip(self.lower, self.spacing, self.cells, strict=True))
+        below = [(lo - x) / h for x, (lo, h, _) in zip(low, lines, strict=True)]
+        above = [(x - lo) / h - c for x, (lo, h, c) in zip(high, lines, strict=True)]
+        return [_whole(b) for b in below], [_whole(a) for a in above]
+
+    def grown_to(self, X: Tensor) -> Grid:
+        """The smallest grid with the same nodes, and more, whose box holds X."""
+        below, above = self._missing_cells(X)
+        return self._grown(below, above)
+
+    def grown_past(self, X: Tensor) -> Grid:
+        """As :meth:`grown_to`, but the cells added on each side are a power of two."""
+        below, above = self._missing_cells(X)
+        return self._grown([_power_of_two(b) for b in below], [_power_of_two(a) for a in above])
+
+    def grown_over(self, other: Mesh) -> Grid:
+        """The smallest grid with the same nodes, and more, over the other's box too."""
+        return self.grown_to(other.bounds)
+
+    def aligned(self, other: Mesh, rounding: float) -> Grid:
+        """The other's nodes where both corners are nodes of it but for ``ROUNDINGS`` roundings."""
+        (theirs,) = other.parts
+        corners = self.bounds
+        lower, spacing, _ = _constants(theirs, corners.dtype, corners.device)
+        steps = (corners - lower) / spacing
+        whole = steps.round()
+        slack = ROUNDINGS * rounding * corners.abs().amax(0) / spacing
+        if whole.diff(dim=0)[0].tolist() != list(self.cells) or bool(
+            ((steps - whole).abs() > slack).any()
+        ):
+            return self
+        return Grid(tuple((lower + whole[0] * spacing).tolist()), theirs.spacing, self.cells)
+
+    def resized(self, sizes: Sizes) -> Grid:
+        """Other nodes over the same box."""
+        return Grid.over(self.bounds, sizes[0])
+
+    def _grown(self, below: list[int], above: list[int]) -> Grid:
+        lower = tuple(
+            low - b * h for low, b, h in zip(self.lower, below, self.spacing, strict=True)
+        )
+        cells = tuple(b + c + a for b, c, a in zip(below, self.cells, above, strict=True))
+        return Grid(lower, self.spacing, cells)
+
+    def offset_in(self, larger: Grid) -> tuple[int, ...] | None:
+        """Cells of ``larger`` below this grid's box, or None where the nodes do not coincide."""
+        offsets = []
+        for i in range(self.dim):
+            steps = (self.lower[i] - larger.lower[i]) / larger.spacing[i]
+            offset = round(steps)
+            same_width = math.isclose(self.spacing[i], larger.spacing[i], rel_tol=1e-9)
+            inside = 0 <= offset <= larger.cells[i] - self.cells[i]
+            if not (same_width and inside and abs(steps - offset) < EDGE):
+                return None
+            offsets.append(offset)
+        return tuple(offsets)
+
+
+@lru_cache(maxsize=256)
+def _constants(
+    grid: Grid, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Lower corner, spacing and last cell of a grid, ``d`` each: uploaded to a device once."""
+    with torch.inference_mode(False):  # they serve later gradients too
+        lower, spacing = (
+            torch.tensor(values, dtype=torch.float64).to(device, dtype)
+            for values in (grid.lower, grid.spacing)
+        )
+        return lower, spacing, (torch.tensor(grid.cells) - 1).to(device)
+
+
+def columns(X: Tensor, group: tuple[int, ...]) -> Tensor:
+    """The inputs of a group, ``... x d -> ... x k``; neighbours without an index to upload."""
+    first, last = group[0], group[-1]
+    if group == tuple(range(first, last + 1)):
+        return X[..., first : last + 1]
+    return X[..., list(group)]
+
+
+def _dense_weights(cell: Tensor, t: Tensor, size: int) -> Tensor:
+    """Weights of all nodes of a line at located points, ``... -> ... x size``."""
+    columns = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
+    return t.new_zeros(*t.shape, size).scatter(-1, columns, weights(t))
+
+
+def _whole(cells: float) -> int:
+    """Cells to add for so many missing, a rounding error aside."""
+    return max(0, math.ceil(cells - EDGE))
+
+
+def _power_of_two(cells: int) -> int:
+    """The smallest power of two that is not less, or 0 for none."""
+    return 1 << (cells - 1).bit_length() if cells > 0 else 0

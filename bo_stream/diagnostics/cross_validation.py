@@ -1,0 +1,250 @@
+"""What a model predicts without some of its observations: cross-validation from its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from botorch.cross_validation import CVResults
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.posteriors.gpytorch import GPyTorchPosterior
+from botorch.posteriors.posterior import Posterior
+from gpytorch.distributions import MultivariateNormal
+from linear_operator.operators import DiagLinearOperator
+from linear_operator.utils.errors import NotPSDError
+from torch import Tensor
+
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.inducing.memory import staying
+from bo_stream.models.inducing.osgpr import OSGPR
+from bo_stream.models.leave_one_out import leave_one_out as closed_form
+from bo_stream.models.memory import Observations
+from bo_stream.models.wiski.grid_gp import GridGP
+from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
+from bo_stream.models.wiski.rows import RowMemory
+from bo_stream.process.distributions import IndependentOutputs
+from bo_stream.process.process import ROWS, PosteriorProcess, WeightSpaceProcess
+
+Model = TypeVar("Model", bound=StreamingGP)
+
+NOT_TOLD = (
+    "Expected observations that are in memory, each with the noise it entered with; got some that "
+    "leave less to the other observations than nothing. Pass X, Y and Yvar as they were given to "
+    "the model."
+)
+
+
+@torch.no_grad()
+def leave_one_out(
+    model: StreamingGP,
+    X: Tensor,
+    Y: Tensor,
+    Yvar: Tensor | None = None,
+    observation_noise: bool = True,
+) -> CVResults:
+    """Each observation predicted from all others in memory, at the present hyperparameters.
+
+    As ``botorch.cross_validation.loo_cv``, for models that do not keep their data: in closed form
+    from the posterior, O(n r²), some thousand rows at a time, where that needs O(n³). Equal to a
+    model that is built without the row, at the same hyperparameters and standardisation:
+
+    - WISKI, and DirichletWISKI (Y are labels, and its scores are predicted): exactly, on one grid
+      and with a stem that has not moved since the rows entered; while few observations are held as
+      rows, in O(n³) without features.
+    - HeteroscedasticWISKI: exactly, given the noise that the rows entered with, as Yvar.
+    - OSGPR: exactly, at its present inducing points, for rows of its ``window``.
+
+    Args:
+        model: One of these.
+        X: Observations in memory, ``batch_shape x n x d``; not necessarily all.
+        Y: ``batch_shape x n x m``.
+        Yvar: Known noise variances shaped as Y, as given to the model; NaN: unknown.
+        observation_noise: Whether variances are of outcomes, each with its own noise, or of the
+            function.
+
+    Returns:
+        BoTorch's record, whose ``posterior`` is of ``batch_shape x n x 1 x m`` in units of Y.
+
+    Raises:
+        UnsupportedError: Another model, or one whose memory no longer holds the rows as they were.
+        InputDataError: Rows that are not in memory, and as ``update``.
+
+    Example:
+        >>> leave_one_out(model, train_X, train_Y).posterior.mean
+    """
+    told = _told(model, X, Y, Yvar)
+    mean, variance = told.left_out()
+    if observation_noise:
+        variance = variance + told.noise
+    posterior = _marginals(model, mean, variance, X.dtype)
+    noise = None if Yvar is None else Yvar.unsqueeze(-2)
+    return CVResults(model, posterior, Y.unsqueeze(-2), noise)
+
+
+@torch.no_grad()
+def without(model: Model, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Model:
+    """A model of all observations in memory but these; the given one stays as it is.
+
+    The opposite of ``condition_on_observations``: the memory is shared, the returned model
+    predicts and fantasises, but cannot be updated. Cost O(k r² + k³) for k observations. Exact
+    where :func:`leave_one_out` is.
+
+    Args:
+        model: As there, like the other arguments and the errors.
+        X: ``batch_shape x k x d``.
+        Y: ``batch_shape x k x m``.
+        Yvar: Known noise variances shaped as Y.
+    """
+    told = _told(model, X, Y, Yvar)
+    return model._supposing(told.process_without())
+
+
+def _told(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> _Told | _Held:
+    """Checked observations of a model that holds them."""
+    if not isinstance(model, GridGP | OSGPR):
+        raise UnsupportedError(
+            "Expected a model that is normal in its weights: WISKI, DirichletWISKI, "
+            f"HeteroscedasticWISKI or OSGPR, got a {type(model).__name__}. For a model that "
+            "keeps its data, as SingleTaskGP does, take botorch.cross_validation.loo_cv; else "
+            "build another without the observations."
+        )
+    model._check_not_supposed("Leaving observations out")
+    outcomes, noise = model.standardized(X, Y, Yvar)
+    model._check_retractable(X)
+    if isinstance(model, GridGP) and isinstance(model._memory, RowMemory):
+        return _Held(model, model._memory, model._observations(X, Y, Yvar, 1.0))
+    _check_as_they_were(model, X, Y, Yvar)
+    inputs = model.coordinates(X).to(torch.float64)
+    process = model.process(inputs)
+    if not isinstance(process, WeightSpaceProcess):
+        raise TypeError(f"Expected a process in weights, got a {type(process).__name__}.")
+    return _Told(process, inputs, outcomes, noise)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Observations among the rows that a grid model holds while these are few.
+
+    Attributes:
+        model: That holds them.
+        memory: Its rows.
+        observations: Those to leave out.
+    """
+
+    model: GridGP
+    memory: RowMemory
+    observations: Observations
+
+    @cached_property
+    def noise(self) -> Tensor:
+        """Variances of their noise, ``... x m x n``."""
+        return self._chosen(self._process.told.noise)
+
+    def left_out(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the function at each, given all others, ``... x m x n``.
+
+        With C the noisy covariance of all rows and r their residual, ``y_i − (C⁻¹ r)_i / (C⁻¹)_ii``
+        and ``1 / (C⁻¹)_ii − noise`` (Rasmussen and Williams, 2006, eq. 5.12). Cost O(n²).
+        """
+        process, inverse = self._process, self._process.inverse_factor
+        precision = inverse.square().sum(-2)
+        innovation = (inverse.mT @ process.whitened).squeeze(-1) / precision
+        mean = process.prior.mean + process.told.residual - innovation
+        return self._chosen(mean), self._chosen(precision.reciprocal() - process.told.noise)
+
+    def process_without(self) -> PosteriorProcess:
+        """The process given all others."""
+        return self.model._solve_rows(self.memory.without(self.observations))
+
+    @cached_property
+    def _process(self) -> ObservationSpaceProcess:
+        process = self.model.process()
+        if not isinstance(process, ObservationSpaceProcess):
+            raise TypeError(f"Expected a process of few rows, got a {type(process).__name__}.")
+        return process
+
+    def _chosen(self, values: Tensor) -> Tensor:
+        index = self.memory.positions(self.observations).unsqueeze(-2)
+        return values.gather(-1, index.expand(*values.shape[:-1], -1))
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Observations that a posterior was told, in its units.
+
+    Attributes:
+        process: Given all observations in memory.
+        inputs: ``... x n x d``.
+        outcomes: ``... x m x n``.
+        noise: Their variances, ``... x m x n``.
+    """
+
+    process: WeightSpaceProcess
+    inputs: Tensor
+    outcomes: Tensor
+    noise: Tensor
+
+    def left_out(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the function at each, given all others, ``... x m x n``."""
+        parts = [
+            self._left_out(slice(i, i + ROWS))
+            for i in range(0, max(self.inputs.shape[-2], 1), ROWS)
+        ]
+        mean, variance = (torch.cat(part, -1) for part in zip(*parts, strict=True))
+        if not bool(((variance >= 0.0) & mean.isfinite()).all()):
+            raise InputDataError(NOT_TOLD)
+        return mean, variance
+
+    def _left_out(self, rows: slice) -> tuple[Tensor, Tensor]:
+        points = self.process.at(self.inputs[..., rows, :])
+        explained = self.process.explained_variance_at(points)
+        mean, variance = closed_form(
+            self.outcomes[..., rows], self.process.mean_at(points), explained, self.noise[..., rows]
+        )
+        residual = self.process.basis.residual_variance(points.X, points.prior)
+        return mean, variance if residual is None else variance + residual
+
+    def process_without(self) -> WeightSpaceProcess:
+        """The process given all others."""
+        process = self.process
+        features = process.basis.features(self.inputs)
+        try:
+            weights = process.weights.retract(
+                features, self.outcomes - process.prior_mean, self.noise
+            )
+        except NotPSDError as error:
+            raise InputDataError(NOT_TOLD) from error
+        return WeightSpaceProcess(process.basis, weights, process.prior_mean)
+
+
+def _check_as_they_were(model: GridGP | OSGPR, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+    """Check that the memory holds the rows as its present basis would take them."""
+    if isinstance(model, GridGP):
+        if len(model._memory.earlier) > 0:
+            raise UnsupportedError(
+                "Expected a model on one grid, got one that was refined or merged: which of its "
+                "grids an observation entered on is not known. Build it anew on the present grid."
+            )
+        return
+    rows = model._observations(X, Y, Yvar, -1.0)
+    held = len(model._memory.recent) - int(staying(model._memory.recent, rows).sum())
+    if held < len(rows):
+        raise UnsupportedError(
+            f"Expected observations that OSGPR holds in its window, the latest {model.window}, got "
+            f"{len(rows) - held} that it does not: what is left of them depends on the points that "
+            "they entered at. Leave out later ones, or build the model with a larger window."
+        )
+
+
+def _marginals(model: StreamingGP, mean: Tensor, variance: Tensor, dtype: torch.dtype) -> Posterior:
+    """Posterior of ``... x n x 1 x m`` in original units, of moments ``... x m x n``."""
+    offset, scale = (t.unsqueeze(-1) for t in model._outcomes.offset_and_scale(model._counts()))
+    means = (offset + scale * mean).to(dtype).mT.unsqueeze(-1)
+    variances = (scale.square() * variance).to(dtype).mT.unsqueeze(-1)
+    if model.num_outputs == 1:
+        means, variances = means.squeeze(-2), variances.squeeze(-2)
+    normal = MultivariateNormal(means, DiagLinearOperator(variances))
+    joint = normal if model.num_outputs == 1 else IndependentOutputs.of(normal)
+    return model._outcomes.untransform(GPyTorchPosterior(joint))

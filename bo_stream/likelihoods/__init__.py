@@ -1,0 +1,1 @@
+"""Likelihoods of outcomes: sites, expected log probabilities, and predictive probabilities."""

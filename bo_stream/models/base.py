@@ -1,0 +1,797 @@
+"""The BoTorch model that every streaming Gaussian process is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
+from botorch.models.gpytorch import GPyTorchModel
+from botorch.models.model import FantasizeMixin
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.utils import fantasize as fantasize_flag
+from botorch.posteriors.gpytorch import GPyTorchPosterior
+from botorch.posteriors.posterior import Posterior
+from botorch.sampling.base import MCSampler
+from botorch.utils.datasets import SupervisedDataset
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import Mean
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.models.gp import GP
+from linear_operator import LinearOperator, to_linear_operator
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from bo_stream.inference_mode import keeps_tensors
+from bo_stream.linalg import DowndatedRootOperator
+from bo_stream.models.checks import (
+    check_finite,
+    check_inputs,
+    check_noise,
+    check_objective,
+    check_sampler,
+    check_supposed,
+)
+from bo_stream.models.element_fit import fit_apart
+from bo_stream.models.hyperparameters import (
+    as_index,
+    check_outputs_exist,
+    chosen_outputs,
+    subset_module,
+)
+from bo_stream.models.input_transforms import (
+    LatestInputs,
+    TrainInputs,
+    UnkeptOutcomes,
+    check_not_train_inputs,
+    keeps_boxes,
+)
+from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
+from bo_stream.models.outcomes import OutcomeChain
+from bo_stream.models.trusted import Trusted, read_pickle
+from bo_stream.process.cached_baseline import KnownPoints, arrangements
+from bo_stream.process.distributions import IndependentOutputs, LazyCovariance
+from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
+from bo_stream.storage import atomic_write
+
+DENSE_LIMIT = 512
+"""Up to this many points a joint posterior has a dense covariance, beyond it a lazy one."""
+
+FILE_FORMAT = 1
+
+
+class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
+    """A Gaussian process whose memory of the data has a fixed size.
+
+    ``update`` puts observations into memory, in place; ``condition_on_observations`` (hence
+    ``fantasize``) returns a model that supposes data and shares the memory. Arithmetic is in
+    float64, whatever the dtype of inputs and outputs. Gradients of posteriors flow to inputs, not
+    to hyperparameters; those are learned from ``compute_custom_loss``.
+    """
+
+    likelihood: Likelihood
+    covar_module: Kernel
+    mean_module: Mean
+    _num_outputs: int
+    _batch_shape: torch.Size
+    _input_dim: int
+    _process_dim: int
+    _supposed: PosteriorProcess | None
+    _fantasy_batch_shape: torch.Size | None = None
+    _known: tuple[KnownPoints, ...] = ()
+    _numerical_log: NumericalLog = ()
+    _is_fitting: bool = False
+    _latest: LatestInputs = LatestInputs()
+    _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
+
+    @abstractmethod
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """The posterior as a process over transformed inputs, in transformed outcome units.
+
+        Args:
+            X: Transformed inputs, ``... x d``, that the process must be able to take.
+        """
+
+    @abstractmethod
+    def update(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Put observations into memory, in place; bad input raises and changes nothing."""
+
+    @abstractmethod
+    def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Take observations out of memory: undoes :meth:`update`."""
+
+    @abstractmethod
+    def merge(self, other: Self) -> Self:
+        """Add another model's memory to this one's."""
+
+    @abstractmethod
+    def forget(self, factor: float) -> Self:
+        """Let every past observation count ``factor`` times."""
+
+    @abstractmethod
+    def _log_marginal_likelihood(self) -> Tensor:
+        """Differentiable in the hyperparameters, ``batch_shape x m``."""
+
+    @abstractmethod
+    def _learning_objective(self) -> Tensor:
+        """What a fit maximises beside the priors, differentiable, ``batch_shape x m``."""
+
+    @abstractmethod
+    def _counts(self) -> Tensor:
+        """Observations in memory, ``batch_shape x m``."""
+
+    @abstractmethod
+    def noise_level(self) -> Tensor:
+        """Variance of the noise in transformed units, ``batch_shape x m``; known ones: mean."""
+
+    @abstractmethod
+    def _prepare_refit(self) -> None:
+        """Called when a refit begins: re-standardise the outcomes."""
+
+    def _finish_refit(self) -> None:
+        """Called when a refit ends, with the new hyperparameters: nothing, for most models."""
+        return
+
+    def noise_at(self, inputs: Tensor) -> Tensor:
+        """Variance of the noise of an observation at inputs, in transformed units.
+
+        The noise level, unless a model's noise depends on the inputs; differentiable then.
+
+        Args:
+            inputs: After :meth:`transform_inputs`, ``... x q x d``.
+
+        Returns:
+            Broadcastable to ``... x m x q``, float64.
+        """
+        return self.noise_level().detach().unsqueeze(-1)
+
+    def transformed_noise(self, Yvar: Tensor) -> Tensor:
+        """Noise variances from original to transformed units, as ``noise`` is expected to be in.
+
+        Args:
+            Yvar: ``... x q x m``, as :meth:`update` takes them.
+
+        Raises:
+            UnsupportedError: Variances in transformed units depend on the outcomes.
+        """
+        if self._outcomes.fixed:
+            names = ", ".join(type(step).__name__ for step in self._outcomes.fixed)
+            raise UnsupportedError(
+                f"Expected outcome_transform to be Standardize or None, got {names}: what variance "
+                "the transformed outcomes have depends on the outcomes. Transform it yourself."
+            )
+        return Yvar / self.outcome_scale().unsqueeze(-2).square().to(Yvar)
+
+    @property
+    def maps_boxes(self) -> bool:
+        """Whether a box of inputs is one after :meth:`transform_inputs` too."""
+        return keeps_boxes(self._input_transform)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch shape of a posterior at inputs without one: the data's, or that of fantasies.
+
+        A model that is conditioned on hypothetical observations has their batch shape, broadcast
+        with the data's. Hyperparameters and memory keep the data's.
+        """
+        fantasies = self._fantasy_batch_shape
+        return self._batch_shape if fantasies is None else fantasies
+
+    @property
+    def _parameter_shape(self) -> torch.Size:
+        """Batch shape of hyperparameters of every output, ``batch_shape (x m if m > 1)``."""
+        outputs = (self._num_outputs,) if self._num_outputs > 1 else ()
+        return torch.Size((*self._batch_shape, *outputs))
+
+    @property
+    def num_outputs(self) -> int:
+        """Number m of outputs."""
+        return self._num_outputs
+
+    @property
+    def num_observations(self) -> float:
+        """Observations in memory; not whole after :meth:`forget`."""
+        return float(self._counts().reshape(-1)[0])
+
+    @property
+    def numerical_log(self) -> NumericalLog:
+        """Each jitter and each fallback that this model ever used; empty for a healthy one.
+
+        Fantasies and posteriors of conditioned processes, which leave nothing behind, are not in.
+        """
+        return self._numerical_log
+
+    def log_event(self, what: str, size: int = 0, jitter: float = 0.0) -> None:
+        """Put a jitter or a fallback on record; see :class:`NumericalEvent`."""
+        event = NumericalEvent(what, size, jitter, self.num_observations)
+        self._numerical_log = with_event(self._numerical_log, event)
+
+    @property
+    def train_targets(self) -> Tensor:
+        """An empty tensor of the model's dtype and device: outcomes are not kept.
+
+        Those functions of BoTorch that read them raise UnsupportedError.
+        """
+        return next(self.covar_module.parameters()).new_empty(0).as_subclass(UnkeptOutcomes)
+
+    @property
+    def train_inputs(self) -> tuple[Tensor]:
+        """Inputs of the latest observations, as they came, for functions of BoTorch that ask.
+
+        At most ``LATEST`` of them and those of hypothetical observations, the last one last,
+        ``batch_shape (x m if m > 1) x k x d``. For predictive entropy searches, which compare
+        optima with the function there (single-objective ones do not depend on them), for max-value
+        entropy searches, multi-objective joint ones and ``ProximalAcquisitionFunction``.
+        """
+        X = self._latest.expanded(self.batch_shape, self.train_targets, self._input_dim)
+        if self.num_outputs > 1:
+            X = X.unsqueeze(-3).expand(*self.batch_shape, self.num_outputs, *X.shape[-2:])
+        return (TrainInputs.of(X, partial(self._last_input, X)),)
+
+    @property
+    def _original_train_inputs(self) -> Tensor:  # type: ignore[override]
+        """The inputs of :attr:`train_inputs`, where BoTorch asks for those before transforms.
+
+        Raises:
+            UnsupportedError: There are none, so that BoTorch starts its search without a baseline.
+        """
+        (X,) = self.train_inputs
+        if X.shape[-2] == 0:
+            raise UnsupportedError("Expected a model that has observed something, got an empty one")
+        return X
+
+    @torch.no_grad()
+    def _last_input(self, X: Tensor) -> Tensor:
+        """The last of some inputs, transformed as ``ProximalAcquisitionFunction`` expects it."""
+        if self.batch_shape or X.shape[-2] == 0:
+            raise UnsupportedError(
+                "ProximalAcquisitionFunction needs the last input of a model with observations and "
+                f"without a batch shape, got {X.shape[-2]} and {tuple(self.batch_shape)}: take "
+                "PenalizedAcquisitionFunction with a GaussianPenalty around a point of your own."
+            )
+        last: Tensor = self.transform_inputs(X.reshape(-1, X.shape[-1])[-1:])
+        return last.squeeze(-2)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.covar_module.parameters()).dtype
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.covar_module.parameters()).device
+
+    @property
+    def _outcomes(self) -> OutcomeChain:
+        return OutcomeChain.of(self._modules.get("outcome_transform"))
+
+    @property
+    def _input_transform(self) -> InputTransform | None:
+        transform: Any = self._modules.get("input_transform")
+        return transform
+
+    def outcome_scale(self) -> Tensor:
+        """Factor from transformed to target units, ``batch_shape x m``; 1 without Standardize."""
+        return self._outcomes.offset_and_scale(self._counts())[1].clone()
+
+    def _per_output(self, value: Tensor) -> Tensor:
+        """Bring ``batch_shape (x m if m > 1)`` to ``batch_shape x m``."""
+        value = value.to(torch.float64)
+        value = value.unsqueeze(-1) if self.num_outputs == 1 else value
+        return value.expand(*self._batch_shape, self.num_outputs)
+
+    def _from_per_output(self, value: Tensor) -> Tensor:
+        return value.squeeze(-1) if self.num_outputs == 1 else value
+
+    def forward(self, X: Tensor) -> MultivariateNormal:
+        """The posterior at transformed inputs, in transformed units.
+
+        Raises:
+            UnsupportedError: X is :attr:`train_inputs`, at which BoTorch expects the prior.
+        """
+        check_not_train_inputs(X)
+        joint = self.process(X).joint(X.to(torch.float64))
+        zero = torch.zeros_like(joint.mean[..., :1])
+        return _distribution(joint, zero, zero + 1.0, None, X.dtype)
+
+    @keeps_tensors
+    def posterior(  # type: ignore[override]
+        self,
+        X: Tensor,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> Posterior:
+        """The joint posterior of q points and m outputs.
+
+        Beyond ``DENSE_LIMIT`` points the covariance stays lazy: marginal variances then take
+        O(q r) memory. Inputs a little outside the bounds are taken too; they change nothing.
+
+        Args:
+            X: ``batch_shape x q x d``; more leading dimensions broadcast. A one-to-many input
+                transform makes more points of each.
+            output_indices: Outputs to keep, negative ones counted from the last; all if omitted.
+            observation_noise: True adds the model's noise; a tensor ``... x (q or 1) x m`` of
+                variances of all outputs, in transformed units, is added instead (see
+                :meth:`transformed_noise`).
+            posterior_transform: Applied last.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
+            InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
+                bounds; a variance is negative or not finite.
+            UnsupportedError: An output is out of range or repeated.
+        """
+        self.eval()
+        inputs = self.process_inputs(X)
+        if isinstance(observation_noise, Tensor):
+            check_noise("observation_noise", observation_noise, inputs.to(X), self.num_outputs)
+        chosen = chosen_outputs(output_indices, self.num_outputs)
+        joint = self._joint(X, inputs).select(chosen)
+        offset, scale = self._outcomes.offset_and_scale(self._counts())
+        index = as_index(chosen, self.num_outputs)
+        noise = self._added_noise(observation_noise, inputs, index)
+        distribution = _distribution(
+            joint, offset[..., index, None], scale[..., index, None], noise, X.dtype
+        )
+        outcomes = self._outcomes.select(chosen, self.num_outputs)
+        posterior = outcomes.untransform(GPyTorchPosterior(distribution))
+        return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
+
+    def process_inputs(self, X: Tensor) -> Tensor:
+        """Check inputs and transform them as the process takes them, differentiable, float64.
+
+        A one-to-many input transform (``InputPerturbation``, ``AppendFeatures``) gives several rows
+        for each of X, whose width need not be that of observed inputs.
+
+        Args:
+            X: ``... x q x d``.
+
+        Returns:
+            ``... x q' x d'``.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
+            InputDataError: X has a wrong dtype or device.
+        """
+        self._check_inputs(X)
+        inputs: Tensor = self.transform_inputs(X)
+        if inputs.shape[-1] != self._process_dim:
+            raise BotorchTensorDimensionError(
+                f"Expected X that input_transform {type(self._input_transform).__name__} turns "
+                f"into {self._process_dim} inputs, got {inputs.shape[-1]} from X of shape "
+                f"{tuple(X.shape)}."
+            )
+        return inputs.to(torch.float64)
+
+    def hypothetical_inputs(self, X: Tensor) -> Tensor:
+        """Transform inputs of hypothetical observations: :meth:`process_inputs` as in a fantasy.
+
+        A transform that is not applied to fantasies (``transform_on_fantasize=False``), such as
+        ``InputPerturbation``, leaves them alone, as it leaves alone what is observed.
+
+        Args and errors as there.
+        """
+        with fantasize_flag():
+            return self.process_inputs(X)
+
+    def _check_inputs(self, X: Tensor) -> None:
+        transform = self._input_transform
+        any_width = transform is not None and transform.is_one_to_many
+        check_inputs(X, None if any_width else self._input_dim, self.train_targets)
+
+    def _joint(self, X: Tensor, inputs: Tensor) -> Joint:
+        process = self.process(inputs)
+        for known in self._known:
+            if process is known.process and known.surround(X):
+                return known.joint(inputs)
+        return process.joint(inputs)
+
+    @keeps_tensors
+    def with_known_points(self, first: Tensor | None = None, last: Tensor | None = None) -> Self:
+        """A model that evaluates k points once, for joint posteriors of them and others.
+
+        For acquisition functions with a baseline, which BoTorch puts before the candidates, and
+        with pending points, which it puts after them: the candidates then cost O(q r² + k q r) a
+        batch instead of O((k + q) r²). Posteriors are those of this model as it is now; gradients
+        flow to what is between the known points, not to them. As a model that supposes
+        observations it cannot be updated.
+
+        Args:
+            first: Those before the others, ``batch_shape x k x d``.
+            last: Those after the others, ``batch_shape x k' x d``.
+
+        Raises:
+            BotorchTensorDimensionError: One has the wrong width or too few dimensions.
+            InputDataError: One has a wrong dtype or device, is not finite, or is outside the
+                bounds.
+        """
+        self.eval()
+        for X in (first, last):
+            if X is not None:
+                self._check_inputs(X)
+        known = arrangements(first, last)
+        inputs = [self.process_inputs(X) for X, _ in known]
+        process = self.process(inputs[0] if inputs else None)
+        model = self._supposing(process)
+        model._known = tuple(
+            KnownPoints.of(X, leading, process, own)
+            for (X, leading), own in zip(known, inputs, strict=True)
+        )
+        return model
+
+    def _added_noise(
+        self, observation_noise: bool | Tensor, inputs: Tensor, outputs: slice | list[int]
+    ) -> Tensor | None:
+        """Noise variances, broadcastable to ``... x m x q``, in transformed units."""
+        if isinstance(observation_noise, Tensor):
+            return observation_noise.to(torch.float64).mT[..., outputs, :]
+        return self.noise_at(inputs)[..., outputs, :] if observation_noise else None
+
+    @keeps_tensors
+    def condition_on_observations(
+        self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> Self:
+        """A model that supposes observations Y at X; this one stays as it is, its memory is shared.
+
+        O(q) cross-covariances and one q x q factor; differentiable in X and Y. Equal to ``update``
+        on a copy. The returned model predicts and fantasises, but cannot be updated.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            Y: ``batch_shape' x q x m`` in original units, broadcast against X.
+            noise: Variances shaped as Y, in transformed units (see :meth:`transformed_noise`); the
+                model's own if omitted.
+            kwargs: Ignored, for BoTorch's callers.
+
+        Raises:
+            BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+            InputDataError: A wrong dtype or device, NaN or infinity, or a negative noise.
+        """
+        self.eval()
+        inputs = self.hypothetical_inputs(X)
+        check_supposed(inputs.to(X), Y, noise, self.num_outputs)
+        targets = self._standardized(Y.to(torch.float64)).mT
+        check_finite("Y after its outcome transform", targets)
+        given = None if noise is None else noise.to(torch.float64).mT
+        return self._conditioned(X, inputs, targets, given)
+
+    def fantasize(
+        self,
+        X: Tensor,
+        sampler: MCSampler,
+        observation_noise: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Condition on hypothetical observations that are drawn from the posterior at X.
+
+        Args:
+            X: ``batch_shape x q x d``.
+            sampler: Of normal samples; its shape comes first in the returned model's batches.
+            observation_noise: Variances ``batch_shape x (q or 1) x m`` in transformed units; the
+                model's own if omitted.
+            kwargs: For BoTorch.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
+            InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
+                bounds; a variance is negative or not finite.
+            UnsupportedError: ``sampler`` draws nothing.
+        """
+        self._check_fantasy(X, sampler)
+        model: Self = super().fantasize(X, sampler, observation_noise, **kwargs)
+        return model
+
+    def _check_fantasy(self, X: Tensor, sampler: MCSampler) -> None:
+        self._check_inputs(X)
+        check_sampler(sampler)
+
+    def get_fantasy_model(
+        self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> Self:
+        """Condition on hypothetical observations in transformed units, as ``ModelListGP`` asks.
+
+        Args:
+            inputs: ``batch_shape x q x d``.
+            targets: Outcomes in transformed units, ``batch_shape' (x m if m > 1) x q``.
+            noise: Variances shaped as targets, in transformed units; the model's own if omitted.
+            kwargs: Ignored, for BoTorch's callers.
+
+        Raises:
+            BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+            InputDataError: A wrong dtype or device, NaN or infinity, or a negative noise.
+            UnsupportedError: The model has an input transform, which ``ModelListGP`` leaves out.
+        """
+        if self._input_transform is not None:
+            raise UnsupportedError(
+                "get_fantasy_model cannot know whether its inputs are transformed "
+                "(ModelListGP.condition_on_observations leaves out the model's "
+                f"{type(self._input_transform).__name__}). Use condition_on_observations of each "
+                "model and build the list from what they return."
+            )
+        self.eval()
+        check_inputs(inputs, self._input_dim, self.train_targets)
+        rows = self._as_rows(targets)
+        variances = None if noise is None else self._as_rows(noise)
+        check_supposed(inputs, rows, variances, self.num_outputs)
+        known = None if variances is None else variances.double().mT
+        return self._conditioned(inputs, inputs.double(), rows.double().mT, known)
+
+    def _as_rows(self, values: Tensor) -> Tensor:
+        """From GPyTorch's ``... (x m if m > 1) x q`` to ``... x q x m``."""
+        return values.unsqueeze(-1) if self.num_outputs == 1 else values.mT
+
+    def _conditioned(
+        self, X: Tensor, inputs: Tensor, targets: Tensor, noise: Tensor | None
+    ) -> Self:
+        """A model that is conditioned on observations in the units of its process.
+
+        Args:
+            X: ``... x q x d``.
+            inputs: After :meth:`transform_inputs`, ``... x q x d``, float64.
+            targets: ``... x m x q``, float64.
+            noise: Shaped as targets, or None for the model's own.
+        """
+        process = self.process(inputs)
+        outcomes, variances = self._as_gaussian(process, inputs, targets, noise)
+        conditioned = process.condition(inputs, outcomes, variances)
+        model = self._supposing(conditioned)
+        model._fantasy_batch_shape = conditioned.batch_shape
+        model._latest = self._latest.supposing(X)
+        return model
+
+    def _as_gaussian(
+        self, process: PosteriorProcess, inputs: Tensor, targets: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Outcomes and noise variances, ``... x m x q``, to condition the process on.
+
+        Args:
+            process: That is conditioned.
+            inputs: After :meth:`transform_inputs`, ``... x q x d``.
+            targets: Supposed outcomes in transformed units, ``... x m x q``.
+            noise: Their variances, or None for the model's own.
+        """
+        return targets, self.noise_at(inputs) if noise is None else noise
+
+    def _standardized(self, Y: Tensor) -> Tensor:
+        targets, _ = self._outcomes.to_targets(Y, None)
+        offset, scale = self._outcomes.offset_and_scale(self._counts())
+        return (targets - offset.unsqueeze(-2)) / scale.unsqueeze(-2)
+
+    def _supposing(self, process: PosteriorProcess) -> Self:
+        """A model of the same class with this process, sharing hyperparameters and memory."""
+        model = self._shallow_copy()
+        model._supposed = process
+        return model
+
+    def _shallow_copy(self) -> Self:
+        """A model with the same tensors, whose attributes can be set without changing this one."""
+        model = object.__new__(type(self))
+        model.__dict__.update(self.__dict__)
+        for name in ("_parameters", "_buffers", "_modules"):
+            model.__dict__[name] = dict(self.__dict__[name])
+        return model
+
+    def subset_output(self, idcs: list[int]) -> Self:
+        """A model of some of the outputs, with its own hyperparameters and memory.
+
+        Args:
+            idcs: Indices of the outputs to keep.
+
+        Raises:
+            UnsupportedError: An index is out of range or repeated.
+        """
+        check_outputs_exist(idcs, self.num_outputs)
+        model = self._shallow_copy()
+        model._num_outputs = len(idcs)
+        if self._supposed is not None:
+            model._supposed = SelectedProcess(self._supposed, tuple(idcs))
+        for name in ("covar_module", "mean_module", "likelihood"):
+            module = subset_module(getattr(self, name), self._batch_shape, self.num_outputs, idcs)
+            model._modules[name] = module
+        transform = self._modules.get("outcome_transform")
+        if isinstance(transform, OutcomeTransform):
+            model._modules["outcome_transform"] = transform.subset_output(idcs)
+        model._select_memory(idcs)
+        return model
+
+    @abstractmethod
+    def _select_memory(self, outputs: list[int]) -> None:
+        """Keep a copy of some outputs' memory, and no cache."""
+
+    def _check_not_supposed(self, verb: str) -> None:
+        if self._supposed is not None:
+            raise UnsupportedError(
+                f"{verb} needs a model of real observations, got one that supposes some "
+                "(condition_on_observations, fantasize) or keeps known points (with_known_points). "
+                "Use it on the original model."
+            )
+
+    def log_marginal_likelihood(self) -> Tensor:
+        """Of all observations in transformed units, ``batch_shape x m``, without m if that is 1.
+
+        Differentiable in the hyperparameters. Cost as a refit's step, whatever came before.
+        """
+        return self._from_per_output(self._log_marginal_likelihood())
+
+    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
+        """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
+
+        Args:
+            mll: Gives the priors of all hyperparameters.
+            kwargs: Ignored, for BoTorch's callers.
+
+        Raises:
+            UnsupportedError: ``mll`` is another objective than the marginal likelihood and its
+                evidence lower bound.
+        """
+        check_objective(mll)
+        objective = self._from_per_output(self._learning_objective())
+        value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
+        return -value / self._from_per_output(self._counts()).clamp_min(1.0)
+
+    @property
+    def custom_fit(self) -> Callable[..., MarginalLogLikelihood]:
+        """BoTorch's hook for fitting: batch elements and outputs apart, see :func:`fit_elements`.
+
+        Raises:
+            AttributeError: Such a fit is under way, for which BoTorch shall use its own routine.
+        """
+        if self._is_fitting:
+            raise AttributeError("custom_fit is absent during a fit.")
+        return self._fit
+
+    def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
+        self._is_fitting = True
+        try:
+            return fit_apart(mll, **kwargs)
+        finally:
+            self._is_fitting = False
+
+    @keeps_tensors
+    def train(self, mode: bool = True) -> Self:
+        """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
+        if mode and self._supposed is None:
+            self._prepare_refit()
+        was_training = self.training
+        torch.nn.Module.train(self, mode)
+        outcome_transform = self._modules.get("outcome_transform")
+        if mode and outcome_transform is not None:
+            outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
+        if was_training and not mode and self._supposed is None:
+            self._finish_refit()
+        return self
+
+    def eval(self) -> Self:
+        """Evaluation mode."""
+        return self.train(False)
+
+    def load_state_dict(  # type: ignore[override]
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        keep_transforms: bool = True,
+        assign: bool = False,
+    ) -> Any:
+        """Load hyperparameters and transforms; the memory stays, for it is in original units.
+
+        Args:
+            state_dict: Of a model of the same structure; holds no data.
+            strict: Whether the keys must match.
+            keep_transforms: Ignored: nothing depends on it here.
+            assign: As in torch.
+        """
+        return torch.nn.Module.load_state_dict(self, state_dict, strict=strict, assign=assign)
+
+    @classmethod
+    def construct_inputs(cls, training_data: SupervisedDataset, **kwargs: Any) -> dict[str, Any]:
+        """Constructor arguments from a data set; further keyword arguments are passed on."""
+        return {**super().construct_inputs(training_data), **kwargs}
+
+    def save(self, path: str | Path) -> None:
+        """Write the whole model, memory included; a crash leaves an old file whole.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        content = {"format": FILE_FORMAT, "class": type(self).__name__, "model": self}
+        buffer = BytesIO()  # torch would hide a failed write behind an error about its archive
+        torch.save(content, buffer)
+        with atomic_write(path) as file:
+            file.write(buffer.getbuffer())
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        map_location: str | torch.device | None = None,
+        trusted: Sequence[Trusted] = (),
+    ) -> Self:
+        """Read a model that :meth:`save` wrote, without running anything that the file brings.
+
+        The file may name classes of this package, of torch, GPyTorch and BoTorch that compute; a
+        file that names anything else is refused. It decides the numbers: a file from elsewhere can
+        still hold a wrong model, or a very large one.
+
+        Args:
+            path: Of the file.
+            map_location: Device of the tensors, as in ``torch.load``.
+            trusted: Classes and functions of your own (a kernel, a likelihood, a transform) that
+                the file may name.
+
+        Raises:
+            OSError: The file cannot be opened.
+            ValueError: The file is damaged, names what is not trusted, or holds another class or
+                format.
+        """
+        content = read_pickle(path, map_location, trusted)
+        if not isinstance(content, dict) or content.get("format") != FILE_FORMAT:
+            raise ValueError(f"{path} is no model file of format {FILE_FORMAT}.")
+        if content.get("class") != cls.__name__:
+            raise ValueError(f"{path} holds a {content.get('class')}, expected a {cls.__name__}.")
+        model = content.get("model")
+        if not isinstance(model, cls):
+            raise ValueError(f"{path} holds a {type(model).__name__}, expected a {cls.__name__}.")
+        return model
+
+
+def _distribution(
+    joint: Joint, offset: Tensor, scale: Tensor, noise: Tensor | None, dtype: torch.dtype
+) -> MultivariateNormal:
+    """The normal ``offset + scale · joint``, with ``noise`` on the joint's diagonal."""
+    if joint.mean.shape[-2] == 1:
+        joint, offset, scale = joint.only_output(), offset.squeeze(-2), scale.squeeze(-2)
+        noise = None if noise is None else noise.squeeze(-2)
+        return _normal(joint, offset, scale, noise, dtype)
+    return IndependentOutputs.of(_normal(joint, offset, scale, noise, dtype))
+
+
+def _normal(
+    joint: Joint, offset: Tensor, scale: Tensor, noise: Tensor | None, dtype: torch.dtype
+) -> MultivariateNormal:
+    mean = (offset + scale * joint.mean).to(dtype)
+    return MultivariateNormal(mean, _covariance(joint, scale, noise, mean.shape, dtype))
+
+
+def _covariance(
+    joint: Joint, scale: Tensor, noise: Tensor | None, shape: torch.Size, dtype: torch.dtype
+) -> LinearOperator:
+    if shape[-1] > DENSE_LIMIT:
+        return _lazy_covariance(joint, scale, noise, shape, dtype)
+    dense = joint.covariance()
+    if noise is not None:
+        dense = dense + torch.diag_embed(noise.expand(torch.broadcast_shapes(noise.shape, shape)))
+    scaled = (dense * scale.square().unsqueeze(-1)).to(dtype)
+    return to_linear_operator(scaled.expand(*shape, shape[-1]))
+
+
+def _lazy_covariance(
+    joint: Joint, scale: Tensor, noise: Tensor | None, shape: torch.Size, dtype: torch.dtype
+) -> LinearOperator:
+    factor, square = scale.unsqueeze(-1), scale.square()
+    rootless = joint.without_root()
+    residual = joint.residual if rootless is None else rootless
+    lazy: LinearOperator | None = None
+    if residual is not None:
+        like = torch.zeros(shape, dtype=dtype, device=joint.mean.device)
+        lazy = LazyCovariance(
+            like,
+            lambda: residual.covariance() * square.unsqueeze(-1),
+            lambda: residual.variance() * square,
+        )
+    if lazy is None or rootless is None:
+        root: LinearOperator = DowndatedRootOperator(
+            (joint.root * factor).to(dtype), (joint.downdate * factor).to(dtype)
+        ).expand(*shape, shape[-1])
+        lazy = root if lazy is None else root + lazy
+    if noise is None:
+        return lazy
+    return lazy + DiagLinearOperator((noise * square).expand(shape).to(dtype))

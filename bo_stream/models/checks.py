@@ -1,0 +1,298 @@
+"""Check arguments at the door, before anything is changed."""
+
+from __future__ import annotations
+
+from types import UnionType
+from typing import get_args
+
+import torch
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
+from gpytorch.kernels import AdditiveKernel, Kernel, ProductKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood, VariationalELBO
+from torch import Tensor
+
+
+def check_instance(name: str, value: object, kind: type | UnionType, example: str) -> None:
+    """Check that an argument is an instance of a class, or of one of several.
+
+    Args:
+        name: Of the argument.
+        value: That was given.
+        kind: The class, or a union of classes.
+        example: What to pass, as code.
+
+    Raises:
+        UnsupportedError: It is none, or a class instead of an instance of it.
+    """
+    if not isinstance(value, kind):
+        kinds = " or ".join(one.__name__ for one in get_args(kind) or (kind,))
+        raise UnsupportedError(
+            f"Expected {name} to be an instance of {kinds}, such as {example}, got "
+            f"{spelled(value)}."
+        )
+
+
+def spelled(value: object) -> str:
+    """What was given in place of an instance, for a message."""
+    return f"the class {value.__name__}" if isinstance(value, type) else repr(value)
+
+
+def check_kernel(kernel: Kernel, dim: int, shape: torch.Size) -> None:
+    """Check that a kernel is one of a model's inputs and outputs.
+
+    Args:
+        kernel: That was given as ``covar_module``.
+        dim: Number of inputs as the kernel has them.
+        shape: ``batch_shape (x m if m > 1)`` of the model.
+
+    Raises:
+        UnsupportedError: It is no kernel, or one of another number of inputs or batch shape.
+    """
+    check_instance("covar_module", kernel, Kernel, "ScaleKernel(RBFKernel(ard_num_dims=d))")
+    check_batch_shape("covar_module", kernel.batch_shape, shape)
+    _check_active(kernel, dim)
+
+
+def check_batch_shape(name: str, given: torch.Size, shape: torch.Size) -> None:
+    """Check that a module's batch shape broadcasts to a model's.
+
+    Raises:
+        UnsupportedError: It does not.
+    """
+    fits = len(given) <= len(shape) and all(
+        own in (1, size) for own, size in zip(reversed(given), reversed(shape), strict=False)
+    )
+    if not fits:
+        raise UnsupportedError(
+            f"Expected {name} of batch shape {tuple(shape)}, `batch_shape x m` without m if that "
+            f"is 1, or of none, got {tuple(given)}."
+        )
+
+
+def _check_active(kernel: Kernel, width: int) -> None:
+    """Check a kernel that chooses its active inputs among ``width``."""
+    active: torch.Tensor | None = kernel.active_dims
+    if active is not None and int(active.max()) >= width:
+        raise UnsupportedError(
+            f"Expected active_dims of {type(kernel).__name__} below {width}, the number of inputs "
+            f"that it gets, got {active.tolist()}."
+        )
+    _check_width(kernel, width if active is None else len(active))
+
+
+def _check_width(kernel: Kernel, width: int) -> None:
+    """Check a kernel of ``width`` active inputs, and those that it is known to be made of."""
+    if kernel.ard_num_dims not in (None, width):
+        raise UnsupportedError(
+            f"Expected ard_num_dims={width} of {type(kernel).__name__}, the number of inputs that "
+            f"it gets, got {kernel.ard_num_dims}."
+        )
+    if isinstance(kernel, ScaleKernel):
+        _check_width(kernel.base_kernel, width)  # whose active inputs it has chosen itself
+    elif isinstance(kernel, AdditiveKernel | ProductKernel):
+        for part in kernel.kernels:
+            _check_active(part, width)
+
+
+def check_observations(
+    X: Tensor,
+    Y: Tensor,
+    Yvar: Tensor | None,
+    *,
+    dim: int,
+    outputs: int,
+    batch_shape: torch.Size,
+    like: Tensor,
+) -> None:
+    """Check a batch of observations for a model.
+
+    Args:
+        X: Expected ``batch_shape x n x dim``.
+        Y: Expected ``batch_shape x n x outputs``.
+        Yvar: Expected shape of Y; non-negative, NaN where unknown.
+        dim: Input width.
+        outputs: Number of outputs m.
+        batch_shape: The model's.
+        like: A tensor of the model's dtype and device.
+
+    Raises:
+        BotorchTensorDimensionError: A wrong number of dimensions, width or number of rows.
+        InputDataError: A wrong dtype or device, NaN or infinity, or a negative variance.
+    """
+    for name, tensor in (("X", X), ("Y", Y)):
+        check_type(name, tensor, like)
+    _check_shape("X", X, (*batch_shape, None, dim))
+    _check_shape("Y", Y, (*batch_shape, X.shape[-2], outputs))
+    check_finite("X", X)
+    check_finite("Y", Y)
+    if Yvar is not None:
+        check_type("Yvar", Yvar, like)
+        _check_shape("Yvar", Yvar, tuple(Y.shape))
+        _check_variances(Yvar)
+
+
+def check_floating_point(name: str, tensor: object) -> None:
+    """Check that an argument is a floating-point tensor."""
+    if not isinstance(tensor, Tensor):
+        raise InputDataError(
+            f"Expected {name} to be a torch.Tensor, got {type(tensor).__name__}. Convert it with "
+            f"torch.as_tensor({name})."
+        )
+    if not tensor.is_floating_point():
+        raise InputDataError(
+            f"Expected {name} to be floating point, got {tensor.dtype}. Use {name}.double()."
+        )
+
+
+def check_type(name: str, tensor: Tensor, like: Tensor) -> None:
+    """Check that an argument is a floating-point tensor of the model's dtype and device."""
+    check_floating_point(name, tensor)
+    if tensor.dtype != like.dtype or tensor.device != like.device:
+        raise InputDataError(
+            f"Expected {name} as {like.dtype} on {like.device} as the model (and X), got "
+            f"{tensor.dtype} on {tensor.device}. Convert it with "
+            f"{name}.to(dtype={like.dtype}, device='{like.device}')."
+        )
+
+
+def check_finite(name: str, tensor: Tensor) -> None:
+    """Check that an argument has neither NaN nor infinities."""
+    bad = ~torch.isfinite(tensor.detach())
+    if bool(bad.any()):
+        raise InputDataError(
+            f"Expected {name} to be finite, got NaN or infinity in {int(bad.sum())} of "
+            f"{tensor.numel()} values. Drop those rows first."
+        )
+
+
+def check_sampler(sampler: object) -> None:
+    """Check that an argument draws from a posterior: a sampler, or any function of a posterior."""
+    if not callable(sampler) or isinstance(sampler, type):
+        raise UnsupportedError(
+            "Expected sampler to be an instance of MCSampler, such as "
+            f"SobolQMCNormalSampler(torch.Size([4])), got {spelled(sampler)}."
+        )
+
+
+_OBJECTIVES = (
+    ExactMarginalLogLikelihood.forward,
+    VariationalELBO.forward,
+    MarginalLogLikelihood.forward,  # which only carries a model and its priors
+)
+
+
+def check_objective(mll: MarginalLogLikelihood) -> None:
+    """Check that an objective of a fit is one that a memory without the data determines.
+
+    Raises:
+        UnsupportedError: It is neither the marginal likelihood nor its evidence lower bound.
+    """
+    if type(mll).forward not in _OBJECTIVES:
+        raise UnsupportedError(
+            "Expected mll to be an ExactMarginalLogLikelihood or a VariationalELBO, got a "
+            f"{type(mll).__name__}: it needs every observation, and these models do not keep them. "
+            "Fit by the marginal likelihood, and compare fits by "
+            "bo_stream.diagnostics.leave_one_out."
+        )
+
+
+def check_inputs(X: Tensor, dim: int | None, like: Tensor) -> None:
+    """Check inputs to a prediction: ``... x q x dim``, of the model's dtype and device.
+
+    Args:
+        X: Inputs.
+        dim: Their width; None: any.
+        like: A tensor of the model's dtype and device.
+    """
+    check_type("X", X, like)
+    if X.ndim < 2 or dim not in (None, X.shape[-1]):
+        width = "d" if dim is None else dim
+        raise BotorchTensorDimensionError(
+            f"Expected X of shape `batch_shape x q x {width}`, got {tuple(X.shape)}."
+        )
+
+
+def check_supposed(X: Tensor, Y: Tensor, noise: Tensor | None, outputs: int) -> None:
+    """Check supposed observations at checked inputs X.
+
+    Args:
+        X: ``... x q x d``, of the model's dtype and device.
+        Y: Expected ``...' x q x outputs``, leading dimensions broadcast against those of X.
+        noise: Expected non-negative, to broadcast against Y.
+        outputs: Number of outputs m.
+
+    Raises:
+        BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+        InputDataError: A wrong dtype or device, NaN or infinity, or a negative variance.
+    """
+    check_type("Y", Y, X)
+    _check_rows("Y", Y, X, {X.shape[-2]}, outputs)
+    check_finite("Y", Y)
+    if noise is not None:
+        check_noise("noise", noise, X, outputs)
+
+
+def check_noise(name: str, noise: Tensor, X: Tensor, outputs: int) -> None:
+    """Check noise variances at checked inputs X.
+
+    Args:
+        name: Of the argument.
+        noise: Expected ``...' x (q or 1) x outputs``, not negative.
+        X: ``... x q x d``, of the model's dtype and device.
+        outputs: Number of outputs m.
+
+    Raises:
+        BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+        InputDataError: A wrong dtype or device, NaN or infinity, or a negative variance.
+    """
+    check_type(name, noise, X)
+    _check_rows(name, noise, X, {X.shape[-2], 1}, outputs)
+    if bool((noise < 0).any() | ~noise.isfinite().all()):
+        raise InputDataError(
+            f"Expected {name} to hold variances, zero or more and finite, got a negative, "
+            "infinite or NaN value."
+        )
+
+
+def _check_rows(name: str, tensor: Tensor, X: Tensor, rows: set[int], outputs: int) -> None:
+    fits = tensor.ndim >= 2 and tensor.shape[-1] == outputs and tensor.shape[-2] in rows
+    if not fits or not _broadcast(tensor.shape[:-2], X.shape[:-2]):
+        raise BotorchTensorDimensionError(
+            f"Expected {name} of shape `... x {X.shape[-2]} x {outputs}` to broadcast against X of "
+            f"shape {tuple(X.shape)}, got {tuple(tensor.shape)}."
+        )
+
+
+def _broadcast(first: torch.Size, second: torch.Size) -> bool:
+    pairs = zip(reversed(first), reversed(second), strict=False)
+    return all(a == b or 1 in (a, b) for a, b in pairs)
+
+
+def _check_shape(name: str, tensor: Tensor, expected: tuple[int | None, ...]) -> None:
+    shape = tuple(tensor.shape)
+    wrong = len(shape) != len(expected) or any(
+        want is not None and have != want for have, want in zip(shape, expected, strict=False)
+    )
+    if wrong:
+        readable = " x ".join("n" if size is None else str(size) for size in expected)
+        raise BotorchTensorDimensionError(
+            f"Expected {name} of shape `{readable}` (batch_shape x n x width), got {shape}."
+        )
+
+
+def _check_variances(Yvar: Tensor) -> None:
+    unknown = Yvar.isnan()
+    if bool((unknown.any(-1) != unknown.all(-1)).any()):
+        raise InputDataError(
+            "Expected NaN (unknown noise) in Yvar for all outputs of a row or for none, got rows "
+            "with both. Use one model per output (botorch.models.ModelList) instead."
+        )
+    if bool((Yvar < 0).any() | Yvar.isinf().any()):
+        raise InputDataError(
+            "Expected Yvar to hold variances, zero or more and finite (NaN where unknown), got a "
+            "negative or infinite value."
+        )

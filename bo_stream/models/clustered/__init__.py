@@ -1,0 +1,1 @@
+"""Clustered data with guaranteed separation (Terenin et al., 2024)."""

@@ -1,0 +1,279 @@
+"""Gaussian process regression on clustered data: stable, without jitter, in float32 if wanted."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.means import Mean
+from torch import Tensor
+
+from bo_stream.allocation.cover_tree.tree import CoverTree
+from bo_stream.allocation.numbers import checked_number
+from bo_stream.models.clustered.cluster_gp import MAX_CENTRES, ClusterGP, Solver
+from bo_stream.models.clustered.memory import ClusterMemory
+from bo_stream.models.clustered.objective import (
+    Probes,
+    clustered_kl_divergence,
+    clustered_log_marginal_likelihood,
+    stochastic_objective,
+)
+from bo_stream.models.clustered.solver import ConjugateGradients, differentiable_centre_matrix
+from bo_stream.models.construction import warn_of_scaling
+from bo_stream.models.input_transforms import split_transform
+from bo_stream.models.prior import differentiable_matrix
+
+
+def checked_solver(
+    solver: Solver | None, tolerance: float | None
+) -> tuple[Solver | None, float | None]:
+    """A solver and a tolerance, if they are some.
+
+    Raises:
+        ValueError: They are not.
+    """
+    if solver not in ("cholesky", "cg", None):
+        raise ValueError(f'Expected solver to be "cholesky", "cg" or None, got {solver!r}.')
+    if tolerance is not None and not 0.0 < tolerance < 1.0:
+        raise ValueError(f"Expected cg_tolerance in (0, 1), got {tolerance}.")
+    return solver, tolerance
+
+
+FINEST = 1e-4
+"""Resolution by default, in parts of the diagonal of the box of the first inputs."""
+
+
+def first_tree(
+    tree: CoverTree | None, resolution: float | None, X: Tensor, like: Tensor
+) -> CoverTree:
+    """A copy of the tree, or an empty one of the resolution.
+
+    Args:
+        tree: That was given, if any.
+        resolution: Used without one; None: ``FINEST`` of the first inputs' box, and of 1 where
+            that has no extent.
+        X: The first inputs, ``... x n x d``.
+        like: ``0 x d``, of the dtype and device of centres.
+
+    Raises:
+        UnsupportedError: What was given is no tree.
+        BotorchTensorDimensionError: The tree is of another number of inputs.
+        ValueError: The resolution is not positive and finite.
+    """
+    if tree is None:
+        return CoverTree(FINEST * _extent(X) if resolution is None else resolution)
+    if not isinstance(tree, CoverTree):
+        raise UnsupportedError(
+            f"Expected tree to be a CoverTree or None, got {type(tree).__name__}. A number is the "
+            "resolution."
+        )
+    return tree.to(like).insert(like)
+
+
+def checked_dtype(dtype: torch.dtype) -> torch.dtype:
+    """A dtype to compute in.
+
+    Raises:
+        ValueError: It is another than float64 and float32.
+    """
+    if dtype not in (torch.float64, torch.float32):
+        raise ValueError(f"Expected arithmetic to be torch.float64 or torch.float32, got {dtype}.")
+    return dtype
+
+
+def checked_most(max_centres: int, resolution: float | None, tree: CoverTree | None) -> int | None:
+    """The largest number of centres, if the model chooses its resolution; else None.
+
+    Raises:
+        ValueError: It is not a positive whole number.
+    """
+    max_centres = checked_number("max_centres", max_centres)
+    return max_centres if resolution is None and tree is None else None
+
+
+def _extent(X: Tensor) -> float:
+    rows = X.flatten(0, -2)
+    if len(rows) == 0:
+        return 1.0
+    return float(torch.linalg.vector_norm(rows.amax(0) - rows.amin(0))) or 1.0
+
+
+class ClusteredGP(ClusterGP):
+    """The exact posterior for inputs moved to the centres of their clusters, for any kernel.
+
+    A cover tree places centres at most ``resolution`` from every input and more than ``resolution``
+    apart; a cluster's observations act as their mean with a noise of Λ, that of one over their
+    number. (Terenin et al., 2024, section 3.3)
+
+    - Memory: sums of each of M clusters, and their tree: O(M). Data are not kept,
+      but for the latest inputs in ``train_inputs``. What is solved takes O(M²).
+    - Update: O(n log M + M) for n observations. The next posterior conditions the last one on few
+      of them (O(M²) each), else it solves anew: O(M³), or O(M²) an iteration by conjugate
+      gradients.
+    - A fantasy: O(q M) cross-covariances and one q x q factor. It is not moved to a centre.
+    - Exact: the posterior of the moved inputs, whatever came in which batches, with its marginal
+      likelihood and gradients; kernel, noise level, mean and standardisation may change at any
+      time. Retraction, unless a centre nearer to the observation has been added since, or clusters
+      have been joined.
+    - Approximate: inputs are up to ``resolution`` from where they act; where that has been doubled,
+      up to twice as far. Conjugate gradients stop at
+      a relative residual.
+    - Numerically: all that is solved is no smaller than the identity, whatever the kernel. Its
+      condition number is about the number of observations in reach of a lengthscale, over the noise
+      in parts of the prior variance: no jitter is needed below 10¹⁵, in float32 below 10⁶, beyond
+      which the model solves in float64.
+    - When: many observations in few dimensions, and a fit that must not fail, in float32 too.
+
+    Example:
+        >>> model = ClusteredGP(train_X, train_Y)
+        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> model.update(new_X, new_Y).posterior(test_X).mean
+    """
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        likelihood: _GaussianLikelihoodBase | None = None,
+        covar_module: Kernel | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+        resolution: float | None = None,
+        tree: CoverTree | None = None,
+        solver: Solver | None = None,
+        cg_tolerance: float | None = None,
+        arithmetic: torch.dtype = torch.float64,
+        max_centres: int = MAX_CENTRES,
+    ) -> None:
+        """Build the model and put the first observations into memory.
+
+        Args:
+            train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
+            train_Y: ``batch_shape x n x m``.
+            train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: unknown,
+                learned.
+            likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
+                fixed noise where every variance is known.
+            covar_module: Any of gpytorch's kernels, of batch shape ``batch_shape x m`` (without m
+                if that is 1) or none. Default: BoTorch's own default.
+            mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
+            outcome_transform: As for :class:`WISKI`; default ``Standardize``.
+            input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
+                kernel, ``covar_module.input_transform``, and is learned with it.
+            resolution: Largest distance of an input from its cluster's centre, in units of
+                transformed inputs. Centres are shared by batch elements and outputs. Default:
+                ``FINEST`` (1e-4) of the diagonal of the first inputs' box, at which every input
+                that is not nearer than this to another has a centre of its own, so that the model
+                is about the exact GP; it is doubled whenever there are more than ``max_centres``.
+            tree: Instead of ``resolution``: a tree, empty or of points in units of transformed
+                inputs. It is copied.
+            solver: ``"cholesky"`` or ``"cg"`` (preconditioned conjugate gradients). Default: the
+                first for up to ``CHOLESKY_CENTRES`` centres.
+            cg_tolerance: Relative residual at which conjugate gradients stop. Default: 1e-10, in
+                float32 1e-5.
+            arithmetic: float64 or float32, in which centres, their covariances and whatever is
+                solved are kept; sums over observations always are in float64. In float32
+                a fit's line search may stall near the optimum. Where a bound on the condition
+                number is above ``FLOAT32_LIMIT``, about 10⁶, float32 would lose the variances in
+                rounding: the model then solves in float64 and warns once.
+            max_centres: Largest number of centres where neither ``resolution`` nor ``tree`` is
+                given. A doubling of the resolution joins clusters as :meth:`resolve` does. Where
+                the moves of inputs then change the process by more than the noise, the model says
+                so once, after a fit or in the stream (``CoarsePointsWarning``).
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit together.
+            InputDataError: Wrong dtypes or devices, NaN, infinities, negative variances.
+            UnsupportedError: A mean, likelihood or transform that a stream cannot represent.
+            ValueError: A bad option, or more centres than memory can hold.
+        """
+        self._begin(train_X, train_Y, train_Yvar, outcome_transform)
+        input_transform, learned = split_transform(input_transform)
+        inputs = self._first_inputs(train_X, input_transform)
+        self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
+        inputs = self._learn_transform(learned, inputs)
+        self.solver, self.cg_tolerance = checked_solver(solver, cg_tolerance)
+        self.arithmetic = checked_dtype(arithmetic)
+        self._solved = None
+        like = inputs[..., :0, :].reshape(0, inputs.shape[-1]).to(arithmetic)
+        self.max_centres = checked_most(max_centres, resolution, tree)
+        tree = first_tree(tree, resolution, inputs, like)
+        self._memory = ClusterMemory.empty(tree, like, self._output_batch)
+        self._standardize_first(train_X, train_Y, train_Yvar)
+        if train_X.shape[-2] > 0:
+            self._observe(train_X, train_Y, train_Yvar, 1.0)
+        warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
+
+    def _log_marginal_likelihood(self) -> Tensor:
+        return self._learning_objective()
+
+    def _learning_objective(self) -> Tensor:
+        """Of all observations at their centres, exact. Cost O(M³), whatever the solver."""
+        _, prior = self._centres_and_prior(
+            partial(differentiable_centre_matrix, self.covar_module, outputs=self._num_outputs)
+        )
+        groups = self._noise_groups(self._memory.statistics)
+        return clustered_log_marginal_likelihood(groups, self._residual(), prior)
+
+    @torch.no_grad()
+    def kl_divergence(self) -> Tensor:
+        """From the prior to the posterior, ``batch_shape x m``, without m if that is 1.
+
+        Cost O(M³). [Terenin2024, eq. 24]
+        """
+        _, prior = self._centres_and_prior(self._frozen_prior)
+        return self._from_per_output(clustered_kl_divergence(self._evidence(), prior))
+
+    def stochastic_objective(
+        self,
+        probes: int = 10,
+        batch_size: int = 1000,
+        generator: torch.Generator | None = None,
+        tolerance: float | None = None,
+    ) -> Tensor:
+        """A number whose gradient is an unbiased estimate of the log marginal likelihood's.
+
+        Its value is not the likelihood's. Unbiased up to the solver's tolerance. Cost O(M²) for
+        each iteration of conjugate gradients, for the probes together, whatever the model's own
+        solver; the kernel is differentiated in ``batch_size`` rows. [Terenin2024, appendix B.2]
+
+        Args:
+            probes: Number of Hutchinson's probes.
+            batch_size: Number of centres whose rows are visited.
+            generator: Of the probes and the rows, on the CPU.
+            tolerance: Relative residual at which conjugate gradients stop; the model's if omitted.
+
+        Returns:
+            ``batch_shape x m``, without m if that is 1.
+
+        Raises:
+            ValueError: A number is not positive.
+        """
+        probes = checked_number("probes", probes)
+        batch_size = checked_number("batch_size", batch_size)
+        Z, prior = self._centres_and_prior(self._frozen_prior)
+        if len(Z) == 0:
+            return self.log_marginal_likelihood()
+        like = self._memory.statistics.learned.gram.to(prior)
+        rows = partial(_rows, self.covar_module, Z, self._num_outputs)
+        objective = stochastic_objective(
+            self._noise_groups(self._memory.statistics),
+            self._residual(),
+            prior,
+            rows,
+            partial(ConjugateGradients.of, tolerance=tolerance or self.cg_tolerance),
+            Probes.draw(like, probes, batch_size, generator),
+        )
+        return self._from_per_output(objective)
+
+
+def _rows(kernel: Kernel, Z: Tensor, outputs: int, index: Tensor) -> Tensor:
+    return differentiable_matrix(kernel, Z[index], Z, outputs)

@@ -1,0 +1,207 @@
+"""What a stream leaves behind at the centres of clusters: sums, and the tree that places them."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from bo_stream.allocation.cover_tree.tree import CoverTree
+from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory
+from bo_stream.models.remainder import check_remainder
+from bo_stream.sufficient_statistics import Regrouping, grouped_statistics
+
+EMPTY = 1e-6
+"""A cluster from which observations were taken out is empty when fewer than this are left."""
+
+
+@dataclass(frozen=True)
+class ClusterMemory(HoldsStatistics):
+    """Statistics of all observations in the values of the process at the centres.
+
+    The feature of an observation is the indicator of its cluster, hence the gram is diagonal: the
+    sums of precisions, kept as a column. Sums are in float64 whatever the dtype of the centres.
+
+    Attributes:
+        tree: Finds centres; never changed in place.
+        centres: Its finest, ``M x d``.
+        statistics: Grams ``... x m x M x 1``, moments ``... x m x M x 2``.
+        sizes: Number of observations in each cluster, ``... x M x 1``.
+        moves: Squared distances from the observations' inputs to where they act, summed, for each
+            dimension of the inputs, ``... x d``.
+    """
+
+    tree: CoverTree
+    centres: Tensor
+    statistics: WhitenedMemory
+    sizes: Tensor
+    moves: Tensor
+
+    @classmethod
+    def empty(cls, tree: CoverTree, like: Tensor, batch: torch.Size) -> ClusterMemory:
+        """No observations yet.
+
+        Args:
+            tree: Of any number of centres.
+            like: A tensor ``... x d`` of the dtype and device of centres.
+            batch: ``batch_shape x m``.
+        """
+        centres = tree.centres if tree.levels else like.new_zeros(0, like.shape[-1])
+        none = torch.zeros(*batch, 0, dtype=torch.float64, device=like.device)
+        nobody = none[..., 0, :].long()
+        statistics = grouped_statistics(nobody, len(centres), none, none, none)
+        sizes = none.new_zeros(*batch[:-1], len(centres), 1)
+        moves = none.new_zeros(*batch[:-1], like.shape[-1])
+        return cls(tree, centres, WhitenedMemory(statistics, None), sizes, moves)
+
+    def covering(self, X: Tensor) -> ClusterMemory:
+        """With centres near some points: those there are, and more where there are none.
+
+        Args:
+            X: ``n x d``.
+        """
+        return self._grown(copy(self.tree).insert(X))
+
+    def _grown(self, tree: CoverTree) -> ClusterMemory:
+        """With a tree that has the same centres first; exact."""
+        if not tree.levels or len(tree.centres) == len(self.centres):
+            return replace(self, tree=tree)
+        index = torch.arange(len(self.centres), device=self.centres.device)
+        return self.regrouped(tree, index)
+
+    def regrouped(self, tree: CoverTree, index: Tensor) -> ClusterMemory:
+        """With other centres, to which whole clusters go: their sums are added. Cost O(M).
+
+        Args:
+            tree: Of the new centres.
+            index: Of the new centre of each old one, ``M``.
+        """
+        T = Regrouping(index, len(tree.centres))
+        statistics = self.statistics.map(lambda s: s.pull_back(T))
+        steps = (tree.centres[index] - self.centres).double().square()
+        moves = self.moves + (self.sizes * steps).sum(-2)
+        return ClusterMemory(tree, tree.centres, statistics, T.transpose(self.sizes), moves)
+
+    def after(self, data: Observations, clusters: Tensor) -> ClusterMemory:
+        """The memory with a batch more, or less. Cost O(n + M).
+
+        Args:
+            data: The batch.
+            clusters: Of its observations, ``... x n``.
+
+        Raises:
+            InputDataError: A cluster would hold fewer than no observation, or sums of none.
+        """
+        rule = partial(grouped_statistics, clusters, len(self.centres))
+        statistics = self.statistics.observed_by(rule, data)
+        one = torch.full_like(clusters, data.sign, dtype=torch.float64)
+        sizes = self.sizes.squeeze(-1).scatter_add(-1, clusters, one).unsqueeze(-1)
+        steps = (data.X - self.centres[clusters]).square().sum(-2)
+        moves = self.moves + data.sign * steps
+        if data.sign > 0:
+            return replace(self, statistics=statistics, sizes=sizes, moves=moves)
+        left = replace(self, statistics=statistics, sizes=_checked(sizes), moves=moves)
+        check_remainder(statistics, self.statistics)
+        return left._without_remainders()
+
+    def _without_remainders(self) -> ClusterMemory:
+        """With nothing, not even rounding errors, left of empty clusters."""
+        held = (self.sizes > EMPTY).to(self.sizes)
+        return replace(
+            self,
+            sizes=self.sizes * held,
+            statistics=self.statistics.map(
+                lambda s: replace(
+                    s, gram=s.gram * held.unsqueeze(-3), moment=s.moment * held.unsqueeze(-3)
+                )
+            ),
+        )
+
+    def joined(self, other: ClusterMemory) -> tuple[ClusterMemory, bool]:
+        """Both memories at the union of the centres, and whether all clusters stayed in place.
+
+        A centre of the other tree within the resolution of one of this tree's is no new centre: its
+        cluster goes to the nearest.
+        """
+        Z = other.centres.to(self.centres)
+        if len(Z) == 0:
+            return self, True
+        tree = _with_points(self.tree, Z)
+        index = tree.assign(Z)
+        mine, theirs = self._grown(tree), other.regrouped(tree, index)
+        moved = (tree.centres[index] != Z).any(-1)
+        held = (other.sizes != 0).reshape(-1, len(Z)).any(0)
+        both = replace(
+            mine,
+            statistics=mine.statistics + theirs.statistics,
+            sizes=mine.sizes + theirs.sizes,
+            moves=mine.moves + theirs.moves,
+        )
+        return both, not bool((moved & held).any())
+
+    def typical_move(self) -> Tensor:
+        """Root mean square distance of inputs from where they act, by dimension, ``... x d``."""
+        count = self.sizes.sum(-2).clamp_min(1.0)
+        return (self.moves / count).clamp_min(0.0).sqrt()
+
+    def at_resolution(self, resolution: float) -> ClusterMemory:
+        """With the tree's levels down to a resolution, made where there are none.
+
+        Coarser: clusters go to their centre's nearest on that level. Finer: clusters stay where
+        they are, and what comes from now on gets centres closer by.
+        """
+        if not self.tree.levels:
+            tree = copy(self.tree)
+            tree.resolution = resolution
+            return replace(self, tree=tree)
+        if resolution >= self.tree.resolution:
+            tree = self.tree.coarsened(resolution)
+            return self.regrouped(tree, tree.assign(self.centres))
+        tree = copy(self.tree)
+        while tree.resolution > resolution:
+            tree.refine()
+        return replace(self, tree=tree)
+
+    def scale(self, factor: float) -> ClusterMemory:
+        """Every observation counts ``factor`` times."""
+        statistics = self.statistics.map(lambda s: s.scale(factor))
+        moves = self.moves * factor
+        return replace(self, statistics=statistics, sizes=self.sizes * factor, moves=moves)
+
+    def map_targets(self, matrix: Tensor) -> ClusterMemory:
+        """Statistics of the target columns ``[Y, 1] @ matrix``; exact."""
+        return replace(self, statistics=self.statistics.map(lambda s: s.map_targets(matrix)))
+
+    def select(self, outputs: list[int]) -> ClusterMemory:
+        """A copy for some of the outputs."""
+        return replace(self, statistics=self.statistics.select(outputs))
+
+    def to(self, device: torch.device) -> ClusterMemory:
+        """On another device."""
+        tree = self.tree.to(self.centres.to(device))
+        centres = self.centres.to(device)
+        statistics = self.statistics.map(lambda s: s.to(device))
+        sizes, moves = self.sizes.to(device), self.moves.to(device)
+        return ClusterMemory(tree, centres, statistics, sizes, moves)
+
+
+def _with_points(tree: CoverTree, Z: Tensor) -> CoverTree:
+    """A copy that covers some points more; its new centres are at such points, not between them."""
+    covering = copy(tree)
+    covering.average = False
+    covering.insert(Z)
+    covering.average = tree.average
+    return covering
+
+
+def _checked(sizes: Tensor) -> Tensor:
+    if bool((sizes < -EMPTY).any()):
+        raise InputDataError(
+            "Expected X of observations in memory, got more in one cluster than it holds: they "
+            "were never put in, or forgotten, or centres nearer to them have been added since."
+        )
+    return sizes

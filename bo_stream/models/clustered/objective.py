@@ -1,0 +1,183 @@
+"""The marginal likelihood of clustered data, exact or by its stochastic gradient; its KL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bo_stream.linalg import product_of_triangular_root
+from bo_stream.models.clustered.solver import CentreSolver, CholeskySolver, RootEvidence
+from bo_stream.models.objective import NoiseGroup, combine, expected_misfit
+from bo_stream.weights import GaussianEvidence, log_marginal_likelihood
+
+
+@dataclass(frozen=True)
+class _Solution:
+    """What the likelihood and its gradient are made of, constants of hyperparameters.
+
+    Attributes:
+        log_determinant: ``log |Q|``, ``... x m``.
+        inverse: ``Q⁻¹``, ``... x m x M x M``.
+        representer: ``v = (K + Λ)⁻¹ u``, ``... x m x M x 1``.
+        mean: Posterior mean ``K v`` at the centres, float64.
+    """
+
+    log_determinant: Tensor
+    inverse: Tensor
+    representer: Tensor
+    mean: Tensor
+
+    @classmethod
+    def of(cls, scaled: RootEvidence, K: Tensor) -> _Solution:
+        """Cost O(M³)."""
+        solver = CholeskySolver.of(scaled.system(K))
+        v = scaled.root * solver.solve(scaled.target)
+        roots = solver.root.diagonal(dim1=-2, dim2=-1).double()
+        return cls(
+            -2.0 * roots.log().sum(-1),
+            product_of_triangular_root(solver.root),
+            v,
+            (K @ v).double(),
+        )
+
+    @property
+    def certainty(self) -> Tensor:
+        """``1 − diag Q⁻¹``: what part of the prior is explained, ``... x m x M x 1``, float64."""
+        return 1.0 - self.inverse.diagonal(dim1=-2, dim2=-1).unsqueeze(-1).double()
+
+
+def clustered_log_marginal_likelihood(
+    groups: Sequence[NoiseGroup], residual: Tensor, prior: Tensor
+) -> Tensor:
+    """Of all observations at the centres of their clusters, ``... x m``. Cost O(M³).
+
+    Exact with its gradient, that of the expected complete-data log likelihood (Fisher's identity);
+    ``∂/∂K = ½ (v vᵀ − R Q⁻¹ R)``: no factorisation is differentiated.
+
+    Args:
+        groups: Noise groups, their grams diagonals kept as columns; levels may require gradients.
+        residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``; may require gradients.
+        prior: Covariance K of the centres, ``... x m x M x M``, in the dtype to compute in; may
+            require gradients.
+    """
+    with torch.no_grad():
+        evidence = combine(groups, residual)
+        scaled = RootEvidence.of(evidence, prior.dtype)
+        solution = _Solution.of(scaled, prior)
+        value = log_marginal_likelihood(evidence, solution.mean, solution.log_determinant)
+        v = solution.representer
+        sensitivity = 0.5 * (scaled.root * solution.inverse * scaled.root.mT - v @ v.mT)
+        spreads = _spreads(groups, evidence, solution.mean, solution.certainty)
+    expected = (sensitivity * prior).sum((-2, -1)).double()
+    expected = expected + _misfits(groups, residual, solution.mean, spreads)
+    return value - (expected - expected.detach())
+
+
+def _spreads(
+    groups: Sequence[NoiseGroup], evidence: GaussianEvidence, mean: Tensor, certainty: Tensor
+) -> list[Tensor]:
+    """``tr(gram E[f fᵀ])`` of each group, with ``Λ⁻¹ Var[f(Z)] = certainty``."""
+    spreads = []
+    for group in groups:
+        gram = group.statistics.gram
+        share = torch.where(evidence.gram > 0.0, gram / evidence.gram, 0.0)
+        spreads.append((share * certainty + gram * mean.square()).sum((-2, -1)))
+    return spreads
+
+
+def _misfits(
+    groups: Sequence[NoiseGroup], residual: Tensor, mean: Tensor, spreads: Sequence[Tensor]
+) -> Tensor:
+    parts = [
+        expected_misfit(group, residual, mean, spread)
+        for group, spread in zip(groups, spreads, strict=True)
+    ]
+    return torch.stack(parts).sum(0)
+
+
+def clustered_kl_divergence(evidence: GaussianEvidence, prior: Tensor) -> Tensor:
+    """KL from the prior to the posterior process, ``... x m``. Cost O(M³).
+
+    ``½ (log |K + Λ| / |Λ| − tr((K + Λ)⁻¹ K) + vᵀ K v)``. [Terenin2024, eq. 24]
+
+    Args:
+        evidence: At the centres, its gram a diagonal kept as a column.
+        prior: Covariance K of the centres, ``... x m x M x M``.
+    """
+    solution = _Solution.of(RootEvidence.of(evidence, prior.dtype), prior)
+    energy = (solution.representer.double() * solution.mean).sum((-2, -1))
+    return 0.5 * (solution.log_determinant - solution.certainty.sum((-2, -1)) + energy)
+
+
+@dataclass(frozen=True)
+class Probes:
+    """What a stochastic gradient is estimated from.
+
+    Attributes:
+        signs: Hutchinson's, ±1, ``... x m x M x l``.
+        rows: Centres whose rows of the kernel are visited, ``b``, without repetition.
+    """
+
+    signs: Tensor
+    rows: Tensor
+
+    @classmethod
+    def draw(
+        cls, like: Tensor, count: int, batch_size: int, generator: torch.Generator | None
+    ) -> Probes:
+        """Draw them.
+
+        Args:
+            like: ``... x m x M x 1``: shape, dtype and device.
+            count: l.
+            batch_size: b; all centres if there are fewer.
+            generator: On the CPU.
+        """
+        size = like.shape[-2]
+        coins = torch.randint(0, 2, (*like.shape[:-1], count), generator=generator)
+        rows = torch.randperm(size, generator=generator)[:batch_size]
+        return cls(2.0 * coins.to(like) - 1.0, rows.to(like.device))
+
+
+def stochastic_objective(
+    groups: Sequence[NoiseGroup],
+    residual: Tensor,
+    prior: Tensor,
+    kernel_rows: Callable[[Tensor], Tensor],
+    make_solver: Callable[[Tensor], CentreSolver],
+    probes: Probes,
+) -> Tensor:
+    """A number whose gradient estimates that of the log marginal likelihood, ``... x m``.
+
+    Its value is not the likelihood's. Unbiased up to the solver's tolerance: traces by Hutchinson's
+    probes, sums over pairs of centres by a minibatch of rows. Cost O(M²) for each solver's
+    iteration and probe; only b rows of the kernel are differentiated. [Terenin2024, appendix B.2,
+    eq. 85 to 87]
+
+    Args:
+        groups: Noise groups; their levels may require gradients.
+        residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``; may require gradients.
+        prior: Covariance K of the centres, ``... x m x M x M``, without gradients.
+        kernel_rows: Of indices ``b`` the rows of K, ``... x m x b x M``, differentiable.
+        make_solver: Of a matrix Q.
+        probes: Drawn for this call.
+    """
+    with torch.no_grad():
+        evidence = combine(groups, residual)
+        scaled = RootEvidence.of(evidence, prior.dtype)
+        solver = make_solver(scaled.system(prior))
+        solved = solver.solve(torch.cat((scaled.target, probes.signs), -1))
+        certainty = 1.0 - (probes.signs * solved[..., 1:]).mean(-1, keepdim=True).double()
+        left = scaled.root * solved
+        right = torch.cat((left[..., :1], scaled.root * probes.signs), -1)
+        mean = (prior @ left[..., :1]).double()
+        spreads = _spreads(groups, evidence, mean, certainty)
+    count = probes.signs.shape[-1]
+    weight = torch.tensor([1.0] + [-1.0 / count] * count).to(left)
+    fraction = len(probes.rows) / prior.shape[-1]
+    products = left[..., probes.rows, :] * (kernel_rows(probes.rows) @ right)
+    pull = 0.5 / fraction * (products.sum(-2) * weight).sum(-1).double()
+    return pull - _misfits(groups, residual, mean, spreads)

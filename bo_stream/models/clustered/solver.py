@@ -1,0 +1,365 @@
+"""What a model of clusters keeps solved between calls, and how few observations change it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from gpytorch.kernels import Kernel
+from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.linear_cg import linear_cg
+from torch import Tensor
+
+from bo_stream.bases.inducing import kernel_matrix, kernel_variance
+from bo_stream.bases.kernels import matrix_between
+from bo_stream.linalg import inverse_root, row_product
+from bo_stream.models.prior import in_dtype
+from bo_stream.module_state import State
+from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
+from bo_stream.weights import GaussianEvidence
+
+
+def cross_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
+    """``k(A, B)``, ``... x m x n x n'``; see :func:`matrix_between`.
+
+    Args:
+        kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+        A: ``... x n x d``, in the kernel's dtype.
+        B: ``... x n' x d``.
+        outputs: m.
+    """
+    return matrix_between(lambda A, B: kernel_matrix(kernel, A, B, outputs), A, B)
+
+
+def centre_matrix(kernel: Kernel, Z: Tensor, outputs: int) -> Tensor:
+    """``k(Z, Z)`` of centres ``M x d``, ``... x m x M x M``."""
+    return cross_matrix(kernel, Z, Z, outputs)
+
+
+def differentiable_centre_matrix(kernel: Kernel, Z: Tensor, outputs: int) -> Tensor:
+    """The same, in the dtype of Z, differentiable in the kernel's parameters."""
+    return in_dtype(kernel, Z.dtype, lambda copy: centre_matrix(copy, Z, outputs))
+
+
+PRECONDITIONER_RANK = 1024
+"""Most columns of the partial Cholesky factor that conjugate gradients are preconditioned by; at
+most a quarter of the centres, so that it costs a part of an iteration's product.
+"""
+
+MAX_ITERATIONS = 1000
+"""Of conjugate gradients; linear_operator warns where they were not enough."""
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+"""Norm of the residual, relative to the right side's, at which conjugate gradients stop."""
+
+
+@dataclass(frozen=True)
+class RootEvidence:
+    """Evidence at the centres by square roots of precisions: nothing is divided by.
+
+    With Λ the noise of the clusters' means u: ``R = Λ^(−½)``, zero for a cluster without data. The
+    system to solve is ``Q = I + R K R``, never smaller than the identity, whatever K and Λ are:
+    ``(K + Λ)⁻¹ = R Q⁻¹ R`` and ``(K + Λ)⁻¹ u = R Q⁻¹ R u``.
+
+    Attributes:
+        root: The diagonal of R, ``... x m x M x 1``.
+        target: ``R u``, ``... x m x M x 1``.
+    """
+
+    root: Tensor
+    target: Tensor
+
+    @classmethod
+    def of(cls, evidence: GaussianEvidence, dtype: torch.dtype) -> RootEvidence:
+        """In the dtype that is to be computed in.
+
+        Args:
+            evidence: Its gram a diagonal kept as a column.
+            dtype: Of the result.
+        """
+        root = evidence.gram.clamp_min(0.0).sqrt()
+        target = torch.where(root > 0.0, evidence.moment / root, 0.0)
+        return cls(root.to(dtype), target.to(dtype))
+
+    def system(self, K: Tensor) -> Tensor:
+        """``Q = I + R K R``, ``... x m x M x M``; K is not kept."""
+        matrix = (self.root * K).mul_(self.root.mT)
+        matrix.diagonal(dim1=-2, dim2=-1).add_(1.0)
+        return matrix
+
+
+class CentreSolver(ABC):
+    """Solves with Q for columns, and for the variance that observations explain.
+
+    Points are given by ``prior = k(x, Z) R``, ``... x m x n x M``.
+    """
+
+    @abstractmethod
+    def solve(self, columns: Tensor) -> Tensor:
+        """``Q⁻¹ columns``, ``... x m x M x n``."""
+
+    @abstractmethod
+    def prepared(self, prior: Tensor) -> Tensor:
+        """What points keep of their ``prior`` beside it."""
+
+    @abstractmethod
+    def explained(self, points: Points, others: Points) -> Tensor:
+        """``prior Q⁻¹ prior'ᵀ``, ``... x m x n x n'``."""
+
+    @abstractmethod
+    def explained_variance(self, points: Points) -> Tensor:
+        """Its diagonal, ``... x m x n``."""
+
+
+@dataclass(frozen=True)
+class CholeskySolver(CentreSolver):
+    """By a root of the inverse, ``Q⁻¹ = S Sᵀ``. Cost O(M³) once, then O(M²) a point.
+
+    Attributes:
+        root: S, ``... x m x M x M``.
+    """
+
+    root: Tensor
+
+    @classmethod
+    def of(cls, Q: Tensor) -> CholeskySolver:
+        """Factorise. Cost O(M³)."""
+        return cls(inverse_root(Q))
+
+    def solve(self, columns: Tensor) -> Tensor:
+        """Two products."""
+        return self.root @ (self.root.mT @ columns)
+
+    def prepared(self, prior: Tensor) -> Tensor:
+        """``prior S``."""
+        return row_product(prior, self.root)
+
+    def explained(self, points: Points, others: Points) -> Tensor:
+        """A product of what was prepared."""
+        return points.posterior @ others.posterior.mT
+
+    def explained_variance(self, points: Points) -> Tensor:
+        """Squares of what was prepared."""
+        return points.posterior.square().sum(-1)
+
+
+@dataclass(frozen=True)
+class ConjugateGradients(CentreSolver):
+    """By preconditioned conjugate gradients: cost O(M²) an iteration, and a column.
+
+    They stop when the residual is ``tolerance`` of the right side, on average over the columns;
+    because Q is no smaller than the identity, a solution's error is no larger than its residual.
+    Differentiable in columns: the gradient is solved for alike.
+
+    Attributes:
+        Q: ``... x m x M x M``.
+        deflation: W with ``I − W Wᵀ ≈ Q⁻¹`` the preconditioner, ``... x m x M x k``.
+        tolerance: Relative.
+    """
+
+    Q: Tensor
+    deflation: Tensor
+    tolerance: float
+
+    @classmethod
+    def of(cls, Q: Tensor, tolerance: float | None = None) -> ConjugateGradients:
+        """Precondition by a partial Cholesky factor of ``Q − I``. Cost O(M k²).
+
+        Args:
+            Q: ``... x m x M x M``.
+            tolerance: By default that of ``TOLERANCE`` for the dtype.
+        """
+        factor = partial_cholesky(Q, min(PRECONDITIONER_RANK, Q.shape[-1] // 4)).double()
+        small = factor @ factor.mT
+        small.diagonal(dim1=-2, dim2=-1).add_(1.0)
+        short_of_one = 1.0 - 16.0 * torch.finfo(Q.dtype).eps  # stays positive definite
+        deflation = (short_of_one * factor.mT @ inverse_root(small)).to(Q)
+        return cls(Q, deflation, TOLERANCE[Q.dtype] if tolerance is None else tolerance)
+
+    def solve(self, columns: Tensor) -> Tensor:
+        """Iterate, all columns at once."""
+        return _Solve.apply(columns, self)  # type: ignore[no-untyped-call]
+
+    def prepared(self, prior: Tensor) -> Tensor:
+        """The same: solved for only where a covariance is asked for."""
+        return prior
+
+    def explained(self, points: Points, others: Points) -> Tensor:
+        """Solves for the fewer of the points."""
+        if points.prior.shape[-2] < others.prior.shape[-2]:
+            return self.solve(points.prior.mT).mT @ others.prior.mT
+        explained = points.prior @ self.solve(others.prior.mT)
+        return 0.5 * (explained + explained.mT) if points is others else explained
+
+    def explained_variance(self, points: Points) -> Tensor:
+        """Solves for every point."""
+        return (points.prior * self.solve(points.prior.mT).mT).sum(-1)
+
+    def iterated(self, columns: Tensor) -> Tensor:
+        """``Q⁻¹ columns``, leading dimensions beyond those of Q beside the columns."""
+        batch = torch.broadcast_shapes(columns.shape[:-2], self.Q.shape[:-2])
+        columns = columns.expand(*batch, *columns.shape[-2:])
+        ahead = columns.shape[: columns.ndim - self.Q.ndim]
+        stacked = columns.reshape(ahead.numel(), *columns.shape[len(ahead) :]).movedim(0, -1)
+        right = stacked.flatten(-2)
+        solution = linear_cg(
+            self._product,
+            right,
+            tolerance=self.tolerance,
+            stop_updating_after=self.tolerance,
+            eps=torch.finfo(self.Q.dtype).tiny,
+            max_iter=MAX_ITERATIONS,
+            preconditioner=self._precondition,
+        )
+        _check_solved(right, right - self._product(solution))
+        return solution.unflatten(-1, stacked.shape[-2:]).movedim(-1, 0).reshape(columns.shape)
+
+    def _product(self, columns: Tensor) -> Tensor:
+        return (columns.mT @ self.Q).mT  # a few columns are twice as fast this way round
+
+    def _precondition(self, residual: Tensor) -> Tensor:
+        return residual - self.deflation @ (self.deflation.mT @ residual)
+
+
+class _Solve(torch.autograd.Function):
+    """Q⁻¹ as a differentiable function: it is its own transpose."""
+
+    @staticmethod
+    def forward(ctx: Any, columns: Tensor, solver: ConjugateGradients) -> Tensor:
+        ctx.solver = solver
+        return solver.iterated(columns)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Solve.apply(gradient, ctx.solver), None  # type: ignore[no-untyped-call]
+
+
+def _check_solved(right: Tensor, residual: Tensor) -> None:
+    """Refuse what is worse than no solution at all; ``not <=`` holds for NaN too."""
+    if not bool((residual.norm(dim=-2) <= right.norm(dim=-2)).all()):
+        raise NotPSDError(
+            "Conjugate gradients broke down: the observations in reach of a lengthscale are too "
+            f"many over the noise variance for {right.dtype}. Take solver='cholesky', or check the "
+            "hyperparameters for extreme values."
+        )
+
+
+def partial_cholesky(Q: Tensor, rank: int) -> Tensor:
+    """F with ``Fᵀ F ≈ Q − I``, pivoted, ``... x rank x M``. Cost O(M rank²).
+
+    Rows are zero where nothing that arithmetic can tell is left to explain.
+    """
+    left = Q.diagonal(dim1=-2, dim2=-1) - 1.0
+    least = torch.finfo(Q.dtype).eps * Q.shape[-1] * left.amax(-1, keepdim=True).clamp_min(1.0)
+    factor = Q.new_zeros(*Q.shape[:-2], rank, Q.shape[-1])
+    for i in range(rank):
+        own, pivot = left.max(-1, keepdim=True)
+        before = factor[..., :i, :]
+        known = torch.take_along_dim(before, pivot.unsqueeze(-1), -1)
+        rest = torch.take_along_dim(Q, pivot.unsqueeze(-1), -2) - known.mT @ before
+        scale = own.clamp_min(least).sqrt()
+        row = (rest.squeeze(-2) / scale).scatter(-1, pivot, scale)
+        factor[..., i, :] = row = torch.where(own > least, row, 0.0)
+        left = (left - row.square()).clamp_min(0.0).scatter(-1, pivot, 0.0)
+    return factor
+
+
+@dataclass(frozen=True)
+class ClusteredProcess(PosteriorProcess):
+    """``f(x) = prior_mean + k(x, Z) (K + Λ)⁻¹ u``, covariance ``k − k(x, Z) (K + Λ)⁻¹ k(Z, x')``.
+
+    Covariances carry the whole prior: nothing is missed far from the centres. Evaluated in the
+    dtype of the centres, given back in float64. [Terenin2024, eq. 21 and proposition 11]
+
+    Attributes:
+        kernel: Frozen, in the dtype of the centres.
+        Z: Centres, ``M x d``.
+        outputs: Number m of outputs.
+        root: The diagonal of ``R = Λ^(−½)`` as a row, ``... x m x 1 x M``.
+        solution: ``Q⁻¹ R u``, ``... x m x M x 1``, with ``Q = I + R K R``.
+        solver: Solves with Q.
+        prior_mean: ``... x m x 1``, float64.
+    """
+
+    kernel: Kernel
+    Z: Tensor
+    outputs: int
+    root: Tensor
+    solution: Tensor
+    solver: CentreSolver
+    prior_mean: Tensor
+
+    def at(self, X: Tensor) -> Points:
+        """Covariances with the centres. Cost O(n M²) with a Cholesky factor, else O(n M)."""
+        inputs = X.to(self.Z)
+        prior = cross_matrix(self.kernel, inputs, self.Z, self.outputs) * self.root
+        return Points(inputs, prior, self.solver.prepared(prior))
+
+    def mean_at(self, points: Points) -> Tensor:
+        """Cost O(n M)."""
+        return self.prior_mean + (points.prior @ self.solution).squeeze(-1).double()
+
+    def cross_covariance(self, points: Points, others: Points) -> Tensor:
+        """Cost O(n n' M); with conjugate gradients besides a solve for the fewer of the points."""
+        covariance = cross_matrix(self.kernel, points.X, others.X, self.outputs)
+        return (covariance - self.solver.explained(points, others)).double()
+
+    def variance_at(self, points: Points) -> Tensor:
+        """Never negative. Cost O(n M), with conjugate gradients n solves."""
+        variance = kernel_variance(self.kernel, points.X, self.outputs)
+        return (variance - self.solver.explained_variance(points)).clamp_min(0.0).double()
+
+    def joint_at(self, points: Points) -> Joint:
+        """All covariance is the residual's."""
+        mean = self.mean_at(points)
+        nothing = torch.zeros_like(mean).unsqueeze(-1)[..., :0]
+        residual = Residual(
+            lambda: self.cross_covariance(points, points), lambda: self.variance_at(points)
+        )
+        return Joint(mean, nothing, nothing, residual)
+
+
+MOST_PENDING = 64
+"""Observations that a solved process is conditioned on before it is solved anew."""
+
+
+@dataclass(frozen=True)
+class SolvedClusters:
+    """The posterior process at one state of all hyperparameters.
+
+    An observation in a cluster is one at its centre, so that a process conditioned there is the
+    process solved anew: exact, at the cost of O(q M²) for q observations since.
+
+    Attributes:
+        state: Of the model.
+        base: When it was last solved.
+        process: With what came since.
+        pending: Inputs ``... x q x d``, outcomes and noise ``... x m x q`` of those.
+    """
+
+    state: State
+    base: ClusteredProcess
+    process: PosteriorProcess
+    pending: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def can_take(self, count: int) -> bool:
+        """Whether so many more are few enough, and there is a factor to condition with."""
+        waiting = 0 if self.pending is None else self.pending[0].shape[-2]
+        return waiting + count <= MOST_PENDING and isinstance(self.base.solver, CholeskySolver)
+
+    def after(self, X: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedClusters:
+        """The posterior after a batch.
+
+        Args:
+            X: Centres of its clusters, ``... x q x d``.
+            outcomes: Standardised, ``... x m x q``.
+            noise: Actual variances, ``... x m x q``.
+        """
+        batch = (X, outcomes, noise)
+        if self.pending is not None:
+            olds = zip(self.pending, batch, (-2, -1, -1), strict=True)
+            X, outcomes, noise = (torch.cat((old, new), dim) for old, new, dim in olds)
+        process = self.base.condition(X, outcomes, noise)
+        return replace(self, process=process, pending=(X, outcomes, noise))

@@ -1,0 +1,1 @@
+"""Decoupled Gaussian processes (Cheng and Boots, 2017)."""

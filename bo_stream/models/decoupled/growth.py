@@ -1,0 +1,252 @@
+"""How the bases of a decoupled model grow with the data: algorithm 1 of Cheng and Boots (2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from bo_stream.allocation.numbers import checked_number
+from bo_stream.bases.functions import FunctionBasis, InducingFunctions
+from bo_stream.linalg import cholesky_with_nugget, solve_lower
+from bo_stream.models.decoupled.bound import Expanded
+from bo_stream.models.decoupled.posterior import NUGGET, DecoupledPosterior, HybridSpread
+
+_RIDGE = 1e-6
+"""Noise of the values that are combined, in parts of their variance, when eigenfunctions are
+sought: where values say almost the same, their differences are left out of the combinations.
+"""
+
+
+@dataclass(frozen=True)
+class SpectralSpread(HybridSpread):
+    """A hybrid's, of combinations of the values at β, which are the first functions of α.
+
+    Attributes:
+        combination: L, ``... x m x S x M``; a function a column.
+    """
+
+    combination: Tensor
+
+    def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
+        """Of combinations. Cost O(S² (d + M) + M³)."""
+        left = self.combination
+        inner = left.mT @ beta.with_functions(kernel, beta, outputs) @ left
+        return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), left)
+
+    def expansion(self, basis: FunctionBasis) -> Tensor:
+        """What values at β each feature is made of, ``... x m x S x M``: ``L F⁻ᵀ``."""
+        return solve_lower(basis.factor, self.combination.mT).mT
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> SpectralSpread:
+        """A rule for the tensors."""
+        return SpectralSpread(rule(self.moment), rule(self.gram), rule(self.combination))
+
+
+@torch.no_grad()
+def with_eigenfunctions(now: Expanded, X: Tensor, span: int, most: int) -> DecoupledPosterior:
+    """A posterior whose covariance functions fit the kernel as it is now; the mean stays.
+
+    What the data have said of the functions before says the same of those that are in their span,
+    and nothing yet of the others.
+
+    Args:
+        now: The posterior with its kernel.
+        X: Inputs that stand for their distribution, ``... x n x d``.
+        span: Most functions of α to combine, S; the first ones.
+        most: Most combinations M_β.
+
+    Returns:
+        The posterior. Cost O(n S (d + S) + S³).
+    """
+    before, kernel, m = now.posterior, now.kernel, now.outputs
+    beta = before.alpha.rows(slice(0, span))
+    root = cholesky_with_nugget(beta.with_functions(kernel, beta, m), _RIDGE)
+    features = solve_lower(root, beta.with_values(kernel, X, m))
+    spread = _known_nothing_of(_leading(root, features @ features.mT, most))
+    basis = spread.basis(kernel, beta, m)
+    coefficients = now.coefficients.clone()
+    if isinstance(before.spread, SpectralSpread) and len(before.beta) > 0:
+        own = before.spread.expansion(now.basis)
+        coefficients[..., : own.shape[-2]] += (own @ now.remaining).squeeze(-1)
+        overlap = basis.whitened(beta.with_functions(kernel, before.beta, m) @ own).mT
+        spread = replace(spread, gram=overlap @ before.spread.gram @ overlap.mT)
+    after = replace(before, beta=beta, spread=spread).with_expansion(coefficients, kernel, m)
+    return _of_the_mean(replace(now, posterior=after), spread)
+
+
+@torch.no_grad()
+def with_best_functions(now: Expanded, root: Tensor, gram: Tensor, most: int) -> DecoupledPosterior:
+    """A posterior whose covariance is the best that so many functions in α's span can have.
+
+    The leading eigenfunctions of what all data say of α, which maximise the bound of a Gaussian
+    likelihood; the mean stays. Cost O(M_α³).
+
+    Args:
+        now: A posterior whose mean is ``k(x, α) a`` alone, with its kernel.
+        root: R, ``... x m x M_α x M_α``: ``R Rᵀ = K_α``, but for a nugget.
+        gram: ``R⁻¹ (Σ p k(α, x) k(x, α)) R⁻ᵀ`` of all data with precisions p, likewise.
+        most: Number M_β.
+    """
+    before = now.posterior
+    spread = _known_nothing_of(_leading(root, gram, most))
+    seen = spread.basis(now.kernel, before.alpha, now.outputs).whitened(root)
+    spread = replace(spread, gram=seen.mT @ gram @ seen)
+    after = replace(before, beta=before.alpha, spread=spread)
+    return _of_the_mean(replace(now, posterior=after), spread)
+
+
+def without_functions(posterior: DecoupledPosterior) -> DecoupledPosterior:
+    """A spectral posterior without any for its covariance; the mean is ``k(x, α) a`` alone."""
+    none = posterior.coefficients.new_zeros(*posterior.coefficients.shape[:-1], 0, 0)
+    beta = posterior.alpha.rows(slice(0, 0))
+    return replace(posterior, beta=beta, spread=_known_nothing_of(none))
+
+
+def _of_the_mean(now: Expanded, spread: SpectralSpread) -> DecoupledPosterior:
+    """The posterior with the weights' mean that k(x, α) a makes of them, which adds nothing."""
+    explained = now.explained
+    moment = explained + spread.gram @ explained
+    return replace(now.posterior, spread=replace(spread, moment=moment))
+
+
+def _known_nothing_of(combination: Tensor) -> SpectralSpread:
+    none = combination.new_zeros(*combination.shape[:-2], combination.shape[-1], 1)
+    return SpectralSpread(none, none @ none.mT, combination)
+
+
+def _leading(root: Tensor, gram: Tensor, most: int) -> Tensor:
+    """Combinations of values with most of the variance, ``... x m x S x M``; of whitened ones."""
+    _, directions = torch.linalg.eigh(gram)
+    chosen = directions[..., max(gram.shape[-1] - most, 0) :].flip(-1)
+    return torch.linalg.solve_triangular(root.mT, chosen, upper=True)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Caps of the bases, and how fast they are reached.
+
+    Attributes:
+        mean: Most functions M_α of the mean.
+        covariance: Most functions M_β of the covariance.
+        step: Most functions N_Δ that a minibatch adds to each.
+        span: Most functions of the mean that a spectral parametrization combines.
+    """
+
+    mean: int
+    covariance: int
+    step: int
+    span: int
+
+    @classmethod
+    def checked(cls, mean: int, covariance: int, step: int, span: int | None) -> Growth:
+        """Of numbers that a user gave.
+
+        Raises:
+            ValueError: One is negative or no whole number; a mean of fewer functions than the
+                covariance; a span of fewer than the covariance or more than the mean.
+        """
+        if span is None:
+            span = min(4 * covariance, mean)
+        growth = cls(
+            checked_number("num_mean", mean, 0),
+            checked_number("num_covar", covariance, 0),
+            checked_number("num_added", step),
+            checked_number("num_span", span, 0),
+        )
+        if mean < covariance:
+            raise ValueError(
+                f"Expected num_mean of at least num_covar = {covariance}, got {mean}: functions of "
+                "the mean cost less than those of the covariance."
+            )
+        if not covariance <= span <= mean:
+            raise ValueError(
+                f"Expected num_span of num_covar = {covariance} to num_mean = {mean}, got {span}: "
+                "the covariance's functions combine some of the mean's."
+            )
+        return growth
+
+    def finished(self, posterior: DecoupledPosterior) -> bool:
+        """Whether both caps are reached."""
+        spectral = isinstance(posterior.spread, SpectralSpread)
+        full = spectral or len(posterior.beta) >= self.covariance
+        return full and len(posterior.alpha) >= self.mean
+
+    def grown(
+        self, posterior: DecoupledPosterior, X: Tensor, kernel: Kernel, outputs: int
+    ) -> DecoupledPosterior:
+        """With values at some inputs as further functions, which change nothing at first.
+
+        A direct parametrization takes the same inputs for both bases [A.2]; a hybrid one takes
+        others for the mean, for β has a mean of its own; a spectral one for the mean alone, some of
+        which :meth:`renewed` combines. Inputs that are points already are left.
+
+        Args:
+            posterior: Before.
+            X: Of a minibatch, ``... x n x d``.
+            kernel: The prior's.
+            outputs: m.
+        """
+        if self.finished(posterior):
+            return posterior
+        if isinstance(posterior.spread, SpectralSpread):
+            most = min(self.mean - len(posterior.alpha), self.step)
+            return posterior.with_mean_values(_points(X, posterior, most))
+        room = self.covariance - len(posterior.beta)
+        points = _points(X, posterior, 2 * self.step)
+        first = points[..., : min(room, self.step), :]
+        grown = posterior.with_covariance_values(first, kernel, outputs)
+        rest = points
+        if isinstance(posterior.spread, HybridSpread):
+            rest = points[..., first.shape[-2] :, :]
+        more = rest[..., : min(self.mean - len(posterior.alpha), self.step), :]
+        return grown.with_mean_values(more)
+
+    def anew(
+        self, nothing: DecoupledPosterior, before: DecoupledPosterior, kernel: Kernel, outputs: int
+    ) -> DecoupledPosterior:
+        """The functions of a posterior, of which nothing is known.
+
+        Args:
+            nothing: A posterior of no functions.
+            before: Whose functions to take; those of a spectral covariance are still to be sought.
+            kernel: The prior's.
+            outputs: m.
+        """
+        if not isinstance(nothing.spread, SpectralSpread):
+            nothing = nothing.with_covariance_values(before.beta.points, kernel, outputs)
+        return nothing.with_mean_values(before.alpha.points)
+
+    def spans_all(self, posterior: DecoupledPosterior) -> bool:
+        """Whether a spectral parametrization combines as many functions as there are for it."""
+        return len(posterior.beta) >= min(self.span, len(posterior.alpha))
+
+    def spans_more(self, posterior: DecoupledPosterior) -> bool:
+        """Whether it combines more functions than a step should: the best posterior's does."""
+        return isinstance(posterior.spread, SpectralSpread) and len(posterior.beta) > self.span
+
+    def renewed(self, now: Expanded, X: Tensor) -> DecoupledPosterior:
+        """A spectral parametrization with the eigenfunctions of now, by some inputs."""
+        return with_eigenfunctions(now, X, self.span, self.covariance)
+
+
+def _points(X: Tensor, posterior: DecoupledPosterior, most: int) -> Tensor:
+    """The first inputs that are not among the points, each once, ``... x m x k x d``."""
+    beta, alpha = posterior.beta.points, posterior.alpha.points
+    known = torch.cat((beta, alpha), -2)
+    wide = X.unsqueeze(-3).expand(*known.shape[:-2], *X.shape[-2:])[..., : 2 * most, :]
+    same = _equal(wide, wide).tril(-1).any(-1)
+    there = _equal(wide, known).any(-1)
+    old = (same | there).flatten(0, -2).any(0)
+    return wide[..., torch.nonzero(~old).flatten()[:most], :]
+
+
+def _equal(A: Tensor, B: Tensor) -> Tensor:
+    """Which rows are the same, ``... x n x d`` and ``... x n' x d`` to ``... x n x n'``."""
+    same = torch.ones(*A.shape[:-1], B.shape[-2], dtype=torch.bool, device=A.device)
+    for a, b in zip(A.unbind(-1), B.unbind(-1), strict=True):
+        same &= a.unsqueeze(-1) == b.unsqueeze(-2)
+    return same

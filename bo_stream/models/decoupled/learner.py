@@ -1,0 +1,377 @@
+"""How a decoupled model learns: one step of algorithm 1 after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bo_stream.likelihoods.outcome_model import OutcomeModel
+from bo_stream.likelihoods.sites import ExpectedLogProb, Sites, local_sites
+from bo_stream.linalg import safe_cholesky
+from bo_stream.models.decoupled.bound import Columns, Draw, Expanded, drawn_columns
+from bo_stream.models.decoupled.growth import Growth, SpectralSpread
+from bo_stream.models.decoupled.memory import DecoupledMemory, Learned, Leaves, ascent_of
+from bo_stream.models.decoupled.posterior import DecoupledPosterior, HybridSpread
+from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.memory import Observations
+from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.models.stochastic.replay import Batch, generator_at
+from bo_stream.models.stochastic.training import all_finite
+
+_DAMPING = 1e-5
+"""Of a block of the mean's Hessian, relative to its mean diagonal."""
+
+_ROUNDING = 1e-6
+"""The same, relative to the prior variance: what the remainder of a kernel may be wrong by."""
+
+
+@torch.no_grad()
+def natural_step(
+    draw: Draw, expected: ExpectedLogProb, rate: float, mean_rate: float | None
+) -> DecoupledPosterior:
+    """The posterior after a step towards what a minibatch asks for.
+
+    β's weights move along the natural gradient (Hensman et al., 2013; for any likelihood Khan and
+    Lin, 2017). The mean's coefficients move by a Newton step in the block J of the draw's columns:
+    the gradient there needs no others of K_α, and is exact but for the minibatch.
+
+    Args:
+        draw: Of the bound; its gradients are not used.
+        expected: Of the minibatch's outcomes.
+        rate: Size of the step of β's weights, in (0, 1].
+        mean_rate: Of the mean's coefficients; None: they stay.
+    """
+    there, posterior = draw.there, draw.expanded.posterior.map(torch.detach)
+    sites, _ = local_sites(expected, there.mean.detach(), there.variance.detach())
+    if isinstance(posterior.spread, HybridSpread):
+        spread = _moved_weights(draw, posterior.spread, sites, rate)
+        posterior = replace(posterior, spread=spread)
+    if mean_rate is None or len(draw.columns.index) == 0:
+        return posterior
+    return replace(posterior, coefficients=_moved_coefficients(draw, posterior, sites, mean_rate))
+
+
+def _moved_weights(draw: Draw, spread: HybridSpread, sites: Sites, rate: float) -> HybridSpread:
+    """``(1 − rate)`` times the natural parameters and ``rate`` times those of the minibatch."""
+    z, there = draw.there.features.detach(), draw.there
+    v, _ = draw.expanded.weights
+    others = there.mean.detach() - (z @ v.detach()).squeeze(-1)  # the mean without these weights
+    weighted = draw.weight * z * sites.precision.unsqueeze(-1)
+    pull = draw.weight * (sites.shift - sites.precision * others)
+    return replace(
+        spread,
+        moment=torch.lerp(spread.moment, z.mT @ pull.unsqueeze(-1), rate),
+        gram=torch.lerp(spread.gram, z.mT @ weighted, rate),
+    )
+
+
+def _moved_coefficients(
+    draw: Draw, posterior: DecoupledPosterior, sites: Sites, rate: float
+) -> Tensor:
+    """A damped Newton step in the block J: ``a_J − rate H_JJ⁻¹ g_J``.
+
+    The data's part of H is that of the minibatch and of as many of α, which are inputs too: of the
+    minibatch alone it would be of one accident with g, and steps would end where ``H⁻¹ g`` is zero
+    on average instead of g. Cost O(b c² + c³ + c M_α + b S M_β).
+    """
+    columns, there = draw.columns, draw.there
+    inner, gradient = _divergence_block(columns)
+    slopes = _less(there.cross[..., columns.index, :], columns.features, there.features)
+    slope = sites.shift - sites.precision * there.mean.detach()
+    gradient = gradient - draw.weight * (slopes @ slope.unsqueeze(-1))
+    hessian = inner + _curvature(draw, slopes, sites.precision)
+    damping = _DAMPING * _mean_diagonal(hessian) + _ROUNDING * _mean_diagonal(
+        columns.cross[..., columns.index, :]
+    )
+    hessian.diagonal(dim1=-2, dim2=-1).add_(damping)
+    change = rate * torch.cholesky_solve(gradient, safe_cholesky(hessian)).squeeze(-1)
+    if posterior.jacobi:
+        expanded = draw.expanded
+        scale = posterior.alpha.variance(expanded.kernel, expanded.outputs).detach()
+        change = change * scale.expand_as(posterior.coefficients)[..., columns.index]
+    return posterior.coefficients.index_add(-1, columns.index, -change)
+
+
+def _divergence_block(columns: Columns) -> tuple[Tensor, Tensor]:
+    """The mean's divergence in the block: its Hessian, ``... x c x c``, and its gradient."""
+    inner = columns.cross[..., columns.index, :]
+    return _less(inner, columns.features, columns.features), columns.slopes.detach().unsqueeze(-1)
+
+
+def _less(covariance: Tensor, mine: Tensor | None, theirs: Tensor | None) -> Tensor:
+    """What β's features leave of a covariance, ``... x c x n``; all where they have no mean."""
+    if mine is None or theirs is None:
+        return covariance
+    return covariance - mine.detach() @ theirs.detach().mT
+
+
+def _curvature(draw: Draw, slopes: Tensor, precision: Tensor) -> Tensor:
+    """``Σ p k k ᵀ`` over all data, from a minibatch and some of α, ``... x m x c x c``."""
+    size, total = precision.shape[-1], draw.weight * precision.shape[-1]
+    others = _others(draw.columns.index, len(draw.expanded.posterior.alpha), size)
+    seen = (slopes * precision.unsqueeze(-2)) @ slopes.mT
+    if len(others) > 0:
+        more = _less(
+            draw.columns.cross[..., others, :],
+            draw.expanded.alpha_features(others),
+            draw.columns.features,
+        )
+        seen = seen + precision.mean(-1)[..., None, None] * (more.mT @ more)
+    return total / (size + len(others)) * seen
+
+
+def _others(index: Tensor, total: int, most: int) -> Tensor:
+    """Some places that are not among those given, evenly from first to last."""
+    free = torch.ones(total, dtype=torch.bool, device=index.device)
+    free[index] = False
+    places = torch.nonzero(free).flatten()
+    return places[:: max(-(-len(places) // most), 1)]
+
+
+def _mean_diagonal(matrix: Tensor) -> Tensor:
+    """``... x n x n -> ... x 1``."""
+    return matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
+
+
+_RENEWED = 10
+"""Steps after which eigenfunctions are sought anew: the kernel has moved."""
+
+INPUTS = 4
+"""Inputs that eigenfunctions are sought by, for each value that they combine."""
+
+_APART = 2**31
+"""Between the random numbers of a step and those of such inputs."""
+
+_CAPS = 2**33
+"""The same, of growing to the caps."""
+
+Entered = Callable[[Batch], Observations]
+"""Observations of a replay as the process has them."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Sizes of a step.
+
+    Attributes:
+        batch_size: Observations of a minibatch; None: 1024, or as many as there are.
+        columns: Most columns of K_α that it visits.
+        learning_rate: Of Adam, at first.
+        natural_rate: Of natural-gradient steps of β's weights, at first.
+        mean_rate: Of Newton steps of the mean's coefficients, at first; None: they move by Adam.
+        seed: Of minibatches and columns.
+    """
+
+    batch_size: int | None
+    columns: int
+    learning_rate: float
+    natural_rate: float
+    mean_rate: float | None
+    seed: int
+
+    def decay(self, step: int) -> float:
+        """``1 / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
+        return 1.0 / (1.0 + 0.1 * step**0.5)
+
+    def size(self, held: int) -> int:
+        """Of a minibatch."""
+        return min(1024, held) if self.batch_size is None else self.batch_size
+
+
+@dataclass(frozen=True)
+class _State:
+    memory: DecoupledMemory
+    values: dict[str, Tensor]
+
+
+class DecoupledLearner:
+    """The state of a decoupled model apart from it, that steps move; a ``Trainable``."""
+
+    def __init__(
+        self,
+        memory: DecoupledMemory,
+        hyper: Hyperparameters,
+        fixed: list[str],
+        entered: Entered,
+        growth: Growth,
+        schedule: Schedule,
+        learned: Learned,
+        growing: bool,
+    ) -> None:
+        """Begin where the memory stands.
+
+        Args:
+            memory: The model's.
+            hyper: Copies of its hyperparameters, which steps move.
+            fixed: Names of those that stay.
+            entered: Brings what is drawn into the process's units.
+            growth: Of the bases.
+            schedule: Of steps.
+            learned: Which variational parameters move by Adam.
+            growing: Whether minibatches become basis functions.
+        """
+        self.hyper, self._fixed, self._entered = hyper, fixed, entered
+        self._growth, self._schedule, self._learned = growth, schedule, learned
+        self._growing = growing
+        self._begin(memory)
+
+    def _begin(self, memory: DecoupledMemory) -> None:
+        self._memory, rate = memory, self._schedule.learning_rate
+        moments = memory.hyper_moments if memory.hyper_names == self._names else None
+        chosen = self.hyper.learned(self._fixed)
+        self._hyper_ascent = Ascent(self.hyper, chosen, rate, moments)
+        self._plant(memory.posterior, memory.leaf_moments)
+
+    def _plant(self, posterior: DecoupledPosterior, moments: Any) -> None:
+        self._leaves = Leaves(posterior, self._learned)
+        self._leaf_ascent = ascent_of(self._leaves, self._schedule.learning_rate, moments)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """Hyperparameters that learn."""
+        return tuple(n for n, _ in self.hyper.named_parameters() if n not in self._fixed)
+
+    @property
+    def memory(self) -> DecoupledMemory:
+        """As it is now."""
+        return replace(
+            self._memory,
+            hyper_names=self._names,
+            hyper_moments=self._hyper_ascent.moments(),
+            leaf_moments=self._leaf_ascent.moments(),
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Taken so far."""
+        return self._memory.steps
+
+    @property
+    def learning_rate(self) -> float:
+        """Of Adam, at first."""
+        return self._schedule.learning_rate
+
+    @property
+    def num_data(self) -> float:
+        """Observations that came."""
+        return self._memory.replay.count
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether all that steps move is finite, and positive where it has to be."""
+        return self.hyper.are_valid and all_finite(self._memory.posterior.map)
+
+    def learned_state(self) -> _State:
+        """The memory, which is a value, and copies of the hyperparameters."""
+        values = {name: p.detach().clone() for name, p in self.hyper.named_parameters()}
+        return _State(self.memory, values)
+
+    @torch.no_grad()
+    def restore(self, state: _State) -> None:
+        """Go back; observations stay as they are."""
+        for name, parameter in self.hyper.named_parameters():
+            parameter.copy_(state.values[name])
+        self._begin(replace(state.memory, replay=self._memory.replay))
+
+    @torch.no_grad()
+    def grow(self, X: Tensor) -> bool:
+        """Let inputs become further basis functions, up to the caps.
+
+        Returns:
+            Whether eigenfunctions were sought anew, as long as more of the mean's can be combined.
+        """
+        before = self._memory.posterior
+        m = before.coefficients.shape[-2]
+        grown = self._growth.grown(before, X, self.hyper.covar_module, m)
+        if grown is not before:
+            self._set_posterior(grown)
+        more = not self._growth.spans_all(grown)
+        if more:
+            self._renew()
+        return more
+
+    def grow_to_the_caps(self) -> None:
+        """Let observations become basis functions, as many as there are room for and inputs."""
+        replay, growth = self._memory.replay, self._growth
+        if growth.finished(self._memory.posterior):
+            return
+        generator = generator_at(self._schedule.seed, _CAPS + self.num_steps)
+        size = min(INPUTS * growth.mean, replay.held)
+        data = self._entered(replay.draw(size, generator))
+        order = torch.randperm(size, generator=generator).to(data.X.device)
+        for rows in order.split(2 * growth.step):
+            self.grow(data.X[..., rows, :])
+
+    def _set_posterior(self, posterior: DecoupledPosterior) -> None:
+        self._memory = replace(self._memory, posterior=posterior)
+        self._plant(posterior, self._leaf_ascent.moments())
+
+    @torch.no_grad()
+    def _renew(self) -> None:
+        """Let the covariance's functions be the kernel's eigenfunctions again, if they are such."""
+        if not isinstance(self._memory.posterior.spread, SpectralSpread):
+            return
+        replay, growth = self._memory.replay, self._growth
+        if replay.held == 0 or growth.span == 0:
+            return
+        generator = generator_at(self._schedule.seed, _APART + self.num_steps)
+        some = self._entered(replay.draw(min(INPUTS * growth.span, replay.held), generator))
+        self._set_posterior(growth.renewed(self._expanded(), some.X))
+
+    @torch.enable_grad()
+    def take_step(self) -> float:
+        """Draw, grow, and move everything once. Cost as of the draw and its gradients."""
+        schedule, replay = self._schedule, self._memory.replay
+        generator = generator_at(schedule.seed, self.num_steps)
+        data = self._entered(replay.draw(schedule.size(replay.held), generator))
+        renewed = self._growing and self._grow_from(data, generator)
+        wide = self._growth.spans_more(self._memory.posterior)
+        if (wide or self.num_steps % _RENEWED == 0) and not renewed:
+            self._renew()
+        expanded = self._expanded()
+        index = drawn_columns(expanded.posterior, schedule.columns, generator)
+        draw = self._draw(expanded, data, index)
+        decay = schedule.decay(self.num_steps)
+        posterior = natural_step(
+            draw,
+            self._expected(data),
+            schedule.natural_rate * decay,
+            None if schedule.mean_rate is None else schedule.mean_rate * decay,
+        )
+        objective = (draw.value.sum() + self.hyper.log_prior()) / replay.count
+        self._ascend(objective, schedule.learning_rate * decay)
+        posterior = self._leaves.moved(posterior)
+        self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps + 1)
+        return float(draw.value.detach().sum())
+
+    def _grow_from(self, data: Observations, generator: torch.Generator) -> bool:
+        order = torch.randperm(len(data), generator=generator).to(data.X.device)
+        return self.grow(data.X[..., order, :])
+
+    def _expanded(self) -> Expanded:
+        posterior = self._leaves.planted()
+        *batch, m, _ = posterior.coefficients.shape
+        constant = self.hyper.constant(torch.Size((*batch, m)))
+        return Expanded(posterior, self.hyper.covar_module, constant, m)
+
+    def _expected(self, data: Observations) -> ExpectedLogProb:
+        outcomes = OutcomeModel(self.hyper.likelihood, data.targets.shape[-2])
+        return outcomes.expected_log_prob(data.targets)
+
+    def _draw(self, expanded: Expanded, data: Observations, index: Tensor) -> Draw:
+        weight = self._memory.replay.count / len(data)
+        return Draw.of(expanded, data.X, self._expected(data), weight, index)
+
+    def _ascend(self, objective: Tensor, rate: float) -> None:
+        ascents = (self._hyper_ascent, self._leaf_ascent)
+        for ascent in ascents:
+            ascent.clear()
+        if objective.requires_grad:
+            (-objective).backward()
+            for ascent in ascents:
+                ascent.set_rate(rate)
+                ascent.step()

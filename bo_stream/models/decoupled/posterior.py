@@ -1,0 +1,202 @@
+"""A decoupled model's variational posterior: a basis for the mean, one for the covariance."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from bo_stream.bases.functions import FunctionBasis, InducingFunctions
+from bo_stream.linalg import cholesky_with_nugget, inverse_root, safe_cholesky, solve_lower
+
+NUGGET = 1e-9
+"""Noise of the values at β, in parts of their variance: without any, features of points that lie
+close together have rounding errors larger than what they leave of the kernel.
+"""
+
+
+class Spread(ABC):
+    """What gives the process its covariance; frozen tensors, one entry a function of β."""
+
+    @abstractmethod
+    def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
+        """Features of β, differentiable in the kernel, β and the tensors. Cost O(M³)."""
+
+    @abstractmethod
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """Mean and root of the features' weights, ``... x m x M x 1`` and ``... x m x M x M``."""
+
+    @abstractmethod
+    def divergence(self, basis: FunctionBasis) -> Tensor:
+        """KL of the covariances, ``... x m``: that of q from the prior were their means equal."""
+
+    @abstractmethod
+    def widened(self, kernel: Kernel, functions: InducingFunctions, outputs: int) -> Spread:
+        """With room for further functions, which say little or nothing so far."""
+
+    @abstractmethod
+    def map(self, rule: Callable[[Tensor], Tensor]) -> Spread:
+        """A rule for the tensors, whose first dimensions are ``... x m``."""
+
+
+@dataclass(frozen=True)
+class DirectSpread(Spread):
+    """Noisy values at β of precision ``B = L Lᵀ``, as in [Cheng2017, eq. 8 and 9].
+
+    ``k − k_xβ (B⁻¹ + K_β)⁻¹ k_βx = k − |z|²`` with ``z = F⁻¹ Lᵀ k_βx`` and ``F Fᵀ = I + Lᵀ K_β L``.
+
+    Attributes:
+        root: L, ``... x m x M x M``; with a preconditioner ``diag(K_β) L``.
+        jacobi: Whether it is so preconditioned. [Cheng2017, A.1]
+    """
+
+    root: Tensor
+    jacobi: bool = False
+
+    def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
+        """Of noisy values."""
+        root = self.root
+        if self.jacobi:
+            root = root / beta.variance(kernel, outputs).unsqueeze(-1)
+        inner = root.mT @ beta.with_functions(kernel, beta, outputs) @ root
+        return FunctionBasis(kernel, beta, outputs, safe_cholesky(inner + _eye(inner)), root)
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """Known: the features say all there is."""
+        return self.root.new_zeros(*self.root.shape[:-1], 1), torch.zeros_like(self.root)
+
+    def divergence(self, basis: FunctionBasis) -> Tensor:
+        """``½ log |H| − ½ tr(I − H⁻¹)`` with ``H = F Fᵀ``: the last two terms of eq. 9."""
+        factor = basis.factor
+        inverse = solve_lower(factor, _eye(factor).expand_as(factor))
+        trace = (1.0 - inverse.square().sum(-2)).sum(-1)
+        return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * trace
+
+    def widened(self, kernel: Kernel, functions: InducingFunctions, outputs: int) -> DirectSpread:
+        """Each new value as if observed with noise of the prior's variance; 0 would never leave."""
+        variance = functions.variance(kernel, outputs).expand(functions.points.shape[:-1])
+        new = variance.sqrt() if self.jacobi else variance.rsqrt()
+        return replace(self, root=_block_diagonal(self.root, torch.diag_embed(new)))
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> DirectSpread:
+        """A rule for L."""
+        return replace(self, root=rule(self.root))
+
+
+@dataclass(frozen=True)
+class HybridSpread(Spread):
+    """Values at β with a posterior of their own, of [Cheng2017, eq. 11 to 14].
+
+    Whitened weights ``v = F⁻¹ f(β)``, ``F Fᵀ = K_β`` with ``NUGGET``, in natural parameters, along
+    which natural gradients are straight: ``v ~ N(Q⁻¹ moment, Q⁻¹)``, ``Q = I + gram``.
+
+    Attributes:
+        moment: ``... x m x M x 1``.
+        gram: ``... x m x M x M``.
+    """
+
+    moment: Tensor
+    gram: Tensor
+
+    def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
+        """Of values."""
+        inner = beta.with_functions(kernel, beta, outputs)
+        return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), None)
+
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """``Q⁻¹ moment`` and a root of ``Q⁻¹``."""
+        root = inverse_root(self.gram + _eye(self.gram))
+        return root @ (root.mT @ self.moment), root
+
+    def divergence(self, basis: FunctionBasis) -> Tensor:
+        """``½ (tr Q⁻¹ − M + log |Q|)``: eq. 14 with its ``−log |K⁻¹ S|`` halved."""
+        _, root = self.weights()
+        log_precision = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return 0.5 * (root.square().sum((-2, -1)) - root.shape[-1] + log_precision)
+
+    def widened(self, kernel: Kernel, functions: InducingFunctions, outputs: int) -> HybridSpread:
+        """Further weights as before any data; the others stay, for F grows at its lower end."""
+        more = functions.points[..., :1]
+        empty = torch.zeros_like(more @ more.mT)
+        return HybridSpread(
+            torch.cat((self.moment, torch.zeros_like(more)), -2),
+            _block_diagonal(self.gram, empty),
+        )
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> HybridSpread:
+        """A rule for both tensors."""
+        return HybridSpread(rule(self.moment), rule(self.gram))
+
+
+@dataclass(frozen=True)
+class DecoupledPosterior:
+    """``m(x) = k(x, α) a`` beside the mean of β's weights, if these have one; β's covariance.
+
+    Attributes:
+        alpha: α, ``M_α`` functions.
+        coefficients: a, ``... x m x M_α``; with a preconditioner ``diag(K_α) a``.
+        beta: β, ``M_β`` functions.
+        spread: The covariance.
+        jacobi: Whether a is so preconditioned. [Cheng2017, A.1]
+    """
+
+    alpha: InducingFunctions
+    coefficients: Tensor
+    beta: InducingFunctions
+    spread: Spread
+    jacobi: bool = False
+
+    def expansion(self, kernel: Kernel, outputs: int) -> Tensor:
+        """a, ``... x m x M_α``."""
+        if not self.jacobi:
+            return self.coefficients
+        return self.coefficients / self.alpha.variance(kernel, outputs)
+
+    def with_expansion(self, a: Tensor, kernel: Kernel, outputs: int) -> DecoupledPosterior:
+        """With another a, ``... x m x M_α``."""
+        if self.jacobi:
+            a = a * self.alpha.variance(kernel, outputs)
+        return replace(self, coefficients=a)
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> DecoupledPosterior:
+        """A rule for all tensors, whose first dimensions are ``... x m``."""
+        return replace(
+            self,
+            alpha=self.alpha.map(rule),
+            coefficients=rule(self.coefficients),
+            beta=self.beta.map(rule),
+            spread=self.spread.map(rule),
+        )
+
+    def with_mean_values(self, points: Tensor) -> DecoupledPosterior:
+        """With values at further points, ``... x m x k x d``, in α; the mean stays."""
+        zero = torch.zeros_like(points[..., 0])
+        return replace(
+            self,
+            alpha=self.alpha.followed_by(points),
+            coefficients=torch.cat((self.coefficients, zero), -1),
+        )
+
+    def with_covariance_values(
+        self, points: Tensor, kernel: Kernel, outputs: int
+    ) -> DecoupledPosterior:
+        """With values at further points, ``... x m x k x d``, in β."""
+        beta = self.beta.followed_by(points)
+        new = beta.rows(slice(len(self.beta), None))
+        return replace(self, beta=beta, spread=self.spread.widened(kernel, new, outputs))
+
+
+def _eye(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+
+
+def _block_diagonal(first: Tensor, second: Tensor) -> Tensor:
+    n, k = first.shape[-1], second.shape[-1]
+    result = first.new_zeros(*first.shape[:-2], n + k, n + k)
+    result[..., :n, :n] = first
+    result[..., n:, n:] = second
+    return result

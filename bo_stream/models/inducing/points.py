@@ -1,0 +1,201 @@
+"""Inducing points moved by the gradient of a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+
+import torch
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
+from botorch.utils.types import _DefaultType
+from gpytorch.kernels import Kernel
+from linear_operator.utils.errors import NotPSDError
+from torch import Tensor
+
+from bo_stream.allocation.allocator import Allocator
+from bo_stream.allocation.numbers import checked_number
+from bo_stream.bases.inducing import InducingBasis, central, frozen, kernel_matrix
+from bo_stream.linalg import check_memory, independent_rows
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.checks import check_finite, check_floating_point, check_type
+from bo_stream.models.stochastic.optimisers import climb
+
+
+@torch.no_grad()
+def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
+    """A basis at Z, or at fewer points where even the largest jitter does not make it one.
+
+    Kernel values can be so wrong that no jitter helps: gpytorch squares distances from the mean of
+    the points, and one that is 1e8 lengthscales away leaves none of the others' digits. So points
+    beyond ``FAR`` go first; if that is not enough, those that the others determine.
+
+    Args:
+        kernel: As in :meth:`InducingBasis.of`.
+        Z: ``M x d``.
+        outputs: m.
+
+    Raises:
+        NotPSDError: The kernel's values are NaN or infinite.
+    """
+    try:
+        return InducingBasis.of(kernel, Z, outputs)
+    except NotPSDError:
+        basis = _of_some(kernel, Z[central(Z)], outputs)
+        return replace(basis, left_out=len(Z) - basis.rank)
+
+
+def _of_some(kernel: Kernel, near: Tensor, outputs: int) -> InducingBasis:
+    try:
+        return InducingBasis.of(kernel, near, outputs)
+    except NotPSDError:
+        matrix = kernel_matrix(frozen(kernel), near, near, outputs)
+        if not bool(matrix.isfinite().all()):
+            raise
+        return InducingBasis.of(kernel, near[independent_rows(matrix)], outputs)
+
+
+def log_basis(model: StreamingGP, basis: InducingBasis) -> None:
+    """Put on a model's record what a basis took."""
+    if basis.left_out > 0:
+        model.log_event("inducing points left out", basis.rank + basis.left_out)
+    if basis.jitter > 0.0:
+        model.log_event("jitter on the kernel matrix of inducing points", basis.rank, basis.jitter)
+
+
+MEMORY_LIMIT_GIB = 4.0
+"""Of all matrices over the inducing points together."""
+
+MATRICES = 3
+"""As many of them are held for each output: the kernel's root, the gram, the posterior's root."""
+
+
+def first_points(
+    inducing_points: Tensor | None,
+    allocator: Allocator | _DefaultType | None,
+    default: Allocator,
+    X: Tensor,
+) -> tuple[Tensor, Allocator | None]:
+    """The points to begin with, ``M x d`` in units of X, and a copy of the allocator.
+
+    Raises:
+        ValueError: Neither is given.
+        BotorchTensorDimensionError: Points of another shape.
+        InputDataError: Points of another dtype or device, or not finite.
+        UnsupportedError: An allocator of another kind.
+    """
+    if isinstance(allocator, _DefaultType):
+        allocator = default if inducing_points is None else None
+    check_allocator(allocator)
+    if inducing_points is None:
+        if allocator is None:
+            raise ValueError(
+                "Expected inducing_points or an allocator, got neither: nothing could be learned."
+            )
+        return X.new_zeros(0, X.shape[-1]), deepcopy(allocator)
+    check_points("inducing_points", inducing_points, X.shape[-1])
+    check_type("inducing_points", inducing_points, X)
+    return inducing_points.detach().clone(), deepcopy(allocator)
+
+
+def check_points(name: str, Z: Tensor, dim: int) -> None:
+    """Refuse what are no points of ``dim`` inputs.
+
+    Raises:
+        BotorchTensorDimensionError: Another shape than ``M x dim``.
+        InputDataError: No floating-point tensor, NaN or infinity.
+    """
+    check_floating_point(name, Z)
+    if Z.ndim != 2 or Z.shape[-1] != dim:
+        raise BotorchTensorDimensionError(
+            f"Expected {name} of shape `M x {dim}`, shared by batch elements and outputs, got "
+            f"{tuple(Z.shape)}."
+        )
+    check_finite(name, Z)
+
+
+def check_allocator(allocator: object) -> None:
+    """Refuse what is no allocator of a stream.
+
+    Raises:
+        UnsupportedError: So it is.
+    """
+    if allocator is not None and not isinstance(allocator, Allocator):
+        name = getattr(allocator, "__name__", type(allocator).__name__)
+        raise UnsupportedError(
+            "Expected allocator to be one of bo_stream.allocation, such as OIPS(0.8), or None, got "
+            f"{name}. BoTorch's allocators know no stream: for its GreedyVarianceReduction take "
+            "GreedyVariance(max_points)."
+        )
+
+
+def checked_cap(max_points: int, Z: Tensor) -> int:
+    """The cap, if the first points fit under it.
+
+    Raises:
+        ValueError: They do not, or it is not a positive whole number.
+    """
+    max_points = checked_number("max_points", max_points)
+    if max_points < len(Z):
+        raise ValueError(
+            f"Expected max_points of at least {len(Z)}, the inducing points given, got "
+            f"{max_points}."
+        )
+    return max_points
+
+
+def check_points_fit(points: int, outputs: int) -> None:
+    """Refuse more inducing points than memory holds matrices of, before one is made.
+
+    Args:
+        points: Their number M.
+        outputs: Of all batch elements together.
+
+    Raises:
+        ValueError: Too many.
+    """
+    check_memory(
+        f"{points:,} inducing points",
+        MATRICES * outputs * points**2,
+        MEMORY_LIMIT_GIB,
+        "Take a smaller max_points, or an allocator that takes fewer.",
+    )
+
+
+def checked_allocation(Z: object, X: Tensor) -> Tensor:
+    """What an allocator returned, if it is some finite points.
+
+    Raises:
+        InputDataError: It is not, or there is none.
+    """
+    fits = isinstance(Z, Tensor) and Z.ndim == 2 and Z.shape[-1] == X.shape[-1] and len(Z) > 0
+    if not isinstance(Z, Tensor) or not fits or not bool(torch.isfinite(Z).all()):
+        shape = tuple(Z.shape) if isinstance(Z, Tensor) else Z
+        raise InputDataError(
+            f"Expected allocator to return finite inducing points of shape `M x {X.shape[-1]}`, at "
+            f"least one, got {shape}."
+        )
+    return Z.detach().to(X)
+
+
+def moved_points(bound: Callable[[Tensor], Tensor], Z: Tensor, maxiter: int) -> Tensor:
+    """Points that are at a local maximum of a bound, or on the way there after ``maxiter`` steps.
+
+    By L-BFGS with a line search, from where they are; never worse than there.
+
+    Args:
+        bound: A differentiable scalar of ``M x d`` points.
+        Z: Where to begin, ``M x d``.
+        maxiter: Most iterations.
+    """
+    start = Z.detach().clone()
+    points = start.clone().requires_grad_(True)
+    climb(lambda: bound(points), [points], maxiter)
+    reached = points.detach()
+    with torch.no_grad():
+        better = bool(reached.isfinite().all()) and bool(bound(reached) >= bound(start))
+    return reached if better else start

@@ -1,0 +1,1 @@
+"""Local Gaussian processes (Nguyen-Tuong et al., 2009), the baseline of streaming papers."""

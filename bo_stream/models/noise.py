@@ -1,0 +1,223 @@
+"""Which observations have a known noise variance, and how small one may be."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.warnings import InputDataWarning
+from torch import Tensor
+
+from bo_stream.models.warnings import users_stack_level
+
+NOISE_FLOOR = 1e-6
+"""What a known noise variance of zero is raised to, in parts of the outcomes' variance."""
+
+MOVED = 4.0
+"""Factor by which the noise of zeros may be off between two refits."""
+
+_ROUNDING = 1e-12
+
+LEAST_NOISE = 1e-10
+"""Smallest positive known noise variance, in parts of the outcomes' variance."""
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """How small known noise variances may be, in parts of a variance of the outcomes.
+
+    That variance falls with the stream's and never rises: what was stored as it came is stored so
+    ever after, and can be taken out again. Observations said to have no noise are a group of their
+    own where the model learns no noise level: their noise variance is ``NOISE_FLOOR`` of the least
+    variance of the outcomes so far, and at least ``LEAST_NOISE`` of that at the last refit.
+
+    An outlier that stays among the outcomes raises their variance, so that from about 1e5 standard
+    deviations of the others on it raises their noise too, with a warning: the prior variance is as
+    large, and statistics in float64 solve systems whose condition number is it over the noise. Of
+    45 outcomes in two dimensions with noise of standard deviation 0.1 and one of 1e4, predicted
+    means were exact to 2e-4 standard deviations; with one of 1e6 they were off by hundreds, where
+    a dense exact process was not. Drop or clip such an outlier.
+
+    Attributes:
+        variance: Of the outcomes, ``batch x m``.
+        former: The largest such variance by which any noise variance was raised, 0 for none.
+        zero: Noise variance of observations that are said to have none, where these are kept apart:
+            unlike others' it may be changed after they entered, ``batch x m``.
+        any_zero: Whether there are such observations.
+    """
+
+    variance: Tensor
+    former: Tensor
+    zero: Tensor
+    any_zero: bool = False
+
+    @classmethod
+    def of(cls, variance: Tensor) -> NoiseFloor:
+        """By a variance of the outcomes; nothing was raised yet."""
+        return cls(variance, torch.zeros_like(variance), NOISE_FLOOR * variance)
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> NoiseFloor:
+        """A rule applied to all variances."""
+        return NoiseFloor(rule(self.variance), rule(self.former), rule(self.zero), self.any_zero)
+
+    def joined(self, other: NoiseFloor) -> NoiseFloor:
+        """The floor of two memories together: what was stored as it came in either is not below."""
+        return NoiseFloor(
+            self.variance.minimum(other.variance),
+            self.former.maximum(other.former),
+            self.zero if self.any_zero or not other.any_zero else other.zero,
+            self.any_zero or other.any_zero,
+        )
+
+    def with_zeros(self, totals: Tensor) -> NoiseFloor:
+        """The floor for a batch with observations that are kept apart.
+
+        What all of them have for noise moves where it is ``MOVED`` times too small or too large.
+
+        Args:
+            totals: As in :meth:`for_update`.
+        """
+        settled = replace(self, any_zero=True).settled(totals)
+        ratio = settled.zero / self.zero
+        moved = bool(((ratio > MOVED) | (ratio < 1.0 / MOVED)).any())
+        return settled if moved else replace(settled, zero=self.zero)
+
+    def settled(self, totals: Tensor) -> NoiseFloor:
+        """The floor with the noise that zeros have for the outcomes' variance now.
+
+        Args:
+            totals: As in :meth:`for_update`.
+        """
+        variance = outcome_variance(totals)
+        lower = self.variance.minimum(torch.where(variance > 0.0, variance, torch.inf))
+        zero = (NOISE_FLOOR * lower).maximum(LEAST_NOISE * variance)
+        return replace(self, variance=lower, zero=zero)
+
+    def below(self, noise: Tensor) -> Tensor:
+        """Which variances, ``batch x m x n``, are too small. False where they are NaN."""
+        return noise < LEAST_NOISE * self.variance.unsqueeze(-1)
+
+    def raised(self, noise: Tensor) -> Tensor:
+        """Variances, ``batch x m x n``, with those that are too small raised; NaN stays."""
+        variance = self.variance.unsqueeze(-1)
+        least = torch.where(noise == 0.0, NOISE_FLOOR, LEAST_NOISE) * variance
+        return torch.where(noise.isnan(), noise, noise.maximum(least))
+
+    def for_update(self, noise: Tensor, totals: Tensor) -> NoiseFloor:
+        """The floor for a batch; warns of what it raises.
+
+        Args:
+            noise: Variances as given, ``batch x m x n``.
+            totals: ``[Y, 1]ᵀ [Y, 1]`` of all outcomes, the batch's among them, ``batch x m x 2 x
+                2``.
+        """
+        variance = outcome_variance(totals)
+        variance = torch.where(variance > 0.0, variance, torch.inf)
+        fallen = replace(self, variance=self.variance.minimum(variance))
+        low = fallen.below(noise)
+        if not bool(low.any()):
+            return fallen
+        _warn(noise[low], fallen.raised(noise)[low])
+        raised = torch.where(low.any(-1), fallen.variance, 0.0)
+        return replace(fallen, former=self.former.maximum(raised))
+
+    def check_retractable(self, noise: Tensor) -> None:
+        """Check that it is known to what variances were raised when their observations entered.
+
+        Args:
+            noise: Variances as given, ``batch x m x n``.
+
+        Raises:
+            UnsupportedError: The floor has fallen since some were raised that were as small.
+        """
+        moved = self.former > self.variance
+        if bool((replace(self, variance=self.former).below(noise) & moved.unsqueeze(-1)).any()):
+            raise UnsupportedError(
+                "Cannot take out observations whose Yvar is as small as some that were raised: "
+                "the outcomes' variance, in parts of which that is done, has fallen since, so "
+                "what these were raised to is not known. Call clear() and update the model with "
+                "the observations to keep."
+            )
+
+
+def outcome_variance(totals: Tensor) -> Tensor:
+    """Variance of outcomes, ``... x m``; 0 where there are no two that differ.
+
+    Args:
+        totals: ``[Y, 1]ᵀ [Y, 1]``, ``... x m x 2 x 2``.
+    """
+    count = totals[..., 1, 1].clamp_min(1.0)
+    squares = totals[..., 0, 0] - totals[..., 0, 1].square() / count
+    differ = squares > _ROUNDING * totals[..., 0, 0]
+    return torch.where(differ, squares / (count - 1.0).clamp_min(1.0), 0.0)
+
+
+def warn_of_zeros(count: int, level: Tensor) -> None:
+    """Warn of observations that are said to have no noise.
+
+    Args:
+        count: Their number.
+        level: Their noise variance now.
+    """
+    warnings.warn(
+        f"Yvar holds {count:,} variances that are zero or less than what float64 resolves; they "
+        f"are raised to {float(level.min()):g}"
+        + (f" to {float(level.max()):g}," if float(level.max()) > float(level.min()) else ",")
+        + " which follows the outcomes' variance at each refit.",
+        InputDataWarning,
+        stacklevel=users_stack_level(),
+    )
+
+
+def _warn(given: Tensor, raised: Tensor) -> None:
+    warnings.warn(
+        f"Yvar holds {len(given):,} variances from {float(given.min()):g} to "
+        f"{float(given.max()):g} that are zero or less than {LEAST_NOISE:g} of the outcomes' "
+        f"variance; they are raised to {float(raised.min()):g}"
+        + (f" to {float(raised.max()):g}." if float(raised.max()) > float(raised.min()) else "."),
+        InputDataWarning,
+        stacklevel=users_stack_level(),
+    )
+
+
+def known_noise(
+    targets: Tensor, Yvar: Tensor | None, floor: NoiseFloor, learns: bool, apart: bool
+) -> tuple[Tensor, Tensor]:
+    """Noise variances with 1 where unknown, ``batch x m x n``, and where known, ``batch x 1 x n``.
+
+    Args:
+        targets: ``batch x m x n``.
+        Yvar: Variances, ``batch x n x m``; NaN in a row: unknown.
+        floor: How small they may be; smaller ones are raised.
+        learns: Whether the model has a noise level for the unknown ones.
+        apart: Whether rows of zeros are kept apart: they are not known then, and have ``zero`` of
+            the floor for a noise level.
+
+    Raises:
+        InputDataError: One is unknown and the model learns none.
+    """
+    if Yvar is None:
+        known = torch.zeros_like(targets[..., :1, :], dtype=torch.bool)
+        noise = torch.ones_like(targets)
+    else:
+        noise = Yvar.detach().to(torch.float64).mT
+        known = ~noise.isnan().any(-2, keepdim=True)
+        noise = torch.where(known, floor.raised(noise), torch.ones_like(noise))
+    if not learns and not bool(known.all()):
+        raise InputDataError(
+            "Expected Yvar for every observation: this model has no one noise level for others, "
+            "for all its first observations had known noise, or its noise depends on the inputs. "
+            "Pass Yvar, or build WISKI with NaN in train_Yvar."
+        )
+    if apart and Yvar is not None:
+        zeros = zero_rows(Yvar.detach().mT)
+        return torch.where(zeros, 1.0, noise), known & ~zeros
+    return noise, known
+
+
+def zero_rows(noise: Tensor) -> Tensor:
+    """Which observations have no noise in any output, ``batch x m x n -> batch x 1 x n``."""
+    return (noise == 0.0).all(-2, keepdim=True)

@@ -1,0 +1,330 @@
+"""The log marginal likelihood of a stream from its statistics, with exact gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.grid.interpolation import GridBasis
+from bo_stream.bases.grid.kernel import GridKernel
+from bo_stream.bases.grid.sensitivity import expected_log_prior
+from bo_stream.linalg import (
+    product_of_triangular_root,
+    safe_cholesky,
+    solve_lower,
+    solve_one_plus_product,
+)
+from bo_stream.models.memory import Whitened
+from bo_stream.sufficient_statistics import SufficientStatistics
+from bo_stream.weights import (
+    GaussianEvidence,
+    at_noise,
+    evidence_of,
+    log_marginal_likelihood,
+    solve,
+)
+
+SHARE = 4
+"""A root pays where it has at most one column for so many features."""
+
+_LEFT = 1e-15
+"""Part of the trace that counts as nothing."""
+
+
+@dataclass(frozen=True)
+class ThinRoot:
+    """Whitened statistics with ``gram = G Gᵀ`` and ``moment = G b``.
+
+    Attributes:
+        G: ``... x m x r x k``.
+        b: ``... x m x k x 2``.
+    """
+
+    G: Tensor
+    b: Tensor
+
+    def at_noise(self, level: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Root of the evidence's gram and its moment's coordinates, at an actual noise level.
+
+        Args:
+            level: ``... x m``.
+            residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``.
+        """
+        scale = level.sqrt()[..., None, None]
+        return self.G / scale, self.b @ residual / scale
+
+
+def thin_root(statistics: Whitened) -> ThinRoot | None:
+    """By Cholesky with pivots. Cost O(r k²) for k columns; None where it would not pay."""
+    most = statistics.gram.shape[-1] // SHARE
+    if bool((statistics.count > most).any()):
+        return None
+    G, pivots = _pivoted(statistics.gram, most)
+    if G.shape[-1] > most:
+        return None
+    corner, moment = (_rows(matrix, pivots) for matrix in (G, statistics.moment))
+    used_up = corner.diagonal(dim1=-2, dim2=-1) == 0.0
+    return ThinRoot(G, solve_lower(corner.tril() + torch.diag_embed(used_up.to(G)), moment))
+
+
+def _pivoted(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Columns ``... x r x k`` and pivots ``... x k``; one column more than ``most``: no end yet.
+
+    Batch elements of lower rank than others get columns of zeros.
+    """
+    left = matrix.diagonal(dim1=-2, dim2=-1).clone()
+    nothing = _LEFT * left.sum(-1, keepdim=True)
+    G = matrix.new_zeros(*matrix.shape[:-1], most + 1)
+    pivots = torch.zeros(*matrix.shape[:-2], most + 1, dtype=torch.long, device=matrix.device)
+    for k in range(most + 1):
+        largest, pivot = left.max(-1, keepdim=True)
+        if bool((largest <= nothing).all()):
+            return G[..., :k], pivots[..., :k]
+        known = (G[..., :k] @ _rows(G[..., :k], pivot).mT).squeeze(-1)
+        column = (_rows(matrix, pivot).squeeze(-2) - known) / largest.clamp_min(nothing).sqrt()
+        G[..., k] = torch.where(largest > nothing, column, 0.0)
+        pivots[..., k] = pivot.squeeze(-1)
+        left = (left - G[..., k].square()).scatter(-1, pivot, 0.0)
+    return G, pivots
+
+
+def _rows(matrix: Tensor, index: Tensor) -> Tensor:
+    """Some rows of each matrix, ``... x k x c``."""
+    return matrix.gather(-2, index.unsqueeze(-1).expand(*index.shape, matrix.shape[-1]))
+
+
+@dataclass(frozen=True)
+class SubspacePosterior:
+    """The posterior of weights with prior N(0, P): mean ``P u``, covariance ``P − P K P``.
+
+    P need not be inverted: with A the evidence's gram, ``K = (I + A P)⁻¹ A`` and ``u = (I + A P)⁻¹
+    moment``.
+
+    Attributes:
+        K: ``... x m x r x r``.
+        u: ``... x m x r x 1``.
+        log_determinant: ``log |I + A P|``, ``... x m``.
+    """
+
+    K: Tensor
+    u: Tensor
+    log_determinant: Tensor
+
+
+def subspace_posterior(evidence: GaussianEvidence, prior: Tensor) -> SubspacePosterior:
+    """By one LU factor. Cost O(r³).
+
+    Args:
+        evidence: Of the observations.
+        prior: Covariance P of the weights, ``... x m x r x r``.
+
+    Raises:
+        NotPSDError: Hyperparameters are NaN or infinite.
+    """
+    gain, log_determinant = solve_one_plus_product(
+        evidence.gram, prior, torch.cat((evidence.gram, evidence.moment), -1)
+    )
+    return SubspacePosterior(gain[..., :-1], gain[..., -1:], log_determinant)
+
+
+def thin_subspace_posterior(G: Tensor, b: Tensor, prior: Tensor) -> SubspacePosterior:
+    """The same from a root of the evidence. Cost O(r² k).
+
+    With ``A = G Gᵀ``: ``(I + A P)⁻¹ G = G (I + Gᵀ P G)⁻¹``.
+
+    Args:
+        G: ``... x m x r x k``.
+        b: The moment is ``G b``, ``... x m x k x 1``.
+        prior: Covariance P of the weights, ``... x m x r x r``.
+
+    Raises:
+        NotPSDError: Hyperparameters are NaN or infinite.
+    """
+    inner = G.mT @ (prior @ G)
+    inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    factor = safe_cholesky(inner)
+    rows = solve_lower(factor, G.mT)
+    log_determinant = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return SubspacePosterior(rows.mT @ rows, rows.mT @ solve_lower(factor, b), log_determinant)
+
+
+@dataclass(frozen=True)
+class NoiseGroup:
+    """Whitened statistics of the observations that share one noise level.
+
+    Attributes:
+        statistics: In whitened weights.
+        level: Factor from relative to actual noise, ``... x m``, differentiable.
+        root: Of the statistics, where they are of few observations.
+    """
+
+    statistics: SufficientStatistics[Tensor]
+    level: Tensor
+    root: ThinRoot | None = None
+
+
+def combine(groups: Sequence[NoiseGroup], residual: Tensor) -> GaussianEvidence:
+    """Evidence of all groups for the residual targets ``[Y, 1] @ residual``."""
+    parts = [at_noise(group.statistics, group.level, residual) for group in groups]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def differentiable_log_marginal_likelihood(
+    groups: Sequence[NoiseGroup],
+    residual: Tensor,
+    basis: GridBasis,
+    factors: GridKernel,
+) -> Tensor:
+    """The log marginal likelihood, ``... x m``, with its exact gradient. Cost O(r³).
+
+    The gradient is that of the expected complete-data log likelihood at the present posterior
+    (Fisher's identity), in which posterior and eigenvectors are constants: no factorisation is
+    differentiated.
+
+    Args:
+        groups: Noise groups; their levels may require gradients.
+        residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``; may require gradients.
+        basis: Built from ``factors`` at their present values.
+        factors: The kernel, differentiable.
+    """
+    with torch.no_grad():
+        value, mean, second_moment = _solved(combine(groups, residual))
+        spreads = [(group.statistics.gram * second_moment).sum((-2, -1)) for group in groups]
+    expected = expected_log_prior(basis, factors, second_moment)
+    for group, spread in zip(groups, spreads, strict=True):
+        expected = expected + expected_misfit(group, residual, mean, spread)
+    return value - (expected - expected.detach())
+
+
+def _solved(evidence: GaussianEvidence) -> tuple[Tensor, Tensor, Tensor]:
+    """The log marginal likelihood, the weights' posterior mean and ``E[w wᵀ]``."""
+    posterior = solve(evidence)
+    value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
+    covariance = product_of_triangular_root(posterior.root)
+    return value, posterior.mean, covariance + posterior.mean @ posterior.mean.mT
+
+
+def batch_log_marginal_likelihood(
+    features: Tensor,
+    residual: Tensor,
+    noise: Tensor,
+    basis: GridBasis,
+    factors: GridKernel,
+) -> Tensor:
+    """The log marginal likelihood of a batch, ``... x m``, with its exact gradient.
+
+    By Fisher's identity, as :func:`differentiable_log_marginal_likelihood`, and in the features
+    too. Cost O(n r² + r³).
+
+    Args:
+        features: Whitened, ``... x m x n x r``; may require gradients.
+        residual: Outcomes less the prior mean, ``... x m x n``; may require gradients.
+        noise: Actual variances, ``... x m x n``; may require gradients.
+        basis: Built from ``factors`` at their present values.
+        factors: The kernel, differentiable.
+    """
+    with torch.no_grad():
+        value, mean, second_moment = _solved(evidence_of(features, residual, noise))
+    linear = (features @ mean).squeeze(-1)
+    spread = ((features @ second_moment) * features).sum(-1)
+    misfit = (residual.square() - 2.0 * residual * linear + spread) / noise + noise.log()
+    expected = expected_log_prior(basis, factors, second_moment) + 0.5 * misfit.sum(-1)
+    return value - (expected - expected.detach())
+
+
+def dense_log_marginal_likelihood(covariance: Tensor, residual: Tensor, noise: Tensor) -> Tensor:
+    """``log N(residual; 0, covariance + diag(noise))``, ``... x m``, with its exact gradient.
+
+    The gradient in the covariance C is ``½ (a aᵀ − C⁻¹)`` with ``a = C⁻¹ residual`` (Rasmussen and
+    Williams, 2006, eq. 5.9): the factorisation is not differentiated. Cost O(n³).
+
+    Args:
+        covariance: Of the function at n observations, ``... x m x n x n``; may require gradients.
+        residual: Outcomes less the prior mean, ``... x m x n``; may require gradients.
+        noise: Variances, ``... x m x n``; may require gradients.
+
+    Raises:
+        NotPSDError: Hyperparameters are NaN or infinite.
+    """
+    with torch.no_grad():
+        factor = safe_cholesky(covariance + torch.diag_embed(noise))
+        precision = torch.cholesky_inverse(factor)
+        weights = torch.cholesky_solve(residual.unsqueeze(-1), factor).squeeze(-1)
+        logs = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        constant = 0.5 * residual.shape[-1] * math.log(2.0 * math.pi)
+        value = -0.5 * (weights * residual).sum(-1) - logs - constant
+        sensitivity = 0.5 * (weights.unsqueeze(-1) * weights.unsqueeze(-2) - precision)
+    change = (sensitivity * covariance).sum((-2, -1)) - (weights * residual).sum(-1)
+    change = change + (sensitivity.diagonal(dim1=-2, dim2=-1) * noise).sum(-1)
+    return value + (change - change.detach())
+
+
+def subspace_log_marginal_likelihood(
+    groups: Sequence[NoiseGroup], residual: Tensor, prior: Tensor
+) -> Tensor:
+    """The log marginal likelihood for weights with prior N(0, prior), ``... x m``.
+
+    Cost O(r³), or O(r² k) where every group has a root of k columns.
+
+    Exact with its gradient, as :func:`differentiable_log_marginal_likelihood`, and smooth in the
+    hyperparameters because the basis stays the same: ``∂/∂P = −½ (K − u uᵀ)``, see
+    :class:`SubspacePosterior`, whose factor's determinant is that of the likelihood.
+
+    Args:
+        groups: Noise groups in one basis; their levels may require gradients.
+        residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``; may require gradients.
+        prior: Covariance of the weights, ``... x m x r x r``; may require gradients.
+
+    Raises:
+        NotPSDError: Hyperparameters are NaN or infinite.
+    """
+    with torch.no_grad():
+        evidence = combine(groups, residual)
+        posterior = _subspace_posterior(groups, residual, evidence, prior)
+        K, u = posterior.K, posterior.u
+        mean = prior @ u
+        value = log_marginal_likelihood(evidence, mean, posterior.log_determinant)
+        spreads = _spreads(groups, prior, K, mean)
+        sensitivity = 0.5 * (K - u @ u.mT)
+    expected = (sensitivity * prior).sum((-2, -1))
+    for group, spread in zip(groups, spreads, strict=True):
+        expected = expected + expected_misfit(group, residual, mean, spread)
+    return value - (expected - expected.detach())
+
+
+def _subspace_posterior(
+    groups: Sequence[NoiseGroup], residual: Tensor, evidence: GaussianEvidence, prior: Tensor
+) -> SubspacePosterior:
+    roots = [group.root.at_noise(group.level, residual) for group in groups if group.root]
+    if len(roots) < len(groups):
+        return subspace_posterior(evidence, prior)
+    G, b = torch.cat([G for G, _ in roots], -1), torch.cat([b for _, b in roots], -2)
+    return thin_subspace_posterior(G, b, prior)
+
+
+def _spreads(groups: Sequence[NoiseGroup], prior: Tensor, K: Tensor, mean: Tensor) -> list[Tensor]:
+    """``tr(gram E[w wᵀ])`` of each group, with ``Cov[w] = P − P K P``; cheap for one group."""
+    grams = [group.statistics.gram for group in groups]
+    if len(groups) == 1:
+        traces = [groups[0].level * (prior * K).sum((-2, -1))]
+    else:
+        covariance = prior - prior @ K @ prior
+        traces = [(gram * covariance).sum((-2, -1)) for gram in grams]
+    explained = [(mean.mT @ gram @ mean)[..., 0, 0] for gram in grams]
+    return [trace + part for trace, part in zip(traces, explained, strict=True)]
+
+
+def expected_misfit(group: NoiseGroup, residual: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
+    """−E log p(y | w) up to a constant, ``... x m``, given ``tr(gram E[w wᵀ])``."""
+    statistics = group.statistics
+    quadratic = (residual.mT @ statistics.energy @ residual)[..., 0, 0]
+    linear = (mean.mT @ statistics.moment @ residual)[..., 0, 0]
+    misfit = (quadratic - 2.0 * linear + spread) / group.level
+    return 0.5 * (misfit + statistics.count * group.level.log())

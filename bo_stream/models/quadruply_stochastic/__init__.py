@@ -1,0 +1,1 @@
+"""Quadruply stochastic Gaussian processes (Evans and Nair, 2020)."""

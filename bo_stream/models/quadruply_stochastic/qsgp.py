@@ -1,0 +1,153 @@
+"""QSGP: a Gaussian process of up to ten million basis functions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import Mean
+from torch import Tensor
+
+from bo_stream.bases.sampled import SampledBasis
+from bo_stream.models.checks import check_instance
+from bo_stream.models.quadruply_stochastic.choice import (
+    Chevron,
+    FourierFeatures,
+    InducingAtData,
+    MeanField,
+    StepOptions,
+    check_columns,
+    choose_empirical_bayes,
+)
+from bo_stream.models.quadruply_stochastic.gp import QuadrupleGP
+
+
+class QSGP(QuadrupleGP):
+    """A weighted sum of very many functions, learned from a few of them and a few data a step.
+
+    Weights have a normal posterior, whose bound and gradient are estimated without bias from a
+    minibatch of data and two draws of functions (Evans and Nair, 2020), so that a step costs the
+    same for 10⁴ functions as for 10⁷ and for 10³ observations as for 10⁶.
+
+    - Memory: O(m p (k + 2)) for p functions, m outputs and k dense columns of the covariance's
+      root, three times as much while it learns, and the observations to draw from: all of them, or
+      a uniform sample of ``max_rows``, in which case n is still the number of all that came.
+    - Update: ``update_steps`` steps, each O((ñ + n̄) m̃ (d + k)) for ñ data, n̄ control points and
+      m̃ functions drawn, and one copy of the weights.
+    - A fantasy: O(q p), by conditioning the posterior process.
+    - Exact: the prior of ``InducingAtData`` at the data, and its posterior mean once converged;
+      ``elbo``, and ``elbo_estimate`` on average, for a Gaussian likelihood.
+    - Approximate: the kernel, by Fourier features; the covariance, diagonal (``MeanField``) or
+      nearly (``Chevron``), which is too small where weights are correlated; the weights, until
+      they have converged. For other likelihoods the estimates are of a lower bound of the bound.
+      Observations cannot be taken out again.
+    - Learned: weights in ``update`` and ``fit``; hyperparameters in ``fit``, first by an exact GP
+      of some of the data, then along the bound.
+    - When: 10⁵ observations and more of a rough function in several inputs, where hundreds of
+      inducing points are too few. For a good variance, or for few data, OSGPR.
+
+    Example:
+        >>> model = QSGP(train_X, train_Y, basis=FourierFeatures(100_000))
+        >>> model.fit(seconds=600)
+        >>> model.update(new_X, new_Y).posterior(test_X).mean
+    """
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        likelihood: Likelihood | None = None,
+        covar_module: Kernel | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+        basis: FourierFeatures | InducingAtData | None = None,
+        covariance: MeanField | Chevron | None = None,
+        batch_size: int | None = None,
+        functions: int | None = None,
+        control_points: int = 300,
+        learning_rate: float = 0.1,
+        empirical_bayes: bool | None = None,
+        hyper_rate: float = 5e-3,
+        freeze_steps: int = 500,
+        half_life: float = math.inf,
+        update_steps: int = 10,
+        initial_points: int = 1000,
+        max_rows: int | None = None,
+        arithmetic: torch.dtype = torch.float64,
+        seed: int = 0,
+    ) -> None:
+        """Build the model, and take the first steps on the first observations.
+
+        Args:
+            train_X: ``n x d``; n may be 0, which gives the prior.
+            train_Y: ``n x m``, in the likelihood's support.
+            likelihood: A ``GaussianLikelihood`` (default: BoTorch's), or one whose logarithm is
+                concave: ``LaplaceLikelihood``, ``LogisticLikelihood``, ``BernoulliLikelihood``,
+                ``PoissonLikelihood``. It is copied.
+            covar_module: Of batch shape ``m`` (none if that is 1), or none. Default: BoTorch's
+                RBF kernel with an output scale. For Fourier features RBF or Matérn.
+            mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
+            outcome_transform: ``Standardize``, by the first outcomes and for good (default for real
+                outcomes), or None (for others).
+            input_transform: Any without parameters to learn; with them (``Warp``) see OSVGP.
+            basis: ``FourierFeatures`` (default) or ``InducingAtData``.
+            covariance: Of the weights: ``MeanField`` (default) or ``Chevron``.
+            batch_size: Observations ñ of a step; default: 500, or as many as are held.
+            functions: Functions m̃ of a draw; default: 20,000, or all. A step with all of them is
+                less noisy for its cost; draw fewer only where there are too many.
+            control_points: Support points n̄ of the control variate, of which there is need where
+                not all functions are drawn; 0: none.
+            learning_rate: Of AdaGrad on the weights.
+            empirical_bayes: Whether ``fit`` learns hyperparameters; default: where S is diagonal.
+            hyper_rate: Of Adam on them; 0: they stay where the exact GP has put them.
+            freeze_steps: Steps before they move.
+            half_life: Steps in which both rates fall to half.
+            update_steps: Steps of an update, hyperparameters held.
+            initial_points: Observations of the exact GP before the first step of ``fit``; 0: none.
+            max_rows: Most observations to hold; None: all.
+            arithmetic: Of steps, and of what is stored of weights; posteriors are summed in
+                float64. Single precision takes half the memory and about half the time.
+            seed: Of minibatches and draws.
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit together.
+            InputDataError: Wrong dtypes or devices, NaN, infinities; outcomes that the likelihood
+                cannot have.
+            UnsupportedError: A kernel, likelihood, transform or batch that the model has no way to
+                deal with.
+            ValueError: An option is out of range.
+        """
+        chosen = FourierFeatures() if basis is None else basis
+        check_instance("basis", chosen, FourierFeatures | InducingAtData, "FourierFeatures(1000)")
+        covariance = MeanField() if covariance is None else covariance
+        check_instance("covariance", covariance, MeanField | Chevron, "MeanField()")
+        columns = covariance.columns
+        check_columns(columns, chosen)
+        learns = choose_empirical_bayes(empirical_bayes, chosen)
+        options = StepOptions(
+            batch_size,
+            functions,
+            control_points,
+            update_steps,
+            initial_points,
+            freeze_steps,
+            learning_rate,
+            hyper_rate,
+            half_life,
+        )
+        self._start(train_X, train_Y, likelihood, outcome_transform, arithmetic)
+        inputs = self._first_inputs(train_X, input_transform)
+        self._choose_modules(inputs, likelihood, covar_module, mean_module)
+        self._choose_steps(options, learns, columns, seed)
+        self._begin_memory(chosen, inputs, max_rows)
+        self._standardize_first(train_X, train_Y, None)
+        self._first_update(train_X, train_Y)
+
+    def _first_precisions(self, basis: SampledBasis) -> Tensor | None:
+        return None

@@ -1,0 +1,200 @@
+"""Steps of a quadruply stochastic Gaussian process: a few data, a few functions, a few moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+from torch.nn import Parameter
+
+from bo_stream.bases.sampled import SampledBasis
+from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.quadruply_stochastic.memory import Progress, Schedule
+from bo_stream.models.quadruply_stochastic.sampled_gradient import (
+    Drawn,
+    Estimator,
+    Leaf,
+    SampledGradient,
+)
+from bo_stream.models.quadruply_stochastic.weight_posterior import LARGEST, best_precisions
+from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.models.stochastic.replay import generator_at
+from bo_stream.models.stochastic.training import all_finite
+
+COVARIANCE_RATE = 0.1
+"""Rate of the dense columns of C, relative to that of the mean."""
+
+
+class Functions(Protocol):
+    """What steps ask of a layout."""
+
+    def basis(self, kernel: Kernel, precisions: Tensor | None, /) -> SampledBasis:
+        """Of a kernel, and of precisions ``m x p`` where functions have their own."""
+        ...
+
+
+class Steps:
+    """Learning by steps, for :func:`~bo_stream.models.stochastic.training.train`."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        hyper: Hyperparameters,
+        layout: Functions,
+        data: Callable[[torch.Generator], Drawn],
+        num_data: float,
+        schedule: Schedule,
+        learned: list[Parameter],
+        log_precision: Tensor | None = None,
+    ) -> None:
+        """Go on from some progress.
+
+        Args:
+            progress: Its tensors are moved in place.
+            hyper: In float64; moved in place.
+            layout: Of the functions.
+            data: Draws some.
+            num_data: Number of all of them.
+            schedule: How to step.
+            learned: Those of the hyperparameters that are learned.
+            log_precision: ``log |S|``, ``m``, of an S that is not diagonal.
+        """
+        self.progress, self.hyper = progress, hyper
+        self.num_data = num_data
+        self._layout, self._data, self._schedule = layout, data, schedule
+        self._log_precision = log_precision
+        self._parameters = learned if schedule.hyper_rate > 0.0 else []
+        self._ascent = self._new_ascent(progress.moments)
+
+    def _new_ascent(self, moments: dict[str, Any] | None) -> Ascent:
+        return Ascent(self.hyper, self._parameters, self._schedule.hyper_rate, moments)
+
+    @property
+    def num_steps(self) -> int:
+        """Taken so far."""
+        return self.progress.steps
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the first step."""
+        return self._schedule.rate
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether all that steps move is finite, and positive where it has to be. Cost O(p)."""
+        return self.hyper.are_valid and all_finite(self.progress.posterior.map)
+
+    def learned_state(self) -> tuple[Progress, dict[str, Any]]:
+        """A copy of all that steps change. Cost O(p)."""
+        progress = replace(self.progress.clone(), moments=self.moments)
+        return progress, deepcopy(self.hyper.state_dict())
+
+    def restore(self, state: tuple[Progress, dict[str, Any]]) -> None:
+        """Go back to a state, which stays as it is."""
+        progress, hyper = state
+        self.progress = progress.clone()
+        self.hyper.load_state_dict(hyper)
+        self._ascent = self._new_ascent(progress.moments)
+
+    @property
+    def moments(self) -> dict[str, Any] | None:
+        """A copy of Adam's."""
+        return self._ascent.moments()
+
+    @property
+    def estimator(self) -> Estimator:
+        """Of the bound as it is now."""
+        progress = self.progress
+        return Estimator(
+            progress.posterior,
+            progress.control,
+            self.hyper,
+            lambda hyper: self._layout.basis(hyper.covar_module, progress.precisions),
+            self._schedule.functions,
+            self._log_precision,
+        )
+
+    def take_step(self) -> float:
+        """Draw, estimate the bound, and move what was drawn.
+
+        Cost O((ñ + n̄) m̃ (d + k)), whatever the numbers of data and of functions.
+        """
+        progress, schedule, estimator = self.progress, self._schedule, self.estimator
+        generator = generator_at(schedule.seed, progress.steps)
+        data = self._data(generator)
+        learns = bool(self._parameters) and progress.steps >= schedule.frozen
+        leaves = estimator.leaves(estimator.draws(generator), data, learns)
+        with torch.enable_grad():
+            value = estimator.value(leaves, data, learns).sum()
+            if learns:
+                self._ascent.set_rate(schedule.hyper_rate * schedule.decay(progress.steps))
+                self._ascent.ascend(value + self.hyper.log_prior())
+            else:
+                (-value).backward()
+        self._move(leaves)
+        self._measure(leaves, data)
+        if progress.steps >= schedule.frozen:
+            self._relevance(leaves, data)
+        progress.steps += 1
+        return float(value.detach())
+
+    @torch.no_grad()
+    def _move(self, leaves: list[Leaf]) -> None:
+        """AdaGrad on what was drawn, and the control variate after it."""
+        progress, schedule = self.progress, self._schedule
+        posterior, gradient = progress.posterior, SampledGradient.of(leaves)
+        rate, index = schedule.rate * schedule.decay(progress.steps), gradient.drawn.index
+        rates = torch.full_like(gradient.coefficients[:1, :1], COVARIANCE_RATE * rate)
+        rates[..., 0] = rate
+        moves = progress.moved.ascend(posterior.coefficients, index, gradient.coefficients, rates)
+        learned = index < posterior.log_scale.shape[-1]
+        before = posterior.learned_scale(index[learned])
+        scales = gradient.log_scale[:, learned]
+        progress.scaled.ascend(posterior.log_scale, index[learned], scales, rate)
+        supports = [leaf.support for leaf in leaves if leaf.support is not None]
+        if progress.control is not None and supports:
+            diagonal = posterior.learned_scale(index[learned]).exp() - before.exp()
+            moves[:, learned] += _on_diagonal(diagonal, index[learned], posterior.columns)
+            progress.control.follow(torch.cat(supports, -1), gradient.drawn.parts(moves))
+
+    @torch.no_grad()
+    def _measure(self, leaves: list[Leaf], data: Drawn) -> None:
+        """Mean squares of the drawn functions, averaged over about one pass through the data."""
+        measured = self.progress.posterior.mean_squares
+        if measured is None:
+            return
+        visits = 1.0 + self.progress.steps * len(leaves[0].draw.index) / measured.shape[-1]
+        share = max(1.0 / visits, min(1.0, 1.0 / data.weight))
+        for leaf in leaves:
+            index, squares = leaf.draw.index, leaf.squares.detach() / len(data.X)
+            measured[:, index] += share * (squares - measured[:, index])
+
+    @torch.no_grad()
+    def _relevance(self, leaves: list[Leaf], data: Drawn) -> None:
+        """Precisions of the drawn functions, where they have their own, at the bound's maximum.
+
+        Of those whose column is dense ``1 / E w²``, which raises the bound and has the same fixed
+        points. [Tipping2001]
+        """
+        posterior, precisions = self.progress.posterior, self.progress.precisions
+        if precisions is None or posterior.mean_squares is None:
+            return
+        noise = self.hyper.likelihood.noise.reshape(-1, 1).to(precisions)
+        for leaf in leaves:
+            index = leaf.draw.index
+            moment = posterior.dense_columns(index).square().sum(-1)
+            sharpness = data.count * posterior.mean_squares[:, index] / noise
+            single = best_precisions(moment, sharpness)
+            dense = moment.clamp_min(1.0 / LARGEST).reciprocal()
+            precisions[:, index] = torch.where(index < posterior.columns, dense, single)
+
+
+def _on_diagonal(values: Tensor, index: Tensor, columns: int) -> Tensor:
+    """Entries of the diagonal as rows of mean and dense columns, ``m x k x (1 + columns)``."""
+    places = torch.arange(-1, columns, device=index.device)
+    return values.unsqueeze(-1) * (index.unsqueeze(-1) == places)

@@ -1,0 +1,163 @@
+"""L-BFGS with a line search, on torch's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gpytorch import Module
+from gpytorch.constraints import Interval
+from torch import Tensor
+from torch.nn import Parameter
+
+
+def coordinates_of(model: Module, parameters: Iterable[Parameter]) -> list[Coordinate]:
+    """Of some of a model's parameters.
+
+    Args:
+        model: Whose constraints to keep.
+        parameters: Of it.
+    """
+    named: Any = model.named_parameters_and_constraints
+    constraints = {id(p): constraint for _, p, constraint in named()}
+    return [Coordinate.of(p, constraints.get(id(p))) for p in parameters]
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """A parameter and what is moved for it: its logarithm where a constraint bounds it directly.
+
+    BoTorch's default constraints bound noise and lengthscales without a transform that would
+    enforce it; steps in the logarithm are relative and keep the sign.
+
+    Attributes:
+        parameter: The model's.
+        moved: What an optimiser moves.
+        constraint: The bound to keep, or None where a transform does.
+    """
+
+    parameter: Parameter
+    moved: Parameter
+    constraint: Interval | None
+
+    @classmethod
+    def of(cls, parameter: Parameter, constraint: object) -> Coordinate:
+        """Of a parameter with its constraint, or None."""
+        direct = isinstance(constraint, Interval) and not constraint.enforced
+        bound = constraint if direct and isinstance(constraint, Interval) else None
+        if bound is None or bool((bound.lower_bound < 0).any()):
+            return cls(parameter, parameter, bound)
+        return cls(parameter, Parameter(parameter.detach().log()), bound)
+
+    @property
+    def relative(self) -> bool:
+        """Whether a logarithm is moved."""
+        return self.moved is not self.parameter
+
+    def before(self) -> None:
+        """Take over the parameter's value and gradient."""
+        if self.relative and self.parameter.grad is not None:
+            self.moved.copy_(self.parameter.log())
+            self.moved.grad = self.slope(self.parameter.grad)
+
+    def slope(self, gradient: Tensor) -> Tensor:
+        """A gradient in the parameter as one in what is moved."""
+        return gradient * self.parameter.detach() if self.relative else gradient
+
+    def after(self) -> None:
+        """Hand back the value, inside its bounds."""
+        value = self.moved.exp() if self.relative else self.moved
+        if self.constraint is not None:
+            low, high = self.constraint.lower_bound, self.constraint.upper_bound
+            value = value.clamp(torch.as_tensor(low).to(value), torch.as_tensor(high).to(value))
+        self.parameter.copy_(value)
+
+
+class Ascent:
+    """Adam on some of a model's parameters, kept inside their constraints."""
+
+    def __init__(
+        self,
+        model: Module,
+        parameters: Iterable[Parameter],
+        rate: float,
+        moments: dict[str, Any] | None = None,
+    ) -> None:
+        """Start with fresh moments, or with another's.
+
+        Args:
+            model: Whose constraints to keep.
+            parameters: Those to learn.
+            rate: Learning rate; 0: nothing is learned.
+            moments: Of an ascent on parameters of the same shapes.
+
+        Raises:
+            ValueError: The rate is negative.
+        """
+        if rate < 0.0:
+            raise ValueError(f"Expected a learning rate of at least 0, got {rate}.")
+        self._coordinates = coordinates_of(model, parameters if rate > 0.0 else ())
+        moved = [coordinate.moved for coordinate in self._coordinates]
+        self._adam = torch.optim.Adam(moved, lr=rate, fused=True) if moved else None
+        if self._adam is not None and moments is not None:
+            self._adam.load_state_dict(deepcopy(moments))
+
+    def moments(self) -> dict[str, Any] | None:
+        """A copy of Adam's state, for an ascent that goes on from here."""
+        return None if self._adam is None else deepcopy(self._adam.state_dict())
+
+    @property
+    def learns(self) -> bool:
+        """Whether there is anything to learn."""
+        return self._adam is not None
+
+    def set_rate(self, rate: float) -> None:
+        """Of the steps from now on."""
+        for group in self._adam.param_groups if self._adam is not None else ():
+            group["lr"] = rate
+
+    def ascend(self, value: Tensor) -> None:
+        """One step that raises a scalar, along its gradient in the parameters."""
+        if self._adam is None:
+            return
+        self.clear()
+        (-value).backward()
+        self.step()
+
+    def clear(self) -> None:
+        """Forget the parameters' gradients."""
+        for coordinate in self._coordinates:
+            coordinate.parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step against the gradients that the parameters have."""
+        if self._adam is None:
+            return
+        for coordinate in self._coordinates:
+            coordinate.before()
+        self._adam.step()
+        for coordinate in self._coordinates:
+            coordinate.after()
+
+
+def climb(bound: Callable[[], Tensor], variables: list[Tensor], maxiter: int) -> None:
+    """Move tensors to where a bound is at a local maximum, or on the way there; in place.
+
+    Args:
+        bound: A differentiable scalar of them.
+        variables: Leaves that require gradients.
+        maxiter: Most iterations.
+    """
+    optimizer = torch.optim.LBFGS(variables, max_iter=maxiter, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = -bound()
+        value.backward()
+        return value.detach()
+
+    optimizer.step(loss)

@@ -1,0 +1,354 @@
+"""What a memory can be asked that holds observations to draw from instead of statistics."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sized
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn, cast
+
+import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from bo_stream.sufficient_statistics import target_columns
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some observations, in the units in which they came.
+
+    Attributes:
+        X: ``batch_shape x n x d``.
+        Y: ``batch_shape x n x m``.
+    """
+
+    X: Tensor
+    Y: Tensor
+
+    def __len__(self) -> int:
+        return self.X.shape[-2]
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> Batch:
+        """A rule for both tensors."""
+        return Batch(rule(self.X), rule(self.Y))
+
+    def rows(self, which: slice | Tensor) -> Batch:
+        """Some of them."""
+        return self.map(lambda tensor: tensor[..., which, :])
+
+
+class Replay(ABC):
+    """Observations to draw from. A value: nothing that is done to it changes it.
+
+    Law: ``count / size`` times the sum of anything over a draw of ``size`` rows has the sum over
+    all observations for its mean.
+    """
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Number n of observations that the bound is of: all that ever came."""
+
+    @property
+    @abstractmethod
+    def held(self) -> int:
+        """Number of rows that can be drawn, at most n."""
+
+    @abstractmethod
+    def at(self, index: Tensor) -> Batch:
+        """Rows by their places, ``k`` whole numbers below ``held``."""
+
+    @abstractmethod
+    def plus(self, new: Batch) -> Replay:
+        """With more observations.
+
+        Raises:
+            UnsupportedError: Nothing can be added to a data set.
+        """
+
+    @abstractmethod
+    def select(self, outputs: list[int]) -> Replay:
+        """With some of the outputs only."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Replay:
+        """On another device."""
+
+    def draw(self, size: int, generator: torch.Generator | None = None) -> Batch:
+        """Rows drawn uniformly with replacement; as many as are held: each of them once.
+
+        Cost O(size), whatever n.
+
+        Args:
+            size: Number of rows.
+            generator: On the CPU; torch's own if omitted.
+
+        Raises:
+            ValueError: More rows than are held, or none.
+        """
+        if not 1 <= size <= self.held:
+            raise ValueError(
+                f"Expected a minibatch of 1 to {self.held} observations, as many as are held, got "
+                f"{size}. Take a smaller batch_size, or update with more data first."
+            )
+        if size == self.held:
+            return self.at(torch.arange(size))
+        return self.at(torch.randint(self.held, (size,), generator=generator))
+
+    def chunks(self, size: int) -> Iterator[Batch]:
+        """All rows that are held, in order, ``size`` at a time."""
+        for index in torch.arange(self.held).split(size):
+            yield self.at(index)
+
+
+def generator_at(seed: int, position: int) -> torch.Generator:
+    """The random numbers of one position in a sequence: no state to keep, copy or restore."""
+    return torch.Generator().manual_seed((1_000_003 * seed + position) % 2**63)
+
+
+@dataclass
+class _Rows:
+    """Room for rows, filled from the front; shared by the values that it grew out of.
+
+    Attributes:
+        data: Of at least as many rows as are filled.
+        filled: Rows that some value sees.
+    """
+
+    data: Batch
+    filled: int
+
+
+@dataclass(frozen=True)
+class StreamReplay(Replay):
+    """What a stream brought: all of it, or a uniform sample of at most ``capacity`` rows.
+
+    Unbounded, memory is O(n) and adding k rows costs O(k), amortised. Bounded, memory is O(c) for a
+    capacity c and adding costs O(k + c); each observation of the n that came is held with the same
+    probability ``c / n``, so that draws stay unbiased for sums over all n, the sample's own
+    randomness included. Source: Vitter (1985), algorithm R.
+
+    Attributes:
+        room: Where the rows are.
+        size: How many.
+        seen: Observations that came.
+        capacity: Most rows to hold; None: all.
+        seed: Of the sample.
+    """
+
+    room: _Rows
+    size: int
+    seen: int
+    capacity: int | None = None
+    seed: int = 0
+
+    @classmethod
+    def empty(cls, like: Batch, capacity: int | None = None, seed: int = 0) -> StreamReplay:
+        """No observations yet.
+
+        Args:
+            like: Whose shapes but for rows, dtypes and device are those to come.
+            capacity: Most rows to hold; None: all.
+            seed: Of the sample.
+
+        Raises:
+            ValueError: The capacity is not positive.
+        """
+        if capacity is not None and capacity < 1:
+            raise ValueError(f"Expected to hold at least 1 observation or None, got {capacity}.")
+        return cls(_Rows(like.rows(slice(0, 0)), 0), 0, 0, capacity, seed)
+
+    @property
+    def count(self) -> int:
+        """All observations that came."""
+        return self.seen
+
+    @property
+    def held(self) -> int:
+        """All of them, or ``capacity``."""
+        return self.size
+
+    def at(self, index: Tensor) -> Batch:
+        """Rows by their places."""
+        return self.room.data.rows(index.to(self.room.data.X.device))
+
+    def plus(self, new: Batch) -> StreamReplay:
+        """With more observations, of which a full sample keeps each with its fair chance."""
+        room = len(new) if self.capacity is None else min(len(new), self.capacity - self.size)
+        added = self._appended(new.rows(slice(0, room)))
+        return added._sampled(new.rows(slice(room, None)))
+
+    def _appended(self, new: Batch) -> StreamReplay:
+        if len(new) == 0:
+            return self
+        end = self.size + len(new)
+        free = self.room.filled == self.size and end <= len(self.room.data)
+        room = self.room if free else self._widened(end)
+        for whole, part in ((room.data.X, new.X), (room.data.Y, new.Y)):
+            whole[..., self.size : end, :] = part
+        room.filled = end
+        return replace(self, room=room, size=end, seen=self.seen + len(new))
+
+    def _widened(self, size: int) -> _Rows:
+        """A copy with room for more, twice as much as is needed, but never beyond the capacity."""
+        length = 2 * size if self.capacity is None else min(2 * size, self.capacity)
+
+        def wider(tensor: Tensor) -> Tensor:
+            result = tensor.new_zeros(*tensor.shape[:-2], length, tensor.shape[-1])
+            result[..., : self.size, :] = tensor[..., : self.size, :]
+            return result
+
+        return _Rows(self.room.data.map(wider), self.size)
+
+    def _sampled(self, new: Batch) -> StreamReplay:
+        """A full sample after more observations."""
+        if len(new) == 0:
+            return self
+        last = self.seen + torch.arange(1, len(new) + 1, dtype=torch.float64)
+        draws = torch.rand(
+            len(new), dtype=torch.float64, generator=generator_at(self.seed, self.seen)
+        )
+        places = (draws * last).long()
+        rows = torch.nonzero(places < self.size).flatten()
+        kept = dict(zip(places[rows].tolist(), rows.tolist(), strict=True))  # a later one wins
+        seen = self.seen + len(new)
+        if not kept:
+            return replace(self, seen=seen)
+        data = self.room.data.map(torch.clone)
+        to, of = (torch.tensor(list(part)) for part in (kept.keys(), kept.values()))
+        for whole, part in ((data.X, new.X), (data.Y, new.Y)):
+            whole[..., to.to(whole.device), :] = part[..., of.to(part.device), :]
+        return replace(self, room=_Rows(data, self.size), seen=seen)
+
+    def select(self, outputs: list[int]) -> StreamReplay:
+        """With some of the outputs only, in tensors of its own."""
+        data = self.room.data
+        chosen = Batch(data.X.clone(), data.Y[..., outputs])
+        return replace(self, room=_Rows(chosen, self.size))
+
+    def to(self, device: torch.device) -> StreamReplay:
+        """On another device."""
+        return replace(self, room=_Rows(self.room.data.map(lambda t: t.to(device)), self.size))
+
+
+@dataclass(frozen=True)
+class DatasetReplay(Replay):
+    """A data set of pairs ``(x, y)``, read a minibatch at a time: it may be larger than memory.
+
+    Attributes:
+        dataset: Has a length; item i is an input, ``d``, and an outcome, ``m`` or a number.
+        like: No rows of these, but their dtypes and device.
+        outputs: Columns of the outcomes.
+    """
+
+    dataset: Dataset[Any]
+    like: Batch
+    outputs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, dataset: Dataset[Any]) -> DatasetReplay:
+        """Of all its pairs.
+
+        Raises:
+            UnsupportedError: It can only be iterated.
+            InputDataError: It is empty, or its items are no pairs of tensors.
+            BotorchTensorDimensionError: An item is of another shape.
+        """
+        if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+            raise UnsupportedError(
+                f"Expected a Dataset with a length and items, got {type(dataset).__name__}. Give "
+                "what it iterates over to update, batch by batch."
+            )
+        if len(dataset) == 0:
+            raise InputDataError("Expected a Dataset of at least one observation, got none.")
+        first = _pair(dataset, 0)
+        return cls(dataset, first.rows(slice(0, 0)), tuple(range(first.Y.shape[-1])))
+
+    @property
+    def count(self) -> int:
+        """Length of the data set."""
+        return len(cast(Sized, self.dataset))
+
+    @property
+    def held(self) -> int:
+        """All of it."""
+        return self.count
+
+    def at(self, index: Tensor) -> Batch:
+        """Read rows by their places."""
+        pairs = [_pair(self.dataset, i) for i in index.tolist()]
+        X, Y = (torch.cat(part) for part in ([p.X for p in pairs], [p.Y for p in pairs]))
+        return Batch(X.to(self.like.X), Y[:, list(self.outputs)].to(self.like.Y))
+
+    def plus(self, new: Batch) -> DatasetReplay:
+        """Refused, but for no observations."""
+        if len(new) == 0:
+            return self
+        raise UnsupportedError(
+            "A model of a Dataset takes no further observations. Build it from tensors and update "
+            "it batch by batch, or add to the Dataset (torch.utils.data.ConcatDataset)."
+        )
+
+    def select(self, outputs: list[int]) -> DatasetReplay:
+        """With some of the outputs only."""
+        return replace(self, outputs=tuple(self.outputs[i] for i in outputs))
+
+    def to(self, device: torch.device) -> DatasetReplay:
+        """Rows are put there when they are read."""
+        return replace(self, like=self.like.map(lambda t: t.to(device)))
+
+
+def _pair(dataset: Dataset[Any], i: int) -> Batch:
+    """Observation i as a batch of one."""
+    item = dataset[i]
+    if not (isinstance(item, tuple | list) and len(item) == 2):
+        raise InputDataError(
+            f"Expected items (x, y) of the Dataset, got a {type(item).__name__} for item {i}."
+        )
+    x, y = (torch.as_tensor(part) for part in item)
+    if x.ndim != 1 or y.ndim > 1:
+        raise BotorchTensorDimensionError(
+            f"Expected item {i} of the Dataset to be an input `d` and an outcome `m`, got "
+            f"{tuple(x.shape)} and {tuple(y.shape)}."
+        )
+    return Batch(x.unsqueeze(0), y.reshape(1, -1))
+
+
+_ROWS = 4096
+
+
+class HoldsRows(ABC):
+    """A memory whose observations are in ``replay``, in units of the process."""
+
+    replay: Replay
+
+    @property
+    @abstractmethod
+    def counts(self) -> Tensor:
+        """Number of observations that came, ``... x m``."""
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]``, ``... x m x 2 x 2``; of a sample scaled to all that came. O(n)."""
+        total = self.counts.new_zeros(*self.counts.shape, 2, 2)
+        for batch in self.replay.chunks(_ROWS):
+            columns = target_columns(batch.Y.to(total).mT)
+            total = total + columns.mT @ columns
+        return total * (self.replay.count / max(self.replay.held, 1))
+
+    def mean_known_noise(self) -> Tensor | None:
+        """None: the noise is the likelihood's."""
+        return None
+
+    def scale(self, factor: float) -> NoReturn:
+        """Refused.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            f"forget({factor:g}) needs a memory of statistics, but this model learns from the "
+            "observations themselves. Bound how many it holds by max_rows, or build it anew."
+        )

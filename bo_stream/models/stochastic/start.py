@@ -1,0 +1,228 @@
+"""Output scale and noise to begin with, for a model of fewer functions than the data ask for."""
+
+from __future__ import annotations
+
+import warnings
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from botorch.exceptions.warnings import BotorchWarning
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.optim.closures import get_loss_closure_with_grads
+from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood, LaplaceLikelihood, Likelihood
+from gpytorch.means import Mean
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from bo_stream.bases.functions import InducingFunctions
+from bo_stream.bases.inducing import kernel_variance
+from bo_stream.linalg import cholesky_with_nugget, solve_lower
+from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.memory import Observations
+from bo_stream.models.stochastic.optimisers import climb
+from bo_stream.models.stochastic.replay import Batch
+
+
+def learn_first_hyperparameters(
+    kernel: Kernel, mean: Mean, likelihood: Likelihood, rows: Batch, maxiter: int | None = None
+) -> None:
+    """Set kernel, mean and the noise of real outcomes by maximum marginal likelihood.
+
+    Outcomes of other likelihoods, labels or counts, are taken for real ones: what is learned of
+    lengthscales serves to begin with. Cost O(n³) a step of L-BFGS. [Evans2020, section I.1]
+
+    Args:
+        kernel: Set in place, and so are the others.
+        mean: Its prior mean; set where outcomes are real.
+        likelihood: Of the outcomes.
+        rows: Transformed inputs ``... x n x d`` and outcomes ``... x n x m``.
+        maxiter: Most steps of L-BFGS; None: until it converges.
+    """
+    own = isinstance(likelihood, GaussianLikelihood)
+    exact = SingleTaskGP(
+        rows.X,
+        rows.Y,
+        likelihood=deepcopy(likelihood).double() if own else None,
+        covar_module=deepcopy(kernel).double(),
+        mean_module=deepcopy(mean).double(),
+        outcome_transform=None,
+    ).to(rows.X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", BotorchWarning)
+        _fit(exact, maxiter)
+    with torch.no_grad():
+        kernel.load_state_dict(exact.covar_module.state_dict())
+        if isinstance(likelihood, GaussianLikelihood | LaplaceLikelihood):
+            mean.load_state_dict(exact.mean_module.state_dict())
+            share = 1.0 if own else 0.5
+            likelihood.noise = (share * exact.likelihood.noise).reshape(likelihood.noise.shape)
+
+
+def _fit(model: SingleTaskGP, maxiter: int | None) -> None:
+    """Each batch element and output for itself, where no hyperparameter is of several."""
+    objective = ExactMarginalLogLikelihood(model.likelihood, model)
+    learned = {name: p for name, p in objective.named_parameters() if p.requires_grad}
+    batch = model.train_targets.shape[:-1]
+    shared = any(p.shape[: len(batch)] != batch for p in learned.values())
+    fit_gpytorch_mll(
+        objective.train(),
+        closure=get_loss_closure_with_grads(objective, learned) if shared else None,
+        optimizer_kwargs={} if maxiter is None else {"options": {"maxiter": maxiter}},
+    )
+
+
+_NUGGET = 1e-6
+"""Noise of the values that features are made of, in parts of their variance."""
+
+_ITERATIONS = 50
+"""Of L-BFGS."""
+
+_FARTHEST = 10.0
+"""Largest change of a logarithm."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the bases.
+
+    Attributes:
+        span: Functions S of the mean, or as many as there are inputs.
+        covariance: Functions M of the covariance, or as many.
+    """
+
+    span: int
+    covariance: int
+
+
+@dataclass(frozen=True)
+class ScaleBound:
+    """The bound at the best mean of S functions and covariance of M of these, by scale and noise.
+
+    Functions are the prior's eigenfunctions in the span of values at S inputs; the covariance's are
+    the leading ones. With M = S the collapsed bound of Titsias (2009).
+
+    Attributes:
+        spectrum: Eigenvalues of the features' gram matrix, ascending, ``... x m x S``.
+        pulls: Squares of the outcomes' products with them, ``... x m x S``.
+        covered: Number M.
+        left: Prior variance that the covariance's leave, summed over inputs, ``... x m``.
+        squares: Of the outcomes, summed, ``... x m``.
+        size: Of the data.
+        weight: How many data each stands for.
+    """
+
+    spectrum: Tensor
+    pulls: Tensor
+    covered: int
+    left: Tensor
+    squares: Tensor
+    size: int
+    weight: float
+
+    @classmethod
+    def of(cls, hyper: Hyperparameters, data: Observations, size: Sizes, total: int) -> Self:
+        """With values at inputs that are evenly chosen. Cost O(n S² + S³).
+
+        Args:
+            hyper: Kernel and mean.
+            data: n inputs, ``... x n x d``, with real outcomes.
+            size: Of the bases.
+            total: Observations that the data stand for.
+        """
+        batch, kernel, outputs = data.targets.shape[:-1], hyper.covar_module, data.targets.shape[-2]
+        points = data.X[..., :: max(-(-data.X.shape[-2] // size.span), 1), :]
+        values = InducingFunctions(points.unsqueeze(-3).expand(*batch, -1, -1), None)
+        root = cholesky_with_nugget(values.with_functions(kernel, values, outputs), _NUGGET)
+        features = solve_lower(root, values.with_values(kernel, data.X, outputs))
+        targets = data.targets - hyper.constant(batch).unsqueeze(-1)
+        spectrum, directions = torch.linalg.eigh(features @ features.mT)
+        pulls = directions.mT @ (features @ targets.unsqueeze(-1))
+        spectrum = spectrum.clamp_min(0.0)
+        covered = min(size.covariance, spectrum.shape[-1])
+        all_variance = kernel_variance(kernel, data.X, outputs).sum(-1)
+        left = all_variance - spectrum[..., spectrum.shape[-1] - covered :].sum(-1)
+        return cls(
+            spectrum,
+            pulls.squeeze(-1).square(),
+            covered,
+            left.clamp_min(0.0),
+            targets.square().sum(-1),
+            targets.shape[-1],
+            total / targets.shape[-1],
+        )
+
+    def __call__(self, scale: Tensor, noise: Tensor) -> Tensor:
+        """Per observation, ``... x m``, without its constant.
+
+        Args:
+            scale: Of the prior variance, in parts of what it was, ``... x m``.
+            noise: Variance, likewise.
+        """
+        share = (self.weight * scale / noise).unsqueeze(-1)
+        signal = 1.0 + share * self.spectrum
+        explained = (share * self.pulls / signal).sum(-1)
+        misfit = self.weight * (self.squares + scale * self.left - explained) / noise
+        learned = signal[..., signal.shape[-1] - self.covered :].log().sum(-1)
+        return -0.5 * (noise.log() + (learned + misfit) / (self.weight * self.size))
+
+
+def set_scales(hyper: Hyperparameters, data: Observations, size: Sizes, total: int) -> None:
+    """Let output scale and noise be the best that so few functions can have; lengthscales stay.
+
+    An exact process's are those of a model that can explain all that it calls signal. Of one that
+    cannot, what is left weighs by the output scale over the noise, and steps lower that slowly
+    (kin40k: 1.8 and 0.013 of an exact process, 0.14 and 0.09 here, 0.13 and 0.06 in the end). The
+    output scale becomes no larger: nothing that is left asks for that.
+
+    Args:
+        hyper: In float64; set in place, but for parameters that stay.
+        data: Inputs ``... x n x d`` with real outcomes in units of the process.
+        size: Of the bases.
+        total: Observations that the data stand for.
+    """
+    kernel, likelihood = hyper.covar_module, hyper.likelihood
+    if not isinstance(likelihood, GaussianLikelihood) or size.covariance == 0:
+        return
+    scaled = isinstance(kernel, ScaleKernel) and kernel.raw_outputscale.requires_grad
+    noisy = likelihood.raw_noise.requires_grad
+    if not (scaled or noisy):
+        return
+    with torch.no_grad():
+        bound = ScaleBound.of(hyper, data, size, total)
+        noise = likelihood.noise.detach().squeeze(-1)
+        first = kernel.outputscale.detach() if isinstance(kernel, ScaleKernel) else noise
+    log_scale = torch.zeros_like(first, requires_grad=scaled)
+    log_noise = torch.zeros_like(noise, requires_grad=noisy)
+    outputs = data.targets.shape[-2]
+
+    def objective() -> Tensor:
+        scale = _per_output(log_scale.clamp_max(0.0).exp(), outputs)
+        return bound(scale, _per_output(noise * log_noise.exp(), outputs)).sum()
+
+    climb(objective, [t for t in (log_scale, log_noise) if t.requires_grad], _ITERATIONS)
+    with torch.no_grad():
+        if scaled and _is_near(log_scale):
+            kernel.outputscale = first * log_scale.clamp_max(0.0).exp()
+        if noisy and _is_near(log_noise):
+            likelihood.noise = _inside(noise * log_noise.exp(), likelihood).unsqueeze(-1)
+
+
+def _per_output(value: Tensor, outputs: int) -> Tensor:
+    """A hyperparameter as ``... x m``: it has no m where that is 1."""
+    return value.unsqueeze(-1) if outputs == 1 else value
+
+
+def _is_near(change: Tensor) -> bool:
+    """Whether a change of a logarithm is one to make."""
+    return bool((change.isfinite() & (change.abs() < _FARTHEST)).all())
+
+
+def _inside(noise: Tensor, likelihood: GaussianLikelihood) -> Tensor:
+    """Strictly within the likelihood's constraint."""
+    constraint = likelihood.noise_covar.raw_noise_constraint
+    low, high = constraint.lower_bound.to(noise), constraint.upper_bound.to(noise)
+    return torch.minimum(torch.maximum(noise, 1.001 * low + 1e-9), 0.999 * high)

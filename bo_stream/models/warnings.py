@@ -1,0 +1,116 @@
+"""The warning that a memory was projected and is no longer exact."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from botorch.exceptions.warnings import BotorchWarning
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+
+from bo_stream.allocation.novelty import NOVEL
+
+_LIBRARIES = ("bo_stream", "torch", "gpytorch", "botorch")
+
+
+def users_stack_level() -> int:
+    """``stacklevel`` for a ``warnings.warn`` beside this call, of the first frame not a library's.
+
+    A model is put into evaluation mode by gpytorch's modules and by BoTorch's fits as often as by a
+    user.
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and _is_librarys(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _is_librarys(module: str) -> bool:
+    return module.partition(".")[0] in _LIBRARIES
+
+
+class CoarsePointsWarning(BotorchWarning):
+    """Inducing points, centres or grid nodes miss more of the process than the noise hides."""
+
+
+def warn_of_coarse_points(ratio: float, points: int, max_points: int) -> None:
+    """Warn with what there is to do.
+
+    Args:
+        ratio: Prior variance that the points leave unknown at the observations, in mean, in units
+            of their noise variances.
+        points: Their number.
+        max_points: The largest.
+    """
+    warnings.warn(
+        f"{points:,} inducing points leave, in mean over the observations, {ratio:.2g} times the "
+        "noise variance of the process unknown: the approximation is coarser than the noise. Raise "
+        f"max_points ({max_points:,}), or take an allocator that takes more points.",
+        CoarsePointsWarning,
+        stacklevel=users_stack_level(),
+    )
+
+
+def warn_of_coarse_centres(ratio: float, resolution: float, max_centres: int) -> None:
+    """Warn with what there is to do.
+
+    Args:
+        ratio: Prior variance of the process between an input and the centre where it acts, in mean
+            over the observations, in units of their noise variances.
+        resolution: Largest distance of an input from its centre.
+        max_centres: Largest number of centres.
+    """
+    warnings.warn(
+        f"At a resolution of {resolution:.2g} the process differs between inputs and their "
+        f"clusters' centres by {ratio:.2g} times the noise variance, in mean over the "
+        "observations: the approximation is coarser than the noise. Build the model with a larger "
+        f"max_centres ({max_centres:,}), or give it a finer resolution.",
+        CoarsePointsWarning,
+        stacklevel=users_stack_level(),
+    )
+
+
+FAR_OUT = 1e4
+"""Norm of whitened weights beyond which outcomes are not draws from the prior."""
+
+MOST_ERROR = 0.1
+"""Error of a posterior mean, in posterior standard deviations, that passes without a warning."""
+
+
+def error_of_rounding(weights: Tensor, precision: Tensor) -> float:
+    """Error of a posterior mean by rounding, in posterior standard deviations.
+
+    ``NOVEL · |w| / σ²``: a kernel in float64 at inducing points is known up to ``NOVEL`` of the
+    prior variance, and the whitened weights w multiply what is missed. Against a process in 60
+    digits (a squared exponential kernel, lengthscale 0.4, 40 inputs on a line, one outcome of 1e5
+    or 1e8, noise 1e-2 to 1e-6) the largest errors were 0.1 to 2 times this; in two and three
+    dimensions, where kernel matrices are better conditioned, less than a hundredth of it.
+
+    Args:
+        weights: Whitened, in posterior mean, ``... x m x M x 1``.
+        precision: Of an observation, ``1 / σ²``, in mean, ``... x m``.
+    """
+    norm = weights.square().sum((-2, -1)).sqrt()
+    if norm.numel() == 0 or float(norm.max()) <= FAR_OUT:
+        return 0.0
+    return NOVEL * float((norm * precision).max())
+
+
+def warn_of_rounding(error: float) -> None:
+    """Warn with what there is to do.
+
+    Args:
+        error: See :func:`error_of_rounding`.
+    """
+    warnings.warn(
+        "Outcomes lie so far from the process that float64 does not resolve the others: posterior "
+        f"means may be off by up to {error:.1g} posterior standard deviations. Drop or clip "
+        "outliers, standardise Y, or raise the noise variance.",
+        NumericalWarning,
+        stacklevel=users_stack_level(),
+    )
+
+
+class ProjectionWarning(UserWarning):
+    """A memory was expressed by points that do not determine it: an approximation from now on."""

@@ -1,0 +1,217 @@
+"""The subspace in which hyperparameters are learned, kept while they move a little."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.grid.additive import grid_basis
+from bo_stream.bases.grid.interpolation import GridBasis
+from bo_stream.bases.grid.kernel import GridKernel
+from bo_stream.bases.grid.sensitivity import node_variances, prior_variance, variance_outside
+from bo_stream.models.caches import WHITENED_ROWS
+from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.objective import NoiseGroup, ThinRoot, thin_root
+from bo_stream.models.wiski.memory import StreamMemory
+from bo_stream.models.wiski.rows import RowMemory
+
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """The largest eigenvectors of the kernel at some hyperparameters, with the memory in them.
+
+    Attributes:
+        basis: At those hyperparameters.
+        memory: In its weights.
+        node_variances: Mean prior variance over the nodes that each feature carries there,
+            ``... x m x r``.
+        missed: What all of them miss there, or its rounding error, ``... x m``.
+    """
+
+    basis: GridBasis
+    memory: WhitenedMemory
+    node_variances: Tensor
+    missed: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def around(
+        cls, factors: GridKernel, memory: RowMemory | StreamMemory, tolerance: float, max_rank: int
+    ) -> Subspace:
+        """Centred at a kernel's present parameters. Cost as a solve after they have changed.
+
+        Args:
+            factors: The kernel.
+            memory: What was observed.
+            tolerance: Largest part of its trace to leave out.
+            max_rank: Cap on r.
+        """
+        basis = spread_basis(factors, memory, tolerance, max_rank)
+        variances = node_variances(basis)
+        missed = (basis.scale - variances.sum(-1)).maximum(_ROUNDING * basis.scale)
+        return cls(basis, memory.whitened(basis), variances, missed)
+
+    def outside(self, prior: Tensor, scale: Tensor) -> Tensor:
+        """Mean over the nodes of a kernel's variance that the features miss, ``... x m``.
+
+        Args:
+            prior: Covariance of the weights under that kernel, ``... x m x r x r``.
+            scale: Its prior variance, ``... x m``.
+        """
+        inside = (self.node_variances * prior.diagonal(dim1=-2, dim2=-1)).sum(-1)
+        return scale - inside
+
+    def after(self, data: Observations) -> Subspace | None:
+        """The same with a batch more, or None for a large one. Cost O(n r²)."""
+        if data.X.shape[-2] > WHITENED_ROWS:
+            return None
+        return replace(self, memory=self.memory.observed(self.basis.features(data.X), data))
+
+
+def spread_basis(
+    factors: GridKernel, memory: RowMemory | StreamMemory, tolerance: float, max_rank: int
+) -> GridBasis:
+    """Eigenvectors of a kernel on a memory's grid that hold also its derivatives in frequencies.
+
+    Those of the kernel alone would make a likelihood's gradient vanish in the period of a strictly
+    periodic kernel.
+    """
+    spread = factors.spread(memory.grid.bounds.diff(dim=0)[0].tolist())
+    return grid_basis(memory.grid, spread, memory.counts.shape, tolerance, max_rank)
+
+
+LEARNING_RANK = 640
+"""Features in which hyperparameters are learned, where these carry enough of the kernel."""
+
+LEFT_OUT = 0.02
+"""Prior variance that may lie beyond them, in parts of the noise variance, as which it counts."""
+
+MOST_LEFT_OUT = 0.05
+"""The same until a space with more features is chosen."""
+
+RADIUS = 0.25
+"""How far the log of a kernel's parameter may move before the subspace is chosen anew."""
+
+MOST_OUTSIDE = 1e-4
+"""Prior variance that a move may bring outside all features, in parts of the noise variance."""
+
+MOST_OUTSIDE_GROWTH = 4.0
+"""The same, in parts of what was outside at the centre: more than a log move of ``RADIUS`` brings
+to a kernel with a lengthscale. But a hundredth of its period moves a periodic kernel outside.
+"""
+
+_LEAST_TOLERANCE = 1e-11
+
+
+@dataclass(frozen=True)
+class LearningSpace:
+    """The largest eigenvectors of the kernel at some hyperparameters, with the memory in them.
+
+    The kernel of other hyperparameters is restricted to this space, so that an optimiser sees a
+    smooth function with its exact gradient, and the grid's statistics are visited only when the
+    kernel's parameters have moved by more than ``RADIUS``, or its variance out of the features.
+    What the model's posterior has beyond this space is small and of high frequency: it enters as
+    white noise of the same mean variance, and is so neither lost nor taken for the noise of the
+    observations.
+
+    Attributes:
+        basis: At the centre.
+        memory: In its weights.
+        roots: Of its statistics, where they are of few observations: of learned and known noise.
+        rest: The model's further features.
+        rest_squares: Mean squares of those over the observations of learned noise, ``... x m x s``.
+        centre: Logs of the parameters of the kernel's factors.
+        whole: All these features.
+        outside: Mean prior variance over the nodes outside all these features, ``... x m``.
+    """
+
+    basis: GridBasis
+    memory: WhitenedMemory
+    roots: tuple[ThinRoot | None, ThinRoot | None]
+    rest: GridBasis
+    rest_squares: Tensor
+    centre: tuple[Tensor, ...]
+    whole: GridBasis
+    outside: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def around(
+        cls,
+        factors: GridKernel,
+        noise: Tensor,
+        memory: StreamMemory,
+        tolerance: float,
+        max_rank: int,
+    ) -> LearningSpace:
+        """Centred at a kernel's present parameters.
+
+        Args:
+            factors: The kernel.
+            noise: Noise variances, ``... x m``.
+            memory: What was observed.
+            tolerance: The model's own.
+            max_rank: The model's own.
+        """
+        least = max(tolerance, _LEAST_TOLERANCE)
+        whole = spread_basis(factors, memory, least, max_rank)
+        whitened = memory.whitened(whole)
+        learned = whitened.learned
+        squares = learned.gram.diagonal(dim1=-2, dim2=-1) / learned.count.clamp_min(1.0)[..., None]
+        share = float((LEFT_OUT * noise / whole.scale).min())
+        rank = max(whole.enough(max(share, least), max_rank), LEARNING_RANK)
+        leading = whitened.leading(rank)
+        return cls(
+            whole.leading(rank),
+            leading,
+            _roots(leading),
+            whole.trailing(rank),
+            squares[..., rank:],
+            _log_parameters(factors),
+            whole,
+            variance_outside(whole, factors),
+        )
+
+    def rooted(self, groups: Sequence[NoiseGroup]) -> list[NoiseGroup]:
+        """Groups of the memory's statistics with their roots."""
+        learned, known = self.roots
+        return [
+            replace(group, root=learned if group.statistics is self.memory.learned else known)
+            for group in groups
+        ]
+
+    @torch.no_grad()
+    def holds(self, factors: GridKernel, noise: Tensor) -> bool:
+        """Whether the kernel is within ``RADIUS`` of the centre, and little of it is left out."""
+        pairs = zip(self.centre, _log_parameters(factors), strict=True)
+        distances = [float((old - new).abs().max()) for old, new in pairs]
+        near = max(distances, default=0.0) <= RADIUS and all(map(math.isfinite, distances))
+        return (
+            near
+            and bool((self.left_out(factors) <= MOST_LEFT_OUT * noise).all())
+            and self._spans(factors, noise)
+        )
+
+    def _spans(self, factors: GridKernel, noise: Tensor) -> bool:
+        most = MOST_OUTSIDE * noise + MOST_OUTSIDE_GROWTH * self.outside
+        return bool((variance_outside(self.whole, factors) <= most).all())
+
+    def left_out(self, factors: GridKernel) -> Tensor:
+        """Mean prior variance at the observations beyond the space, ``... x m``."""
+        return (prior_variance(self.rest, factors) * self.rest_squares).sum(-1)
+
+
+def _roots(memory: WhitenedMemory) -> tuple[ThinRoot | None, ThinRoot | None]:
+    known = None if memory.known is None else thin_root(memory.known)
+    return thin_root(memory.learned), known
+
+
+def _log_parameters(factors: GridKernel) -> tuple[Tensor, ...]:
+    parameters = (p for part in factors.parts for f in part.factors for p in f.parameters)
+    return tuple(parameter.detach().log().clone() for parameter in parameters)

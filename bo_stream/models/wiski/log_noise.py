@@ -1,0 +1,290 @@
+"""Noise of a first batch of observations, for which no model has learned one yet."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from botorch.models.transforms.outcome import Standardize
+from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.priors import GammaPrior
+from torch import Tensor
+
+from bo_stream.models.leave_one_out import leave_one_out
+from bo_stream.models.memory import Observations
+from bo_stream.models.refit import relearn
+from bo_stream.models.wiski.grid_choice import GridSize
+from bo_stream.models.wiski.grid_gp import GridGP
+from bo_stream.models.wiski.resolution import GridResolutionWarning
+
+LOG_SQUARE_MEAN = float(torch.digamma(torch.tensor(0.5, dtype=torch.float64))) + math.log(2.0)
+"""Mean of the log of a squared standard normal number, ψ(1/2) + log 2 = −1.27."""
+
+LOG_SQUARE_VARIANCE = 0.5 * math.pi**2
+"""Its variance, ψ'(1/2)."""
+
+SMALLEST_SQUARE = 1e-6
+"""Least squared residual, in parts of its expectation: the logarithm of 0 is none. One standard
+normal square in 1,200 is smaller, so the mean of the log moves by 2e-3.
+"""
+
+SMALLEST_SHARE = 1e-3
+"""Least share of the noise in a residual's variance that is reckoned with."""
+
+
+def log_squares(residual: Tensor, variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Measurements of the log noise variance and their variances, ``...`` each.
+
+    A residual e of a prediction with the variance v has ``log e² = log(σ² + v) + log χ²``. With s
+    the noise expected and ρ = s / (s + v) its share, ``e² ρ`` is to measure σ²: the target is
+    ``log e² + log ρ − E log χ²``, unbiased where s is. It moves with log σ² by the share ρ only, so
+    it counts as one of the variance ``ψ'(1/2) / ρ²``: where the prediction is uncertain a residual
+    says little about the noise.
+
+    Args:
+        residual: Outcome less its predicted mean.
+        variance: Of the prediction, noise not included.
+        noise: Expected noise variance s.
+    """
+    total = noise + variance.clamp_min(0.0)
+    share = (noise / total).clamp_min(SMALLEST_SHARE)
+    square = residual.square().maximum(SMALLEST_SQUARE * total)
+    return square.log() + share.log() - LOG_SQUARE_MEAN, LOG_SQUARE_VARIANCE / share.square()
+
+
+def expected_exponential(mean: Tensor, variance: Tensor) -> Tensor:
+    """Mean of ``exp(g)`` for a normal g."""
+    return (mean + 0.5 * variance).exp()
+
+
+TOLERANCE = 1e-6
+"""Part of the kernel's trace left out: little, where the log squares have a variance of five."""
+
+
+@dataclass(frozen=True)
+class LearnedNoise:
+    """Noise variances and the log squared residuals that teach them.
+
+    Attributes:
+        noise: In the units of the targets, ``batch x m x n``.
+        log_squares: Measured log variances, ``batch x m x n``.
+        variances: Of those measurements, ``batch x m x n``.
+    """
+
+    noise: Tensor
+    log_squares: Tensor
+    variances: Tensor
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What an update put into memory: with it the update can be undone.
+
+    Attributes:
+        observations: For the mean, with the noise variances that they entered with.
+        log_squares: For the noise.
+    """
+
+    observations: Observations
+    log_squares: Observations
+
+    def negated(self) -> Self:
+        """The same, to be taken out."""
+        return replace(
+            self,
+            observations=replace(self.observations, sign=-1.0),
+            log_squares=replace(self.log_squares, sign=-1.0),
+        )
+
+
+def observed(inputs: Tensor, targets: Tensor, noise: Tensor) -> Observations:
+    """Observations of known noise, to be added.
+
+    Args:
+        inputs: ``batch x n x d``.
+        targets: ``batch x m x n``.
+        noise: Variances, ``batch x m x n``.
+    """
+    known = torch.ones_like(targets[..., :1, :], dtype=torch.bool)
+    return Observations(inputs.to(torch.float64), targets, noise, known, 1.0)
+
+
+@torch.no_grad()
+def predicted_noise(
+    model: GridGP, noise_model: GridGP, inputs: Tensor, targets: Tensor
+) -> LearnedNoise:
+    """Noise expected of observations before they enter, and what their residuals measure.
+
+    Args:
+        model: Of the mean.
+        noise_model: Of the log noise variance.
+        inputs: Transformed, ``batch x n x d``.
+        targets: ``batch x m x n``.
+    """
+    noise = expected_exponential(*marginals(noise_model, inputs))
+    mean, variance = marginals(model, inputs)
+    return LearnedNoise(noise, *log_squares(targets - mean, variance, noise))
+
+
+@torch.no_grad()
+def marginals(model: GridGP, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Posterior mean and variance of the targets at transformed inputs, ``batch x m x n`` each.
+
+    In the units of the targets, before a standardisation. Cost O(n r²), some thousand rows at once.
+    """
+    inputs = X.to(torch.float64)
+    mean, variance = model.process(inputs).marginals(inputs)
+    offset, scale = (t.unsqueeze(-1) for t in model._outcomes.offset_and_scale(model._counts()))
+    return offset + scale * mean, scale.square() * variance
+
+
+def noise_kernel(dim: int, batch_shape: torch.Size) -> Kernel:
+    """The default kernel: a smooth log variance that varies by a factor of e, or less.
+
+    Its prior has a scale of 1 as mode and density near 0, for noise that is the same everywhere.
+    """
+    kernel = ScaleKernel(
+        get_covar_module_with_dim_scaled_prior(dim, batch_shape=batch_shape),
+        batch_shape=batch_shape,
+        outputscale_prior=GammaPrior(2.0, 1.0),
+    )
+    kernel.outputscale = torch.ones(batch_shape)
+    return kernel
+
+
+def noise_gp(
+    X: Tensor,
+    log_squares: Tensor,
+    variances: Tensor,
+    kernel: Kernel,
+    bounds: Tensor,
+    grid_size: GridSize | None,
+) -> GridGP:
+    """A grid model of measured log variances, each of known noise.
+
+    Args:
+        X: Transformed inputs, ``batch x n x d``.
+        log_squares: ``batch x n x m``.
+        variances: Of their noise, shaped alike.
+        kernel: Of the log variance.
+        bounds: The box of X, ``2 x d``.
+        grid_size: As for the models.
+    """
+    return GridGP(
+        X,
+        log_squares,
+        variances,
+        covar_module=kernel,
+        outcome_transform=None,
+        bounds=bounds,
+        grid_size=grid_size,
+        tolerance=TOLERANCE,
+    )
+
+
+def centre(model: GridGP, mean: Tensor) -> None:
+    """Set the prior mean of a log noise variance, ``batch x m``."""
+    model.mean_module.initialize(constant=model._from_per_output(mean).to(model._dtype))
+
+
+@dataclass(frozen=True)
+class FirstBatch:
+    """Observations of which some have no known noise.
+
+    Attributes:
+        inputs: Transformed, ``batch x n x d``.
+        targets: ``batch x m x n``.
+        noise: Variances, ``batch x m x n``; NaN where unknown.
+        rows: Indices of the k observations of unknown noise.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    noise: Tensor
+    rows: Tensor
+
+
+def learn_first_noise(
+    model: GridGP, noise_model: GridGP, batch: FirstBatch, rounds: int
+) -> LearnedNoise:
+    """Noise of k observations, copies of a mean and a noise model fitted to them in turn.
+
+    The first mean model has one noise level for them. Residuals and noises are those left-one-out,
+    so that none is predicted from itself. Cost of two refits a round. Source: Kersting, Plagemann,
+    Pfaff and Burgard (2007), most likely heteroscedastic Gaussian process regression, here with
+    closed forms for its samples.
+
+    Args:
+        model: Of the mean; stays as it is, like the other, but for the record of refits that fail.
+        noise_model: Of the log noise variance.
+        batch: All first observations.
+        rounds: At least 1.
+    """
+    rows, noise = batch.rows, batch.noise
+    inputs, targets = batch.inputs[..., rows, :], batch.targets[..., rows]
+    for _ in range(rounds):
+        draft = _fitted(_mean_draft(model, batch, noise), model)
+        level = (draft.noise_level() * draft.outcome_scale().square()).detach().unsqueeze(-1)
+        present = torch.where(noise[..., rows].isnan(), level, noise[..., rows])
+        mean, variance = _left_out(targets, *marginals(draft, inputs), present)
+        learned = _learned(noise_model, inputs, *log_squares(targets - mean, variance, present))
+        noise = noise.index_copy(-1, rows, learned.noise)
+    return learned
+
+
+def _learned(
+    noise_model: GridGP, inputs: Tensor, measured: Tensor, variances: Tensor
+) -> LearnedNoise:
+    draft = _fitted(_noise_draft(noise_model, inputs, measured, variances), noise_model)
+    moments = _left_out(measured, *marginals(draft, inputs), variances)
+    return LearnedNoise(expected_exponential(*moments), measured, variances)
+
+
+def _left_out(
+    targets: Tensor, mean: Tensor, variance: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor]:
+    return leave_one_out(targets, mean, variance.clamp_min(0.0), noise, SMALLEST_SHARE)
+
+
+def _mean_draft(model: GridGP, batch: FirstBatch, noise: Tensor) -> GridGP:
+    standardize = Standardize(m=model.num_outputs, batch_shape=model.batch_shape)
+    return GridGP(
+        batch.inputs,
+        batch.targets.mT.to(batch.inputs),
+        noise.mT.to(batch.inputs),
+        covar_module=deepcopy(model.covar_module),
+        mean_module=deepcopy(model.mean_module),
+        outcome_transform=None if model._outcomes.standardize is None else standardize,
+        bounds=model.bounds,
+        grid_size=model.grid_size,
+        tolerance=model.tolerance,
+        max_rank=model.max_rank,
+    )
+
+
+def _noise_draft(noise_model: GridGP, inputs: Tensor, measured: Tensor, noise: Tensor) -> GridGP:
+    draft = noise_gp(
+        inputs,
+        measured.mT.to(inputs),
+        noise.mT.to(inputs),
+        deepcopy(noise_model.covar_module),
+        noise_model.bounds,
+        noise_model.grid_size,
+    )
+    centre(draft, measured.mean(-1))
+    return draft
+
+
+def _fitted(draft: GridGP, model: GridGP) -> GridGP:
+    """A draft with hyperparameters of its own; what that took is on the model's record."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GridResolutionWarning)  # of a draft nobody predicts with
+        relearn(draft)
+    for event in draft.numerical_log:
+        model.log_event(f"{event.what}, of a draft")
+    return draft

@@ -1,0 +1,323 @@
+"""A stream's first observations as rows, while these are fewer than a grid's features."""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from bo_stream.bases.grid.interpolated_kernel import (
+    InterpolatedKernel,
+    Pairs,
+    covariance_of_pairs,
+    interpolation_lines,
+    pairs_of,
+)
+from bo_stream.bases.grid.interpolation import GridBasis
+from bo_stream.bases.grid.kernel import GridKernel
+from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.bases.grid.statistics import check_room
+from bo_stream.inference_mode import keeps_tensors
+from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.wiski.memory import StreamMemory, check_same_groups, grid_past, grown_to
+from bo_stream.sufficient_statistics import target_columns, weighted_statistics
+
+MOST_ROWS = 300
+"""Up to this many observations are held as rows, if a model may have as many features."""
+
+NODES_OF_PAIRS = 40
+"""Square of the number of nodes in a dimension, in numbers of rows, from which a covariance is
+cheaper from pairs of rows than from the nodes' matrix. Measured with its gradient on a processor.
+"""
+
+_SAME = 1e-5
+"""A row to be taken out is one of memory where no number differs by more than this, in parts of
+the box's width and of the outcomes' range: inputs and outcomes in float32 are rounded."""
+
+NOT_HELD = (
+    "Expected observations that are in memory, with X, Y and Yvar as they were given to the model; "
+    "got some that are not among its rows: they were never put in, or with other Y or Yvar. The "
+    "model is as it was."
+)
+
+
+@dataclass(frozen=True)
+class RowMemory:
+    """Observations as they came, before any is interpolated onto the grid.
+
+    So long as they are few, a model solves in the n x n system of the rows. Beyond ``bound`` they
+    are interpolated onto the grid and dropped. Memory O(n d), and O(n²) once a fit has looked at
+    pairs of a few of them; nothing of the grid is allocated.
+
+    Attributes:
+        grid: The nodes that the kernel is interpolated from.
+        first: The grid before it grew.
+        rows: The observations, each to be added.
+        most: Up to how many are held.
+    """
+
+    grid: Mesh
+    first: Mesh
+    rows: Observations
+    most: int
+
+    @classmethod
+    def empty(
+        cls, grid: Mesh, batch: torch.Size, outputs: int, device: torch.device, most: int
+    ) -> RowMemory:
+        """No observations yet.
+
+        Raises:
+            ValueError: The grid that they would later be moved to is too large for memory.
+        """
+        check_room(grid, math.prod(batch))
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*batch, *shape, dtype=torch.float64, device=device)
+
+        X, targets = zeros(0, _width(grid)), zeros(outputs, 0)
+        rows = Observations(X, targets, targets.clone(), zeros(1, 0).bool(), 1.0)
+        return cls(grid, grid, rows, most)
+
+    @property
+    def bound(self) -> int:
+        """Up to how many rows are held: no more than there are nodes, hence features."""
+        return min(self.most, sum(grid.num_nodes for grid in self.grid.parts))
+
+    @property
+    def earlier(self) -> tuple[()]:
+        """No other grids: rows are interpolated from the present one."""
+        return ()
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        columns = target_columns(self.rows.targets)
+        return columns.mT @ columns
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of observations, ``... x m``."""
+        return self.rows.targets.new_full(self.rows.targets.shape[:-1], float(len(self.rows)))
+
+    def mean_known_noise(self) -> Tensor | None:
+        """Mean of the known noise variances, ``... x m``, or None without any."""
+        if not self.rows.any_known:
+            return None
+        noise, weight = self.rows.known_group()
+        return (noise * weight).sum(-1) / weight.sum(-1).clamp_min(1.0)
+
+    def typical_known_noise(self) -> Tensor | None:
+        """Harmonic mean of the known noise variances, ``... x m``, or None without any."""
+        if not self.rows.any_known:
+            return None
+        noise, weight = self.rows.known_group()
+        count = weight.sum(-1)
+        return torch.where(count > 0, count / (weight / noise).sum(-1), torch.inf)
+
+    @cached_property
+    def lines(self) -> Tensor:
+        """Interpolation weights of the rows, ``... x 1 x n x G``."""
+        return self._interpolated()
+
+    @keeps_tensors
+    def _interpolated(self) -> Tensor:
+        return interpolation_lines(self.grid, self.rows.X).unsqueeze(-3)
+
+    @cached_property
+    def pairs(self) -> tuple[Pairs, ...]:
+        """All pairs of the rows."""
+        return self._paired()
+
+    @keeps_tensors
+    def _paired(self) -> tuple[Pairs, ...]:
+        return pairs_of(self.grid, self.rows.X)
+
+    def covariance(self, kernel: GridKernel) -> Tensor:
+        """Interpolated covariance of the rows, ``... x m x n x n``, differentiable in the kernel.
+
+        Args:
+            kernel: Before it is interpolated, at its present hyperparameters.
+        """
+        nodes = min(size for grid in self.grid.parts for size in grid.size)
+        if NODES_OF_PAIRS * len(self.rows) <= nodes**2:
+            return covariance_of_pairs(kernel, self.grid, self.pairs)
+        interpolated = InterpolatedKernel.of(kernel, self.grid)
+        return interpolated.covariance(self.lines, interpolated.images(self.lines))
+
+    def covering(self, X: Tensor) -> RowMemory:
+        """The same rows on a grid grown by whole cells so that its box holds X.
+
+        Raises:
+            InputDataError: The grid would become more than ``MAX_GROWTH`` times as wide.
+            ValueError: The grown grid is too large for memory.
+        """
+        if self.grid.contains(X):
+            return self
+        return self._on(grown_to(self.grid, self.first, X), self.first)
+
+    def grid_past(self, X: Tensor) -> Mesh:
+        """See :meth:`StreamMemory.grid_past`."""
+        return grid_past(self.grid, self.first, X)
+
+    def _on(self, grid: Mesh, first: Mesh) -> RowMemory:
+        check_room(grid, self._copies(self.rows.any_known))
+        return replace(self, grid=grid, first=first)
+
+    def _copies(self, known: bool) -> int:
+        *batch, outputs, _ = self.rows.targets.shape
+        return math.prod(batch) * (outputs if known else 1)
+
+    def aligned(self, grid: Mesh, rounding: float) -> RowMemory:
+        """At another grid's nodes if its own are them but for rounding."""
+        own, first = (mesh.aligned(grid, rounding) for mesh in (self.grid, self.first))
+        return replace(self, grid=own, first=first)
+
+    def refined(self, grid: Mesh) -> RowMemory:
+        """The rows on another grid, as if they had been observed there."""
+        return self._on(grid, grid)
+
+    def observed(self, data: Observations) -> RowMemory | None:
+        """The rows after a batch to be added, or None where they would be too many.
+
+        Raises:
+            ValueError: Known noise needs a grid for each output, which are too large for memory.
+        """
+        if len(self.rows) + len(data) > self.bound:
+            return None
+        if data.any_known and not self.rows.any_known:
+            check_room(self.grid, self._copies(known=True))
+        return replace(self, rows=Observations.joined((self.rows, data)))
+
+    def without(self, data: Observations) -> RowMemory:
+        """The rows less some of them.
+
+        Raises:
+            InputDataError: One of the batch is not among the rows.
+        """
+        taken = self.positions(data)
+        kept = torch.ones_like(self.rows.known[..., 0, :]).scatter(-1, taken, False)
+        left = kept.nonzero()[:, -1].view(*kept.shape[:-1], len(self.rows) - len(data))
+        return replace(self, rows=_gathered(self.rows, left))
+
+    def positions(self, data: Observations) -> Tensor:
+        """Where each of a batch is among the rows, each row once, ``batch x k``.
+
+        Raises:
+            InputDataError: One of the batch is not among the rows.
+        """
+        differences = _differences(self.rows, data, self.grid.bounds)
+        used = differences.new_zeros(*differences.shape[:-2], len(self.rows))
+        found = [used[..., :0].long()]
+        for row in differences.unbind(-2):
+            nearest, index = (row + used).min(-1, keepdim=True)
+            if not bool((nearest <= _SAME).all()):
+                raise InputDataError(NOT_HELD)
+            used = used.scatter(-1, index, torch.inf)
+            found.append(index)
+        return torch.cat(found, -1)
+
+    def on_grid(self) -> StreamMemory:
+        """The rows interpolated onto the grid, as statistics. Cost O(7^d p + n 7^d).
+
+        Raises:
+            ValueError: The grid is too large for memory.
+        """
+        *batch, outputs, _ = self.rows.targets.shape
+        device = self.rows.targets.device
+        grid = deepcopy(self.grid)  # which caches where its box lies, while this one stays as it is
+        empty = StreamMemory.empty(grid, torch.Size(batch), outputs, device)
+        memory = replace(empty, first=self.first).with_noise_group_for(self.rows)
+        if len(self.rows) > 0:
+            memory.observe(self.rows)
+        return memory
+
+    def whitened(self, basis: GridBasis) -> WhitenedMemory:
+        """Statistics in the whitened weights of a basis. Cost O(n r²)."""
+        features, rows = basis.features(self.rows.X), self.rows
+        learned = weighted_statistics(features, rows.targets, *rows.learned_group())
+        if not rows.any_known:
+            return WhitenedMemory(learned, None)
+        return WhitenedMemory(
+            learned, weighted_statistics(features, rows.targets, *rows.known_group())
+        )
+
+    def scale(self, factor: float) -> RowMemory | StreamMemory:
+        """Every observation counts ``factor`` times: on the grid, for rows count once."""
+        return self if factor == 1.0 else self.on_grid().scale(factor)
+
+    def select(self, outputs: list[int]) -> RowMemory:
+        """A copy for some of the outputs."""
+        return replace(self, rows=self.rows.select(outputs))
+
+    def to(self, device: torch.device) -> RowMemory:
+        """The memory on another device."""
+        return replace(self, rows=self.rows.to(device))
+
+    def with_targets(self, matrix: Tensor) -> RowMemory:
+        """The target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``, of which the last stays."""
+        targets = (target_columns(self.rows.targets) @ matrix)[..., 0]
+        return replace(self, rows=replace(self.rows, targets=targets))
+
+
+def on_grid(memory: RowMemory | StreamMemory) -> StreamMemory:
+    """A memory as statistics on its grid."""
+    return memory.on_grid() if isinstance(memory, RowMemory) else memory
+
+
+def joined(
+    memory: RowMemory | StreamMemory, other: RowMemory | StreamMemory, rounding: float
+) -> RowMemory | StreamMemory:
+    """Both memories: as rows while these are few, else as statistics on their grids.
+
+    Args:
+        memory: Whose grid takes new observations.
+        other: A copy of a memory that goes on changing.
+        rounding: Relative rounding error of inputs, by which nodes that are the same may differ.
+
+    Raises:
+        UnsupportedError: The grids are of other groups of inputs.
+        InputDataError: The common grid would become too wide.
+    """
+    check_same_groups(memory.grid, other.grid)
+    other = other.aligned(memory.grid, rounding)
+    if isinstance(memory, RowMemory) and isinstance(other, RowMemory):
+        both = memory.covering(other.grid.bounds).observed(other.rows)
+        if both is not None:
+            return both
+    return on_grid(memory).absorb(on_grid(other))
+
+
+def _width(grid: Mesh) -> int:
+    return len({i for group in grid.groups for i in group})
+
+
+def _gathered(rows: Observations, index: Tensor) -> Observations:
+    """Rows by an index of their own for each batch element, ``batch x k``."""
+    own = index.unsqueeze(-2)
+    return Observations(
+        rows.X.gather(-2, index.unsqueeze(-1).expand(*index.shape, rows.X.shape[-1])),
+        rows.targets.gather(-1, own.expand(*rows.targets.shape[:-1], -1)),
+        rows.noise.gather(-1, own.expand(*rows.noise.shape[:-1], -1)),
+        rows.known.gather(-1, own.expand(*rows.known.shape[:-1], -1)),
+        rows.sign,
+    )
+
+
+def _differences(rows: Observations, data: Observations, bounds: Tensor) -> Tensor:
+    """Largest relative difference of any number of two observations, ``batch x k x n``."""
+    width = bounds.diff(dim=0)[0].to(rows.X)
+    inputs = ((data.X.unsqueeze(-2) - rows.X.unsqueeze(-3)).abs() / width).amax(-1)
+    scale = rows.targets.abs().amax(-1, keepdim=True).clamp_min(1e-300).unsqueeze(-1)
+    outcomes = (data.targets.unsqueeze(-1) - rows.targets.unsqueeze(-2)).abs() / scale
+    noise = (data.noise.log().unsqueeze(-1) - rows.noise.log().unsqueeze(-2)).abs()
+    kind = data.known.unsqueeze(-1) != rows.known.unsqueeze(-2)
+    # rows that are alike are told apart by their noise, which may have been raised since
+    tie = 1e-6 * _SAME * noise.clamp_max(1.0).amax(-3)
+    apart = torch.where(kind, torch.inf, 0.0).to(inputs).amax(-3)
+    return inputs.maximum(outcomes.amax(-3)) + apart + tie

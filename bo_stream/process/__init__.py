@@ -1,0 +1,1 @@
+"""The posterior as a Gaussian process again, and what is kept of it between evaluations."""

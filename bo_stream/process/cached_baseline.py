@@ -1,0 +1,129 @@
+"""Points whose joint distribution is evaluated once, with others beside them again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bo_stream.linalg import stack_columns, stack_rows
+from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
+
+
+@dataclass(frozen=True)
+class KnownPoints:
+    """k points of a process, as constants: some come before all others, the rest after them.
+
+    Attributes:
+        X: As the user gave them, ``... x k x d``.
+        leading: How many come first.
+        process: Whose points they are.
+        points: Evaluated.
+        mean: ``... x m x k``.
+        covariance: ``... x m x k x k``.
+    """
+
+    X: Tensor
+    leading: int
+    process: PosteriorProcess
+    points: Points
+    mean: Tensor
+    covariance: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, X: Tensor, leading: int, process: PosteriorProcess, inputs: Tensor) -> KnownPoints:
+        """Evaluate points. Cost O(k r² + k² r).
+
+        Args:
+            X: ``... x k x d``.
+            leading: How many come first.
+            process: Of a model.
+            inputs: X as the process takes it.
+        """
+        points = process.at(inputs)
+        covariance = process.cross_covariance(points, points)
+        return cls(X.detach(), leading, process, points, process.mean_at(points), covariance)
+
+    @property
+    def _trailing(self) -> int:
+        return self.X.shape[-2] - self.leading
+
+    @property
+    def _rows(self) -> tuple[int, int]:
+        """How many inputs of the process come first and last: several for each of X, or one."""
+        each = self.mean.shape[-1] // max(self.X.shape[-2], 1)
+        return self.leading * each, self._trailing * each
+
+    def surround(self, X: Tensor) -> bool:
+        """Whether ``... x n x d`` points begin and end with these, and others are between."""
+        if X.shape[-2] <= self.X.shape[-2] or X.dim() < self.X.dim():
+            return False
+        before, after = X[..., : self.leading, :], X[..., X.shape[-2] - self._trailing :, :]
+        first, last = self.X.split([self.leading, self._trailing], dim=-2)
+        return bool((before == first).all() and (after == last).all())
+
+    def joint(self, inputs: Tensor) -> Joint:
+        """The joint distribution of n inputs that begin and end with these.
+
+        Cost O(q r² + k q r) for each batch of q others, beside O((k + q)²) to write it down.
+        Differentiable in the others only.
+
+        Args:
+            inputs: As the process takes them, ``... x n x d``.
+        """
+        leading, trailing = self._rows
+        between = inputs[..., leading : inputs.shape[-2] - trailing, :]
+        others = self.process.at(between)
+        means = self._in_order(stack_columns(self.mean, self.process.mean_at(others)))
+        empty = means.new_zeros(*means.shape, 0)
+        residual = Residual(
+            lambda: self._covariance_with(others),
+            lambda: self._in_order(stack_columns(self._variance, self.process.variance_at(others))),
+        )
+        return Joint(means, empty, empty, residual)
+
+    @cached_property
+    def _variance(self) -> Tensor:
+        return self.covariance.diagonal(dim1=-2, dim2=-1)
+
+    def _covariance_with(self, others: Points) -> Tensor:
+        cross = self.process.cross_covariance(others, self.points)
+        own = self.process.cross_covariance(others, others)
+        whole = stack_rows(stack_columns(self.covariance, cross.mT), stack_columns(cross, own))
+        return self._in_order(self._in_order(whole).mT).mT
+
+    def _in_order(self, values: Tensor) -> Tensor:
+        """Columns of these and then of the others, as the columns of all in their order."""
+        leading, trailing = self._rows
+        if trailing == 0:
+            return values
+        known = leading + trailing
+        others = values.shape[-1] - known
+        return torch.cat(
+            (
+                values[..., :leading],
+                values.narrow(-1, known, others),
+                values.narrow(-1, leading, trailing),
+            ),
+            dim=-1,
+        )
+
+
+def arrangements(first: Tensor | None, last: Tensor | None) -> list[tuple[Tensor, int]]:
+    """Points that may be known, with how many of them come before the others.
+
+    All together, then those of each side alone, for a caller who changes the other side.
+
+    Args:
+        first: Those before the others, ``... x k x d``.
+        last: Those after the others, ``... x k' x d``.
+    """
+    if first is None:
+        return [] if last is None else [(last, 0)]
+    leading = first.shape[-2]
+    if last is None:
+        return [(first, leading)]
+    return [(torch.cat((first, last), -2), leading), (first, leading), (last, 0)]
