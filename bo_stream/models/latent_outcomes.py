@@ -14,9 +14,9 @@ from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Prior, fit_sites, local_sites
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_supposed
 from bo_stream.models.latent_choice import REAL
-from bo_stream.models.measured_gp import MeasuredGP
 from bo_stream.process.process import PosteriorProcess
 
 
@@ -33,7 +33,7 @@ class Predictive:
     variance: Tensor
 
 
-class LatentOutcomes(MeasuredGP):
+class LatentOutcomes(StreamingGP):
     """A model whose outcomes are a likelihood's, given the process.
 
     What it remembers is in units of the process: a standardisation is learned from the first
@@ -122,10 +122,10 @@ class LatentOutcomes(MeasuredGP):
             InputDataError: X has a wrong dtype or device, or is not finite.
         """
         mean, variance = self._outcome_model().moments(*self._marginals(X))
-        offset, scale = self._units()
+        offset, scale = self._offset_and_scale()
         return Predictive((offset + scale * mean).mT.to(X), (scale.square() * variance).mT.to(X))
 
-    def _units(self) -> tuple[Tensor, Tensor]:
+    def _offset_and_scale(self) -> tuple[Tensor, Tensor]:
         """Outcomes are ``offset + scale ·`` what the process has, ``batch_shape x m x 1``."""
         offset, scale = self._outcomes.offset_and_scale(self._counts())
         return offset.unsqueeze(-1), scale.unsqueeze(-1)
@@ -149,7 +149,7 @@ class LatentOutcomes(MeasuredGP):
         check_supposed(mean.mT.to(X), Y, None, self.num_outputs)
         outcomes, targets = self._outcome_model(), self._standardized(Y.to(torch.float64)).mT
         outcomes.check(targets)
-        density = outcomes.log_marginal(targets, mean, variance) - self._units()[1].log()
+        density = outcomes.log_marginal(targets, mean, variance) - self._offset_and_scale()[1].log()
         return density.mT.to(X)
 
     # --- supposing ----------------------------------------------------------------------------
@@ -217,5 +217,5 @@ class LatentOutcomes(MeasuredGP):
         kept = values.shape[values.ndim - len(self._batch_shape) - 2 :]
         samples = sampler.sample_shape.numel()
         outcomes = self._outcome_model().draw(values.reshape(samples, -1, *kept), sampler.seed)
-        offset, scale = self._units()
+        offset, scale = self._offset_and_scale()
         return (offset + scale * outcomes.view(values.shape)).mT.to(X)

@@ -15,6 +15,7 @@ from torch import Tensor
 from bo_stream.bases.inducing import frozen, kernel_variance
 from bo_stream.inference_mode import keeps_tensors
 from bo_stream.linalg import check_memory
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.solver import (
     CentreSolver,
@@ -28,7 +29,6 @@ from bo_stream.models.clustered.solver import (
 )
 from bo_stream.models.memory import Observations
 from bo_stream.models.objective import combine
-from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.warnings import ProjectionWarning, users_stack_level, warn_of_coarse_centres
 from bo_stream.module_state import State, is_in
 from bo_stream.weights import GaussianEvidence
@@ -53,7 +53,7 @@ then right to about a tenth of itself.
 """
 
 
-class ClusterGP(SolvedGP[SolvedClusters]):
+class ClusterGP(StreamingGP):
     """A streaming Gaussian process on clusters: the body of the model."""
 
     _memory: ClusterMemory

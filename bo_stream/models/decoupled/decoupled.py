@@ -161,7 +161,7 @@ class DecoupledGP(DecoupledRefinement):
             max_rows,
             initial_points,
         ).checked()
-        self._without_reference()
+        self._units = self._units.unshifted()
         inputs = self._first_inputs(train_X, input_transform)
         given = (likelihood is not None, covar_module is not None, mean_module is not None)
         if covar_module is None:

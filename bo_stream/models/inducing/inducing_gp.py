@@ -20,6 +20,7 @@ from bo_stream.allocation.novelty import Novelty
 from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.inducing import InducingBasis, KnownValues, members
 from bo_stream.inference_mode import keeps_tensors
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.caches import Solved
 from bo_stream.models.inducing.memory import InducingMemory, Missed
 from bo_stream.models.inducing.points import (
@@ -31,7 +32,7 @@ from bo_stream.models.inducing.points import (
     first_points,
     log_basis,
 )
-from bo_stream.models.memory import WhitenedMemory
+from bo_stream.models.memory import Memory, WhitenedMemory
 from bo_stream.models.objective import (
     NoiseGroup,
     combine,
@@ -39,8 +40,6 @@ from bo_stream.models.objective import (
 )
 from bo_stream.models.prior import prior_of_values
 from bo_stream.models.remainder import never_in
-from bo_stream.models.remembering_gp import StatisticsMemory
-from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.warnings import (
     MOST_ERROR,
     ProjectionWarning,
@@ -56,7 +55,7 @@ from bo_stream.weights import solve, weight_precision
 MAX_POINTS = 512
 
 
-class PointMemory(StatisticsMemory, Protocol):
+class PointMemory(Memory, Protocol):
     """A memory of the process's values at inducing points."""
 
     @property
@@ -88,7 +87,7 @@ class PointMemory(StatisticsMemory, Protocol):
 M = TypeVar("M", bound=PointMemory)
 
 
-class InducingGP(SolvedGP[Solved], Generic[M]):
+class InducingGP(StreamingGP, Generic[M]):
     """A model whose memory is of the process's values at inducing points."""
 
     _memory: M
@@ -144,7 +143,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         former, present = self._memory, self._present
         super()._move(device)
         if self._allocator is not None:
-            self._allocator = self._allocator.to(self._shift)
+            self._allocator = self._allocator.to(self._units.shift)
         if present is not None:
             state, memory, basis = present
             memory = self._memory if memory is former else memory.to(device)

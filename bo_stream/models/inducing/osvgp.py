@@ -154,7 +154,7 @@ class OSVGP(LatentGP):
         check_transform(outcome_transform, likelihood)
         check_steps(beta, natural_rate, natural_steps, hyper_steps, fantasy_steps)
         self._begin(train_X, train_Y, None, outcome_transform)
-        self._without_reference()
+        self._units = self._units.unshifted()
         input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         if covar_module is None:
@@ -213,7 +213,7 @@ class OSVGP(LatentGP):
 
     def _select_memory(self, outputs: list[int]) -> None:
         if self._moments is not None:
-            of = self._shift.shape[-1]
+            of = self._units.shift.shape[-1]
             self._moments = subset_moments(self._moments, self._batch_shape, of, outputs)
         super()._select_memory(outputs)
 

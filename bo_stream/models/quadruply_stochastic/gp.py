@@ -89,7 +89,7 @@ class QuadrupleStart(QuadruplePosterior):
         check_unbatched(X)
         self.arithmetic = check_arithmetic(arithmetic)
         self._begin(X, Y, None, choose_transform(transform, likelihood))
-        self._without_reference()
+        self._units = self._units.unshifted()
         self._solved = None
 
     def _choose_modules(

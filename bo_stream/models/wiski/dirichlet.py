@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -257,9 +258,10 @@ class DirichletWISKI(LabelPosterior):
         model, more = self._shallow_copy(), classes - self._num_outputs
         model._set_memory(with_unseen_classes(self._memory, classes, self._scores))
         model._num_outputs = classes
-        model._shift = _longer(self._shift, more, self._scores.miss_target)
-        model._noise_floor = self._noise_floor.map(lambda v: _longer(v, more, float(v[0])))
-        model.likelihood = choose_likelihood(None, model._shift, torch.Size([classes]))
+        shift = _longer(self._units.shift, more, self._scores.miss_target)
+        floor = self._units.floor.map(lambda v: _longer(v, more, float(v[0])))
+        model._units = replace(self._units, shift=shift, floor=floor)
+        model.likelihood = choose_likelihood(None, shift, torch.Size([classes]))
         model._refresh_fixed_noise()
         return model
 

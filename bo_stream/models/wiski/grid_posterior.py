@@ -42,7 +42,7 @@ from bo_stream.models.wiski.resolution import (
     warn_of_truncation,
 )
 from bo_stream.models.wiski.rows import RowMemory
-from bo_stream.module_state import is_in, state_of
+from bo_stream.module_state import State, is_in, state_of
 from bo_stream.process.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import solve
 
@@ -99,7 +99,7 @@ class GridPosterior(GridBase):
 
     def _present_feature_process(self) -> PosteriorProcess:
         if self._solved is None or not is_in(self, self._solved.state):
-            self._solved = Solved(state_of(self), self._solve())
+            self._solved = self._solve(state_of(self))
         return self._solved.process
 
     def _supposing(self, process: PosteriorProcess) -> Self:
@@ -149,11 +149,11 @@ class GridPosterior(GridBase):
         return self._as_outcomes(rows.targets, rows.noise, rows.known)
 
     @torch.no_grad()
-    def _solve(self) -> WeightSpaceProcess:
+    def _solve(self, state: State) -> Solved:
         whitening = self._current_whitening()
         evidence = combine(self._noise_groups(whitening.memory), self._residual())
         prior_mean = self._prior_mean().unsqueeze(-1).clone()
-        return WeightSpaceProcess(whitening.basis, solve(evidence), prior_mean)
+        return Solved(state, WeightSpaceProcess(whitening.basis, solve(evidence), prior_mean))
 
     @torch.no_grad()
     def _current_whitening(self) -> Whitening:
@@ -210,7 +210,7 @@ class GridPosterior(GridBase):
         if known is not None:
             precise = (known / self.outcome_scale().square()).clamp_min(NOISE_FLOOR)
             noise = noise.minimum(precise)
-        if self._noise_floor.any_zero:
+        if self._units.floor.any_zero:
             noise = noise.minimum(self._zero_level().clamp_min(NOISE_FLOOR))
         return float((noise / self._factors().scale()).min())
 
