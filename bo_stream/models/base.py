@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -78,14 +77,15 @@ from bo_stream.models.input_transforms import (
     check_not_train_inputs,
     keeps_boxes,
 )
-from bo_stream.models.memory import Cache, Observations, WhitenedMemory
-from bo_stream.models.noise import LEAST_NOISE, NOISE_FLOOR
+from bo_stream.models.memory import Cache, Observations, Targets
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
-from bo_stream.models.objective import NoiseGroup
-from bo_stream.models.outcomes import OutcomeChain
+from bo_stream.models.outcomes.base import Outcomes
+from bo_stream.models.outcomes.gaussian import GaussianOutcomes
+from bo_stream.models.outcomes.noise import LEAST_NOISE, NOISE_FLOOR
+from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.posteriors import outcome_distribution
+from bo_stream.models.prior import Prior
 from bo_stream.models.trusted import Trusted, read_pickle
-from bo_stream.models.units import OutcomeUnits
 from bo_stream.module_state import State, is_in, state_of
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
@@ -111,7 +111,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _input_dim: int
     _process_dim: int
     _memory: Any
-    _units: OutcomeUnits
+    _units: Outcomes
     _solved: Any
     _supposed: PosteriorProcess | None
     _fantasy_batch_shape: torch.Size | None = None
@@ -192,7 +192,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             check_outputs(outcome_transform, self._num_outputs)
             self.outcome_transform = outcome_transform
         targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
-        self._units = OutcomeUnits.of(targets)
+        self._units = GaussianOutcomes.of(targets)
 
     def _first_inputs(self, X: Tensor, transform: InputTransform | None) -> Tensor:
         """Let the input transform, if any, learn its bounds, and apply it."""
@@ -252,9 +252,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         totals = first_totals(targets, self._units.shift)
         self._standardize_by(totals)
         fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        self._units = replace(
-            self._units.with_floor(totals, self.outcome_scale()), zeros_apart=fixed
-        )
+        self._units = self._units.begun(totals, self.outcome_scale(), zeros_apart=fixed)
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -306,7 +304,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 self._units = self._units.referring_to(targets, self.outcome_scale())
             self._observe(X, Y, Yvar, sign)
             if sign < 0.0:
-                self._units = replace(self._units, is_found=self.num_observations > 1e-6)
+                self._units = self._units.found(self.num_observations > 1e-6)
         except BaseException:
             self._units = former
             raise
@@ -561,16 +559,15 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Where all that are known are zero: what they are raised to.
         """
-        if isinstance(self.likelihood, GaussianLikelihood):
-            return self._per_output(self.likelihood.noise.squeeze(-1))
-        return self._mean_known_noise()
+        inferred = self._prior.inferred_noise
+        return self._mean_known_noise() if inferred is None else inferred
 
     def _mean_known_noise(self) -> Tensor:
         scale = self.outcome_scale()
         mean = self._memory.mean_known_noise()
         if mean is None:
             zeros = self._units.floor.any_zero
-            return self._zero_level() if zeros else torch.full_like(scale, NOISE_FLOOR)
+            return self._prior.zero_noise if zeros else torch.full_like(scale, NOISE_FLOOR)
         return (mean / scale.square()).clamp_min(LEAST_NOISE)
 
     def _refresh_fixed_noise(self) -> None:
@@ -579,18 +576,18 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             level = self._from_per_output(self._mean_known_noise()).unsqueeze(-1)
             self.likelihood.noise_covar.noise = level.to(self._dtype)
 
-    def _zero_level(self) -> Tensor:
-        """Noise variance of observations that are said to have none, ``batch_shape x m``."""
-        return self._units.floor.zero / self.outcome_scale().square()
-
-    def _common_level(self) -> Tensor | None:
-        """Noise variance that all observations without a known one have, ``batch_shape x m``.
-
-        The learned one, or that of zeros; None where every observation has a known one.
-        """
-        if isinstance(self.likelihood, GaussianLikelihood):
-            return self.noise_level()
-        return self._zero_level() if self._units.floor.any_zero else None
+    @property
+    def _prior(self) -> Prior:
+        """The hyperparameters as they are now, and the units of the outcomes."""
+        return Prior(
+            self.covar_module,
+            self.mean_module,
+            self.likelihood,
+            self._outcomes,
+            self._units,
+            self._batch_shape,
+            self._num_outputs,
+        )
 
     def _check_observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
         check_observations(
@@ -620,54 +617,19 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             Yvar: Known noise variances shaped as Y; NaN: unknown.
         """
         self._check_observations(X, Y, Yvar)
-        return self._as_outcomes(*self._measured(Y, Yvar))
+        return self._prior.standardized(self._observations(X, Y, Yvar, 1.0))
 
     def _standardized(self, Y: Tensor) -> Tensor:
-        targets, _ = self._outcomes.to_targets(Y, None)
-        offset, scale = self._outcomes.offset_and_scale(self._counts())
-        return (targets - offset.unsqueeze(-2)) / scale.unsqueeze(-2)
+        return self._outcomes.standardized(Y, self._units.shift)
 
     def _observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Observations:
         targets, noise, known = self._measured(Y, Yvar)
         return Observations(self.coordinates(X).to(torch.float64), targets, noise, known, sign)
 
-    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> Targets:
         """Targets less the shift, noise variances, and where these are known."""
         infers = isinstance(self.likelihood, GaussianLikelihood)
         return self._units.encode(self._outcomes, Y, Yvar, infers)
-
-    def _as_outcomes(self, targets: Tensor, noise: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        """Outcomes and actual noise variances in transformed units, ``batch x m x n`` each."""
-        offset, scale = (
-            t.unsqueeze(-1) for t in self._outcomes.offset_and_scale(self._units.shift)
-        )
-        outcomes = (targets + self._units.shift.unsqueeze(-1) - offset) / scale
-        variances = noise / scale.square()
-        level = self._common_level()
-        if level is None:
-            return outcomes, variances
-        return outcomes, torch.where(known, variances, level.unsqueeze(-1))
-
-    def _residual(self) -> Tensor:
-        """``[Y, 1] @ residual`` are the standardised outcomes less the prior mean."""
-        offset, scale = self._outcomes.offset_and_scale(self._units.shift)
-        constant = (self._units.shift - offset) / scale - self._prior_mean()
-        return torch.stack((scale.reciprocal().expand_as(constant), constant), -1).unsqueeze(-1)
-
-    def _noise_groups(
-        self, memory: WhitenedMemory, left_out: Tensor | float = 0.0
-    ) -> list[NoiseGroup]:
-        groups, level = [], self._common_level()
-        if level is not None:
-            groups.append(NoiseGroup(memory.learned, level + left_out))
-        if memory.known is not None:
-            groups.append(NoiseGroup(memory.known, self.outcome_scale().square().reciprocal()))
-        return groups or [NoiseGroup(memory.learned, torch.ones_like(self.outcome_scale()))]
-
-    def _prior_mean(self) -> Tensor:
-        if isinstance(self.mean_module, ConstantMean):
-            return self._per_output(self.mean_module.constant)
-        return torch.zeros_like(self._counts())
 
     # --- prediction --------------------------------------------------------------------------
 

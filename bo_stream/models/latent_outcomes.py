@@ -55,19 +55,6 @@ class LatentOutcomes(StreamingGP):
             )
         self._outcome_model().check(Y.detach().double().mT)
 
-    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        targets = self._standardized(Y.detach().to(torch.float64)).mT
-        unknown = torch.zeros_like(targets[..., :1, :], dtype=torch.bool)
-        return targets, torch.ones_like(targets), unknown
-
-    def _as_outcomes(self, targets: Tensor, noise: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        level = self.noise_level().unsqueeze(-1) if self._is_gaussian else noise
-        return targets, level.expand_as(targets)
-
-    def _residual(self) -> Tensor:
-        constant = -self._prior_mean()
-        return torch.stack((torch.ones_like(constant), constant), -1).unsqueeze(-1)
-
     def _prepare_refit(self) -> None:
         """Nothing: what is remembered cannot be standardised anew."""
 
@@ -93,7 +80,7 @@ class LatentOutcomes(StreamingGP):
         """
         if self._is_gaussian or not isinstance(self.likelihood, REAL):
             return super().noise_at(inputs)
-        nowhere = torch.zeros_like(self._prior_mean()).unsqueeze(-1)
+        nowhere = torch.zeros_like(self._prior.mean).unsqueeze(-1)
         return self._outcome_model().variance(nowhere)
 
     # --- outcomes -----------------------------------------------------------------------------

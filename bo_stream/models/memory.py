@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -72,6 +72,39 @@ class Cache(Protocol):
     @property
     def process(self) -> PosteriorProcess:
         """The posterior."""
+        ...
+
+
+class Targets(NamedTuple):
+    """Outcomes in a memory's units.
+
+    Attributes:
+        targets: ``batch x m x n``.
+        noise: Known noise variances, ``batch x m x n``, with 1 where unknown.
+        known: Whether the noise is known, ``batch x 1 x n``.
+    """
+
+    targets: Tensor
+    noise: Tensor
+    known: Tensor
+
+
+class Measured(Protocol):
+    """Anything that has outcomes in a memory's units, as :class:`Targets` has them."""
+
+    @property
+    def targets(self) -> Tensor:
+        """Outcomes, ``... x m x n``."""
+        ...
+
+    @property
+    def noise(self) -> Tensor:
+        """Known noise variances, ``... x m x n``."""
+        ...
+
+    @property
+    def known(self) -> Tensor:
+        """Whether the noise is known, ``... x 1 x n``."""
         ...
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.noise import LEAST_NOISE, NOISE_FLOOR
+from bo_stream.models.outcomes.noise import LEAST_NOISE, NOISE_FLOOR
 from tests.contract import assert_same_posterior, assert_untouched, fingerprint
 from tests.oracles import reference_posterior
 from tests.tolerances import assert_close

@@ -28,7 +28,6 @@ from bo_stream.models.clustered.solver import (
     cross_matrix,
 )
 from bo_stream.models.memory import Observations
-from bo_stream.models.objective import combine
 from bo_stream.models.warnings import ProjectionWarning, users_stack_level, warn_of_coarse_centres
 from bo_stream.module_state import State, is_in
 from bo_stream.weights import GaussianEvidence
@@ -96,7 +95,7 @@ class ClusterGP(StreamingGP):
             scaled.root.mT,
             solver.solve(scaled.target),
             solver,
-            self._prior_mean().unsqueeze(-1).clone(),
+            self._prior.mean.unsqueeze(-1).clone(),
         )
         return SolvedClusters(state, base, base)
 
@@ -147,7 +146,7 @@ class ClusterGP(StreamingGP):
         return self._evidence().gram.squeeze(-1)
 
     def _evidence(self) -> GaussianEvidence:
-        return combine(self._noise_groups(self._memory.statistics), self._residual())
+        return self._prior.evidence(self._memory.statistics)
 
     def _solver_for(self, Q: Tensor) -> CentreSolver:
         if self._method(Q.shape[-1]) == "cholesky":
@@ -227,7 +226,7 @@ class ClusterGP(StreamingGP):
             return None
         if not is_in(self, solved.state):
             return None
-        return solved.after(X, *self._as_outcomes(data.targets, data.noise, data.known))
+        return solved.after(X, *self._prior.standardized(data))
 
     def _set_memory(self, memory: ClusterMemory) -> None:
         self._memory, self._solved = memory, None

@@ -27,7 +27,7 @@ from bo_stream.models.clustered.objective import (
 from bo_stream.models.clustered.solver import ConjugateGradients, differentiable_centre_matrix
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.input_transforms import split_transform
-from bo_stream.models.prior import differentiable_matrix
+from bo_stream.models.live_kernel import differentiable_matrix
 
 
 def checked_solver(
@@ -220,8 +220,8 @@ class ClusteredGP(ClusterGP):
         _, prior = self._centres_and_prior(
             partial(differentiable_centre_matrix, self.covar_module, outputs=self._num_outputs)
         )
-        groups = self._noise_groups(self._memory.statistics)
-        return clustered_log_marginal_likelihood(groups, self._residual(), prior)
+        groups = self._prior.noise_groups(self._memory.statistics)
+        return clustered_log_marginal_likelihood(groups, self._prior.target_map(), prior)
 
     @torch.no_grad()
     def kl_divergence(self) -> Tensor:
@@ -265,8 +265,8 @@ class ClusteredGP(ClusterGP):
         like = self._memory.statistics.learned.gram.to(prior)
         rows = partial(_rows, self.covar_module, Z, self._num_outputs)
         objective = stochastic_objective(
-            self._noise_groups(self._memory.statistics),
-            self._residual(),
+            self._prior.noise_groups(self._memory.statistics),
+            self._prior.target_map(),
             prior,
             rows,
             partial(ConjugateGradients.of, tolerance=tolerance or self.cg_tolerance),

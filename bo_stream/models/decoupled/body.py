@@ -29,8 +29,8 @@ from bo_stream.models.decoupled.start import begin_hyperparameters, input_scale
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.kept_process import KeptProcess
 from bo_stream.models.latent_outcomes import LatentOutcomes
+from bo_stream.models.live_kernel import in_dtype
 from bo_stream.models.memory import Observations
-from bo_stream.models.prior import in_dtype
 from bo_stream.models.stochastic.replay import Batch, DatasetReplay, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import Sizes
 from bo_stream.models.stochastic.training import Training, check_limits, tracked, train, waiting
@@ -219,7 +219,7 @@ class DecoupledBody(LatentOutcomes, StreamingGP):
     @torch.no_grad()
     def _solve(self, state: State) -> KeptProcess:
         kernel = frozen(self.covar_module)
-        constant = self._prior_mean().clone()
+        constant = self._prior.mean.clone()
         now = Expanded(self._memory.posterior, kernel, constant, self._num_outputs)
         weights = WeightPosterior.of(now.remaining, now.weights[1])
         base = WeightSpaceProcess(now.basis, weights, constant.unsqueeze(-1))

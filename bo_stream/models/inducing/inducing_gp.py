@@ -32,13 +32,12 @@ from bo_stream.models.inducing.points import (
     first_points,
     log_basis,
 )
+from bo_stream.models.live_kernel import prior_of_values
 from bo_stream.models.memory import Memory, WhitenedMemory
 from bo_stream.models.objective import (
     NoiseGroup,
-    combine,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.models.prior import prior_of_values
 from bo_stream.models.remainder import never_in
 from bo_stream.models.warnings import (
     MOST_ERROR,
@@ -176,9 +175,9 @@ class InducingGP(StreamingGP, Generic[M]):
         memory, basis = self._current()
         statistics = memory.as_statistics().statistics
         groups = self._groups(statistics)
-        weights = solve(combine(groups, self._residual()))
+        weights = solve(self._prior.evidence_of(groups))
         self._warn_of_rounding(weights.mean, groups)
-        mean = self._prior_mean().unsqueeze(-1).clone()
+        mean = self._prior.mean.unsqueeze(-1).clone()
         return Solved(state, WeightSpaceProcess(basis, weights, mean))
 
     def _warn_of_rounding(self, weights: Tensor, groups: list[NoiseGroup]) -> None:
@@ -235,7 +234,7 @@ class InducingGP(StreamingGP, Generic[M]):
         Raises:
             InputDataError: It has none, so they were not in it.
         """
-        gram = combine(self._groups(memory.statistics), self._residual()).gram
+        gram = self._prior.evidence_of(self._groups(memory.statistics)).gram
         if bool(torch.linalg.cholesky_ex(weight_precision(gram))[1].any()):
             raise never_in()
 
@@ -306,7 +305,7 @@ class InducingGP(StreamingGP, Generic[M]):
         memory = self._memory.as_values()
         prior = prior_of_values(self.covar_module, memory.values, self._num_outputs)
         groups = self._groups(memory.statistics)
-        bound = subspace_log_marginal_likelihood(groups, self._residual(), prior)
+        bound = subspace_log_marginal_likelihood(groups, self._prior.target_map(), prior)
         return bound - 0.5 * self._missed_variance(memory.missed)
 
 

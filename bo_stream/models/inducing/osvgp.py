@@ -28,6 +28,7 @@ from bo_stream.models.latent_choice import check_steps, check_transform, latent_
 from bo_stream.models.latent_outcomes import LatentOutcomes
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup
+from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.stochastic.optimisers import Ascent
 
 
@@ -154,7 +155,7 @@ class OSVGP(LatentGP):
         check_transform(outcome_transform, likelihood)
         check_steps(beta, natural_rate, natural_steps, hyper_steps, fantasy_steps)
         self._begin(train_X, train_Y, None, outcome_transform)
-        self._units = self._units.unshifted()
+        self._units = LikelihoodOutcomes.of(self._units.shift)
         input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         if covar_module is None:

@@ -148,7 +148,7 @@ class LocalBody(StreamingGP):
         experts = self._experts(kernel, numbers)
         if former is not None and len(numbers) < len(memory.entered):
             experts = former.experts.with_models(numbers, experts)
-        mean = self._prior_mean().unsqueeze(-1).clone()
+        mean = self._prior.mean.unsqueeze(-1).clone()
         process = LocalProcess(kernel, self._num_outputs, mean, experts, self.nearest)
         return SolvedModels(state, process)
 
@@ -175,5 +175,5 @@ class LocalBody(StreamingGP):
 
     def _residuals(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Standardised outcomes less the prior mean, and noise variances."""
-        outcomes, variance = self._as_outcomes(rows.targets, rows.noise, rows.known)
-        return outcomes - self._prior_mean().unsqueeze(-1), variance
+        outcomes, variance = self._prior.standardized(rows)
+        return outcomes - self._prior.mean.unsqueeze(-1), variance

@@ -70,7 +70,7 @@ class QuadruplePosterior(LatentOutcomes, StreamingGP):
     @torch.no_grad()
     def _solve(self, state: State) -> KeptProcess:
         kernel = frozen(self.covar_module)
-        process = self._process_of(kernel, self._prior_mean().clone())
+        process = self._process_of(kernel, self._prior.mean.clone())
         if process.basis.is_diagonal:
             return KeptProcess(state, process)
         noise = site_noise(self.likelihood).double().clone().unsqueeze(-1)

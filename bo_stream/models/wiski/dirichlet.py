@@ -18,6 +18,7 @@ from bo_stream.bases.grid.statistics import check_room
 from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.checks import check_inputs, check_instance
 from bo_stream.models.construction import check_stem, choose_likelihood
+from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.stems import Stem
 from bo_stream.models.wiski.grid_choice import GridSize
 from bo_stream.models.wiski.label_posterior import LabelPosterior
@@ -102,6 +103,8 @@ class DirichletWISKI(LabelPosterior):
         >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         >>> model.update(new_X, new_labels).class_probabilities(test_X)
     """
+
+    _units: GaussianOutcomes
 
     def __init__(
         self,

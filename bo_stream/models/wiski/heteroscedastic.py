@@ -17,7 +17,8 @@ from torch import Tensor
 
 from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.construction import choose_likelihood
-from bo_stream.models.noise import NOISE_FLOOR
+from bo_stream.models.outcomes.gaussian import GaussianOutcomes
+from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.stems import Stem
 from bo_stream.models.wiski.grid_choice import MAX_DIM, GridSize
 from bo_stream.models.wiski.grid_gp import GridGP
@@ -69,6 +70,7 @@ class HeteroscedasticWISKI(GridGP):
     """
 
     noise_model: GridGP
+    _units: GaussianOutcomes
 
     def __init__(
         self,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bo_stream.likelihoods.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
 from bo_stream.models.checks import check_inputs
+from bo_stream.models.memory import Targets
 from bo_stream.models.wiski.grid_gp import GridGP
 from bo_stream.models.wiski.labels import (
     DirichletScores,
@@ -52,7 +53,7 @@ class LabelPosterior(GridGP):
         check_known(labels, self.num_outputs, fixed=self._num_classes is not None)
         super()._check_observations(X, *self._scores.of(labels, self.num_outputs, X.dtype))
 
-    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> Targets:
         # the constructor passes scores with their noise, which is least for the label's class
         labels = Y.reshape(-1).long() if Yvar is None else Yvar.argmin(-1)
         return super()._measured(*self._scores.of(labels, self.num_outputs, torch.float64))

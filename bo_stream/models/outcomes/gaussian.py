@@ -1,4 +1,4 @@
-"""The units in which a memory holds outcomes: less a shift, with noise variances above a floor."""
+"""Outcomes with Gaussian noise: the targets and noise variances that a memory holds of them."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from torch import Tensor
 
 from bo_stream.models.checks import check_finite
 from bo_stream.models.construction import first_totals, reference_outcome
-from bo_stream.models.noise import (
+from bo_stream.models.memory import Measured, Targets
+from bo_stream.models.outcomes.base import Outcomes
+from bo_stream.models.outcomes.noise import (
     NoiseFloor,
     known_noise,
     outcome_variance,
     warn_of_zeros,
     zero_rows,
 )
-from bo_stream.models.outcomes import OutcomeChain
+from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.sufficient_statistics import target_columns
 
 
 @dataclass(frozen=True)
-class OutcomeUnits:
-    """Units of the targets that a memory holds, taken from the first observations.
+class GaussianOutcomes(Outcomes):
+    """Outcomes less a shift, with noise variances above a floor: what a memory holds.
+
+    Targets are in the units of the outcomes, so these may be standardised anew at any time, exactly.
 
     Attributes:
         shift: Subtracted from outcomes after the fixed part of their transform, ``batch x m``: sums
             of squares of what is far from zero would lose digits.
         floor: How small known noise variances may be.
         is_found: Whether the shift was taken from observations.
-        is_sought: Whether it is to be taken from the first observations of an empty model.
         zeros_apart: Whether observations without noise are a group of their own.
     """
 
     shift: Tensor
     floor: NoiseFloor
     is_found: bool
-    is_sought: bool = True
     zeros_apart: bool = False
 
     @classmethod
@@ -47,74 +49,63 @@ class OutcomeUnits:
         shift = reference_outcome(targets)
         return cls(shift, NoiseFloor.of(torch.ones_like(shift)), targets.shape[-2] > 0)
 
-    def unshifted(self) -> Self:
-        """Keep outcomes as they are, with no shift to find."""
-        return replace(self, shift=torch.zeros_like(self.shift), is_sought=False)
+    def found(self, is_found: bool) -> Self:
+        """Say whether the shift was taken from observations that are in memory."""
+        return replace(self, is_found=is_found)
 
     def forgotten(self) -> Self:
         """Take the shift anew from the next observations."""
         return replace(self, is_found=False)
 
-    def with_floor(self, totals: Tensor, scale: Tensor) -> Self:
-        """Set the floor by the variance of the first outcomes.
-
-        Args:
-            totals: ``[Y, 1]ᵀ [Y, 1]`` of these, ``batch x m x 2 x 2``.
-            scale: Standard deviation by which the outcome transform divides, ``batch x m``.
-        """
+    def begun(self, totals: Tensor, scale: Tensor, zeros_apart: bool) -> Self:
+        """Set the floor by the variance of the first outcomes; see :class:`Outcomes`."""
         scale, variance = scale.square(), outcome_variance(totals)
         floor = NoiseFloor.of(torch.where(variance > 0.0, variance.minimum(scale), scale))
-        return replace(self, floor=floor)
+        return replace(self, floor=floor, zeros_apart=zeros_apart)
 
     @property
     def awaits(self) -> bool:
         """Whether the next observations set the shift."""
-        return self.is_sought and not self.is_found
+        return not self.is_found
 
     def referring_to(self, targets: Tensor, scale: Tensor) -> Self:
-        """Take the shift from the first observations that enter an empty model.
-
-        Args:
-            targets: Of these, less the present shift, ``batch x m x n``.
-            scale: As in :meth:`with_floor`.
-        """
+        """Take the shift from the first observations; see :class:`Outcomes`."""
         mean = targets.mean(-1)
         centred = target_columns(targets - targets.mean(-1, keepdim=True))
         moved = replace(self, shift=self.shift + mean, is_found=True)
-        return moved.with_floor(centred.mT @ centred, scale)
+        return moved.begun(centred.mT @ centred, scale, self.zeros_apart)
 
     def encode(
         self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None, infers_noise: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Transform outcomes and noise variances to the memory's units.
-
-        Args:
-            chain: The outcome transform.
-            Y: ``batch x n x m``.
-            Yvar: Known noise variances shaped as Y; NaN: unknown.
-            infers_noise: Whether observations without a known variance have the inferred one.
-
-        Returns:
-            Targets and noise variances (1 where unknown), ``batch x m x n`` each, and where the
-            noise is known, ``batch x 1 x n``.
-        """
+    ) -> Targets:
+        """Subtract the shift and raise small variances; see :class:`Outcomes`."""
         targets, variances = chain.to_targets(Y.detach(), Yvar)
         check_finite("Y after its outcome transform", targets)
         shifted = targets.to(torch.float64).mT - self.shift.unsqueeze(-1)
         apart = self.zeros_apart and not infers_noise
-        return shifted, *known_noise(shifted, variances, self.floor, infers_noise, apart)
+        return Targets(shifted, *known_noise(shifted, variances, self.floor, infers_noise, apart))
+
+    def standardized(
+        self, chain: OutcomeChain, level: Tensor | None, data: Measured
+    ) -> tuple[Tensor, Tensor]:
+        """Standardise targets and their variances; see :class:`Outcomes`."""
+        offset, scale = (t.unsqueeze(-1) for t in chain.offset_and_scale(self.shift))
+        outcomes = (data.targets + self.shift.unsqueeze(-1) - offset) / scale
+        variances = data.noise / scale.square()
+        if level is None:
+            return outcomes, variances
+        return outcomes, torch.where(data.known, variances, level.unsqueeze(-1))
+
+    def target_map(self, chain: OutcomeChain, mean: Tensor) -> Tensor:
+        """Standardise and subtract the prior mean; see :class:`Outcomes`."""
+        offset, scale = chain.offset_and_scale(self.shift)
+        constant = (self.shift - offset) / scale - mean
+        return torch.stack((scale.reciprocal().expand_as(constant), constant), -1).unsqueeze(-1)
 
     def before_update(
         self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None, totals: Tensor
     ) -> Self:
-        """Let the floor follow the stream before a batch enters; warn of what it raises.
-
-        Args:
-            chain: The outcome transform.
-            Y: ``batch x n x m``.
-            Yvar: Known noise variances shaped as Y; NaN: unknown.
-            totals: ``[Y, 1]ᵀ [Y, 1]`` of the targets in memory, ``batch x m x 2 x 2``.
-        """
+        """Let the floor follow the stream; see :class:`Outcomes`."""
         targets, noise = self._given_noise(chain, Y, Yvar)
         if noise is None:
             return self
@@ -130,11 +121,7 @@ class OutcomeUnits:
         return replace(self, floor=floor)
 
     def check_retractable(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None) -> None:
-        """Check that it is known to what the variances of observations in memory were raised.
-
-        Raises:
-            UnsupportedError: It is not; see :meth:`NoiseFloor.check_retractable`.
-        """
+        """Check that raised variances are known; see :class:`Outcomes`."""
         _, noise = self._given_noise(chain, Y, Yvar)
         if noise is not None:
             apart = self.zeros_apart
@@ -152,24 +139,16 @@ class OutcomeUnits:
         return targets, None if variances is None else variances.detach().double().mT
 
     def settled(self, totals: Tensor) -> Self:
-        """Let the noise of observations said to have none follow the outcomes' variance.
-
-        Returns:
-            These units where that changes nothing.
-        """
+        """Let the noise of zeros follow the outcomes; see :class:`Outcomes`."""
         settled = self.floor.settled(totals) if self.floor.any_zero else self.floor
         same = torch.equal(settled.zero, self.floor.zero)
         return self if same else replace(self, floor=settled)
 
-    def merged(self, other: OutcomeUnits) -> Self:
+    def merged(self, other: Outcomes) -> Self:
         """Return the units after a merge: the other's shift if this model has none yet."""
         first = other if self.awaits else self
-        return replace(
-            self,
-            shift=first.shift,
-            floor=first.floor.joined(other.floor),
-            is_found=first.is_found,
-        )
+        floor = first.floor.joined(other.floor)
+        return replace(self, shift=first.shift, floor=floor, is_found=not first.awaits)
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
         """Apply a rule to all tensors."""
