@@ -117,6 +117,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _fantasy_batch_shape: torch.Size | None = None
     _known: tuple[KnownPoints, ...] = ()
     _numerical_log: NumericalLog = ()
+    _said: frozenset[str] = frozenset()
     _is_fitting: bool = False
     _latest: LatestInputs = LatestInputs()
     _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
@@ -446,6 +447,14 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         event = NumericalEvent(what, size, jitter, self.num_observations)
         self._numerical_log = with_event(self._numerical_log, event)
 
+    def has_said(self, what: str) -> bool:
+        """Whether a user has been told of something that is said once."""
+        return what in self._said
+
+    def says(self, what: str) -> None:
+        """Remember that a user has been told."""
+        self._said |= {what}
+
     @property
     def train_targets(self) -> Tensor:
         """An empty tensor of the model's dtype and device: outcomes are not kept.
@@ -587,6 +596,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             self._units,
             self._batch_shape,
             self._num_outputs,
+            self,
         )
 
     def _check_observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:

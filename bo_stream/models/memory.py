@@ -61,6 +61,14 @@ class Memory(Protocol):
         ...
 
 
+class MergedMemory(Memory, Protocol):
+    """A memory whose targets can be brought to the units of another."""
+
+    def map_targets(self, matrix: Tensor, /) -> Self:
+        """Return the statistics of the target columns ``[Y, 1] @ matrix``."""
+        ...
+
+
 class Cache(Protocol):
     """A posterior, and the state of the hyperparameters that it is of."""
 

@@ -12,6 +12,7 @@ from gpytorch.means import ConstantMean, Mean
 from torch import Tensor
 
 from bo_stream.models.memory import Measured, WhitenedMemory
+from bo_stream.models.numerical_log import Journal
 from bo_stream.models.objective import NoiseGroup, combine
 from bo_stream.models.outcomes.base import Outcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
@@ -32,6 +33,7 @@ class Prior:
         outcomes: Units of what the memory holds.
         batch_shape: Of the data.
         num_outputs: m.
+        journal: Where numerical events are put on record.
     """
 
     kernel: Kernel
@@ -41,6 +43,7 @@ class Prior:
     outcomes: Outcomes
     batch_shape: torch.Size
     num_outputs: int
+    journal: Journal
 
     @property
     def shape(self) -> torch.Size:

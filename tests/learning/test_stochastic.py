@@ -59,7 +59,7 @@ def test_probes_of_every_centre_give_the_exact_gradient(
         model._prior.target_map(),
         rows(torch.arange(M)).detach(),
         rows,
-        model._solver_for,
+        model._inference.solver_for,
         Probes(signs, torch.randperm(M)),
     )
     exact = gradient(model.log_marginal_likelihood(), model)
