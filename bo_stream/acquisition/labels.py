@@ -18,7 +18,7 @@ from bo_stream.acquisition.feature_nipv import listed_inputs
 from bo_stream.acquisition.paths import SamplePaths, sample_paths
 from bo_stream.acquisition.pool import available_candidates
 from bo_stream.likelihoods.softmax import STEP, SoftmaxMoments, entropy, softmax_moments
-from bo_stream.models.wiski.label_posterior import LabelPosterior
+from bo_stream.models.wiski.dirichlet import DirichletWISKI
 
 MAX_CONFIGURATIONS = 1024
 """Up to this many joint values of q labels are enumerated, beyond it as many are drawn."""
@@ -143,7 +143,7 @@ class LabelAcquisition(AcquisitionFunction):
 
     def __init__(
         self,
-        model: LabelPosterior,
+        model: DirichletWISKI,
         sampler: MCSampler | None = None,
         X_pending: Tensor | None = None,
         max_configurations: int = MAX_CONFIGURATIONS,
@@ -219,13 +219,13 @@ class PredictiveEntropy(LabelAcquisition):
         return entropies.joint
 
 
-def check_label_model(model: LabelPosterior) -> None:
+def check_label_model(model: DirichletWISKI) -> None:
     """Check that a model has class scores, all of them.
 
     Raises:
         UnsupportedError: It has not.
     """
-    if not isinstance(model, LabelPosterior):
+    if not isinstance(model, DirichletWISKI):
         raise UnsupportedError(
             f"Expected model to be one of labels, such as DirichletWISKI, got "
             f"{type(model).__name__}."
@@ -250,7 +250,7 @@ Criterion = Literal["BALD", "entropy"]
 
 @torch.no_grad()
 def select_labels_from_pool(
-    model: LabelPosterior,
+    model: DirichletWISKI,
     pool: Tensor,
     q: int,
     criterion: Criterion = "BALD",
@@ -312,7 +312,7 @@ def select_labels_from_pool(
     return torch.tensor(picks, device=pool.device)
 
 
-def _values_alone(model: LabelPosterior, pool: Tensor, criterion: Criterion) -> Tensor:
+def _values_alone(model: DirichletWISKI, pool: Tensor, criterion: Criterion) -> Tensor:
     """Value of each candidate alone, ``N``: coarsely, then to full accuracy where it is large."""
     mean, variance = model.marginals(pool)
     alone = _value(softmax_moments(mean, variance, COARSE * STEP), criterion)
