@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-import torch
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -14,17 +11,14 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.numbers import checked_number
-from bo_stream.bases.kernels import stacked_kernel
-from bo_stream.linalg import solve_lower
 from bo_stream.models.construction import warn_of_scaling
+from bo_stream.models.inferred import InferredGP
 from bo_stream.models.input_transforms import split_transform
-from bo_stream.models.live_kernel import in_dtype
-from bo_stream.models.local.body import LocalBody
+from bo_stream.models.local.inference import LocalCache, LocalInference, scaled_priors
 from bo_stream.models.local.memory import LocalMemory, Router
-from bo_stream.models.local.process import factor_of
 
 
-class LocalGP(LocalBody):
+class LocalGP(InferredGP[LocalMemory, LocalCache]):
     """Small exact Gaussian processes side by side, each of the newest data near its centre.
 
     An observation goes to the local model whose centre (the mean of its inputs) is most like it, by
@@ -41,6 +35,9 @@ class LocalGP(LocalBody):
       standardisation of the outcomes, which is of all of them. Observations stay where they were
       put when hyperparameters move; up to 64 of one update are routed by the same centres.
     - Learned: hyperparameters by the sum of the models' marginal likelihoods, of the data held.
+    - ``merge``: each local model of the other joins the one of this model whose centre is most like
+      its own, as an observation would, or stays one of its own. A model that gets too full drops
+      the oldest, its own first.
     - When: a baseline. Learn the hyperparameters from a first batch: while lengthscales are too
       long, all data are alike and one model keeps the newest of them.
 
@@ -49,6 +46,8 @@ class LocalGP(LocalBody):
         >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
+
+    _inference: LocalInference
 
     def __init__(
         self,
@@ -98,10 +97,9 @@ class LocalGP(LocalBody):
         self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
         inputs = self._learn_transform(learned, inputs)
         _check(max_size, w_gen, nearest, max_models)
-        self.max_size, self.nearest = max_size, nearest
-        self._router = Router(w_gen, max_models)
-        batch = torch.Size((*self._batch_shape, self._num_outputs))
-        self._set_memory(LocalMemory.empty(batch, max_size, inputs.shape[-1], train_X.device))
+        self._inference = LocalInference(Router(w_gen, max_models), max_size, nearest)
+        dim, device = inputs.shape[-1], train_X.device
+        self._memory = LocalMemory.empty(self._output_batch, max_size, dim, device)
         self._standardize_first(train_X, train_Y, train_Yvar)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, train_Yvar, 1.0)
@@ -120,23 +118,23 @@ class LocalGP(LocalBody):
         """
         return self._memory.centres.to(self.train_targets)
 
-    def _log_marginal_likelihood(self) -> Tensor:
-        return self._learning_objective()
+    @property
+    def max_size(self) -> int:
+        """Largest number s of observations of a local model."""
+        return self._inference.max_size
 
-    def _learning_objective(self) -> Tensor:
-        """Sum over the local models, each observation's likelihood to the power of its weight."""
-        rows, outputs = self._memory.rows, self._num_outputs
-        K = in_dtype(
-            self.covar_module,
-            torch.float64,
-            lambda kernel: stacked_kernel(kernel, rows.X, rows.X, outputs),
-        )
-        residual, variance = self._residuals(rows)
-        factor, root = factor_of(K, rows.weight / variance)
-        white = solve_lower(factor, (root * residual).unsqueeze(-1)).squeeze(-1)
-        logs = rows.weight * (2.0 * math.pi * variance).log()
-        each = -0.5 * (logs + white.square()) - factor.diagonal(dim1=-2, dim2=-1).log()
-        return each.sum(-1).sum(0)
+    @property
+    def nearest(self) -> int:
+        """How many local models predict at an input."""
+        return self._inference.nearest
+
+    def solved_gram(self) -> Tensor:
+        """What the observations add to the identity in the matrices that a posterior solves.
+
+        ``S K S`` of each local model, S the root of the noise precision, ``C x batch_shape x m x s
+        x s``.
+        """
+        return scaled_priors(self._memory, self._prior)
 
 
 def _check(max_size: int, w_gen: float, nearest: int, max_models: int) -> None:

@@ -1,0 +1,191 @@
+"""Exact inference in each of some local models, blended into one process."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
+
+from bo_stream.bases.inducing import frozen
+from bo_stream.bases.kernels import stacked_kernel
+from bo_stream.linalg import solve_lower
+from bo_stream.models.inference import Inference
+from bo_stream.models.live_kernel import in_dtype
+from bo_stream.models.local.memory import LocalMemory, Router, Rows
+from bo_stream.models.local.process import (
+    Experts,
+    LocalProcess,
+    factor_of,
+    scaled_prior,
+    whitener_of,
+)
+from bo_stream.models.memory import Observations
+from bo_stream.models.prior import Prior
+from bo_stream.module_state import State, is_same, state_of
+from bo_stream.process.process import PosteriorProcess
+
+ROWS = 64
+"""Observations that are routed together."""
+
+
+@dataclass(frozen=True)
+class LocalCache:
+    """The posterior of all local models, and which of them have changed since.
+
+    Attributes:
+        state: Of all that the local models depend on beside the memory.
+        process: The blended local models.
+        touched: Which have taken an observation since, ``max_models``.
+    """
+
+    state: State
+    process: LocalProcess
+    touched: Tensor
+
+
+@dataclass(frozen=True)
+class LocalInference(Inference[LocalMemory, LocalCache]):
+    """Local models of at most s observations, of which only those that changed are solved anew.
+
+    Attributes:
+        router: Which local model takes an observation.
+        max_size: s.
+        nearest: How many local models predict at an input.
+    """
+
+    router: Router
+    max_size: int
+    nearest: int
+
+    def observe(
+        self, memory: LocalMemory, cache: LocalCache | None, data: Observations, prior: Prior
+    ) -> tuple[LocalMemory, LocalCache | None]:
+        """Put observations into the local models whose centres are most like them."""
+        if data.sign < 0:
+            raise UnsupportedError(
+                "LocalGP cannot retract: an observation may have been dropped already. Build it "
+                "anew, or take a model whose memory subtracts (WISKI, OSGPR)."
+            )
+        kernel, rows, step = frozen(prior.kernel), Rows.of(data), min(ROWS, self.max_size)
+        touched = memory.entered.new_zeros(self.router.max_models, dtype=torch.bool)
+        for start in range(0, len(rows), step):
+            part = rows[slice(start, start + step)]
+            models = self.router.models_for(part.X, memory, kernel, prior.num_outputs)
+            memory = memory.with_room(int(models.max()) + 1).with_rows(part, models)
+            touched[models.flatten()] = True
+        if cache is not None:
+            cache = replace(cache, touched=cache.touched | touched)
+        return memory.counting(rows), cache
+
+    def merged(self, memory: LocalMemory, other: LocalMemory, prior: Prior) -> LocalMemory:
+        """Route each local model of the other to one of these, as an observation at its centre."""
+        kernel = frozen(prior.kernel)
+        totals = memory.totals + other.totals
+        for number in range(len(other.entered)):
+            rows = other.by_age(number)[slice(-self.max_size, None)]
+            centre = other.centres[..., number, :].unsqueeze(-2)
+            model = self.router.models_for(centre, memory, kernel, prior.num_outputs)
+            models = torch.where(rows.weight > 0.0, model, -1)
+            memory = memory.with_room(int(models.max()) + 1).with_rows(rows, models)
+        return LocalMemory(memory.rows, memory.entered, totals)
+
+    def cleared(self, memory: LocalMemory, prior: Prior) -> LocalMemory:
+        """Drop the local models."""
+        dim, device = memory.rows.X.shape[-1], memory.entered.device
+        return LocalMemory.empty(memory.entered.shape[1:], self.max_size, dim, device)
+
+    def refitted(self, memory: LocalMemory, prior: Prior) -> LocalMemory:
+        """Leave observations where they were put."""
+        return memory
+
+    def process(
+        self,
+        memory: LocalMemory,
+        cache: LocalCache | None,
+        prior: Prior,
+        X: Tensor | None = None,
+    ) -> tuple[PosteriorProcess, LocalCache]:
+        """Solve all local models, or those that changed since they were last solved."""
+        state = _state(prior)
+        if cache is not None and not is_same(state, cache.state):
+            cache = None
+        if cache is None or bool(cache.touched.any()):
+            process = self._solve(memory, cache, prior)
+            unchanged = memory.entered.new_zeros(self.router.max_models, dtype=torch.bool)
+            cache = LocalCache(state, process, unchanged)
+        return cache.process, cache
+
+    def _solve(self, memory: LocalMemory, cache: LocalCache | None, prior: Prior) -> LocalProcess:
+        models = len(memory.entered)
+        if cache is None or len(cache.process.experts.X) < models:
+            kernel = frozen(prior.kernel)
+            numbers = torch.arange(models, device=memory.entered.device)
+        else:
+            kernel, numbers = cache.process.kernel, cache.touched.nonzero().squeeze(-1)
+        experts = _experts(memory, kernel, numbers, prior)
+        if cache is not None and len(numbers) < models:
+            experts = cache.process.experts.with_models(numbers, experts)
+        mean = prior.mean.unsqueeze(-1).clone()
+        return LocalProcess(kernel, prior.num_outputs, mean, experts, self.nearest)
+
+    def objective(self, memory: LocalMemory, prior: Prior) -> Tensor:
+        """Sum over the local models, each observation's likelihood to the power of its weight."""
+        rows, outputs = memory.rows, prior.num_outputs
+        K = in_dtype(
+            prior.kernel,
+            torch.float64,
+            lambda kernel: stacked_kernel(kernel, rows.X, rows.X, outputs),
+        )
+        centred, variance = _centred(rows, prior)
+        factor, root = factor_of(K, rows.weight / variance)
+        white = solve_lower(factor, (root * centred).unsqueeze(-1)).squeeze(-1)
+        logs = rows.weight * (2.0 * math.pi * variance).log()
+        each = -0.5 * (logs + white.square()) - factor.diagonal(dim1=-2, dim2=-1).log()
+        return each.sum(-1).sum(0)
+
+    def log_marginal_likelihood(self, memory: LocalMemory, prior: Prior) -> Tensor:
+        """The objective is the log marginal likelihood of the data held."""
+        return self.objective(memory, prior)
+
+
+def _state(prior: Prior) -> State:
+    """Copy all that the local models depend on; a fixed noise is in the memory."""
+    chain = prior.chain
+    modules = [prior.kernel, prior.mean_module, *chain.fixed]
+    modules += [] if chain.standardize is None else [chain.standardize]
+    modules += [prior.likelihood] if isinstance(prior.likelihood, GaussianLikelihood) else []
+    return tuple(tensor for module in modules for tensor in state_of(module))
+
+
+def _experts(memory: LocalMemory, kernel: Kernel, numbers: Tensor, prior: Prior) -> Experts:
+    """Solve the local models of some numbers."""
+    rows = memory.rows.map(lambda store: store[numbers])
+    centred, variance = _centred(rows, prior)
+    K = stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
+    whitener = whitener_of(K, rows.weight / variance)
+    whitened = (whitener @ centred.unsqueeze(-1)).squeeze(-1)
+    alive = memory.alive.movedim(0, -1)
+    return Experts(memory.rows.X, memory.centres, alive, whitener, whitened)
+
+
+def _centred(rows: Rows, prior: Prior) -> tuple[Tensor, Tensor]:
+    """Return standardised outcomes less the prior mean, and noise variances."""
+    outcomes, variance = prior.standardized(rows)
+    return outcomes - prior.mean.unsqueeze(-1), variance
+
+
+@torch.no_grad()
+def scaled_priors(memory: LocalMemory, prior: Prior) -> Tensor:
+    """Return ``S K S`` of each local model, S the root of the noise precision.
+
+    Returns:
+        ``C x batch_shape x m x s x s``.
+    """
+    rows, kernel = memory.rows, frozen(prior.kernel)
+    K = stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
+    return scaled_prior(K, rows.weight / _centred(rows, prior)[1])[0]
