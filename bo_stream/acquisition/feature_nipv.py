@@ -165,12 +165,7 @@ def construct_inputs_feature_nipv(
 ) -> dict[str, Any]:
     """Return the arguments of a :class:`FeatureNIPV` for BoTorch's input constructors.
 
-    Args:
-        model: See there, like all other arguments.
-        bounds: A pair of lower and upper bound per input.
-        mc_points: Take precedence over ``bounds``.
-        X_pending: See there.
-        posterior_transform: See there.
+    ``bounds`` hold a pair for each input, and ``mc_points`` take precedence over them.
 
     Raises:
         UnsupportedError: A list of models.

@@ -1,4 +1,4 @@
-"""Which labels to ask for next: acquisition functions of labels, and greedy choices from a pool."""
+"""Active learning of labels: acquisition functions, and greedy choices from a pool."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class LabelAcquisition(AcquisitionFunction):
         Args:
             model: A model of labels, such as ``DirichletWISKI``, that has the scores of all
                 classes; it may be conditioned on hypothetical labels.
-            sampler: Of normal samples, for more than one point. Default: 128 of a Sobol sequence.
+            sampler: Normal samples, for more than one point. Default: 128 of a Sobol sequence.
             X_pending: Points whose labels have been asked for, ``p x d``.
             max_configurations: Joint labels that are enumerated.
 
@@ -135,7 +135,7 @@ def select_labels_from_pool(
             indices, ``n``.
         num_samples: Joint draws of the scores.
         max_configurations: Joint labels of the earlier picks that are enumerated; beyond, drawn.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Returns:
         Indices into ``pool``, in the order of picking, ``q``.

@@ -49,7 +49,7 @@ def sample_paths(model: StreamingGP, n: int, seed: int | None = None) -> SampleP
             beyond a grid: RBF, Matérn, rational quadratic, periodic and constant ones, their sums,
             products and multiples.
         n: Number of functions.
-        seed: Of a generator of its own; torch's global one if omitted.
+        seed: Seed of a generator of its own; torch's global one if omitted.
 
     Returns:
         A deterministic model of batch shape ``n x model.batch_shape``, in the outcomes' units, that

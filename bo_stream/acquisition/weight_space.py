@@ -47,12 +47,7 @@ def weight_space(process: PosteriorProcess, X: Tensor) -> WeightSpaceProcess:
 
 
 def in_weight_space(process: PosteriorProcess, X: Tensor) -> bool:
-    """Tell whether :func:`weight_space` accepts a process.
-
-    Args:
-        process: A process that ``model.process`` returned.
-        X: Any transformed inputs, ``... x n x d``.
-    """
+    """Tell whether :func:`weight_space` accepts a process, asked at any transformed inputs."""
     while isinstance(process, ConditionedProcess):
         process = process.base
     if isinstance(process, ObservationSpaceProcess):
@@ -70,11 +65,8 @@ def lives_in_features(model: StreamingGP) -> bool:
 def feature_process(model: StreamingGP, X: Tensor | None = None) -> PosteriorProcess:
     """Return a model's posterior in the weights of its features, where it has one.
 
-    A grid model of few observations predicts in their space, which is cheaper.
-
-    Args:
-        model: A model.
-        X: Transformed inputs that the process must take.
+    A grid model of few observations predicts in their space, which is cheaper. ``X`` are
+    transformed inputs that the process must take.
     """
     return model.feature_process(X) if isinstance(model, GridPosterior) else model.process(X)
 
