@@ -1,9 +1,9 @@
-"""Draws ``house.svg`` from the imports of ``bo_stream``: run ``python docs/house.py``.
+"""The picture ``house.svg`` of the imports of ``bo_stream``, drawn by ``python docs/house.py``.
 
-A box is a package, a module beside the packages, or a family of models. An arrow from A to B says
-that A imports B. Of the arrows down the house only those are drawn that no other path of arrows
-implies; arrows up the house, which should not be, are all drawn, in red. The picture's metadata
-lists every import between boxes.
+A box is a package, a module beside the packages, or a family of models; all else under ``models``
+is one box. An arrow from A to B says that A imports B. Of the arrows down the house only those are
+drawn that no other path of arrows implies; arrows up the house, which should not be, are all drawn,
+in red. The picture's metadata lists every import between boxes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Arrow = tuple[str, str]
 
 @dataclass(frozen=True)
 class Box:
-    """Where a box stands, and what it says.
+    """A box of the picture.
 
     Attributes:
-        x: Left edge.
+        x: Left edge, in pixels like all of these.
         y: Top edge.
-        width: In pixels, like all of these.
+        width: Distance of left and right edge.
         text: A line about what it holds.
-        height: In pixels.
+        height: Distance of top and bottom edge.
     """
 
     x: int
@@ -41,7 +41,7 @@ class Box:
 
     @property
     def middle(self) -> float:
-        """Of its width."""
+        """Horizontal centre."""
         return self.x + self.width / 2
 
     @property
@@ -89,7 +89,7 @@ FLOORS = (
 WIDTH, HEIGHT = 1200, 1180
 LEFT, RIGHT = 16, 1084
 CHARACTER = {13: 8.6, 11: 6.5}
-"""Most width of a character of each font size."""
+"""Width of a wide character at each font size."""
 
 MARGIN = 12
 ARROW = 7
@@ -98,10 +98,8 @@ ARROW = 7
 def box_of(module: str) -> str | None:
     """Name the box of a module, None for the package itself."""
     parts = module.split(".")[1:]
-    if not parts:
-        return None
-    is_family = parts[0] == "models" and len(parts) > 1 and (SOURCE / "models" / parts[1]).is_dir()
-    return ".".join(parts[: 2 if is_family else 1])
+    family = ".".join(parts[:2])
+    return family if family in BOXES else parts[0] if parts else None
 
 
 def imports() -> list[Arrow]:
@@ -119,7 +117,7 @@ def imports() -> list[Arrow]:
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-    """Full names that a file imports from the package."""
+    """Yield the full names that a file imports from the package."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.ImportFrom):
@@ -130,7 +128,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
 
 
 def _public_names() -> dict[str, str]:
-    """Give the module of each name that ``bo_stream`` itself offers."""
+    """Return the module of each name that ``bo_stream`` itself offers."""
     tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
     names = (name for name in _imported(tree) if not name.startswith("bo_stream.lazy_names"))
     return {f"bo_stream.{name.rpartition('.')[2]}": name.rpartition(".")[0] for name in names}
@@ -272,7 +270,7 @@ def label(name: str) -> str:
 
 
 def listed(svg: str) -> tuple[set[str], list[Arrow]]:
-    """Read the boxes and all arrows of a picture."""
+    """Return the boxes and all arrows that a picture lists."""
     boxes = {part.partition('"')[0] for part in svg.split('<g class="box" id="')[1:]}
     metadata = svg.partition("<metadata>\n")[2].partition("</metadata>")[0]
     pairs = (line.split(" imports ") for line in metadata.splitlines())

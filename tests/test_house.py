@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from itertools import combinations
 
+import bo_stream
+from bo_stream.models.base import StreamingGP
 from docs import house
 
 
@@ -13,6 +15,14 @@ def test_the_picture_shows_the_present_imports() -> None:
     present = house.imports()
     assert boxes == {name for arrow in present for name in arrow}, "run python docs/house.py"
     assert arrows == present, "run python docs/house.py"
+
+
+def test_every_model_is_in_the_box_of_a_family() -> None:
+    public = (getattr(bo_stream, name) for name in bo_stream.__all__)
+    models = [each for each in public if isinstance(each, type) and issubclass(each, StreamingGP)]
+    families = {str(house.box_of(model.__module__)) for model in models}
+    shared = {"models.stochastic"}
+    assert families == {name for name in house.BOXES if name.startswith("models.")} - shared
 
 
 def test_the_picture_is_the_one_that_the_script_draws() -> None:
