@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
+from botorch.exceptions.errors import InputDataError
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from bo_stream.learning.pretraining import (
-    Kept,
-    Reservoir,
-    hyperparameters,
-    pretrain,
-    stem_parameters,
-    with_priors,
-)
+from bo_stream.learning.fits import hyperparameters, stem_parameters, with_priors
+from bo_stream.learning.pretraining import pretrain
 from bo_stream.models.stochastic.optimisers import Ascent
 from bo_stream.models.wiski.grid_gp import GridGP
 from bo_stream.models.wiski.online_objective import Follower
@@ -175,3 +171,61 @@ class OnlineLearner:
         self.model.reproject(X, Y, former, torch.stack(variances) if variances else None)
         for one, coordinates in zip(kept, self.model.coordinates(X), strict=True):
             one.coordinates = coordinates
+
+
+@dataclass
+class Kept:
+    """An observation kept from a stream.
+
+    Attributes:
+        X: Input, ``d``.
+        Y: Outcomes, ``m``.
+        Yvar: Known noise variances, ``m``, or None.
+        coordinates: Where it entered the grid, ``k``.
+    """
+
+    X: Tensor
+    Y: Tensor
+    Yvar: Tensor | None
+    coordinates: Tensor
+
+
+class Reservoir:
+    """A uniform sample of a stream's observations. Source: Vitter (1985), algorithm R."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        """Start empty.
+
+        Args:
+            size: Most observations to keep.
+            seed: Seed of the choice.
+
+        Raises:
+            ValueError: The size is negative.
+        """
+        if size < 0:
+            raise ValueError(f"Expected to keep at least 0 observations, got {size}.")
+        self.size = size
+        self.kept: list[Kept] = []
+        self._seen = 0
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return X, ``n x d``, Y, ``n x m``, and noise variances, ``n x m``, NaN where unknown."""
+        if not self.kept:
+            raise InputDataError("Expected kept observations, got none: give keep a budget.")
+        X, Y = torch.stack([k.X for k in self.kept]), torch.stack([k.Y for k in self.kept])
+        if all(k.Yvar is None for k in self.kept):
+            return X, Y, None
+        unknown = torch.full_like(self.kept[0].Y, torch.nan)
+        return X, Y, torch.stack([unknown if k.Yvar is None else k.Yvar for k in self.kept])
+
+    def offer(self, observation: Kept) -> None:
+        """Keep an observation, or not. Cost O(1)."""
+        self._seen += 1
+        if len(self.kept) < self.size:
+            self.kept.append(observation)
+            return
+        place = int(torch.randint(self._seen, (), generator=self._generator))
+        if place < self.size:
+            self.kept[place] = observation

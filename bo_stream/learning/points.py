@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import torch
 from botorch.optim.core import OptimizationResult
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Parameter
 
-from bo_stream.learning.pretraining import learned_parameters, minimise, with_priors
+from bo_stream.learning.fits import minimise, with_priors
 from bo_stream.models.inducing.osgpr import OSGPR
 
 
@@ -39,19 +41,16 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
         raise ValueError("Expected a model with observations to learn points from, got none.")
     model.train()
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    learned = learned_parameters(mll)
     points = Parameter(model.inducing_points.double())
 
     def loss() -> Tensor:
         return -with_priors(mll, model.bound_at(points)) / model.num_observations
 
-    former = {name: p.detach().clone() for name, p in learned.items()}
-    before = loss().detach()
-    result = minimise(mll, {**learned, "inducing_points": points}, loss, maxiter)
+    state, before = deepcopy(model.state_dict()), loss().detach()
+    result = minimise(mll, loss, maxiter, {"inducing_points": points})
     with torch.no_grad():
         if not bool(loss() <= before):
-            for name, value in former.items():
-                learned[name].copy_(value)
+            model.load_state_dict(state)
             points.copy_(model.inducing_points)
     model.zero_grad()
     model.place_points(points)

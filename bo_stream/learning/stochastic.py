@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from bo_stream.learning.pretraining import hyperparameters, with_priors
+from bo_stream.learning.fits import hyperparameters, with_priors
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.stochastic.optimisers import Ascent
 
