@@ -16,21 +16,18 @@ from botorch.sampling.pathwise.update_strategies import gaussian_update
 from torch import Size, Tensor
 from torch.nn import ModuleList
 
-from bo_stream.acquisition.process_paths import (
-    PathTerm,
-    draw_terms,
-    mean_terms,
-    shape_of,
-    sum_of,
+from bo_stream.acquisition.process_paths import PathTerm, draw_terms, mean_terms, shape_of, sum_of
+from bo_stream.acquisition.weight_space import (
+    anywhere,
+    feature_process,
+    in_weight_space,
+    weight_space,
 )
-from bo_stream.acquisition.weight_space import anywhere, feature_process, weight_space
 from bo_stream.allocation.numbers import checked_number
-from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.spectral import RandomDraws
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_inputs
-from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
-from bo_stream.process.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
+from bo_stream.process.process import PosteriorProcess
 
 
 def sample_paths(model: StreamingGP, n: int, seed: int | None = None) -> SamplePaths:
@@ -93,13 +90,8 @@ def _draw(model: StreamingGP, sample_shape: Size, seed: int | None) -> SamplePat
 
 def _folded(model: StreamingGP) -> PosteriorProcess:
     """Return the posterior, on a grid with hypothetical observations folded into its weights."""
-    process = base = feature_process(model)
-    while isinstance(base, ConditionedProcess):
-        base = base.base
-    in_features = isinstance(base, WeightSpaceProcess) and isinstance(base.basis, GridBasis)
-    if in_features or isinstance(base, ObservationSpaceProcess):
-        return weight_space(process, anywhere(model))
-    return process
+    process, X = feature_process(model), anywhere(model)
+    return weight_space(process, X) if in_weight_space(process, X) else process
 
 
 def _paths(model: StreamingGP, terms: tuple[PathTerm, ...], shape: Size) -> SamplePaths:
