@@ -17,7 +17,7 @@ from bo_stream.acquisition.feature_nipv import listed_inputs
 from bo_stream.acquisition.paths import SamplePaths, sample_paths
 from bo_stream.acquisition.pool import available_candidates
 from bo_stream.likelihoods.softmax import STEP, SoftmaxMoments, entropy, softmax_moments
-from bo_stream.models.wiski.label_posterior import LabelPosterior
+from bo_stream.models.wiski.dirichlet import DirichletWISKI
 
 MAX_CONFIGURATIONS = 1024
 """Up to this many joint values of q labels are enumerated, beyond it as many are drawn."""
@@ -45,7 +45,7 @@ class LabelAcquisition(AcquisitionFunction):
 
     def __init__(
         self,
-        model: LabelPosterior,
+        model: DirichletWISKI,
         sampler: MCSampler | None = None,
         X_pending: Tensor | None = None,
         max_configurations: int = MAX_CONFIGURATIONS,
@@ -108,7 +108,7 @@ class PredictiveEntropy(LabelAcquisition):
 
 @torch.no_grad()
 def select_labels_from_pool(
-    model: LabelPosterior,
+    model: DirichletWISKI,
     pool: Tensor,
     q: int,
     criterion: Criterion = "BALD",
@@ -169,8 +169,8 @@ def select_labels_from_pool(
     return torch.tensor(picks, device=pool.device)
 
 
-def _check(model: LabelPosterior, max_configurations: int) -> None:
-    if not isinstance(model, LabelPosterior):
+def _check(model: DirichletWISKI, max_configurations: int) -> None:
+    if not isinstance(model, DirichletWISKI):
         raise UnsupportedError(
             f"Expected model to be one of labels, such as DirichletWISKI, got "
             f"{type(model).__name__}."
@@ -180,7 +180,7 @@ def _check(model: LabelPosterior, max_configurations: int) -> None:
         raise ValueError(f"Expected max_configurations of at least 1, got {max_configurations}.")
 
 
-def _values_alone(model: LabelPosterior, pool: Tensor, criterion: Criterion) -> Tensor:
+def _values_alone(model: DirichletWISKI, pool: Tensor, criterion: Criterion) -> Tensor:
     """Value each candidate alone, ``N``: coarsely, then to full accuracy where it is large."""
     mean, variance = model.marginals(pool)
     alone = _value(softmax_moments(mean, variance, COARSE * STEP), criterion)

@@ -35,8 +35,8 @@ from bo_stream.ax.surrogate import StreamSurrogate
 from bo_stream.ax.transforms import (
     ExactCandidates,
     FiniteOutcomes,
+    GaussianOutcomes,
     KeepsUnits,
-    OutcomeUnits,
     ReportedMetrics,
     SteadyWinsorize,
 )
@@ -194,7 +194,7 @@ class StreamGenerators(GeneratorRegistryBase):
                     *MBM_X_trans,
                     Derelativize,
                     SteadyWinsorize,
-                    OutcomeUnits,
+                    GaussianOutcomes,
                 ],
                 standard_adapter_kwargs={"expand_model_space": False},
                 not_saved_generator_kwargs=["learned", "units", "cutoffs"],

@@ -12,7 +12,7 @@ import torch
 from botorch.utils.datasets import SupervisedDataset
 from torch import Tensor
 
-from bo_stream.models.noise import NOISE_FLOOR
+from bo_stream.models.outcomes.noise import NOISE_FLOOR
 
 
 @dataclass(frozen=True)

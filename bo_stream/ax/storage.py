@@ -34,7 +34,7 @@ from bo_stream.ax.processes import ProcessMetric, ProcessRunner
 from bo_stream.ax.transforms import (
     ExactCandidates,
     FiniteOutcomes,
-    OutcomeUnits,
+    GaussianOutcomes,
     ReportedMetrics,
     SteadyWinsorize,
 )
@@ -151,7 +151,7 @@ STORED_MODELS = (
 )
 STORED_ACQUISITIONS = (FeatureNIPV, StreamNIPV, qNegIntegratedPosteriorVariance)
 
-_TRANSFORMS = (ExactCandidates, FiniteOutcomes, OutcomeUnits, ReportedMetrics, SteadyWinsorize)
+_TRANSFORMS = (ExactCandidates, FiniteOutcomes, GaussianOutcomes, ReportedMetrics, SteadyWinsorize)
 
 
 def register() -> None:

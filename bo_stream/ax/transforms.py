@@ -139,7 +139,7 @@ class KeepsUnits:
     winsorize: bool
 
 
-class OutcomeUnits(StandardizeY):
+class GaussianOutcomes(StandardizeY):
     """Divides each metric by a power of two near its spread, and shifts nothing.
 
     Acquisition functions are optimised to absolute tolerances, so that outcomes of 1e-6 would look

@@ -53,13 +53,13 @@ def pretrain(
     model._check_not_supposed("pretrain")
     model.standardized(X, Y, Yvar)  # raises what update would, before anything is dropped
     _check(model, X, maxiter)
-    memory, reference, state = model._memory, model._reference, deepcopy(model.state_dict())
+    memory, units, state = model._memory, model._units, deepcopy(model.state_dict())
     try:
         return _fitted(model, X, Y, Yvar, maxiter, report)
     except BaseException:
         model.zero_grad()
         model.load_state_dict(state)
-        model._reference = reference
+        model._units = units
         model._set_memory(memory)
         model.eval()
         raise

@@ -1,9 +1,10 @@
-"""The BoTorch model that every streaming Gaussian process is."""
+"""The streaming Gaussian process: every verb of a model, over a memory of fixed size."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -11,60 +12,84 @@ from typing import Any, Self
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
-from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.models.utils import fantasize as fantasize_flag
+from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
 from botorch.sampling.base import MCSampler
 from botorch.utils.datasets import SupervisedDataset
+from botorch.utils.types import _DefaultType
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
-from gpytorch.means import Mean
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.means import ConstantMean, Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models.gp import GP
-from linear_operator import LinearOperator, to_linear_operator
-from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from bo_stream.bases.kernels import TransformedKernel
 from bo_stream.inference_mode import keeps_tensors
-from bo_stream.linalg import DowndatedRootOperator
 from bo_stream.models.checks import (
     check_finite,
     check_inputs,
+    check_kernel,
     check_noise,
     check_objective,
+    check_observations,
     check_sampler,
     check_supposed,
+)
+from bo_stream.models.compatibility import check_mergeable
+from bo_stream.models.construction import (
+    check_first_observations,
+    check_mean,
+    check_outputs,
+    choose_likelihood,
+    first_totals,
+    first_transformed,
+    learn_bounds,
+    observed_inputs,
 )
 from bo_stream.models.element_fit import fit_apart
 from bo_stream.models.hyperparameters import (
     as_index,
     check_outputs_exist,
     chosen_outputs,
+    move_priors,
     subset_module,
 )
 from bo_stream.models.input_transforms import (
     LatestInputs,
     TrainInputs,
     UnkeptOutcomes,
+    adapt_priors,
+    check_learned,
     check_not_train_inputs,
     keeps_boxes,
 )
+from bo_stream.models.memory import Cache, Observations, Targets
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
-from bo_stream.models.outcomes import OutcomeChain
+from bo_stream.models.outcomes.base import Outcomes
+from bo_stream.models.outcomes.gaussian import GaussianOutcomes
+from bo_stream.models.outcomes.noise import LEAST_NOISE, NOISE_FLOOR
+from bo_stream.models.outcomes.transform import OutcomeChain
+from bo_stream.models.posteriors import outcome_distribution
+from bo_stream.models.prior import Prior
 from bo_stream.models.trusted import Trusted, read_pickle
+from bo_stream.module_state import State, is_in, state_of
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
-from bo_stream.process.distributions import IndependentOutputs, LazyCovariance
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
 from bo_stream.storage import atomic_write
-
-DENSE_LIMIT = 512
-"""Up to this many points a joint posterior has a dense covariance, beyond it a lazy one."""
 
 FILE_FORMAT = 1
 
@@ -85,37 +110,50 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _batch_shape: torch.Size
     _input_dim: int
     _process_dim: int
+    _memory: Any
+    _units: Outcomes
+    _solved: Any
     _supposed: PosteriorProcess | None
     _fantasy_batch_shape: torch.Size | None = None
     _known: tuple[KnownPoints, ...] = ()
     _numerical_log: NumericalLog = ()
+    _said: frozenset[str] = frozenset()
     _is_fitting: bool = False
     _latest: LatestInputs = LatestInputs()
     _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
 
-    @abstractmethod
+    # --- what differs between models ---------------------------------------------------------
+
+    @keeps_tensors
     def process(self, X: Tensor | None = None) -> PosteriorProcess:
-        """The posterior as a process over transformed inputs, in transformed outcome units.
-
-        Args:
-            X: Transformed inputs, ``... x d``, that the process must be able to take.
-        """
+        """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept."""
+        if X is not None:
+            check_finite("X", X)
+        if self._supposed is not None:
+            return self._supposed
+        if self._solved is None or not is_in(self, self._solved.state):
+            self._solved = self._solve(state_of(self))
+        return self._solved.process
 
     @abstractmethod
-    def update(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
-        """Put observations into memory, in place; bad input raises and changes nothing."""
+    def _solve(self, state: State) -> Cache:
+        """The posterior of the present memory, with the present state of the hyperparameters."""
 
     @abstractmethod
-    def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
-        """Take observations out of memory: undoes :meth:`update`."""
+    def _projected(self, inputs: Tensor) -> Tensor:
+        """Transformed inputs as they enter memory."""
+
+    @abstractmethod
+    def _take(self, data: Observations) -> None:
+        """Put checked observations into memory, or take them out; all or nothing."""
+
+    @abstractmethod
+    def _set_memory(self, memory: Any) -> None:
+        """Replace the memory, and drop what was derived from it."""
 
     @abstractmethod
     def merge(self, other: Self) -> Self:
         """Add another model's memory to this one's."""
-
-    @abstractmethod
-    def forget(self, factor: float) -> Self:
-        """Let every past observation count ``factor`` times."""
 
     @abstractmethod
     def _log_marginal_likelihood(self) -> Tensor:
@@ -125,51 +163,238 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def _learning_objective(self) -> Tensor:
         """What a fit maximises beside the priors, differentiable, ``batch_shape x m``."""
 
-    @abstractmethod
-    def _counts(self) -> Tensor:
-        """Observations in memory, ``batch_shape x m``."""
-
-    @abstractmethod
-    def noise_level(self) -> Tensor:
-        """Variance of the noise in transformed units, ``batch_shape x m``; known ones: mean."""
-
-    @abstractmethod
-    def _prepare_refit(self) -> None:
-        """Called when a refit begins: re-standardise the outcomes."""
-
     def _finish_refit(self) -> None:
         """Called when a refit ends, with the new hyperparameters: nothing, for most models."""
         return
 
-    def noise_at(self, inputs: Tensor) -> Tensor:
-        """Variance of the noise of an observation at inputs, in transformed units.
+    def _move(self, device: torch.device) -> None:
+        """Bring the memory, and what places its points, to the device of the hyperparameters."""
+        self._set_memory(self._memory.to(device))
 
-        The noise level, unless a model's noise depends on the inputs; differentiable then.
+    # --- construction ------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None,
+        outcome_transform: OutcomeTransform | _DefaultType | None,
+    ) -> None:
+        """Check the first observations; take shapes and outcome transform from them."""
+        check_first_observations(train_X, train_Y, train_Yvar)
+        GP.__init__(self)
+        self._supposed = None
+        self._num_outputs = train_Y.shape[-1]
+        self._batch_shape = train_X.shape[:-2]
+        self._input_dim = train_X.shape[-1]
+        if isinstance(outcome_transform, _DefaultType):
+            outcome_transform = Standardize(m=self._num_outputs, batch_shape=self._batch_shape)
+        if outcome_transform is not None:
+            check_outputs(outcome_transform, self._num_outputs)
+            self.outcome_transform = outcome_transform
+        targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
+        self._units = GaussianOutcomes.of(targets)
+
+    def _first_inputs(self, X: Tensor, transform: InputTransform | None) -> Tensor:
+        """Let the input transform, if any, learn its bounds, and apply it."""
+        inputs = X
+        if transform is not None:
+            self.input_transform = transform
+            inputs = first_transformed(X, transform)
+        self._process_dim = inputs.shape[-1]
+        return inputs
+
+    def _set_modules(
+        self,
+        dim: int,
+        Yvar: Tensor | None,
+        likelihood: _GaussianLikelihoodBase | None,
+        covar_module: Kernel | None,
+        mean_module: Mean | None,
+    ) -> None:
+        """Kernel, mean and likelihood, or BoTorch's defaults for ``dim`` inputs."""
+        aug_batch = self._parameter_shape
+        if covar_module is not None:
+            check_kernel(covar_module, dim, aug_batch)
+        self.covar_module = (
+            get_covar_module_with_dim_scaled_prior(dim, batch_shape=aug_batch)
+            if covar_module is None
+            else covar_module
+        )
+        self.mean_module = (
+            ConstantMean(batch_shape=aug_batch) if mean_module is None else mean_module
+        )
+        self.likelihood = choose_likelihood(likelihood, Yvar, aug_batch)
+        check_mean(self.mean_module, aug_batch)
+
+    def _learn_transform(self, learned: InputTransform | None, inputs: Tensor) -> Tensor:
+        """Make a learnable input transform a part of the kernel, as which memory follows it.
 
         Args:
-            inputs: After :meth:`transform_inputs`, ``... x q x d``.
+            learned: What :func:`split_transform` left of the user's, or None.
+            inputs: As the process takes them.
 
         Returns:
-            Broadcastable to ``... x m x q``, float64.
+            Inputs as the user's kernel has them.
         """
-        return self.noise_level().detach().unsqueeze(-1)
+        if learned is None:
+            return inputs
+        learn_bounds(inputs, learned)
+        transformed = observed_inputs(inputs, learned)
+        check_learned(learned, inputs, transformed)
+        adapt_priors(learned)
+        self.covar_module = TransformedKernel(self.covar_module, learned)
+        return transformed
 
-    def transformed_noise(self, Yvar: Tensor) -> Tensor:
-        """Noise variances from original to transformed units, as ``noise`` is expected to be in.
+    def _standardize_first(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+        """Move to the first observations' dtype and device; learn the standardisation."""
+        targets, _ = self._outcomes.to_targets(Y, Yvar)
+        self.to(X)
+        totals = first_totals(targets, self._units.shift)
+        self._standardize_by(totals)
+        fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        self._units = self._units.begun(totals, self.outcome_scale(), zeros_apart=fixed)
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def update(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Put n observations into memory, in place, at a cost that no earlier ones add to.
+
+        Bad input raises and changes nothing. See the class for the cost and for what is exact.
 
         Args:
-            Yvar: ``... x q x m``, as :meth:`update` takes them.
+            X: ``batch_shape x n x d``; n = 0 changes nothing.
+            Y: ``batch_shape x n x m``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
 
         Raises:
-            UnsupportedError: Variances in transformed units depend on the outcomes.
+            BotorchTensorDimensionError: Shapes do not fit the model.
+            InputDataError: Dtype, device, NaN, infinity, negative variance; on a grid, inputs too
+                far outside.
+            UnsupportedError: The model supposes data.
+            ValueError: The memory would become too large.
         """
-        if self._outcomes.fixed:
-            names = ", ".join(type(step).__name__ for step in self._outcomes.fixed)
-            raise UnsupportedError(
-                f"Expected outcome_transform to be Standardize or None, got {names}: what variance "
-                "the transformed outcomes have depends on the outcomes. Transform it yourself."
+        return self._changed("update", X, Y, Yvar, 1.0)
+
+    def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Take observations out of memory: undoes :meth:`update` with the same arguments.
+
+        Args and errors as there; also InputDataError if more are taken out than are in, or if the
+        rest would be of no observations at all, so that they cannot have been in. This is found
+        where the memory tells, and the model stays as it was. Rows whose place others could have
+        taken are taken for those; not so by a grid model that still holds its few first
+        observations as rows, which finds each of them.
+        """
+        return self._changed("retract", X, Y, Yvar, -1.0)
+
+    @keeps_tensors
+    def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
+        self._check_not_supposed(verb)
+        self._check_observations(X, Y, Yvar)
+        if sign < 0:
+            self._check_retractable(X)
+        if X.shape[-2] > 0:
+            self._enter_or_leave(X, Y, Yvar, sign)
+        return self
+
+    def _enter_or_leave(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
+        former = self._units
+        try:
+            if self._units.awaits:
+                targets, *_ = self._measured(Y, Yvar)
+                self._units = self._units.referring_to(targets, self.outcome_scale())
+            self._observe(X, Y, Yvar, sign)
+            if sign < 0.0:
+                self._units = self._units.found(self.num_observations > 1e-6)
+        except BaseException:
+            self._units = former
+            raise
+
+    def _settle_noise_floor(self, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
+        """Let the floor of known noise follow the stream, before a batch enters or leaves."""
+        if Yvar is None:
+            return
+        if sign < 0.0:
+            self._units.check_retractable(self._outcomes, Y, Yvar)
+            return
+        former, totals = self._units.floor.zero, self._memory.totals
+        self._units = self._units.before_update(self._outcomes, Y, Yvar, totals)
+        if self._units.floor.zero is not former:
+            self._set_memory(self._memory)
+
+    def _check_retractable(self, X: Tensor) -> None:
+        if X.shape[-2] > self.num_observations + 0.5:
+            raise InputDataError(
+                f"Expected X to hold at most the {self.num_observations:g} observations in "
+                f"memory, got {X.shape[-2]}. Retract only what was given to update."
             )
-        return Yvar / self.outcome_scale().unsqueeze(-2).square().to(Yvar)
+
+    def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
+        self._settle_noise_floor(Y, Yvar, sign)
+        self._take(self._observations(X, Y, Yvar, sign))
+        latest = self._latest
+        self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
+
+    @keeps_tensors
+    def forget(self, factor: float) -> Self:
+        """Let every past observation count ``factor`` times: exponential forgetting.
+
+        Args:
+            factor: In (0, 1].
+
+        Raises:
+            ValueError: The factor is out of range.
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("forget")
+        if not 0.0 < factor <= 1.0:
+            raise ValueError(f"Expected factor in (0, 1], got {factor}.")
+        self._set_memory(self._memory.scale(factor))
+        return self
+
+    def _begin_to_clear(self) -> None:
+        """Forget what refers to observations beside the memory.
+
+        Raises:
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("clear")
+        self._units = self._units.forgotten()
+        self._latest = LatestInputs()
+
+    def _targets_of(self, other: Self) -> Tensor:
+        """The map of another model's target columns to the merged ones, ``... x m x 2 x 2``.
+
+        Raises:
+            UnsupportedError: The two cannot be merged.
+        """
+        if not isinstance(other, StreamingGP):
+            raise UnsupportedError(f"Expected other to be a model, got {type(other).__name__}.")
+        check_mergeable(self, other)
+        self._check_not_supposed("merge")
+        other._check_not_supposed("merge")
+        return _shifted_targets(other._units.shift - self._units.merged(other._units).shift)
+
+    def _set_merged(self, memory: Any, other: Self) -> None:
+        """Take the memory of both models, whose targets :meth:`_targets_of` has mapped."""
+        self._set_memory(memory)
+        self._refer_to_both(other)
+        self._refresh_fixed_noise()
+
+    def _refer_to_both(self, other: Self) -> None:
+        """Change what refers to observations beside the memory, in a merge."""
+        self._units = self._units.merged(other._units)
+        self._latest = other._latest.followed_by(self._latest)
+
+    def _check_not_supposed(self, verb: str) -> None:
+        if self._supposed is not None:
+            raise UnsupportedError(
+                f"{verb} needs a model of real observations, got one that supposes some "
+                "(condition_on_observations, fantasize) or keeps known points (with_known_points). "
+                "Use it on the original model."
+            )
+
+    # --- shape and state ---------------------------------------------------------------------
 
     @property
     def maps_boxes(self) -> bool:
@@ -193,6 +418,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return torch.Size((*self._batch_shape, *outputs))
 
     @property
+    def _output_batch(self) -> torch.Size:
+        return torch.Size((*self._batch_shape, self._num_outputs))
+
+    @property
     def num_outputs(self) -> int:
         """Number m of outputs."""
         return self._num_outputs
@@ -201,6 +430,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def num_observations(self) -> float:
         """Observations in memory; not whole after :meth:`forget`."""
         return float(self._counts().reshape(-1)[0])
+
+    def _counts(self) -> Tensor:
+        return self._memory.counts
 
     @property
     def numerical_log(self) -> NumericalLog:
@@ -214,6 +446,14 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Put a jitter or a fallback on record; see :class:`NumericalEvent`."""
         event = NumericalEvent(what, size, jitter, self.num_observations)
         self._numerical_log = with_event(self._numerical_log, event)
+
+    def has_said(self, what: str) -> bool:
+        """Whether a user has been told of something that is said once."""
+        return what in self._said
+
+    def says(self, what: str) -> None:
+        """Remember that a user has been told."""
+        self._said |= {what}
 
     @property
     def train_targets(self) -> Tensor:
@@ -278,10 +518,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         transform: Any = self._modules.get("input_transform")
         return transform
 
-    def outcome_scale(self) -> Tensor:
-        """Factor from transformed to target units, ``batch_shape x m``; 1 without Standardize."""
-        return self._outcomes.offset_and_scale(self._counts())[1].clone()
-
     def _per_output(self, value: Tensor) -> Tensor:
         """Bring ``batch_shape (x m if m > 1)`` to ``batch_shape x m``."""
         value = value.to(torch.float64)
@@ -290,6 +526,122 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     def _from_per_output(self, value: Tensor) -> Tensor:
         return value.squeeze(-1) if self.num_outputs == 1 else value
+
+    # --- units of outcomes, and noise --------------------------------------------------------
+
+    def outcome_scale(self) -> Tensor:
+        """Factor from transformed to target units, ``batch_shape x m``; 1 without Standardize."""
+        return self._outcomes.offset_and_scale(self._counts())[1].clone()
+
+    def transformed_noise(self, Yvar: Tensor) -> Tensor:
+        """Noise variances from original to transformed units, as ``noise`` is expected to be in.
+
+        Args:
+            Yvar: ``... x q x m``, as :meth:`update` takes them.
+
+        Raises:
+            UnsupportedError: Variances in transformed units depend on the outcomes.
+        """
+        if self._outcomes.fixed:
+            names = ", ".join(type(step).__name__ for step in self._outcomes.fixed)
+            raise UnsupportedError(
+                f"Expected outcome_transform to be Standardize or None, got {names}: what variance "
+                "the transformed outcomes have depends on the outcomes. Transform it yourself."
+            )
+        return Yvar / self.outcome_scale().unsqueeze(-2).square().to(Yvar)
+
+    def noise_at(self, inputs: Tensor) -> Tensor:
+        """Variance of the noise of an observation at inputs, in transformed units.
+
+        The noise level, unless a model's noise depends on the inputs; differentiable then.
+
+        Args:
+            inputs: After :meth:`transform_inputs`, ``... x q x d``.
+
+        Returns:
+            Broadcastable to ``... x m x q``, float64.
+        """
+        return self.noise_level().detach().unsqueeze(-1)
+
+    def noise_level(self) -> Tensor:
+        """The learned noise variance, or the mean of the positive known ones, ``batch_shape x m``.
+
+        Where all that are known are zero: what they are raised to.
+        """
+        inferred = self._prior.inferred_noise
+        return self._mean_known_noise() if inferred is None else inferred
+
+    def _mean_known_noise(self) -> Tensor:
+        scale = self.outcome_scale()
+        mean = self._memory.mean_known_noise()
+        if mean is None:
+            zeros = self._units.floor.any_zero
+            return self._prior.zero_noise if zeros else torch.full_like(scale, NOISE_FLOOR)
+        return (mean / scale.square()).clamp_min(LEAST_NOISE)
+
+    def _refresh_fixed_noise(self) -> None:
+        """Keep a fixed-noise likelihood at the mean known variance, for BoTorch's fantasies."""
+        if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            level = self._from_per_output(self._mean_known_noise()).unsqueeze(-1)
+            self.likelihood.noise_covar.noise = level.to(self._dtype)
+
+    @property
+    def _prior(self) -> Prior:
+        """The hyperparameters as they are now, and the units of the outcomes."""
+        return Prior(
+            self.covar_module,
+            self.mean_module,
+            self.likelihood,
+            self._outcomes,
+            self._units,
+            self._batch_shape,
+            self._num_outputs,
+            self,
+        )
+
+    def _check_observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+        check_observations(
+            X,
+            Y,
+            Yvar,
+            dim=self._input_dim,
+            outputs=self.num_outputs,
+            batch_shape=self._batch_shape,
+            like=self.train_targets,
+        )
+
+    @torch.no_grad()
+    def coordinates(self, X: Tensor) -> Tensor:
+        """Inputs of observations as they enter memory now, ``... x d -> ... x k``."""
+        return self._projected(observed_inputs(X, self._input_transform).detach())
+
+    @torch.no_grad()
+    def standardized(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Outcomes and noise variances as the process has them, ``batch x m x n`` each, float64.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            Y: ``batch_shape x n x m``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+        """
+        self._check_observations(X, Y, Yvar)
+        return self._prior.standardized(self._observations(X, Y, Yvar, 1.0))
+
+    def _standardized(self, Y: Tensor) -> Tensor:
+        return self._outcomes.standardized(Y, self._units.shift)
+
+    def _observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Observations:
+        targets, noise, known = self._measured(Y, Yvar)
+        return Observations(self.coordinates(X).to(torch.float64), targets, noise, known, sign)
+
+    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> Targets:
+        """Targets less the shift, noise variances, and where these are known."""
+        infers = isinstance(self.likelihood, GaussianLikelihood)
+        return self._units.encode(self._outcomes, Y, Yvar, infers)
+
+    # --- prediction --------------------------------------------------------------------------
 
     def forward(self, X: Tensor) -> MultivariateNormal:
         """The posterior at transformed inputs, in transformed units.
@@ -300,7 +652,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         check_not_train_inputs(X)
         joint = self.process(X).joint(X.to(torch.float64))
         zero = torch.zeros_like(joint.mean[..., :1])
-        return _distribution(joint, zero, zero + 1.0, None, X.dtype)
+        return outcome_distribution(joint, zero, zero + 1.0, None, X.dtype)
 
     @keeps_tensors
     def posterior(  # type: ignore[override]
@@ -339,7 +691,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         offset, scale = self._outcomes.offset_and_scale(self._counts())
         index = as_index(chosen, self.num_outputs)
         noise = self._added_noise(observation_noise, inputs, index)
-        distribution = _distribution(
+        distribution = outcome_distribution(
             joint, offset[..., index, None], scale[..., index, None], noise, X.dtype
         )
         outcomes = self._outcomes.select(chosen, self.num_outputs)
@@ -395,6 +747,14 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 return known.joint(inputs)
         return process.joint(inputs)
 
+    def _added_noise(
+        self, observation_noise: bool | Tensor, inputs: Tensor, outputs: slice | list[int]
+    ) -> Tensor | None:
+        """Noise variances, broadcastable to ``... x m x q``, in transformed units."""
+        if isinstance(observation_noise, Tensor):
+            return observation_noise.to(torch.float64).mT[..., outputs, :]
+        return self.noise_at(inputs)[..., outputs, :] if observation_noise else None
+
     @keeps_tensors
     def with_known_points(self, first: Tensor | None = None, last: Tensor | None = None) -> Self:
         """A model that evaluates k points once, for joint posteriors of them and others.
@@ -428,13 +788,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         )
         return model
 
-    def _added_noise(
-        self, observation_noise: bool | Tensor, inputs: Tensor, outputs: slice | list[int]
-    ) -> Tensor | None:
-        """Noise variances, broadcastable to ``... x m x q``, in transformed units."""
-        if isinstance(observation_noise, Tensor):
-            return observation_noise.to(torch.float64).mT[..., outputs, :]
-        return self.noise_at(inputs)[..., outputs, :] if observation_noise else None
+    # --- fantasies ---------------------------------------------------------------------------
 
     @keeps_tensors
     def condition_on_observations(
@@ -561,11 +915,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """
         return targets, self.noise_at(inputs) if noise is None else noise
 
-    def _standardized(self, Y: Tensor) -> Tensor:
-        targets, _ = self._outcomes.to_targets(Y, None)
-        offset, scale = self._outcomes.offset_and_scale(self._counts())
-        return (targets - offset.unsqueeze(-2)) / scale.unsqueeze(-2)
-
     def _supposing(self, process: PosteriorProcess) -> Self:
         """A model of the same class with this process, sharing hyperparameters and memory."""
         model = self._shallow_copy()
@@ -579,6 +928,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         for name in ("_parameters", "_buffers", "_modules"):
             model.__dict__[name] = dict(self.__dict__[name])
         return model
+
+    # --- some of the outputs, another device -------------------------------------------------
 
     def subset_output(self, idcs: list[int]) -> Self:
         """A model of some of the outputs, with its own hyperparameters and memory.
@@ -603,17 +954,22 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         model._select_memory(idcs)
         return model
 
-    @abstractmethod
     def _select_memory(self, outputs: list[int]) -> None:
-        """Keep a copy of some outputs' memory, and no cache."""
+        self._set_memory(self._memory.select(outputs))
+        self._units = self._units.map(lambda value: value[..., outputs])
 
-    def _check_not_supposed(self, verb: str) -> None:
-        if self._supposed is not None:
-            raise UnsupportedError(
-                f"{verb} needs a model of real observations, got one that supposes some "
-                "(condition_on_observations, fantasize) or keeps known points (with_known_points). "
-                "Use it on the original model."
-            )
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the memory along to another device, where it stays in float64, and all priors."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        move_priors(self, fn)
+        device = fn(torch.empty(0, dtype=self._dtype, device=self._units.shift.device)).device
+        if device != self._units.shift.device:
+            self._units = self._units.map(lambda value: value.to(device))
+            self._latest = self._latest.to(device)
+            self._move(device)
+        return self
+
+    # --- learning ----------------------------------------------------------------------------
 
     def log_marginal_likelihood(self) -> Tensor:
         """Of all observations in transformed units, ``batch_shape x m``, without m if that is 1.
@@ -670,9 +1026,25 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             self._finish_refit()
         return self
 
+    def _prepare_refit(self) -> None:
+        self._standardize_by(self._memory.totals)
+        settled = self._units.settled(self._memory.totals)
+        if settled is not self._units:
+            self._units = settled
+            self._set_memory(self._memory)
+        self._refresh_fixed_noise()
+
+    def _standardize_by(self, totals: Tensor) -> None:
+        """Learn the standardisation, in a copy: models that suppose data keep their own."""
+        if "outcome_transform" in self._modules:
+            self.outcome_transform = deepcopy(self.outcome_transform).eval()
+        self._outcomes.learn(totals, self._units.shift)
+
     def eval(self) -> Self:
         """Evaluation mode."""
         return self.train(False)
+
+    # --- storage -----------------------------------------------------------------------------
 
     def load_state_dict(  # type: ignore[override]
         self,
@@ -743,55 +1115,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return model
 
 
-def _distribution(
-    joint: Joint, offset: Tensor, scale: Tensor, noise: Tensor | None, dtype: torch.dtype
-) -> MultivariateNormal:
-    """The normal ``offset + scale · joint``, with ``noise`` on the joint's diagonal."""
-    if joint.mean.shape[-2] == 1:
-        joint, offset, scale = joint.only_output(), offset.squeeze(-2), scale.squeeze(-2)
-        noise = None if noise is None else noise.squeeze(-2)
-        return _normal(joint, offset, scale, noise, dtype)
-    return IndependentOutputs.of(_normal(joint, offset, scale, noise, dtype))
-
-
-def _normal(
-    joint: Joint, offset: Tensor, scale: Tensor, noise: Tensor | None, dtype: torch.dtype
-) -> MultivariateNormal:
-    mean = (offset + scale * joint.mean).to(dtype)
-    return MultivariateNormal(mean, _covariance(joint, scale, noise, mean.shape, dtype))
-
-
-def _covariance(
-    joint: Joint, scale: Tensor, noise: Tensor | None, shape: torch.Size, dtype: torch.dtype
-) -> LinearOperator:
-    if shape[-1] > DENSE_LIMIT:
-        return _lazy_covariance(joint, scale, noise, shape, dtype)
-    dense = joint.covariance()
-    if noise is not None:
-        dense = dense + torch.diag_embed(noise.expand(torch.broadcast_shapes(noise.shape, shape)))
-    scaled = (dense * scale.square().unsqueeze(-1)).to(dtype)
-    return to_linear_operator(scaled.expand(*shape, shape[-1]))
-
-
-def _lazy_covariance(
-    joint: Joint, scale: Tensor, noise: Tensor | None, shape: torch.Size, dtype: torch.dtype
-) -> LinearOperator:
-    factor, square = scale.unsqueeze(-1), scale.square()
-    rootless = joint.without_root()
-    residual = joint.residual if rootless is None else rootless
-    lazy: LinearOperator | None = None
-    if residual is not None:
-        like = torch.zeros(shape, dtype=dtype, device=joint.mean.device)
-        lazy = LazyCovariance(
-            like,
-            lambda: residual.covariance() * square.unsqueeze(-1),
-            lambda: residual.variance() * square,
-        )
-    if lazy is None or rootless is None:
-        root: LinearOperator = DowndatedRootOperator(
-            (joint.root * factor).to(dtype), (joint.downdate * factor).to(dtype)
-        ).expand(*shape, shape[-1])
-        lazy = root if lazy is None else root + lazy
-    if noise is None:
-        return lazy
-    return lazy + DiagLinearOperator((noise * square).expand(shape).to(dtype))
+def _shifted_targets(shift: Tensor) -> Tensor:
+    """The map of target columns [Y, 1] to [Y + shift, 1], ``... x m x 2 x 2``."""
+    matrix = torch.eye(2, dtype=shift.dtype, device=shift.device).repeat(*shift.shape, 1, 1)
+    matrix[..., 1, 0] = shift
+    return matrix

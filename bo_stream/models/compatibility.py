@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 
-from bo_stream.models.base import StreamingGP
+if TYPE_CHECKING:
+    from bo_stream.models.base import StreamingGP
 
 
 def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
@@ -16,8 +17,6 @@ def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
     Raises:
         UnsupportedError: They differ in class, shape, transforms or kind of noise.
     """
-    if not isinstance(other, StreamingGP):
-        raise UnsupportedError(f"Expected other to be a model, got {type(other).__name__}.")
     mine, theirs = _signature(model), _signature(other)
     for name, value in mine.items():
         if value != theirs[name]:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Prior, fit_sites, local_sites
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_supposed
 from bo_stream.models.latent_choice import REAL
-from bo_stream.models.measured_gp import MeasuredGP
 from bo_stream.process.process import PosteriorProcess
 
 
@@ -33,7 +33,7 @@ class Predictive:
     variance: Tensor
 
 
-class LatentOutcomes(MeasuredGP):
+class LatentOutcomes(StreamingGP):
     """A model whose outcomes are a likelihood's, given the process.
 
     What it remembers is in units of the process: a standardisation is learned from the first
@@ -54,19 +54,6 @@ class LatentOutcomes(MeasuredGP):
                 "Expected no Yvar: the noise is the likelihood's. For known variances use OSGPR."
             )
         self._outcome_model().check(Y.detach().double().mT)
-
-    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        targets = self._standardized(Y.detach().to(torch.float64)).mT
-        unknown = torch.zeros_like(targets[..., :1, :], dtype=torch.bool)
-        return targets, torch.ones_like(targets), unknown
-
-    def _as_outcomes(self, targets: Tensor, noise: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
-        level = self.noise_level().unsqueeze(-1) if self._is_gaussian else noise
-        return targets, level.expand_as(targets)
-
-    def _residual(self) -> Tensor:
-        constant = -self._prior_mean()
-        return torch.stack((torch.ones_like(constant), constant), -1).unsqueeze(-1)
 
     def _prepare_refit(self) -> None:
         """Nothing: what is remembered cannot be standardised anew."""
@@ -93,7 +80,7 @@ class LatentOutcomes(MeasuredGP):
         """
         if self._is_gaussian or not isinstance(self.likelihood, REAL):
             return super().noise_at(inputs)
-        nowhere = torch.zeros_like(self._prior_mean()).unsqueeze(-1)
+        nowhere = torch.zeros_like(self._prior.mean).unsqueeze(-1)
         return self._outcome_model().variance(nowhere)
 
     # --- outcomes -----------------------------------------------------------------------------
@@ -122,10 +109,10 @@ class LatentOutcomes(MeasuredGP):
             InputDataError: X has a wrong dtype or device, or is not finite.
         """
         mean, variance = self._outcome_model().moments(*self._marginals(X))
-        offset, scale = self._units()
+        offset, scale = self._offset_and_scale()
         return Predictive((offset + scale * mean).mT.to(X), (scale.square() * variance).mT.to(X))
 
-    def _units(self) -> tuple[Tensor, Tensor]:
+    def _offset_and_scale(self) -> tuple[Tensor, Tensor]:
         """Outcomes are ``offset + scale ·`` what the process has, ``batch_shape x m x 1``."""
         offset, scale = self._outcomes.offset_and_scale(self._counts())
         return offset.unsqueeze(-1), scale.unsqueeze(-1)
@@ -149,7 +136,7 @@ class LatentOutcomes(MeasuredGP):
         check_supposed(mean.mT.to(X), Y, None, self.num_outputs)
         outcomes, targets = self._outcome_model(), self._standardized(Y.to(torch.float64)).mT
         outcomes.check(targets)
-        density = outcomes.log_marginal(targets, mean, variance) - self._units()[1].log()
+        density = outcomes.log_marginal(targets, mean, variance) - self._offset_and_scale()[1].log()
         return density.mT.to(X)
 
     # --- supposing ----------------------------------------------------------------------------
@@ -217,5 +204,5 @@ class LatentOutcomes(MeasuredGP):
         kept = values.shape[values.ndim - len(self._batch_shape) - 2 :]
         samples = sampler.sample_shape.numel()
         outcomes = self._outcome_model().draw(values.reshape(samples, -1, *kept), sampler.seed)
-        offset, scale = self._units()
+        offset, scale = self._offset_and_scale()
         return (offset + scale * outcomes.view(values.shape)).mT.to(X)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from bo_stream.bases.grid.statistics import (
     embed,
     zero_statistics,
 )
+from bo_stream.module_state import State
+from bo_stream.process.process import PosteriorProcess
 from bo_stream.sufficient_statistics import (
     G,
     SufficientStatistics,
@@ -26,6 +29,91 @@ from bo_stream.sufficient_statistics import (
 )
 
 Whitened = SufficientStatistics[Tensor]
+
+
+class Memory(Protocol):
+    """What is left of the data: what any model can ask a memory, and do to it."""
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        ...
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of observations, ``... x m``."""
+        ...
+
+    def mean_known_noise(self) -> Tensor | None:
+        """Mean of the known noise variances, ``... x m``, or None without any."""
+        ...
+
+    def scale(self, factor: float, /) -> Memory:
+        """Every observation counts ``factor`` times."""
+        ...
+
+    def select(self, outputs: list[int], /) -> Self:
+        """A copy for some of the outputs."""
+        ...
+
+    def to(self, device: torch.device, /) -> Self:
+        """The memory on another device."""
+        ...
+
+
+class MergedMemory(Memory, Protocol):
+    """A memory whose targets can be brought to the units of another."""
+
+    def map_targets(self, matrix: Tensor, /) -> Self:
+        """Return the statistics of the target columns ``[Y, 1] @ matrix``."""
+        ...
+
+
+class Cache(Protocol):
+    """A posterior, and the state of the hyperparameters that it is of."""
+
+    @property
+    def state(self) -> State:
+        """Of the model."""
+        ...
+
+    @property
+    def process(self) -> PosteriorProcess:
+        """The posterior."""
+        ...
+
+
+class Targets(NamedTuple):
+    """Outcomes in a memory's units.
+
+    Attributes:
+        targets: ``batch x m x n``.
+        noise: Known noise variances, ``batch x m x n``, with 1 where unknown.
+        known: Whether the noise is known, ``batch x 1 x n``.
+    """
+
+    targets: Tensor
+    noise: Tensor
+    known: Tensor
+
+
+class Measured(Protocol):
+    """Anything that has outcomes in a memory's units, as :class:`Targets` has them."""
+
+    @property
+    def targets(self) -> Tensor:
+        """Outcomes, ``... x m x n``."""
+        ...
+
+    @property
+    def noise(self) -> Tensor:
+        """Known noise variances, ``... x m x n``."""
+        ...
+
+    @property
+    def known(self) -> Tensor:
+        """Whether the noise is known, ``... x 1 x n``."""
+        ...
 
 
 @dataclass(frozen=True)

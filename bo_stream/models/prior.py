@@ -1,56 +1,124 @@
-"""What a kernel says of values that are remembered: the prior that learning moves."""
+"""What the hyperparameters of a model say before any data: of its process, and of the noise."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.means import ConstantMean, Mean
 from torch import Tensor
 
-from bo_stream.bases.inducing import KnownValues, kernel_matrix
-
-M = TypeVar("M", bound=torch.nn.Module)
-
-
-class _Asked(torch.nn.Module, Generic[M]):
-    """A module as one that is called with what to ask it."""
-
-    def __init__(self, module: M) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, rule: Callable[[M], Tensor]) -> Tensor:
-        return rule(self.module)
+from bo_stream.models.memory import Measured, WhitenedMemory
+from bo_stream.models.numerical_log import Journal
+from bo_stream.models.objective import NoiseGroup, combine
+from bo_stream.models.outcomes.base import Outcomes
+from bo_stream.models.outcomes.transform import OutcomeChain
+from bo_stream.weights import GaussianEvidence
 
 
-def in_dtype(module: M, dtype: torch.dtype, rule: Callable[[M], Tensor]) -> Tensor:
-    """What a rule makes of a copy of a kernel, or of modules, in a dtype, with its parameters."""
-    still = _Asked(deepcopy(module).to(dtype).eval())
-    parameters = {f"module.{name}": p.to(dtype) for name, p in module.named_parameters()}
-    value: Tensor = torch.func.functional_call(still, parameters, (rule,))
-    return value
+@dataclass(frozen=True)
+class Prior:
+    """The hyperparameters as they are now, and the units of the outcomes: a view, no copy.
 
+    All that is computed from it is differentiable in the hyperparameters.
 
-def differentiable_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
-    """``k(A, B)``, ``... x m x n x n'``, differentiable in the kernel's parameters.
-
-    Args:
+    Attributes:
         kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
-        A: ``... x n x d``, in the dtype to compute in, whatever the kernel's.
-        B: ``... x n' x d``.
-        outputs: m.
+        mean_module: Of the same batch shape; a constant, or zero.
+        likelihood: Of the outcomes.
+        chain: The outcome transform.
+        outcomes: Units of what the memory holds.
+        batch_shape: Of the data.
+        num_outputs: m.
+        journal: Where numerical events are put on record.
     """
-    return in_dtype(kernel, A.dtype, lambda copy: kernel_matrix(copy, A, B, outputs))
 
+    kernel: Kernel
+    mean_module: Mean
+    likelihood: Likelihood
+    chain: OutcomeChain
+    outcomes: Outcomes
+    batch_shape: torch.Size
+    num_outputs: int
+    journal: Journal
 
-def prior_of_values(kernel: Kernel, values: KnownValues, outputs: int) -> Tensor:
-    """Covariance of the weights v under a kernel, where ``f(Z) = L v``: ``... x m x M x M``.
+    @property
+    def shape(self) -> torch.Size:
+        """``batch_shape x m``."""
+        return torch.Size((*self.batch_shape, self.num_outputs))
 
-    ``L⁻¹ k(Z, Z) L⁻ᵀ``, in float64 whatever the kernel's dtype, differentiable in its parameters;
-    the identity for the kernel that L is the whole root of. Cost O(M³).
-    """
-    K = differentiable_matrix(kernel, values.Z, values.Z, outputs)
-    return values.weights(values.weights(K).mT)
+    def per_output(self, value: Tensor) -> Tensor:
+        """Bring ``batch_shape (x m if m > 1)`` to ``batch_shape x m``, float64."""
+        value = value.to(torch.float64)
+        value = value.unsqueeze(-1) if self.num_outputs == 1 else value
+        return value.expand(self.shape)
+
+    @property
+    def mean(self) -> Tensor:
+        """Prior mean of the process, ``batch_shape x m``."""
+        if isinstance(self.mean_module, ConstantMean):
+            return self.per_output(self.mean_module.constant)
+        return torch.zeros_like(self.outcomes.shift)
+
+    @property
+    def scale(self) -> Tensor:
+        """Standard deviation by which the outcome transform divides, ``batch_shape x m``."""
+        return self.chain.offset_and_scale(self.outcomes.shift)[1]
+
+    @property
+    def inferred_noise(self) -> Tensor | None:
+        """The likelihood's noise variance where it learns one, ``batch_shape x m``."""
+        if isinstance(self.likelihood, GaussianLikelihood):
+            return self.per_output(self.likelihood.noise.squeeze(-1))
+        return None
+
+    @property
+    def zero_noise(self) -> Tensor:
+        """Noise variance of observations that are said to have none, ``batch_shape x m``."""
+        return self.outcomes.floor.zero / self.scale.square()
+
+    @property
+    def common_noise(self) -> Tensor | None:
+        """Noise variance of all observations without a known one, ``batch_shape x m``.
+
+        The inferred one, or that of zeros; None where every observation has a known one.
+        """
+        inferred = self.inferred_noise
+        if inferred is None and self.outcomes.floor.any_zero:
+            return self.zero_noise
+        return inferred
+
+    def standardized(self, data: Measured) -> tuple[Tensor, Tensor]:
+        """Return outcomes and noise variances as the process has them, ``batch x m x n`` each."""
+        return self.outcomes.standardized(self.chain, self.common_noise, data)
+
+    def target_map(self) -> Tensor:
+        """See :meth:`Outcomes.target_map`."""
+        return self.outcomes.target_map(self.chain, self.mean)
+
+    def noise_groups(
+        self, memory: WhitenedMemory, truncated: Tensor | float = 0.0
+    ) -> list[NoiseGroup]:
+        """Return the statistics of observations with inferred and with known noise, at its level.
+
+        Args:
+            memory: Of both.
+            truncated: Prior variance that the features leave out, added to an inferred noise.
+        """
+        groups, level = [], self.common_noise
+        if level is not None:
+            groups.append(NoiseGroup(memory.learned, level + truncated))
+        if memory.known is not None:
+            groups.append(NoiseGroup(memory.known, self.scale.square().reciprocal()))
+        return groups or [NoiseGroup(memory.learned, torch.ones_like(self.scale))]
+
+    def evidence(self, memory: WhitenedMemory) -> GaussianEvidence:
+        """Return what the statistics say of the standardised outcomes less the prior mean."""
+        return self.evidence_of(self.noise_groups(memory))
+
+    def evidence_of(self, groups: Sequence[NoiseGroup]) -> GaussianEvidence:
+        """Return the same from statistics at their noise levels."""
+        return combine(groups, self.target_map())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bo_stream import ClusteredGP, maximise_stochastically
 from bo_stream.models.clustered.objective import Probes, stochastic_objective
-from bo_stream.models.prior import differentiable_matrix
+from bo_stream.models.live_kernel import differentiable_matrix
 from tests.problems import observations
 from tests.tolerances import assert_close
 
@@ -55,11 +55,11 @@ def test_probes_of_every_centre_give_the_exact_gradient(
         return differentiable_matrix(model.covar_module, Z[index], Z, outputs)
 
     objective = stochastic_objective(
-        model._noise_groups(model._memory.statistics),
-        model._residual(),
+        model._prior.noise_groups(model._memory.statistics),
+        model._prior.target_map(),
         rows(torch.arange(M)).detach(),
         rows,
-        model._solver_for,
+        model._inference.solver_for,
         Probes(signs, torch.randperm(M)),
     )
     exact = gradient(model.log_marginal_likelihood(), model)

@@ -32,7 +32,7 @@ from torch import Tensor
 from bo_stream import ClusteredGP, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import CoverTree
 from bo_stream.bases.inducing import frozen
-from bo_stream.models.clustered import cluster_gp
+from bo_stream.models.clustered import inference as cluster_inference
 from bo_stream.models.clustered.solver import CholeskySolver, ClusteredProcess, ConjugateGradients
 from bo_stream.models.refit import learn_hyperparameters
 from tests.inducing_problems import (
@@ -155,12 +155,12 @@ def test_few_observations_do_not_solve_anew_and_many_do() -> None:
     X, Y = wave(200)
     model = raw(X[:100], Y[:100])
     model.posterior(X[:1])
-    before = model._solved
+    before = model._solved.solution
     model.update(X[100:101], Y[100:101]).posterior(X[:1])
-    assert model._solved.base is before.base
-    assert model._solved.process is not before.process
+    assert model._solved.solution.base is before.base
+    assert model._solved.solution.process is not before.process
     model.update(X[101:], Y[101:]).posterior(X[:1])
-    assert model._solved.base is not before.base
+    assert model._solved.solution.base is not before.base
 
 
 def test_fantasies_are_not_moved() -> None:
@@ -211,7 +211,7 @@ def test_inputs_are_transformed_before_they_are_moved() -> None:
 def test_the_number_of_centres_decides_on_the_solver(monkeypatch: pytest.MonkeyPatch) -> None:
     X, Y = wave()
     assert isinstance(raw(X, Y).process().solver, CholeskySolver)
-    monkeypatch.setattr(cluster_gp, "CHOLESKY_CENTRES", 10)
+    monkeypatch.setattr(cluster_inference, "CHOLESKY_CENTRES", 10)
     assert isinstance(raw(X, Y).process().solver, ConjugateGradients)
     assert isinstance(raw(X, Y, solver="cholesky").process().solver, CholeskySolver)
 
@@ -327,7 +327,7 @@ def test_the_kernel_is_copied_once_for_a_posterior(
         copies.append(dtype)
         return frozen(kernel, dtype)
 
-    monkeypatch.setattr(cluster_gp, "frozen", counted)
+    monkeypatch.setattr(cluster_inference, "frozen", counted)
     model.posterior(X)
     assert copies == [arithmetic]
 
@@ -552,7 +552,7 @@ def test_too_many_centres_are_said_before_anything_is_allocated(
     X, Y = wave(300)
     model = raw(X[:20], Y[:20], resolution=1e-3)
     before = model.posterior(X).mean.detach()
-    monkeypatch.setattr(cluster_gp, "MEMORY_LIMIT_GIB", 1e-3)
+    monkeypatch.setattr(cluster_inference, "MEMORY_LIMIT_GIB", 1e-3)
     message = r"300 centres at a resolution of 0\.001 would need 0\.0 GiB .* coarser resolution"
     with pytest.raises(ValueError, match=message):
         model.update(X[20:], Y[20:])
@@ -724,7 +724,7 @@ def test_what_moves_of_inputs_change_is_measured(outputs: int) -> None:
     expected = steps.square().mean(-2).sqrt()
     assert_close(model._memory.typical_move(), expected)
     between = 2.0 - 2.0 * (-0.5 * (steps / kernel.lengthscale.mean()).square().sum(-1)).exp()
-    change = model._variance_between()
+    change = cluster_inference.variance_between(model._memory, model._prior)
     assert change.shape == (2, outputs)
     assert torch.allclose(change, between.mean(-1, keepdim=True).expand(2, outputs), rtol=0.05)
     half = ClusteredGP(X[:, :20], Y[:, :20], covar_module=kernel, tree=model._memory.tree)

@@ -16,7 +16,7 @@ from gpytorch.likelihoods import GaussianLikelihood, LaplaceLikelihood
 
 from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.clustered import cluster_gp
+from bo_stream.models.clustered import inference as cluster_inference
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.osgpr import OSGPR
@@ -140,7 +140,7 @@ def test_a_failed_merge_changes_nothing(
     model.posterior(data.X)
     before, theirs = fingerprint(model), fingerprint(other)
     if "memory" in name:
-        monkeypatch.setattr(cluster_gp, "MEMORY_LIMIT_GIB", 1e-9)
+        monkeypatch.setattr(cluster_inference, "MEMORY_LIMIT_GIB", 1e-9)
     with pytest.raises(failure.error, match=failure.message):
         model.merge(other)
     assert_untouched(model, before)

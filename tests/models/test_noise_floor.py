@@ -18,8 +18,8 @@ from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
-from bo_stream.models.measured_gp import MeasuredGP
-from bo_stream.models.noise import LEAST_NOISE, NOISE_FLOOR
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.outcomes.noise import LEAST_NOISE, NOISE_FLOOR
 from tests.contract import assert_same_posterior, assert_untouched, fingerprint
 from tests.oracles import reference_posterior
 from tests.tolerances import assert_close
@@ -37,7 +37,7 @@ def grid_model(X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> WISKI:
     return WISKI(X, Y, Yvar, covar_module=kernel(), bounds=BOX, grid_size=12, tolerance=0.0)
 
 
-MODELS: dict[str, Callable[..., MeasuredGP]] = {
+MODELS: dict[str, Callable[..., StreamingGP]] = {
     "WISKI": grid_model,
     "OSGPR": lambda *data: OSGPR(*data, covar_module=kernel(), inducing_points=spread(60)),
     "ClusteredGP": lambda *data: ClusteredGP(*data, covar_module=kernel(), resolution=0.01),

@@ -20,7 +20,7 @@ from botorch.posteriors.gpytorch import GPyTorchPosterior
 from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
 
-from bo_stream.models.outcomes import OutcomeChain
+from bo_stream.models.outcomes.transform import OutcomeChain
 from tests.tolerances import assert_close
 
 

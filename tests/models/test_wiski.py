@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI, CoarsePointsWarning
-from bo_stream.models.noise import NOISE_FLOOR
+from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.wiski import rows as row_memory
 from bo_stream.models.wiski.resolution import GridResolutionWarning, TruncationWarning
 from tests.contract import assert_untouched, fingerprint, gaussian

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
+from typing import Self
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -16,95 +19,28 @@ from torch import Tensor
 
 from bo_stream.allocation.cover_tree.tree import CoverTree
 from bo_stream.allocation.numbers import checked_number
-from bo_stream.models.clustered.cluster_gp import MAX_CENTRES, ClusterGP, Solver
+from bo_stream.inference_mode import keeps_tensors
+from bo_stream.models.clustered.inference import ClusterInference, Solver, precisions
 from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.objective import (
     Probes,
     clustered_kl_divergence,
-    clustered_log_marginal_likelihood,
     stochastic_objective,
 )
-from bo_stream.models.clustered.solver import ConjugateGradients, differentiable_centre_matrix
+from bo_stream.models.clustered.solver import ConjugateGradients, SolvedClusters
 from bo_stream.models.construction import warn_of_scaling
+from bo_stream.models.inferred import InferredGP
 from bo_stream.models.input_transforms import split_transform
-from bo_stream.models.prior import differentiable_matrix
+from bo_stream.models.live_kernel import differentiable_matrix
 
-
-def checked_solver(
-    solver: Solver | None, tolerance: float | None
-) -> tuple[Solver | None, float | None]:
-    """A solver and a tolerance, if they are some.
-
-    Raises:
-        ValueError: They are not.
-    """
-    if solver not in ("cholesky", "cg", None):
-        raise ValueError(f'Expected solver to be "cholesky", "cg" or None, got {solver!r}.')
-    if tolerance is not None and not 0.0 < tolerance < 1.0:
-        raise ValueError(f"Expected cg_tolerance in (0, 1), got {tolerance}.")
-    return solver, tolerance
-
+MAX_CENTRES = 1024
+"""Most centres where the model chooses its resolution."""
 
 FINEST = 1e-4
 """Resolution by default, in parts of the diagonal of the box of the first inputs."""
 
 
-def first_tree(
-    tree: CoverTree | None, resolution: float | None, X: Tensor, like: Tensor
-) -> CoverTree:
-    """A copy of the tree, or an empty one of the resolution.
-
-    Args:
-        tree: That was given, if any.
-        resolution: Used without one; None: ``FINEST`` of the first inputs' box, and of 1 where
-            that has no extent.
-        X: The first inputs, ``... x n x d``.
-        like: ``0 x d``, of the dtype and device of centres.
-
-    Raises:
-        UnsupportedError: What was given is no tree.
-        BotorchTensorDimensionError: The tree is of another number of inputs.
-        ValueError: The resolution is not positive and finite.
-    """
-    if tree is None:
-        return CoverTree(FINEST * _extent(X) if resolution is None else resolution)
-    if not isinstance(tree, CoverTree):
-        raise UnsupportedError(
-            f"Expected tree to be a CoverTree or None, got {type(tree).__name__}. A number is the "
-            "resolution."
-        )
-    return tree.to(like).insert(like)
-
-
-def checked_dtype(dtype: torch.dtype) -> torch.dtype:
-    """A dtype to compute in.
-
-    Raises:
-        ValueError: It is another than float64 and float32.
-    """
-    if dtype not in (torch.float64, torch.float32):
-        raise ValueError(f"Expected arithmetic to be torch.float64 or torch.float32, got {dtype}.")
-    return dtype
-
-
-def checked_most(max_centres: int, resolution: float | None, tree: CoverTree | None) -> int | None:
-    """The largest number of centres, if the model chooses its resolution; else None.
-
-    Raises:
-        ValueError: It is not a positive whole number.
-    """
-    max_centres = checked_number("max_centres", max_centres)
-    return max_centres if resolution is None and tree is None else None
-
-
-def _extent(X: Tensor) -> float:
-    rows = X.flatten(0, -2)
-    if len(rows) == 0:
-        return 1.0
-    return float(torch.linalg.vector_norm(rows.amax(0) - rows.amin(0))) or 1.0
-
-
-class ClusteredGP(ClusterGP):
+class ClusteredGP(InferredGP[ClusterMemory, SolvedClusters]):
     """The exact posterior for inputs moved to the centres of their clusters, for any kernel.
 
     A cover tree places centres at most ``resolution`` from every input and more than ``resolution``
@@ -128,6 +64,9 @@ class ClusteredGP(ClusterGP):
       condition number is about the number of observations in reach of a lengthscale, over the noise
       in parts of the prior variance: no jitter is needed below 10¹⁵, in float32 below 10⁶, beyond
       which the model solves in float64.
+    - ``merge`` unites the trees: the other's centres become centres, those within the resolution of
+      one of this model's give their clusters to it. Exact where they coincide with it; else those
+      clusters are moved twice, with a :class:`ProjectionWarning`.
     - When: many observations in few dimensions, and a fit that must not fail, in float32 too.
 
     Example:
@@ -135,6 +74,8 @@ class ClusteredGP(ClusterGP):
         >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
+
+    _inference: ClusterInference
 
     def __init__(
         self,
@@ -200,11 +141,13 @@ class ClusteredGP(ClusterGP):
         inputs = self._first_inputs(train_X, input_transform)
         self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
         inputs = self._learn_transform(learned, inputs)
-        self.solver, self.cg_tolerance = checked_solver(solver, cg_tolerance)
-        self.arithmetic = checked_dtype(arithmetic)
+        self._inference = ClusterInference(
+            *checked_solver(solver, cg_tolerance),
+            checked_dtype(arithmetic),
+            checked_most(max_centres, resolution, tree),
+        )
         self._solved = None
         like = inputs[..., :0, :].reshape(0, inputs.shape[-1]).to(arithmetic)
-        self.max_centres = checked_most(max_centres, resolution, tree)
         tree = first_tree(tree, resolution, inputs, like)
         self._memory = ClusterMemory.empty(tree, like, self._output_batch)
         self._standardize_first(train_X, train_Y, train_Yvar)
@@ -212,16 +155,64 @@ class ClusteredGP(ClusterGP):
             self._observe(train_X, train_Y, train_Yvar, 1.0)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
 
-    def _log_marginal_likelihood(self) -> Tensor:
-        return self._learning_objective()
+    @property
+    def solver(self) -> Solver | None:
+        """How the system at the centres is solved; None: by their number."""
+        return self._inference.solver
 
-    def _learning_objective(self) -> Tensor:
-        """Of all observations at their centres, exact. Cost O(M³), whatever the solver."""
-        _, prior = self._centres_and_prior(
-            partial(differentiable_centre_matrix, self.covar_module, outputs=self._num_outputs)
-        )
-        groups = self._noise_groups(self._memory.statistics)
-        return clustered_log_marginal_likelihood(groups, self._residual(), prior)
+    @solver.setter
+    def solver(self, solver: Solver | None) -> None:
+        chosen, _ = checked_solver(solver, None)
+        self._inference = replace(self._inference, solver=chosen)
+        self._set_memory(self._memory)
+
+    @property
+    def arithmetic(self) -> torch.dtype:
+        """Dtype of centres and of what is solved."""
+        return self._inference.arithmetic
+
+    @property
+    def max_centres(self) -> int | None:
+        """Number of centres beyond which the resolution is doubled; None: it stays."""
+        return self._inference.max_centres
+
+    @property
+    def centres(self) -> Tensor:
+        """Of the clusters, ``M x d``, in transformed inputs: a copy."""
+        return self._memory.centres.to(self.train_targets, copy=True)
+
+    @property
+    def cluster_sizes(self) -> Tensor:
+        """Observations in each cluster, ``batch_shape x M``; not whole after :meth:`forget`."""
+        return self._memory.sizes.squeeze(-1).clone()
+
+    @property
+    def resolution(self) -> float:
+        """Largest distance of a new input from its cluster's centre."""
+        return self._memory.tree.resolution
+
+    def cluster_precision(self) -> Tensor:
+        """Sums of the precisions of each cluster's observations, ``batch_shape x m x M``."""
+        return precisions(self._memory, self._prior)
+
+    @keeps_tensors
+    def resolve(self, resolution: float) -> Self:
+        """Change the resolution, in place, for what is in memory as far as that is possible.
+
+        Levels of the tree differ by factors of two: the coarsest that is fine enough is taken.
+        Coarser: clusters join, their sums are added, and the posterior is exactly that of inputs
+        moved twice, to their old and to their new centre. Finer: clusters stay exactly as they are;
+        observations from now on get centres closer by.
+
+        Raises:
+            ValueError: The resolution is not positive and finite.
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("resolve")
+        if not (math.isfinite(resolution) and resolution > 0.0):
+            raise ValueError(f"Expected resolution to be positive and finite, got {resolution}.")
+        self._set_memory(self._memory.at_resolution(resolution))
+        return self
 
     @torch.no_grad()
     def kl_divergence(self) -> Tensor:
@@ -229,8 +220,10 @@ class ClusteredGP(ClusterGP):
 
         Cost O(M³). [Terenin2024, eq. 24]
         """
-        _, prior = self._centres_and_prior(self._frozen_prior)
-        return self._from_per_output(clustered_kl_divergence(self._evidence(), prior))
+        memory, prior = self._memory, self._prior
+        _, K = self._inference.frozen_prior(memory, prior)
+        evidence = prior.evidence(memory.statistics)
+        return self._from_per_output(clustered_kl_divergence(evidence, K))
 
     def stochastic_objective(
         self,
@@ -259,20 +252,90 @@ class ClusteredGP(ClusterGP):
         """
         probes = checked_number("probes", probes)
         batch_size = checked_number("batch_size", batch_size)
-        Z, prior = self._centres_and_prior(self._frozen_prior)
+        memory, prior, inference = self._memory, self._prior, self._inference
+        Z, K = inference.frozen_prior(memory, prior)
         if len(Z) == 0:
             return self.log_marginal_likelihood()
-        like = self._memory.statistics.learned.gram.to(prior)
-        rows = partial(_rows, self.covar_module, Z, self._num_outputs)
+        like = memory.statistics.learned.gram.to(K)
         objective = stochastic_objective(
-            self._noise_groups(self._memory.statistics),
-            self._residual(),
-            prior,
-            rows,
-            partial(ConjugateGradients.of, tolerance=tolerance or self.cg_tolerance),
+            prior.noise_groups(memory.statistics),
+            prior.target_map(),
+            K,
+            partial(_rows, prior.kernel, Z, prior.num_outputs),
+            partial(ConjugateGradients.of, tolerance=tolerance or inference.cg_tolerance),
             Probes.draw(like, probes, batch_size, generator),
         )
         return self._from_per_output(objective)
+
+
+def checked_solver(
+    solver: Solver | None, tolerance: float | None
+) -> tuple[Solver | None, float | None]:
+    """A solver and a tolerance, if they are some.
+
+    Raises:
+        ValueError: They are not.
+    """
+    if solver not in ("cholesky", "cg", None):
+        raise ValueError(f'Expected solver to be "cholesky", "cg" or None, got {solver!r}.')
+    if tolerance is not None and not 0.0 < tolerance < 1.0:
+        raise ValueError(f"Expected cg_tolerance in (0, 1), got {tolerance}.")
+    return solver, tolerance
+
+
+def first_tree(
+    tree: CoverTree | None, resolution: float | None, X: Tensor, like: Tensor
+) -> CoverTree:
+    """A copy of the tree, or an empty one of the resolution.
+
+    Args:
+        tree: That was given, if any.
+        resolution: Used without one; None: ``FINEST`` of the first inputs' box, and of 1 where
+            that has no extent.
+        X: The first inputs, ``... x n x d``.
+        like: ``0 x d``, of the dtype and device of centres.
+
+    Raises:
+        UnsupportedError: What was given is no tree.
+        BotorchTensorDimensionError: The tree is of another number of inputs.
+        ValueError: The resolution is not positive and finite.
+    """
+    if tree is None:
+        return CoverTree(FINEST * _extent(X) if resolution is None else resolution)
+    if not isinstance(tree, CoverTree):
+        raise UnsupportedError(
+            f"Expected tree to be a CoverTree or None, got {type(tree).__name__}. A number is the "
+            "resolution."
+        )
+    return tree.to(like).insert(like)
+
+
+def checked_dtype(dtype: torch.dtype) -> torch.dtype:
+    """A dtype to compute in.
+
+    Raises:
+        ValueError: It is another than float64 and float32.
+    """
+    if dtype not in (torch.float64, torch.float32):
+        raise ValueError(f"Expected arithmetic to be torch.float64 or torch.float32, got {dtype}.")
+    return dtype
+
+
+def checked_most(max_centres: int, resolution: float | None, tree: CoverTree | None) -> int | None:
+    """The largest number of centres, if the model chooses its resolution; else None.
+
+    Raises:
+        ValueError: It is not a positive whole number.
+    """
+    max_centres = checked_number("max_centres", max_centres)
+    return max_centres if resolution is None and tree is None else None
+
+
+def _extent(X: Tensor) -> float:
+    rows = X.flatten(0, -2)
+    if len(rows) == 0:
+        return 1.0
+    return float(torch.linalg.vector_norm(rows.amax(0) - rows.amin(0))) or 1.0
 
 
 def _rows(kernel: Kernel, Z: Tensor, outputs: int, index: Tensor) -> Tensor:

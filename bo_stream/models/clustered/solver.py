@@ -15,8 +15,7 @@ from torch import Tensor
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import matrix_between
 from bo_stream.linalg import inverse_root, row_product
-from bo_stream.models.prior import in_dtype
-from bo_stream.module_state import State
+from bo_stream.models.live_kernel import in_dtype
 from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
 from bo_stream.weights import GaussianEvidence
 
@@ -327,19 +326,17 @@ MOST_PENDING = 64
 
 @dataclass(frozen=True)
 class SolvedClusters:
-    """The posterior process at one state of all hyperparameters.
+    """The posterior process at one state of all hyperparameters, and what came since.
 
     An observation in a cluster is one at its centre, so that a process conditioned there is the
     process solved anew: exact, at the cost of O(q M²) for q observations since.
 
     Attributes:
-        state: Of the model.
         base: When it was last solved.
         process: With what came since.
         pending: Inputs ``... x q x d``, outcomes and noise ``... x m x q`` of those.
     """
 
-    state: State
     base: ClusteredProcess
     process: PosteriorProcess
     pending: tuple[Tensor, Tensor, Tensor] | None = None

@@ -16,6 +16,7 @@ from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.inducing import frozen
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.decoupled.bound import Draw, Expanded, drawn_columns, exact_bound
 from bo_stream.models.decoupled.choice import DecoupledOptions
 from bo_stream.models.decoupled.collapse import CollapsedBound, between, climb_collapsed, optimum
@@ -28,9 +29,8 @@ from bo_stream.models.decoupled.start import begin_hyperparameters, input_scale
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.kept_process import KeptProcess
 from bo_stream.models.latent_outcomes import LatentOutcomes
+from bo_stream.models.live_kernel import in_dtype
 from bo_stream.models.memory import Observations
-from bo_stream.models.prior import in_dtype
-from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.stochastic.replay import Batch, DatasetReplay, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import Sizes
 from bo_stream.models.stochastic.training import Training, check_limits, tracked, train, waiting
@@ -42,7 +42,7 @@ ROWS = 2048
 """Observations that are visited at a time."""
 
 
-class DecoupledBody(LatentOutcomes, SolvedGP[KeptProcess]):
+class DecoupledBody(LatentOutcomes, StreamingGP):
     """A variational model with one basis for its mean and another for its covariance."""
 
     _memory: DecoupledMemory
@@ -219,7 +219,7 @@ class DecoupledBody(LatentOutcomes, SolvedGP[KeptProcess]):
     @torch.no_grad()
     def _solve(self, state: State) -> KeptProcess:
         kernel = frozen(self.covar_module)
-        constant = self._prior_mean().clone()
+        constant = self._prior.mean.clone()
         now = Expanded(self._memory.posterior, kernel, constant, self._num_outputs)
         weights = WeightPosterior.of(now.remaining, now.weights[1])
         base = WeightSpaceProcess(now.basis, weights, constant.unsqueeze(-1))

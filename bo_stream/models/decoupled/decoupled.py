@@ -23,6 +23,7 @@ from bo_stream.models.decoupled.growth import Growth
 from bo_stream.models.decoupled.learner import Schedule
 from bo_stream.models.decoupled.start import set_kernel, set_outcomes
 from bo_stream.models.latent_choice import check_transform, latent_kernel
+from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.stochastic.replay import DatasetReplay, generator_at
 
 
@@ -161,7 +162,7 @@ class DecoupledGP(DecoupledRefinement):
             max_rows,
             initial_points,
         ).checked()
-        self._without_reference()
+        self._units = LikelihoodOutcomes.of(self._units.shift)
         inputs = self._first_inputs(train_X, input_transform)
         given = (likelihood is not None, covar_module is not None, mean_module is not None)
         if covar_module is None:

@@ -20,6 +20,7 @@ from bo_stream.allocation.novelty import Novelty
 from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.inducing import InducingBasis, KnownValues, members
 from bo_stream.inference_mode import keeps_tensors
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.caches import Solved
 from bo_stream.models.inducing.memory import InducingMemory, Missed
 from bo_stream.models.inducing.points import (
@@ -31,16 +32,13 @@ from bo_stream.models.inducing.points import (
     first_points,
     log_basis,
 )
-from bo_stream.models.memory import WhitenedMemory
+from bo_stream.models.live_kernel import prior_of_values
+from bo_stream.models.memory import Memory, WhitenedMemory
 from bo_stream.models.objective import (
     NoiseGroup,
-    combine,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.models.prior import prior_of_values
 from bo_stream.models.remainder import never_in
-from bo_stream.models.remembering_gp import StatisticsMemory
-from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.warnings import (
     MOST_ERROR,
     ProjectionWarning,
@@ -56,7 +54,7 @@ from bo_stream.weights import solve, weight_precision
 MAX_POINTS = 512
 
 
-class PointMemory(StatisticsMemory, Protocol):
+class PointMemory(Memory, Protocol):
     """A memory of the process's values at inducing points."""
 
     @property
@@ -88,7 +86,7 @@ class PointMemory(StatisticsMemory, Protocol):
 M = TypeVar("M", bound=PointMemory)
 
 
-class InducingGP(SolvedGP[Solved], Generic[M]):
+class InducingGP(StreamingGP, Generic[M]):
     """A model whose memory is of the process's values at inducing points."""
 
     _memory: M
@@ -144,7 +142,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         former, present = self._memory, self._present
         super()._move(device)
         if self._allocator is not None:
-            self._allocator = self._allocator.to(self._shift)
+            self._allocator = self._allocator.to(self._units.shift)
         if present is not None:
             state, memory, basis = present
             memory = self._memory if memory is former else memory.to(device)
@@ -177,9 +175,9 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         memory, basis = self._current()
         statistics = memory.as_statistics().statistics
         groups = self._groups(statistics)
-        weights = solve(combine(groups, self._residual()))
+        weights = solve(self._prior.evidence_of(groups))
         self._warn_of_rounding(weights.mean, groups)
-        mean = self._prior_mean().unsqueeze(-1).clone()
+        mean = self._prior.mean.unsqueeze(-1).clone()
         return Solved(state, WeightSpaceProcess(basis, weights, mean))
 
     def _warn_of_rounding(self, weights: Tensor, groups: list[NoiseGroup]) -> None:
@@ -236,7 +234,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         Raises:
             InputDataError: It has none, so they were not in it.
         """
-        gram = combine(self._groups(memory.statistics), self._residual()).gram
+        gram = self._prior.evidence_of(self._groups(memory.statistics)).gram
         if bool(torch.linalg.cholesky_ex(weight_precision(gram))[1].any()):
             raise never_in()
 
@@ -307,7 +305,7 @@ class InducingGP(SolvedGP[Solved], Generic[M]):
         memory = self._memory.as_values()
         prior = prior_of_values(self.covar_module, memory.values, self._num_outputs)
         groups = self._groups(memory.statistics)
-        bound = subspace_log_marginal_likelihood(groups, self._residual(), prior)
+        bound = subspace_log_marginal_likelihood(groups, self._prior.target_map(), prior)
         return bound - 0.5 * self._missed_variance(memory.missed)
 
 

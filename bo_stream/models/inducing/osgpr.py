@@ -30,7 +30,7 @@ from bo_stream.models.inducing.points import (
 )
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.memory import Observations, WhitenedMemory
-from bo_stream.models.objective import NoiseGroup, combine
+from bo_stream.models.objective import NoiseGroup
 from bo_stream.module_state import is_in
 from bo_stream.weights import log_marginal_likelihood, solve
 
@@ -175,7 +175,7 @@ class OSGPR(InducingGP[WindowedMemory]):
             return None
         if not solved.can_take(data, basis):
             return None
-        outcomes, noise = self._as_outcomes(data.targets, data.noise, data.known)
+        outcomes, noise = self._prior.standardized(data)
         return solved.after(features, outcomes, noise)
 
     def optimize_points(self, maxiter: int = 100) -> Self:
@@ -238,15 +238,15 @@ class OSGPR(InducingGP[WindowedMemory]):
 
     def _bound_at(self, memory: WindowedMemory, kernel: Kernel, Z: Tensor) -> Tensor:
         moved = memory.in_basis(InducingBasis.live(kernel, Z, self._num_outputs)).whole
-        evidence = combine(self._groups(moved.statistics), self._residual())
+        evidence = self._prior.evidence_of(self._groups(moved.statistics))
         posterior = solve(evidence)
         value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
         return value - 0.5 * self._missed_variance(moved.missed)
 
     def _groups(self, memory: WhitenedMemory) -> list[NoiseGroup]:
-        return self._noise_groups(memory)
+        return self._prior.noise_groups(memory)
 
     def _missed_variance(self, missed: Missed) -> Tensor:
         total = missed.known * self.outcome_scale().square()
-        level = self._common_level()
+        level = self._prior.common_noise
         return total if level is None else total + missed.learned / level

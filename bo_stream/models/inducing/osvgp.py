@@ -28,38 +28,14 @@ from bo_stream.models.latent_choice import check_steps, check_transform, latent_
 from bo_stream.models.latent_outcomes import LatentOutcomes
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup
+from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.stochastic.optimisers import Ascent
-
-
-class LatentGP(LatentOutcomes, InducingGP[InducingMemory]):
-    """A model of outcomes under a likelihood whose memory is of sites."""
-
-    def _check_retractable(self, X: Tensor) -> None:
-        super()._check_retractable(X)
-        if X.shape[-2] > 0 and not self._is_gaussian:
-            raise UnsupportedError(
-                f"retract needs a Gaussian likelihood, got {type(self.likelihood).__name__}: what "
-                "an outcome left in memory depends on all that was there when it came. Build the "
-                "model anew, or forget."
-            )
-
-    def _targets_of(self, other: Self) -> Tensor:
-        matrix = super()._targets_of(other)
-        mine, theirs = (m._outcomes.offset_and_scale(m._counts()) for m in (self, other))
-        if not all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)):
-            raise UnsupportedError(
-                "Expected a model whose outcomes are standardised alike, got another mean or "
-                "standard deviation: sites cannot change their units. Standardise Y yourself, the "
-                "same for both, and leave out outcome_transform."
-            )
-        return matrix
-
 
 ROUND = 20
 """Steps of the hyperparameters before the inducing points are placed anew for them."""
 
 
-class OSVGP(LatentGP):
+class OSVGP(LatentOutcomes, InducingGP[InducingMemory]):
     """Streaming sparse inference for outcomes that are not normal: labels, counts, outliers.
 
     An outcome enters the memory as a Gaussian *site* at its function value, found by natural
@@ -154,7 +130,7 @@ class OSVGP(LatentGP):
         check_transform(outcome_transform, likelihood)
         check_steps(beta, natural_rate, natural_steps, hyper_steps, fantasy_steps)
         self._begin(train_X, train_Y, None, outcome_transform)
-        self._without_reference()
+        self._units = LikelihoodOutcomes.of(self._units.shift)
         input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         if covar_module is None:
@@ -211,9 +187,29 @@ class OSVGP(LatentGP):
         for name, learned in hyper.named_parameters():
             self.get_parameter(name).copy_(learned)
 
+    def _check_retractable(self, X: Tensor) -> None:
+        super()._check_retractable(X)
+        if X.shape[-2] > 0 and not self._is_gaussian:
+            raise UnsupportedError(
+                f"retract needs a Gaussian likelihood, got {type(self.likelihood).__name__}: what "
+                "an outcome left in memory depends on all that was there when it came. Build the "
+                "model anew, or forget."
+            )
+
+    def _targets_of(self, other: Self) -> Tensor:
+        matrix = super()._targets_of(other)
+        mine, theirs = (m._outcomes.offset_and_scale(m._counts()) for m in (self, other))
+        if not all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)):
+            raise UnsupportedError(
+                "Expected a model whose outcomes are standardised alike, got another mean or "
+                "standard deviation: sites cannot change their units. Standardise Y yourself, the "
+                "same for both, and leave out outcome_transform."
+            )
+        return matrix
+
     def _select_memory(self, outputs: list[int]) -> None:
         if self._moments is not None:
-            of = self._shift.shape[-1]
+            of = self._units.shift.shape[-1]
             self._moments = subset_moments(self._moments, self._batch_shape, of, outputs)
         super()._select_memory(outputs)
 

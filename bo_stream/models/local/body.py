@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.kernels import stacked_kernel
 from bo_stream.inference_mode import keeps_tensors
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite
 from bo_stream.models.local.memory import LocalMemory, Router, Rows
 from bo_stream.models.local.process import Experts, LocalProcess, scaled_prior, whitener_of
 from bo_stream.models.memory import Observations
-from bo_stream.models.remembering_gp import RememberingGP
 from bo_stream.module_state import State, is_same, state_of
 from bo_stream.process.process import PosteriorProcess
 
@@ -25,7 +26,20 @@ ROWS = 64
 """Observations that are routed together."""
 
 
-class LocalBody(RememberingGP):
+@dataclass(frozen=True)
+class SolvedModels:
+    """The posterior at one state of the hyperparameters.
+
+    Attributes:
+        state: Of all that the experts depend on beside the memory.
+        process: The blended local models.
+    """
+
+    state: State
+    process: LocalProcess
+
+
+class LocalBody(StreamingGP):
     """Small exact Gaussian processes side by side: their memory and their posterior."""
 
     _memory: LocalMemory
@@ -59,7 +73,7 @@ class LocalBody(RememberingGP):
         self._memory = memory
         device = memory.entered.device
         self._touched = torch.zeros(self._router.max_models, dtype=torch.bool, device=device)
-        self._solved: tuple[State, LocalProcess] | None = None
+        self._solved: SolvedModels | None = None
 
     @keeps_tensors
     def merge(self, other: Self) -> Self:
@@ -107,12 +121,12 @@ class LocalBody(RememberingGP):
         if self._supposed is not None:
             return self._supposed
         state = self._state()
-        stale = self._solved is None or not is_same(state, self._solved[0])
-        if self._solved is None or stale or bool(self._touched.any()):
-            former = None if stale or self._solved is None else self._solved[1]
-            self._solved = state, self._solve(former)
+        if self._solved is not None and not is_same(state, self._solved.state):
+            self._solved = None
+        if self._solved is None or bool(self._touched.any()):
+            self._solved = self._solve(state)
             self._touched = torch.zeros_like(self._touched)
-        return self._solved[1]
+        return self._solved.process
 
     def _state(self) -> State:
         """Of all that the experts depend on beside the memory."""
@@ -123,9 +137,9 @@ class LocalBody(RememberingGP):
         return tuple(t for module in modules if module is not None for t in state_of(module))
 
     @torch.no_grad()
-    def _solve(self, former: LocalProcess | None) -> LocalProcess:
+    def _solve(self, state: State) -> SolvedModels:
         """All models anew, or those that changed since the former process."""
-        memory = self._memory
+        memory, former = self._memory, None if self._solved is None else self._solved.process
         if former is None or len(former.experts.X) < len(memory.entered):
             kernel = frozen(self.covar_module)
             numbers = torch.arange(len(memory.entered), device=memory.entered.device)
@@ -134,8 +148,9 @@ class LocalBody(RememberingGP):
         experts = self._experts(kernel, numbers)
         if former is not None and len(numbers) < len(memory.entered):
             experts = former.experts.with_models(numbers, experts)
-        mean = self._prior_mean().unsqueeze(-1).clone()
-        return LocalProcess(kernel, self._num_outputs, mean, experts, self.nearest)
+        mean = self._prior.mean.unsqueeze(-1).clone()
+        process = LocalProcess(kernel, self._num_outputs, mean, experts, self.nearest)
+        return SolvedModels(state, process)
 
     def _experts(self, kernel: Kernel, numbers: Tensor) -> Experts:
         memory = self._memory
@@ -160,5 +175,5 @@ class LocalBody(RememberingGP):
 
     def _residuals(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Standardised outcomes less the prior mean, and noise variances."""
-        outcomes, variance = self._as_outcomes(rows.targets, rows.noise, rows.known)
-        return outcomes - self._prior_mean().unsqueeze(-1), variance
+        outcomes, variance = self._prior.standardized(rows)
+        return outcomes - self._prior.mean.unsqueeze(-1), variance

@@ -18,10 +18,10 @@ from bo_stream.bases.kernels import stacked_kernel
 from bo_stream.linalg import solve_lower
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.input_transforms import split_transform
+from bo_stream.models.live_kernel import in_dtype
 from bo_stream.models.local.body import LocalBody
 from bo_stream.models.local.memory import LocalMemory, Router
 from bo_stream.models.local.process import factor_of
-from bo_stream.models.prior import in_dtype
 
 
 class LocalGP(LocalBody):

@@ -22,6 +22,7 @@ from bo_stream.likelihoods.outcome_model import OutcomeModel, check_likelihood
 from bo_stream.likelihoods.sites import ExpectedLogProb
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.latent_choice import latent_kernel
+from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.quadruply_stochastic.choice import (
     FourierFeatures,
     InducingAtData,
@@ -89,7 +90,7 @@ class QuadrupleStart(QuadruplePosterior):
         check_unbatched(X)
         self.arithmetic = check_arithmetic(arithmetic)
         self._begin(X, Y, None, choose_transform(transform, likelihood))
-        self._without_reference()
+        self._units = LikelihoodOutcomes.of(self._units.shift)
         self._solved = None
 
     def _choose_modules(
@@ -291,7 +292,7 @@ class QuadrupleBound(QuadrupleStart):
     def _learning_objective(self) -> Tensor:
         """The bound at the weights as they are, differentiable in the hyperparameters."""
         kernel, posterior = self.covar_module, self._memory.progress.posterior
-        process = self._process_of(kernel, self._prior_mean())
+        process = self._process_of(kernel, self._prior.mean)
         index = torch.arange(posterior.size)
         measured = self._diagonal(process.basis, index)
         apart = full_divergence(process.basis, posterior, measured)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.sampled import SampledBasis
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.latent_outcomes import LatentOutcomes
 from bo_stream.models.memory import Observations
 from bo_stream.models.quadruply_stochastic.choice import Layout
@@ -25,7 +26,6 @@ from bo_stream.models.quadruply_stochastic.memory import Progress, QuadrupleMemo
 from bo_stream.models.quadruply_stochastic.sampled_gradient import measured_scale
 from bo_stream.models.quadruply_stochastic.site_noise import site_noise
 from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior, proposition_1
-from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.stochastic.replay import Batch
 from bo_stream.module_state import State
 from bo_stream.process.process import PosteriorProcess
@@ -47,7 +47,7 @@ class KeptProcess:
     process: PosteriorProcess
 
 
-class QuadruplePosterior(LatentOutcomes, SolvedGP[KeptProcess]):
+class QuadruplePosterior(LatentOutcomes, StreamingGP):
     """Weights of functions as a normal distribution, for any basis and likelihood."""
 
     _memory: QuadrupleMemory
@@ -70,7 +70,7 @@ class QuadruplePosterior(LatentOutcomes, SolvedGP[KeptProcess]):
     @torch.no_grad()
     def _solve(self, state: State) -> KeptProcess:
         kernel = frozen(self.covar_module)
-        process = self._process_of(kernel, self._prior_mean().clone())
+        process = self._process_of(kernel, self._prior.mean.clone())
         if process.basis.is_diagonal:
             return KeptProcess(state, process)
         noise = site_noise(self.likelihood).double().clone().unsqueeze(-1)

@@ -137,7 +137,7 @@ class QSRVM(QuadrupleGP):
 
     def _first_precisions(self, basis: SampledBasis) -> Tensor | None:
         """1 each: what a weight of a standardised outcome may well be."""
-        device = self._shift.device
+        device = self._units.shift.device
         return torch.ones(self._num_outputs, basis.size, dtype=torch.float64, device=device)
 
     @property

@@ -18,6 +18,7 @@ from bo_stream.bases.grid.additive import mesh_over
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh, Sizes
 from bo_stream.bases.grid.resolution import interpolation_error
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.caches import Solved, Whitening, Wider
 from bo_stream.models.construction import (
     check_rank,
@@ -29,7 +30,6 @@ from bo_stream.models.construction import (
     stretch_lengthscale,
     warn_of_scaling,
 )
-from bo_stream.models.remembering_gp import RememberingGP
 from bo_stream.models.stems import Stem
 from bo_stream.models.wiski import rows as row_memory
 from bo_stream.models.wiski.grid_choice import GridSize, check_dim, choose_grid_size
@@ -39,7 +39,7 @@ from bo_stream.models.wiski.observation_space import SolvedRows
 from bo_stream.models.wiski.rows import RowMemory
 
 
-class GridBase(RememberingGP):
+class GridBase(StreamingGP):
     """A streaming Gaussian process on a grid: its parts, and where inputs lie on it."""
 
     _memory: RowMemory | StreamMemory

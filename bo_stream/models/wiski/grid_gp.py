@@ -91,7 +91,7 @@ class GridGP(GridPosterior):
     ) -> SolvedRows | None:
         if isinstance(memory, StreamMemory) or solved is None or not is_in(self, solved.state):
             return None
-        return solved.after(data.X, *self._as_outcomes(data.targets, data.noise, data.known))
+        return solved.after(data.X, *self._prior.standardized(data))
 
     @torch.no_grad()
     def _caches_after(
@@ -103,7 +103,7 @@ class GridGP(GridPosterior):
         if solved is None or not solvable or not is_in(self, solved.state):
             return self._whitening_after(whitening, data), None
         features = whitening.basis.features(data.X)
-        outcomes, noise = self._as_outcomes(data.targets, data.noise, data.known)
+        outcomes, noise = self._prior.standardized(data)
         return whitening.after(data, features), solved.after(features, outcomes, noise)
 
     def _wider_after(

@@ -20,14 +20,13 @@ from bo_stream.models.checks import check_finite
 from bo_stream.models.construction import (
     observed_inputs,
 )
-from bo_stream.models.noise import NOISE_FLOOR
 from bo_stream.models.objective import (
     batch_log_marginal_likelihood,
-    combine,
     dense_log_marginal_likelihood,
     differentiable_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
+from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.wiski.grid_base import GridBase
 from bo_stream.models.wiski.learning import LearningSpace
 from bo_stream.models.wiski.observation_space import (
@@ -42,7 +41,7 @@ from bo_stream.models.wiski.resolution import (
     warn_of_truncation,
 )
 from bo_stream.models.wiski.rows import RowMemory
-from bo_stream.module_state import is_in, state_of
+from bo_stream.module_state import State, is_in, state_of
 from bo_stream.process.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import solve
 
@@ -99,7 +98,7 @@ class GridPosterior(GridBase):
 
     def _present_feature_process(self) -> PosteriorProcess:
         if self._solved is None or not is_in(self, self._solved.state):
-            self._solved = Solved(state_of(self), self._solve())
+            self._solved = self._solve(state_of(self))
         return self._solved.process
 
     def _supposing(self, process: PosteriorProcess) -> Self:
@@ -135,7 +134,7 @@ class GridPosterior(GridBase):
     @torch.no_grad()
     def _solve_rows(self, memory: RowMemory) -> ObservationSpaceProcess:
         outcomes, noise = self._outcomes_of(memory)
-        mean = self._prior_mean().unsqueeze(-1).clone()
+        mean = self._prior.mean.unsqueeze(-1).clone()
         kernel = self._factors().detached()
         prior = GridPrior(kernel, self._basis_grid, mean, self.tolerance, self.max_rank)
         told = Told(memory.rows.X, outcomes - mean, noise)
@@ -146,14 +145,14 @@ class GridPosterior(GridBase):
 
     def _outcomes_of(self, memory: RowMemory) -> tuple[Tensor, Tensor]:
         rows = memory.rows
-        return self._as_outcomes(rows.targets, rows.noise, rows.known)
+        return self._prior.standardized(rows)
 
     @torch.no_grad()
-    def _solve(self) -> WeightSpaceProcess:
+    def _solve(self, state: State) -> Solved:
         whitening = self._current_whitening()
-        evidence = combine(self._noise_groups(whitening.memory), self._residual())
-        prior_mean = self._prior_mean().unsqueeze(-1).clone()
-        return WeightSpaceProcess(whitening.basis, solve(evidence), prior_mean)
+        evidence = self._prior.evidence(whitening.memory)
+        prior_mean = self._prior.mean.unsqueeze(-1).clone()
+        return Solved(state, WeightSpaceProcess(whitening.basis, solve(evidence), prior_mean))
 
     @torch.no_grad()
     def _current_whitening(self) -> Whitening:
@@ -210,8 +209,8 @@ class GridPosterior(GridBase):
         if known is not None:
             precise = (known / self.outcome_scale().square()).clamp_min(NOISE_FLOOR)
             noise = noise.minimum(precise)
-        if self._noise_floor.any_zero:
-            noise = noise.minimum(self._zero_level().clamp_min(NOISE_FLOOR))
+        if self._units.floor.any_zero:
+            noise = noise.minimum(self._prior.zero_noise.clamp_min(NOISE_FLOOR))
         return float((noise / self._factors().scale()).min())
 
     @torch.no_grad()
@@ -222,7 +221,7 @@ class GridPosterior(GridBase):
         x r``: the precision of the weights is ``I`` more.
         """
         memory = self._current_whitening().memory
-        return combine(self._noise_groups(memory), self._residual()).gram
+        return self._prior.evidence(memory).gram
 
     @property
     def rank(self) -> int:
@@ -239,8 +238,8 @@ class GridPosterior(GridBase):
             return self._rows_log_marginal_likelihood(self._memory)
         whitening = self._current_whitening()
         return differentiable_log_marginal_likelihood(
-            self._noise_groups(whitening.memory),
-            self._residual(),
+            self._prior.noise_groups(whitening.memory),
+            self._prior.target_map(),
             whitening.basis,
             self._factors(),
         )
@@ -250,7 +249,7 @@ class GridPosterior(GridBase):
         covariance = memory.covariance(self._factors())
         return dense_log_marginal_likelihood(
             covariance.expand(*outcomes.shape, outcomes.shape[-1]),
-            outcomes - self._prior_mean().unsqueeze(-1),
+            outcomes - self._prior.mean.unsqueeze(-1),
             noise,
         )
 
@@ -269,13 +268,13 @@ class GridPosterior(GridBase):
             recalibrate: Calibrate the stem on X, as part of what is differentiated.
         """
         self._check_observations(X, Y, Yvar)
-        outcomes, noise = self._as_outcomes(*self._measured(Y, Yvar))
+        outcomes, noise = self._prior.standardized(self._measured(Y, Yvar))
         coordinates = self._differentiable_inputs(X, recalibrate).double()
         basis = self._present_basis()
         return self._from_per_output(
             batch_log_marginal_likelihood(
                 basis.features(coordinates),
-                outcomes - self._prior_mean().unsqueeze(-1),
+                outcomes - self._prior.mean.unsqueeze(-1),
                 noise,
                 basis,
                 self._factors(),
@@ -298,8 +297,8 @@ class GridPosterior(GridBase):
             )
         space = self._learning
         return subspace_log_marginal_likelihood(
-            space.rooted(self._noise_groups(space.memory, space.left_out(factors))),
-            self._residual(),
+            space.rooted(self._prior.noise_groups(space.memory, space.left_out(factors))),
+            self._prior.target_map(),
             prior_covariance(space.basis, factors),
         )
 

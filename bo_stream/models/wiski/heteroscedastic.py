@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 
 from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.construction import choose_likelihood
-from bo_stream.models.noise import NOISE_FLOOR
+from bo_stream.models.outcomes.gaussian import GaussianOutcomes
+from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.stems import Stem
 from bo_stream.models.wiski.grid_choice import MAX_DIM, GridSize
 from bo_stream.models.wiski.grid_gp import GridGP
@@ -68,8 +70,7 @@ class HeteroscedasticWISKI(GridGP):
     """
 
     noise_model: GridGP
-
-    _knows_zeros = False  # noise that was learned when it came stays as it entered
+    _units: GaussianOutcomes
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class HeteroscedasticWISKI(GridGP):
             stem=stem,
         )
         GridGP.clear(self)  # they set the units; they enter below, with their noise
-        self._has_reference = train_Y.shape[-2] > 0
+        self._units = replace(self._units, is_found=train_Y.shape[-2] > 0, zeros_apart=False)
         self.rounds = rounds
         aug_batch = self._parameter_shape
         level = self.noise_level().detach() * self.outcome_scale().square()
@@ -180,8 +181,9 @@ class HeteroscedasticWISKI(GridGP):
         """The same as :meth:`update`; returns what entered, for :meth:`withdraw`."""
         self._check_not_supposed("update")
         self._check_observations(X, Y, Yvar)
-        if X.shape[-2] > 0 and self._finds_reference and not self._has_reference:
-            self._refer_to(self._with_noise(Y, Yvar, learns=True)[0])
+        if X.shape[-2] > 0 and self._units.awaits:
+            targets, *_ = self._units.encode(self._outcomes, Y, Yvar, infers_noise=True)
+            self._units = self._units.referring_to(targets, self.outcome_scale())
         self._settle_noise_floor(Y, Yvar, 1.0)
         entry = self._entry(X, Y, Yvar)
         if X.shape[-2] > 0:
@@ -230,7 +232,8 @@ class HeteroscedasticWISKI(GridGP):
         return super().retract(X, Y, Yvar)
 
     def _entry(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> Entry:
-        targets, noise, known = self._with_noise(Y, Yvar, learns=True)
+        chain, units = self._outcomes, self._units
+        targets, noise, known = units.encode(chain, Y, Yvar, infers_noise=True)
         inputs, rows = self.coordinates(X), _unknown_rows(known)
         self._check_room(inputs)
         learned = self._learned_noise(inputs, targets, noise, rows)
@@ -250,7 +253,7 @@ class HeteroscedasticWISKI(GridGP):
     ) -> LearnedNoise:
         if len(rows) == 0:
             return LearnedNoise(*(noise[..., rows],) * 3)
-        targets = targets + self._shift.unsqueeze(-1)
+        targets = targets + self._units.shift.unsqueeze(-1)
         if self.num_observations == 0 and self.rounds > 0 and len(rows) >= FIRST_ROWS:
             Yvar = noise.index_fill(-1, rows, torch.nan)
             first = FirstBatch(inputs, targets, Yvar, rows)

@@ -11,7 +11,6 @@ from bo_stream.bases.grid.sensitivity import prior_covariance
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.models.objective import (
     NoiseGroup,
-    combine,
     subspace_log_marginal_likelihood,
     subspace_posterior,
 )
@@ -73,8 +72,8 @@ class Follower:
         features = self._subspace.basis.features(model.hypothetical_inputs(X))
         projected = features @ prior
         with torch.no_grad():
-            posterior = subspace_posterior(combine(self._groups, model._residual()), prior)
-        surprise = outcomes - model._prior_mean().unsqueeze(-1).detach()
+            posterior = subspace_posterior(model._prior.evidence_of(self._groups), prior)
+        surprise = outcomes - model._prior.mean.unsqueeze(-1).detach()
         surprise = surprise - (projected @ posterior.u).squeeze(-1)
         covariance = projected @ features.mT - projected @ posterior.K @ projected.mT
         normal = _log_normal(surprise, covariance + torch.diag_embed(noise.detach()))
@@ -83,7 +82,9 @@ class Follower:
     def log_marginal_likelihood(self) -> Tensor:
         """Of all observations, differentiable in the hyperparameters, ``batch_shape x m``."""
         model = self._model
-        value = subspace_log_marginal_likelihood(self._groups, model._residual(), self._prior)
+        value = subspace_log_marginal_likelihood(
+            self._groups, model._prior.target_map(), self._prior
+        )
         return model._from_per_output(value)
 
     @property
@@ -96,7 +97,7 @@ class Follower:
 
     @property
     def _groups(self) -> list[NoiseGroup]:
-        return self._model._noise_groups(self._subspace.memory)
+        return self._model._prior.noise_groups(self._subspace.memory)
 
 
 def _log_normal(surprise: Tensor, covariance: Tensor) -> Tensor:

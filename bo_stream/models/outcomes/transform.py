@@ -93,6 +93,17 @@ class OutcomeChain:
         means = self.standardize.means.to(like).squeeze(-2)
         return means.expand_as(like), self.standardize.stdvs.to(like).squeeze(-2).expand_as(like)
 
+    def standardized(self, Y: Tensor, like: Tensor) -> Tensor:
+        """Return outcomes, ``... x n x m``, in the units of the process.
+
+        Args:
+            Y: In original units.
+            like: As in :meth:`offset_and_scale`.
+        """
+        targets, _ = self.to_targets(Y, None)
+        offset, scale = self.offset_and_scale(like)
+        return (targets - offset.unsqueeze(-2)) / scale.unsqueeze(-2)
+
     def learn(self, totals: Tensor, shift: Tensor) -> None:
         """Standardise by the running sums, as ``Standardize`` would by all outcomes.
 

@@ -1,0 +1,271 @@
+"""Exact inference for inputs moved to the centres of clusters [Terenin2024, section 3.3]."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Literal
+
+import torch
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+
+from bo_stream.bases.inducing import frozen, kernel_variance
+from bo_stream.linalg import check_memory
+from bo_stream.models.clustered.memory import ClusterMemory
+from bo_stream.models.clustered.objective import clustered_log_marginal_likelihood
+from bo_stream.models.clustered.solver import (
+    CentreSolver,
+    CholeskySolver,
+    ClusteredProcess,
+    ConjugateGradients,
+    RootEvidence,
+    SolvedClusters,
+    centre_matrix,
+    cross_matrix,
+    differentiable_centre_matrix,
+)
+from bo_stream.models.inference import Inference
+from bo_stream.models.memory import Observations
+from bo_stream.models.prior import Prior
+from bo_stream.models.warnings import ProjectionWarning, users_stack_level, warn_of_coarse_centres
+
+Solver = Literal["cholesky", "cg"]
+
+CHOLESKY_CENTRES = 4000
+"""Up to this many centres are solved by a Cholesky factor unless told otherwise."""
+
+PROBED_CENTRES = 64
+"""Most centres at which it is asked how much the process differs from that at its inputs."""
+
+MEMORY_LIMIT_GIB = 4.0
+"""Of all matrices over the centres together."""
+
+FLOAT32_LIMIT = 0.1 / torch.finfo(torch.float32).eps
+"""Norm of Q, whose least eigenvalue is 1 or more, up to which float32 solves with it. A variance is
+then right to about a tenth of itself.
+"""
+
+IN_FLOAT64 = "solved in float64 instead of float32"
+COARSE = "coarse centres"
+
+
+@dataclass(frozen=True)
+class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
+    """The process at M centres, from the sums of their clusters: ``Q = I + R K R`` is solved.
+
+    Attributes:
+        solver: By a Cholesky factor, by conjugate gradients, or None for the choice by M.
+        cg_tolerance: Relative residual at which conjugate gradients stop; None: by dtype.
+        arithmetic: Dtype of centres and covariances.
+        max_centres: Number of centres beyond which the resolution is doubled; None: never.
+    """
+
+    solver: Solver | None
+    cg_tolerance: float | None
+    arithmetic: torch.dtype
+    max_centres: int | None
+
+    # --- memory ---------------------------------------------------------------------------
+
+    def observe(
+        self,
+        memory: ClusterMemory,
+        solution: SolvedClusters | None,
+        data: Observations,
+        prior: Prior,
+    ) -> tuple[ClusterMemory, SolvedClusters | None]:
+        """Add a batch to the sums of its clusters; cost O(n log M + M) beside the solution's."""
+        X = data.X.to(memory.centres)
+        points = X.flatten(0, -2)
+        covering = memory.covering(points) if data.sign > 0 else memory
+        capped = self._capped(covering)
+        self._check_size(capped, prior)
+        clusters = capped.tree.assign(points).view(X.shape[:-1])
+        after = capped.after(data, clusters)
+        if capped is covering:
+            return after, self._solution_after(solution, data, after.centres[clusters], prior)
+        self._warn_of_coarse_centres(after, prior)
+        return after, None
+
+    @staticmethod
+    def _solution_after(
+        solution: SolvedClusters | None, data: Observations, X: Tensor, prior: Prior
+    ) -> SolvedClusters | None:
+        if solution is None or data.sign < 0 or not solution.can_take(X.shape[-2]):
+            return None
+        return solution.after(X, *prior.standardized(data))
+
+    def _capped(self, memory: ClusterMemory) -> ClusterMemory:
+        """Double the resolution as often as needed for no more than ``max_centres``."""
+        while self.max_centres is not None and len(memory.centres) > self.max_centres:
+            memory = memory.at_resolution(2.0 * memory.tree.resolution)
+        return memory
+
+    def merged(self, memory: ClusterMemory, other: ClusterMemory, prior: Prior) -> ClusterMemory:
+        """Unite the trees; a cluster within the resolution of another's centre moves there."""
+        both, exact = memory.joined(other)
+        both = self._capped(both)
+        self._check_size(both, prior)
+        if not exact:
+            warnings.warn(
+                "merge moves clusters of the other model to this one's nearest centres, for they "
+                "are not the same: an approximation. Give both the same tree.",
+                ProjectionWarning,
+                stacklevel=users_stack_level(),
+            )
+        return both
+
+    def cleared(self, memory: ClusterMemory, prior: Prior) -> ClusterMemory:
+        """Keep the tree and its centres."""
+        return ClusterMemory.empty(memory.tree, memory.centres, prior.shape)
+
+    def refitted(self, memory: ClusterMemory, prior: Prior) -> ClusterMemory:
+        """Check the centres against the new kernel."""
+        self._warn_of_coarse_centres(memory, prior)
+        return memory
+
+    # --- the posterior, and the likelihood --------------------------------------------------
+
+    def solve(self, memory: ClusterMemory, prior: Prior) -> SolvedClusters:
+        """Solve for the process at the centres: O(M³), or O(M²) an iteration."""
+        outputs = prior.num_outputs
+        kernel_in = cache(partial(frozen, prior.kernel))
+        Z, K = self.centres_and_prior(
+            memory, prior, lambda Z: centre_matrix(kernel_in(Z.dtype), Z, outputs)
+        )
+        scaled = RootEvidence.of(prior.evidence(memory.statistics), Z.dtype)
+        solver = self.solver_for(scaled.system(K))
+        base = ClusteredProcess(
+            kernel_in(Z.dtype),
+            Z,
+            outputs,
+            scaled.root.mT,
+            solver.solve(scaled.target),
+            solver,
+            prior.mean.unsqueeze(-1).clone(),
+        )
+        return SolvedClusters(base, base)
+
+    def objective(self, memory: ClusterMemory, prior: Prior) -> Tensor:
+        """Of all observations at their centres, exact. Cost O(M³), whatever the solver."""
+        _, K = self.centres_and_prior(
+            memory,
+            prior,
+            partial(differentiable_centre_matrix, prior.kernel, outputs=prior.num_outputs),
+        )
+        groups = prior.noise_groups(memory.statistics)
+        return clustered_log_marginal_likelihood(groups, prior.target_map(), K)
+
+    def log_marginal_likelihood(self, memory: ClusterMemory, prior: Prior) -> Tensor:
+        """The objective is the log marginal likelihood."""
+        return self.objective(memory, prior)
+
+    def frozen_prior(self, memory: ClusterMemory, prior: Prior) -> tuple[Tensor, Tensor]:
+        """Return centres and their covariance without gradients; see :meth:`centres_and_prior`."""
+        kernel, outputs = prior.kernel, prior.num_outputs
+        return self.centres_and_prior(
+            memory, prior, lambda Z: centre_matrix(frozen(kernel, Z.dtype), Z, outputs)
+        )
+
+    def centres_and_prior(
+        self, memory: ClusterMemory, prior: Prior, covariance_at: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return centres Z and their prior covariance K in a dtype that can solve for them.
+
+        The dtype is ``arithmetic``, but float64 where ``‖Q‖ ≤ 1 + max_i Σ_j |K_ij| R_jj²``, a bound
+        on the condition number of ``Q = I + R K R``, is above ``FLOAT32_LIMIT``. Cost O(M²).
+
+        Args:
+            memory: Of the clusters.
+            prior: The hyperparameters.
+            covariance_at: Maps centres, ``M x d``, to K, ``... x m x M x M``, in the dtype of Z.
+
+        Raises:
+            ValueError: Float64 takes more memory than there may be.
+        """
+        Z = memory.centres
+        K = covariance_at(Z)
+        if Z.dtype == torch.float64 or len(Z) == 0:
+            return Z, K
+        precision = precisions(memory, prior).unsqueeze(-1).to(K)
+        norm = 1.0 + float((K.detach().abs() @ precision).max())
+        if norm <= FLOAT32_LIMIT:
+            return Z, K
+        self._say_that_float64_solves(norm, memory, prior)
+        return Z.double(), covariance_at(Z.double())
+
+    def _say_that_float64_solves(self, norm: float, memory: ClusterMemory, prior: Prior) -> None:
+        self._check_size(memory, prior, torch.float64)
+        journal = prior.journal
+        is_new = not any(event.what == IN_FLOAT64 for event in journal.numerical_log)
+        if is_new:
+            warnings.warn(
+                f"Expected a condition number of at most {FLOAT32_LIMIT:.1e} for arithmetic in "
+                f"float32, got up to {norm:.1e}: the observations in reach of a lengthscale are "
+                "too many over the noise variance. The model solves in float64 while that is so. "
+                "Pass arithmetic=torch.float64, or bound the noise variance from below.",
+                NumericalWarning,
+                stacklevel=users_stack_level(),
+            )
+        if is_new or not journal.training:  # a fit's steps are not counted one by one
+            journal.log_event(IN_FLOAT64, len(memory.centres))
+
+    def solver_for(self, Q: Tensor) -> CentreSolver:
+        """Factorise Q, ``... x M x M``, or prepare conjugate gradients."""
+        if self._method(Q.shape[-1]) == "cholesky":
+            return CholeskySolver.of(Q)
+        return ConjugateGradients.of(Q, self.cg_tolerance)
+
+    def _method(self, centres: int) -> Solver:
+        if centres == 0:
+            return "cholesky"
+        return self.solver or ("cholesky" if centres <= CHOLESKY_CENTRES else "cg")
+
+    def _check_size(
+        self, memory: ClusterMemory, prior: Prior, dtype: torch.dtype | None = None
+    ) -> None:
+        M = len(memory.centres)
+        matrices = 3 if self._method(M) == "cholesky" else 2
+        check_memory(
+            f"Solving for {M:,} centres at a resolution of {memory.tree.resolution:g}",
+            prior.shape.numel() * matrices * M * M,
+            MEMORY_LIMIT_GIB,
+            "Take a coarser resolution.",
+            dtype or self.arithmetic,
+        )
+
+    # --- is the resolution fine enough? -------------------------------------------------------
+
+    @torch.no_grad()
+    def _warn_of_coarse_centres(self, memory: ClusterMemory, prior: Prior) -> None:
+        """Warn once, if the model chooses its resolution and no first training is under way."""
+        most, journal = self.max_centres, prior.journal
+        if most is None or journal.training or journal.has_said(COARSE):
+            return
+        precision = precisions(memory, prior).sum(-1) / memory.counts.clamp_min(1.0)
+        ratio = float((variance_between(memory, prior) * precision).max())
+        if ratio > 1.0:
+            journal.says(COARSE)
+            warn_of_coarse_centres(ratio, memory.tree.resolution, most)
+
+
+@torch.no_grad()
+def precisions(memory: ClusterMemory, prior: Prior) -> Tensor:
+    """Sum the precisions of each cluster's observations, ``batch_shape x m x M``."""
+    return prior.evidence(memory.statistics).gram.squeeze(-1)
+
+
+def variance_between(memory: ClusterMemory, prior: Prior) -> Tensor:
+    """Return the prior variance of the process between an input and its centre, ``batch x m``.
+
+    At the root mean square distance of the inputs from their centres.
+    """
+    Z = memory.centres[:PROBED_CENTRES].double()
+    moved = Z + memory.typical_move().unsqueeze(-2)
+    kernel, outputs = frozen(prior.kernel, torch.float64), prior.num_outputs
+    between = cross_matrix(kernel, Z.expand_as(moved), moved, outputs)
+    own = kernel_variance(kernel, Z, outputs) + kernel_variance(kernel, moved, outputs)
+    return (own - 2.0 * between.diagonal(dim1=-2, dim2=-1)).mean(-1)

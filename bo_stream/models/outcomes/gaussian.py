@@ -1,0 +1,155 @@
+"""Outcomes with Gaussian noise: the targets and noise variances that a memory holds of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from bo_stream.models.checks import check_finite
+from bo_stream.models.construction import first_totals, reference_outcome
+from bo_stream.models.memory import Measured, Targets
+from bo_stream.models.outcomes.base import Outcomes
+from bo_stream.models.outcomes.noise import (
+    NoiseFloor,
+    known_noise,
+    outcome_variance,
+    warn_of_zeros,
+    zero_rows,
+)
+from bo_stream.models.outcomes.transform import OutcomeChain
+from bo_stream.sufficient_statistics import target_columns
+
+
+@dataclass(frozen=True)
+class GaussianOutcomes(Outcomes):
+    """Outcomes less a shift, with noise variances above a floor: what a memory holds.
+
+    Targets are in the units of the outcomes, which may be standardised anew at any time, exactly.
+
+    Attributes:
+        shift: Subtracted from outcomes after the fixed part of their transform, ``batch x m``: sums
+            of squares of what is far from zero would lose digits.
+        floor: How small known noise variances may be.
+        is_found: Whether the shift was taken from observations.
+        zeros_apart: Whether observations without noise are a group of their own.
+    """
+
+    shift: Tensor
+    floor: NoiseFloor
+    is_found: bool
+    zeros_apart: bool = False
+
+    @classmethod
+    def of(cls, targets: Tensor) -> Self:
+        """Take the shift from the first targets, ``batch x n x m``; the floor is set later."""
+        shift = reference_outcome(targets)
+        return cls(shift, NoiseFloor.of(torch.ones_like(shift)), targets.shape[-2] > 0)
+
+    def found(self, is_found: bool) -> Self:
+        """Say whether the shift was taken from observations that are in memory."""
+        return replace(self, is_found=is_found)
+
+    def forgotten(self) -> Self:
+        """Take the shift anew from the next observations."""
+        return replace(self, is_found=False)
+
+    def begun(self, totals: Tensor, scale: Tensor, zeros_apart: bool) -> Self:
+        """Set the floor by the variance of the first outcomes; see :class:`Outcomes`."""
+        scale, variance = scale.square(), outcome_variance(totals)
+        floor = NoiseFloor.of(torch.where(variance > 0.0, variance.minimum(scale), scale))
+        return replace(self, floor=floor, zeros_apart=zeros_apart)
+
+    @property
+    def awaits(self) -> bool:
+        """Whether the next observations set the shift."""
+        return not self.is_found
+
+    def referring_to(self, targets: Tensor, scale: Tensor) -> Self:
+        """Take the shift from the first observations; see :class:`Outcomes`."""
+        mean = targets.mean(-1)
+        centred = target_columns(targets - targets.mean(-1, keepdim=True))
+        moved = replace(self, shift=self.shift + mean, is_found=True)
+        return moved.begun(centred.mT @ centred, scale, self.zeros_apart)
+
+    def encode(
+        self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None, infers_noise: bool
+    ) -> Targets:
+        """Subtract the shift and raise small variances; see :class:`Outcomes`."""
+        targets, variances = chain.to_targets(Y.detach(), Yvar)
+        check_finite("Y after its outcome transform", targets)
+        shifted = targets.to(torch.float64).mT - self.shift.unsqueeze(-1)
+        apart = self.zeros_apart and not infers_noise
+        return Targets(shifted, *known_noise(shifted, variances, self.floor, infers_noise, apart))
+
+    def standardized(
+        self, chain: OutcomeChain, level: Tensor | None, data: Measured
+    ) -> tuple[Tensor, Tensor]:
+        """Standardise targets and their variances; see :class:`Outcomes`."""
+        offset, scale = (t.unsqueeze(-1) for t in chain.offset_and_scale(self.shift))
+        outcomes = (data.targets + self.shift.unsqueeze(-1) - offset) / scale
+        variances = data.noise / scale.square()
+        if level is None:
+            return outcomes, variances
+        return outcomes, torch.where(data.known, variances, level.unsqueeze(-1))
+
+    def target_map(self, chain: OutcomeChain, mean: Tensor) -> Tensor:
+        """Standardise and subtract the prior mean; see :class:`Outcomes`."""
+        offset, scale = chain.offset_and_scale(self.shift)
+        constant = (self.shift - offset) / scale - mean
+        return torch.stack((scale.reciprocal().expand_as(constant), constant), -1).unsqueeze(-1)
+
+    def before_update(
+        self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None, totals: Tensor
+    ) -> Self:
+        """Let the floor follow the stream; see :class:`Outcomes`."""
+        targets, noise = self._given_noise(chain, Y, Yvar)
+        if noise is None:
+            return self
+        floor = self.floor
+        if self.zeros_apart:
+            zeros = zero_rows(noise)
+            noise = torch.where(zeros, torch.inf, noise)
+            if bool(zeros.any()):
+                floor = floor.with_zeros(totals + first_totals(targets, self.shift))
+                warn_of_zeros(int(zeros.sum()), floor.zero)
+        if bool(floor.below(noise).any()):
+            floor = floor.for_update(noise, totals + first_totals(targets, self.shift))
+        return replace(self, floor=floor)
+
+    def check_retractable(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None) -> None:
+        """Check that raised variances are known; see :class:`Outcomes`."""
+        _, noise = self._given_noise(chain, Y, Yvar)
+        if noise is not None:
+            apart = self.zeros_apart
+            self.floor.check_retractable(
+                torch.where(zero_rows(noise), torch.inf, noise) if apart else noise
+            )
+
+    @staticmethod
+    def _given_noise(
+        chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        if Yvar is None:
+            return Y, None
+        targets, variances = chain.to_targets(Y.detach(), Yvar)
+        return targets, None if variances is None else variances.detach().double().mT
+
+    def settled(self, totals: Tensor) -> Self:
+        """Let the noise of zeros follow the outcomes; see :class:`Outcomes`."""
+        settled = self.floor.settled(totals) if self.floor.any_zero else self.floor
+        same = torch.equal(settled.zero, self.floor.zero)
+        return self if same else replace(self, floor=settled)
+
+    def merged(self, other: Outcomes) -> Self:
+        """Return the units after a merge: the other's shift if this model has none yet."""
+        first = other if self.awaits else self
+        floor = first.floor.joined(other.floor)
+        return replace(self, shift=first.shift, floor=floor, is_found=not first.awaits)
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
+        """Apply a rule to all tensors."""
+        return replace(self, shift=rule(self.shift), floor=self.floor.map(rule))
