@@ -135,9 +135,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             self._solved = self._solve(state_of(self))
         return self._solved.process
 
-    @abstractmethod
     def _solve(self, state: State) -> Cache:
         """The posterior of the present memory, with the present state of the hyperparameters."""
+        raise NotImplementedError
 
     @abstractmethod
     def _projected(self, inputs: Tensor) -> Tensor:
@@ -596,6 +596,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             self._units,
             self._batch_shape,
             self._num_outputs,
+            self,
             self,
         )
 

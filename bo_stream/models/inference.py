@@ -3,61 +3,59 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
 from bo_stream.models.memory import MergedMemory, Observations
 from bo_stream.models.prior import Prior
-from bo_stream.module_state import State
 from bo_stream.process.process import PosteriorProcess
 
-
-class Solution(Protocol):
-    """What an inference has solved for a memory under one state of the hyperparameters."""
-
-    @property
-    def process(self) -> PosteriorProcess:
-        """The posterior."""
-        ...
-
-
 M = TypeVar("M", bound=MergedMemory)
-C = TypeVar("C", bound=Solution)
+C = TypeVar("C")
 
 
 class Inference(ABC, Generic[M, C]):
-    """A way to a posterior from a memory M, with what it keeps between calls, C.
+    """A way to a posterior from a memory M, with a cache C of what it derived from it.
 
-    It holds options and no data: memories and solutions are values that are given and returned, so
-    that a call which raises has changed nothing. Numerical events and what a user is told once go
-    to the journal of the prior.
+    It holds options and no data: memories and caches are values that are given and returned, so
+    that a call which raises has changed nothing. A cache knows the state of the hyperparameters
+    that it is of. Numerical events and what a user is told once go to the journal of the prior.
     """
 
     @abstractmethod
     def observe(
-        self, memory: M, solution: C | None, data: Observations, prior: Prior
+        self, memory: M, cache: C | None, data: Observations, prior: Prior
     ) -> tuple[M, C | None]:
         """Put a batch into memory, or take it out if its sign is negative.
 
         Args:
             memory: Before.
-            solution: Of it under the present hyperparameters, if there is one.
+            cache: Of it, if there is one.
             data: A checked batch.
             prior: The hyperparameters.
 
         Returns:
-            The memory afterwards, and its solution where that follows at a small cost.
+            The memory afterwards, and as much of the cache as follows at a small cost.
 
         Raises:
             InputDataError: What is to be taken out is not in memory.
+            UnsupportedError: Nothing can be taken out.
             ValueError: The memory would become too large.
         """
 
     @abstractmethod
-    def solve(self, memory: M, prior: Prior) -> C:
-        """Solve for the posterior of a memory."""
+    def process(
+        self, memory: M, cache: C | None, prior: Prior, X: Tensor | None = None
+    ) -> tuple[PosteriorProcess, C]:
+        """Return the posterior as a process, and the cache that has it.
+
+        Args:
+            memory: Of the observations.
+            cache: Of it, if there is one.
+            prior: The hyperparameters.
+            X: Transformed inputs, ``... x d``, that the process must be able to take.
+        """
 
     @abstractmethod
     def objective(self, memory: M, prior: Prior) -> Tensor:
@@ -82,21 +80,3 @@ class Inference(ABC, Generic[M, C]):
     @abstractmethod
     def cleared(self, memory: M, prior: Prior) -> M:
         """Return a memory of no observations with the same places."""
-
-
-@dataclass(frozen=True)
-class Kept(Generic[C]):
-    """A solution, and the state of the hyperparameters that it is of.
-
-    Attributes:
-        state: Of the model.
-        solution: Of its memory.
-    """
-
-    state: State
-    solution: C
-
-    @property
-    def process(self) -> PosteriorProcess:
-        """The posterior."""
-        return self.solution.process

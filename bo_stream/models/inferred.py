@@ -1,4 +1,4 @@
-"""A streaming model that owns a memory, a way of inference, and what that has solved."""
+"""A streaming model that owns a memory, a way of inference, and a cache of what that derived."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from torch import Tensor
 
 from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.inference import Inference, Kept, Solution
+from bo_stream.models.checks import check_finite
+from bo_stream.models.inference import Inference
 from bo_stream.models.memory import MergedMemory, Observations
-from bo_stream.module_state import State, is_in
+from bo_stream.process.process import PosteriorProcess
 
 M = TypeVar("M", bound=MergedMemory)
-C = TypeVar("C", bound=Solution)
+C = TypeVar("C")
 
 
 class InferredGP(StreamingGP, Generic[M, C]):
@@ -22,24 +23,30 @@ class InferredGP(StreamingGP, Generic[M, C]):
 
     _memory: M
     _inference: Inference[M, C]
-    _solved: Kept[C] | None
+    _cache: C | None = None
 
-    @torch.no_grad()
-    def _solve(self, state: State) -> Kept[C]:
-        return Kept(state, self._inference.solve(self._memory, self._prior))
+    @keeps_tensors
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept."""
+        if X is not None:
+            check_finite("X", X)
+        if self._supposed is not None:
+            return self._supposed
+        with torch.no_grad():
+            process, self._cache = self._inference.process(
+                self._memory, self._cache, self._prior, X
+            )
+        return process
 
     @torch.no_grad()
     def _take(self, data: Observations) -> None:
-        kept = self._solved
-        if kept is not None and not is_in(self, kept.state):
-            kept = None
-        solution = None if kept is None else kept.solution
-        self._memory, solution = self._inference.observe(self._memory, solution, data, self._prior)
-        self._solved = None if kept is None or solution is None else Kept(kept.state, solution)
+        self._memory, self._cache = self._inference.observe(
+            self._memory, self._cache, data, self._prior
+        )
         self._refresh_fixed_noise()
 
     def _set_memory(self, memory: M) -> None:
-        self._memory, self._solved = memory, None
+        self._memory, self._cache = memory, None
 
     @torch.no_grad()
     def _finish_refit(self) -> None:

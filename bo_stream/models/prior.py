@@ -16,6 +16,7 @@ from bo_stream.models.numerical_log import Journal
 from bo_stream.models.objective import NoiseGroup, combine
 from bo_stream.models.outcomes.base import Outcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
+from bo_stream.module_state import State, is_in, state_of
 from bo_stream.weights import GaussianEvidence
 
 
@@ -34,6 +35,7 @@ class Prior:
         batch_shape: Of the data.
         num_outputs: m.
         journal: Where numerical events are put on record.
+        owner: Whose parameters and buffers the prior depends on: the model.
     """
 
     kernel: Kernel
@@ -44,6 +46,15 @@ class Prior:
     batch_shape: torch.Size
     num_outputs: int
     journal: Journal
+    owner: torch.nn.Module
+
+    def state(self) -> State:
+        """Copy all that the prior depends on, to see later whether it has changed."""
+        return state_of(self.owner)
+
+    def is_in(self, state: State) -> bool:
+        """Whether nothing has changed since."""
+        return is_in(self.owner, state)
 
     @property
     def shape(self) -> torch.Size:

@@ -155,12 +155,12 @@ def test_few_observations_do_not_solve_anew_and_many_do() -> None:
     X, Y = wave(200)
     model = raw(X[:100], Y[:100])
     model.posterior(X[:1])
-    before = model._solved.solution
+    before = model._cache
     model.update(X[100:101], Y[100:101]).posterior(X[:1])
-    assert model._solved.solution.base is before.base
-    assert model._solved.solution.process is not before.process
+    assert model._cache.base is before.base
+    assert model._cache.process is not before.process
     model.update(X[101:], Y[101:]).posterior(X[:1])
-    assert model._solved.solution.base is not before.base
+    assert model._cache.base is not before.base
 
 
 def test_fantasies_are_not_moved() -> None:

@@ -146,7 +146,6 @@ class ClusteredGP(InferredGP[ClusterMemory, SolvedClusters]):
             checked_dtype(arithmetic),
             checked_most(max_centres, resolution, tree),
         )
-        self._solved = None
         like = inputs[..., :0, :].reshape(0, inputs.shape[-1]).to(arithmetic)
         tree = first_tree(tree, resolution, inputs, like)
         self._memory = ClusterMemory.empty(tree, like, self._output_batch)

@@ -31,6 +31,7 @@ from bo_stream.models.inference import Inference
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
 from bo_stream.models.warnings import ProjectionWarning, users_stack_level, warn_of_coarse_centres
+from bo_stream.process.process import PosteriorProcess
 
 Solver = Literal["cholesky", "cg"]
 
@@ -73,11 +74,11 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     def observe(
         self,
         memory: ClusterMemory,
-        solution: SolvedClusters | None,
+        cache: SolvedClusters | None,
         data: Observations,
         prior: Prior,
     ) -> tuple[ClusterMemory, SolvedClusters | None]:
-        """Add a batch to the sums of its clusters; cost O(n log M + M) beside the solution's."""
+        """Add a batch to the sums of its clusters; cost O(n log M + M) beside the cache's."""
         X = data.X.to(memory.centres)
         points = X.flatten(0, -2)
         covering = memory.covering(points) if data.sign > 0 else memory
@@ -86,17 +87,17 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         clusters = capped.tree.assign(points).view(X.shape[:-1])
         after = capped.after(data, clusters)
         if capped is covering:
-            return after, self._solution_after(solution, data, after.centres[clusters], prior)
+            return after, self._cache_after(cache, data, after.centres[clusters], prior)
         self._warn_of_coarse_centres(after, prior)
         return after, None
 
     @staticmethod
-    def _solution_after(
-        solution: SolvedClusters | None, data: Observations, X: Tensor, prior: Prior
+    def _cache_after(
+        cache: SolvedClusters | None, data: Observations, X: Tensor, prior: Prior
     ) -> SolvedClusters | None:
-        if solution is None or data.sign < 0 or not solution.can_take(X.shape[-2]):
+        if cache is None or data.sign < 0 or not cache.can_take(X.shape[-2]):
             return None
-        return solution.after(X, *prior.standardized(data))
+        return cache.after(X, *prior.standardized(data)) if prior.is_in(cache.state) else None
 
     def _capped(self, memory: ClusterMemory) -> ClusterMemory:
         """Double the resolution as often as needed for no more than ``max_centres``."""
@@ -129,8 +130,20 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
 
     # --- the posterior, and the likelihood --------------------------------------------------
 
-    def solve(self, memory: ClusterMemory, prior: Prior) -> SolvedClusters:
-        """Solve for the process at the centres: O(M³), or O(M²) an iteration."""
+    def process(
+        self,
+        memory: ClusterMemory,
+        cache: SolvedClusters | None,
+        prior: Prior,
+        X: Tensor | None = None,
+    ) -> tuple[PosteriorProcess, SolvedClusters]:
+        """Solve for the process at the centres, in O(M³) or O(M²) an iteration, unless kept."""
+        if cache is None or not prior.is_in(cache.state):
+            base = self._solve(memory, prior)
+            cache = SolvedClusters(prior.state(), base, base)
+        return cache.process, cache
+
+    def _solve(self, memory: ClusterMemory, prior: Prior) -> ClusteredProcess:
         outputs = prior.num_outputs
         kernel_in = cache(partial(frozen, prior.kernel))
         Z, K = self.centres_and_prior(
@@ -138,7 +151,7 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         )
         scaled = RootEvidence.of(prior.evidence(memory.statistics), Z.dtype)
         solver = self.solver_for(scaled.system(K))
-        base = ClusteredProcess(
+        return ClusteredProcess(
             kernel_in(Z.dtype),
             Z,
             outputs,
@@ -147,7 +160,6 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
             solver,
             prior.mean.unsqueeze(-1).clone(),
         )
-        return SolvedClusters(base, base)
 
     def objective(self, memory: ClusterMemory, prior: Prior) -> Tensor:
         """Of all observations at their centres, exact. Cost O(M³), whatever the solver."""

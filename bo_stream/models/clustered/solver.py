@@ -16,6 +16,7 @@ from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import matrix_between
 from bo_stream.linalg import inverse_root, row_product
 from bo_stream.models.live_kernel import in_dtype
+from bo_stream.module_state import State
 from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
 from bo_stream.weights import GaussianEvidence
 
@@ -332,11 +333,13 @@ class SolvedClusters:
     process solved anew: exact, at the cost of O(q M²) for q observations since.
 
     Attributes:
+        state: Of the hyperparameters.
         base: When it was last solved.
         process: With what came since.
         pending: Inputs ``... x q x d``, outcomes and noise ``... x m x q`` of those.
     """
 
+    state: State
     base: ClusteredProcess
     process: PosteriorProcess
     pending: tuple[Tensor, Tensor, Tensor] | None = None
