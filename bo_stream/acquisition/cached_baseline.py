@@ -16,15 +16,13 @@ A = TypeVar("A", bound=AcquisitionFunction)
 
 
 def evaluate_known_points_once(acqf: A) -> A:
-    """Let an acquisition function evaluate the points that stay once, not with every candidate.
+    """Cache the model's evaluations at an acquisition function's baseline and pending points.
 
-    Monte Carlo acquisition functions ask for the joint posterior of the candidates and the pending
-    points, those like ``qLogNoisyExpectedImprovement`` and
-    ``qLogNoisyExpectedHypervolumeImprovement`` of a baseline too: O((k + q) r²) for k such points
-    and q candidates. Of streaming models, alone or in a list, it is O(q r² + k q r) after this;
-    values and gradients stay as they are. Other models stay as they are too.
-
-    Pending points that are set later are evaluated as before.
+    Monte Carlo acquisition functions ask for the joint posterior of q candidates and k points that
+    stay: pending ones, and the baseline of those like ``qLogNoisyExpectedImprovement`` and
+    ``qLogNoisyExpectedHypervolumeImprovement``. Cost of streaming models, alone or in a list,
+    O(q r² + k q r) instead of O((k + q) r²); values and gradients stay as they are. Other models
+    stay as they are, and pending points that are set later are evaluated with every candidate.
 
     Args:
         acqf: Changed in place; its model is not.
@@ -33,23 +31,15 @@ def evaluate_known_points_once(acqf: A) -> A:
     baseline = known.X_baseline if isinstance(acqf, CachedCholeskyMCSamplerMixin) else None
     pending = getattr(acqf, "X_pending", None)
     if baseline is not None or pending is not None:
-        known.model = with_known_points(known.model, baseline, pending)
+        known.model = _with_known_points(known.model, baseline, pending)
     return acqf
 
 
-def with_known_points(model: Model, first: Tensor | None, last: Tensor | None) -> Model:
-    """A model, or a list of models, for joint posteriors of known points around others.
-
-    See :meth:`StreamingGP.with_known_points`.
-
-    Args:
-        model: Other models are returned as they are.
-        first: Those before the others, ``k x d``.
-        last: Those after the others, ``k' x d``.
-    """
+def _with_known_points(model: Model, first: Tensor | None, last: Tensor | None) -> Model:
+    """Return a model, or list of models, that caches k points before and k' after all others."""
     if isinstance(model, StreamingGP):
         return model.with_known_points(first, last)
     if not isinstance(model, ModelList | ModelListGP):
         return model
-    parts: list[Any] = [with_known_points(cast(Model, part), first, last) for part in model.models]
+    parts: list[Any] = [_with_known_points(cast(Model, part), first, last) for part in model.models]
     return type(model)(*parts)

@@ -1,4 +1,4 @@
-"""Negative integrated posterior variance in feature space."""
+"""Negative integrated posterior variance in feature space, and the measures it integrates over."""
 
 from __future__ import annotations
 
@@ -31,43 +31,154 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_type
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 
-
-def check_scalar(model: StreamingGP, posterior_transform: PosteriorTransform | None) -> None:
-    """Check that the variance of interest is that of a weighted sum of independent outputs.
-
-    Raises:
-        UnsupportedError: Several outputs without a posterior transform, or one of another kind.
-    """
-    if posterior_transform is None and model.num_outputs > 1:
-        raise UnsupportedError(
-            f"Expected a posterior_transform for a model of {model.num_outputs} outputs, got None. "
-            "Pass ScalarizedPosteriorTransform(weights), or model.subset_output([i]) as the model."
-        )
-    known = posterior_transform is None or isinstance(
-        posterior_transform, ScalarizedPosteriorTransform
-    )
-    if not known:
-        raise UnsupportedError(
-            "Expected posterior_transform to be a ScalarizedPosteriorTransform, got "
-            f"{type(posterior_transform).__name__}: any other has a variance that depends on the "
-            "observations to come. Use BoTorch's qNegIntegratedPosteriorVariance."
-        )
-
-
-def variance_factors(model: StreamingGP, posterior_transform: PosteriorTransform | None) -> Tensor:
-    """From variances of the model to those of the scalarised outcome, ``batch_shape x m``."""
-    scale = model.outcome_scale().double()
-    if isinstance(posterior_transform, ScalarizedPosteriorTransform):
-        weights: Any = posterior_transform.weights
-        scale = scale * weights.to(scale)
-    return scale.square()
-
-
 CHUNK_NUMBERS = 4_000_000
 """Numbers in one chunk of whatever is evaluated at many points."""
 
 FEW_POINTS = 2048
 """Up to this many points are summed in feature space, more in the grid's cells."""
+
+
+class FeatureNIPV(AcquisitionFunction):
+    """Minus the mean posterior variance after observing X, at a cost without integration points.
+
+    With features z, weight posterior root S and ``G = Σ_i weight_i z(x_i) z(x_i)ᵀ``,
+    ``value = −tr(M) + tr(C⁻¹ ζ M ζᵀ)`` where ``M = Sᵀ G S``, ``ζ = z(X) S``, ``C = ζ ζᵀ + noise``.
+    G is computed once; over a box it is exact. Equal to BoTorch's
+    ``qNegIntegratedPosteriorVariance`` on the same model (Seo et al., 2000), in the squared units
+    of the outcomes, also after hypothetical observations. Differentiable in X.
+
+    Cost O(q r² + q² r) for each of b candidate sets, whatever the measure; O(N r² + r³) once for N
+    integration points, O(r³) for a box, and again whenever the model has changed.
+
+    Example:
+        >>> acquisition = FeatureNIPV(model, bounds=bounds)
+        >>> X, value = optimize_acqf(acquisition, bounds, q=6, num_restarts=4, raw_samples=64)
+    """
+
+    model: StreamingGP
+
+    def __init__(
+        self,
+        model: StreamingGP,
+        mc_points: Tensor | None = None,
+        bounds: Tensor | None = None,
+        weights: Tensor | None = None,
+        X_pending: Tensor | None = None,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> None:
+        """Integrate over exactly one of ``mc_points`` and ``bounds``.
+
+        Args:
+            model: A model whose basis leaves no residual, such as ``WISKI``.
+            mc_points: Points to average the variance over, ``N x d``.
+            bounds: The box to average it over instead, ``2 x d``, before the input transform.
+                Uniform in transformed inputs, so also before an affine one such as ``Normalize``.
+            weights: Non-negative weights of ``mc_points``, ``N``; only their ratios matter.
+            X_pending: Points that will be observed in any case, ``n x d``.
+            posterior_transform: A ``ScalarizedPosteriorTransform``, required for several outputs:
+                the variance is then that of the weighted sum of outputs, as in BoTorch.
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit the model.
+            InputDataError: Values that are not finite, negative weights, or points too far outside
+                the model's bounds.
+            UnsupportedError: A list of models, several outputs without ``posterior_transform``, a
+                posterior transform of another kind, an outcome transform other than
+                ``Standardize``, or a basis with a residual.
+            ValueError: Both or none of ``mc_points`` and ``bounds``, or lower bounds not below
+                upper ones.
+        """
+        super().__init__(model=model)
+        _check_model(model)
+        if model._outcomes.fixed:
+            names = ", ".join(type(step).__name__ for step in model._outcomes.fixed)
+            raise UnsupportedError(
+                f"Expected a model whose outcome_transform is Standardize or None, got {names}: "
+                "the variance would depend on the observations to come. Transform Y yourself "
+                "instead."
+            )
+        check_scalar(model, posterior_transform)
+        self.posterior_transform = posterior_transform
+        self.measure = _measure(model, mc_points, bounds, weights)
+        self.set_X_pending(X_pending)
+        self._integrated = self._integrate(self.measure.corners)
+
+    @concatenate_pending_points
+    @t_batch_mode_transform()  # type: ignore[arg-type]
+    def forward(self, X: Tensor) -> Tensor:
+        """Return minus the mean variance after each candidate set, ``b x q x d -> b``."""
+        self.model.eval()
+        inputs = self.model.hypothetical_inputs(X)
+        integrated = self._current(inputs)
+        variance = integrated.variance() - integrated.reduction(inputs, self.model.noise_at(inputs))
+        factors = variance_factors(self.model, self.posterior_transform)
+        return -(variance * factors).sum(-1).to(X.dtype)
+
+    def _current(self, X: Tensor) -> _Integrated:
+        """Integrate anew if the model has changed, or where X needs a wider basis."""
+        inputs = box_of(torch.cat((self.measure.corners, X.detach().flatten(0, -2))))
+        if feature_process(self.model, inputs) is not self._integrated.process:
+            self._integrated = self._integrate(inputs)
+        return self._integrated
+
+    def _integrate(self, corners: Tensor) -> _Integrated:
+        process = feature_process(self.model, corners)
+        space = weight_space(process, corners)
+        root = space.weights.root
+        return _Integrated(process, space, root.mT @ self.measure.gram(space.basis) @ root)
+
+
+@dataclass(frozen=True)
+class _Integrated:
+    """A process and its measure's gram in posterior coordinates.
+
+    Attributes:
+        process: The model's posterior, to see whether it has changed.
+        space: That posterior over weights, of root S.
+        gram: ``Sᵀ G S``, ``... x m x r x r``.
+    """
+
+    process: PosteriorProcess
+    space: WeightSpaceProcess
+    gram: Tensor
+
+    def variance(self) -> Tensor:
+        """Return the mean variance before any candidate, ``tr(Sᵀ G S)``, ``... x m``."""
+        return self.gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    def reduction(self, X: Tensor, noise: Tensor) -> Tensor:
+        """Compute its reduction by observations at ``... x q x d``, ``... x m``."""
+        rows = row_product(self.space.features(X), self.space.weights.root)
+        covariance = rows @ rows.mT + torch.diag_embed(noise.expand(rows.shape[:-1]))
+        explained = row_product(rows, self.gram) @ rows.mT
+        solved = torch.cholesky_solve(explained, safe_cholesky(covariance))
+        return solved.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+@acqf_input_constructor(FeatureNIPV)
+def construct_inputs_feature_nipv(
+    model: StreamingGP,
+    bounds: list[tuple[float, float]] | None = None,
+    mc_points: Tensor | None = None,
+    X_pending: Tensor | None = None,
+    posterior_transform: PosteriorTransform | None = None,
+) -> dict[str, Any]:
+    """Return the arguments of a :class:`FeatureNIPV` for BoTorch's input constructors.
+
+    ``bounds`` hold a pair for each input, and ``mc_points`` take precedence over them.
+
+    Raises:
+        UnsupportedError: A list of models.
+    """
+    _check_model(model)
+    use_box = mc_points is None and bounds is not None
+    return {
+        "model": model,
+        "mc_points": mc_points,
+        "bounds": torch.as_tensor(bounds).to(model.train_targets).mT if use_box else None,
+        "X_pending": X_pending,
+        "posterior_transform": posterior_transform,
+    }
 
 
 class Measure(ABC):
@@ -76,11 +187,11 @@ class Measure(ABC):
     @property
     @abstractmethod
     def corners(self) -> Tensor:
-        """The box that holds it, ``2 x d``."""
+        """Lower and upper corner of the box that holds it, ``2 x d``."""
 
     @abstractmethod
     def gram(self, basis: Basis) -> Tensor:
-        """Mean of ``z zᵀ``, ``... x m x r x r``."""
+        """Compute the mean of ``z zᵀ``, ``... x m x r x r``."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +199,8 @@ class PointMeasure(Measure):
     """Weighted points.
 
     Attributes:
-        points: ``N x d``, in transformed inputs.
-        weights: ``N``, summing to one.
+        points: Transformed inputs, ``N x d``.
+        weights: Weights that sum to one, ``N``.
     """
 
     points: Tensor
@@ -97,29 +208,28 @@ class PointMeasure(Measure):
 
     @property
     def corners(self) -> Tensor:
-        """The points' box."""
+        """Lower and upper corner of the points, ``2 x d``."""
         return box_of(self.points)
 
     def gram(self, basis: Basis) -> Tensor:
-        """``Σ weight z zᵀ``. Cost O(N r²), and O(N 7^d + (7 g)^d g²) for many points on a grid."""
+        """Compute ``Σ weight z zᵀ``.
+
+        Cost O(N r²), and O(N 7^d + (7 g)^d g²) for many points on a grid.
+        """
         if isinstance(basis, GridBasis) and self.points.shape[0] > FEW_POINTS:
             return MeshPullBack(basis, basis.grid).congruence(self._on(basis.grid))
         size = max(1, CHUNK_NUMBERS // basis.rank)
         chunks = zip(self.points.split(size), self.weights.split(size), strict=True)
-        return torch.stack([_weighted_gram(basis.features(X), w) for X, w in chunks]).sum(0)
+        pairs = ((basis.features(X), w.unsqueeze(-1)) for X, w in chunks)
+        return torch.stack([z.mT @ (z * w) for z, w in pairs]).sum(0)
 
     def _on(self, mesh: Mesh) -> NodeGram:
-        """The points as weighted observations of zero."""
-        count, device = self.points.shape[0], self.points.device
-        statistics = zero_statistics(mesh, torch.Size(), 1, 1, device)
-        ones = self.points.new_ones(1, count)
+        """Accumulate the points as weighted observations of zero."""
+        statistics = zero_statistics(mesh, torch.Size(), 1, 1, self.points.device)
+        ones = self.points.new_ones(1, self.points.shape[0])
         weights = self.weights.unsqueeze(0)
         accumulate(statistics, mesh, self.points, torch.zeros_like(ones), ones, weights)
         return statistics.gram
-
-
-def _weighted_gram(features: Tensor, weights: Tensor) -> Tensor:
-    return features.mT @ (features * weights.unsqueeze(-1))
 
 
 @dataclass(frozen=True)
@@ -127,18 +237,18 @@ class BoxMeasure(Measure):
     """The uniform measure over a box.
 
     Attributes:
-        bounds: ``2 x d``, in transformed inputs.
+        bounds: Corners of the box in transformed inputs, ``2 x d``.
     """
 
     bounds: Tensor
 
     @property
     def corners(self) -> Tensor:
-        """The box."""
+        """The bounds."""
         return self.bounds
 
     def gram(self, basis: Basis) -> Tensor:
-        """Exact, dimension by dimension. Cost O(r²).
+        """Integrate exactly, dimension by dimension. Cost O(r²).
 
         Raises:
             UnsupportedError: The basis has no closed form.
@@ -151,37 +261,49 @@ class BoxMeasure(Measure):
         return integrated_gram(basis, self.bounds)
 
 
-def box_of(points: Tensor) -> Tensor:
-    """Lower and upper corner of ``N x d`` points, ``2 x d``."""
-    return torch.stack((points.amin(0), points.amax(0)))
+def _measure(
+    model: StreamingGP, mc_points: Tensor | None, bounds: Tensor | None, weights: Tensor | None
+) -> Measure:
+    if mc_points is not None and bounds is None:
+        return point_measure(model, mc_points, weights)
+    if bounds is None or mc_points is not None:
+        given = "none" if bounds is None else "both"
+        raise ValueError(f"Expected exactly one of mc_points and bounds, got {given}.")
+    if weights is not None:
+        raise ValueError("Expected weights only with mc_points, got weights and bounds.")
+    return _box_measure(model, bounds)
 
 
 def point_measure(
     model: StreamingGP, mc_points: Tensor, weights: Tensor | None = None
 ) -> PointMeasure:
-    """The measure of ``N x d`` points, before the input transform.
+    """Return the measure of points before the input transform, ``N x d``.
 
     Raises:
         BotorchTensorDimensionError: Shapes do not fit the model.
         InputDataError: No points, values that are not finite, or negative weights.
     """
     points = listed_inputs(model, "mc_points", mc_points)
+    count = points.shape[0]
     if weights is None:
-        weights = points.new_ones(points.shape[0])
-    _check_weights(weights, points.shape[0])
+        weights = points.new_ones(count)
+    if weights.shape != (count,):
+        raise BotorchTensorDimensionError(
+            f"Expected weights of shape `{count}`, one for each of mc_points, got "
+            f"{tuple(weights.shape)}."
+        )
+    check_finite("weights", weights)
+    if bool((weights < 0).any()) or not bool((weights > 0).any()):
+        raise InputDataError(
+            "Expected weights to be zero or more, and positive somewhere, got "
+            f"{int((weights < 0).sum())} negative and {int((weights > 0).sum())} positive ones."
+        )
     shares = weights.detach().to(points)
     return PointMeasure(points, shares / shares.sum())
 
 
-def box_measure(model: StreamingGP, bounds: Tensor) -> BoxMeasure:
-    """The uniform measure over the box that ``2 x d`` bounds become by the input transform.
-
-    Raises:
-        BotorchTensorDimensionError: Another shape.
-        InputDataError: Values that are not finite.
-        UnsupportedError: The model's stem or input transform bends the box.
-        ValueError: A lower bound that is not below the upper one.
-    """
+def _box_measure(model: StreamingGP, bounds: Tensor) -> BoxMeasure:
+    """Return the uniform measure over the image of ``2 x d`` bounds under the input transform."""
     if not model.maps_boxes:
         raise UnsupportedError(
             "Expected mc_points for a model whose stem or input_transform bends boxes: the image "
@@ -198,18 +320,18 @@ def box_measure(model: StreamingGP, bounds: Tensor) -> BoxMeasure:
     return BoxMeasure(box_of(corners))
 
 
-def _check_weights(weights: Tensor, count: int) -> None:
-    if weights.shape != (count,):
-        raise BotorchTensorDimensionError(
-            f"Expected weights of shape `{count}`, one for each of mc_points, got "
-            f"{tuple(weights.shape)}."
-        )
-    check_finite("weights", weights)
-    if bool((weights < 0).any()) or not bool((weights > 0).any()):
-        raise InputDataError(
-            "Expected weights to be zero or more, and positive somewhere, got "
-            f"{int((weights < 0).sum())} negative and {int((weights > 0).sum())} positive ones."
-        )
+def box_of(points: Tensor) -> Tensor:
+    """Return the lower and upper corner of ``N x d`` points, ``2 x d``."""
+    return torch.stack((points.amin(0), points.amax(0)))
+
+
+def variance_factors(model: StreamingGP, posterior_transform: PosteriorTransform | None) -> Tensor:
+    """Return the factors from the model's to the scalarised variances, ``batch_shape x m``."""
+    scale = model.outcome_scale().double()
+    if isinstance(posterior_transform, ScalarizedPosteriorTransform):
+        weights: Any = posterior_transform.weights
+        scale = scale * weights.to(scale)
+    return scale.square()
 
 
 def listed_inputs(model: StreamingGP, name: str, X: Tensor) -> Tensor:
@@ -239,182 +361,29 @@ def listed_inputs(model: StreamingGP, name: str, X: Tensor) -> Tensor:
     return inputs
 
 
-@dataclass(frozen=True)
-class _Integrated:
-    """A process and its measure's gram in posterior coordinates.
-
-    Attributes:
-        process: What the model returned, to see whether it has changed.
-        space: The same, as a weight posterior with root S.
-        gram: ``Sᵀ G S``, ``... x m x r x r``.
-    """
-
-    process: PosteriorProcess
-    space: WeightSpaceProcess
-    gram: Tensor
-
-    def variance(self) -> Tensor:
-        """Mean variance before any candidate, ``tr(Sᵀ G S)``, ``... x m``."""
-        return self.gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-    def reduction(self, X: Tensor, noise: Tensor) -> Tensor:
-        """By how much observations at ``... x q x d`` reduce it, ``... x m``."""
-        rows = row_product(self.space.features(X), self.space.weights.root)
-        covariance = rows @ rows.mT + torch.diag_embed(noise.expand(rows.shape[:-1]))
-        explained = row_product(rows, self.gram) @ rows.mT
-        solved = torch.cholesky_solve(explained, safe_cholesky(covariance))
-        return solved.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-class FeatureNIPV(AcquisitionFunction):
-    """Minus the mean posterior variance after observing X, at a cost without integration points.
-
-    With features z, weight posterior root S and ``G = Σ_i weight_i z(x_i) z(x_i)ᵀ``,
-    ``value = −tr(M) + tr(C⁻¹ ζ M ζᵀ)`` where ``M = Sᵀ G S``, ``ζ = z(X) S``, ``C = ζ ζᵀ + noise``.
-    G is computed once; over a box it is exact. Equal to BoTorch's
-    ``qNegIntegratedPosteriorVariance`` on the same model (Seo et al., 2000), in the squared units
-    of the outcomes; the model may suppose data. Differentiable in X.
-
-    Cost O(q r² + q² r) for each of b candidate sets, whatever the measure; O(N r² + r³) once for N
-    integration points, O(r³) for a box, and again whenever the model has changed.
-
-    Example:
-        >>> acquisition = FeatureNIPV(model, bounds=bounds)
-        >>> X, value = optimize_acqf(acquisition, bounds, q=6, num_restarts=4, raw_samples=64)
-    """
-
-    model: StreamingGP
-
-    def __init__(
-        self,
-        model: StreamingGP,
-        mc_points: Tensor | None = None,
-        bounds: Tensor | None = None,
-        weights: Tensor | None = None,
-        X_pending: Tensor | None = None,
-        posterior_transform: PosteriorTransform | None = None,
-    ) -> None:
-        """Give exactly one of ``mc_points`` and ``bounds``.
-
-        Args:
-            model: A model whose basis leaves no residual, such as ``WISKI``.
-            mc_points: Points to average the variance over, ``N x d``.
-            bounds: The box to average it over instead, ``2 x d``, before the input transform.
-                Uniform in transformed inputs, so also before an affine one such as ``Normalize``.
-            weights: Non-negative weights of ``mc_points``, ``N``; only their ratios matter.
-            X_pending: Points that will be observed in any case, ``n x d``.
-            posterior_transform: A ``ScalarizedPosteriorTransform``, required for several outputs:
-                the variance is then that of the weighted sum of outputs, as in BoTorch.
-
-        Raises:
-            BotorchTensorDimensionError: Shapes do not fit the model.
-            InputDataError: Values that are not finite, negative weights, or points too far outside
-                the model's bounds.
-            UnsupportedError: A list of models, several outputs without ``posterior_transform``, a
-                posterior transform of another kind, an outcome transform other than
-                ``Standardize``, or a basis with a residual.
-            ValueError: Both or none of ``mc_points`` and ``bounds``, or lower bounds not below
-                upper ones.
-        """
-        super().__init__(model=model)
-        _check_kind(model)
-        _check_affine(model)
-        check_scalar(model, posterior_transform)
-        self.posterior_transform = posterior_transform
-        self.measure = _measure(model, mc_points, bounds, weights)
-        self.set_X_pending(X_pending)
-        self._integrated = self._integrate(self.measure.corners)
-
-    def _integrate(self, corners: Tensor) -> _Integrated:
-        process = feature_process(self.model, corners)
-        space = weight_space(process, corners)
-        root = space.weights.root
-        return _Integrated(process, space, root.mT @ self.measure.gram(space.basis) @ root)
-
-    def _current(self, X: Tensor) -> _Integrated:
-        """Integrate anew if the model has changed, or where X needs a wider basis."""
-        inputs = box_of(torch.cat((self.measure.corners, X.detach().flatten(0, -2))))
-        if feature_process(self.model, inputs) is not self._integrated.process:
-            self._integrated = self._integrate(inputs)
-        return self._integrated
-
-    @concatenate_pending_points
-    @t_batch_mode_transform()  # type: ignore[arg-type]
-    def forward(self, X: Tensor) -> Tensor:
-        """Evaluate candidate sets.
-
-        Args:
-            X: ``b x q x d``.
-
-        Returns:
-            Minus the mean variance, ``b``.
-        """
-        self.model.eval()
-        inputs = self.model.hypothetical_inputs(X)
-        integrated = self._current(inputs)
-        noise = self.model.noise_at(inputs)
-        variance = integrated.variance() - integrated.reduction(inputs, noise)
-        factors = variance_factors(self.model, self.posterior_transform)
-        return -(variance * factors).sum(-1).to(X.dtype)
-
-
-@acqf_input_constructor(FeatureNIPV)
-def construct_inputs_feature_nipv(
-    model: StreamingGP,
-    bounds: list[tuple[float, float]] | None = None,
-    mc_points: Tensor | None = None,
-    X_pending: Tensor | None = None,
-    posterior_transform: PosteriorTransform | None = None,
-) -> dict[str, Any]:
-    """BoTorch's way to build a :class:`FeatureNIPV`; ``mc_points`` take precedence over ``bounds``.
-
-    Args:
-        model: See there.
-        bounds: A pair of lower and upper bound per input.
-        mc_points: See there.
-        X_pending: See there.
-        posterior_transform: See there.
+def check_scalar(model: StreamingGP, posterior_transform: PosteriorTransform | None) -> None:
+    """Check that the variance of interest is that of a weighted sum of independent outputs.
 
     Raises:
-        UnsupportedError: A list of models.
+        UnsupportedError: Several outputs without a posterior transform, or one of another kind.
     """
-    _check_kind(model)
-    use_box = mc_points is None and bounds is not None
-    return {
-        "model": model,
-        "mc_points": mc_points,
-        "bounds": torch.as_tensor(bounds).to(model.train_targets).mT if use_box else None,
-        "X_pending": X_pending,
-        "posterior_transform": posterior_transform,
-    }
+    if posterior_transform is None and model.num_outputs > 1:
+        raise UnsupportedError(
+            f"Expected a posterior_transform for a model of {model.num_outputs} outputs, got None. "
+            "Pass ScalarizedPosteriorTransform(weights), or model.subset_output([i]) as the model."
+        )
+    if not isinstance(posterior_transform, ScalarizedPosteriorTransform | None):
+        raise UnsupportedError(
+            "Expected posterior_transform to be a ScalarizedPosteriorTransform, got "
+            f"{type(posterior_transform).__name__}: any other has a variance that depends on the "
+            "observations to come. Use BoTorch's qNegIntegratedPosteriorVariance."
+        )
 
 
-def _check_kind(model: Model) -> None:
+def _check_model(model: Model) -> None:
     if not isinstance(model, StreamingGP):
         raise UnsupportedError(
             f"Expected one streaming model, got a {type(model).__name__}: FeatureNIPV is about the "
             "variance of one output. Of a list of models pass one, model.models[i]; with others "
             "use BoTorch's qNegIntegratedPosteriorVariance."
         )
-
-
-def _check_affine(model: StreamingGP) -> None:
-    if model._outcomes.fixed:
-        names = ", ".join(type(step).__name__ for step in model._outcomes.fixed)
-        raise UnsupportedError(
-            f"Expected a model whose outcome_transform is Standardize or None, got {names}: the "
-            "variance would depend on the observations to come. Transform Y yourself instead."
-        )
-
-
-def _measure(
-    model: StreamingGP, mc_points: Tensor | None, bounds: Tensor | None, weights: Tensor | None
-) -> Measure:
-    if mc_points is not None and bounds is None:
-        return point_measure(model, mc_points, weights)
-    if bounds is None or mc_points is not None:
-        given = "none" if bounds is None else "both"
-        raise ValueError(f"Expected exactly one of mc_points and bounds, got {given}.")
-    if weights is not None:
-        raise ValueError("Expected weights only with mc_points, got weights and bounds.")
-    return box_measure(model, bounds)

@@ -1,10 +1,9 @@
-"""Greedy choice of the next labels to ask for, from a pool of candidates."""
+"""Active learning of labels: acquisition functions, and greedy choices from a pool."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
@@ -23,114 +22,15 @@ from bo_stream.models.wiski.dirichlet import DirichletWISKI
 MAX_CONFIGURATIONS = 1024
 """Up to this many joint values of q labels are enumerated, beyond it as many are drawn."""
 
-
-@dataclass(frozen=True)
-class JointEntropies:
-    """Of q labels, in nats.
-
-    Attributes:
-        joint: ``H(E Π p)``, ``...``.
-        expected: ``E Σ H(p)``, ``...``: what is left when the scores are known.
-    """
-
-    joint: Tensor
-    expected: Tensor
-
-
-def joint_entropies(
-    probabilities: Tensor, max_configurations: int, generator: torch.Generator
-) -> JointEntropies:
-    """Entropies of q labels whose probabilities were drawn S times, jointly.
-
-    All ``m^q`` joint values are enumerated where there are at most ``max_configurations``, at
-    O(S m^q): then ``joint - expected`` is never negative. Else as many are drawn: an estimate whose
-    gradient is that of its expectation. Source: Kirsch, van Amersfoort and Gal (2019), BatchBALD,
-    eq. 12 and 13.
-
-    Args:
-        probabilities: ``S x ... x q x m``.
-        max_configurations: At most so many.
-        generator: Of the draws.
-    """
-    q, m = probabilities.shape[-2:]
-    expected = entropy(probabilities).sum(-1).mean(0)
-    if m**q <= max_configurations:
-        return JointEntropies(entropy(_enumerated(probabilities).mean(0)), expected)
-    labels = _drawn(probabilities.detach(), max_configurations, generator)
-    likelihoods = _likelihoods(probabilities, labels)
-    weights, surprise = likelihoods / likelihoods.detach(), -likelihoods.detach().log()
-    mean = surprise.mean(-1, keepdim=True)
-    joint = mean + (weights * (surprise - mean)).mean(-1, keepdim=True)
-    return JointEntropies(joint.squeeze(-1), expected)
-
-
-def _enumerated(probabilities: Tensor) -> Tensor:
-    """Probabilities of all joint labels, ``S x ... x m^q``."""
-    joint = probabilities[..., 0, :]
-    for i in range(1, probabilities.shape[-2]):
-        joint = (joint.unsqueeze(-1) * probabilities[..., i, :].unsqueeze(-2)).flatten(-2)
-    return joint
-
-
-def _drawn(probabilities: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Joint labels, ``... x q x count``, each of a random draw of the probabilities."""
-    which = torch.randint(probabilities.shape[0], (count,), generator=generator)
-    cumulative = probabilities.cumsum(-1)[which.to(probabilities.device), ..., :-1]
-    shape = (count, *[1] * (probabilities.ndim - 3), probabilities.shape[-2], 1)
-    uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(probabilities)
-    return (uniform > cumulative).sum(-1).movedim(0, -1)
-
-
-def _likelihoods(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Mean probability over the draws of joint labels, ``... x count``."""
-    total = torch.zeros((), dtype=probabilities.dtype, device=probabilities.device)
-    for i in range(probabilities.shape[-2]):
-        chosen = labels[..., i, :].expand(*probabilities.shape[:-2], labels.shape[-1])
-        total = total + probabilities[..., i, :].gather(-1, chosen).clamp_min(1e-300).log()
-    return total.exp().mean(0)
-
-
-@dataclass(frozen=True)
-class Hypotheses:
-    """Joint labels of what has been picked, and how likely each makes each draw of the scores.
-
-    Attributes:
-        weights: Probability of each, ``C``.
-        draws: Posterior probability of each draw given it, ``C x S``.
-    """
-
-    weights: Tensor
-    draws: Tensor
-
-    @classmethod
-    def none(cls, draws: int, like: Tensor) -> Hypotheses:
-        """Nothing was picked yet."""
-        return cls(like.new_ones(1), like.new_full((1, draws), 1.0 / draws))
-
-    def conditional_entropy(self, probabilities: Tensor) -> Tensor:
-        """Of one more label given those picked, ``n``, for probabilities ``S x n x m``.
-
-        Cost O(C S n m).
-        """
-        draws, n, m = probabilities.shape
-        given = (self.draws @ probabilities.reshape(draws, n * m)).view(-1, n, m)
-        return torch.einsum("c,cn->n", self.weights, entropy(given))
-
-    def after(
-        self, probabilities: Tensor, max_configurations: int, generator: torch.Generator
-    ) -> Hypotheses:
-        """With one more label, of which the draws have probabilities ``S x m``."""
-        given = self.draws @ probabilities
-        weights = self.weights.unsqueeze(-1) * given
-        draws = self.draws.unsqueeze(1) * probabilities.mT / given.unsqueeze(-1).clamp_min(1e-300)
-        weights, draws = weights.flatten(), draws.flatten(0, 1)
-        if len(weights) <= max_configurations:
-            return Hypotheses(weights, draws)
-        chosen = torch.multinomial(weights, max_configurations, True, generator=generator)
-        return Hypotheses(torch.full_like(weights[chosen], 1.0 / max_configurations), draws[chosen])
-
-
 NUM_SAMPLES = 128
+
+CHUNK = 512
+"""Candidates that are looked at together."""
+
+COARSE = 2.0
+"""Step of the first look at all candidates, in steps of the full accuracy."""
+
+Criterion = Literal["BALD", "entropy"]
 
 
 class LabelAcquisition(AcquisitionFunction):
@@ -141,6 +41,8 @@ class LabelAcquisition(AcquisitionFunction):
     ``max_configurations`` of them, else as many drawn.
     """
 
+    criterion: ClassVar[Criterion]
+
     def __init__(
         self,
         model: DirichletWISKI,
@@ -148,12 +50,12 @@ class LabelAcquisition(AcquisitionFunction):
         X_pending: Tensor | None = None,
         max_configurations: int = MAX_CONFIGURATIONS,
     ) -> None:
-        """Keep what it needs.
+        """Check and keep the arguments.
 
         Args:
             model: A model of labels, such as ``DirichletWISKI``, that has the scores of all
-                classes; it may suppose labels.
-            sampler: Of normal samples, for more than one point. Default: 128 of a Sobol sequence.
+                classes; it may be conditioned on hypothetical labels.
+            sampler: Normal samples, for more than one point. Default: 128 of a Sobol sequence.
             X_pending: Points whose labels have been asked for, ``p x d``.
             max_configurations: Joint labels that are enumerated.
 
@@ -161,8 +63,7 @@ class LabelAcquisition(AcquisitionFunction):
             UnsupportedError: Another model.
             ValueError: ``max_configurations`` less than one.
         """
-        check_label_model(model)
-        check_configurations(max_configurations)
+        _check(model, max_configurations)
         super().__init__(model=model)
         self._labels = model
         self.sampler = sampler or SobolQMCNormalSampler(torch.Size([NUM_SAMPLES]), seed=0)
@@ -172,20 +73,14 @@ class LabelAcquisition(AcquisitionFunction):
     @concatenate_pending_points
     @t_batch_mode_transform()  # type: ignore[arg-type]
     def forward(self, X: Tensor) -> Tensor:
-        """The value of asking for the labels at q points, ``... x q x d -> ...``, in nats."""
+        """Return the value of the labels at q points, ``... x q x d -> ...``, in nats."""
         if X.shape[-2] == 1:
-            return self._of_one(self._labels.label_moments(X)).squeeze(-1).to(X)
+            return _value(self._labels.label_moments(X), self.criterion).squeeze(-1).to(X)
         draws = self.sampler(self._labels.posterior(X)).double().softmax(-1)
         generator = torch.Generator().manual_seed(self.sampler.seed)
-        return self._of_several(joint_entropies(draws, self.max_configurations, generator)).to(X)
-
-    @abstractmethod
-    def _of_one(self, moments: SoftmaxMoments) -> Tensor:
-        """The value of single labels."""
-
-    @abstractmethod
-    def _of_several(self, entropies: JointEntropies) -> Tensor:
-        """The value of joint labels."""
+        entropies = joint_entropies(draws, self.max_configurations, generator)
+        known = entropies.expected if self.criterion == "BALD" else 0.0
+        return (entropies.joint - known).to(X)
 
 
 class qBALD(LabelAcquisition):
@@ -199,11 +94,7 @@ class qBALD(LabelAcquisition):
         >>> X, value = optimize_acqf(qBALD(model), bounds, q=3, num_restarts=4, raw_samples=64)
     """
 
-    def _of_one(self, moments: SoftmaxMoments) -> Tensor:
-        return moments.information
-
-    def _of_several(self, entropies: JointEntropies) -> Tensor:
-        return entropies.joint - entropies.expected
+    criterion = "BALD"
 
 
 class PredictiveEntropy(LabelAcquisition):
@@ -212,40 +103,7 @@ class PredictiveEntropy(LabelAcquisition):
     High also where the classes overlap, however much is known there.
     """
 
-    def _of_one(self, moments: SoftmaxMoments) -> Tensor:
-        return moments.entropy
-
-    def _of_several(self, entropies: JointEntropies) -> Tensor:
-        return entropies.joint
-
-
-def check_label_model(model: DirichletWISKI) -> None:
-    """Check that a model has class scores, all of them.
-
-    Raises:
-        UnsupportedError: It has not.
-    """
-    if not isinstance(model, DirichletWISKI):
-        raise UnsupportedError(
-            f"Expected model to be one of labels, such as DirichletWISKI, got "
-            f"{type(model).__name__}."
-        )
-    model._check_has_all_classes("An acquisition function of labels")
-
-
-def check_configurations(max_configurations: int) -> None:
-    """Check how many joint labels may be enumerated."""
-    if max_configurations < 1:
-        raise ValueError(f"Expected max_configurations of at least 1, got {max_configurations}.")
-
-
-CHUNK = 512
-"""Candidates that are looked at together."""
-
-COARSE = 2.0
-"""Step of the first look at all candidates, in steps of the full accuracy."""
-
-Criterion = Literal["BALD", "entropy"]
+    criterion = "entropy"
 
 
 @torch.no_grad()
@@ -269,7 +127,7 @@ def select_labels_from_pool(
     pick's.
 
     Args:
-        model: A model of labels; it may suppose one set of labels.
+        model: A model of labels; it may be conditioned on one set of hypothetical labels.
         pool: Candidates, ``N x d``.
         q: How many to choose; all different.
         criterion: ``"BALD"`` or ``"entropy"``.
@@ -277,7 +135,7 @@ def select_labels_from_pool(
             indices, ``n``.
         num_samples: Joint draws of the scores.
         max_configurations: Joint labels of the earlier picks that are enumerated; beyond, drawn.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Returns:
         Indices into ``pool``, in the order of picking, ``q``.
@@ -290,8 +148,7 @@ def select_labels_from_pool(
         ValueError: q is less than one, or more than the candidates that are left; another
             criterion; ``max_configurations`` or ``num_samples`` less than one.
     """
-    check_label_model(model)
-    check_configurations(max_configurations)
+    _check(model, max_configurations)
     if criterion not in ("BALD", "entropy"):
         raise ValueError(f"Expected criterion to be 'BALD' or 'entropy', got {criterion!r}.")
     if num_samples < 1:
@@ -312,8 +169,19 @@ def select_labels_from_pool(
     return torch.tensor(picks, device=pool.device)
 
 
+def _check(model: DirichletWISKI, max_configurations: int) -> None:
+    if not isinstance(model, DirichletWISKI):
+        raise UnsupportedError(
+            f"Expected model to be one of labels, such as DirichletWISKI, got "
+            f"{type(model).__name__}."
+        )
+    model._check_has_all_classes("An acquisition function of labels")
+    if max_configurations < 1:
+        raise ValueError(f"Expected max_configurations of at least 1, got {max_configurations}.")
+
+
 def _values_alone(model: DirichletWISKI, pool: Tensor, criterion: Criterion) -> Tensor:
-    """Value of each candidate alone, ``N``: coarsely, then to full accuracy where it is large."""
+    """Value each candidate alone, ``N``: coarsely, then to full accuracy where it is large."""
     mean, variance = model.marginals(pool)
     alone = _value(softmax_moments(mean, variance, COARSE * STEP), criterion)
     best = alone.topk(min(CHUNK, len(alone))).indices
@@ -331,9 +199,9 @@ class _Candidates:
 
     Attributes:
         paths: Joint draws of the scores.
-        pool: ``N x d``.
+        pool: Candidates, ``N x d``.
         alone: Value of each candidate alone, ``N``.
-        criterion: What is computed.
+        criterion: Kind of value.
     """
 
     paths: SamplePaths
@@ -346,11 +214,11 @@ class _Candidates:
         self._order = self.alone.argsort(descending=True, stable=True).split(CHUNK)
 
     def probabilities(self, index: Tensor) -> Tensor:
-        """Drawn class probabilities, ``S x n x m``."""
+        """Draw class probabilities, ``S x n x m``."""
         return self.paths(self.pool[index]).double().softmax(-1)
 
     def best(self, hypotheses: Hypotheses, taken: list[int]) -> int:
-        """The candidate of the largest value given the labels picked."""
+        """Return the candidate of the largest value given the labels picked."""
         pick, most = -1, -torch.inf
         barred = self.alone == -torch.inf
         barred[taken] = True
@@ -368,3 +236,110 @@ class _Candidates:
         drawn = self._drawn[chunk]
         worth = hypotheses.conditional_entropy(drawn)
         return worth - entropy(drawn).mean(0) if self.criterion == "BALD" else worth
+
+
+@dataclass(frozen=True)
+class Hypotheses:
+    """Joint labels of the candidates picked, with the posterior of the draws of the scores.
+
+    Attributes:
+        weights: Probability of each of C joint labels, ``C``.
+        draws: Posterior probability of each draw given them, ``C x S``.
+    """
+
+    weights: Tensor
+    draws: Tensor
+
+    @classmethod
+    def none(cls, draws: int, like: Tensor) -> Hypotheses:
+        """Return the one hypothesis before any pick."""
+        return cls(like.new_ones(1), like.new_full((1, draws), 1.0 / draws))
+
+    def conditional_entropy(self, probabilities: Tensor) -> Tensor:
+        """Compute the entropy of one more label given those picked, ``n``. Cost O(C S n m).
+
+        Args:
+            probabilities: Class probabilities of n candidates in each draw, ``S x n x m``.
+        """
+        draws, n, m = probabilities.shape
+        given = (self.draws @ probabilities.reshape(draws, n * m)).view(-1, n, m)
+        return torch.einsum("c,cn->n", self.weights, entropy(given))
+
+    def after(
+        self, probabilities: Tensor, max_configurations: int, generator: torch.Generator
+    ) -> Hypotheses:
+        """Return the hypotheses with one more label, of probabilities ``S x m`` in the draws."""
+        given = self.draws @ probabilities
+        weights = self.weights.unsqueeze(-1) * given
+        draws = self.draws.unsqueeze(1) * probabilities.mT / given.unsqueeze(-1).clamp_min(1e-300)
+        weights, draws = weights.flatten(), draws.flatten(0, 1)
+        if len(weights) <= max_configurations:
+            return Hypotheses(weights, draws)
+        chosen = torch.multinomial(weights, max_configurations, True, generator=generator)
+        return Hypotheses(torch.full_like(weights[chosen], 1.0 / max_configurations), draws[chosen])
+
+
+@dataclass(frozen=True)
+class JointEntropies:
+    """Entropies of q labels together, in nats.
+
+    Attributes:
+        joint: ``H(E Π p)``, ``...``.
+        expected: ``E Σ H(p)``, ``...``: what is left when the scores are known.
+    """
+
+    joint: Tensor
+    expected: Tensor
+
+
+def joint_entropies(
+    probabilities: Tensor, max_configurations: int, generator: torch.Generator
+) -> JointEntropies:
+    """Compute the entropies of q labels whose probabilities were drawn S times, jointly.
+
+    All ``m^q`` joint values are enumerated where there are at most ``max_configurations``, at
+    O(S m^q): then ``joint - expected`` is never negative. Else as many are drawn: an estimate whose
+    gradient is that of its expectation. Source: Kirsch, van Amersfoort and Gal (2019), BatchBALD,
+    eq. 12 and 13.
+
+    Args:
+        probabilities: Class probabilities, ``S x ... x q x m``.
+        max_configurations: Most joint values.
+        generator: Source of the draws.
+    """
+    q, m = probabilities.shape[-2:]
+    expected = entropy(probabilities).sum(-1).mean(0)
+    if m**q <= max_configurations:
+        return JointEntropies(entropy(_enumerated(probabilities).mean(0)), expected)
+    labels = _drawn(probabilities.detach(), max_configurations, generator)
+    likelihoods = _likelihoods(probabilities, labels)
+    weights, information = likelihoods / likelihoods.detach(), -likelihoods.detach().log()
+    mean = information.mean(-1, keepdim=True)
+    joint = mean + (weights * (information - mean)).mean(-1, keepdim=True)
+    return JointEntropies(joint.squeeze(-1), expected)
+
+
+def _enumerated(probabilities: Tensor) -> Tensor:
+    """Multiply out the probabilities of all joint labels, ``S x ... x m^q``."""
+    joint = probabilities[..., 0, :]
+    for i in range(1, probabilities.shape[-2]):
+        joint = (joint.unsqueeze(-1) * probabilities[..., i, :].unsqueeze(-2)).flatten(-2)
+    return joint
+
+
+def _drawn(probabilities: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Draw joint labels, ``... x q x count``, each from a random draw of the probabilities."""
+    which = torch.randint(probabilities.shape[0], (count,), generator=generator)
+    cumulative = probabilities.cumsum(-1)[which.to(probabilities.device), ..., :-1]
+    shape = (count, *[1] * (probabilities.ndim - 3), probabilities.shape[-2], 1)
+    uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(probabilities)
+    return (uniform > cumulative).sum(-1).movedim(0, -1)
+
+
+def _likelihoods(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Average the probabilities of joint labels over the draws, ``... x count``."""
+    total = torch.zeros((), dtype=probabilities.dtype, device=probabilities.device)
+    for i in range(probabilities.shape[-2]):
+        chosen = labels[..., i, :].expand(*probabilities.shape[:-2], labels.shape[-1])
+        total = total + probabilities[..., i, :].gather(-1, chosen).clamp_min(1e-300).log()
+    return total.exp().mean(0)

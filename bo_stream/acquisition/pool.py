@@ -1,4 +1,4 @@
-"""Greedy batches from a pool of candidates."""
+"""Greedy batches of candidates from a pool, chosen for the integrated posterior variance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bo_stream.acquisition.feature_nipv import (
     point_measure,
     variance_factors,
 )
-from bo_stream.acquisition.paths import Sites, sites
+from bo_stream.acquisition.sites import Sites, sites
 from bo_stream.acquisition.weight_space import (
     Change,
     WeightCovariance,
@@ -32,169 +32,17 @@ from bo_stream.acquisition.weight_space import (
     same,
     weight_space,
 )
-from bo_stream.bases.basis import Basis
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
-
-
-@dataclass(frozen=True)
-class Gains:
-    """The reduction of the integrated variance ``tr(G Σ)`` by each of N candidates.
-
-    An observation with noise σ² at z takes ``Σ z zᵀ Σ / (zᵀ Σ z + σ²)`` from Σ, hence
-    ``zᵀ Σ G Σ z / (zᵀ Σ z + σ²)`` from the integrated variance.
-
-    Attributes:
-        sites: The candidates.
-        gram: G, ``m x r x r``.
-        covariance: Σ.
-        numerator: ``zᵀ Σ G Σ z``, ``m x N``.
-        variance: ``zᵀ Σ z``, ``m x N``.
-    """
-
-    sites: Sites
-    gram: Tensor
-    covariance: WeightCovariance
-    numerator: Tensor
-    variance: Tensor
-
-    @classmethod
-    def of(cls, sites: Sites, gram: Tensor, weights: WeightPosterior) -> Gains:
-        """Computed anew. Cost O(r³) and two quadratic forms at all candidates."""
-        covariance = weights.covariance()
-        forms = torch.stack((covariance @ gram @ covariance, covariance))
-        numerator, variance = sites.quadratic(forms)
-        return cls(sites, gram, WeightCovariance.of(weights), numerator, variance)
-
-    def anew(self, weights: WeightPosterior) -> Gains:
-        """Of the same candidates under another posterior, computed anew."""
-        return Gains.of(self.sites, self.gram, weights)
-
-    def value(self, noise: Tensor) -> Tensor:
-        """Reduction per output, ``m x N``, for noise ``m x N``."""
-        return self.numerator.clamp_min(0.0) / (self.variance.clamp_min(0.0) + noise)
-
-    def observing(self, site: int, noise: Tensor) -> Gains:
-        """After an observation at a candidate with noise ``m x 1``; a rank-one change.
-
-        Cost O(r²) and two functions at all candidates.
-        """
-        feature = self.sites.feature(site)
-        image = self.covariance.times(feature)
-        total = (feature * image).sum(-2) + noise
-        direction = image / total.sqrt().unsqueeze(-1)
-        changed = self._changed(Change(direction, torch.ones_like(total)))
-        return replace(changed, covariance=self.covariance.without(direction))
-
-    def moved(self, change: Change, covariance: WeightCovariance) -> Gains:
-        """After a change of rank k to a new covariance. Cost O(k r²) and 2k functions."""
-        return replace(self._changed(change), covariance=covariance)
-
-    def _changed(self, change: Change) -> Gains:
-        """``zᵀ Σ' G Σ' z`` and ``zᵀ Σ' z`` for ``Σ' = Σ − U diag(λ) Uᵀ``, multiplied out."""
-        integrated = self.gram @ change.directions
-        columns = torch.cat((change.directions, self.covariance.times(integrated)), -1)
-        own, cross = self.sites.linear(columns).chunk(2, dim=-2)
-        weighted = own * change.amounts.unsqueeze(-1)
-        inner = change.directions.mT @ integrated
-        numerator = self.numerator - (weighted * (2.0 * cross - inner @ weighted)).sum(-2)
-        return replace(self, numerator=numerator, variance=self.variance - (weighted * own).sum(-2))
-
-
-@dataclass(frozen=True)
-class Followed:
-    """Gains as of the last choice, from which those under a later posterior may follow.
-
-    Attributes:
-        before: The gains at that time.
-        after: The gains had the choice been observed.
-    """
-
-    before: Gains
-    after: Gains
-
-    @property
-    def basis(self) -> Basis:
-        """The basis that they hold for."""
-        return self.before.sites.basis
-
-    def followed(self, space: WeightSpaceProcess, rank: int) -> Gains | None:
-        """The gains under a later posterior, or None where they do not follow cheaply.
-
-        Args:
-            space: The posterior.
-            rank: How many observations have come since.
-        """
-        if space.basis is not self.basis:
-            return None
-        if space.weights is self.before.covariance.weights:
-            return self.before
-        new = WeightCovariance.of(space.weights)
-        for known in (self.after, self.before):
-            if same(known.covariance, new):
-                return replace(known, covariance=new)
-        change = low_rank_change(self.before.covariance, new, rank)
-        return None if change is None else self.before.moved(change, new)
-
-
-@dataclass(frozen=True)
-class JointGains:
-    """What observing each of N candidates takes off the mean variance at M points.
-
-    ``Σ w_j c_ij² / (v_i + noise)`` with c the covariances of candidates with points and v the
-    variances of candidates, given the candidates observed so far. Memory O(N M).
-
-    Attributes:
-        process: Before any of them.
-        pool: Candidates in transformed inputs, ``N x d``.
-        weights: Of the points, ``M``.
-        covariance: ``m x N x M``.
-        variance: ``m x N``.
-        columns: ``L`` with ``L Lᵀ`` what the observed ones took off the candidates' covariance,
-            ``m x N x k``.
-    """
-
-    process: PosteriorProcess
-    pool: Tensor
-    weights: Tensor
-    covariance: Tensor
-    variance: Tensor
-    columns: Tensor
-
-    @classmethod
-    def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> JointGains:
-        """Of a process as it is. Cost O(N M r) for its r features."""
-        covariance = process.covariance(pool, points.points)
-        variance = process.marginals(pool)[1].expand(covariance.shape[:-1])
-        columns = covariance[..., :0]
-        return cls(process, pool, points.weights, covariance, variance, columns)
-
-    def value(self, noise: Tensor) -> Tensor:
-        """The gains, ``m x N``, where observations have noise variances ``m x N``. Cost O(N M)."""
-        return (self.covariance.square() @ self.weights) / (self.variance + noise)
-
-    def observing(self, i: int, noise: Tensor) -> JointGains:
-        """After the i-th candidate, with noise variance ``m x 1``. Cost O(N (M + r² + k))."""
-        fresh = self.process.covariance(self.pool, self.pool[i : i + 1])
-        spread = (self.variance[..., i : i + 1] + noise).sqrt().unsqueeze(-1)
-        column = (fresh - self.columns @ self.columns[..., i : i + 1, :].mT) / spread
-        row = self.covariance[..., i : i + 1, :] / spread
-        return replace(
-            self,
-            covariance=self.covariance - column @ row,
-            variance=(self.variance - column.squeeze(-1).square()).clamp_min(0.0),
-            columns=torch.cat((self.columns, column), -1),
-        )
-
 
 TIE = 1e-10
 """Gains within this part of the largest one tie with it; of those the lowest index is picked."""
 
 _ROWS = 4096
 
-G = TypeVar("G", Gains, JointGains)
+G = TypeVar("G", "Gains", "JointGains")
 
 
 def select_from_pool(
@@ -264,11 +112,13 @@ class PoolSelector:
         mc_points: Tensor,
         posterior_transform: PosteriorTransform | None = None,
     ) -> None:
-        """Check and transform the inputs.
-
-        Arguments and errors as :func:`select_from_pool`.
-        """
-        _check_no_batch(model)
+        """Check and transform the inputs; arguments and errors as :func:`select_from_pool`."""
+        if len(model.batch_shape) > 0:
+            raise UnsupportedError(
+                "Expected a model without batch shape to choose one batch of candidates, got one "
+                f"of batch shape {tuple(model.batch_shape)}: that of its data, or of hypothetical "
+                "observations that it is conditioned on."
+            )
         check_scalar(model, posterior_transform)
         self._model = model
         self._pool = listed_inputs(model, "pool", pool)
@@ -276,28 +126,28 @@ class PoolSelector:
         self._corners = box_of(torch.cat((box_of(self._pool), self._measure.corners)))
         self._posterior_transform = posterior_transform
         self._observations = 0.0
-        self._known: Followed | None = None
+        self._known: tuple[Gains, Gains] | None = None  # before and after the last choice
 
     def __len__(self) -> int:
-        """Number N of candidates."""
+        """Return the number N of candidates."""
         return self._pool.shape[0]
 
     @torch.no_grad()
     def select(self, q: int, exclude: Tensor | None = None, costs: Tensor | None = None) -> Tensor:
-        """Choose q candidates for the model as it is now.
+        """Choose q candidates for the model as it is now, which is not changed.
 
-        Arguments, result and errors as :func:`select_from_pool`. The model is not changed.
+        Arguments, result and errors as :func:`select_from_pool`.
         """
         available = available_candidates(exclude, self._pool, q)
-        shares = self._checked_costs(costs)
+        costs = self._checked_costs(costs)
         process = feature_process(self._model, self._corners)
         if in_weight_space(process, self._corners):
-            before = self._gains(self._space(process))
-            picks, after = self._pick(before, q, available, shares)
-            self._known = Followed(before, after)
+            before = self._gains(weight_space(process, self._corners))
+            picks, after = self._pick(before, q, available, costs)
+            self._known = (before, after)
         else:
-            jointly = JointGains.of(process, self._pool, self._measure)
-            picks, _ = self._pick(jointly, q, available, shares)
+            gains = JointGains.of(process, self._pool, self._measure)
+            picks, _ = self._pick(gains, q, available, costs)
         return torch.tensor(picks, device=self._pool.device)
 
     def _pick(self, gains: G, q: int, available: Tensor, costs: Tensor) -> tuple[list[int], G]:
@@ -312,28 +162,33 @@ class PoolSelector:
         return picks, gains
 
     def _noise(self) -> Tensor:
-        """Of an observation at each candidate, ``m x N``; some thousand at a time."""
+        """Return the noise variance at each candidate, ``m x N``, some thousand at a time."""
         parts = [self._model.noise_at(part).double() for part in self._pool.double().split(_ROWS)]
         sizes = (len(part) for part in self._pool.split(_ROWS))
         return torch.cat([part.expand(-1, n) for part, n in zip(parts, sizes, strict=True)], -1)
 
     def _gains(self, space: WeightSpaceProcess) -> Gains:
-        """The gains under the model's present posterior, from those known where that is cheaper."""
+        """Return the gains under a posterior, from those of the last choice where that is cheaper.
+
+        They are those before that choice, those after it if it was observed, or differ from the
+        former by a change of as low a rank as there were observations since.
+        """
         rank = round(abs(self._model.num_observations - self._observations))
         self._observations = self._model.num_observations
-        gains = self._known.followed(space, rank) if self._known is not None else None
-        if gains is None:
-            gains = self._computed(space)
-        return gains
-
-    def _space(self, process: PosteriorProcess) -> WeightSpaceProcess:
-        return weight_space(process, self._corners)
-
-    def _computed(self, space: WeightSpaceProcess) -> Gains:
-        if self._known is not None and self._known.basis is space.basis:
-            return self._known.before.anew(space.weights)
-        located = sites(space.basis, self._pool)
-        return Gains.of(located, self._measure.gram(space.basis), space.weights)
+        if self._known is None or self._known[0].sites.basis is not space.basis:
+            gram = self._measure.gram(space.basis)
+            return Gains.of(sites(space.basis, self._pool), gram, space.weights)
+        before, after = self._known
+        if space.weights is before.covariance.weights:
+            return before
+        new = WeightCovariance.of(space.weights)
+        for known in (after, before):
+            if same(known.covariance, new):
+                return replace(known, covariance=new)
+        change = low_rank_change(before.covariance, new, rank)
+        if change is None:
+            return Gains.of(before.sites, before.gram, space.weights)
+        return before.changed(change, new)
 
     def _checked_costs(self, costs: Tensor | None) -> Tensor:
         if costs is None:
@@ -352,8 +207,133 @@ class PoolSelector:
         return costs.to(self._pool)
 
 
+def _first_best(worth: Tensor) -> int:
+    """Return the first of the largest values, up to ties."""
+    best = worth.max()
+    return int((worth >= best - TIE * best.abs()).to(torch.uint8).argmax())
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Reductions of the integrated variance ``tr(G Σ)`` by each of N candidates.
+
+    An observation with noise σ² at z takes ``Σ z zᵀ Σ / (zᵀ Σ z + σ²)`` from Σ, hence
+    ``zᵀ Σ G Σ z / (zᵀ Σ z + σ²)`` from the integrated variance.
+
+    Attributes:
+        sites: The candidates.
+        gram: G, ``m x r x r``.
+        covariance: Σ.
+        numerator: ``zᵀ Σ G Σ z``, ``m x N``.
+        variance: ``zᵀ Σ z``, ``m x N``.
+    """
+
+    sites: Sites
+    gram: Tensor
+    covariance: WeightCovariance
+    numerator: Tensor
+    variance: Tensor
+
+    @classmethod
+    def of(cls, sites: Sites, gram: Tensor, weights: WeightPosterior) -> Gains:
+        """Compute all gains anew. Cost O(r³) and two quadratic forms at all candidates."""
+        covariance = weights.covariance()
+        forms = torch.stack((covariance @ gram @ covariance, covariance))
+        numerator, variance = sites.quadratic(forms)
+        return cls(sites, gram, WeightCovariance.of(weights), numerator, variance)
+
+    def value(self, noise: Tensor) -> Tensor:
+        """Return the reduction per output, ``m x N``, for noise variances ``m x N``."""
+        return self.numerator.clamp_min(0.0) / (self.variance.clamp_min(0.0) + noise)
+
+    def observing(self, site: int, noise: Tensor) -> Gains:
+        """Return the gains after an observation at a candidate, with noise variance ``m x 1``.
+
+        A rank-one change: cost O(r²) and two functions at all candidates.
+        """
+        feature = self.sites.feature(site)
+        image = self.covariance.times(feature)
+        total = (feature * image).sum(-2) + noise
+        direction = image / total.sqrt().unsqueeze(-1)
+        change = Change(direction, torch.ones_like(total))
+        return self.changed(change, self.covariance.without(direction))
+
+    def changed(self, change: Change, covariance: WeightCovariance) -> Gains:
+        """Return the gains after a change of rank k. Cost O(k r²) and 2k functions.
+
+        ``zᵀ Σ' G Σ' z`` and ``zᵀ Σ' z`` for ``Σ' = Σ − U diag(λ) Uᵀ``, multiplied out.
+
+        Args:
+            change: The change from this covariance.
+            covariance: Σ'.
+        """
+        integrated = self.gram @ change.directions
+        columns = torch.cat((change.directions, self.covariance.times(integrated)), -1)
+        own, cross = self.sites.linear(columns).chunk(2, dim=-2)
+        weighted = own * change.amounts.unsqueeze(-1)
+        inner = change.directions.mT @ integrated
+        return replace(
+            self,
+            covariance=covariance,
+            numerator=self.numerator - (weighted * (2.0 * cross - inner @ weighted)).sum(-2),
+            variance=self.variance - (weighted * own).sum(-2),
+        )
+
+
+@dataclass(frozen=True)
+class JointGains:
+    """Reductions of the mean variance at M points by each of N candidates, with a residual.
+
+    ``Σ_j w_j c_ij² / (v_i + noise)`` with c the covariances of candidates with points and v the
+    variances of candidates, given the candidates observed so far. Memory O(N M).
+
+    Attributes:
+        process: The process before any of them.
+        pool: Candidates in transformed inputs, ``N x d``.
+        weights: Weights w of the points, ``M``.
+        covariance: c, ``m x N x M``.
+        variance: v, ``m x N``.
+        columns: L with ``L Lᵀ`` the reduction of the candidates' covariance by the k observed ones,
+            ``m x N x k``.
+    """
+
+    process: PosteriorProcess
+    pool: Tensor
+    weights: Tensor
+    covariance: Tensor
+    variance: Tensor
+    columns: Tensor
+
+    @classmethod
+    def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> JointGains:
+        """Compute the gains of a process as it is. Cost O(N M r) for its r features."""
+        covariance = process.covariance(pool, points.points)
+        variance = process.marginals(pool)[1].expand(covariance.shape[:-1])
+        return cls(process, pool, points.weights, covariance, variance, covariance[..., :0])
+
+    def value(self, noise: Tensor) -> Tensor:
+        """Return the gains, ``m x N``, for noise variances ``m x N``. Cost O(N M)."""
+        return (self.covariance.square() @ self.weights) / (self.variance + noise)
+
+    def observing(self, i: int, noise: Tensor) -> JointGains:
+        """Return the gains after the i-th candidate, with noise variance ``m x 1``.
+
+        Cost O(N (M + r² + k)).
+        """
+        fresh = self.process.covariance(self.pool, self.pool[i : i + 1])
+        spread = (self.variance[..., i : i + 1] + noise).sqrt().unsqueeze(-1)
+        column = (fresh - self.columns @ self.columns[..., i : i + 1, :].mT) / spread
+        row = self.covariance[..., i : i + 1, :] / spread
+        return replace(
+            self,
+            covariance=self.covariance - column @ row,
+            variance=(self.variance - column.squeeze(-1).square()).clamp_min(0.0),
+            columns=torch.cat((self.columns, column), -1),
+        )
+
+
 def available_candidates(exclude: Tensor | None, pool: Tensor, q: int) -> Tensor:
-    """Which of a pool's N candidates may be chosen, ``N`` bools, at least q.
+    """Return which of a pool's N candidates may be chosen, ``N`` bools, at least q.
 
     Raises:
         BotorchTensorDimensionError: A mask of another length.
@@ -363,31 +343,12 @@ def available_candidates(exclude: Tensor | None, pool: Tensor, q: int) -> Tensor
     available = torch.ones(len(pool), dtype=torch.bool, device=pool.device)
     if exclude is not None and exclude.numel() > 0:
         available[_checked_exclusion(exclude, len(pool)).to(available.device)] = False
-    _check_count(q, int(available.sum()))
-    return available
-
-
-def _first_best(worth: Tensor) -> int:
-    """The first of the largest values, up to ties."""
-    best = worth.max()
-    return int((worth >= best - TIE * best.abs()).to(torch.uint8).argmax())
-
-
-def _check_no_batch(model: StreamingGP) -> None:
-    if len(model.batch_shape) > 0:
-        raise UnsupportedError(
-            "Expected a model without batch shape to choose one batch of candidates, got one of "
-            f"batch shape {tuple(model.batch_shape)}: that of its data, or of hypothetical "
-            "observations that it is conditioned on."
-        )
-
-
-def _check_count(q: int, available: int) -> None:
-    if not 1 <= q <= available:
+    left = int(available.sum())
+    if not 1 <= q <= left:
         raise ValueError(
-            f"Expected q from 1 to the {available} candidate(s) of pool that are not excluded, got "
-            f"{q}."
+            f"Expected q from 1 to the {left} candidate(s) of pool that are not excluded, got {q}."
         )
+    return available
 
 
 def _checked_exclusion(exclude: Tensor, count: int) -> Tensor:

@@ -2,55 +2,85 @@
 
 Pathwise conditioning (Matheron's rule): for jointly normal (f, u), ``f(·) + cov(f(·), u)
 cov(u, u)⁻¹ (u' − u)`` has the law of f given that u has the law of u'. [Wilson2020, eq. 11 and 13]
+A function is a sum of terms in closed form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import singledispatch
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial, singledispatch
+from typing import Any, Protocol, Self
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from gpytorch.kernels import Kernel
 from torch import Size, Tensor
 
-from bo_stream.acquisition.path_terms import (
-    Augmented,
-    Constant,
-    Expansion,
-    Features,
-    KernelSum,
-    PathTerm,
-    Prior,
-    Selected,
-    Update,
-    WeightedFunctions,
-    sum_of,
-)
+from bo_stream.acquisition.weight_space import check_inside
 from bo_stream.bases.basis import Basis
-from bo_stream.bases.functions import FunctionBasis, KernelFunctions
+from bo_stream.bases.functions import FunctionBasis, InducingFunctions, KernelFunctions
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.inducing import InducingBasis, kernel_variance
-from bo_stream.bases.spectral import RandomDraws, draw_prior
-from bo_stream.linalg import solve_lower
-from bo_stream.models.clustered.solver import ClusteredProcess
+from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
+from bo_stream.linalg import row_product, solve_lower
+from bo_stream.models.clustered.solver import ClusteredProcess, cross_matrix
 from bo_stream.models.decoupled.process import KernelExpansion, ShiftedProcess
 from bo_stream.models.local.process import LocalProcess
 from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import (
     ConditionedProcess,
+    Points,
     PosteriorProcess,
     SelectedProcess,
     WeightSpaceProcess,
 )
 
+Rule = Callable[[Tensor], Tensor]
+
+
+class Drawn(Protocol):
+    """Drawn tensors with the leading dimensions ``sample_shape x batch_shape x m``."""
+
+    def map(self, rule: Rule) -> Self:
+        """Apply a rule for the first dimensions to each tensor."""
+        ...
+
+
+@dataclass(frozen=True)
+class PathTerm:
+    """A function of each draw, batch element and output, in transformed units.
+
+    Attributes:
+        function: Takes inputs, then what was drawn.
+        drawn: Tensors of leading dimensions ``sample_shape x batch_shape x m``, or objects of such.
+    """
+
+    function: Callable[..., Tensor]
+    drawn: tuple[Tensor | Drawn, ...] = ()
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """Evaluate at transformed inputs, float64, ``... x n x d -> ... x m x n``."""
+        return self.function(X, *self.drawn)
+
+    def map(self, rule: Rule) -> PathTerm:
+        """Apply a rule for the first dimensions to all drawn tensors."""
+        drawn = (rule(each) if isinstance(each, Tensor) else each.map(rule) for each in self.drawn)
+        return replace(self, drawn=tuple(drawn))
+
+
 Terms = tuple[PathTerm, ...]
 
 
+def sum_of(terms: Terms, X: Tensor) -> Tensor:
+    """Evaluate the sum of some functions, ``... x m x n``."""
+    total: Any = sum(torch.broadcast_tensors(*(term(X) for term in terms)))
+    return total
+
+
 def shape_of(process: Any) -> Size:
-    """``batch_shape x m`` of a process."""
+    """Return the ``batch_shape x m`` of a process."""
     if isinstance(process, ConditionedProcess):
         return torch.broadcast_shapes(shape_of(process.base), process.whitened_surprise.shape[:-2])
     if isinstance(process, SelectedProcess):
@@ -58,6 +88,13 @@ def shape_of(process: Any) -> Size:
     if isinstance(process, ShiftedProcess):
         return shape_of(process.base)
     return process.prior_mean.shape[:-1]
+
+
+def mean_terms(process: PosteriorProcess) -> Terms:
+    """Return the mean of a process as a sum of terms."""
+    if isinstance(process, WeightSpaceProcess) and isinstance(process.basis, GridBasis):
+        return _constant(process.prior_mean), _features(process.basis, process.weights.mean)
+    return (PathTerm(process.mean),)
 
 
 @singledispatch
@@ -88,102 +125,55 @@ def _(process: LocalProcess, draws: RandomDraws) -> Terms:
 
 @draw_terms.register
 def _(process: WeightSpaceProcess, draws: RandomDraws) -> Terms:
-    """Weights from their posterior, and what the basis leaves out from its prior."""
+    """Draw weights from their posterior, and the basis's residual from its prior."""
     mean, root = process.weights.mean, process.weights.root
-    weights = mean + _times(root, draws.normal(root.shape[-1], 1))
-    return Constant(process.prior_mean), *_of_weights(process.basis, weights, draws)
+    weights = mean + row_product(root, draws.normal(root.shape[-1], 1))
+    return _constant(process.prior_mean), *_of_weights(process.basis, weights, draws)
 
 
 @draw_terms.register
 def _(process: ObservationSpaceProcess, draws: RandomDraws) -> Terms:
-    """Those of the same process in the weights of its features."""
+    """Draw in the weights of the process's features."""
     return draw_terms(process.in_weights, draws)
-
-
-@singledispatch
-def _of_weights(basis: Basis, weights: Tensor, draws: RandomDraws) -> Terms:
-    """``z(x)ᵀ w`` with weights ``... x m x r x 1``, and a draw of the residual."""
-    raise UnsupportedError(
-        f"Functions cannot be drawn in a {type(basis).__name__}: draw values at points by "
-        "model.posterior(X).rsample()."
-    )
-
-
-@_of_weights.register
-def _(basis: GridBasis, weights: Tensor, draws: RandomDraws) -> Terms:
-    return (Features(basis, weights),)
-
-
-@_of_weights.register
-def _(basis: InducingBasis, weights: Tensor, draws: RandomDraws) -> Terms:
-    """``g(x) + k(x, Z) L⁻ᵀ (w − L⁻¹ (g(Z) + e))`` with g from the prior, e the jitter's noise."""
-    prior = draw_prior(basis.kernel, basis.Z.shape[-1], basis.outputs, draws)
-    if basis.rank == 0:
-        return (Prior(prior),)
-    own = _noise_in(basis.root, kernel_variance(basis.kernel, basis.Z, basis.outputs))
-    values = prior(basis.Z) + own.sqrt() * draws.normal(basis.rank)
-    missing = weights - _solve(basis.root, values.unsqueeze(-1))
-    return Prior(prior), KernelSum(
-        basis.kernel, basis.Z, basis.outputs, _solve_transposed(basis.root, missing)
-    )
-
-
-@_of_weights.register
-def _(basis: FunctionBasis, weights: Tensor, draws: RandomDraws) -> Terms:
-    """As with inducing points, for functions β, combinations of them, and noisy ones."""
-    kernel, outputs = basis.kernel, basis.outputs
-    prior = draw_prior(kernel, basis.functions.points.shape[-1], outputs, draws)
-    if basis.rank == 0:
-        return (Prior(prior),)
-    values = prior.of(basis.functions, kernel, outputs).unsqueeze(-1)
-    covariance = basis.functions.with_functions(kernel, basis.functions, outputs)
-    if basis.combination is not None:
-        values = _times(basis.combination.mT, values)
-        covariance = basis.combination.mT @ covariance @ basis.combination
-    own = _noise_in(basis.factor, covariance.diagonal(dim1=-2, dim2=-1))
-    values = values + (own.sqrt() * draws.normal(basis.rank)).unsqueeze(-1)
-    missing = weights - _solve(basis.factor, values)
-    a = _solve_transposed(basis.factor, missing)
-    a = a if basis.combination is None else _times(basis.combination, a)
-    return Prior(prior), Expansion(KernelExpansion(kernel, basis.functions, a.squeeze(-1)), True)
 
 
 @draw_terms.register
 def _(process: ClusteredProcess, draws: RandomDraws) -> Terms:
     """``g(x) + k(x, Z) (K + Λ)⁻¹ (u − g(Z) − ε)``, by square roots of precisions."""
     prior = draw_prior(process.kernel, process.Z.shape[-1], process.outputs, draws)
-    terms = Constant(process.prior_mean), Prior(prior)
+    terms = _constant(process.prior_mean), PathTerm(_prior, (prior,))
     if len(process.Z) == 0:
         return terms
     noisy = process.root.mT * prior(process.Z.double()).unsqueeze(-1)
     noisy = noisy + draws.normal(len(process.Z), 1)
     batch = process.solution.ndim - 2
-    surprise = _by_columns(process.solver.solve, noisy.to(process.solution), batch)
-    weights = process.root.mT * (process.solution - surprise)
-    return *terms, KernelSum(process.kernel, process.Z, process.outputs, weights)
+    drawn = _by_columns(process.solver.solve, noisy.to(process.solution), batch)
+    weights = process.root.mT * (process.solution - drawn)
+    return *terms, _kernel_sum(process.kernel, process.Z, process.outputs, weights)
 
 
 @draw_terms.register
 def _(process: ShiftedProcess, draws: RandomDraws) -> Terms:
-    """The base's functions and the shift."""
-    return *draw_terms(process.base, draws), Expansion(process.shift, False)
+    """Draw from the base, and add the shift."""
+    return *draw_terms(process.base, draws), PathTerm(process.shift)
 
 
 @draw_terms.register
 def _(process: FunctionProcess, draws: RandomDraws) -> Terms:
-    """Weights from their posterior; the augmentation's part from its prior."""
+    """Draw weights from their posterior, and the augmentation's part from its prior."""
     moments = process.weights
     weights = moments.mean + moments.scale * draws.normal(moments.mean.shape[-1])
-    columns = _times(moments.rows.double(), draws.normal(moments.rows.shape[-1], 1))
+    columns = row_product(moments.rows.double(), draws.normal(moments.rows.shape[-1], 1))
+    weighted = partial(_weighted_functions, process)
     terms = (
-        Constant(process.prior_mean),
-        WeightedFunctions(process, weights.double() + columns.squeeze(-1)),
+        _constant(process.prior_mean),
+        PathTerm(weighted, (weights.double() + columns.squeeze(-1),)),
     )
     extra, basis = process.augmentation, process.basis
     if extra is None or not isinstance(basis, KernelFunctions):
         return terms
     prior = draw_prior(extra.kernel, basis.Z.shape[-1], extra.outputs, draws)
-    return *terms, Augmented(process, prior)
+    return *terms, PathTerm(partial(_augmented, process), (prior,))
 
 
 @draw_terms.register
@@ -195,43 +185,154 @@ def _(process: ConditionedProcess, draws: RandomDraws) -> Terms:
     values = sum_of(terms, points.X.double()) - base.mean_at(points)
     values = (values + own.sqrt() * draws.normal(factor.shape[-1])).unsqueeze(-1)
     missing = process.whitened_surprise - _solve(factor, values)
-    return *terms, Update(base, points, _solve_transposed(factor, missing))
+    update = partial(_update, base, points)
+    return *terms, PathTerm(update, (_solve_transposed(factor, missing),))
 
 
 @draw_terms.register
 def _(process: SelectedProcess, draws: RandomDraws) -> Terms:
-    """Functions of all outputs of the base, of which some are kept."""
+    """Draw functions of all outputs of the base, and keep some of them."""
     shape = Size((*draws.shape[:-1], shape_of(process.base)[-1]))
     terms = draw_terms(process.base, replace(draws, shape=shape))
-    return (Selected(terms, process.outputs),)
+    return (PathTerm(partial(_selected, list(process.outputs)), terms),)
 
 
-def _noise_in(factor: Tensor, variance: Tensor) -> Tensor:
-    """Diagonal of ``F Fᵀ`` beyond a variance: noise and jitter in it, ``... x m x n``."""
-    return (factor.square().sum(-1) - variance).clamp_min(0.0)
-
-
-def _times(matrix: Tensor, columns: Tensor) -> Tensor:
-    """A product, leading dimensions broadcast without copies."""
-    return torch.einsum("...rs,...sk->...rk", matrix, columns)
-
-
-def _solve(factor: Tensor, columns: Tensor) -> Tensor:
-    """``F⁻¹ columns`` for a lower triangular F."""
-    return _by_columns(lambda right: solve_lower(factor, right), columns, factor.ndim - 2)
-
-
-def _solve_transposed(factor: Tensor, columns: Tensor) -> Tensor:
-    """``F⁻ᵀ columns`` for a lower triangular F."""
-    return _by_columns(
-        lambda right: torch.linalg.solve_triangular(factor.mT, right, upper=True),
-        columns,
-        factor.ndim - 2,
+@singledispatch
+def _of_weights(basis: Basis, weights: Tensor, draws: RandomDraws) -> Terms:
+    """Return ``z(x)ᵀ w`` with weights ``... x m x r x 1``, and a draw of the residual."""
+    raise UnsupportedError(
+        f"Functions cannot be drawn in a {type(basis).__name__}: draw values at points by "
+        "model.posterior(X).rsample()."
     )
 
 
-def _by_columns(rule: Callable[[Tensor], Tensor], columns: Tensor, batch: int) -> Tensor:
-    """A linear rule for columns, draws side by side: its matrix is not copied for each.
+@_of_weights.register
+def _(basis: GridBasis, weights: Tensor, draws: RandomDraws) -> Terms:
+    return (_features(basis, weights),)
+
+
+@_of_weights.register
+def _(basis: InducingBasis, weights: Tensor, draws: RandomDraws) -> Terms:
+    """``g(x) + k(x, Z) L⁻ᵀ (w − L⁻¹ (g(Z) + e))`` with g from the prior, e the jitter's noise."""
+    prior = draw_prior(basis.kernel, basis.Z.shape[-1], basis.outputs, draws)
+    term = PathTerm(_prior, (prior,))
+    if basis.rank == 0:
+        return (term,)
+    own = _noise_in(basis.root, kernel_variance(basis.kernel, basis.Z, basis.outputs))
+    values = prior(basis.Z) + own.sqrt() * draws.normal(basis.rank)
+    missing = weights - _solve(basis.root, values.unsqueeze(-1))
+    a = _solve_transposed(basis.root, missing)
+    return term, _kernel_sum(basis.kernel, basis.Z, basis.outputs, a)
+
+
+@_of_weights.register
+def _(basis: FunctionBasis, weights: Tensor, draws: RandomDraws) -> Terms:
+    """Matheron's rule for functions β, combinations of them, and noisy ones."""
+    kernel, outputs = basis.kernel, basis.outputs
+    prior = draw_prior(kernel, basis.functions.points.shape[-1], outputs, draws)
+    term = PathTerm(_prior, (prior,))
+    if basis.rank == 0:
+        return (term,)
+    values = prior.of(basis.functions, kernel, outputs).unsqueeze(-1)
+    covariance = basis.functions.with_functions(kernel, basis.functions, outputs)
+    if basis.combination is not None:
+        values = row_product(basis.combination.mT, values)
+        covariance = basis.combination.mT @ covariance @ basis.combination
+    own = _noise_in(basis.factor, covariance.diagonal(dim1=-2, dim2=-1))
+    values = values + (own.sqrt() * draws.normal(basis.rank)).unsqueeze(-1)
+    a = _solve_transposed(basis.factor, weights - _solve(basis.factor, values))
+    a = a if basis.combination is None else row_product(basis.combination, a)
+    expansion = partial(_expansion, kernel, basis.functions)
+    return term, PathTerm(expansion, (a.squeeze(-1),))
+
+
+def _constant(value: Tensor) -> PathTerm:
+    """Return a prior mean, ``... x m x 1``, equal for every draw."""
+    return PathTerm(partial(_value, value))
+
+
+def _value(value: Tensor, X: Tensor) -> Tensor:
+    return value
+
+
+def _features(basis: Basis, weights: Tensor) -> PathTerm:
+    """Return ``z(x)ᵀ w`` with w ``... x m x r x 1``. Cost O(n r) beside the features."""
+    return PathTerm(partial(_weighted_features, basis), (weights,))
+
+
+def _weighted_features(basis: Basis, X: Tensor, weights: Tensor) -> Tensor:
+    check_inside(basis, X)
+    return row_product(basis.features(X), weights).squeeze(-1)
+
+
+def _prior(X: Tensor, functions: FourierFunctions) -> Tensor:
+    """Evaluate functions drawn from the prior in random frequencies. Cost O(n p d)."""
+    return functions(X)
+
+
+def _kernel_sum(kernel: Kernel, Z: Tensor, outputs: int, weights: Tensor) -> PathTerm:
+    """Return ``Σ_i a_i k(x, z_i)`` with a ``... x m x M x 1``. Cost O(n M d).
+
+    Args:
+        kernel: A frozen one, in the dtype of Z.
+        Z: ``M x d``, M > 0.
+        outputs: Number m of outputs.
+        weights: a.
+    """
+    return PathTerm(partial(_weighted_kernels, kernel, Z, outputs), (weights,))
+
+
+def _weighted_kernels(
+    kernel: Kernel, Z: Tensor, outputs: int, X: Tensor, weights: Tensor
+) -> Tensor:
+    cross = cross_matrix(kernel, X.to(Z), Z, outputs)
+    return row_product(cross, weights.to(cross)).squeeze(-1).double()
+
+
+def _expansion(kernel: Kernel, functions: InducingFunctions, X: Tensor, weights: Tensor) -> Tensor:
+    """Evaluate ``Σ_i a_i cov(x, i)`` with linear functionals i, a ``... x m x M``."""
+    return KernelExpansion(kernel, functions, weights)(X)
+
+
+def _update(process: PosteriorProcess, points: Points, X: Tensor, weights: Tensor) -> Tensor:
+    """Evaluate ``Σ_i a_i cov(f(x), f(x_i))`` of a process, a ``... x m x q x 1``."""
+    cross = process.cross_covariance(process.at(X), points)
+    return row_product(cross, weights).squeeze(-1)
+
+
+def _weighted_functions(process: FunctionProcess, X: Tensor, weights: Tensor) -> Tensor:
+    """Evaluate ``φ(x)ᵀ w`` of very many functions φ, w ``... x m x p``. Cost O(n p)."""
+    return process.weighted(process.at(X), weights)
+
+
+def _augmented(process: FunctionProcess, X: Tensor, functions: FourierFunctions) -> Tensor:
+    """Evaluate ``a(x) f(x)`` with f from the prior and a the augmentation's factor. Cost O(n p)."""
+    return process.augmentation_factor(process.at(X)) * functions(X)
+
+
+def _selected(outputs: list[int], X: Tensor, *terms: PathTerm) -> Tensor:
+    """Evaluate some outputs of a sum of functions."""
+    return sum_of(terms, X)[..., outputs, :]
+
+
+def _noise_in(factor: Tensor, variance: Tensor) -> Tensor:
+    """Return the diagonal of ``F Fᵀ`` beyond a variance: noise and jitter, ``... x m x n``."""
+    return (factor.square().sum(-1) - variance).clamp_min(0.0)
+
+
+def _solve(factor: Tensor, columns: Tensor) -> Tensor:
+    """Compute ``F⁻¹ columns`` for a lower triangular F."""
+    return _by_columns(partial(solve_lower, factor), columns, factor.ndim - 2)
+
+
+def _solve_transposed(factor: Tensor, columns: Tensor) -> Tensor:
+    """Compute ``F⁻ᵀ columns`` for a lower triangular F."""
+    solve = partial(torch.linalg.solve_triangular, factor.mT, upper=True)
+    return _by_columns(solve, columns, factor.ndim - 2)
+
+
+def _by_columns(rule: Rule, columns: Tensor, batch: int) -> Tensor:
+    """Apply a linear rule to columns, draws side by side: its matrix is not copied for each.
 
     Args:
         rule: From ``... x n x k`` to as many.

@@ -1,4 +1,4 @@
-"""Any process over a basis without residual as one Gaussian over the basis's weights."""
+"""Posterior processes as one Gaussian over a basis's weights, and changes of its covariance."""
 
 from __future__ import annotations
 
@@ -24,94 +24,13 @@ _SPARE = 8
 _PROBES = 4
 
 
-@dataclass(frozen=True)
-class Change:
-    """A change ``− U diag(λ) Uᵀ`` of a covariance.
-
-    Attributes:
-        directions: U, ``m x r x k``.
-        amounts: λ, ``m x k``; positive where variance is lost.
-    """
-
-    directions: Tensor
-    amounts: Tensor
-
-
-@dataclass(frozen=True)
-class WeightCovariance:
-    """``Σ − V Vᵀ``, never formed.
-
-    Attributes:
-        weights: With covariance Σ, ``m x r x r``.
-        downdate: V, ``m x r x k``.
-    """
-
-    weights: WeightPosterior
-    downdate: Tensor
-
-    @classmethod
-    def of(cls, weights: WeightPosterior) -> WeightCovariance:
-        """Σ alone."""
-        return cls(weights, weights.base_root[..., :0])
-
-    def times(self, columns: Tensor) -> Tensor:
-        """The product with ``m x r x k`` columns. Cost O(k r²)."""
-        explained = columns.mT @ self.downdate @ self.downdate.mT
-        return self.weights.covariance_times(columns) - explained.mT
-
-    def without(self, direction: Tensor) -> WeightCovariance:
-        """Less ``v vᵀ``, ``m x r x 1``."""
-        return replace(self, downdate=torch.cat((self.downdate, direction), -1))
-
-
-def same(first: WeightCovariance, second: WeightCovariance) -> bool:
-    """Whether two covariances agree to rounding, from random probes. Cost O(r²)."""
-    probes = _columns(first.downdate, _PROBES, seed=1)
-    return _negligible(first.times(probes) - second.times(probes))
-
-
-def low_rank_change(old: WeightCovariance, new: WeightCovariance, rank: int) -> Change | None:
-    """The change from one covariance to another if it has about this rank, else None.
-
-    A randomised range finder and a check with fresh probes; exact to rounding. Cost O(r² rank).
-    Source: Halko, Martinsson and Tropp (2011), algorithms 4.1 and 5.3.
-    """
-    width = rank + _SPARE
-    if 4 * width > old.downdate.shape[-2]:
-        return None
-    sketch = _lost(old, new, _columns(old.downdate, width, seed=2))
-    basis = torch.linalg.qr(sketch).Q
-    inner = basis.mT @ _lost(old, new, basis)
-    amounts, vectors = torch.linalg.eigh(0.5 * (inner + inner.mT))
-    change = Change(basis @ vectors, amounts)
-    probes = _columns(old.downdate, _PROBES, seed=1)
-    found = change.directions @ (amounts.unsqueeze(-1) * (change.directions.mT @ probes))
-    return change if _negligible(_lost(old, new, probes) - found) else None
-
-
-def _lost(old: WeightCovariance, new: WeightCovariance, columns: Tensor) -> Tensor:
-    return old.times(columns) - new.times(columns)
-
-
-def _columns(like: Tensor, count: int, seed: int) -> Tensor:
-    """Standard normal columns, the same at every call, ``r x count``."""
-    generator = torch.Generator().manual_seed(seed)
-    columns = torch.randn(like.shape[-2], count, generator=generator, dtype=like.dtype)
-    return columns.to(like.device)
-
-
-def _negligible(images: Tensor) -> bool:
-    """Of probes under a difference: their mean square length is its squared Frobenius norm."""
-    return bool(images.square().mean() <= AGREEMENT**2)
-
-
 def weight_space(process: PosteriorProcess, X: Tensor) -> WeightSpaceProcess:
-    """The same process with all that it supposes folded into its weight posterior; exact.
+    """Fold hypothetical observations into a process's weight posterior; exact.
 
-    Cost nothing for a model's own process, O(q r²) for each batch of q supposed points.
+    Cost nothing for a model's own process, O(q r²) for each batch of q hypothetical observations.
 
     Args:
-        process: What :func:`feature_process` or ``model.process`` returned.
+        process: A process that :func:`feature_process` or ``model.process`` returned.
         X: Any transformed inputs, ``... x n x d``, at which the basis must leave no residual.
 
     Raises:
@@ -128,12 +47,7 @@ def weight_space(process: PosteriorProcess, X: Tensor) -> WeightSpaceProcess:
 
 
 def in_weight_space(process: PosteriorProcess, X: Tensor) -> bool:
-    """Whether :func:`weight_space` can have a process.
-
-    Args:
-        process: What ``model.process`` returned.
-        X: Any transformed inputs, ``... x n x d``.
-    """
+    """Tell whether :func:`weight_space` accepts a process, asked at any transformed inputs."""
     while isinstance(process, ConditionedProcess):
         process = process.base
     if isinstance(process, ObservationSpaceProcess):
@@ -144,26 +58,36 @@ def in_weight_space(process: PosteriorProcess, X: Tensor) -> bool:
 
 
 def lives_in_features(model: StreamingGP) -> bool:
-    """Whether :func:`weight_space` can have a model's posterior."""
+    """Tell whether :func:`weight_space` accepts a model's posterior."""
     return in_weight_space(model.process(), anywhere(model))
 
 
 def feature_process(model: StreamingGP, X: Tensor | None = None) -> PosteriorProcess:
-    """A model's posterior as :func:`weight_space` takes it at no cost, where there is such a one.
+    """Return a model's posterior in the weights of its features, where it has one.
 
-    A grid model of few observations has one in their space besides, which is cheaper to predict
-    with.
-
-    Args:
-        model: Any.
-        X: Transformed inputs that the process must take.
+    A grid model of few observations predicts in their space, which is cheaper. ``X`` are
+    transformed inputs that the process must take.
     """
     return model.feature_process(X) if isinstance(model, GridPosterior) else model.process(X)
 
 
 def anywhere(model: StreamingGP) -> Tensor:
-    """An input to ask whether a basis leaves a residual, ``1 x d``: the answer is the same."""
+    """Return one input, ``1 x d``, at which to ask whether a basis leaves a residual anywhere."""
     return model.train_targets.new_zeros(1, model._process_dim).double()
+
+
+def check_inside(basis: Basis, X: Tensor) -> None:
+    """Check that a basis which cannot grow holds transformed inputs.
+
+    Raises:
+        InputDataError: An input lies outside the grid's box.
+    """
+    if isinstance(basis, GridBasis) and not basis.grid.contains(X):
+        raise InputDataError(
+            "X lies outside the box of the model's grid at the time these functions were drawn, "
+            f"{basis.grid.bounds.tolist()} in transformed inputs. Build the model with wider "
+            "bounds."
+        )
 
 
 def _fold(process: PosteriorProcess) -> WeightSpaceProcess:
@@ -196,15 +120,85 @@ def _conditioned(base: WeightSpaceProcess, process: ConditionedProcess) -> Weigh
     return WeightSpaceProcess(base.basis, WeightPosterior.of(mean, folded), base.prior_mean)
 
 
-def check_inside(basis: Basis, X: Tensor) -> None:
-    """Check that a basis which cannot grow holds transformed inputs.
+@dataclass(frozen=True)
+class WeightCovariance:
+    """A covariance ``Σ − V Vᵀ`` of weights, never formed.
 
-    Raises:
-        InputDataError: An input lies outside the grid's box.
+    Attributes:
+        weights: Posterior with covariance Σ, ``m x r x r``.
+        downdate: V, ``m x r x k``.
     """
-    if isinstance(basis, GridBasis) and not basis.grid.contains(X):
-        raise InputDataError(
-            "X lies outside the box of the model's grid at the time these functions were drawn, "
-            f"{basis.grid.bounds.tolist()} in transformed inputs. Build the model with wider "
-            "bounds."
-        )
+
+    weights: WeightPosterior
+    downdate: Tensor
+
+    @classmethod
+    def of(cls, weights: WeightPosterior) -> WeightCovariance:
+        """Return Σ alone."""
+        return cls(weights, weights.base_root[..., :0])
+
+    def times(self, columns: Tensor) -> Tensor:
+        """Multiply by columns, ``m x r x k``. Cost O(k r²)."""
+        explained = columns.mT @ self.downdate @ self.downdate.mT
+        return self.weights.covariance_times(columns) - explained.mT
+
+    def without(self, direction: Tensor) -> WeightCovariance:
+        """Subtract ``v vᵀ``, v ``m x r x 1``."""
+        return replace(self, downdate=torch.cat((self.downdate, direction), -1))
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change ``− U diag(λ) Uᵀ`` of a covariance.
+
+    Attributes:
+        directions: U, ``m x r x k``.
+        amounts: λ, ``m x k``; positive where the variance becomes smaller.
+    """
+
+    directions: Tensor
+    amounts: Tensor
+
+
+def same(first: WeightCovariance, second: WeightCovariance) -> bool:
+    """Tell whether two covariances agree to rounding, from random probes. Cost O(r²)."""
+    probes = _columns(first.downdate, _PROBES, seed=1)
+    return _negligible(_difference(first, second, probes))
+
+
+def low_rank_change(old: WeightCovariance, new: WeightCovariance, rank: int) -> Change | None:
+    """Find the change between two covariances, or None where its rank is much larger than given.
+
+    A randomised range finder and a check with fresh probes; exact to rounding. Cost O(r² rank).
+    Source: Halko, Martinsson and Tropp (2011), algorithms 4.1 and 5.3.
+    """
+    width = rank + _SPARE
+    if 4 * width > old.downdate.shape[-2]:
+        return None
+    sketch = _difference(old, new, _columns(old.downdate, width, seed=2))
+    basis = torch.linalg.qr(sketch).Q
+    inner = basis.mT @ _difference(old, new, basis)
+    amounts, vectors = torch.linalg.eigh(0.5 * (inner + inner.mT))
+    change = Change(basis @ vectors, amounts)
+    probes = _columns(old.downdate, _PROBES, seed=1)
+    found = change.directions @ (amounts.unsqueeze(-1) * (change.directions.mT @ probes))
+    return change if _negligible(_difference(old, new, probes) - found) else None
+
+
+def _difference(old: WeightCovariance, new: WeightCovariance, columns: Tensor) -> Tensor:
+    return old.times(columns) - new.times(columns)
+
+
+def _columns(like: Tensor, count: int, seed: int) -> Tensor:
+    """Draw standard normal columns, ``r x count``, equal at every call."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = torch.randn(like.shape[-2], count, generator=generator, dtype=like.dtype)
+    return columns.to(like.device)
+
+
+def _negligible(images: Tensor) -> bool:
+    """Tell whether a matrix is rounding error by its images of probes.
+
+    Their mean square length is its squared Frobenius norm.
+    """
+    return bool(images.square().mean() <= AGREEMENT**2)

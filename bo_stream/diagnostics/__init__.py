@@ -1,4 +1,4 @@
-"""What a model is sure of: the stability of its linear systems, and how well it predicts."""
+"""Diagnostics: the stability of a model's linear systems, and how well it predicts."""
 
 from bo_stream.diagnostics.certificate import (
     Stability,

@@ -1,10 +1,10 @@
-"""A stability certificate: what is sure about a model's linear systems before they are solved."""
+"""Stability certificates: guarantees for a model's linear systems before they are solved."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -18,67 +18,138 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.solver import cross_matrix
 
 
-@runtime_checkable
-class HasInducingPoints(Protocol):
-    """A model that factorises a kernel matrix of some points."""
+def stability(model: StreamingGP, X: Tensor | None = None) -> Stability:
+    """Certify the linear system of a model's present points and hyperparameters.
 
-    covar_module: Kernel
+    Nothing is factorised by Cholesky for it. Cost O(M³) up to 2,048 points, O(M²) beyond. The
+    matrix is
 
-    @property
-    def inducing_points(self) -> Tensor:
-        """``M x d``, in transformed inputs."""
-        ...
+    - with inducing points their kernel matrix;
+    - with clusters ``I + S k(Z, Z) S`` at their centres Z, S² the precisions of the clusters;
+    - on a grid the precision ``I + gram`` of its whitened weights, of local models the worst of
+      theirs: these are nowhere less than the identity, whatever the data.
 
-    @property
-    def num_outputs(self) -> int:
-        """Number m of outputs."""
-        ...
+    Args:
+        model: With inducing points or clusters, on a grid, or of local models.
+        X: Inputs that the points should stand for, ``... x n x d``, in the model's own units.
+
+    Raises:
+        UnsupportedError: It is none of these.
+        ValueError: It has no point yet.
+
+    Example:
+        >>> print(stability(OSGPR(train_X, train_Y), train_X))
+    """
+    kind: Any = model  # to a type checker, all that a protocol adds is Tensor | Module
+    if isinstance(model, AddsToIdentity):
+        return stability_of_precision(kind.solved_gram())
+    inputs = None if X is None else model.transform_inputs(X).detach().flatten(0, -2).double()
+    if isinstance(model, HasClusters):
+        Z, precision = kind.centres.double(), kind.cluster_precision()
+        return stability_of_points(kind.covar_module, Z, kind.num_outputs, inputs, precision)
+    if isinstance(model, HasInducingPoints):
+        Z = kind.inducing_points.double()
+        return stability_of_points(kind.covar_module, Z, kind.num_outputs, inputs)
+    raise UnsupportedError(
+        "Expected a model with inducing points or clusters, on a grid, or of local models, got a "
+        f"{type(model).__name__}, whose linear systems have no certificate."
+    )
 
 
-@runtime_checkable
-class AddsToIdentity(Protocol):
-    """A model that factorises matrices ``I + gram``: on a grid, or of local models."""
+@torch.no_grad()
+def stability_of_points(
+    kernel: Kernel,
+    Z: Tensor,
+    outputs: int = 1,
+    X: Tensor | None = None,
+    precision: Tensor | None = None,
+) -> Stability:
+    """Certify ``k(Z, Z)``, or ``I + S k(Z, Z) S``; the worst of a batch of kernels.
 
-    def solved_gram(self) -> Tensor:
-        """What is added, ``... x r x r``, positive semi-definite."""
-        ...
+    The second matrix is ``k(Z, Z) + Λ`` in units of the noise, ``S² = Λ⁻¹``. Its condition number
+    is bounded for any kernel. [Terenin2024, corollaries 5 and 7]
+
+    Args:
+        kernel: A kernel of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+        Z: Points, ``M x d``, float64.
+        outputs: Number m of outputs.
+        X: Inputs for the resolution, ``n x d``.
+        precision: The diagonal of S², ``... x m x M`` or ``M``, not negative.
+
+    Raises:
+        ValueError: There is no point.
+    """
+    if len(Z) == 0:
+        raise ValueError("Expected at least one point, got none: put data in first.")
+    still = frozen(kernel)
+    whole = kernel_matrix if precision is None else cross_matrix  # what the model factorises
+    matrix, bounds = whole(still, Z, Z, outputs), eigenvalue_bounds(still, Z)
+    lower, upper, system = bounds.lower, bounds.upper, "kernel matrix of the points"
+    if precision is not None:
+        precision, system = precision.to(Z), "noise and kernel matrix of the points"
+        root = precision.sqrt()
+        matrix = root.unsqueeze(-1) * matrix * root.unsqueeze(-2) + torch.eye(len(Z)).to(Z)
+        lower, upper = 1.0 + lower * precision.min(), 1.0 + upper * precision.max()
+    known = bounds.known or precision is not None
+    bound = float((upper / lower).max()) if known else None
+    away = None if X is None else resolution(Z, X)
+    return _certificate(system, matrix, bound, float(lower.min()), separation(Z), away)
 
 
-@runtime_checkable
-class HasClusters(Protocol):
-    """A model that factorises ``I + S k(Z, Z) S`` with ``S²`` the precisions at its centres Z."""
+@torch.no_grad()
+def stability_of_precision(gram: Tensor) -> Stability:
+    """Certify ``I + gram`` for a positive semi-definite gram, ``... x r x r``.
 
-    covar_module: Kernel
+    Its condition number is at most 1 plus the largest eigenvalue of gram, hence at most 1 plus its
+    largest absolute row sum, and 1 plus its Frobenius norm.
+    """
+    norm = torch.minimum(gram.abs().sum(-1).amax(-1), torch.linalg.matrix_norm(gram))
+    matrix, bound = torch.eye(gram.shape[-1]).to(gram) + gram, 1.0 + float(norm.max())
+    return _certificate("identity plus gram", matrix, bound, 1.0, None, None)
 
-    @property
-    def centres(self) -> Tensor:
-        """Z, ``M x d``, in transformed inputs."""
-        ...
 
-    @property
-    def num_outputs(self) -> int:
-        """Number m of outputs."""
-        ...
+def _certificate(
+    system: str,
+    matrix: Tensor,
+    bound: float | None,
+    least: float,
+    apart: float | None,
+    away: float | None,
+) -> Stability:
+    size, estimate = matrix.shape[-1], condition_number(matrix)
+    sure = min(math.inf if bound is None else bound, estimate.value if estimate.exact else math.inf)
+    trace = _trace_in_least(matrix, max(least, 0.0), sure)
+    verdicts = (Verdict.of(sure, size, dtype, trace) for dtype in (torch.float32, torch.float64))
+    return Stability(system, size, apart, away, bound, estimate, *verdicts)
 
-    def cluster_precision(self) -> Tensor:
-        """Sums of the precisions of each cluster's observations, ``batch_shape x m x M``."""
-        ...
+
+def _trace_in_least(matrix: Tensor, least: float, condition: float) -> float:
+    """Bound the trace over the least eigenvalue, the worst of a batch ``... x M x M``.
+
+    Args:
+        matrix: Positive semi-definite.
+        least: A lower bound on all eigenvalues.
+        condition: An upper bound on all condition numbers.
+    """
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+    largest = matrix.mean(-1).sum(-1).clamp_min(0.0)  # at least this: the ones' Rayleigh quotient
+    return float((trace / (largest / condition).clamp_min(least)).max())
 
 
 @dataclass(frozen=True)
 class Stability:
-    """How well a linear system can be solved in floating point.
+    """A certificate of how well a linear system can be solved in floating point.
 
     Attributes:
-        system: Which matrix it has, in words.
+        system: Its matrix, in words.
         size: Number of its rows.
         separation: Least distance between two points, in transformed inputs; None without points.
         resolution: Largest distance of an input to its nearest point; None if not asked for.
-        condition_bound: Of the condition number, whatever the arrangement of as many points at this
-            separation; from the kernel alone. None where no theorem is known for the kernel.
+        condition_bound: Upper bound on the condition number, whatever the arrangement of as many
+            points at this separation; from the kernel alone. None where no theorem is known.
         condition: The condition number itself, or an estimate.
-        float32: Whether Cholesky is sure to succeed in it.
-        float64: The same.
+        float32: Whether Cholesky is sure to succeed in single precision.
+        float64: Whether it is in double precision.
     """
 
     system: str
@@ -115,133 +186,34 @@ def _in_words(verdict: Verdict) -> str:
     return f"not sure: safe up to a condition number of {_short(verdict.limit)}"
 
 
-def stability(model: StreamingGP, X: Tensor | None = None) -> Stability:
-    """The certificate of a model's present points and hyperparameters.
+@runtime_checkable
+class HasInducingPoints(Protocol):
+    """A model that factorises the kernel matrix of some points."""
 
-    Nothing is factorised by Cholesky for it. Cost O(M³) up to 2,048 points, O(M²) beyond.
-
-    - With inducing points: of their kernel matrix.
-    - With clusters: of ``I + S k(Z, Z) S`` at their centres Z, S² the precisions of the clusters.
-    - On a grid: of the precision ``I + gram`` of its whitened weights; of local models: of the
-      worst of theirs. These are nowhere less than the identity, whatever the data.
-
-    Args:
-        model: With inducing points or clusters, on a grid, or of local models.
-        X: Inputs that the points should stand for, ``... x n x d``, in the model's own units.
-
-    Raises:
-        UnsupportedError: It is none of these.
-        ValueError: It has no point yet.
-
-    Example:
-        >>> print(stability(OSGPR(train_X, train_Y), train_X))
-    """
-    if isinstance(model, AddsToIdentity):
-        sums: AddsToIdentity = model
-        return stability_of_precision(sums.solved_gram())
-    inputs = None if X is None else model.transform_inputs(X).detach().flatten(0, -2).double()
-    if isinstance(model, HasClusters):
-        clusters: HasClusters = model
-        return stability_of_points(
-            clusters.covar_module,
-            clusters.centres.double(),
-            clusters.num_outputs,
-            inputs,
-            clusters.cluster_precision(),
-        )
-    if isinstance(model, HasInducingPoints):
-        points: HasInducingPoints = model
-        return stability_of_points(
-            points.covar_module, points.inducing_points.double(), points.num_outputs, inputs
-        )
-    raise UnsupportedError(
-        "Expected a model with inducing points or clusters, on a grid, or of local models, got a "
-        f"{type(model).__name__}, whose linear systems have no certificate."
-    )
+    @property
+    def inducing_points(self) -> Tensor:
+        """Points in transformed inputs, ``M x d``."""
+        ...
 
 
-@torch.no_grad()
-def stability_of_points(
-    kernel: Kernel,
-    Z: Tensor,
-    outputs: int = 1,
-    X: Tensor | None = None,
-    precision: Tensor | None = None,
-) -> Stability:
-    """The certificate of ``k(Z, Z)``, or of ``I + S k(Z, Z) S``; the worst of a batch of kernels.
+@runtime_checkable
+class HasClusters(Protocol):
+    """A model that factorises ``I + S k(Z, Z) S`` with ``S²`` the precisions at its centres Z."""
 
-    The second matrix is what ``k(Z, Z) + Λ`` is in units of the noise, ``S² = Λ⁻¹``. Its condition
-    number is bounded for any kernel. [Terenin2024, corollaries 5 and 7]
+    @property
+    def centres(self) -> Tensor:
+        """Z in transformed inputs, ``M x d``."""
+        ...
 
-    Args:
-        kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
-        Z: ``M x d``, float64.
-        outputs: m.
-        X: ``n x d``, for the resolution.
-        precision: The diagonal of S², ``... x m x M`` or ``M``, not negative.
-
-    Raises:
-        ValueError: There is no point.
-    """
-    if len(Z) == 0:
-        raise ValueError("Expected at least one point, got none: put data in first.")
-    still = frozen(kernel)
-    whole = kernel_matrix if precision is None else cross_matrix  # what the model factorises
-    matrix, bounds = whole(still, Z, Z, outputs), eigenvalue_bounds(still, Z)
-    lower, upper, system = bounds.lower, bounds.upper, "kernel matrix of the points"
-    if precision is not None:
-        precision, system = precision.to(Z), "noise and kernel matrix of the points"
-        root = precision.sqrt()
-        matrix = root.unsqueeze(-1) * matrix * root.unsqueeze(-2) + torch.eye(len(Z)).to(Z)
-        lower, upper = 1.0 + lower * precision.min(), 1.0 + upper * precision.max()
-    known = bounds.known or precision is not None
-    bound = float((upper / lower).max()) if known else None
-    return _certificate(
-        system,
-        matrix,
-        bound,
-        float(lower.min()),
-        separation(Z),
-        None if X is None else resolution(Z, X),
-    )
+    def cluster_precision(self) -> Tensor:
+        """Return the total precision of each cluster's observations, ``batch_shape x m x M``."""
+        ...
 
 
-@torch.no_grad()
-def stability_of_precision(gram: Tensor) -> Stability:
-    """The certificate of ``I + gram``, ``... x r x r``, for a positive semi-definite gram.
+@runtime_checkable
+class AddsToIdentity(Protocol):
+    """A model that factorises matrices ``I + gram``: on a grid, or of local models."""
 
-    Its condition number is at most 1 plus the largest eigenvalue of gram, hence at most 1 plus its
-    largest absolute row sum, and 1 plus its Frobenius norm.
-    """
-    norm = torch.minimum(gram.abs().sum(-1).amax(-1), torch.linalg.matrix_norm(gram))
-    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    bound = 1.0 + float(norm.max())
-    return _certificate("identity plus gram", identity + gram, bound, 1.0, None, None)
-
-
-def _certificate(
-    system: str,
-    matrix: Tensor,
-    bound: float | None,
-    least: float,
-    apart: float | None,
-    away: float | None,
-) -> Stability:
-    size, estimate = matrix.shape[-1], condition_number(matrix)
-    sure = min(math.inf if bound is None else bound, estimate.value if estimate.exact else math.inf)
-    trace = _trace_in_least(matrix, max(least, 0.0), sure)
-    verdicts = (Verdict.of(sure, size, dtype, trace) for dtype in (torch.float32, torch.float64))
-    return Stability(system, size, apart, away, bound, estimate, *verdicts)
-
-
-def _trace_in_least(matrix: Tensor, least: float, condition: float) -> float:
-    """Bound on the trace over the least eigenvalue, the worst of a batch ``... x M x M``.
-
-    Args:
-        matrix: Positive semi-definite.
-        least: Below all eigenvalues.
-        condition: Above all condition numbers.
-    """
-    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
-    largest = matrix.mean(-1).sum(-1).clamp_min(0.0)  # at least this: the ones' Rayleigh quotient
-    return float((trace / (largest / condition).clamp_min(least)).max())
+    def solved_gram(self) -> Tensor:
+        """Return the gram, ``... x r x r``, positive semi-definite."""
+        ...

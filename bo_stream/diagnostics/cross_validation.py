@@ -1,4 +1,4 @@
-"""What a model predicts without some of its observations: cross-validation from its memory."""
+"""Predictions without some of a model's observations: cross-validation from its memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bo_stream.process.process import ROWS, PosteriorProcess, WeightSpaceProcess
 
 Model = TypeVar("Model", bound=StreamingGP)
 
-NOT_TOLD = (
+_NOT_HELD = (
     "Expected observations that are in memory, each with the noise it entered with; got some that "
     "leave less to the other observations than nothing. Pass X, Y and Yvar as they were given to "
     "the model."
@@ -44,22 +44,22 @@ def leave_one_out(
     Yvar: Tensor | None = None,
     observation_noise: bool = True,
 ) -> CVResults:
-    """Each observation predicted from all others in memory, at the present hyperparameters.
+    """Predict each observation from all others in memory, at the present hyperparameters.
 
-    As ``botorch.cross_validation.loo_cv``, for models that do not keep their data: in closed form
-    from the posterior, O(n r²), some thousand rows at a time, where that needs O(n³). Equal to a
-    model that is built without the row, at the same hyperparameters and standardisation:
+    The counterpart of ``botorch.cross_validation.loo_cv`` for models that do not keep their data:
+    in closed form from the posterior, O(n r²), some thousand rows at a time, instead of O(n³).
+    Equal to a model that is built without the row, at the same hyperparameters and standardisation,
 
-    - WISKI, and DirichletWISKI (Y are labels, and its scores are predicted): exactly, on one grid
-      and with a stem that has not moved since the rows entered; while few observations are held as
-      rows, in O(n³) without features.
-    - HeteroscedasticWISKI: exactly, given the noise that the rows entered with, as Yvar.
-    - OSGPR: exactly, at its present inducing points, for rows of its ``window``.
+    - for WISKI, and DirichletWISKI (Y are labels, and its scores are predicted), on one grid and
+      with a stem that has not moved since the rows entered; while few observations are held as
+      rows, in O(n³) without features;
+    - for HeteroscedasticWISKI, given the noise that the rows entered with, as Yvar;
+    - for OSGPR at its present inducing points, for rows of its ``window``.
 
     Args:
         model: One of these.
-        X: Observations in memory, ``batch_shape x n x d``; not necessarily all.
-        Y: ``batch_shape x n x m``.
+        X: Inputs of observations in memory, ``batch_shape x n x d``; not necessarily all.
+        Y: Their outcomes, ``batch_shape x n x m``.
         Yvar: Known noise variances shaped as Y, as given to the model; NaN: unknown.
         observation_noise: Whether variances are of outcomes, each with its own noise, or of the
             function.
@@ -69,15 +69,15 @@ def leave_one_out(
 
     Raises:
         UnsupportedError: Another model, or one whose memory no longer holds the rows as they were.
-        InputDataError: Rows that are not in memory, and as ``update``.
+        InputDataError: Rows that are not in memory, or that ``update`` would refuse.
 
     Example:
         >>> leave_one_out(model, train_X, train_Y).posterior.mean
     """
-    told = _told(model, X, Y, Yvar)
-    mean, variance = told.left_out()
+    rows = _checked_rows(model, X, Y, Yvar)
+    mean, variance = rows.moments_without()
     if observation_noise:
-        variance = variance + told.noise
+        variance = variance + rows.noise
     posterior = _marginals(model, mean, variance, X.dtype)
     noise = None if Yvar is None else Yvar.unsqueeze(-2)
     return CVResults(model, posterior, Y.unsqueeze(-2), noise)
@@ -85,24 +85,25 @@ def leave_one_out(
 
 @torch.no_grad()
 def without(model: Model, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Model:
-    """A model of all observations in memory but these; the given one stays as it is.
+    """Return a model of all observations in memory but some; the given one stays as it is.
 
     The opposite of ``condition_on_observations``: the memory is shared, the returned model
     predicts and fantasises, but cannot be updated. Cost O(k r² + k³) for k observations. Exact
     where :func:`leave_one_out` is.
 
     Args:
-        model: As there, like the other arguments and the errors.
-        X: ``batch_shape x k x d``.
-        Y: ``batch_shape x k x m``.
+        model: See there, as for the other arguments and the errors.
+        X: Inputs of the observations to leave out, ``batch_shape x k x d``.
+        Y: Their outcomes, ``batch_shape x k x m``.
         Yvar: Known noise variances shaped as Y.
     """
-    told = _told(model, X, Y, Yvar)
-    return model._supposing(told.process_without())
+    return model._supposing(_checked_rows(model, X, Y, Yvar).process_without())
 
 
-def _told(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> _Told | _Held:
-    """Checked observations of a model that holds them."""
+def _checked_rows(
+    model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
+) -> _WeightSpaceRows | _HeldRows:
+    """Check observations of a model that holds them."""
     if not isinstance(model, GridGP | OSGPR):
         raise UnsupportedError(
             "Expected a model that is normal in its weights: WISKI, DirichletWISKI, "
@@ -114,23 +115,23 @@ def _told(model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> _Tol
     outcomes, noise = model.standardized(X, Y, Yvar)
     model._check_retractable(X)
     if isinstance(model, GridGP) and isinstance(model._memory, RowMemory):
-        return _Held(model, model._memory, model._observations(X, Y, Yvar, 1.0))
+        return _HeldRows(model, model._memory, model._observations(X, Y, Yvar, 1.0))
     _check_as_they_were(model, X, Y, Yvar)
     inputs = model.coordinates(X).to(torch.float64)
     process = model.process(inputs)
     if not isinstance(process, WeightSpaceProcess):
         raise TypeError(f"Expected a process in weights, got a {type(process).__name__}.")
-    return _Told(process, inputs, outcomes, noise)
+    return _WeightSpaceRows(process, inputs, outcomes, noise)
 
 
 @dataclass(frozen=True)
-class _Held:
+class _HeldRows:
     """Observations among the rows that a grid model holds while these are few.
 
     Attributes:
-        model: That holds them.
-        memory: Its rows.
-        observations: Those to leave out.
+        model: The model.
+        memory: All of its rows.
+        observations: Rows to leave out.
     """
 
     model: GridGP
@@ -139,11 +140,11 @@ class _Held:
 
     @cached_property
     def noise(self) -> Tensor:
-        """Variances of their noise, ``... x m x n``."""
+        """Noise variances of the observations, ``... x m x n``."""
         return self._chosen(self._process.told.noise)
 
-    def left_out(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the function at each, given all others, ``... x m x n``.
+    def moments_without(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of the function at each, given all others, ``... x m x n``.
 
         With C the noisy covariance of all rows and r their residual, ``y_i − (C⁻¹ r)_i / (C⁻¹)_ii``
         and ``1 / (C⁻¹)_ii − noise`` (Rasmussen and Williams, 2006, eq. 5.12). Cost O(n²).
@@ -155,7 +156,7 @@ class _Held:
         return self._chosen(mean), self._chosen(precision.reciprocal() - process.told.noise)
 
     def process_without(self) -> PosteriorProcess:
-        """The process given all others."""
+        """Return the process given all others."""
         return self.model._solve_rows(self.memory.without(self.observations))
 
     @cached_property
@@ -171,14 +172,14 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class _Told:
-    """Observations that a posterior was told, in its units.
+class _WeightSpaceRows:
+    """Observations in the units of a posterior over weights that they are part of.
 
     Attributes:
-        process: Given all observations in memory.
-        inputs: ``... x n x d``.
-        outcomes: ``... x m x n``.
-        noise: Their variances, ``... x m x n``.
+        process: The posterior given all observations in memory.
+        inputs: Transformed inputs, ``... x n x d``.
+        outcomes: Standardised outcomes, ``... x m x n``.
+        noise: Noise variances, ``... x m x n``.
     """
 
     process: WeightSpaceProcess
@@ -186,18 +187,18 @@ class _Told:
     outcomes: Tensor
     noise: Tensor
 
-    def left_out(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the function at each, given all others, ``... x m x n``."""
+    def moments_without(self) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of the function at each, given all others, ``... x m x n``."""
         parts = [
-            self._left_out(slice(i, i + ROWS))
+            self._moments_without(slice(i, i + ROWS))
             for i in range(0, max(self.inputs.shape[-2], 1), ROWS)
         ]
         mean, variance = (torch.cat(part, -1) for part in zip(*parts, strict=True))
         if not bool(((variance >= 0.0) & mean.isfinite()).all()):
-            raise InputDataError(NOT_TOLD)
+            raise InputDataError(_NOT_HELD)
         return mean, variance
 
-    def _left_out(self, rows: slice) -> tuple[Tensor, Tensor]:
+    def _moments_without(self, rows: slice) -> tuple[Tensor, Tensor]:
         points = self.process.at(self.inputs[..., rows, :])
         explained = self.process.explained_variance_at(points)
         mean, variance = closed_form(
@@ -207,7 +208,7 @@ class _Told:
         return mean, variance if residual is None else variance + residual
 
     def process_without(self) -> WeightSpaceProcess:
-        """The process given all others."""
+        """Return the process given all others."""
         process = self.process
         features = process.basis.features(self.inputs)
         try:
@@ -215,7 +216,7 @@ class _Told:
                 features, self.outcomes - process.prior_mean, self.noise
             )
         except NotPSDError as error:
-            raise InputDataError(NOT_TOLD) from error
+            raise InputDataError(_NOT_HELD) from error
         return WeightSpaceProcess(process.basis, weights, process.prior_mean)
 
 
@@ -239,7 +240,7 @@ def _check_as_they_were(model: GridGP | OSGPR, X: Tensor, Y: Tensor, Yvar: Tenso
 
 
 def _marginals(model: StreamingGP, mean: Tensor, variance: Tensor, dtype: torch.dtype) -> Posterior:
-    """Posterior of ``... x n x 1 x m`` in original units, of moments ``... x m x n``."""
+    """Return the posterior of ``... x n x 1 x m`` in original units for moments ``... x m x n``."""
     offset, scale = (t.unsqueeze(-1) for t in model._outcomes.offset_and_scale(model._counts()))
     means = (offset + scale * mean).to(dtype).mT.unsqueeze(-1)
     variances = (scale.square() * variance).to(dtype).mT.unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""What a refit cannot learn: stems, inducing points, and hyperparameters along with a stream."""
+"""Learning beyond a refit: stems, inducing points, and hyperparameters along with a stream."""
 
 from bo_stream.learning.online import OnlineLearner
 from bo_stream.learning.points import learn_points

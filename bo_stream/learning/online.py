@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
+from botorch.exceptions.errors import InputDataError
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from bo_stream.learning.pretraining import (
-    Kept,
-    Reservoir,
-    hyperparameters,
-    pretrain,
-    stem_parameters,
-    with_priors,
-)
+from bo_stream.learning.fits import hyperparameters, stem_parameters, with_priors
+from bo_stream.learning.pretraining import pretrain
 from bo_stream.models.stochastic.optimisers import Ascent
 from bo_stream.models.wiski.grid_gp import GridGP
 from bo_stream.models.wiski.online_objective import Follower
-
-_COLUMNS = ("X", "Y", "coordinates")
 
 
 class OnlineLearner:
@@ -60,10 +53,10 @@ class OnlineLearner:
 
         Args:
             model: On a grid, of outcomes or of labels, with or without a stem.
-            learning_rate: Of the hyperparameters; 0: they stay.
-            stem_learning_rate: Of the stem's parameters; 0: they stay.
+            learning_rate: Adam's step for the hyperparameters; 0: they stay.
+            stem_learning_rate: Adam's step for the stem's parameters; 0: they stay.
             keep: Budget of observations to keep, a uniform sample of the stream.
-            seed: Of that sample.
+            seed: Seed of that sample.
 
         Raises:
             ValueError: A negative rate or budget.
@@ -87,26 +80,34 @@ class OnlineLearner:
             and in units of the outcomes.
 
         Raises:
-            InputDataError: What ``update`` raises; a label of a class that is new, which has no
-                density yet: give it to ``model.update``; a stem of one's own whose step led the
-                batch out of the grid's cube: it stays as it was.
+            InputDataError: The cases in which ``update`` raises one; a label of a class that is
+                new, which has no density yet: give it to ``model.update``; a stem of one's own
+                whose step led the batch out of the grid's cube: it stays as it was.
         """
-        follower = Follower(self.model)
-        former = [p.detach().clone() for p in stem_parameters(self.model)]
-        density = self._stem_step(follower, X, Y, Yvar)
+        follower, stem = Follower(self.model), stem_parameters(self.model)
+        former = [parameter.detach().clone() for parameter in stem]
+        with torch.set_grad_enabled(self._stem.learns):
+            density = follower.log_density(X, Y, Yvar)
+        self._stem.ascend(density)
         try:
             self.model.update(X, Y, Yvar)
         except Exception:
-            self._set_stem(former)
+            with torch.no_grad():
+                for parameter, value in zip(stem, former, strict=True):
+                    parameter.copy_(value)
             raise
         self.offer(X, Y, Yvar)
-        self._kernel_step(follower)
-        return density
+        if self._kernel.learns:
+            count = max(self.model.num_observations, 1.0)
+            value = with_priors(self._mll, follower.log_marginal_likelihood())
+            self._kernel.ascend(value / count)
+        return float(density.detach()) / max(X.shape[-2], 1)
 
     def offer(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> None:
-        """Let observations that entered the memory by the present stem be kept, as a step does.
+        """Sample observations to keep, as a step does with its own.
 
-        For those of a pretraining. Args as in :meth:`step`.
+        For those of a pretraining, which entered the memory by the present stem. Args as in
+        :meth:`step`.
         """
         if self._reservoir.size == 0:
             return
@@ -117,11 +118,11 @@ class OnlineLearner:
 
     @property
     def num_kept(self) -> int:
-        """Observations kept."""
+        """Number of observations kept."""
         return len(self._reservoir.kept)
 
     def relearn(self, maxiter: int = 200) -> None:
-        """Learn the stem and all hyperparameters anew from what is kept, and refresh that.
+        """Learn the stem and all hyperparameters anew from the observations kept, and refresh them.
 
         As :func:`bo_stream.learning.pretrain` on the kept observations. While all observations are
         kept the model is afterwards what that would have made of them; others stay where they were
@@ -134,15 +135,14 @@ class OnlineLearner:
             InputDataError: Fewer than ten observations are kept.
             UnsupportedError: The model has no stem.
         """
-        X, Y, Yvar = self._reservoir.columns()
         learned = deepcopy(self.model)
-        pretrain(learned, X, Y, Yvar, maxiter)
+        pretrain(learned, *self._reservoir.columns(), maxiter)
         self.model.load_state_dict(learned.state_dict())
         self.model.eval()
         self.refresh()
 
     def refresh(self, n_kept: int | None = None) -> None:
-        """Project kept observations anew, by the stem of now. Cost O(n 7^k).
+        """Project kept observations anew, by the present stem. Cost O(n 7^k).
 
         Exact for those: the memory is as if they had entered it by this stem. All others stay where
         they were projected when they came. With a budget that holds the whole stream the model is
@@ -157,31 +157,75 @@ class OnlineLearner:
         kept = self._reservoir.kept[:n_kept]
         if n_kept is not None and not 0 <= n_kept <= self.num_kept:
             raise ValueError(f"Expected n_kept from 0 to the {self.num_kept} kept, got {n_kept}.")
-        for known in (False, True):
-            part = [one for one in kept if (one.Yvar is not None) == known]
-            if part:
-                self._reproject(part)
+        self._reproject([one for one in kept if one.Yvar is None])
+        self._reproject([one for one in kept if one.Yvar is not None])
 
     def _reproject(self, kept: list[Kept]) -> None:
-        X, Y, former = (torch.stack([getattr(one, name) for one in kept]) for name in _COLUMNS)
+        """Project observations anew, of all of which the noise is known, or of none."""
+        if not kept:
+            return
+        X, Y, former = (
+            torch.stack([getattr(one, name) for one in kept]) for name in ("X", "Y", "coordinates")
+        )
         variances = [one.Yvar for one in kept if one.Yvar is not None]
         self.model.reproject(X, Y, former, torch.stack(variances) if variances else None)
         for one, coordinates in zip(kept, self.model.coordinates(X), strict=True):
             one.coordinates = coordinates
 
-    def _stem_step(self, follower: Follower, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> float:
-        with torch.set_grad_enabled(self._stem.learns):
-            density = follower.log_density(X, Y, Yvar)
-        self._stem.ascend(density)
-        return float(density.detach()) / max(X.shape[-2], 1)
 
-    @torch.no_grad()
-    def _set_stem(self, values: Sequence[Tensor]) -> None:
-        for parameter, value in zip(stem_parameters(self.model), values, strict=True):
-            parameter.copy_(value)
+@dataclass
+class Kept:
+    """An observation kept from a stream.
 
-    def _kernel_step(self, follower: Follower) -> None:
-        if self._kernel.learns:
-            count = max(self.model.num_observations, 1.0)
-            value = with_priors(self._mll, follower.log_marginal_likelihood())
-            self._kernel.ascend(value / count)
+    Attributes:
+        X: Input, ``d``.
+        Y: Outcomes, ``m``.
+        Yvar: Known noise variances, ``m``, or None.
+        coordinates: Where it entered the grid, ``k``.
+    """
+
+    X: Tensor
+    Y: Tensor
+    Yvar: Tensor | None
+    coordinates: Tensor
+
+
+class Reservoir:
+    """A uniform sample of a stream's observations. Source: Vitter (1985), algorithm R."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        """Start empty.
+
+        Args:
+            size: Most observations to keep.
+            seed: Seed of the choice.
+
+        Raises:
+            ValueError: The size is negative.
+        """
+        if size < 0:
+            raise ValueError(f"Expected to keep at least 0 observations, got {size}.")
+        self.size = size
+        self.kept: list[Kept] = []
+        self._seen = 0
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def columns(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return X, ``n x d``, Y, ``n x m``, and noise variances, ``n x m``, NaN where unknown."""
+        if not self.kept:
+            raise InputDataError("Expected kept observations, got none: give keep a budget.")
+        X, Y = torch.stack([k.X for k in self.kept]), torch.stack([k.Y for k in self.kept])
+        if all(k.Yvar is None for k in self.kept):
+            return X, Y, None
+        unknown = torch.full_like(self.kept[0].Y, torch.nan)
+        return X, Y, torch.stack([unknown if k.Yvar is None else k.Yvar for k in self.kept])
+
+    def offer(self, observation: Kept) -> None:
+        """Keep an observation, or not. Cost O(1)."""
+        self._seen += 1
+        if len(self.kept) < self.size:
+            self.kept.append(observation)
+            return
+        place = int(torch.randint(self._seen, (), generator=self._generator))
+        if place < self.size:
+            self.kept[place] = observation

@@ -2,105 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
-from botorch.exceptions.warnings import OptimizationWarning
 from botorch.optim.core import OptimizationResult
-from botorch.optim.fit import fit_gpytorch_mll_scipy
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
-from torch.nn import Parameter
 
-from bo_stream.models.base import StreamingGP
+from bo_stream.learning.fits import minimise, with_priors
 from bo_stream.models.wiski.grid_gp import GridGP
-
-
-def stem_parameters(model: StreamingGP) -> list[Parameter]:
-    """Learnable parameters of the stem."""
-    stem: Any = model._modules.get("stem")
-    return [] if stem is None else [p for p in stem.parameters() if p.requires_grad]
-
-
-def hyperparameters(model: StreamingGP) -> list[Parameter]:
-    """Learnable parameters of kernel, mean and likelihood."""
-    own = {id(p) for p in stem_parameters(model)}
-    return [p for p in model.parameters() if p.requires_grad and id(p) not in own]
-
-
-def with_priors(mll: ExactMarginalLogLikelihood, log_likelihood: Tensor) -> Tensor:
-    """The log likelihood plus the log priors of all hyperparameters, summed over outputs.
-
-    Args:
-        mll: Of the model and its likelihood: it knows their priors.
-        log_likelihood: ``batch_shape (x m if m > 1)``.
-    """
-    total: Tensor = mll._add_other_terms(log_likelihood.clone(), []).sum()
-    return total
-
-
-@dataclass
-class Kept:
-    """One observation that was kept.
-
-    Attributes:
-        X: ``d``.
-        Y: ``m``.
-        Yvar: ``m``, or None.
-        coordinates: Where it entered the grid, ``k``.
-    """
-
-    X: Tensor
-    Y: Tensor
-    Yvar: Tensor | None
-    coordinates: Tensor
-
-
-class Reservoir:
-    """Keeps each observation of a stream with the same probability. Source: Vitter (1985), R."""
-
-    def __init__(self, size: int, seed: int) -> None:
-        """Empty.
-
-        Args:
-            size: Most observations to keep.
-            seed: Of the choice.
-
-        Raises:
-            ValueError: The size is negative.
-        """
-        if size < 0:
-            raise ValueError(f"Expected to keep at least 0 observations, got {size}.")
-        self.size = size
-        self.kept: list[Kept] = []
-        self._seen = 0
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def columns(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What is kept: ``n x d``, ``n x m``, and noise variances, ``n x m``, NaN where unknown."""
-        if not self.kept:
-            raise InputDataError("Expected kept observations, got none: give keep a budget.")
-        X, Y = torch.stack([k.X for k in self.kept]), torch.stack([k.Y for k in self.kept])
-        if all(k.Yvar is None for k in self.kept):
-            return X, Y, None
-        unknown = torch.full_like(self.kept[0].Y, torch.nan)
-        return X, Y, torch.stack([unknown if k.Yvar is None else k.Yvar for k in self.kept])
-
-    def offer(self, observation: Kept) -> None:
-        """Keep an observation, or not. Cost O(1)."""
-        self._seen += 1
-        if len(self.kept) < self.size:
-            self.kept.append(observation)
-            return
-        place = int(torch.randint(self._seen, (), generator=self._generator))
-        if place < self.size:
-            self.kept[place] = observation
-
 
 LEAST_POINTS = 10
 """Fewest points to learn a stem from."""
@@ -121,7 +33,7 @@ def pretrain(
     O(n r² + r³) an iteration. Source: the WISKI paper, section 5.1; it takes 200 steps of Adam.
 
     Args:
-        model: With a stem; what was in its memory is dropped.
+        model: With a stem; its memory is cleared first.
         X: ``n x d``.
         Y: ``n x m``.
         Yvar: Known noise variances shaped as Y; NaN: unknown.
@@ -133,71 +45,24 @@ def pretrain(
         BoTorch's, with the last loss in ``fval``.
 
     Raises:
-        InputDataError: Fewer than ten points, what ``update`` raises, or a stem that was led out of
-            the grid's cube; nothing is changed then.
-        UnsupportedError: The model has no stem, or supposes data.
+        InputDataError: Fewer than ten points, the cases in which ``update`` raises one, or a stem
+            that was led out of the grid's cube; nothing is changed then.
+        UnsupportedError: The model has no stem, or is conditioned on hypothetical observations.
         ValueError: ``maxiter`` is less than one.
     """
     model._check_not_supposed("pretrain")
     model.standardized(X, Y, Yvar)  # raises what update would, before anything is dropped
     _check(model, X, maxiter)
-    memory, reference, state = model._memory, model._reference, deepcopy(model.state_dict())
+    memory, units, state = model._memory, model._units, deepcopy(model.state_dict())
     try:
         return _fitted(model, X, Y, Yvar, maxiter, report)
     except BaseException:
         model.zero_grad()
         model.load_state_dict(state)
-        model._reference = reference
+        model._units = units
         model._set_memory(memory)
         model.eval()
         raise
-
-
-def _fitted(
-    model: GridGP,
-    X: Tensor,
-    Y: Tensor,
-    Yvar: Tensor | None,
-    maxiter: int,
-    report: Callable[[int, float], None] | None,
-) -> OptimizationResult:
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    learned = {name: p for name, p in mll.named_parameters() if p.requires_grad}
-    model.clear().update(X, Y, Yvar).train()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OptimizationWarning)  # the limit is no failure
-        result = fit_gpytorch_mll_scipy(
-            mll,
-            parameters=learned,
-            closure=lambda: _loss_and_gradients(model, mll, list(learned.values()), X, Y, Yvar),
-            options={"maxiter": maxiter},
-            callback=None if report is None else lambda _, found: report(found.step, found.fval),
-        )
-    _settle(model, X, Y, Yvar)
-    return result
-
-
-def _loss_and_gradients(
-    model: GridGP,
-    mll: ExactMarginalLogLikelihood,
-    parameters: Sequence[Parameter],
-    X: Tensor,
-    Y: Tensor,
-    Yvar: Tensor | None,
-) -> tuple[Tensor, Sequence[Tensor | None]]:
-    model.zero_grad()
-    likelihood = model.batch_log_marginal_likelihood(X, Y, Yvar, recalibrate=True)
-    loss = -with_priors(mll, likelihood) / X.shape[-2]
-    loss.backward()
-    return loss, [parameter.grad for parameter in parameters]
-
-
-def _settle(model: GridGP, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-    """Calibrate the learned stem and put the batch into memory by it."""
-    model.zero_grad()
-    with torch.no_grad():
-        model.batch_log_marginal_likelihood(X, Y, Yvar, recalibrate=True)
-    model.clear().update(X, Y, Yvar).eval()
 
 
 def _check(model: GridGP, X: Tensor, maxiter: int) -> None:
@@ -212,3 +77,30 @@ def _check(model: GridGP, X: Tensor, maxiter: int) -> None:
         )
     if maxiter < 1:
         raise ValueError(f"Expected maxiter of at least 1, got {maxiter}.")
+
+
+def _fitted(
+    model: GridGP,
+    X: Tensor,
+    Y: Tensor,
+    Yvar: Tensor | None,
+    maxiter: int,
+    report: Callable[[int, float], None] | None,
+) -> OptimizationResult:
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+
+    def likelihood() -> Tensor:
+        return model.batch_log_marginal_likelihood(X, Y, Yvar, recalibrate=True)
+
+    model.clear().update(X, Y, Yvar).train()
+    result = minimise(
+        mll,
+        lambda: -with_priors(mll, likelihood()) / X.shape[-2],
+        maxiter,
+        callback=None if report is None else lambda _, found: report(found.step, found.fval),
+    )
+    model.zero_grad()
+    with torch.no_grad():
+        likelihood()  # calibrates the learned stem
+    model.clear().update(X, Y, Yvar).eval()
+    return result

@@ -1,11 +1,11 @@
-"""Learning hyperparameters where a factor of all centres would be too much."""
+"""Hyperparameters learned by stochastic gradients, without a factor of all centres."""
 
 from __future__ import annotations
 
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from bo_stream.learning.pretraining import hyperparameters, with_priors
+from bo_stream.learning.fits import hyperparameters, with_priors
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.stochastic.optimisers import Ascent
 
@@ -26,13 +26,13 @@ def maximise_stochastically(
     gradients. [Terenin2024, appendix B.2]
 
     Args:
-        model: Of real observations; left in evaluation mode.
+        model: Not conditioned on hypothetical observations; left in evaluation mode.
         steps: Number of steps.
-        learning_rate: Of Adam; for positive parameters in their logarithms.
+        learning_rate: Adam's step; for positive parameters in their logarithms.
         probes: Hutchinson's probes in a step.
         batch_size: Centres whose rows of the kernel are differentiated in a step.
         tolerance: Relative residual at which conjugate gradients stop; the model's if omitted.
-        seed: Of probes and rows.
+        seed: Seed of probes and rows.
 
     Returns:
         The model.

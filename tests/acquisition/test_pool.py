@@ -150,7 +150,7 @@ class TestSelector:
         assert torch.equal(chosen, new.select(count))
         assert old._known is not None
         assert new._known is not None
-        return old._known.before, new._known.before
+        return old._known[0], new._known[0]
 
     @staticmethod
     def choice_observed(model: WISKI, pool: Tensor) -> None:

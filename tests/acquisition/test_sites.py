@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.acquisition import paths as module
-from bo_stream.acquisition.paths import sites
+from bo_stream.acquisition import sites as module
+from bo_stream.acquisition.sites import sites
 from bo_stream.bases.basis import Basis
 from tests.acquisition.examples import small_model, some
 from tests.acquisition.test_weight_space import WithResidual

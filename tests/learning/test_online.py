@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI
 from bo_stream.learning import OnlineLearner, pretrain
-from bo_stream.learning.pretraining import Kept, Reservoir
+from bo_stream.learning.online import Kept, Reservoir
 from bo_stream.models.stems import LinearStem, MLPStem, Stem
 from bo_stream.models.wiski.online_objective import Follower
 from tests.contract import assert_untouched, fingerprint

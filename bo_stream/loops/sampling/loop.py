@@ -12,7 +12,7 @@ from botorch.posteriors.gpytorch import GPyTorchPosterior
 from torch import Tensor
 
 from bo_stream.acquisition import PoolSelector, mean_path
-from bo_stream.acquisition.paths import sites
+from bo_stream.acquisition.sites import sites
 from bo_stream.acquisition.weight_space import (
     anywhere,
     in_weight_space,

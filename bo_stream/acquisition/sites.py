@@ -1,0 +1,164 @@
+"""Functions and quadratic forms of a basis's features, evaluated at many inputs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from bo_stream.acquisition.feature_nipv import CHUNK_NUMBERS
+from bo_stream.bases.basis import Basis
+from bo_stream.bases.grid.gram import CellGram, outer_product, ravel
+from bo_stream.bases.grid.interpolation import InterpolationBasis
+from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, legendre
+from bo_stream.bases.grid.mesh import weights as cubic_weights
+from bo_stream.bases.grid.statistics import KroneckerPullBack
+
+KEPT_NUMBERS = 32_000_000
+"""Up to this many interpolation weights are kept; beyond it they are computed at each use."""
+
+
+def sites(basis: Basis, X: Tensor) -> Sites:
+    """Return the sites at transformed inputs, ``N x d``."""
+    if not isinstance(basis, InterpolationBasis):
+        return _DenseSites(basis, X)
+    keep = X.shape[0] * STENCIL**basis.grid.dim <= KEPT_NUMBERS
+    return _GridSites(basis, X, tuple(_locate(basis.grid, X)) if keep else None)
+
+
+@dataclass(frozen=True)
+class Sites(ABC):
+    """N inputs of one basis with r features z and m outputs.
+
+    Attributes:
+        basis: The basis.
+        X: Transformed inputs, ``N x d``.
+    """
+
+    basis: Basis
+    X: Tensor
+
+    @abstractmethod
+    def linear(self, weights: Tensor) -> Tensor:
+        """Evaluate k functions ``z(x)ᵀ w`` at all sites, ``m x r x k -> m x k x N``."""
+
+    @abstractmethod
+    def quadratic(self, matrices: Tensor) -> Tensor:
+        """Evaluate k symmetric ``z(x)ᵀ M z(x)`` at all sites, ``k x m x r x r -> k x m x N``."""
+
+    def feature(self, site: int) -> Tensor:
+        """Return the features of one site, ``m x r x 1``."""
+        return self.basis.features(self.X[site : site + 1]).mT
+
+
+@dataclass(frozen=True)
+class _DenseSites(Sites):
+    """Sites of any basis, whose features are computed at each use, in chunks.
+
+    Cost O(N r) a function, O(N r²) a form.
+    """
+
+    def _features(self) -> Iterator[Tensor]:
+        size = max(1, CHUNK_NUMBERS // self.basis.rank)
+        return (self.basis.features(X) for X in self.X.split(size))
+
+    def linear(self, weights: Tensor) -> Tensor:
+        return torch.cat([weights.mT @ z.mT for z in self._features()], -1)
+
+    def quadratic(self, matrices: Tensor) -> Tensor:
+        return torch.cat([((z @ matrices) * z).sum(-1) for z in self._features()], -1)
+
+
+@dataclass(frozen=True)
+class _GridSites(Sites):
+    """Sites of an interpolation basis, without their N x r features.
+
+    A function of the basis is interpolated from its node values, and a quadratic form is a
+    polynomial in each cell. Cost O(4^d N + p Σ r_i) a function of p nodes, O(7^d N + (7 g)^d g²) a
+    form.
+
+    Attributes:
+        located: Interpolation weights, or None where they would be too many to keep.
+    """
+
+    basis: InterpolationBasis
+    located: tuple[_Located, ...] | None
+
+    def linear(self, weights: Tensor) -> Tensor:
+        values = _node_values(self.basis, weights)
+        located = _locate(self.basis.grid, self.X) if self.located is None else self.located
+        return torch.cat([chunk.interpolate(values) for chunk in located], -1)
+
+    def quadratic(self, matrices: Tensor) -> Tensor:
+        coefficients = _cell_polynomials(self.basis, matrices)
+        size = max(1, CHUNK_NUMBERS // coefficients.shape[-1])
+        return torch.cat([self._evaluate(coefficients, X) for X in self.X.split(size)], -1)
+
+    def _evaluate(self, coefficients: Tensor, X: Tensor) -> Tensor:
+        cell, t = self.basis.grid.locate(X)
+        chosen = coefficients[..., ravel(cell, self.basis.grid.cells), :]
+        return (chosen * outer_product(legendre(t))).sum(-1)
+
+
+@dataclass(frozen=True)
+class _Located:
+    """Sites of one chunk on the grid.
+
+    Attributes:
+        nodes: Flat indices of the nodes around each site, ``N x 4^d``.
+        weights: Their interpolation weights, ``N x 4^d``.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+
+    def interpolate(self, values: Tensor) -> Tensor:
+        """Interpolate node values at the sites, ``m x k x p -> m x k x N``."""
+        table = values.flatten(0, -2).mT.contiguous()
+        bags = embedding_bag(self.nodes, table, per_sample_weights=self.weights, mode="sum")
+        return bags.mT.unflatten(0, values.shape[:-1])
+
+
+def _locate(grid: Grid, X: Tensor) -> Iterator[_Located]:
+    corner = torch.cartesian_prod(*[torch.arange(STENCIL, device=X.device)] * grid.dim)
+    for chunk in X.split(max(1, CHUNK_NUMBERS // STENCIL**grid.dim)):
+        cell, t = grid.locate(chunk)
+        nodes = cell.unsqueeze(-2) + corner.reshape(-1, grid.dim)
+        yield _Located(ravel(nodes, grid.size), outer_product(cubic_weights(t)))
+
+
+def _node_values(basis: InterpolationBasis, weights: Tensor) -> Tensor:
+    """Evaluate k functions at the grid's p nodes, ``m x r x k -> m x k x p``. Cost O(k p Σ r_i)."""
+    roots = basis.roots
+    sizes = [root.shape[-1] for root in roots]
+    scaled = weights * basis.scale.sqrt()[..., None, None]
+    tensor = weights.new_zeros(*weights.mT.shape[:-1], *sizes).flatten(-len(sizes))
+    tensor[..., ravel(basis.index, sizes)] = scaled.mT
+    for root in roots:
+        tensor = (tensor.unflatten(-1, (root.shape[-1], -1)).mT @ root.mT.unsqueeze(-3)).flatten(-2)
+    return tensor
+
+
+def _cell_polynomials(basis: InterpolationBasis, matrices: Tensor) -> Tensor:
+    """Compute the Legendre coefficients of k forms in each cell, ``k x m x cells x 7^d``.
+
+    The form at x is ``⟨M, Rᵀ g(x) R⟩`` with g(x) the gram of one observation at x, linear in its
+    moments: the coefficients are the adjoint of the pull-back, which differentiation gives.
+
+    Args:
+        basis: The basis.
+        matrices: Symmetric M, ``k x m x r x r``.
+    """
+    grid, batch = basis.grid, basis.scale.shape
+    zeros = matrices.new_zeros(*batch, grid.num_cells, PAIR_DEGREES**grid.dim)
+    with torch.enable_grad():
+        moments = zeros.requires_grad_()
+        gram = KroneckerPullBack(basis, grid).congruence(CellGram(moments, grid.cells))
+        adjoints = [
+            torch.autograd.grad(gram, moments, matrix, retain_graph=True)[0] for matrix in matrices
+        ]
+    return torch.stack(adjoints)
