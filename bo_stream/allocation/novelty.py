@@ -16,7 +16,7 @@ from bo_stream.allocation.lengthscales import lengthscales, shortest_lengthscale
 from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.inducing import InducingBasis, central, kernel_variance
 from bo_stream.linalg import inverse_lower, pivot_rows
-from bo_stream.module_state import State, is_in, is_same, state_of
+from bo_stream.tensors import State, is_in, is_same, state_of
 
 ROWS = 512
 """Inputs whose covariances with each other are held at a time."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.numbers import checked_number
 from bo_stream.bases.inducing import members
-from bo_stream.module_state import State, is_in, state_of
+from bo_stream.tensors import State, is_in, state_of
 
 
 @torch.no_grad()

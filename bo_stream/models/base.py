@@ -31,7 +31,6 @@ from linear_operator import LinearOperator, to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.linalg import DowndatedRootOperator
 from bo_stream.models.checks import (
     check_finite,
@@ -62,6 +61,7 @@ from bo_stream.process.cached_baseline import KnownPoints, arrangements
 from bo_stream.process.distributions import IndependentOutputs, LazyCovariance
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
 from bo_stream.storage import atomic_write
+from bo_stream.tensors import keeps_tensors
 
 DENSE_LIMIT = 512
 """Up to this many points a joint posterior has a dense covariance, beyond it a lazy one."""

@@ -10,13 +10,13 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.hyperparameters import move_priors
 from bo_stream.models.input_transforms import LatestInputs
 from bo_stream.models.measured_gp import MeasuredGP, Memory
 from bo_stream.models.memory import Observations
 from bo_stream.models.noise import NoiseFloor
+from bo_stream.tensors import keeps_tensors
 
 
 class StatisticsMemory(Memory, Protocol):

@@ -7,11 +7,10 @@ from typing import Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.checks import check_finite
 from bo_stream.models.remembering_gp import RememberingGP
-from bo_stream.module_state import State, is_in, state_of
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.tensors import State, is_in, keeps_tensors, state_of
 
 
 class KeptPosterior(Protocol):

@@ -13,7 +13,6 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from bo_stream.bases.inducing import frozen, kernel_variance
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.linalg import check_memory
 from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.solver import (
@@ -30,7 +29,7 @@ from bo_stream.models.memory import Observations
 from bo_stream.models.objective import combine
 from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.warnings import ProjectionWarning, users_stack_level, warn_of_coarse_centres
-from bo_stream.module_state import State, is_in
+from bo_stream.tensors import State, is_in, keeps_tensors
 from bo_stream.weights import GaussianEvidence
 
 Solver = Literal["cholesky", "cg"]

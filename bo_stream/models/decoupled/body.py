@@ -34,8 +34,8 @@ from bo_stream.models.solved_gp import SolvedGP
 from bo_stream.models.stochastic.replay import Batch, DatasetReplay, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import Sizes
 from bo_stream.models.stochastic.training import Training, check_limits, tracked, train, waiting
-from bo_stream.module_state import State
 from bo_stream.process.process import WeightSpaceProcess
+from bo_stream.tensors import State
 from bo_stream.weights import WeightPosterior
 
 ROWS = 2048

@@ -31,7 +31,7 @@ from bo_stream.models.inducing.points import (
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup, combine
-from bo_stream.module_state import is_in
+from bo_stream.tensors import is_in
 from bo_stream.weights import log_marginal_likelihood, solve
 
 WINDOW = 512

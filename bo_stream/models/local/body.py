@@ -12,14 +12,13 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.kernels import stacked_kernel
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.checks import check_finite
 from bo_stream.models.local.memory import LocalMemory, Router, Rows
 from bo_stream.models.local.process import Experts, LocalProcess, scaled_prior, whitener_of
 from bo_stream.models.memory import Observations
 from bo_stream.models.remembering_gp import RememberingGP
-from bo_stream.module_state import State, is_same, state_of
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.tensors import State, is_same, keeps_tensors, state_of
 
 ROWS = 64
 """Observations that are routed together."""

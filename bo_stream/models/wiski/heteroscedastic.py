@@ -14,7 +14,6 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.construction import choose_likelihood
 from bo_stream.models.noise import NOISE_FLOOR
 from bo_stream.models.stems import Stem
@@ -33,6 +32,7 @@ from bo_stream.models.wiski.log_noise import (
     predicted_noise,
 )
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.tensors import keeps_tensors
 
 FIRST_ROWS = 20
 """Fewer first observations are not enough to fit a noise model to."""
