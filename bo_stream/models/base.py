@@ -31,7 +31,6 @@ from linear_operator import LinearOperator, to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
-from bo_stream.linalg import DowndatedRootOperator
 from bo_stream.models.checks import (
     check_finite,
     check_inputs,
@@ -58,7 +57,11 @@ from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_ev
 from bo_stream.models.outcomes import OutcomeChain
 from bo_stream.models.trusted import Trusted, read_pickle
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
-from bo_stream.process.distributions import IndependentOutputs, LazyCovariance
+from bo_stream.process.distributions import (
+    DowndatedRootOperator,
+    IndependentOutputs,
+    LazyCovariance,
+)
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
 from bo_stream.storage import atomic_write
 from bo_stream.tensors import keeps_tensors
