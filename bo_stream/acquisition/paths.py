@@ -24,7 +24,7 @@ from bo_stream.acquisition.feature_nipv import CHUNK_NUMBERS
 from bo_stream.acquisition.path_terms import Constant, Features, Mean, sum_of
 from bo_stream.acquisition.process_paths import Terms, draw_terms, shape_of
 from bo_stream.acquisition.weight_space import anywhere, feature_process, weight_space
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.grid.gram import CellGram, outer_product, ravel
 from bo_stream.bases.grid.interpolation import GridBasis, InterpolationBasis

@@ -13,7 +13,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.cover_tree.level import CoverLevel, Ragged, squared_distances
 from bo_stream.allocation.cover_tree.settling import Uncovered, settle
-from bo_stream.allocation.lengthscales import shortest_lengthscale
+from bo_stream.allocation.selection import shortest_lengthscale
 
 ROWS = 1024
 """Points compared with all centres at a time, where the tree does not say which are near."""

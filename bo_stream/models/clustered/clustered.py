@@ -14,8 +14,8 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.cover_tree.tree import CoverTree
-from bo_stream.allocation.numbers import checked_number
 from bo_stream.models.clustered.cluster_gp import MAX_CENTRES, ClusterGP, Solver
 from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.objective import (

@@ -14,10 +14,9 @@ from botorch.utils.types import _DefaultType
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.cap import capped
+from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.allocation.novelty import Novelty
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.selection import capped
 from bo_stream.bases.inducing import InducingBasis, KnownValues, members
 from bo_stream.models.caches import Solved
 from bo_stream.models.inducing.memory import InducingMemory, Missed

@@ -15,8 +15,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.models.caches import Solved
 from bo_stream.models.construction import warn_of_scaling

@@ -13,7 +13,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.kernels import stacked_kernel
 from bo_stream.linalg import solve_lower
 from bo_stream.models.construction import warn_of_scaling

@@ -13,7 +13,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.fourier import FourierBasis, check_spectral
 from bo_stream.bases.functions import PointBasis, RelevanceBasis
 from bo_stream.bases.sampled import SampledBasis
