@@ -29,9 +29,10 @@ from bo_stream.acquisition.path_terms import (
     sum_of,
 )
 from bo_stream.bases.basis import Basis
-from bo_stream.bases.functions import FunctionBasis, KernelFunctions
+from bo_stream.bases.functions import FunctionBasis
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.inducing import InducingBasis, kernel_variance
+from bo_stream.bases.sampled import KernelFunctions
 from bo_stream.bases.spectral import RandomDraws, draw_prior
 from bo_stream.linalg import solve_lower
 from bo_stream.models.clustered.solver import ClusteredProcess

@@ -14,9 +14,13 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.bases.fourier import FourierBasis, check_spectral
-from bo_stream.bases.functions import PointBasis, RelevanceBasis
-from bo_stream.bases.sampled import SampledBasis
+from bo_stream.bases.sampled import (
+    FourierBasis,
+    PointBasis,
+    RelevanceBasis,
+    SampledBasis,
+    check_spectral,
+)
 from bo_stream.models.latent_choice import REAL, check_transform
 
 
