@@ -19,26 +19,20 @@ from bo_stream.tensors import State, is_in, is_same, state_of
 ROWS = 512
 """Number of inputs whose covariances with each other are held at a time."""
 
-
 KEPT = 0.875
 """Part of ``max_points`` that a thinning keeps, so that there is room for others."""
-
 
 RISE = 2.0
 """Least factor by which a thinning raises the threshold."""
 
-
 NOVEL = 1e-12
 """Default tolerance: an input that keeps less adds less than a jitter would."""
-
 
 SPOILT = 1e-8
 """Error of kernel values at which points very far away are dropped for the others' sake."""
 
-
 EXCESS = 10.0
 """Least threshold in errors of kernel values, which conditional variances amplify."""
-
 
 REDUNDANT = 0.25
 """Points are redundant when the least novelty is below this part of that after a thinning."""

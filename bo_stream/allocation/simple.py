@@ -16,7 +16,6 @@ from bo_stream.allocation.selection import TOLERANCE, greedy_points
 LIMIT = 10_000
 """More points than this are refused: a model needs the square of them."""
 
-
 ITERATIONS = 20
 
 

@@ -32,7 +32,6 @@ from bo_stream.tensors import map_tensors
 FEATURES = 1024
 """Number of cosines in a function drawn from the prior; n times as many for a sum of n kernels."""
 
-
 NUMBERS = 1 << 21
 """Number of cosines' values that are held at a time."""
 

@@ -13,14 +13,11 @@ from bo_stream.linalg import safe_cholesky, solve_lower
 
 T = TypeVar("T")
 
-
 ExpectedLogProb = Callable[[Tensor, Tensor], Tensor]
 """``E log p(y | f)`` of each outcome from means and variances of f, ``... x n`` all three."""
 
-
 MIN_PRECISION = 1e-10
 """Least precision of a site; smaller ones occur where a likelihood is not log-concave."""
-
 
 _SLACK = 1e-9
 """Relative loss of the bound that counts as rounding."""

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.contraction import contract
 from bo_stream.bases.grid.gram import (
     CellGram,
     NodeGram,
+    contract,
     outer_product,
     ravel,
 )

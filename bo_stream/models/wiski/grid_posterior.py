@@ -10,8 +10,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from bo_stream.bases.grid.additive import grid_basis
-from bo_stream.bases.grid.interpolation import GridBasis
+from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.sensitivity import prior_covariance
 from bo_stream.models.caches import WIDER_GRIDS, Solved, Whitening, Wider

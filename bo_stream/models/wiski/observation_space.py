@@ -8,8 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.additive import grid_basis
 from bo_stream.bases.grid.interpolated_kernel import InterpolatedKernel, interpolation_lines
+from bo_stream.bases.grid.interpolation import grid_basis
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.linalg import (
