@@ -174,16 +174,10 @@ def continued(
     noise: Tensor,
     weight: Tensor,
 ) -> SufficientStatistics[Tensor]:
-    """Extend dense statistics by g features that are zero at all but some observations.
+    """Extend dense statistics by g features that are zero at all but n observations.
 
-    Cost O(n p g + p²).
-
-    Args:
-        statistics: Of all observations, with the first ``p − g`` features.
-        features: All features of those n observations, ``... x m x n x p``, the last g new.
-        targets: ``... x m x n``.
-        noise: Relative noise D, ``... x (1 or m) x n``.
-        weight: 1 for present observations, 0 for others, ``... x (1 or m) x n``.
+    ``features`` are all of those observations', ``... x m x n x p``, the last g new; targets, noise
+    and weight as in :func:`weighted_statistics`. Cost O(n p g + p²).
     """
     former = statistics.gram.shape[-1]
     total = padded(statistics, features.shape[-1] - former)
@@ -198,16 +192,10 @@ def continued(
 def grouped_statistics(
     groups: Tensor, size: int, targets: Tensor, noise: Tensor, weight: Tensor
 ) -> SufficientStatistics[Tensor]:
-    """Compute the statistics of observations whose features are indicators of groups.
+    """Compute the statistics of observations whose features are indicators of ``size`` groups.
 
+    ``groups`` are from 0 to ``size − 1``, ``... x n``; the rest as in :func:`weighted_statistics`.
     The gram is diagonal and kept as a column, ``... x m x size x 1``. Cost O(n + size).
-
-    Args:
-        groups: From 0 to ``size - 1``, ``... x n``.
-        size: Number of groups.
-        targets: ``... x m x n``.
-        noise: Relative noise D, ``... x (1 or m) x n``.
-        weight: 1 to add, −1 to retract, 0 to skip, ``... x (1 or m) x n``.
     """
 
     def by_group(weighted: Tensor) -> Tensor:

@@ -175,12 +175,9 @@ def at_noise(
 
 
 def evidence_of(features: Tensor, residual: Tensor, noise: Tensor) -> GaussianEvidence:
-    """Compute the information form of a batch of n observations. Cost O(n r²).
+    """Compute the information form of n observations, given as to :meth:`WeightPosterior.observe`.
 
-    Args:
-        features: Whitened, ``... x m x n x r``.
-        residual: Outcomes less the prior mean, ``... x m x n``.
-        noise: Variances, ``... x m x n``.
+    Cost O(n r²).
     """
     weighted = features / noise.unsqueeze(-1)
     return GaussianEvidence(

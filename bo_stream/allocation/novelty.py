@@ -44,8 +44,8 @@ class Novelty(Allocator):
     The threshold is ``tolerance``, by default what the smallest jitter would add, until there are
     more than ``max_points``. Then greedy variance thins them to ``KEPT`` of that number, and the
     threshold becomes the largest part of its prior variance that the points which stay leave of one
-    that goes, at least ``RISE`` times what it was. So the points are thinned at most
-    ``log(1 / tolerance) / log(RISE)`` times in a stream of any length. The threshold falls back to
+    that goes, at least ``RISE`` times what it was. So the points are thinned at most ``log(1 /
+    tolerance) / log(RISE)`` times in a stream of any length. The threshold falls back to
     ``tolerance`` where a move of the hyperparameters has made points redundant.
 
     - Cost: O(n M²) for n inputs; O(M³) when the points are thinned or hyperparameters have moved.
@@ -54,20 +54,15 @@ class Novelty(Allocator):
     - Source: the novelty of Csató and Opper (2002), which Engel, Mannor and Meir (2004) call
       approximate linear dependence; thinned as Burt, Rasmussen and van der Wilk (2020) choose.
 
+    Args:
+        max_points: Largest number of points, positive.
+        tolerance: Part of its prior variance that an input must keep to enter, in (0, 1).
+
     Example:
         >>> Z = Novelty(100).update(X[:0], X, kernel)
     """
 
     def __init__(self, max_points: int, tolerance: float = NOVEL) -> None:
-        """Set the number.
-
-        Args:
-            max_points: Largest number of points.
-            tolerance: Part of its prior variance that an input must keep to enter, in (0, 1).
-
-        Raises:
-            ValueError: The number is not positive, or the tolerance not in (0, 1).
-        """
         self.max_points = checked_number("max_points", max_points)
         if not 0.0 < tolerance < 1.0:
             raise ValueError(f"Expected tolerance in (0, 1), got {tolerance}.")

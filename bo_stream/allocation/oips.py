@@ -30,6 +30,11 @@ class OIPS(Allocator):
       dropped; gaps are filled by the data to come.
     - Source: Galy-Fajou and Opper (2021), algorithm 1.
 
+    Args:
+        rho: In (0, 1).
+        prune: From rho to 1, which drops nothing; half-way if omitted.
+        isolation: Rule for outliers, which are never accepted; none if omitted.
+
     Example:
         >>> Z = OIPS(0.8).update(X[:0], X, kernel)
     """
@@ -40,17 +45,6 @@ class OIPS(Allocator):
         prune: float | None = None,
         isolation: Isolation | None = None,
     ) -> None:
-        """Set the thresholds.
-
-        Args:
-            rho: Accept points less correlated than this with every inducing point, in (0, 1).
-            prune: Drop an inducing point that is more correlated than this with an older one, from
-                rho to 1; half-way from rho to 1 if omitted. 1 drops nothing.
-            isolation: Rule for outliers, which are never accepted; none if omitted.
-
-        Raises:
-            ValueError: A threshold is out of range.
-        """
         _check_rho(rho)
         self.rho = rho
         self.prune = (1.0 + rho) / 2.0 if prune is None else prune

@@ -48,10 +48,8 @@ def first_apart(X: Tensor, kernel: Kernel, threshold: float) -> Tensor:
 def first_unlike(alike: Tensor) -> Tensor:
     """Select rows in order, each similar to none selected before it, and return their indices.
 
-    Only those that are similar to others are looked at one by one.
-
-    Args:
-        alike: Which pairs are similar, ``n x n``, symmetric.
+    ``alike`` says which pairs are similar, ``n x n``, symmetric. Only rows that are similar to
+    others are looked at one by one.
     """
     itself = torch.eye(len(alike), dtype=torch.bool, device=alike.device)
     free = (alike & ~itself).any(-1)
@@ -154,12 +152,11 @@ def capped(Z: Tensor, wanted: Tensor, kernel: Kernel, cap: int) -> Tensor:
 class _Exchange:
     """Selected and waiting points, with the conditional variance of each given the selected ones.
 
-    Kept by the inverse of the selected points' correlation matrix, in which an exchange is of rank
-    two.
+    Kept by the inverse of the selected points' correlation matrix, of which ``factor`` is the root
+    and in which an exchange is of rank two. Cost O(M³ + M² n) to begin.
     """
 
     def __init__(self, points: Tensor, waiting: Tensor, factor: Tensor, kernel: Kernel) -> None:
-        """Begin; ``factor`` is the root of the points' correlations. Cost O(M³ + M² n)."""
         self._points, self._waiting, self._kernel = points.clone(), waiting, kernel
         self._order = list(range(len(points)))
         self._inverse = torch.cholesky_inverse(factor)

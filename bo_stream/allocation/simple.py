@@ -24,18 +24,13 @@ class GreedyVariance(Allocator):
 
     Each choice is the candidate with the largest prior variance given those before it: partial
     pivoted Cholesky (Burt, Rasmussen and van der Wilk, 2020). Cost O((M + n) M²) an update.
+
+    Args:
+        max_points: Largest number M, positive.
+        tolerance: Stop where no candidate keeps this part of its prior variance, in [0, 1).
     """
 
     def __init__(self, max_points: int, tolerance: float = TOLERANCE) -> None:
-        """Set the number.
-
-        Args:
-            max_points: Largest number M.
-            tolerance: Stop where no candidate keeps this part of its prior variance.
-
-        Raises:
-            ValueError: The number is not positive, or the tolerance not in [0, 1).
-        """
         self.max_points = checked_number("max_points", max_points)
         if not 0.0 <= tolerance < 1.0:
             raise ValueError(f"Expected tolerance in [0, 1), got {tolerance}.")
@@ -53,18 +48,13 @@ class KMeans(Allocator):
     moves its nearest mean by its share in it. It counts the inputs of each mean, so one allocator
     serves one stream. Cost O(n M d) an update. Source: Arthur and Vassilvitskii (2007) for the
     start, MacQueen (1967) for the stream.
+
+    Args:
+        max_points: Largest number M, positive.
+        seed: Of the start.
     """
 
     def __init__(self, max_points: int, seed: int = 0) -> None:
-        """Set the number.
-
-        Args:
-            max_points: Largest number M.
-            seed: Of the start.
-
-        Raises:
-            ValueError: The number is not positive.
-        """
         self.max_points = checked_number("max_points", max_points)
         self.seed = seed
         self._counts: Tensor | None = None
@@ -113,18 +103,13 @@ class Random(Allocator):
 
     It counts the inputs seen, so one allocator serves one stream. Cost O(n) an update. Source:
     Vitter (1985), algorithm R.
+
+    Args:
+        max_points: Largest number M, positive.
+        seed: Of the draws.
     """
 
     def __init__(self, max_points: int, seed: int = 0) -> None:
-        """Set the number.
-
-        Args:
-            max_points: Largest number M.
-            seed: Of the draws.
-
-        Raises:
-            ValueError: The number is not positive.
-        """
         self.max_points = checked_number("max_points", max_points)
         self.seed = seed
         self._seen = 0
@@ -154,17 +139,12 @@ class UniformGrid(Allocator):
 
     For one to three dimensions. The box is that of Z and the new inputs, so that Z remembers it. A
     dimension of no extent has one point. Cost O(size^d).
+
+    Args:
+        size: Points per dimension, at least 2.
     """
 
     def __init__(self, size: int) -> None:
-        """Set the size.
-
-        Args:
-            size: Points per dimension, at least 2.
-
-        Raises:
-            ValueError: The size is too small.
-        """
         self.size = checked_number("size", size, least=2)
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:

@@ -92,13 +92,7 @@ class InducingFunctions:
         return InducingFunctions(torch.cat((self.points, points), -2), factors)
 
     def with_values(self, kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
-        """Compute the covariance with values, ``... x n x d -> ... x m x M x n``. Cost O(n M d).
-
-        Args:
-            kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
-            X: Leading dimensions broadcast against ``batch_shape``.
-            outputs: m.
-        """
+        """Compute the covariance with values, ``... x n x d -> ... x m x M x n``. Cost O(n M d)."""
         X = X.unsqueeze(-3)
         if self.log_factors is None:
             return _values(kernel, self.points, X, outputs)
@@ -116,8 +110,7 @@ class InducingFunctions:
     ) -> tuple[Tensor, Tensor]:
         """Compute ``Σ_i w_i cov(f_i, f(x))``, ``... x m x n``, and the covariances, detached.
 
-        Kernel, X and outputs as for :meth:`with_values`; weights w, ``... x m x M``. First
-        derivatives only. Cost O(n M d).
+        The weights w are ``... x m x M``. First derivatives only. Cost O(n M d).
         """
         known = SquaredExponential.of(kernel, outputs) if self.log_factors is None else None
         if known is not None:

@@ -1,4 +1,7 @@
-"""Features of inducing points, and kernel matrices in the shapes of batches and outputs."""
+"""Features of inducing points, and kernel matrices in the shapes of batches and outputs.
+
+A kernel has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,7 @@ FAR = 1e4
 
 
 class KernelBasis(Basis):
-    """Basis of a known kernel, with the residual ``k − zᵀ z``.
-
-    Attributes:
-        kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
-        outputs: Number m of outputs.
-    """
+    """Basis of a known kernel of m outputs, with the residual ``k − zᵀ z``."""
 
     kernel: Kernel
     outputs: int
@@ -59,7 +57,7 @@ class InducingBasis(KernelBasis):
 
     Attributes:
         kernel: Frozen, in float64; see :func:`frozen`.
-        Z: Inducing points, ``M x d``, the same for every batch element and output.
+        Z: ``M x d``, the same for every batch element and output; M may be 0.
         outputs: Number m of outputs.
         root: L, ``... x m x M x M``.
         jitter: Jitter in the factorisation of K_ZZ, relative to its diagonal; 0 is none.
@@ -76,11 +74,6 @@ class InducingBasis(KernelBasis):
     @classmethod
     def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
         """Make the basis of a kernel as it is now. Cost O(M³).
-
-        Args:
-            kernel: Any, of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
-            Z: ``M x d``; M may be 0: no features, the prior is all residual.
-            outputs: m.
 
         Raises:
             NotPSDError: K_ZZ is not positive definite even with the largest jitter.
@@ -117,11 +110,9 @@ class InducingBasis(KernelBasis):
         return replace(moved, kernel=deepcopy(self.kernel).to(device))
 
     def grown(self, X: Tensor, features: Tensor | None = None) -> InducingBasis:
-        """Append points, which leaves the features of the others unchanged. Cost O(n M² + n³).
+        """Append points ``n x d``, whose features may be known. Cost O(n M² + n³).
 
-        Args:
-            X: ``n x d``.
-            features: At X, if they are known.
+        The features of the other points stay.
 
         Raises:
             NotPSDError: The others determine a point.
@@ -133,12 +124,7 @@ class InducingBasis(KernelBasis):
         return replace(self, Z=torch.cat((self.Z, X)), root=root, left_out=0)
 
     def continued(self, X: Tensor, features: Tensor) -> Tensor:
-        """Complete features that are known for the first points. Cost O(n M g) for g others.
-
-        Args:
-            X: ``... x n x d``.
-            features: Of the first points, ``... x m x n x M``.
-        """
+        """Extend the known features of the first points to all M. Cost O(n M g) for g others."""
         M = features.shape[-1]
         covariance = kernel_matrix(self.kernel, self.Z[M:], X, self.outputs)
         left = covariance - self.root[..., M:, :M] @ features.mT
@@ -147,12 +133,9 @@ class InducingBasis(KernelBasis):
     def transfer(self, older: KnownValues, features: Tensor) -> Tensor:
         """Return T with ``v_older = T v`` for whitened weights, ``... x m x M_older x M``.
 
-        ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with the covariance of this basis's kernel: the conditional
-        mean of the values at the older points given those at Z.
-
-        Args:
-            older: Expresses the older weights.
-            features: Of the older points in this basis, ``... x m x M_older x M``.
+        ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with this basis's kernel: the conditional mean of the values
+        at the older points given those at Z. ``features`` are those of the older points, ``... x m
+        x M_older x M``.
         """
         return solve_lower(older.root, features)
 
@@ -160,7 +143,7 @@ class InducingBasis(KernelBasis):
         """Compute the covariance of the older weights given these, ``... x m x M' x M'``.
 
         ``L_older⁻¹ (k − zᵀ z)(Z_older, Z_older) L_older⁻ᵀ``, where only points that are not among Z
-        have a residual; arguments as for :meth:`transfer`. Cost O(M² g) for g of them.
+        have a residual. Cost O(M² g) for g of them.
         """
         gone = torch.nonzero(~members(older.Z, self.Z)).flatten()
         Z, own = older.Z[gone], features[..., gone, :]
@@ -202,14 +185,7 @@ class KnownValues:
 
 
 def kernel_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
-    """Compute ``k(A, B)``, ``... x n x d`` and ``... x n' x d`` to ``... x m x n x n'``.
-
-    Args:
-        kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
-        A: Leading dimensions broadcast against ``batch_shape``.
-        B: As A.
-        outputs: m.
-    """
+    """Compute ``k(A, B)``, ``... x n x d`` and ``... x n' x d`` to ``... x m x n x n'``."""
     if outputs == 1:
         matrix: Tensor = kernel(A, B).to_dense()
         return matrix.unsqueeze(-3)
@@ -218,7 +194,7 @@ def kernel_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
 
 
 def kernel_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
-    """Compute ``k(x, x)``, ``... x n x d -> ... x m x n``; arguments as :func:`kernel_matrix`."""
+    """Compute ``k(x, x)``, ``... x n x d -> ... x m x n``."""
     if outputs == 1:
         variance: Tensor = kernel(X, diag=True)
         return variance.unsqueeze(-2)

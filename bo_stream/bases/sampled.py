@@ -76,8 +76,7 @@ class FourierBasis(SampledBasis):
     section 4]
 
     Attributes:
-        kernel: RBF or Matérn, with ARD or not, with an output scale or not; of batch shape ``m``,
-            or none. Live where it is learned.
+        kernel: RBF or Matérn, of batch shape ``m`` or none. Live where it is learned.
         count: Number p of functions, even.
         seed: Of the frequencies.
     """
@@ -271,14 +270,8 @@ class Draw:
 def draw(count: int, of: int, generator: torch.Generator, device: torch.device) -> Draw:
     """Draw one at random from each of ``count`` equal strata of a line of ``of``. Cost O(count).
 
-    Strata may cut one in two: it is then drawn up to twice, and its weight says so. All for
-    ``count = of``.
-
-    Args:
-        count: From 1 to ``of``.
-        of: Size of the whole.
-        generator: On the CPU, whatever the device.
-        device: Of the result.
+    Strata may cut one in two: it is then drawn up to twice, and its weight says so. All for ``count
+    = of``. The generator is on the CPU, whatever the device.
     """
     if count == of:
         return Draw.all(of, device)
@@ -293,13 +286,8 @@ def draw(count: int, of: int, generator: torch.Generator, device: torch.device) 
 def normals(seed: int, rows: Tensor, width: int) -> Tensor:
     """Compute rows of an endless table of standard normal numbers, ``k -> k x width``, float64.
 
-    The same for a seed, a row and a column on every device, whatever else is asked for. Hashes by
-    SplitMix64 (Steele, Lea and Flood, 2014). Cost O(k width).
-
-    Args:
-        seed: Of the table.
-        rows: Whole numbers from 0, ``k``.
-        width: Of the table; another width is another table.
+    The same for a seed, a row and a column on every device, whatever else is asked for; another
+    width is another table. Hashes by SplitMix64 (Steele, Lea and Flood, 2014). Cost O(k width).
     """
     columns = torch.arange(width, device=rows.device)
     counters = rows.unsqueeze(-1) * width + columns

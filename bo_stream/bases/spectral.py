@@ -37,15 +37,11 @@ NUMBERS = 1 << 21
 
 
 def draw_prior(kernel: Kernel, dim: int, outputs: int, draws: RandomDraws) -> FourierFunctions:
-    """Draw functions from the prior of a kernel, of mean zero. Cost O(p d) a function.
+    """Draw functions of d = ``dim`` inputs from the prior of a kernel, of mean zero.
 
-    Args:
-        kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs. RBF,
-            Matérn, rational quadratic, periodic or constant kernels, their sums, products and
-            multiples, and any of these at inputs that a learned transform changes.
-        dim: Number d of inputs.
-        outputs: m.
-        draws: Random numbers.
+    Of RBF, Matérn, rational quadratic, periodic or constant kernels, their sums, products and
+    multiples, and any of these at inputs that a learned transform changes. The kernel has batch
+    shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs. Cost O(p d) a function.
 
     Raises:
         UnsupportedError: The spectral measure of a kernel is not known.
@@ -91,15 +87,10 @@ class FourierFunctions:
         return map_tensors(self, rule)
 
     def of(self, functionals: InducingFunctions, kernel: Kernel, outputs: int) -> Tensor:
-        """Evaluate linear functionals, ``shape x M``: values, or local averages.
+        """Evaluate linear functionals, ``shape x M``: values, or for an RBF kernel averages.
 
         An average whose lengthscale is ``c`` times the kernel's multiplies ``cos(ωᵀ z + φ)`` by
         ``Π_d √c_d exp(−¼ ω_d² s_d² (c_d² − 1))``, s the kernel's lengthscale: integrate.
-
-        Args:
-            functionals: Different for every batch element and output.
-            kernel: Squared-exponential, where the functionals are averages.
-            outputs: m.
         """
         if functionals.log_factors is None:
             return self._summed(functionals.points, None)
@@ -157,19 +148,20 @@ class RandomDraws:
         """Draw numbers between 0 and 1, ``shape x after``."""
         return self._numbers(torch.rand, after)
 
+    def _wide(self, value: Tensor, after: tuple[int, ...]) -> Tensor:
+        return value.double().expand(*self.shape, *after).contiguous()
+
     def _numbers(self, rule: Callable[..., Tensor], after: tuple[int, ...]) -> Tensor:
         size = (*self.shape, *after)
         return rule(size, generator=self.generator, dtype=torch.float64, device=self.device)
 
     def gamma(self, concentration: Tensor, *after: int) -> Tensor:
         """Draw gamma numbers of rate 1, ``shape x after``; ``concentration`` broadcasts."""
-        wide = concentration.double().expand(*self.shape, *after).contiguous()
-        return torch._standard_gamma(wide, generator=self.generator)
+        return torch._standard_gamma(self._wide(concentration, after), generator=self.generator)
 
     def poisson(self, rate: Tensor, *after: int) -> Tensor:
         """Draw Poisson counts, ``shape x after``; ``rate`` broadcasts."""
-        wide = rate.double().expand(*self.shape, *after).contiguous()
-        return torch.poisson(wide, generator=self.generator)
+        return torch.poisson(self._wide(rate, after), generator=self.generator)
 
     def choice(self, count: int, of: int) -> Tensor:
         """Draw ``count`` different indices below ``of``, ``shape x count``."""
@@ -179,12 +171,8 @@ class RandomDraws:
 def student_frequencies(kernel: Kernel, drawn: Tensor, dim: int) -> Tensor:
     """Compute frequencies of an RBF or Matérn kernel of lengthscale 1 from normal numbers.
 
-    Normal for RBF, Student-t with 2ν degrees of freedom for Matérn-ν.
-
-    Args:
-        kernel: RBF or Matérn.
-        drawn: ``... x (dim + degrees_of_freedom(kernel))``.
-        dim: Width of the frequencies.
+    Normal for RBF, Student-t with 2ν degrees of freedom for Matérn-ν. ``drawn`` has ``dim +
+    degrees_of_freedom(kernel)`` columns.
     """
     directions = drawn[..., :dim]
     degrees = degrees_of_freedom(kernel)
@@ -214,12 +202,6 @@ class _Space:
     dim: int
     outputs: int
     draws: RandomDraws
-
-    def seen_by(self, kernel: Kernel) -> _Space:
-        """Select the inputs in a kernel's ``active_dims``."""
-        if kernel.active_dims is None:
-            return self
-        return replace(self, active=tuple(self.active[i] for i in kernel.active_dims.tolist()))
 
     def parameter(self, value: Tensor, after: int) -> Tensor:
         """Return a hyperparameter in float64 with m in its place; see :func:`_per_output`."""
@@ -259,7 +241,10 @@ def _per_output(value: Tensor, outputs: int, after: int) -> Tensor:
 
 
 def _spectrum(kernel: Kernel, space: _Space) -> _Spectrum:
-    return _rule_for(kernel)(kernel, space.seen_by(kernel))
+    dims = kernel.active_dims
+    if dims is not None:
+        space = replace(space, active=tuple(space.active[i] for i in dims.tolist()))
+    return _rule_for(kernel)(kernel, space)
 
 
 def _rule_for(kernel: Kernel) -> Callable[[Any, _Space], _Spectrum]:

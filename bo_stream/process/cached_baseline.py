@@ -37,14 +37,7 @@ class KnownPoints:
     @classmethod
     @torch.no_grad()
     def of(cls, X: Tensor, leading: int, process: PosteriorProcess, inputs: Tensor) -> KnownPoints:
-        """Evaluate points. Cost O(k r² + k² r).
-
-        Args:
-            X: ``... x k x d``.
-            leading: Number of points that come first.
-            process: The process of a model.
-            inputs: X as the process takes it.
-        """
+        """Evaluate points X, which the process takes as ``inputs``. Cost O(k r² + k² r)."""
         points = process.at(inputs)
         covariance = process.cross_covariance(points, points)
         return cls(X.detach(), leading, process, points, process.mean_at(points), covariance)
@@ -68,13 +61,10 @@ class KnownPoints:
         return bool((before == first).all() and (after == last).all())
 
     def joint(self, inputs: Tensor) -> Joint:
-        """Compute the joint distribution of n inputs that begin and end with these.
+        """Compute the joint distribution of ``... x n x d`` inputs that begin and end with these.
 
         Cost O(q r² + k q r) for each batch of q others, beside O((k + q)²) to write it down.
         Differentiable in the others only.
-
-        Args:
-            inputs: As the process takes them, ``... x n x d``.
         """
         leading, trailing = self._rows
         between = inputs[..., leading : inputs.shape[-2] - trailing, :]
@@ -107,11 +97,8 @@ class KnownPoints:
 def arrangements(first: Tensor | None, last: Tensor | None) -> list[tuple[Tensor, int]]:
     """List the points that may be cached, with how many of them come before the others.
 
-    All together, then those of each side alone, for a caller who changes the other side.
-
-    Args:
-        first: Points before the others, ``... x k x d``.
-        last: Points after the others, ``... x k' x d``.
+    All together, then those of each side alone, for a caller who changes the other side:
+    ``first`` before the others, ``... x k x d``, and ``last`` after them, ``... x k' x d``.
     """
     if first is None:
         return [] if last is None else [(last, 0)]

@@ -44,18 +44,16 @@ class LazyCovariance(LinearOperator):
 
     Means, variances and marginals of thousands of points take no n x n numbers; samples and
     products do.
+
+    Args:
+        like: Of the operator's batch shape, size, dtype and device, ``... x n``.
+        dense: Evaluates the matrix, ``... x n x n``; leading dimensions broadcast.
+        variance: Evaluates the diagonal, ``... x n``; leading dimensions broadcast.
     """
 
     def __init__(
         self, like: Tensor, dense: Callable[[], Tensor], variance: Callable[[], Tensor]
     ) -> None:
-        """Set what evaluates it.
-
-        Args:
-            like: Of the operator's batch shape, size, dtype and device, ``... x n``.
-            dense: Evaluates the matrix, ``... x n x n``; leading dimensions broadcast.
-            variance: Evaluates the diagonal, ``... x n``; leading dimensions broadcast.
-        """
         super().__init__(like, dense=dense, variance=variance)
         self.like = like
         self.dense = dense
@@ -99,16 +97,14 @@ class DowndatedRootOperator(LinearOperator):
 
     The leading dimensions of ``root`` and ``downdate`` broadcast but are not expanded, so that many
     fantasies of the same points share one root.
+
+    Args:
+        root: Z, ``... x n x r``.
+        downdate: B, ``... x n x q``; q may be 0.
+        batch: Leading shape of the operator; what the factors broadcast to if omitted.
     """
 
     def __init__(self, root: Tensor, downdate: Tensor, batch: torch.Size | None = None) -> None:
-        """Set the two factors.
-
-        Args:
-            root: Z, ``... x n x r``.
-            downdate: B, ``... x n x q``; q may be 0.
-            batch: Leading shape of the operator; what the factors broadcast to if omitted.
-        """
         super().__init__(root, downdate, batch=batch)
         self.root = root
         self.downdate = downdate

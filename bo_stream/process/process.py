@@ -184,15 +184,10 @@ class ConditionedProcess(PosteriorProcess):
     def of(
         cls, process: PosteriorProcess, points: Points, Y: Tensor, noise: Tensor
     ) -> ConditionedProcess:
-        """Condition a process; the observations of a conditioned one are joined with the new ones.
+        """Condition a process on Y at evaluated points, as :meth:`PosteriorProcess.condition`.
 
-        So a chain of fantasies costs as one, not as a product of all.
-
-        Args:
-            process: The process before.
-            points: ``... x q x d`` evaluated.
-            Y: ``... x m x q``.
-            noise: Variances, broadcastable to ``... x m x q``.
+        Observations of a conditioned process are joined with the new ones, so that a chain of
+        fantasies costs as one, not as a product of all.
         """
         covariance = process.cross_covariance(points, points)
         shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])

@@ -38,6 +38,16 @@ class CoverTree(Allocator):
     - Source: Terenin et al. (2024), algorithm 9, with a wider neighbourhood on the last levels
       (``bo_stream.allocation.cover_tree.level.NEIGHBOURHOOD``), without which separation can fail.
 
+    Args:
+        resolution: Largest distance from a point to its centre, in units of the inputs.
+        average: Set a new centre to the mean of the points around it where it stays apart from the
+            others: fewer centres. [Terenin2024, algorithm 9, lines 9 and 10]
+        voronoi: Assign each point to its nearest centre, not to the first that covers it: more even
+            families. [line 17]
+        per_lengthscale: As an allocator, select the coarsest level whose radius is at most this
+            part of the kernel's shortest lengthscale, adding finer levels where there is none; the
+            level of ``resolution`` if omitted.
+
     Example:
         >>> tree = CoverTree(0.1).insert(X)
         >>> tree.centres, tree.assign(X)
@@ -50,21 +60,6 @@ class CoverTree(Allocator):
         voronoi: bool = True,
         per_lengthscale: float | None = None,
     ) -> None:
-        """Make an empty tree.
-
-        Args:
-            resolution: Largest distance from a point to its centre, in units of the inputs.
-            average: Set a new centre to the mean of the points around it where it stays apart from
-                the others: fewer centres. [Terenin2024, algorithm 9, lines 9 and 10]
-            voronoi: Assign each point to its nearest centre, not to the first that covers it: more
-                even families. [line 17]
-            per_lengthscale: As an allocator, select the coarsest level whose radius is at most this
-                part of the kernel's shortest lengthscale, adding finer levels where there is none;
-                the level of ``resolution`` if omitted.
-
-        Raises:
-            ValueError: A length is not positive and finite.
-        """
         for name, value in (("resolution", resolution), ("per_lengthscale", per_lengthscale)):
             if value is not None and not (math.isfinite(value) and value > 0.0):
                 raise ValueError(f"Expected {name} to be positive and finite, got {value}.")

@@ -64,10 +64,8 @@ class NodeGram:
     def add_pairs(self, nodes: Sequence[Tensor], weights: Sequence[Tensor], D: Tensor) -> None:
         """Add observations to the strips, in place. Cost O(n S²), S nodes of all stencils.
 
-        Args:
-            nodes: Per grid, flat nodes around each point, ``batch x n x 4^d``.
-            weights: Their interpolation weights.
-            D: Precision, ``batch x (1 or m) x n``.
+        Per grid flat nodes around each point and their weights, ``batch x n x 4^d``; precision D,
+        ``batch x (1 or m) x n``.
         """
         ends = torch.tensor([block.num_nodes for block in self.blocks]).cumsum(0).tolist()
         later = [own + end for own, end in zip(nodes[1:], ends, strict=False)]
@@ -148,13 +146,9 @@ def zero_gram(grid: Grid, lead: Sequence[int], device: torch.device) -> CellGram
 
 
 def add_points(gram: CellGram, cell: Tensor, t: Tensor, precision: Tensor) -> None:
-    """Add observations at located points in place. Cost O(n 7^d).
+    """Add observations at positions t in cells, ``batch x n x d``, in place. Cost O(n 7^d).
 
-    Args:
-        gram: With leading dimensions ``batch x (1 or m)``.
-        cell: Of each point, ``batch x n x d``.
-        t: Position in the cell, ``batch x n x d``.
-        precision: ``D⁻¹``, ``batch x (1 or m) x n``.
+    ``precision`` is ``D⁻¹``, ``batch x (1 or m) x n``, as the gram's leading dimensions.
     """
     add_rows(
         gram.moments,
@@ -271,11 +265,8 @@ def pair_position(first: Tensor, second: Tensor) -> Tensor:
 def pair_polynomials(values: Tensor) -> Tensor:
     """Compute Legendre coefficients of products of interpolated functions, cell by cell.
 
-    Args:
-        values: Node values of r one-dimensional functions, ``g x r``.
-
-    Returns:
-        ``(cells · 7) x r (r + 1) / 2``, unordered pairs with those of small index first.
+    Node values of r one-dimensional functions, ``g x r``, to ``(cells · 7) x r (r + 1) / 2``:
+    unordered pairs with those of small index first.
     """
     functions = values.shape[-1]
     cells = values.shape[0] - STENCIL + 1
@@ -290,12 +281,7 @@ def pair_polynomials(values: Tensor) -> Tensor:
 
 
 def line_congruence(moments: Tensor, values: Tensor) -> Tensor:
-    """Compute ``Vᵀ gram V`` on a one-dimensional grid, ``r x r``. Cost O(g r²).
-
-    Args:
-        moments: ``cells · 7``.
-        values: V, node values of r functions, ``g x r``.
-    """
+    """Compute ``Vᵀ gram V`` for node values V, ``g x r -> r x r``, in one dimension. Cost O(g r²)."""
     local = values.unfold(0, STENCIL, 1).mT
     coefficients = pair_coefficients().to(values)
     blocks = torch.einsum("cl,ljk->cjk", moments.unflatten(0, (-1, PAIR_DEGREES)), coefficients)

@@ -22,7 +22,9 @@ class InterpolatedKernel:
 
     The tensor product of one-dimensional interpolations makes each part a product of
     one-dimensional interpolated kernels. So no node of the whole grid is visited and nothing is
-    truncated. Differentiable in the kernel's hyperparameters and in the weights w.
+    truncated. Differentiable in the kernel's hyperparameters and in the weights w. Points are given
+    by their ``lines``, :func:`interpolation_lines`, ``... x 1 x n x G``, and by their
+    :meth:`images`.
 
     Attributes:
         scales: s_g per part, ``... x m``.
@@ -47,22 +49,12 @@ class InterpolatedKernel:
         return reduce(stack_columns, starmap(row_product, own))
 
     def covariance(self, lines: Tensor, images: Tensor) -> Tensor:
-        """Compute the covariance of n points with n' others, ``... x m x n x n'``. Cost O(n n' G).
-
-        Args:
-            lines: Interpolation weights of the points, ``... x 1 x n x G``.
-            images: :meth:`images` of the others, ``... x m x n' x G``.
-        """
+        """Compute the covariance of n points with n' others, ``... x m x n x n'``. Cost O(n n' G)."""
         pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
         return self._summed((row_product(w, image.mT) for w, image in pairs), 2)
 
     def variance(self, lines: Tensor, images: Tensor) -> Tensor:
-        """Compute the prior variance at n points, ``... x m x n``. Cost O(n G).
-
-        Args:
-            lines: Interpolation weights of the points, ``... x 1 x n x G``.
-            images: :meth:`images` of the points.
-        """
+        """Compute the prior variance at n points, ``... x m x n``. Cost O(n G)."""
         pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
         return self._summed(((w * image).sum(-1) for w, image in pairs), 1)
 
@@ -74,14 +66,9 @@ class InterpolatedKernel:
 
 
 def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
-    """Compute interpolation weights of all grids' dimensions side by side, differentiable.
+    """Compute interpolation weights of all grids' dimensions side by side, ``... x n x d -> ... x n x G``.
 
-    Args:
-        mesh: The nodes.
-        X: ``... x n x d``, inside the mesh's box.
-
-    Returns:
-        ``... x n x G`` with ``G = Σ g_i`` nodes of all dimensions of all grids.
+    ``G = Σ g_i`` counts the nodes of all dimensions of all grids. Differentiable.
     """
     pairs = zip(mesh.parts, mesh.groups, strict=True)
     own = (grid.interpolation_matrices(columns(X, group)) for grid, group in pairs)
@@ -117,23 +104,14 @@ class Pairs:
         return cls(steps.unsqueeze(-2), products.unsqueeze(-4))
 
     def correlation(self, nodes: Tensor) -> Tensor:
-        """Compute interpolated correlations, ``... x m x n x n``.
-
-        Args:
-            nodes: Correlations of the first node with all nodes, ``... x m x g``.
-        """
+        """Interpolate the first node's correlations with all, ``... x m x g -> ... x m x n x n``."""
         batch = torch.broadcast_shapes(nodes.shape[:-1], self.steps.shape[:-1])
         values = nodes.expand(*batch, -1).gather(-1, self.steps.expand(*batch, -1))
         return (values.unflatten(-1, self.products.shape[-3:]) * self.products).sum(-3)
 
 
 def pairs_of(mesh: Mesh, X: Tensor) -> tuple[Pairs, ...]:
-    """Pair n points in each dimension of each grid. Memory O(n²) for each.
-
-    Args:
-        mesh: The nodes.
-        X: ``... x n x d``, inside the mesh's box.
-    """
+    """Pair points ``... x n x d`` in each dimension of each grid. Memory O(n²) for each."""
     groups = zip(mesh.parts, mesh.groups, strict=True)
     located = [grid.locate(columns(X, group)) for grid, group in groups]
     return tuple(
@@ -147,11 +125,6 @@ def covariance_of_pairs(kernel: GridKernel, mesh: Mesh, pairs: Sequence[Pairs]) 
     """Compute the covariance of n points, ``... x m x n x n``. Cost O(n² d + Σ g_i).
 
     As :meth:`InterpolatedKernel.covariance`, and cheaper for few points and many nodes.
-
-    Args:
-        kernel: At its present hyperparameters.
-        mesh: The nodes.
-        pairs: :func:`pairs_of` the points.
     """
     parts = list(zip(kernel.parts, mesh.parts, strict=True))
     nodes = [first_correlations(part, grid, i) for part, grid in parts for i in range(grid.dim)]
@@ -167,13 +140,9 @@ def _scales(kernel: GridKernel, like: Tensor) -> tuple[Tensor, ...]:
 def _summed(
     scales: Sequence[Tensor], dims: Sequence[int], values: Iterable[Tensor], after: int
 ) -> Tensor:
-    """Compute ``Σ_g s_g Π_i value_i`` over parts g of as many dimensions i.
+    """Compute ``Σ_g s_g Π_i value_i`` over parts g of ``dims[g]`` dimensions i.
 
-    Args:
-        scales: s_g, ``... x m``.
-        dims: Number of dimensions of each part.
-        values: One per dimension of each part.
-        after: Number of their dimensions after m.
+    ``values`` has one tensor per dimension of each part, with ``after`` dimensions after m.
     """
     remaining, total = iter(values), None
     for scale, dim in zip(scales, dims, strict=True):

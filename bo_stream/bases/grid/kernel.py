@@ -240,12 +240,9 @@ class Formula:
 def weighted_sum(
     dimension: int, weights: Sequence[Tensor], parts: Sequence[Sequence[Factor]]
 ) -> Factor:
-    """Make one factor of a sum of products of factors. Costs as much as all its parts.
+    """Make one factor of a weighted sum of products of factors, all of one dimension.
 
-    Args:
-        dimension: Input dimension that all act on.
-        weights: One per part, each one per batch element; they sum to one.
-        parts: The factors of each part.
+    The weights, each one per batch element, sum to one. Costs as much as all its parts.
     """
     factors = [factor for part in parts for factor in part]
     parameters, frequencies = list(weights), list[int]()

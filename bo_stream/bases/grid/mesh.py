@@ -88,10 +88,7 @@ class Mesh(ABC):
         """Replace nodes that differ only by rounding from those of another mesh's grids by these.
 
         A grid over a box that was rounded to single precision has nodes that are rounded too.
-
-        Args:
-            other: Over the same groups of inputs.
-            rounding: Relative rounding error of coordinates.
+        ``rounding`` is the relative rounding error of coordinates.
         """
 
     @abstractmethod
