@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from bo_stream.tensors import map_tensors
+from bo_stream.tensors import map_tensors, zip_tensors
 
-
-class Gram(Protocol):
-    """``Φᵀ D⁻¹ Φ`` in any storage: a dense ``... x p x p`` tensor or a structured one."""
-
-    def __add__(self, other: Self, /) -> Self:
-        """Return the gram of both data sets."""
-        ...
-
-    def __mul__(self, factor: float, /) -> Self:
-        """Return the gram of down-weighted data."""
-        ...
-
-
-G = TypeVar("G", bound=Gram)
-G_contra = TypeVar("G_contra", bound=Gram, contravariant=True)
-
-
-class PullBack(Protocol[G_contra]):
-    """Linear map T between weights, ``v_old = T v_new``, in its action on statistics."""
-
-    def congruence(self, gram: G_contra) -> Tensor:
-        """Compute ``Tᵀ gram T``, dense ``... x r x r``."""
-        ...
-
-    def transpose(self, moment: Tensor) -> Tensor:
-        """Compute ``Tᵀ moment``, ``... x p x 2 -> ... x r x 2``."""
-        ...
+G = TypeVar("G")
+G_contra = TypeVar("G_contra", contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -49,7 +24,8 @@ class SufficientStatistics(Generic[G]):
     exact after the data are gone. D is relative noise: 1 where the noise variance is inferred.
 
     Attributes:
-        gram: ``Φᵀ D⁻¹ Φ``, one for all outputs (leading ``... x 1``) or one each (``... x m``).
+        gram: ``Φᵀ D⁻¹ Φ``, dense ``... x p x p`` or a value made of tensors that are linear in D⁻¹;
+            one for all outputs (leading ``... x 1``) or one each (``... x m``).
         moment: ``Φᵀ D⁻¹ [Y, 1]``, ``... x m x p x 2``.
         energy: ``[Y, 1]ᵀ D⁻¹ [Y, 1]``, ``... x m x 2 x 2``.
         totals: ``[Y, 1]ᵀ [Y, 1]``, ``... x m x 2 x 2``, unweighted: sums, squares and count.
@@ -71,11 +47,11 @@ class SufficientStatistics(Generic[G]):
 
     def __add__(self, other: Self) -> Self:
         """Return the statistics of both data sets. Cost O(size)."""
-        return type(self)(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return zip_tensors(torch.add, self, other)
 
     def scale(self, factor: float) -> Self:
         """Weight every observation by ``factor``: exponential forgetting."""
-        return type(self)(*(getattr(self, field.name) * factor for field in fields(self)))
+        return map_tensors(self, lambda tensor: tensor * factor)
 
     def to(self, device: torch.device) -> Self:
         """Move the statistics to a device."""
@@ -100,6 +76,18 @@ class SufficientStatistics(Generic[G]):
         return SufficientStatistics(
             T.congruence(self.gram), T.transpose(self.moment), *(each.clone() for each in sums)
         )
+
+
+class PullBack(Protocol[G_contra]):
+    """Linear map T between weights, ``v_old = T v_new``, in its action on statistics."""
+
+    def congruence(self, gram: G_contra) -> Tensor:
+        """Compute ``Tᵀ gram T``, dense ``... x r x r``."""
+        ...
+
+    def transpose(self, moment: Tensor) -> Tensor:
+        """Compute ``Tᵀ moment``, ``... x p x 2 -> ... x r x 2``."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,24 @@ def map_tensors(value: T, rule: Callable[[Tensor], Tensor]) -> T:
     return value
 
 
+def zip_tensors(rule: Callable[[Tensor, Tensor], Tensor], first: T, second: T) -> T:
+    """Apply a rule to the tensors of two values of equal structure, as :func:`map_tensors`.
+
+    Values of other types are those of ``first``.
+    """
+    one, other = cast(Any, first), cast(Any, second)
+    if isinstance(one, Tensor):
+        return cast(T, rule(one, other))
+    if isinstance(one, tuple | list):
+        pairs = zip(one, other, strict=True)
+        return cast(T, type(one)([zip_tensors(rule, a, b) for a, b in pairs]))
+    if is_dataclass(one) and not isinstance(one, type):
+        names = [f.name for f in fields(one) if f.init]
+        changes = {n: zip_tensors(rule, getattr(one, n), getattr(other, n)) for n in names}
+        return cast(T, replace(one, **changes))
+    return first
+
+
 def state_of(module: torch.nn.Module) -> State:
     """Copy all parameters and buffers of a module."""
     return tuple(tensor.detach().clone() for tensor in _tensors(module))

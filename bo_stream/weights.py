@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bo_stream.linalg import inverse_root, safe_cholesky, solve_lower
 from bo_stream.sufficient_statistics import SufficientStatistics
+from bo_stream.tensors import zip_tensors
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,7 @@ class GaussianEvidence:
 
     def __add__(self, other: GaussianEvidence) -> GaussianEvidence:
         """Add the information of other observations."""
-        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return GaussianEvidence(*(own + theirs for own, theirs in pairs))
+        return zip_tensors(torch.add, self, other)
 
 
 def at_noise(

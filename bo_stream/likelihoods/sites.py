@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from bo_stream.linalg import safe_cholesky, solve_lower
-
-T = TypeVar("T")
+from bo_stream.tensors import zip_tensors
 
 ExpectedLogProb = Callable[[Tensor, Tensor], Tensor]
 """``E log p(y | f)`` of each outcome from means and variances of f, ``... x n`` all three."""
@@ -102,17 +100,12 @@ class Fit:
 
     def where(self, better: Tensor, other: Fit) -> Fit:
         """Take the other fit where it is better, ``...``."""
-        return _where(better, self, other)
 
+        def chosen(own: Tensor, theirs: Tensor) -> Tensor:
+            mask = better if better.ndim == own.ndim else better.unsqueeze(-1)
+            return torch.where(mask, theirs, own)
 
-def _where(better: Tensor, a: T, b: T) -> T:
-    """Choose between two tensors, or between those of two dataclasses, field by field."""
-    first, second = cast(Any, a), cast(Any, b)
-    if isinstance(first, Tensor):
-        mask = better if better.ndim == first.ndim else better.unsqueeze(-1)
-        return cast(T, torch.where(mask, second, first))
-    pairs = ((getattr(first, f.name), getattr(second, f.name)) for f in fields(first))
-    return cast(T, type(first)(*(_where(better, own, theirs) for own, theirs in pairs)))
+        return zip_tensors(chosen, self, other)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bo_stream.bases.basis import Basis
 from bo_stream.linalg import row_product, safe_cholesky, solve_lower, stack_columns, stack_rows
+from bo_stream.tensors import zip_tensors
 from bo_stream.weights import WeightPosterior
 
 ROWS = 2048
@@ -292,8 +293,7 @@ class Points:
 
     def followed_by(self, others: Points) -> Points:
         """Join two sets of points, leading dimensions broadcast."""
-        pairs = ((getattr(self, f.name), getattr(others, f.name)) for f in fields(self))
-        return Points(*(stack_rows(own, theirs) for own, theirs in pairs))
+        return zip_tensors(stack_rows, self, others)
 
 
 @dataclass(frozen=True)

@@ -146,8 +146,8 @@ def test_embedding_in_a_larger_mesh_is_accumulating_there() -> None:
 
 @pytest.mark.parametrize("noise_groups", [1, OUTPUTS])
 def test_grams_add_scale_and_are_selected(noise_groups: int) -> None:
-    first, second = Stream(noise_groups).statistics().gram, Stream(noise_groups).statistics().gram
-    total = (first + second) * 0.5 + second * -0.5
+    one, other = (Stream(noise_groups).statistics() for _ in range(2))
+    first, total = one.gram, ((one + other).scale(0.5) + other.scale(-0.5)).gram
     chosen = first.select([1])
     before = [strip.clone() for strip in chosen.strips]
     for ours, theirs in zip(total.blocks, first.blocks, strict=True):

@@ -38,17 +38,6 @@ class NodeGram:
     blocks: tuple[CellGram, ...]
     strips: tuple[Tensor, ...]
 
-    def __add__(self, other: NodeGram) -> NodeGram:
-        """Return the gram of both data sets."""
-        blocks = zip(self.blocks, other.blocks, strict=True)
-        strips = zip(self.strips, other.strips, strict=True)
-        return NodeGram(tuple(a + b for a, b in blocks), tuple(a + b for a, b in strips))
-
-    def __mul__(self, factor: float) -> NodeGram:
-        """Return the gram of down-weighted data."""
-        blocks = tuple(block * factor for block in self.blocks)
-        return NodeGram(blocks, tuple(strip * factor for strip in self.strips))
-
     def select(self, outputs: list[int]) -> NodeGram:
         """Copy some of the outputs; a gram that all outputs share stays whole."""
         blocks = tuple(block.select(outputs) for block in self.blocks)
@@ -98,14 +87,6 @@ class CellGram:
 
     moments: Tensor
     cells: tuple[int, ...]
-
-    def __add__(self, other: CellGram) -> CellGram:
-        """Return the gram of both data sets."""
-        return CellGram(self.moments + other.moments, self.cells)
-
-    def __mul__(self, factor: float) -> CellGram:
-        """Return the gram of down-weighted data."""
-        return CellGram(self.moments * factor, self.cells)
 
     @property
     def num_nodes(self) -> int:
@@ -281,7 +262,7 @@ def pair_polynomials(values: Tensor) -> Tensor:
 
 
 def line_congruence(moments: Tensor, values: Tensor) -> Tensor:
-    """Compute ``Vᵀ gram V`` for node values V, ``g x r -> r x r``, in one dimension. Cost O(g r²)."""
+    """Compute ``Vᵀ gram V`` of node values V in one dimension, ``g x r -> r x r``."""
     local = values.unfold(0, STENCIL, 1).mT
     coefficients = pair_coefficients().to(values)
     blocks = torch.einsum("cl,ljk->cjk", moments.unflatten(0, (-1, PAIR_DEGREES)), coefficients)

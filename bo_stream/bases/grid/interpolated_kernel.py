@@ -49,7 +49,7 @@ class InterpolatedKernel:
         return reduce(stack_columns, starmap(row_product, own))
 
     def covariance(self, lines: Tensor, images: Tensor) -> Tensor:
-        """Compute the covariance of n points with n' others, ``... x m x n x n'``. Cost O(n n' G)."""
+        """Compute the covariance of points with others, ``... x m x n x n'``. Cost O(n n' G)."""
         pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
         return self._summed((row_product(w, image.mT) for w, image in pairs), 2)
 
@@ -66,7 +66,7 @@ class InterpolatedKernel:
 
 
 def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
-    """Compute interpolation weights of all grids' dimensions side by side, ``... x n x d -> ... x n x G``.
+    """Compute the interpolation weights of all dimensions, ``... x n x d -> ... x n x G``.
 
     ``G = Σ g_i`` counts the nodes of all dimensions of all grids. Differentiable.
     """
@@ -104,7 +104,7 @@ class Pairs:
         return cls(steps.unsqueeze(-2), products.unsqueeze(-4))
 
     def correlation(self, nodes: Tensor) -> Tensor:
-        """Interpolate the first node's correlations with all, ``... x m x g -> ... x m x n x n``."""
+        """Interpolate the first node's correlations, ``... x m x g -> ... x m x n x n``."""
         batch = torch.broadcast_shapes(nodes.shape[:-1], self.steps.shape[:-1])
         values = nodes.expand(*batch, -1).gather(-1, self.steps.expand(*batch, -1))
         return (values.unflatten(-1, self.products.shape[-3:]) * self.products).sum(-3)
