@@ -40,16 +40,24 @@ class GridBasis(Basis):
         """Position of each feature among those of the parts side by side; None: in its place."""
 
     @abstractmethod
+    def shares(self) -> Tensor:
+        """Return all eigenvalues, kept or not, in parts of the prior variance, ``... x m x p``."""
+
+    @abstractmethod
+    def between(self, first: int, last: int) -> Self:
+        """Return the features from one position to another."""
+
     def leading(self, rank: int) -> Self:
         """Return the first features only, the largest."""
+        return self.between(0, rank)
 
-    @abstractmethod
     def trailing(self, rank: int) -> Self:
         """Return all but the first features."""
+        return self.between(rank, self.rank)
 
-    @abstractmethod
     def enough(self, tolerance: float, max_rank: int) -> int:
         """Count the leading features that truncate at most ``tolerance`` of the trace."""
+        return select_largest(self.shares(), tolerance, max_rank)[0].shape[0]
 
     def residual_covariance(
         self,
@@ -152,17 +160,13 @@ class InterpolationBasis(GridBasis):
         lines = zip(self.eigenvectors, factors, largest, strict=True)
         return [vectors[..., : i + 1] * own[..., None, : i + 1] for vectors, own, i in lines]
 
-    def leading(self, rank: int) -> InterpolationBasis:
-        """Return the first features only, the largest."""
-        return replace(self, index=self.index[:rank])
+    def shares(self) -> Tensor:
+        """Return all products of eigenvalues in parts of their sum, ``... x m x p``."""
+        return relative_products(self.eigenvalues)
 
-    def trailing(self, rank: int) -> InterpolationBasis:
-        """Return all but the first features."""
-        return replace(self, index=self.index[rank:])
-
-    def enough(self, tolerance: float, max_rank: int) -> int:
-        """Count the leading features that truncate at most ``tolerance`` of the trace."""
-        return select_products(self.eigenvalues, tolerance, max_rank)[0].shape[0]
+    def between(self, first: int, last: int) -> InterpolationBasis:
+        """Return the features from one position to another."""
+        return replace(self, index=self.index[first:last])
 
 
 @dataclass(frozen=True)
@@ -205,26 +209,18 @@ class AdditiveBasis(GridBasis):
         pairs = zip(self.terms, self.grid.groups, strict=True)
         return self.joined([part.features(columns(X, group)) for part, group in pairs])
 
-    def leading(self, rank: int) -> AdditiveBasis:
-        """Return the first features only, the largest."""
-        pairs = zip(self.terms, self._counts(rank), strict=True)
-        terms = (part.leading(count) for part, count in pairs)
-        return replace(self, terms=tuple(terms), member=self.member[:rank])
+    def shares(self) -> Tensor:
+        """Return all parts' eigenvalues in parts of the prior variance, ``... x m x Σ p``."""
+        weights = ((part.scale / self.scale).unsqueeze(-1) for part in self.terms)
+        pairs = zip(weights, self.terms, strict=True)
+        return torch.cat([weight * part.shares() for weight, part in pairs], -1)
 
-    def trailing(self, rank: int) -> AdditiveBasis:
-        """Return all but the first features."""
-        pairs = zip(self.terms, self._counts(rank), strict=True)
-        terms = (part.trailing(count) for part, count in pairs)
-        return replace(self, terms=tuple(terms), member=self.member[rank:])
-
-    def _counts(self, rank: int) -> list[int]:
-        """Count the leading features of each part."""
-        counts: list[int] = self.member[:rank].bincount(minlength=len(self.terms)).tolist()
-        return counts
-
-    def enough(self, tolerance: float, max_rank: int) -> int:
-        """Count the leading features that truncate at most ``tolerance`` of the trace."""
-        return select_largest(_shares(self.terms, self.scale), tolerance, max_rank)[0].shape[0]
+    def between(self, first: int, last: int) -> AdditiveBasis:
+        """Return the features from one position to another."""
+        ends = (self.member[:end].bincount(minlength=len(self.terms)) for end in (first, last))
+        triples = zip(self.terms, *(end.tolist() for end in ends), strict=True)
+        terms = tuple(part.between(begin, end) for part, begin, end in triples)
+        return replace(self, terms=terms, member=self.member[first:last])
 
 
 def grid_basis(
@@ -244,16 +240,18 @@ def grid_basis(
     if not isinstance(mesh, AdditiveGrid):
         raise TypeError(f"Expected a Grid or an AdditiveGrid, got {type(mesh).__name__}.")
     pairs = zip(kernel.parts, mesh.grids, strict=True)
-    wholes = tuple(eigenbasis(factors, grid, batch) for factors, grid in pairs)
-    scale = torch.stack([whole.scale for whole in wholes]).sum(0)
-    chosen, dropped = select_largest(_shares(wholes, scale), tolerance, max_rank)
+    parts = tuple(eigenbasis(factors, grid, batch) for factors, grid in pairs)
+    scale = torch.stack([part.scale for part in parts]).sum(0)
+    nothing = torch.zeros(0, dtype=torch.long, device=scale.device)
+    whole = AdditiveBasis(parts, mesh, scale, nothing, 1.0)
+    chosen, dropped = select_largest(whole.shares(), tolerance, max_rank)
     ends = torch.tensor([grid.num_nodes for grid in mesh.grids], device=chosen.device).cumsum(0)
     member = torch.bucketize(chosen, ends, right=True)
     terms = []
-    for g, whole in enumerate(wholes):
+    for g, part in enumerate(parts):
         own = chosen[member == g] - (ends[g] - mesh.grids[g].num_nodes)
-        terms.append(replace(whole, index=unravel(own, whole.eigenvalues), dropped=dropped))
-    return AdditiveBasis(tuple(terms), mesh, scale, member, dropped)
+        terms.append(replace(part, index=unravel(own, part.eigenvalues), dropped=dropped))
+    return replace(whole, terms=tuple(terms), member=member, dropped=dropped)
 
 
 def interpolation_basis(
@@ -310,13 +308,6 @@ def relative_products(eigenvalues: tuple[Tensor, ...]) -> Tensor:
         share = values / values.sum(-1, keepdim=True)
         shares = (shares.unsqueeze(-1) * share.unsqueeze(-2)).flatten(-2) if shares.ndim else share
     return shares
-
-
-def _shares(parts: tuple[InterpolationBasis, ...], scale: Tensor) -> Tensor:
-    """Compute all parts' eigenvalues in parts of the prior variance, ``... x m x Σ p``."""
-    weights = ((part.scale / scale).unsqueeze(-1) for part in parts)
-    pairs = zip(weights, parts, strict=True)
-    return torch.cat([weight * relative_products(part.eigenvalues) for weight, part in pairs], -1)
 
 
 def unravel(chosen: Tensor, eigenvalues: tuple[Tensor, ...]) -> Tensor:
