@@ -65,35 +65,50 @@ class Mesh(ABC):
         """The box that all grids cover, ``2 x d``."""
 
     @abstractmethod
+    def _each(self, rule: Callable[[Grid, T], Grid], values: Sequence[T]) -> Self:
+        """Replace every grid by a rule for it and a value of its own."""
+
     def contains(self, X: Tensor) -> bool:
         """Say whether all points lie in the box."""
+        pairs = zip(self.parts, self.groups, strict=True)
+        missing = (cells for g, group in pairs for cells in g.missing_cells(columns(X, group)))
+        return not any(map(any, missing))
 
-    @abstractmethod
     def grown_to(self, X: Tensor) -> Self:
         """Return the smallest mesh with the same nodes, and more, whose box holds X."""
+        return self._each(
+            lambda grid, group: grid.grown_by(*grid.missing_cells(columns(X, group))), self.groups
+        )
 
-    @abstractmethod
     def grown_past(self, X: Tensor) -> Self:
         """Grow as :meth:`grown_to` does, by a power of two of cells on each side.
 
         So few meshes serve the inputs of many queries.
         """
 
-    @abstractmethod
+        def grown(grid: Grid, group: tuple[int, ...]) -> Grid:
+            below, above = grid.missing_cells(columns(X, group))
+            return grid.grown_by(list(map(_power_of_two, below)), list(map(_power_of_two, above)))
+
+        return self._each(grown, self.groups)
+
     def grown_over(self, other: Mesh) -> Self:
         """Return the smallest mesh with the same nodes, and more, over the other's boxes too."""
+        return self._each(
+            lambda grid, box: grid.grown_by(*grid.missing_cells(box.bounds)), other.parts
+        )
 
-    @abstractmethod
     def aligned(self, other: Mesh, rounding: float) -> Self:
         """Replace nodes that differ only by rounding from those of another mesh's grids by these.
 
         A grid over a box that was rounded to single precision has nodes that are rounded too.
         ``rounding`` is the relative rounding error of coordinates.
         """
+        return self._each(lambda grid, theirs: grid.aligned_to(theirs, rounding), other.parts)
 
-    @abstractmethod
     def resized(self, sizes: Sizes) -> Self:
         """Put other nodes over the same boxes."""
+        return self._each(lambda grid, size: Grid.over(grid.bounds, size), sizes)
 
     def lies_in(self, larger: Mesh) -> bool:
         """Say whether all nodes are nodes of ``larger`` too."""
@@ -140,6 +155,10 @@ class Grid(Mesh):
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """All inputs."""
         return (tuple(range(self.dim)),)
+
+    def _each(self, rule: Callable[[Grid, T], Grid], values: Sequence[T]) -> Grid:
+        (value,) = values
+        return rule(self, value)
 
     @property
     def dim(self) -> int:
@@ -198,12 +217,7 @@ class Grid(Mesh):
         line = Grid(self.lower[one], self.spacing[one], self.cells[one])
         return line.interpolation_matrices(x.unsqueeze(-1))[0]
 
-    def contains(self, X: Tensor) -> bool:
-        """Say whether all points lie in the box."""
-        below, above = self._missing_cells(X)
-        return not any(below) and not any(above)
-
-    def _missing_cells(self, X: Tensor) -> tuple[list[int], list[int]]:
+    def missing_cells(self, X: Tensor) -> tuple[list[int], list[int]]:
         """Count the cells to add below and above, per dimension, so that the box holds X."""
         if X.numel() == 0:
             return [0] * self.dim, [0] * self.dim
@@ -213,24 +227,16 @@ class Grid(Mesh):
         above = [(x - lo) / h - c for x, (lo, h, c) in zip(high, lines, strict=True)]
         return [_whole(b) for b in below], [_whole(a) for a in above]
 
-    def grown_to(self, X: Tensor) -> Grid:
-        """Return the smallest grid with the same nodes, and more, whose box holds X."""
-        return self._grown(*self._missing_cells(X))
+    def grown_by(self, below: list[int], above: list[int]) -> Grid:
+        """Add cells below and above the box, per dimension."""
+        lines = zip(self.lower, below, self.spacing, strict=True)
+        cells = tuple(b + c + a for b, c, a in zip(below, self.cells, above, strict=True))
+        return Grid(tuple(low - b * h for low, b, h in lines), self.spacing, cells)
 
-    def grown_past(self, X: Tensor) -> Grid:
-        """Grow as :meth:`grown_to` does, by a power of two of cells on each side."""
-        below, above = self._missing_cells(X)
-        return self._grown([_power_of_two(b) for b in below], [_power_of_two(a) for a in above])
-
-    def grown_over(self, other: Mesh) -> Grid:
-        """Return the smallest grid with the same nodes, and more, over the other's box too."""
-        return self.grown_to(other.bounds)
-
-    def aligned(self, other: Mesh, rounding: float) -> Grid:
+    def aligned_to(self, other: Grid, rounding: float) -> Grid:
         """Take the other's nodes if both corners are among them but for ``ROUNDINGS`` roundings."""
-        (theirs,) = other.parts
         corners = self.bounds
-        lower, spacing, _ = _constants(theirs, corners.dtype, corners.device)
+        lower, spacing, _ = _constants(other, corners.dtype, corners.device)
         steps = (corners - lower) / spacing
         whole = steps.round()
         slack = ROUNDINGS * rounding * corners.abs().amax(0) / spacing
@@ -238,18 +244,7 @@ class Grid(Mesh):
             ((steps - whole).abs() > slack).any()
         ):
             return self
-        return Grid(tuple((lower + whole[0] * spacing).tolist()), theirs.spacing, self.cells)
-
-    def resized(self, sizes: Sizes) -> Grid:
-        """Put other nodes over the same box."""
-        return Grid.over(self.bounds, sizes[0])
-
-    def _grown(self, below: list[int], above: list[int]) -> Grid:
-        lower = tuple(
-            low - b * h for low, b, h in zip(self.lower, below, self.spacing, strict=True)
-        )
-        cells = tuple(b + c + a for b, c, a in zip(below, self.cells, above, strict=True))
-        return Grid(lower, self.spacing, cells)
+        return Grid(tuple((lower + whole[0] * spacing).tolist()), other.spacing, self.cells)
 
     def offset_in(self, larger: Grid) -> tuple[int, ...] | None:
         """Count the cells of ``larger`` below this box; None if the nodes do not coincide."""
@@ -327,31 +322,6 @@ class AdditiveGrid(Mesh):
             for i, end in zip(group, grid.bounds[side].tolist(), strict=True):
                 ends.setdefault(i, []).append(end)
         return torch.tensor([choose(ends[i]) for i in sorted(ends)], dtype=torch.float64)
-
-    def contains(self, X: Tensor) -> bool:
-        """Say whether all points lie in every grid's box."""
-        pairs = zip(self.grids, self.dims, strict=True)
-        return all(grid.contains(columns(X, group)) for grid, group in pairs)
-
-    def grown_to(self, X: Tensor) -> AdditiveGrid:
-        """Grow every grid by whole cells of its own."""
-        return self._each(lambda grid, group: grid.grown_to(columns(X, group)), self.dims)
-
-    def grown_past(self, X: Tensor) -> AdditiveGrid:
-        """Grow every grid by a power of two of its own cells on each side."""
-        return self._each(lambda grid, group: grid.grown_past(columns(X, group)), self.dims)
-
-    def grown_over(self, other: Mesh) -> AdditiveGrid:
-        """Grow every grid over the other's."""
-        return self._each(lambda grid, theirs: grid.grown_over(theirs), other.parts)
-
-    def aligned(self, other: Mesh, rounding: float) -> AdditiveGrid:
-        """Align every grid to the other's."""
-        return self._each(lambda grid, theirs: grid.aligned(theirs, rounding), other.parts)
-
-    def resized(self, sizes: Sizes) -> AdditiveGrid:
-        """Put other nodes over the same boxes."""
-        return self._each(lambda grid, size: Grid.over(grid.bounds, size), sizes)
 
     def _each(self, rule: Callable[[Grid, T], Grid], values: Sequence[T]) -> AdditiveGrid:
         pairs = zip(self.grids, values, strict=True)
