@@ -44,8 +44,8 @@ class Novelty(Allocator):
     The threshold is ``tolerance``, by default what the smallest jitter would add, until there are
     more than ``max_points``. Then greedy variance thins them to ``KEPT`` of that number, and the
     threshold becomes the largest part of its prior variance that the points which stay leave of one
-    that goes, at least ``RISE`` times what it was. So the points are thinned at most ``log(1 /
-    tolerance) / log(RISE)`` times in a stream of any length. The threshold falls back to
+    that goes, at least ``RISE`` times what it was. So the points are thinned at most
+    ``log(1 / tolerance) / log(RISE)`` times in a stream of any length. The threshold falls back to
     ``tolerance`` where a move of the hyperparameters has made points redundant.
 
     - Cost: O(n M²) for n inputs; O(M³) when the points are thinned or hyperparameters have moved.
@@ -55,8 +55,11 @@ class Novelty(Allocator):
       approximate linear dependence; thinned as Burt, Rasmussen and van der Wilk (2020) choose.
 
     Args:
-        max_points: Largest number of points, positive.
+        max_points: Largest number of points.
         tolerance: Part of its prior variance that an input must keep to enter, in (0, 1).
+
+    Raises:
+        ValueError: The number is not positive, or the tolerance not in (0, 1).
 
     Example:
         >>> Z = Novelty(100).update(X[:0], X, kernel)

@@ -26,24 +26,24 @@ class OIPS(Allocator):
     threshold is on the correlation, so that an output scale does not change its meaning.
 
     - Cost: O(n M) for n points, and O(n) for each one accepted.
-    - When hyperparameters move, points more correlated than ``prune`` with an older one are
-      dropped; gaps are filled by the data to come.
+    - When hyperparameters move, ``prune`` drops points; gaps are filled by the data to come.
     - Source: Galy-Fajou and Opper (2021), algorithm 1.
 
     Args:
-        rho: In (0, 1).
-        prune: From rho to 1, which drops nothing; half-way if omitted.
+        rho: Accept points less correlated than this with every inducing point, in (0, 1).
+        prune: Drop points more correlated than this with an older one, from rho to 1, which drops
+            nothing; half-way if omitted.
         isolation: Rule for outliers, which are never accepted; none if omitted.
+
+    Raises:
+        ValueError: A threshold is out of range.
 
     Example:
         >>> Z = OIPS(0.8).update(X[:0], X, kernel)
     """
 
     def __init__(
-        self,
-        rho: float,
-        prune: float | None = None,
-        isolation: Isolation | None = None,
+        self, rho: float, prune: float | None = None, isolation: Isolation | None = None
     ) -> None:
         _check_rho(rho)
         self.rho = rho
@@ -56,7 +56,9 @@ class OIPS(Allocator):
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
         Z = self._rechecked(Z, kernel)
         for rows in X_new.split(ROWS):
-            candidates = rows[self._likeness(rows, Z, kernel) < self.rho]
+            candidates = rows
+            if len(Z) > 0:
+                candidates = rows[correlation(kernel, rows, Z).amax(-1) < self.rho]
             if self.isolation is not None:
                 candidates = candidates[~self.isolation.of(candidates, Z, rows, kernel)]
             accepted = candidates[first_apart(candidates, kernel, self.rho)]
@@ -78,12 +80,6 @@ class OIPS(Allocator):
     def fresh(self) -> OIPS:
         """Return an allocator of the same settings that has seen nothing."""
         return OIPS(self.rho, self.prune, self.isolation)
-
-    def _likeness(self, X: Tensor, Z: Tensor, kernel: Kernel) -> Tensor:
-        """Return the largest correlation with an inducing point, ``n``."""
-        if len(Z) == 0:
-            return X.new_full((len(X),), -1.0)
-        return correlation(kernel, X, Z).amax(-1)
 
 
 @dataclass(frozen=True)

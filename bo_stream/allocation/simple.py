@@ -26,8 +26,11 @@ class GreedyVariance(Allocator):
     pivoted Cholesky (Burt, Rasmussen and van der Wilk, 2020). Cost O((M + n) M²) an update.
 
     Args:
-        max_points: Largest number M, positive.
+        max_points: Largest number M.
         tolerance: Stop where no candidate keeps this part of its prior variance, in [0, 1).
+
+    Raises:
+        ValueError: The number is not positive, or the tolerance not in [0, 1).
     """
 
     def __init__(self, max_points: int, tolerance: float = TOLERANCE) -> None:
@@ -50,8 +53,11 @@ class KMeans(Allocator):
     start, MacQueen (1967) for the stream.
 
     Args:
-        max_points: Largest number M, positive.
+        max_points: Largest number M.
         seed: Of the start.
+
+    Raises:
+        ValueError: The number is not positive.
     """
 
     def __init__(self, max_points: int, seed: int = 0) -> None:
@@ -105,8 +111,11 @@ class Random(Allocator):
     Vitter (1985), algorithm R.
 
     Args:
-        max_points: Largest number M, positive.
+        max_points: Largest number M.
         seed: Of the draws.
+
+    Raises:
+        ValueError: The number is not positive.
     """
 
     def __init__(self, max_points: int, seed: int = 0) -> None:
@@ -142,6 +151,9 @@ class UniformGrid(Allocator):
 
     Args:
         size: Points per dimension, at least 2.
+
+    Raises:
+        ValueError: The size is too small.
     """
 
     def __init__(self, size: int) -> None:

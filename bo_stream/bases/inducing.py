@@ -134,8 +134,8 @@ class InducingBasis(KernelBasis):
         """Return T with ``v_older = T v`` for whitened weights, ``... x m x M_older x M``.
 
         ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with this basis's kernel: the conditional mean of the values
-        at the older points given those at Z. ``features`` are those of the older points, ``... x m
-        x M_older x M``.
+        at the older points given those at Z. ``features`` are those of the older points,
+        ``... x m x M_older x M``.
         """
         return solve_lower(older.root, features)
 

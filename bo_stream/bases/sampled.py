@@ -270,8 +270,8 @@ class Draw:
 def draw(count: int, of: int, generator: torch.Generator, device: torch.device) -> Draw:
     """Draw one at random from each of ``count`` equal strata of a line of ``of``. Cost O(count).
 
-    Strata may cut one in two: it is then drawn up to twice, and its weight says so. All for ``count
-    = of``. The generator is on the CPU, whatever the device.
+    Strata may cut one in two: it is then drawn up to twice, and its weight says so. All for
+    ``count = of``. The generator is on the CPU, whatever the device.
     """
     if count == of:
         return Draw.all(of, device)

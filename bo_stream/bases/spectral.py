@@ -171,8 +171,8 @@ class RandomDraws:
 def student_frequencies(kernel: Kernel, drawn: Tensor, dim: int) -> Tensor:
     """Compute frequencies of an RBF or Matérn kernel of lengthscale 1 from normal numbers.
 
-    Normal for RBF, Student-t with 2ν degrees of freedom for Matérn-ν. ``drawn`` has ``dim +
-    degrees_of_freedom(kernel)`` columns.
+    Normal for RBF, Student-t with 2ν degrees of freedom for Matérn-ν. ``drawn`` has
+    ``dim + degrees_of_freedom(kernel)`` columns.
     """
     directions = drawn[..., :dim]
     degrees = degrees_of_freedom(kernel)

@@ -48,6 +48,9 @@ class CoverTree(Allocator):
             part of the kernel's shortest lengthscale, adding finer levels where there is none; the
             level of ``resolution`` if omitted.
 
+    Raises:
+        ValueError: A length is not positive and finite.
+
     Example:
         >>> tree = CoverTree(0.1).insert(X)
         >>> tree.centres, tree.assign(X)

@@ -75,8 +75,8 @@ class CellGram:
     """Gram ``Wᵀ D⁻¹ W`` on one grid, from which any entry follows exactly.
 
     Inside a cell every weight is a cubic in the position, so a product of two weights is a
-    polynomial of degree 6 per dimension: the data enter the gram only through ``Σ D⁻¹ Π_i
-    P_{l_i}(t_i)``, 7^d Legendre moments a cell. That is the size of the 7^d stencil of a node, at
+    polynomial of degree 6 per dimension: the data enter the gram only through
+    ``Σ D⁻¹ Π_i P_{l_i}(t_i)``, 7^d Legendre moments a cell: the size of a node's 7^d stencil, at
     7^d instead of 16^d numbers touched per observation, and it contracts with Kronecker features
     one dimension at a time.
 
