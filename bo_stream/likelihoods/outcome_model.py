@@ -196,14 +196,14 @@ def expected_log_prob(likelihood: Likelihood, Y: Tensor, mean: Tensor, variance:
 
 @expected_log_prob.register
 def _gaussian(likelihood: GaussianLikelihood, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """In closed form: gpytorch's own does not broadcast the noise of a batch of outputs."""
+    """Compute in closed form: gpytorch's own does not broadcast the noise of a batch of outputs."""
     noise = likelihood.noise
     return -0.5 * (((Y - mean).square() + variance) / noise + (2.0 * math.pi * noise).log())
 
 
 @expected_log_prob.register
 def _laplace(likelihood: LaplaceLikelihood, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """In closed form: quadrature of the kink of ``|y − f|`` has steps for a slope.
+    """Compute in closed form: quadrature of the kink of ``|y − f|`` has steps for a slope.
 
     ``E|t| = s √(2/π) exp(−m²/2s²) + m erf(m / s√2)`` for ``t ~ N(m, s²)``, the folded normal.
     """
@@ -218,7 +218,7 @@ def _laplace(likelihood: LaplaceLikelihood, Y: Tensor, mean: Tensor, variance: T
 def _bernoulli(
     likelihood: BernoulliLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
 ) -> Tensor:
-    """With torch's log normal cdf: the second derivative of gpytorch's is wrong."""
+    """Integrate torch's log normal cdf: the second derivative of gpytorch's is wrong."""
     signs, normal = 2.0 * Y - 1.0, Normal(mean, variance.sqrt())
     value: Tensor = likelihood.quadrature(lambda f: torch.special.log_ndtr(signs * f), normal)
     return value
@@ -246,7 +246,7 @@ def log_marginal(likelihood: Likelihood, Y: Tensor, mean: Tensor, variance: Tens
 def _laplace_marginal(
     likelihood: LaplaceLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
 ) -> Tensor:
-    """In closed form: the density has a kink, which quadrature of 20 nodes gets wrong by percents.
+    """Compute in closed form: quadrature of 20 nodes errs by percents, for the density has a kink.
 
     ``E exp(−|y − f| / b) / 2b`` for ``f ~ N(m, s²)`` is ``exp(s² / 2b²) / 2b`` times the sum of
     ``exp(±g / b) Φ(∓g / s − s / b)``, where ``g = y − m``.

@@ -11,7 +11,7 @@ from torch import Tensor
 from bo_stream.tensors import map_tensors
 
 NEIGHBOURHOOD = 4.05
-"""In radii: centres within it are neighbours; a little more than four, for rounding errors.
+"""Distance of neighbours, in radii: a little more than four, for rounding errors.
 
 The children of two parents can be neighbours only if the parents are: two radii of the parents and
 four of the children, which are half as long, are four of the parents. The paper's narrower
@@ -20,10 +20,10 @@ parents two and a half radii apart, so that it loses some.
 """
 
 REACH = 1.51
-"""In radii of a parent: distance within which a child's ball can meet the parent's; as above."""
+"""Distance within which a child's ball can meet its parent's, in radii of the parent."""
 
 PAIRS = 1 << 21
-"""About as many pairs as :meth:`Ragged.pairs_by_parts` makes at a time."""
+"""Number of pairs, about, that :meth:`Ragged.pairs_by_parts` makes at a time."""
 
 
 @dataclass(frozen=True)

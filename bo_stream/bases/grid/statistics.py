@@ -99,20 +99,14 @@ def accumulate(
     pairs = map(math.prod, strip_shapes([STENCIL**grid.dim for grid in mesh.parts]))
     widest = max([*pairs, *(PAIR_DEGREES**grid.dim for grid in mesh.parts)])
     chunk = max(1, _CHUNK_NUMBERS // (widest * noise.shape[-2]))
-    for start in range(0, X.shape[-2], chunk):
-        rows = slice(start, start + chunk)
-        values = (values[..., rows] for values in (targets, noise, weight))
-        _accumulate_chunk(statistics, mesh, X[..., rows, :], *values)
-
-
-def _accumulate_chunk(
-    statistics: NodeStatistics,
-    mesh: Mesh,
-    X: Tensor,
-    targets: Tensor,
-    noise: Tensor,
-    weight: Tensor,
-) -> None:
+    if X.shape[-2] > chunk:
+        for start in range(0, X.shape[-2], chunk):
+            rows = slice(start, start + chunk)
+            values = (values[..., rows] for values in (targets, noise, weight))
+            accumulate(statistics, mesh, X[..., rows, :], *values)
+        return
+    if X.shape[-2] == 0:
+        return
     precision = weight / noise
     columns = target_columns(targets)
     weighted = columns * precision.unsqueeze(-1)
