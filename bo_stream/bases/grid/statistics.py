@@ -101,9 +101,9 @@ def accumulate(
     chunk = max(1, _CHUNK_NUMBERS // (widest * noise.shape[-2]))
     if X.shape[-2] > chunk:
         for start in range(0, X.shape[-2], chunk):
-            rows = slice(start, start + chunk)
-            values = (values[..., rows] for values in (targets, noise, weight))
-            accumulate(statistics, mesh, X[..., rows, :], *values)
+            part = slice(start, start + chunk)
+            values = (value[..., part] for value in (targets, noise, weight))
+            accumulate(statistics, mesh, X[..., part, :], *values)
         return
     if X.shape[-2] == 0:
         return
