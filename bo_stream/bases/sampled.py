@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -25,9 +25,14 @@ class SampledBasis(ABC):
     """Functions φ of a process ``f = φ w``, ``w ~ N(0, S⁻¹)``, any few of them at their own cost.
 
     ``k(x, x') ≈ φ(x) S⁻¹ φ(x')ᵀ``. [Evans2020, section 2]
+
+    Attributes:
+        kernel: k.
+        is_diagonal: Whether S is diagonal.
     """
 
     kernel: Kernel
+    is_diagonal: ClassVar[bool]
 
     @abstractmethod
     def with_kernel(self, kernel: Kernel, outputs: int) -> Self:
@@ -37,11 +42,6 @@ class SampledBasis(ABC):
     @abstractmethod
     def size(self) -> int:
         """Number p of functions."""
-
-    @property
-    @abstractmethod
-    def is_diagonal(self) -> bool:
-        """Whether S is diagonal."""
 
     @abstractmethod
     def functions(self, X: Tensor, index: Tensor) -> Tensor:
@@ -81,6 +81,7 @@ class FourierBasis(SampledBasis):
         seed: Of the frequencies.
     """
 
+    is_diagonal = True
     kernel: Kernel
     count: int
     seed: int
@@ -96,11 +97,6 @@ class FourierBasis(SampledBasis):
     def size(self) -> int:
         """Number p of functions."""
         return self.count
-
-    @property
-    def is_diagonal(self) -> bool:
-        """Whether S is diagonal: always."""
-        return True
 
     @property
     def _stationary(self) -> Kernel:
@@ -198,10 +194,7 @@ class PointBasis(KernelFunctions):
     With Z = X it can represent the posterior mean of the exact GP. [Evans2020, section I.2]
     """
 
-    @property
-    def is_diagonal(self) -> bool:
-        """Whether S is diagonal: never."""
-        return False
+    is_diagonal = False
 
     def precision(self, index: Tensor, others: Tensor) -> Tensor:
         """Compute ``k(Z[index], Z[others])``, ``m x k x k'``."""
@@ -222,12 +215,8 @@ class RelevanceBasis(KernelFunctions):
         precisions: s, ``m x p``.
     """
 
+    is_diagonal = True
     precisions: Tensor
-
-    @property
-    def is_diagonal(self) -> bool:
-        """Whether S is diagonal: always."""
-        return True
 
     def precision(self, index: Tensor, others: Tensor) -> Tensor:
         """Compute ``S[index, others]``."""
