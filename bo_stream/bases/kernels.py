@@ -1,7 +1,7 @@
 """Kernel matrices with a dimension of outputs: any kernel's, and the squared-exponential one's.
 
-A kernel has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs. Leading
-dimensions of points broadcast; for one output their dimension m may be missing from the kernel.
+A kernel has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs. Points are
+``... x m x n x d``, with 1 for m where outputs share them; their leading dimensions broadcast.
 """
 
 from __future__ import annotations
