@@ -16,7 +16,7 @@ if TYPE_CHECKING:
         select_labels_from_pool,
     )
     from bo_stream.learning import OnlineLearner, learn_points, maximise_stochastically, pretrain
-    from bo_stream.likelihoods.logistic import LogisticLikelihood
+    from bo_stream.likelihoods.outcome_model import LogisticLikelihood
     from bo_stream.models.clustered.clustered import ClusteredGP
     from bo_stream.models.decoupled.decoupled import DecoupledGP
     from bo_stream.models.inducing.osgpr import OSGPR
@@ -96,7 +96,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "models.wiski.dirichlet": ("DirichletWISKI",),
     "models.wiski.heteroscedastic": ("HeteroscedasticWISKI",),
     "models.local.local": ("LocalGP",),
-    "likelihoods.logistic": ("LogisticLikelihood",),
+    "likelihoods.outcome_model": ("LogisticLikelihood",),
     "models.inducing.osgpr": ("OSGPR",),
     "models.inducing.osvgp": ("OSVGP",),
     "models.warnings": ("CoarsePointsWarning", "ProjectionWarning"),

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first asked for."""
+"""Lazy import of a package's public names (PEP 562)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from typing import Any
 def lazy_names(
     package: str, homes: Mapping[str, Sequence[str]], along: Sequence[str] = ()
 ) -> Callable[[str], Any]:
-    """A package's ``__getattr__`` (PEP 562).
-
-    Importing the package costs nothing then; a name is imported with all that it needs at its first
-    use, and is an attribute like any other from then on.
+    """Make a package's ``__getattr__``, which imports a name's module at its first use.
 
     Args:
         package: Its ``__name__``.
         homes: Module, below the package, to the names that come from it; a module without names is
             an attribute itself.
-        along: Modules below the package that are imported with any of the names, for they register
-            with another package what these names can do.
+        along: Modules below the package that are imported with any name: they register what the
+            names can do with another package.
     """
     places = {name: module for module, names in homes.items() for name in names}
 

@@ -1,17 +1,10 @@
-"""The one home of factorisations and of jitter."""
+"""Factorisations, triangular solves and jitter."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
-from linear_operator import to_linear_operator
-from linear_operator.operators import (
-    LinearOperator,
-    RootLinearOperator,
-    TriangularLinearOperator,
-)
 from linear_operator.utils.errors import NotPSDError
 from scipy.linalg.lapack import dpstrf
 from torch import Tensor
@@ -19,35 +12,33 @@ from torch import Tensor
 JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)
 """Relative jitters tried in turn by :func:`safe_cholesky`."""
 
-
 INDEPENDENT = 1e-8
-"""Part of its diagonal entry that a row keeps given the others, to be :func:`independent_rows`."""
+"""Least pivot, relative to the diagonal, of :func:`independent_rows`."""
+
+SMALLER_GRID = "Take a smaller grid_size (or narrower bounds)."
 
 _SMALL = 192
 
 
 def safe_cholesky(matrix: Tensor) -> Tensor:
-    """Lower Cholesky factor L of a symmetric matrix, ``L Lᵀ = matrix``, jittered where needed.
-
-    Args and errors as :func:`cholesky_with_jitter`, which also tells the jitter.
-    """
+    """Factorise a symmetric matrix as :func:`cholesky_with_jitter` and return the factor alone."""
     return cholesky_with_jitter(matrix)[0]
 
 
 def cholesky_with_nugget(matrix: Tensor, share: float) -> Tensor:
-    """Factor of a covariance whose diagonal is larger by a share of itself. Cost O(n³)."""
+    """Factorise a covariance whose diagonal is larger by a share of itself. Cost O(n³)."""
     nugget = torch.diag_embed(share * matrix.diagonal(dim1=-2, dim2=-1))
     return safe_cholesky(matrix + nugget)
 
 
 def cholesky_with_jitter(matrix: Tensor) -> tuple[Tensor, float]:
-    """Lower Cholesky factor L of a symmetric matrix, and the jitter that it took.
+    """Compute the lower Cholesky factor L of a symmetric matrix, and the jitter that it took.
 
-    A factorisation that fails is tried again with a jitter relative to the mean of the diagonal,
-    from the list ``JITTERS``; the same for all matrices of a batch. Cost O(n³).
+    A factorisation that fails is tried again with the next of ``JITTERS``, relative to the mean of
+    the diagonal; the same for all matrices of a batch. Cost O(n³).
 
     Args:
-        matrix: A ``... x n x n`` symmetric positive (semi-)definite tensor.
+        matrix: Positive (semi-)definite, ``... x n x n``.
 
     Returns:
         L with ``L Lᵀ = matrix + jitter · mean(diagonal) · I``, and the jitter; 0 is none.
@@ -66,11 +57,19 @@ def cholesky_with_jitter(matrix: Tensor) -> tuple[Tensor, float]:
     )
 
 
+def _add_jitter(matrix: Tensor, jitter: float) -> Tensor:
+    if jitter == 0.0:
+        return matrix
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    scale = diagonal.mean(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+    return matrix + torch.diag_embed(jitter * scale.expand_as(diagonal))
+
+
 def independent_rows(matrix: Tensor) -> Tensor:
-    """Rows of symmetric matrices that are positive definite together, in the order of pivots.
+    """Select rows of symmetric matrices that are positive definite together, in pivot order.
 
     Pivoted Cholesky of the correlations as they stand, indefinite or not, until no pivot is more
-    than ``INDEPENDENT``; of a batch one matrix after the other, each among the rows that are left.
+    than ``INDEPENDENT``; of a batch one matrix after the other, each among the rows that remain.
     Cost O(n³).
 
     Args:
@@ -89,11 +88,11 @@ def independent_rows(matrix: Tensor) -> Tensor:
 
 
 def pivot_rows(matrix: Tensor, tolerance: float) -> Tensor:
-    """Pivots of the Cholesky factorisation of a symmetric matrix, in order. Cost O(n³).
+    """Return the pivots of the Cholesky factorisation of a symmetric matrix, in order. Cost O(n³).
 
     Args:
         matrix: ``n x n``, finite.
-        tolerance: Ends when no pivot is larger.
+        tolerance: Least pivot.
 
     Returns:
         Indices, ``k``.
@@ -102,24 +101,16 @@ def pivot_rows(matrix: Tensor, tolerance: float) -> Tensor:
     return torch.from_numpy(pivots[:rank] - 1).long().to(matrix.device)
 
 
-def _add_jitter(matrix: Tensor, jitter: float) -> Tensor:
-    if jitter == 0.0:
-        return matrix
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    scale = diagonal.mean(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
-    return matrix + torch.diag_embed(jitter * scale.expand_as(diagonal))
-
-
 def inverse_root(matrix: Tensor) -> Tensor:
-    """A root S of the inverse, ``S Sᵀ = matrix⁻¹``: the transposed inverse Cholesky factor.
+    """Compute a root S of the inverse, ``S Sᵀ = matrix⁻¹``: the transposed inverse Cholesky factor.
 
-    Cost O(n³). Args and errors as :func:`safe_cholesky`.
+    Jitter and errors as :func:`cholesky_with_jitter`. Cost O(n³).
     """
     return inverse_lower(safe_cholesky(matrix)).mT
 
 
 def inverse_lower(factor: Tensor) -> Tensor:
-    """Inverse of a lower triangular matrix by halves, which spares the products with zeros."""
+    """Invert a lower triangular matrix by halves, which spares the products with zeros."""
     n = factor.shape[-1]
     if n <= _SMALL:
         identity = torch.eye(n, dtype=factor.dtype, device=factor.device)
@@ -135,9 +126,9 @@ def inverse_lower(factor: Tensor) -> Tensor:
 
 
 def solve_one_plus_product(A: Tensor, P: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """``(I + A P)⁻¹ right`` and ``log |I + A P|`` for positive semi-definite A and P. Cost O(n³).
+    """Compute ``(I + A P)⁻¹ right`` and ``log |I + A P|`` for positive semi-definite A and P.
 
-    A P has no negative eigenvalue, so that I + A P can be inverted whatever their ranks.
+    A P has no negative eigenvalue, so that I + A P is invertible whatever their ranks. Cost O(n³).
 
     Raises:
         NotPSDError: An entry is NaN or infinite.
@@ -155,7 +146,7 @@ def solve_one_plus_product(A: Tensor, P: Tensor, right: Tensor) -> tuple[Tensor,
 
 
 def product_of_triangular_root(root: Tensor) -> Tensor:
-    """``S Sᵀ`` of an upper triangular S, ``... x n x n``, by halves, at half the cost."""
+    """Compute ``S Sᵀ`` of an upper triangular S, ``... x n x n``, by halves, at half the cost."""
     n = root.shape[-1]
     if n <= _SMALL:
         return root @ root.mT
@@ -172,7 +163,7 @@ def product_of_triangular_root(root: Tensor) -> Tensor:
 
 
 def row_product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """``rows @ matrix``, ``... x q x r`` by ``... x r x k``, where many batches share one matrix.
+    """Compute ``rows @ matrix``, ``... x q x r`` by ``... x r x k``, for batches with one matrix.
 
     One product for all of them: ``matmul`` would make one for each batch, at twice the time.
     """
@@ -180,7 +171,7 @@ def row_product(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
-    """``factor⁻¹ right`` for a lower triangular factor, leading dimensions broadcast."""
+    """Compute ``factor⁻¹ right`` for a lower triangular factor, leading dimensions broadcast."""
     batch = torch.broadcast_shapes(factor.shape[:-2], right.shape[:-2])
     return torch.linalg.solve_triangular(
         factor.expand(*batch, *factor.shape[-2:]),
@@ -190,103 +181,16 @@ def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
 
 
 def stack_rows(first: Tensor, second: Tensor) -> Tensor:
-    """Rows of both, leading dimensions broadcast."""
+    """Stack the rows of two matrices, leading dimensions and columns broadcast."""
     return stack_columns(first.mT, second.mT).mT
 
 
 def stack_columns(first: Tensor, second: Tensor) -> Tensor:
-    """Columns of both, leading dimensions and rows broadcast."""
+    """Stack the columns of two matrices, leading dimensions and rows broadcast."""
     batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
     return torch.cat(
         (first.expand(*batch, first.shape[-1]), second.expand(*batch, second.shape[-1])), dim=-1
     )
-
-
-class DowndatedRootOperator(LinearOperator):
-    """The covariance ``Z Zᵀ − B Bᵀ`` of n points, never formed: O(n (r + q)) memory.
-
-    The leading dimensions of ``root`` and ``downdate`` broadcast but are not expanded, so that many
-    fantasies of the same points share one root.
-    """
-
-    def __init__(self, root: Tensor, downdate: Tensor, batch: torch.Size | None = None) -> None:
-        """Set the two factors.
-
-        Args:
-            root: Z, ``... x n x r``.
-            downdate: B, ``... x n x q``; q may be 0.
-            batch: Leading shape of the operator; what the factors broadcast to if omitted.
-        """
-        super().__init__(root, downdate, batch=batch)
-        self.root = root
-        self.downdate = downdate
-        own = torch.broadcast_shapes(root.shape[:-2], downdate.shape[:-2])
-        self.batch = own if batch is None else torch.Size(batch)
-
-    def _size(self) -> torch.Size:
-        n = self.root.shape[-2]
-        return torch.Size((*self.batch, n, n))
-
-    def _transpose_nonbatch(self) -> DowndatedRootOperator:
-        return self
-
-    def _matmul(self, rhs: Tensor) -> Tensor:
-        columns = rhs.unsqueeze(-1) if rhs.ndim == 1 else rhs
-        product = self.root @ (self.root.mT @ columns)
-        product = product - self.downdate @ (self.downdate.mT @ columns)
-        return product.squeeze(-1) if rhs.ndim == 1 else product
-
-    def _diagonal(self) -> Tensor:
-        variance = self.root.square().sum(-1) - self.downdate.square().sum(-1)
-        return variance.expand(*self.batch, -1)
-
-    def to_dense(self) -> Tensor:
-        """The ``... x n x n`` matrix itself."""
-        dense = self.root @ self.root.mT - self.downdate @ self.downdate.mT
-        return dense.expand(self._size())
-
-    def _expand_batch(self, batch_shape: torch.Size | list[int]) -> DowndatedRootOperator:
-        return DowndatedRootOperator(self.root, self.downdate, torch.Size(batch_shape))
-
-    def _unsqueeze_batch(self, dim: int) -> DowndatedRootOperator:
-        factors = [f[(None,) * (len(self.batch) + 2 - f.ndim)] for f in (self.root, self.downdate)]
-        root, downdate = (factor.unsqueeze(dim) for factor in factors)
-        return DowndatedRootOperator(
-            root, downdate, torch.Size((*self.batch[:dim], 1, *self.batch[dim:]))
-        )
-
-    def _getitem(self, row_index: Any, col_index: Any, *batch_indices: Any) -> LinearOperator:
-        """Rows and columns: again in factors where they are the same, else dense."""
-        if not (isinstance(row_index, slice) and isinstance(col_index, slice)):
-            return to_linear_operator(self.to_dense()[(*batch_indices, row_index, col_index)])
-        wide = [f.expand(*self.batch, *f.shape[-2:]) for f in (self.root, self.downdate)]
-        root, downdate = (f[(*batch_indices, row_index, slice(None))] for f in wide)
-        if row_index == col_index:
-            return DowndatedRootOperator(root, downdate)
-        root2, downdate2 = (f[(*batch_indices, col_index, slice(None))] for f in wide)
-        return to_linear_operator(root @ root2.mT - downdate @ downdate2.mT)
-
-    def root_decomposition(self, method: str | None = None) -> LinearOperator:
-        """A root with n columns while n is small, else the low-rank root of the difference."""
-        n, rank = self.root.shape[-2:]
-        if n <= rank + self.downdate.shape[-1]:
-            return RootLinearOperator(TriangularLinearOperator(safe_cholesky(self.to_dense())))
-        return RootLinearOperator(self._low_rank_root())
-
-    def _low_rank_root(self) -> Tensor:
-        """``Q V √Λ`` with ``V Λ Vᵀ = R Rᵀ − Qᵀ B Bᵀ Q`` and ``Z = Q R``. Cost O(n r² + r³).
-
-        Exact because B lies in the range of Z, which Q spans whatever the rank of Z.
-        """
-        if self.downdate.shape[-1] == 0:
-            return self.root
-        range_, own = torch.linalg.qr(self.root)
-        less = range_.mT @ self.downdate
-        eigenvalues, vectors = torch.linalg.eigh(own @ own.mT - less @ less.mT)
-        return range_ @ (vectors * eigenvalues.clamp_min(0.0).sqrt().unsqueeze(-2))
-
-
-SMALLER_GRID = "Take a smaller grid_size (or narrower bounds)."
 
 
 def check_memory(
@@ -299,10 +203,10 @@ def check_memory(
     """Refuse an allocation beyond a limit, before it is made.
 
     Args:
-        name: What would be allocated.
-        numbers: How many.
+        name: Subject of the error message.
+        numbers: How many numbers would be allocated.
         limit_gib: In GiB.
-        remedy: A sentence on what to do instead.
+        remedy: Sentence that ends the message.
         dtype: Of the numbers.
 
     Raises:

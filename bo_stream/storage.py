@@ -1,4 +1,4 @@
-"""Files that are either the old one or the new one, never half of either."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
     """Open a temporary file beside ``path`` that replaces it when the block ends without error.
 
     Raises:
-        OSError: The disk is full or the folder cannot be written; the old file is left whole.
+        OSError: The disk is full or the folder cannot be written; the old file stays.
     """
     target = Path(path)
     draft = target.with_name(f".{target.name}.{uuid4().hex}")

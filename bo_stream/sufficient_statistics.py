@@ -1,41 +1,18 @@
-"""Sufficient statistics of a Gaussian linear model: all that a stream leaves behind."""
+"""Sufficient statistics of a Gaussian linear model: all that a stream leaves in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
+from bo_stream.tensors import map_tensors, zip_tensors
 
-class Gram(Protocol):
-    """``Φᵀ D⁻¹ Φ`` in any storage: a dense ``... x p x p`` tensor or a structured one."""
-
-    def __add__(self, other: Self, /) -> Self:
-        """Gram of both data sets."""
-        ...
-
-    def __mul__(self, factor: float, /) -> Self:
-        """Gram of down-weighted data."""
-        ...
-
-
-G = TypeVar("G", bound=Gram)
-G_contra = TypeVar("G_contra", bound=Gram, contravariant=True)
-
-
-class PullBack(Protocol[G_contra]):
-    """A linear map T between weights, ``v_old = T v_new``, as it acts on statistics."""
-
-    def congruence(self, gram: G_contra) -> Tensor:
-        """``Tᵀ gram T``, dense ``... x r x r``."""
-        ...
-
-    def transpose(self, moment: Tensor) -> Tensor:
-        """``Tᵀ moment``, ``... x p x 2 -> ... x r x 2``."""
-        ...
+G = TypeVar("G")
+G_contra = TypeVar("G_contra", contravariant=True)
 
 
 @dataclass(frozen=True)
@@ -44,15 +21,16 @@ class SufficientStatistics(Generic[G]):
 
     Law: ``statistics(A ∪ B) = statistics(A) + statistics(B)``. Each of m outputs has two target
     columns [Y, 1], so that every affine change of Y (a constant mean, a new standardisation) is
-    exact after the data are gone. D is relative noise: 1 where the level is learned.
+    exact after the data are gone. D is relative noise: 1 where the noise variance is inferred.
 
     Attributes:
-        gram: ``Φᵀ D⁻¹ Φ``, one for all outputs (leading ``... x 1``) or one each (``... x m``).
+        gram: ``Φᵀ D⁻¹ Φ``, dense ``... x p x p`` or a value made of tensors that are linear in D⁻¹;
+            one for all outputs (leading ``... x 1``) or one each (``... x m``).
         moment: ``Φᵀ D⁻¹ [Y, 1]``, ``... x m x p x 2``.
         energy: ``[Y, 1]ᵀ D⁻¹ [Y, 1]``, ``... x m x 2 x 2``.
         totals: ``[Y, 1]ᵀ [Y, 1]``, ``... x m x 2 x 2``, unweighted: sums, squares and count.
         log_noise: ``log |D|``, ``... x m``.
-        noise_sum: ``tr D``, ``... x m``: the mean noise of the stream.
+        noise_sum: ``tr D``, ``... x m``.
     """
 
     gram: G
@@ -68,50 +46,53 @@ class SufficientStatistics(Generic[G]):
         return self.totals[..., 1, 1]
 
     def __add__(self, other: Self) -> Self:
-        """Statistics of both data sets. Cost O(size)."""
-        names = [field.name for field in fields(self)]
-        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+        """Return the statistics of both data sets. Cost O(size)."""
+        return zip_tensors(torch.add, self, other)
 
     def scale(self, factor: float) -> Self:
-        """Statistics in which every observation counts ``factor`` times: exponential forgetting."""
-        names = [field.name for field in fields(self)]
-        return type(self)(*(getattr(self, name) * factor for name in names))
+        """Weight every observation by ``factor``: exponential forgetting."""
+        return map_tensors(self, lambda tensor: tensor * factor)
 
     def to(self, device: torch.device) -> Self:
-        """Statistics on another device."""
-        names = [field.name for field in fields(self)]
-        return type(self)(*(getattr(self, name).to(device) for name in names))
+        """Move the statistics to a device."""
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
     def map_targets(self, matrix: Tensor) -> Self:
-        """Statistics of the target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``; exact."""
-        return type(self)(
-            self.gram,
-            self.moment @ matrix,
-            matrix.mT @ self.energy @ matrix,
-            matrix.mT @ self.totals @ matrix,
-            self.log_noise,
-            self.noise_sum,
+        """Return the statistics of targets ``[Y, 1] @ matrix``, ``... x m x 2 x 2``; exact."""
+        return replace(
+            self,
+            moment=self.moment @ matrix,
+            energy=matrix.mT @ self.energy @ matrix,
+            totals=matrix.mT @ self.totals @ matrix,
         )
 
     def pull_back(self, T: PullBack[G]) -> SufficientStatistics[Tensor]:
-        """Statistics of the weights ``v_new`` where ``v_old = T v_new``: ``Tᵀ gram T, Tᵀ moment``.
+        """Return the statistics of the weights ``v_new`` with ``v_old = T v_new``.
 
-        Shares no tensor with these statistics, which may be accumulated in place. Source: the
-        congruence of Bui, Nguyen and Turner (2017) for a moved basis.
+        ``Tᵀ gram T`` and ``Tᵀ moment``, in new tensors: these may be accumulated in place.
+        Source: the congruence of Bui, Nguyen and Turner (2017) for a moved basis.
         """
+        sums = (self.energy, self.totals, self.log_noise, self.noise_sum)
         return SufficientStatistics(
-            T.congruence(self.gram),
-            T.transpose(self.moment),
-            self.energy.clone(),
-            self.totals.clone(),
-            self.log_noise.clone(),
-            self.noise_sum.clone(),
+            T.congruence(self.gram), T.transpose(self.moment), *(each.clone() for each in sums)
         )
+
+
+class PullBack(Protocol[G_contra]):
+    """Linear map T between weights, ``v_old = T v_new``, in its action on statistics."""
+
+    def congruence(self, gram: G_contra) -> Tensor:
+        """Compute ``Tᵀ gram T``, dense ``... x r x r``."""
+        ...
+
+    def transpose(self, moment: Tensor) -> Tensor:
+        """Compute ``Tᵀ moment``, ``... x p x 2 -> ... x r x 2``."""
+        ...
 
 
 @dataclass(frozen=True)
 class MatrixMap:
-    """The map ``v_old = matrix v_new`` between dense weights.
+    """Map ``v_old = matrix v_new`` between dense weights.
 
     Attributes:
         matrix: ``... x p x r``.
@@ -120,20 +101,20 @@ class MatrixMap:
     matrix: Tensor
 
     def congruence(self, gram: Tensor) -> Tensor:
-        """``matrixᵀ gram matrix``. Cost O(p² r)."""
+        """Compute ``matrixᵀ gram matrix``. Cost O(p² r)."""
         return self.matrix.mT @ gram @ self.matrix
 
     def transpose(self, moment: Tensor) -> Tensor:
-        """``matrixᵀ moment``. Cost O(p r)."""
+        """Compute ``matrixᵀ moment``. Cost O(p r)."""
         return self.matrix.mT @ moment
 
 
 @dataclass(frozen=True)
 class Regrouping:
-    """The map ``v_old = T v_new`` where each old value is one of the new; a diagonal gram stays so.
+    """Map ``v_old = T v_new`` in which each old value is one of the new; a diagonal gram stays so.
 
     Attributes:
-        index: Of the new value that each old one is, ``p``.
+        index: Position of each old value among the new ones, ``p``.
         size: Number of new values.
     """
 
@@ -141,11 +122,11 @@ class Regrouping:
     size: int
 
     def congruence(self, gram: Tensor) -> Tensor:
-        """``Tᵀ gram T`` of diagonals kept as columns, ``... x p x 1``. Cost O(p)."""
+        """Compute ``Tᵀ gram T`` of diagonals kept as columns, ``... x p x 1``. Cost O(p)."""
         return self.transpose(gram)
 
     def transpose(self, moment: Tensor) -> Tensor:
-        """``Tᵀ moment``: sums of rows. Cost O(p)."""
+        """Compute ``Tᵀ moment``: sums of rows. Cost O(p)."""
         zeros = moment.new_zeros(*moment.shape[:-2], self.size, moment.shape[-1])
         return zeros.index_add_(-2, self.index, moment)
 
@@ -153,20 +134,20 @@ class Regrouping:
 def weighted_statistics(
     features: Tensor, targets: Tensor, noise: Tensor, weight: Tensor
 ) -> SufficientStatistics[Tensor]:
-    """Dense statistics of a batch of observations. Cost O(n p²).
+    """Compute the dense statistics of a batch of observations. Cost O(n p²).
 
     Args:
         features: Φ, ``... x m x n x p``.
         targets: ``... x m x n``.
         noise: Relative noise D, ``... x (1 or m) x n``.
-        weight: 1 to add, −1 to take out, 0 to leave out, ``... x (1 or m) x n``.
+        weight: 1 to add, −1 to retract, 0 to skip, ``... x (1 or m) x n``.
     """
     gram = features.mT @ (features * (weight / noise).unsqueeze(-1))
     return _with_sums(gram, lambda weighted: features.mT @ weighted, targets, noise, weight)
 
 
 def padded(statistics: SufficientStatistics[Tensor], n: int) -> SufficientStatistics[Tensor]:
-    """Dense statistics with n weights more, after the others, of which nothing is known."""
+    """Append n weights without data to dense statistics."""
     return replace(
         statistics,
         gram=torch.nn.functional.pad(statistics.gram, (0, n, 0, n)),
@@ -181,16 +162,10 @@ def continued(
     noise: Tensor,
     weight: Tensor,
 ) -> SufficientStatistics[Tensor]:
-    """Dense statistics in which some of the observations get features more.
+    """Extend dense statistics by g features that are zero at all but n observations.
 
-    Those of other observations are zero. Cost O(n p g + p²) for g features more.
-
-    Args:
-        statistics: Of all observations.
-        features: All of some observations, ``... x m x n x p``, the last g new.
-        targets: Of those, ``... x m x n``.
-        noise: Relative noise D, ``... x (1 or m) x n``.
-        weight: 1 for those that are in, 0 for those that are not, ``... x (1 or m) x n``.
+    ``features`` are all of those observations', ``... x m x n x p``, the last g new; targets, noise
+    and weight as in :func:`weighted_statistics`. Cost O(n p g + p²).
     """
     former = statistics.gram.shape[-1]
     total = padded(statistics, features.shape[-1] - former)
@@ -205,16 +180,10 @@ def continued(
 def grouped_statistics(
     groups: Tensor, size: int, targets: Tensor, noise: Tensor, weight: Tensor
 ) -> SufficientStatistics[Tensor]:
-    """Statistics of observations whose feature is the indicator of a group. Cost O(n + size).
+    """Compute the statistics of observations whose features are indicators of ``size`` groups.
 
-    The gram is diagonal and kept as a column, ``... x m x size x 1``.
-
-    Args:
-        groups: From 0 to ``size - 1``, ``... x n``.
-        size: Number of groups.
-        targets: ``... x m x n``.
-        noise: Relative noise D, ``... x (1 or m) x n``.
-        weight: 1 to add, −1 to take out, 0 to leave out, ``... x (1 or m) x n``.
+    ``groups`` are from 0 to ``size − 1``, ``... x n``; the rest as in :func:`weighted_statistics`.
+    The gram is diagonal and kept as a column, ``... x m x size x 1``. Cost O(n + size).
     """
 
     def by_group(weighted: Tensor) -> Tensor:
@@ -233,7 +202,7 @@ def _with_sums(
     noise: Tensor,
     weight: Tensor,
 ) -> SufficientStatistics[Tensor]:
-    """The gram with all that does not depend on it; ``to_weights`` is the product with Φᵀ."""
+    """Add all statistics but the gram; ``to_weights`` is the product with Φᵀ."""
     columns = target_columns(targets)
     weighted = columns * (weight / noise).unsqueeze(-1)
     return SufficientStatistics(
@@ -247,5 +216,5 @@ def _with_sums(
 
 
 def target_columns(targets: Tensor) -> Tensor:
-    """The columns [Y, 1], ``... x n -> ... x n x 2``."""
+    """Return the columns [Y, 1], ``... x n -> ... x n x 2``."""
     return torch.stack((targets, torch.ones_like(targets)), dim=-1)

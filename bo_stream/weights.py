@@ -1,4 +1,4 @@
-"""The posterior over whitened weights, and the marginal likelihood, from statistics alone."""
+"""The posterior over whitened weights and the marginal likelihood, from statistics alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from torch import Tensor
 
 from bo_stream.linalg import inverse_root, safe_cholesky, solve_lower
 from bo_stream.sufficient_statistics import SufficientStatistics
+from bo_stream.tensors import zip_tensors
 
 
 @dataclass(frozen=True)
 class WeightPosterior:
-    """q(w) = N(m, S Sᵀ) over whitened weights, whose prior is N(0, I).
+    """Normal distribution q(w) = N(m, S Sᵀ) of whitened weights, whose prior is N(0, I).
 
     Kept as ``m = m₀ + S₀ a`` and ``S Sᵀ = S₀ (I − C Cᵀ) S₀ᵀ``, so that an observation reads the
-    large S₀ once and writes a column of C.
+    large S₀ once and appends a column to C.
 
     Attributes:
         base_mean: m₀, ``... x m x r x 1``.
@@ -34,112 +35,107 @@ class WeightPosterior:
 
     @classmethod
     def of(cls, mean: Tensor, root: Tensor) -> WeightPosterior:
-        """N(mean, root rootᵀ)."""
+        """Make N(mean, root rootᵀ)."""
         return cls(mean, root, torch.zeros_like(mean), root[..., :0])
 
     @property
     def observed(self) -> int:
-        """Observations k since the base."""
+        """Number k of observations since the base."""
         return self.downdate.shape[-1]
 
     @cached_property
     def mean(self) -> Tensor:
-        """``... x m x r x 1``. Cost O(r²)."""
+        """Mean m, ``... x m x r x 1``. Cost O(r²)."""
         return self.base_mean + self.base_root @ self.shift if self.observed else self.base_mean
 
     @cached_property
     def root(self) -> Tensor:
-        """S, ``... x m x r x r``. Cost O(k r²)."""
+        """Root S of the covariance, ``... x m x r x r``. Cost O(k r²)."""
         if not self.observed:
             return self.base_root
         change = self.downdate @ _complement(self.downdate)
         return _less_product(self.base_root, self.base_root @ self.downdate, change.mT)
 
     def covariance(self) -> Tensor:
-        """``S Sᵀ``, ``... x m x r x r``. Cost O(r³)."""
+        """Compute ``S Sᵀ``, ``... x m x r x r``. Cost O(r³)."""
         return self.root @ self.root.mT
 
     def covariance_times(self, columns: Tensor) -> Tensor:
-        """``S Sᵀ columns``, ``... x m x r x n``. Cost O(n r (r + k))."""
+        """Compute ``S Sᵀ columns``, ``... x m x r x n``. Cost O(n r (r + k))."""
         rows = columns.mT @ self.base_root  # thin products are faster this way round
         rows = rows - rows @ self.downdate @ self.downdate.mT
         return (rows @ self.base_root.mT).mT
 
     def log_precision(self) -> Tensor:
-        """``log |Q|``, ``... x m``, fresh from :func:`solve`: the root is triangular there."""
+        """Compute ``−log |S Sᵀ|``, ``... x m``, for a triangular root, as of :func:`solve`."""
         return -2.0 * self.base_root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def observe(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
-        """The posterior after n more observations. Cost O(n r (r + k)), for n small against r.
+        """Condition on n more observations. Cost O(n r (r + k)), for n small against r.
 
         Law: equal to solving anew with the observations' statistics added.
 
         Args:
             features: Whitened, ``... x m x n x r``.
             residual: Outcomes less the prior mean, ``... x m x n``.
-            noise: Actual variances, ``... x m x n``.
+            noise: Variances, ``... x m x n``.
         """
         rows = features @ self.base_root
         explained = rows @ self.downdate
         gain = rows.mT - self.downdate @ explained.mT
         factor = safe_cholesky(rows @ gain + torch.diag_embed(noise))
-        surprise = residual.unsqueeze(-1) - features @ self.base_mean - rows @ self.shift
+        innovation = residual.unsqueeze(-1) - features @ self.base_mean - rows @ self.shift
         columns = solve_lower(factor, gain.mT).mT
         return replace(
             self,
-            shift=self.shift + columns @ solve_lower(factor, surprise),
+            shift=self.shift + columns @ solve_lower(factor, innovation),
             downdate=torch.cat((self.downdate, columns), -1),
         )
 
     def retract(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
-        """The posterior without n observations that it was told. Cost O(n r² + n³).
+        """Remove n observations that were conditioned on. Cost O(n r² + n³).
 
-        Law: undoes :meth:`observe`; equal to solving anew with their statistics subtracted. With
+        Law: undoes :meth:`observe`, whose arguments it takes. With
         ``D = (N − Φ S Sᵀ Φᵀ)^(-1/2) Φ S`` the covariance is ``S (I + Dᵀ D) Sᵀ``.
 
-        Args:
-            features: Whitened, ``... x m x n x r``.
-            residual: Outcomes less the prior mean, ``... x m x n``.
-            noise: Actual variances, ``... x m x n``.
-
         Raises:
-            NotPSDError: It was not told them, so that they explain more than is known.
+            NotPSDError: They were not conditioned on, so that they explain more than is known.
         """
         rows = features @ self.root
         factor = safe_cholesky(torch.diag_embed(noise) - rows @ rows.mT)
         columns = solve_lower(factor, rows)
-        surprise = solve_lower(factor, residual.unsqueeze(-1) - features @ self.mean)
+        innovation = solve_lower(factor, residual.unsqueeze(-1) - features @ self.mean)
         change = _widening(columns) @ columns
         root = _less_product(self.root, self.root @ columns.mT, -change)
-        return WeightPosterior.of(self.mean - self.root @ (columns.mT @ surprise), root)
+        return WeightPosterior.of(self.mean - self.root @ (columns.mT @ innovation), root)
 
 
 def _widening(columns: Tensor) -> Tensor:
-    """M with ``I + Dᵀ M D`` a root of ``I + Dᵀ D``, ``... x k x k``, for D of k rows."""
+    """Return M with ``I + Dᵀ M D`` a root of ``I + Dᵀ D``, ``... x k x k``, for D of k rows."""
     values, vectors = torch.linalg.eigh(columns @ columns.mT)
     root = (1.0 + values.clamp_min(0.0)).sqrt()
     return (vectors / (1.0 + root).unsqueeze(-2)) @ vectors.mT
 
 
 def _complement(downdate: Tensor) -> Tensor:
-    """M with ``I − C M Cᵀ`` a root of ``I − C Cᵀ``, ``... x k x k``."""
+    """Return M with ``I − C M Cᵀ`` a root of ``I − C Cᵀ``, ``... x k x k``."""
     values, vectors = torch.linalg.eigh(downdate.mT @ downdate)
     left = (1.0 - values).clamp_min(0.0).sqrt()
     return (vectors / (1.0 + left).unsqueeze(-2)) @ vectors.mT
 
 
 def _less_product(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """``matrix − left right`` in one pass over the large matrix."""
+    """Compute ``matrix − left right`` in one pass over the large matrix."""
     stacks = (part.flatten(0, -3) for part in (matrix, left, right))
     return torch.baddbmm(*stacks, alpha=-1.0).view_as(matrix)
 
 
 @dataclass(frozen=True)
 class GaussianEvidence:
-    """What observations at their actual noise say of whitened weights with residual targets.
+    """Information form of observations of whitened weights, with targets less the prior mean μ.
 
     Attributes:
-        gram: ``Φᵀ N⁻¹ Φ``, ``... x m x r x r``, with N the actual noise.
+        gram: ``Φᵀ N⁻¹ Φ``, ``... x m x r x r``, with N the noise covariance.
         moment: ``Φᵀ N⁻¹ (y − μ)``, ``... x m x r x 1``.
         energy: ``(y − μ)ᵀ N⁻¹ (y − μ)``, ``... x m``.
         log_noise: ``log |N|``, ``... x m``.
@@ -153,26 +149,20 @@ class GaussianEvidence:
     count: Tensor
 
     def __add__(self, other: GaussianEvidence) -> GaussianEvidence:
-        """Evidence of both groups of observations."""
-        return GaussianEvidence(
-            self.gram + other.gram,
-            self.moment + other.moment,
-            self.energy + other.energy,
-            self.log_noise + other.log_noise,
-            self.count + other.count,
-        )
+        """Add the information of other observations."""
+        return zip_tensors(torch.add, self, other)
 
 
 def at_noise(
     statistics: SufficientStatistics[Tensor], level: Tensor, residual: Tensor
 ) -> GaussianEvidence:
-    """Turn statistics at relative noise D into evidence at the actual noise ``level · D``.
+    """Turn statistics at relative noise D into information form at the noise ``level · D``.
 
     Args:
         statistics: Pulled back to whitened weights.
-        level: The noise level, ``... x m``.
-        residual: The combination of the columns [Y, 1] that is to be explained, ``... x m x 2 x
-            1``: ``[1, −μ]`` for a constant mean μ.
+        level: Noise variance where D is 1, ``... x m``.
+        residual: Combination of the columns [Y, 1] that is explained, ``... x m x 2 x 1``:
+            ``[1, −μ]`` for a constant mean μ.
     """
     precision = level.reciprocal()[..., None, None]
     return GaussianEvidence(
@@ -185,12 +175,9 @@ def at_noise(
 
 
 def evidence_of(features: Tensor, residual: Tensor, noise: Tensor) -> GaussianEvidence:
-    """Evidence of a batch of n observations. Cost O(n r²).
+    """Compute the information form of n observations, given as to :meth:`WeightPosterior.observe`.
 
-    Args:
-        features: Whitened, ``... x m x n x r``.
-        residual: Outcomes less the prior mean, ``... x m x n``.
-        noise: Actual variances, ``... x m x n``.
+    Cost O(n r²).
     """
     weighted = features / noise.unsqueeze(-1)
     return GaussianEvidence(
@@ -203,7 +190,7 @@ def evidence_of(features: Tensor, residual: Tensor, noise: Tensor) -> GaussianEv
 
 
 def solve(evidence: GaussianEvidence) -> WeightPosterior:
-    """The weight posterior ``Q⁻¹ moment, Q⁻¹`` with ``Q = I + gram``. Cost O(r³).
+    """Compute the weight posterior N(Q⁻¹ moment, Q⁻¹) with ``Q = I + gram``. Cost O(r³).
 
     Q is never smaller than the identity, hence no jitter is needed. Source: Stanton et al. (2021),
     WISKI, section 4.1, in whitened weights.
@@ -213,7 +200,7 @@ def solve(evidence: GaussianEvidence) -> WeightPosterior:
 
 
 def weight_precision(gram: Tensor) -> Tensor:
-    """``Q = I + gram``, symmetrised, ``... x r x r``."""
+    """Compute ``Q = I + gram``, symmetrised, ``... x r x r``."""
     total = 0.5 * (gram + gram.mT)
     total.diagonal(dim1=-2, dim2=-1).add_(1.0)
     return total
@@ -222,13 +209,13 @@ def weight_precision(gram: Tensor) -> Tensor:
 def log_marginal_likelihood(
     evidence: GaussianEvidence, mean: Tensor, log_determinant: Tensor
 ) -> Tensor:
-    """``log N(y − μ; 0, Φ P Φᵀ + N)`` by the determinant and inversion lemmas, ``... x m``.
+    """Compute ``log N(y − μ; 0, Φ P Φᵀ + N)`` by the determinant and inversion lemmas, ``... x m``.
 
     ``−½ (n log 2π + log |N| + log |I + P gram| + energy − momentᵀ mean)``. Cost O(r). Source:
     WISKI, eq. 13 with its log terms corrected.
 
     Args:
-        evidence: Of the observations.
+        evidence: Information form of the observations.
         mean: Posterior mean of the weights, ``... x m x r x 1``.
         log_determinant: ``log |I + P gram|`` for weights with prior covariance P, ``... x m``.
     """

@@ -8,7 +8,6 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.linalg import (
-    DowndatedRootOperator,
     check_memory,
     cholesky_with_jitter,
     inverse_lower,
@@ -19,6 +18,7 @@ from bo_stream.linalg import (
     solve_lower,
     solve_one_plus_product,
 )
+from bo_stream.process.distributions import DowndatedRootOperator
 from tests.tolerances import assert_close
 
 

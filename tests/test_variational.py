@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.likelihoods.expected_log_prob import expected_log_prob
+from bo_stream.likelihoods.outcome_model import expected_log_prob
 from bo_stream.likelihoods.sites import (
     ExpectedLogProb,
     Prior,

@@ -23,7 +23,7 @@ from bo_stream.acquisition.weight_space import (
     in_weight_space,
     weight_space,
 )
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.spectral import RandomDraws
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_inputs

@@ -19,9 +19,10 @@ from torch import Size, Tensor
 
 from bo_stream.acquisition.weight_space import check_inside
 from bo_stream.bases.basis import Basis
-from bo_stream.bases.functions import FunctionBasis, InducingFunctions, KernelFunctions
+from bo_stream.bases.functions import FunctionBasis, InducingFunctions
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.inducing import InducingBasis, kernel_variance
+from bo_stream.bases.sampled import KernelFunctions
 from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
 from bo_stream.linalg import row_product, solve_lower
 from bo_stream.models.clustered.solver import ClusteredProcess, cross_matrix

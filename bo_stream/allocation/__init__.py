@@ -1,4 +1,4 @@
-"""Where inducing points go, in a stream: allocators, alone or in a model."""
+"""Allocators: online selection of inducing points, alone or in a model."""
 
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.cover_tree.tree import CoverTree

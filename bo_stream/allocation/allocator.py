@@ -1,8 +1,10 @@
-"""Where inducing points go: the interface, alone, in a stream and in BoTorch's models."""
+"""The interface of allocators, in a stream and in BoTorch's models."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from numbers import Real
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
@@ -15,21 +17,21 @@ from gpytorch.kernels import Kernel
 from gpytorch.module import Module
 from torch import Tensor
 
-from bo_stream.allocation.greedy import greedy_points
+from bo_stream.allocation.selection import greedy_points
 
 
 class Allocator(InducingPointAllocator):
-    """Chooses inducing points Z as a stream of inputs goes by.
+    """Online selection of inducing points Z.
 
     :meth:`update` is the whole interface; ``allocate_inducing_points`` makes every allocator one
     for BoTorch's ``SingleTaskVariationalGP``.
     """
 
     def update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
-        """Inducing points for the inputs seen so far and some new ones; arguments stay as they are.
+        """Select inducing points for the inputs seen so far and X_new; arguments are not changed.
 
         Args:
-            Z: Present ones, ``M x d``; M may be 0.
+            Z: Present inducing points, ``M x d``; M may be 0.
             X_new: ``n x d``; n may be 0.
             kernel: With its present hyperparameters; a batch of kernels (one an output) shares Z.
 
@@ -46,14 +48,14 @@ class Allocator(InducingPointAllocator):
 
     @abstractmethod
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
-        """:meth:`update` of checked arguments."""
+        """Select points as :meth:`update` does, of checked arguments."""
 
     def fresh(self) -> Allocator:
-        """An allocator of the same settings that has seen nothing; itself if it keeps no memory."""
+        """Return an allocator of the same settings without memory; itself if it never has any."""
         return self
 
     def to(self, like: Tensor) -> Allocator:
-        """An allocator of the same memory on a tensor's device; itself if it holds no tensors."""
+        """Return an allocator with the same memory on a tensor's device; itself without tensors."""
         return self
 
     def allocate_inducing_points(
@@ -63,11 +65,11 @@ class Allocator(InducingPointAllocator):
         num_inducing: int,
         input_batch_shape: torch.Size,
     ) -> Tensor:
-        """BoTorch's interface: at most ``num_inducing`` points for all inputs at once.
+        """Select at most ``num_inducing`` points for all inputs at once: BoTorch's interface.
 
-        Where the allocator finds more they are thinned by greedy variance. Points of a batch are
-        chosen for each of its elements; if their numbers differ, the fewer are topped up from the
-        inputs by greedy variance.
+        If the allocator selects more, greedy variance thins them. Points of a batch are selected
+        for each of its elements; if their numbers differ, greedy variance tops up the fewer from
+        the inputs.
 
         Args:
             inputs: ``(batch_shape) x n x d``.
@@ -83,7 +85,10 @@ class Allocator(InducingPointAllocator):
         rows = inputs.expand(*batch, *inputs.shape[-2:]).reshape(-1, *inputs.shape[-2:])
         found = [self._allocated(X, kernel, num_inducing) for X in rows]
         most = max(len(Z) for Z in found)
-        filled = [_topped_up(Z, X, kernel, most) for Z, X in zip(found, rows, strict=True)]
+        filled = [
+            Z if len(Z) == most else greedy_points(X, kernel, most, first=Z)
+            for Z, X in zip(found, rows, strict=True)
+        ]
         return torch.stack(filled).reshape(*batch, most, inputs.shape[-1])
 
     def _allocated(self, X: Tensor, kernel: Kernel, most: int) -> Tensor:
@@ -91,12 +96,8 @@ class Allocator(InducingPointAllocator):
         return Z if len(Z) <= most else greedy_points(Z, kernel, most)
 
     def _get_quality_function(self) -> QualityFunction:
-        """What BoTorch's greedy allocators weigh variances by; ours do not."""
+        """Return the weights of variances in BoTorch's greedy allocators; ours have none."""
         return UnitQualityFunction()
-
-
-def _topped_up(Z: Tensor, X: Tensor, kernel: Kernel, count: int) -> Tensor:
-    return Z if len(Z) == count else greedy_points(X, kernel, count, first=Z)
 
 
 def _check(Z: Tensor, X_new: Tensor) -> None:
@@ -112,3 +113,17 @@ def _check(Z: Tensor, X_new: Tensor) -> None:
         )
     if not bool(Z.isfinite().all() and X_new.isfinite().all()):
         raise InputDataError("Expected finite Z and X_new, got NaN or infinity. Drop those rows.")
+
+
+def checked_number(name: str, value: object, least: int = 1) -> int:
+    """Check that an argument is a whole number of at least ``least``, and return it.
+
+    Raises:
+        ValueError: It is not.
+    """
+    number = float(value) if isinstance(value, Real) else math.nan
+    if not number >= least or number % 1.0 != 0.0:
+        raise ValueError(
+            f"Expected {name} to be a whole number of at least {least}, got {value!r}."
+        )
+    return int(number)

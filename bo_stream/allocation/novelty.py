@@ -1,4 +1,4 @@
-"""Novelty: every input that the inducing points do not determine, until there are too many."""
+"""Novelty: inducing points where the others leave variance, thinned when there are too many."""
 
 from __future__ import annotations
 
@@ -10,72 +10,43 @@ from gpytorch.kernels import Kernel
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.greedy import greedy_points
-from bo_stream.allocation.lengthscales import lengthscales, shortest_lengthscale
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import Allocator, checked_number
+from bo_stream.allocation.selection import greedy_points, lengthscales, shortest_lengthscale
 from bo_stream.bases.inducing import InducingBasis, central, kernel_variance
 from bo_stream.linalg import inverse_lower, pivot_rows
-from bo_stream.module_state import State, is_in, is_same, state_of
+from bo_stream.tensors import State, is_in, is_same, state_of
 
 ROWS = 512
-"""Inputs whose covariances with each other are held at a time."""
+"""Number of inputs whose covariances with each other are held at a time."""
 
 KEPT = 0.875
-"""Part of the largest number of points that a thinning keeps, so that there is room for others."""
+"""Part of ``max_points`` that a thinning keeps, so that there is room for others."""
 
 RISE = 2.0
-"""Times that the threshold grows at least in a thinning."""
+"""Least factor by which a thinning raises the threshold."""
 
 NOVEL = 1e-12
-"""Part of the prior variance that is left of an input which adds more than a jitter would."""
+"""Default tolerance: an input that keeps less adds less than a jitter would."""
 
 SPOILT = 1e-8
-"""Error of the kernel's values at which points very far away are left out for the others' sake."""
+"""Error of kernel values at which points very far away are dropped for the others' sake."""
 
 EXCESS = 10.0
-"""Least threshold in errors of the kernel's values, which are amplified in what points leave."""
+"""Least threshold in errors of kernel values, which conditional variances amplify."""
 
 REDUNDANT = 0.25
-"""Points are redundant when the least novel one is this many times less so than when thinned."""
-
-
-@dataclass(frozen=True)
-class _Held:
-    """The points with what was found out about them.
-
-    Attributes:
-        basis: Of the points, in float64.
-        state: Of the kernel.
-        threshold: Part of its prior variance that an input must keep to enter.
-        least: The least part that any point kept given the others when there were last too many; 0
-            before.
-    """
-
-    basis: InducingBasis
-    state: State
-    threshold: float
-    least: float
-
-    def to(self, device: torch.device) -> _Held:
-        """What is held, on another device."""
-        return replace(
-            self,
-            basis=self.basis.to(device),
-            state=tuple(tensor.to(device) for tensor in self.state),
-        )
+"""Points are redundant when the least novelty is below this part of that after a thinning."""
 
 
 class Novelty(Allocator):
-    """Every input that keeps more than a threshold of its prior variance given the points.
+    """Selection of inputs that keep more than a threshold of their prior variance given the points.
 
     The threshold is ``tolerance``, by default what the smallest jitter would add, until there are
-    more than ``max_points``. Then greedy variance thins them to ``KEPT`` of that number,
-    and the threshold becomes the largest part of its prior variance that the points which stay
-    leave of one that goes, at least ``RISE`` times what it was. So the points are thinned at most
-    ``log(1 / tolerance) / log(RISE)`` times in a stream of any length, however fast it fills them
-    up again; the threshold falls back to ``tolerance`` where a move of the hyperparameters has
-    made points redundant.
+    more than ``max_points``. Then greedy variance thins them to ``KEPT`` of that number, and the
+    threshold becomes the largest part of its prior variance that the points which stay leave of one
+    that goes, at least ``RISE`` times what it was. So the points are thinned at most
+    ``log(1 / tolerance) / log(RISE)`` times in a stream of any length. The threshold falls back to
+    ``tolerance`` where a move of the hyperparameters has made points redundant.
 
     - Cost: O(n M²) for n inputs; O(M³) when the points are thinned or hyperparameters have moved.
     - Memory: the Cholesky factor at the points, O(M²).
@@ -83,20 +54,18 @@ class Novelty(Allocator):
     - Source: the novelty of Csató and Opper (2002), which Engel, Mannor and Meir (2004) call
       approximate linear dependence; thinned as Burt, Rasmussen and van der Wilk (2020) choose.
 
+    Args:
+        max_points: Largest number of points.
+        tolerance: Part of its prior variance that an input must keep to enter, in (0, 1).
+
+    Raises:
+        ValueError: The number is not positive, or the tolerance not in (0, 1).
+
     Example:
         >>> Z = Novelty(100).update(X[:0], X, kernel)
     """
 
     def __init__(self, max_points: int, tolerance: float = NOVEL) -> None:
-        """Set the number.
-
-        Args:
-            max_points: Largest number of points.
-            tolerance: Part of its prior variance that an input must keep to enter, in (0, 1).
-
-        Raises:
-            ValueError: The number is not positive, or the tolerance not in (0, 1).
-        """
         self.max_points = checked_number("max_points", max_points)
         if not 0.0 < tolerance < 1.0:
             raise ValueError(f"Expected tolerance in (0, 1), got {tolerance}.")
@@ -104,11 +73,11 @@ class Novelty(Allocator):
         self._held: _Held | None = None
 
     def fresh(self) -> Novelty:
-        """An allocator of the same settings."""
+        """Return an allocator of the same settings that has seen nothing."""
         return Novelty(self.max_points, self.tolerance)
 
     def to(self, like: Tensor) -> Novelty:
-        """An allocator of the same memory on a tensor's device."""
+        """Return an allocator of the same memory on a tensor's device."""
         moved = copy(self)
         moved._held = None if self._held is None else self._held.to(like.device)
         return moved
@@ -126,7 +95,7 @@ class Novelty(Allocator):
         return held.basis.Z.to(Z)
 
     def _rechecked(self, Z: Tensor, kernel: Kernel) -> _Held:
-        """The points, without those that the others have come to determine."""
+        """Drop points that the others have come to determine."""
         held = self._held
         if held is not None and is_same((held.basis.Z,), (Z,)) and is_in(kernel, held.state):
             return held
@@ -139,20 +108,41 @@ class Novelty(Allocator):
         return _Held(basis, state_of(kernel), threshold, least)
 
     def _thinned(self, held: _Held) -> _Held:
-        """At most ``max_points`` of them, and what an input must then keep to enter."""
+        """Thin the points to at most ``max_points``, and raise the threshold."""
         basis = held.basis
         if basis.rank <= self.max_points:
             return held
         most = max(1, round(KEPT * self.max_points))
         fewer = InducingBasis.of(basis.kernel, greedy_points(basis.Z, basis.kernel, most), 1)
-        threshold = max(
-            RISE * held.threshold, float(_novelty(fewer, basis.Z, fewer.features(basis.Z)).max())
-        )
+        lost = float(_novelty(fewer, basis.Z, fewer.features(basis.Z)).max())
+        threshold = max(RISE * held.threshold, lost)
         return replace(held, basis=fewer, threshold=threshold, least=_least_novelty(fewer))
 
 
+@dataclass(frozen=True)
+class _Held:
+    """Points with what was derived from them.
+
+    Attributes:
+        basis: Of the points, in float64.
+        state: Of the kernel.
+        threshold: Part of its prior variance that an input must keep to enter.
+        least: Least part that a point kept given the others after the last thinning; 0 before.
+    """
+
+    basis: InducingBasis
+    state: State
+    threshold: float
+    least: float
+
+    def to(self, device: torch.device) -> _Held:
+        """Move to a device."""
+        state = tuple(tensor.to(device) for tensor in self.state)
+        return replace(self, basis=self.basis.to(device), state=state)
+
+
 def _grown(basis: InducingBasis, X: Tensor, threshold: float) -> InducingBasis:
-    """With those of some inputs that keep more than a part of their prior variance."""
+    """Add those inputs that keep more than a part of their prior variance."""
     features = basis.features(X)
     novel = _novelty(basis, X, features).amax(0) > threshold
     X, features = X[novel], features[..., novel, :]
@@ -164,14 +154,16 @@ def _grown(basis: InducingBasis, X: Tensor, threshold: float) -> InducingBasis:
         alone = InducingBasis.of(basis.kernel, basis.Z[near[: basis.rank]], 1)
         return _grown(alone, X[near[basis.rank :]], threshold)
     threshold = max(threshold, EXCESS * error)
-    left = basis.residual_covariance(X, X, features, features) / _scale(basis, X)
+    scale = _positive_variance(basis, X).sqrt()
+    left = basis.residual_covariance(X, X, features, features)
+    left = left / (scale.unsqueeze(-1) * scale.unsqueeze(-2))
     entering = {i for one in left.flatten(0, -3) for i in pivot_rows(one, threshold).tolist()}
     rows = sorted(entering)
     return basis.grown(X[rows], features[..., rows, :]) if rows else basis
 
 
 def _error(kernel: Kernel, Z: Tensor) -> float:
-    """Error of covariances of points, in parts of the prior variance.
+    """Estimate the error of covariances of points, in parts of the prior variance.
 
     gpytorch squares distances from the mean of the points: one that is very far away costs all
     others their digits.
@@ -183,21 +175,18 @@ def _error(kernel: Kernel, Z: Tensor) -> float:
 
 
 def _novelty(basis: InducingBasis, X: Tensor, features: Tensor) -> Tensor:
-    """Parts of their prior variance that the points leave of inputs, a row for each kernel."""
-    variance = kernel_variance(basis.kernel, X, 1)
-    left = basis.residual_variance(X, features)
-    return (left / torch.where(variance > 0.0, variance, torch.inf)).flatten(0, -2)
+    """Compute the parts of their prior variance that inputs keep, a row for each kernel."""
+    return (basis.residual_variance(X, features) / _positive_variance(basis, X)).flatten(0, -2)
 
 
-def _scale(basis: InducingBasis, X: Tensor) -> Tensor:
-    """What covariances are divided by to be correlations; infinite without prior variance."""
+def _positive_variance(basis: InducingBasis, X: Tensor) -> Tensor:
+    """Return the prior variances; infinity in place of 0."""
     variance = kernel_variance(basis.kernel, X, 1)
-    root = torch.where(variance > 0.0, variance, torch.inf).sqrt()
-    return root.unsqueeze(-1) * root.unsqueeze(-2)
+    return torch.where(variance > 0.0, variance, torch.inf)
 
 
 def _least_novelty(basis: InducingBasis) -> float:
-    """The least part of its prior variance that a point keeps given all others. Cost O(M³)."""
+    """Return the least part of its prior variance a point keeps given all others. Cost O(M³)."""
     if basis.rank == 0:
         return 0.0
     precision = inverse_lower(basis.root).square().sum(-2)

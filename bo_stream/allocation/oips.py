@@ -1,4 +1,4 @@
-"""OIPS: a point becomes an inducing point when none is like it."""
+"""Online inducing point selection (OIPS), with the bounds of Galy-Fajou and Opper (2021)."""
 
 from __future__ import annotations
 
@@ -10,42 +10,90 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import Allocator, checked_number
+from bo_stream.allocation.selection import correlation, first_apart
 from bo_stream.bases.inducing import members
-from bo_stream.module_state import State, is_in, state_of
+from bo_stream.tensors import State, is_in, state_of
+
+ROWS = 1024
+"""Number of inputs whose correlations with each other are held at a time."""
 
 
-@torch.no_grad()
-def correlation(kernel: Kernel, A: Tensor, B: Tensor) -> Tensor:
-    """``k(a, b) / √(k(a, a) k(b, b))``, ``n x d`` and ``m x d`` to ``n x m``.
+class OIPS(Allocator):
+    """Online inducing point selection: accept x where ``max_j corr(x, Z_j) < rho``.
 
-    Of a batch of kernels the least: points are alike only if they are so to every kernel. A point
-    without prior variance is correlated with nothing. Cost O(n m d) a kernel.
+    One pass, deterministic given the order; a batch gives the same as its rows one by one. The
+    threshold is on the correlation, so that an output scale does not change its meaning.
+
+    - Cost: O(n M) for n points, and O(n) for each one accepted.
+    - When hyperparameters move, ``prune`` drops points; gaps are filled by the data to come.
+    - Source: Galy-Fajou and Opper (2021), algorithm 1.
+
+    Args:
+        rho: Accept points less correlated than this with every inducing point, in (0, 1).
+        prune: Drop points more correlated than this with an older one, from rho to 1, which drops
+            nothing; half-way if omitted.
+        isolation: Rule for outliers, which are never accepted; none if omitted.
+
+    Raises:
+        ValueError: A threshold is out of range.
+
+    Example:
+        >>> Z = OIPS(0.8).update(X[:0], X, kernel)
     """
-    raw: Tensor = kernel(A, B).to_dense()
-    scale = (_variance(kernel, A).unsqueeze(-1) * _variance(kernel, B).unsqueeze(-2)).sqrt()
-    values = torch.where(scale > 0.0, raw / scale, torch.zeros_like(raw))
-    return values.flatten(0, -3).amin(0) if values.ndim > 2 else values
 
+    def __init__(
+        self, rho: float, prune: float | None = None, isolation: Isolation | None = None
+    ) -> None:
+        _check_rho(rho)
+        self.rho = rho
+        self.prune = (1.0 + rho) / 2.0 if prune is None else prune
+        if not rho <= self.prune <= 1.0:
+            raise ValueError(f"Expected prune from rho = {rho} to 1, got {prune}.")
+        self.isolation = isolation
+        self._settled: State | None = None
 
-def _variance(kernel: Kernel, X: Tensor) -> Tensor:
-    variance: Tensor = kernel(X, diag=True)
-    return variance
+    def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
+        Z = self._rechecked(Z, kernel)
+        for rows in X_new.split(ROWS):
+            candidates = rows
+            if len(Z) > 0:
+                candidates = rows[correlation(kernel, rows, Z).amax(-1) < self.rho]
+            if self.isolation is not None:
+                candidates = candidates[~self.isolation.of(candidates, Z, rows, kernel)]
+            accepted = candidates[first_apart(candidates, kernel, self.rho)]
+            Z = torch.cat((Z, accepted))
+        self._settled = (Z, *state_of(kernel))
+        return Z
+
+    def _rechecked(self, Z: Tensor, kernel: Kernel) -> Tensor:
+        """Prune, unless all points were selected together under the present hyperparameters."""
+        if self._settled is None or not is_in(kernel, self._settled[1:]):
+            return self.pruned(Z, kernel)
+        return Z if bool(members(Z, self._settled[0]).all()) else self.pruned(Z, kernel)
+
+    @torch.no_grad()
+    def pruned(self, Z: Tensor, kernel: Kernel) -> Tensor:
+        """Drop each point of Z more correlated than ``prune`` with an older one that stays."""
+        return Z if self.prune >= 1.0 else Z[first_apart(Z, kernel, self.prune)]
+
+    def fresh(self) -> OIPS:
+        """Return an allocator of the same settings that has seen nothing."""
+        return OIPS(self.rho, self.prune, self.isolation)
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """A point is isolated if it is unlike even those that are most like it.
+    """Rule for outliers: points unlike even those that are most like them.
 
-    The points compared with are the inducing points and the others of its batch, so a new region is
+    The points compared with are the inducing points and the others of the batch, so a new region is
     entered by ``nearest`` points of one batch, an outlier never. (The outlook of Galy-Fajou and
     Opper (2021), section 5.)
 
     Attributes:
-        below: Correlation below which a point is isolated, in (0, 1).
-        nearest: How many of the points most like it are looked at.
-        statistic: Of their correlations.
+        below: Typical correlation below which a point is isolated, in (0, 1).
+        nearest: Number of most correlated points that count.
+        statistic: Typical correlation of these: their median or mean.
     """
 
     below: float = 0.1
@@ -61,9 +109,7 @@ class Isolation:
             raise ValueError(f"Expected statistic 'median' or 'mean', got {self.statistic!r}.")
 
     def of(self, X: Tensor, Z: Tensor, batch: Tensor, kernel: Kernel) -> Tensor:
-        """Which points are isolated, ``n``. Cost O(n (M + rows of the batch)).
-
-        With nothing to compare with, none is.
+        """Say which points are isolated, ``n``; none is without others. Cost O(n (M + b)).
 
         Args:
             X: ``n x d``, rows of ``batch``.
@@ -83,7 +129,7 @@ class Isolation:
 def expected_points_bound(
     n: int, d: int, rho: float, lengthscale: float, side: float = 1.0
 ) -> float:
-    """Bound on the expected number of points that OIPS selects of n uniform ones in a cube.
+    """Bound the expected number of points that OIPS selects of n uniform ones in a cube.
 
     Selected points are ``r = lengthscale √(−2 log rho)`` apart, so that balls of radius r / 2 about
     them are disjoint, and nothing in them can be selected again. At least one of the 2^d orthants
@@ -95,8 +141,8 @@ def expected_points_bound(
     domain's corners are forgotten, and the recursion is not normalised by its volume.
 
     Args:
-        n: Inputs, uniform in ``[0, side]^d``.
-        d: Dimensions.
+        n: Number of inputs, uniform in ``[0, side]^d``.
+        d: Number of dimensions.
         rho: OIPS' threshold, in (0, 1).
         lengthscale: Of the RBF kernel ``exp(−|x − x'|² / (2 lengthscale²))``.
         side: Of the cube.
@@ -116,13 +162,13 @@ def expected_points_bound(
 
 
 def nystroem_error_bound(n: int, points: int, rho: float) -> float:
-    """Bound on ``‖K_X − Q_X‖`` of n inputs of a correlation kernel, given OIPS' points.
+    """Bound ``‖K_X − Q_X‖`` of n inputs of a correlation kernel, given OIPS' points.
 
     ``(n − M) (1 − rho² / (1 + M (M − 1) rho))``, in parts of the prior variance. Source:
     Galy-Fajou and Opper (2021), theorem 2.
 
     Args:
-        n: Inputs that the points were selected from.
+        n: Number of inputs that the points were selected from.
         points: Number M of points.
         rho: OIPS' threshold, in (0, 1).
 
@@ -139,108 +185,3 @@ def nystroem_error_bound(n: int, points: int, rho: float) -> float:
 def _check_rho(rho: float) -> None:
     if not 0.0 < rho < 1.0:
         raise ValueError(f"Expected rho in (0, 1), a correlation, got {rho}.")
-
-
-ROWS = 1024
-"""Points whose correlations with each other are held at a time."""
-
-
-class OIPS(Allocator):
-    """Online inducing point selection: accept x where ``max_j corr(x, Z_j) < rho``.
-
-    One pass, deterministic given the order; a batch gives the same as its rows one by one. The
-    threshold is on the correlation, so that an output scale does not change its meaning.
-
-    - Cost: O(n M) for n points, and O(n) for each one accepted.
-    - When hyperparameters move: points that have become alike (correlation above ``prune``) go, the
-      younger first; where all have become strangers, the data to come fill the gaps.
-    - Source: Galy-Fajou and Opper (2021), algorithm 1.
-
-    Example:
-        >>> Z = OIPS(0.8).update(X[:0], X, kernel)
-    """
-
-    def __init__(
-        self,
-        rho: float,
-        prune: float | None = None,
-        isolation: Isolation | None = None,
-    ) -> None:
-        """Set the thresholds.
-
-        Args:
-            rho: Accept what is less correlated than this with every inducing point, in (0, 1).
-            prune: Drop an inducing point that is more correlated than this with an older one, from
-                rho to 1; half-way from rho to 1 if omitted. 1 drops nothing.
-            isolation: Which points are outliers, never to be accepted; none if omitted.
-
-        Raises:
-            ValueError: A threshold is out of range.
-        """
-        if not 0.0 < rho < 1.0:
-            raise ValueError(f"Expected rho in (0, 1), a correlation, got {rho}.")
-        self.rho = rho
-        self.prune = (1.0 + rho) / 2.0 if prune is None else prune
-        if not rho <= self.prune <= 1.0:
-            raise ValueError(f"Expected prune from rho = {rho} to 1, got {prune}.")
-        self.isolation = isolation
-        self._settled: State | None = None
-
-    def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
-        Z = self._rechecked(Z, kernel)
-        for rows in X_new.split(ROWS):
-            candidates = rows[self._likeness(rows, Z, kernel) < self.rho]
-            if self.isolation is not None:
-                candidates = candidates[~self.isolation.of(candidates, Z, rows, kernel)]
-            accepted = candidates[first_apart(candidates, kernel, self.rho)]
-            Z = torch.cat((Z, accepted))
-        self._settled = (Z, *state_of(kernel))
-        return Z
-
-    def _rechecked(self, Z: Tensor, kernel: Kernel) -> Tensor:
-        """Pruned, unless all have been together already and the hyperparameters have not moved."""
-        if self._settled is None or not is_in(kernel, self._settled[1:]):
-            return self.pruned(Z, kernel)
-        return Z if bool(members(Z, self._settled[0]).all()) else self.pruned(Z, kernel)
-
-    @torch.no_grad()
-    def pruned(self, Z: Tensor, kernel: Kernel) -> Tensor:
-        """Those of Z, in order, that no older one that stays resembles by more than ``prune``."""
-        return Z if self.prune >= 1.0 else Z[first_apart(Z, kernel, self.prune)]
-
-    def fresh(self) -> OIPS:
-        """An allocator of the same settings."""
-        return OIPS(self.rho, self.prune, self.isolation)
-
-    def _likeness(self, X: Tensor, Z: Tensor, kernel: Kernel) -> Tensor:
-        """Largest correlation with an inducing point, ``n``."""
-        if len(Z) == 0:
-            return X.new_full((len(X),), -1.0)
-        return correlation(kernel, X, Z).amax(-1)
-
-
-def first_apart(X: Tensor, kernel: Kernel, threshold: float) -> Tensor:
-    """Indices of the rows that a pass in order accepts, each unlike all accepted before it.
-
-    Cost O(n²), and O(n) more for each one accepted.
-    """
-    return first_unlike(correlation(kernel, X, X) >= threshold)
-
-
-def first_unlike(alike: Tensor) -> Tensor:
-    """Indices that a pass in order accepts, each alike to none accepted before it.
-
-    Only those that are alike to others are looked at one by one.
-
-    Args:
-        alike: Which are, ``n x n``, symmetric.
-    """
-    itself = torch.eye(len(alike), dtype=torch.bool, device=alike.device)
-    free = (alike & ~itself).any(-1)
-    accepted = ~free
-    while bool(free.any()):
-        i = int(free.to(torch.uint8).argmax())
-        accepted[i] = True
-        free &= ~alike[i]
-        free[i] = False
-    return torch.nonzero(accepted).flatten()

@@ -1,4 +1,4 @@
-"""Greedy variance over old and new points."""
+"""Simple allocators: greedy variance, k-means, reservoir sampling, a uniform grid."""
 
 from __future__ import annotations
 
@@ -10,126 +10,67 @@ from gpytorch.kernels import Kernel
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.greedy import TOLERANCE, greedy_points
-from bo_stream.allocation.numbers import checked_number
-
-
-class Random(Allocator):
-    """At most ``max_points``, every input seen as likely as every other: reservoir sampling.
-
-    It counts what it has seen, so one allocator serves one stream. Cost O(n) an update. Source:
-    Vitter (1985), algorithm R.
-    """
-
-    def __init__(self, max_points: int, seed: int = 0) -> None:
-        """Set the number.
-
-        Args:
-            max_points: Largest number M.
-            seed: Of the draws.
-
-        Raises:
-            ValueError: The number is not positive.
-        """
-        self.max_points = checked_number("max_points", max_points)
-        self.seed = seed
-        self._seen = 0
-        self._state = torch.Generator().manual_seed(seed).get_state()
-
-    def fresh(self) -> Random:
-        """An allocator of the same settings that has seen nothing."""
-        return Random(self.max_points, self.seed)
-
-    def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
-        room = max(0, self.max_points - len(Z))
-        kept = torch.cat((Z, X_new[:room]))
-        self._seen = max(self._seen, len(Z)) + min(room, len(X_new))
-        generator = torch.Generator()
-        generator.set_state(self._state.cpu())  # a file loaded elsewhere has moved it
-        for row in X_new[room:]:
-            self._seen += 1
-            place = int(torch.randint(self._seen, (), generator=generator))
-            if place < len(kept):
-                kept[place] = row
-        self._state = generator.get_state()  # copies of the allocator keep their own
-        return kept
-
+from bo_stream.allocation.allocator import Allocator, checked_number
+from bo_stream.allocation.selection import TOLERANCE, greedy_points
 
 LIMIT = 10_000
 """More points than this are refused: a model needs the square of them."""
 
-
-class UniformGrid(Allocator):
-    """``size`` points per dimension over the box of all inputs seen, moved as the box grows.
-
-    For one to three dimensions. The box is that of Z and the new inputs, so that Z remembers it. A
-    dimension of no extent has one point. Cost O(size^d).
-    """
-
-    def __init__(self, size: int) -> None:
-        """Set the size.
-
-        Args:
-            size: Points per dimension, at least 2.
-
-        Raises:
-            ValueError: The size is too small.
-        """
-        self.size = checked_number("size", size, least=2)
-
-    def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
-        pool = torch.cat((Z, X_new))
-        if len(pool) == 0:
-            return pool
-        low, high = pool.amin(0), pool.amax(0)
-        self._check(pool.shape[-1])
-        steps = torch.linspace(0.0, 1.0, self.size, dtype=pool.dtype, device=pool.device)
-        lines = [
-            a + (b - a) * steps if b > a else a.unsqueeze(0) for a, b in zip(low, high, strict=True)
-        ]
-        return torch.cartesian_prod(*lines).reshape(-1, pool.shape[-1])
-
-    def _check(self, dimensions: int) -> None:
-        if self.size**dimensions > LIMIT:
-            raise ValueError(
-                f"Expected a grid of at most {LIMIT:,} points, got {self.size} in each of "
-                f"{dimensions} dimensions, {self.size**dimensions:,}. Take a smaller size or OIPS."
-            )
-
-
 ITERATIONS = 20
 
 
+class GreedyVariance(Allocator):
+    """Greedy variance: at most ``max_points`` of the present ones and the new inputs, chosen anew.
+
+    Each choice is the candidate with the largest prior variance given those before it: partial
+    pivoted Cholesky (Burt, Rasmussen and van der Wilk, 2020). Cost O((M + n) M²) an update.
+
+    Args:
+        max_points: Largest number M.
+        tolerance: Stop where no candidate keeps this part of its prior variance, in [0, 1).
+
+    Raises:
+        ValueError: The number is not positive, or the tolerance not in [0, 1).
+    """
+
+    def __init__(self, max_points: int, tolerance: float = TOLERANCE) -> None:
+        self.max_points = checked_number("max_points", max_points)
+        if not 0.0 <= tolerance < 1.0:
+            raise ValueError(f"Expected tolerance in [0, 1), got {tolerance}.")
+        self.tolerance = tolerance
+
+    def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
+        pool = torch.cat((Z, X_new))
+        return greedy_points(pool, kernel, self.max_points, tolerance=self.tolerance)
+
+
 class KMeans(Allocator):
-    """At most ``max_points`` means: k-means++ and Lloyd's steps at first, then running means.
+    """Streaming k-means: at most ``max_points`` means, first by k-means++ and Lloyd's steps.
 
     Until there are more inputs than means, every distinct input is one. Afterwards each new input
-    moves its nearest mean by the share that it has in it. It counts the inputs of each mean, so one
-    allocator serves one stream. Cost O(n M d) an update. Source: Arthur and Vassilvitskii (2007)
-    for the start, MacQueen (1967) for the stream.
+    moves its nearest mean by its share in it. It counts the inputs of each mean, so one allocator
+    serves one stream. Cost O(n M d) an update. Source: Arthur and Vassilvitskii (2007) for the
+    start, MacQueen (1967) for the stream.
+
+    Args:
+        max_points: Largest number M.
+        seed: Of the start.
+
+    Raises:
+        ValueError: The number is not positive.
     """
 
     def __init__(self, max_points: int, seed: int = 0) -> None:
-        """Set the number.
-
-        Args:
-            max_points: Largest number M.
-            seed: Of the start.
-
-        Raises:
-            ValueError: The number is not positive.
-        """
         self.max_points = checked_number("max_points", max_points)
         self.seed = seed
         self._counts: Tensor | None = None
 
     def fresh(self) -> KMeans:
-        """An allocator of the same settings that has seen nothing."""
+        """Return an allocator of the same settings that has seen nothing."""
         return KMeans(self.max_points, self.seed)
 
     def to(self, like: Tensor) -> KMeans:
-        """An allocator of the same memory, in a tensor's dtype and on its device."""
+        """Return an allocator of the same memory, in a tensor's dtype and on its device."""
         moved = copy(self)
         moved._counts = None if self._counts is None else self._counts.to(like)
         return moved
@@ -163,28 +104,73 @@ class KMeans(Allocator):
         return Z + share * (sums / new.clamp_min(1.0).unsqueeze(-1) - Z)
 
 
-class GreedyVariance(Allocator):
-    """At most ``max_points``, chosen anew each time among the present ones and the new inputs.
+class Random(Allocator):
+    """Reservoir sampling: at most ``max_points``, every input seen with equal probability.
 
-    Each choice is the candidate with the largest prior variance given those before it: partial
-    pivoted Cholesky (Burt, Rasmussen and van der Wilk, 2020). Cost O((M + n) M²) an update.
+    It counts the inputs seen, so one allocator serves one stream. Cost O(n) an update. Source:
+    Vitter (1985), algorithm R.
+
+    Args:
+        max_points: Largest number M.
+        seed: Of the draws.
+
+    Raises:
+        ValueError: The number is not positive.
     """
 
-    def __init__(self, max_points: int, tolerance: float = TOLERANCE) -> None:
-        """Set the number.
-
-        Args:
-            max_points: Largest number M.
-            tolerance: Stop where no candidate keeps this part of its prior variance.
-
-        Raises:
-            ValueError: The number is not positive, or the tolerance not in [0, 1).
-        """
+    def __init__(self, max_points: int, seed: int = 0) -> None:
         self.max_points = checked_number("max_points", max_points)
-        if not 0.0 <= tolerance < 1.0:
-            raise ValueError(f"Expected tolerance in [0, 1), got {tolerance}.")
-        self.tolerance = tolerance
+        self.seed = seed
+        self._seen = 0
+        self._state = torch.Generator().manual_seed(seed).get_state()
+
+    def fresh(self) -> Random:
+        """Return an allocator of the same settings that has seen nothing."""
+        return Random(self.max_points, self.seed)
+
+    def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
+        room = max(0, self.max_points - len(Z))
+        kept = torch.cat((Z, X_new[:room]))
+        self._seen = max(self._seen, len(Z)) + min(room, len(X_new))
+        generator = torch.Generator()
+        generator.set_state(self._state.cpu())  # a file loaded elsewhere has moved it
+        for row in X_new[room:]:
+            self._seen += 1
+            place = int(torch.randint(self._seen, (), generator=generator))
+            if place < len(kept):
+                kept[place] = row
+        self._state = generator.get_state()  # copies of the allocator keep their own
+        return kept
+
+
+class UniformGrid(Allocator):
+    """Grid of ``size`` points per dimension over the box of all inputs seen, which may grow.
+
+    For one to three dimensions. The box is that of Z and the new inputs, so that Z remembers it. A
+    dimension of no extent has one point. Cost O(size^d).
+
+    Args:
+        size: Points per dimension, at least 2.
+
+    Raises:
+        ValueError: The size is too small.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = checked_number("size", size, least=2)
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
         pool = torch.cat((Z, X_new))
-        return greedy_points(pool, kernel, self.max_points, tolerance=self.tolerance)
+        if len(pool) == 0:
+            return pool
+        low, high, dimensions = pool.amin(0), pool.amax(0), pool.shape[-1]
+        if self.size**dimensions > LIMIT:
+            raise ValueError(
+                f"Expected a grid of at most {LIMIT:,} points, got {self.size} in each of "
+                f"{dimensions} dimensions, {self.size**dimensions:,}. Take a smaller size or OIPS."
+            )
+        steps = torch.linspace(0.0, 1.0, self.size, dtype=pool.dtype, device=pool.device)
+        lines = [
+            a + (b - a) * steps if b > a else a.unsqueeze(0) for a, b in zip(low, high, strict=True)
+        ]
+        return torch.cartesian_prod(*lines).reshape(-1, dimensions)

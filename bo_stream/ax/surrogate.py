@@ -33,7 +33,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.refit import Hyperparameters, learned_values
 from bo_stream.models.wiski.grid_gp import GridGP
-from bo_stream.module_state import State, is_in, state_of
+from bo_stream.tensors import State, is_in, state_of
 
 Moments = tuple[Tensor, Tensor]
 

@@ -1,4 +1,4 @@
-"""The interface of a basis: whitened features and the covariance that they leave out."""
+"""The interface of a basis: whitened features and the residual covariance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Basis(ABC):
 
     @abstractmethod
     def features(self, X: Tensor) -> Tensor:
-        """Whitened features, ``... x n x d -> ... x m x n x r``, differentiable in X."""
+        """Compute the features, ``... x n x d -> ... x m x n x r``, differentiable in X."""
 
     @abstractmethod
     def residual_covariance(
@@ -30,20 +30,15 @@ class Basis(ABC):
         features: Tensor | None = None,
         features2: Tensor | None = None,
     ) -> Tensor | None:
-        """``k − z zᵀ``, ``... x m x n x n'``, or None where it is zero everywhere.
+        """Compute ``k − z zᵀ``, ``... x m x n x n'``; None where it is zero everywhere.
 
         Args:
             X: ``... x n x d``.
             X2: ``... x n' x d``.
-            features: Of X, where they are known already.
-            features2: Of X2, the same.
+            features: At X, if they are known already.
+            features2: At X2, if they are known already.
         """
 
     @abstractmethod
     def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor | None:
-        """Diagonal of the residual, ``... x m x n``, or None where it is zero everywhere.
-
-        Args:
-            X: ``... x n x d``.
-            features: Of X, where they are known already.
-        """
+        """Compute the diagonal of the residual covariance, ``... x m x n``, or None likewise."""

@@ -1,4 +1,7 @@
-"""Features of inducing points: what a process is where it is known at a few places."""
+"""Features of inducing points, and kernel matrices in the shapes of batches and outputs.
+
+A kernel has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
+"""
 
 from __future__ import annotations
 
@@ -17,96 +20,47 @@ from bo_stream.linalg import (
     stack_columns,
     stack_rows,
 )
+from bo_stream.tensors import map_tensors
 
 FAR = 1e4
-"""Median distances from the middle beyond which a point spoils the others' kernel values."""
+"""Median distances from the median at which a point spoils the other kernel values."""
 
 
-def members(points: Tensor, others: Tensor) -> Tensor:
-    """Which rows of ``n x d`` are rows of ``n' x d`` too, ``n``. Cost O(n n' d), O(n n') memory."""
-    same = torch.ones(len(points), len(others), dtype=torch.bool, device=points.device)
-    for own, column in zip(points.unbind(-1), others.unbind(-1), strict=True):
-        same &= own.unsqueeze(-1) == column
-    return same.any(-1)
+class KernelBasis(Basis):
+    """Basis of a known kernel of m outputs, with the residual ``k − zᵀ z``."""
 
+    kernel: Kernel
+    outputs: int
 
-def central(Z: Tensor) -> Tensor:
-    """Which of some points, ``M x d``, are at most ``FAR`` from the middle of all, ``M``.
+    def residual_covariance(
+        self,
+        X: Tensor,
+        X2: Tensor,
+        features: Tensor | None = None,
+        features2: Tensor | None = None,
+    ) -> Tensor:
+        """Compute ``k − z zᵀ``, ``... x m x n x n'``. Cost O(n n' M), and that of features."""
+        own = self.features(X) if features is None else features
+        others = self.features(X2) if features2 is None else features2
+        return kernel_matrix(self.kernel, X, X2, self.outputs) - own @ others.mT
 
-    All of two, for neither is in the middle.
-    """
-    distances = torch.linalg.vector_norm(Z - Z.median(0).values, dim=-1)
-    return (distances <= FAR * distances.median()) | (len(Z) < 3)
-
-
-def frozen(kernel: Kernel, dtype: torch.dtype = torch.float64) -> Kernel:
-    """A copy that learns nothing and that nobody else changes."""
-    copy: Kernel = deepcopy(kernel).to(dtype).eval()
-    return copy.requires_grad_(False)
-
-
-def kernel_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
-    """``k(A, B)``, ``... x n x d`` and ``... x n' x d`` to ``... x m x n x n'``.
-
-    Args:
-        kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
-        A: Leading dimensions broadcast against ``batch_shape``.
-        B: The same.
-        outputs: m.
-    """
-    if outputs == 1:
-        matrix: Tensor = kernel(A, B).to_dense()
-        return matrix.unsqueeze(-3)
-    matrix = kernel(A.unsqueeze(-3), B.unsqueeze(-3)).to_dense()
-    return matrix.expand(*matrix.shape[:-3], outputs, *matrix.shape[-2:])
-
-
-def kernel_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
-    """``k(x, x)``, ``... x n x d -> ... x m x n``; arguments as :func:`kernel_matrix`."""
-    if outputs == 1:
-        variance: Tensor = kernel(X, diag=True)
-        return variance.unsqueeze(-2)
-    variance = kernel(X.unsqueeze(-3), diag=True)
-    return variance.expand(*variance.shape[:-2], outputs, variance.shape[-1])
+    def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor:
+        """Compute ``k − |z|²``, ``... x m x n``, at least 0. Cost O(n M), and that of features."""
+        own = self.features(X) if features is None else features
+        variance = kernel_variance(self.kernel, X, self.outputs)
+        return (variance - own.square().sum(-1)).clamp_min(0.0)
 
 
 @dataclass(frozen=True)
-class KnownValues:
-    """Weights v that are values of the process at some points, ``f(Z) = L v``.
-
-    Attributes:
-        Z: ``... x M x d``.
-        root: L, ``... x m x M x M``; of fewer rows: the other points' weights are their values.
-    """
-
-    Z: Tensor
-    root: Tensor
-
-    def weights(self, values: Tensor) -> Tensor:
-        """``L⁻¹ values``, columns ``... x m x M x n``. Cost O(M² n)."""
-        whitened = self.root.shape[-1]
-        first = solve_lower(self.root, values[..., :whitened, :])
-        return torch.cat((first, values[..., whitened:, :]), -2)
-
-    def select(self, outputs: list[int]) -> KnownValues:
-        """Of some of the outputs."""
-        return KnownValues(self.Z, self.root[..., outputs, :, :])
-
-    def to(self, device: torch.device) -> KnownValues:
-        """On another device."""
-        return KnownValues(self.Z.to(device), self.root.to(device))
-
-
-@dataclass(frozen=True)
-class InducingBasis(Basis):
-    """Whitened features ``z(x) = L⁻¹ k(Z, x)`` with ``L Lᵀ = K_ZZ``; residual ``k − zᵀ z``.
+class InducingBasis(KernelBasis):
+    """Whitened features ``z(x) = L⁻¹ k(Z, x)`` of inducing points Z, with ``L Lᵀ = K_ZZ``.
 
     Attributes:
         kernel: Frozen, in float64; see :func:`frozen`.
-        Z: Inducing points, ``M x d``, the same for every batch element and output.
+        Z: ``M x d``, the same for every batch element and output; M may be 0.
         outputs: Number m of outputs.
         root: L, ``... x m x M x M``.
-        jitter: What K_ZZ needed to be factorised, relative to its diagonal; 0: nothing.
+        jitter: Jitter in the factorisation of K_ZZ, relative to its diagonal; 0 is none.
         left_out: Number of points that were asked for and are not among Z.
     """
 
@@ -119,12 +73,7 @@ class InducingBasis(Basis):
 
     @classmethod
     def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
-        """Of a kernel as it is now. Cost O(M³).
-
-        Args:
-            kernel: Any, of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
-            Z: ``M x d``; M may be 0: no features, the prior is all residual.
-            outputs: m.
+        """Make the basis of a kernel as it is now. Cost O(M³).
 
         Raises:
             NotPSDError: K_ZZ is not positive definite even with the largest jitter.
@@ -133,7 +82,7 @@ class InducingBasis(Basis):
 
     @classmethod
     def live(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
-        """As :meth:`of`, of the kernel itself: differentiable in it and in Z."""
+        """Make the basis of the kernel itself, as :meth:`of`: differentiable in it and in Z."""
         root, jitter = cholesky_with_jitter(kernel_matrix(kernel, Z, Z, outputs))
         return cls(kernel, Z, outputs, root, jitter)
 
@@ -143,7 +92,7 @@ class InducingBasis(Basis):
         return len(self.Z)
 
     def features(self, X: Tensor) -> Tensor:
-        """``L⁻¹ k(Z, x)``, ``... x n x d -> ... x m x n x M``. Cost O(n M²).
+        """Compute ``L⁻¹ k(Z, x)``, ``... x n x d -> ... x m x n x M``. Cost O(n M²).
 
         Where all batch elements share the root, they are the columns of one triangular solve.
         """
@@ -156,16 +105,14 @@ class InducingBasis(Basis):
         return solve_lower(self.root, kernel_matrix(self.kernel, self.Z, X, self.outputs)).mT
 
     def to(self, device: torch.device) -> InducingBasis:
-        """The basis on another device."""
-        kernel = deepcopy(self.kernel).to(device)
-        return replace(self, kernel=kernel, Z=self.Z.to(device), root=self.root.to(device))
+        """Move the basis to a device."""
+        moved = map_tensors(self, lambda tensor: tensor.to(device))
+        return replace(moved, kernel=deepcopy(self.kernel).to(device))
 
     def grown(self, X: Tensor, features: Tensor | None = None) -> InducingBasis:
-        """With points more, after its own, whose features stay. Cost O(n M² + n³).
+        """Append points ``n x d``, whose features may be known. Cost O(n M² + n³).
 
-        Args:
-            X: ``n x d``.
-            features: Of X, where they are known.
+        The features of the other points stay.
 
         Raises:
             NotPSDError: The others determine a point.
@@ -177,53 +124,26 @@ class InducingBasis(Basis):
         return replace(self, Z=torch.cat((self.Z, X)), root=root, left_out=0)
 
     def continued(self, X: Tensor, features: Tensor) -> Tensor:
-        """Features of inputs of which the first ones are known. Cost O(n M g) for g others.
-
-        Args:
-            X: ``... x n x d``.
-            features: At the first points, ``... x m x n x M``.
-        """
+        """Extend the known features of the first points to all M. Cost O(n M g) for g others."""
         M = features.shape[-1]
         covariance = kernel_matrix(self.kernel, self.Z[M:], X, self.outputs)
         left = covariance - self.root[..., M:, :M] @ features.mT
         return stack_columns(features, solve_lower(self.root[..., M:, M:], left).mT)
 
-    def residual_covariance(
-        self,
-        X: Tensor,
-        X2: Tensor,
-        features: Tensor | None = None,
-        features2: Tensor | None = None,
-    ) -> Tensor:
-        """``k − z zᵀ``, ``... x m x n x n'``. Cost O(n n' M), and O(n M²) for features."""
-        covariance = kernel_matrix(self.kernel, X, X2, self.outputs)
-        own = self.features(X) if features is None else features
-        others = self.features(X2) if features2 is None else features2
-        return covariance - own @ others.mT
-
-    def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor:
-        """``k − |z|²``, ``... x m x n``, never negative. Cost O(n M), and O(n M²) for features."""
-        variance = kernel_variance(self.kernel, X, self.outputs)
-        own = self.features(X) if features is None else features
-        return (variance - own.square().sum(-1)).clamp_min(0.0)
-
     def transfer(self, older: KnownValues, features: Tensor) -> Tensor:
-        """T with ``v_older = T v`` for whitened weights, ``... x m x M_older x M``.
+        """Return T with ``v_older = T v`` for whitened weights, ``... x m x M_older x M``.
 
-        ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with the covariance of this basis' kernel: the values at the
-        older points are what the process with this kernel expects given those at Z.
-
-        Args:
-            older: Whose weights are expressed.
-            features: Of its points in this basis, ``... x m x M_older x M``.
+        ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with this basis's kernel: the conditional mean of the values
+        at the older points given those at Z. ``features`` are those of the older points,
+        ``... x m x M_older x M``.
         """
         return solve_lower(older.root, features)
 
     def missed(self, older: KnownValues, features: Tensor) -> Tensor:
-        """What :meth:`transfer` leaves uncertain of the older weights, ``... x m x M' x M'``.
+        """Compute the covariance of the older weights given these, ``... x m x M' x M'``.
 
         ``L_older⁻¹ (k − zᵀ z)(Z_older, Z_older) L_older⁻ᵀ``, where only points that are not among Z
-        have a residual; arguments as there. Cost O(M² g) for g of them.
+        have a residual. Cost O(M² g) for g of them.
         """
         gone = torch.nonzero(~members(older.Z, self.Z)).flatten()
         Z, own = older.Z[gone], features[..., gone, :]
@@ -233,5 +153,73 @@ class InducingBasis(Basis):
 
     @property
     def values(self) -> KnownValues:
-        """Where the weights are values of the process, and how."""
+        """The weights as values of the process at Z."""
         return KnownValues(self.Z, self.root)
+
+
+@dataclass(frozen=True)
+class KnownValues:
+    """Weights v that are values of the process at some points, ``f(Z) = L v``.
+
+    Attributes:
+        Z: ``... x M x d``.
+        root: L, ``... x m x M x M``; if it has fewer rows, the other points' weights are values.
+    """
+
+    Z: Tensor
+    root: Tensor
+
+    def weights(self, values: Tensor) -> Tensor:
+        """Compute ``L⁻¹ values``, columns ``... x m x M x n``. Cost O(M² n)."""
+        whitened = self.root.shape[-1]
+        first = solve_lower(self.root, values[..., :whitened, :])
+        return torch.cat((first, values[..., whitened:, :]), -2)
+
+    def select(self, outputs: list[int]) -> KnownValues:
+        """Select some of the outputs."""
+        return KnownValues(self.Z, self.root[..., outputs, :, :])
+
+    def to(self, device: torch.device) -> KnownValues:
+        """Move to a device."""
+        return map_tensors(self, lambda tensor: tensor.to(device))
+
+
+def kernel_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
+    """Compute ``k(A, B)``, ``... x n x d`` and ``... x n' x d`` to ``... x m x n x n'``."""
+    if outputs == 1:
+        matrix: Tensor = kernel(A, B).to_dense()
+        return matrix.unsqueeze(-3)
+    matrix = kernel(A.unsqueeze(-3), B.unsqueeze(-3)).to_dense()
+    return matrix.expand(*matrix.shape[:-3], outputs, *matrix.shape[-2:])
+
+
+def kernel_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
+    """Compute ``k(x, x)``, ``... x n x d -> ... x m x n``."""
+    if outputs == 1:
+        variance: Tensor = kernel(X, diag=True)
+        return variance.unsqueeze(-2)
+    variance = kernel(X.unsqueeze(-3), diag=True)
+    return variance.expand(*variance.shape[:-2], outputs, variance.shape[-1])
+
+
+def frozen(kernel: Kernel, dtype: torch.dtype = torch.float64) -> Kernel:
+    """Copy a kernel, without gradients."""
+    copy: Kernel = deepcopy(kernel).to(dtype).eval()
+    return copy.requires_grad_(False)
+
+
+def central(Z: Tensor) -> Tensor:
+    """Say which of some points, ``M x d``, are at most ``FAR`` from their median, ``M``.
+
+    All of two, for neither is in the middle.
+    """
+    distances = torch.linalg.vector_norm(Z - Z.median(0).values, dim=-1)
+    return (distances <= FAR * distances.median()) | (len(Z) < 3)
+
+
+def members(points: Tensor, others: Tensor) -> Tensor:
+    """Say which rows of ``n x d`` are among ``n' x d`` others, ``n``. Memory O(n n')."""
+    same = torch.ones(len(points), len(others), dtype=torch.bool, device=points.device)
+    for own, column in zip(points.unbind(-1), others.unbind(-1), strict=True):
+        same &= own.unsqueeze(-1) == column
+    return same.any(-1)

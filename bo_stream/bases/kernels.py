@@ -1,4 +1,8 @@
-"""The squared-exponential kernel's matrices as one product and one exponential."""
+"""Kernel matrices with a dimension of outputs: any kernel's, and the squared-exponential one's.
+
+A kernel has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs. Points are
+``... x m x n x d``, with 1 for m where outputs share them; their leading dimensions broadcast.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,7 @@ from torch.autograd.function import once_differentiable
 
 
 def stacked_kernel(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
-    """``k(A, B)``, ``... x m x n x d`` and ``... x m x n' x d`` to ``... x m x n x n'``.
-
-    Args:
-        kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
-        A: Leading dimensions broadcast; of one output its dimension too.
-        B: The same.
-        outputs: m.
-    """
+    """Compute ``k(A, B)``, ``... x m x n x d`` and ``... x m x n' x d`` to ``... x m x n x n'``."""
     if outputs == 1:
         matrix: Tensor = kernel(A.squeeze(-3), B.squeeze(-3)).to_dense()
         return matrix.unsqueeze(-3)
@@ -30,10 +27,7 @@ def stacked_kernel(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor
 
 
 def stacked_correlation(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
-    """``k(a, b) / √(k(a, a) k(b, b))``, differentiable; arguments as :func:`stacked_kernel`.
-
-    A point without prior variance is correlated with nothing.
-    """
+    """Compute ``k(a, b) / √(k(a, a) k(b, b))``, 0 at a point without prior variance."""
     raw = stacked_kernel(kernel, A, B, outputs)
     first, second = (stacked_variance(kernel, X, outputs) for X in (A, B))
     square = first.unsqueeze(-1) * second.unsqueeze(-2)
@@ -41,7 +35,7 @@ def stacked_correlation(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> T
 
 
 def stacked_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
-    """``k(x, x)``, ``... x m x n x d -> ... x m x n``; arguments as :func:`stacked_kernel`."""
+    """Compute ``k(x, x)``, ``... x m x n x d -> ... x m x n``."""
     if outputs == 1:
         variance: Tensor = kernel(X.squeeze(-3), diag=True)
         return variance.unsqueeze(-2)
@@ -49,22 +43,17 @@ def stacked_variance(kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
 
 
 class TransformedKernel(Kernel):
-    """``k(t(x), t(x'))`` with an input transform t whose parameters are the kernel's own.
+    """Kernel ``k(t(x), t(x'))`` with an input transform t whose parameters are its own.
 
     A memory of untransformed inputs then follows a learned transform as it follows a lengthscale.
+    The transform is in evaluation mode always: it learns no bounds from its inputs.
 
-    Attributes:
-        base_kernel: k.
-        input_transform: t, in evaluation mode always: it learns no bounds from what it is given.
+    Args:
+        base_kernel: k, of transformed inputs; not copied.
+        input_transform: t, one row of each row; not copied.
     """
 
     def __init__(self, base_kernel: Kernel, input_transform: InputTransform) -> None:
-        """Put the transform before the kernel; neither is copied.
-
-        Args:
-            base_kernel: Of transformed inputs.
-            input_transform: One row of each row, whatever the mode.
-        """
         super().__init__()
         self.base_kernel = base_kernel
         self.input_transform = input_transform.eval()
@@ -75,34 +64,30 @@ class TransformedKernel(Kernel):
         return False
 
     def train(self, mode: bool = True) -> Self:
-        """Training mode of all but the transform."""
+        """Set the mode of all but the transform."""
         super().train(mode)
         self.input_transform.eval()
         return self
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
-        """The base kernel at transformed inputs."""
+        """Evaluate the base kernel at transformed inputs."""
         transform = self.input_transform.transform
         return self.base_kernel(transform(x1), transform(x2), diag=diag, **params)
 
 
 FAR = 100.0
-"""Median distances from the middle beyond which points are evaluated apart from the others."""
+"""Median distances from the median beyond which points are evaluated apart from the others."""
 
 Matrix = Callable[[Tensor, Tensor], Tensor]
 """``k(A, B)``, ``n x d`` and ``n' x d`` to ``... x n x n'``."""
 
 
 def matrix_of_points(matrix: Matrix, Z: Tensor) -> Tensor:
-    """``k(Z, Z)``, by blocks of points that are about as far from the middle.
+    """Compute ``k(Z, Z)``, ``M x d -> M x M``, by blocks of points about as far from the median.
 
     gpytorch squares distances from the mean of the points: one that is far from the others spoils
     all their values, in float32 from some thousand lengthscales on. Without such a point it is one
     block. Cost O(M² d).
-
-    Args:
-        matrix: Of the kernel.
-        Z: ``M x d``.
     """
     groups = _groups(Z)
     if len(groups) < 2:
@@ -118,15 +103,10 @@ def matrix_of_points(matrix: Matrix, Z: Tensor) -> Tensor:
 
 
 def matrix_between(matrix: Matrix, A: Tensor, B: Tensor) -> Tensor:
-    """``k(A, B)``, ``... x n x n'``, as :func:`matrix_of_points` where A is B.
+    """Compute ``k(A, B)``, ``... x n x n'``, as :func:`matrix_of_points` where A is B.
 
     Else by blocks of those points that are the same for all batches, from whose mean the others are
     measured. If both differ in batches: as gpytorch has it. Cost O(n n' d).
-
-    Args:
-        matrix: Of the kernel.
-        A: ``... x n x d``.
-        B: ``... x n' x d``.
     """
     if B.ndim > 2:
         return matrix(A, B) if A.ndim > 2 else matrix_between(matrix, B, A).mT
@@ -140,7 +120,7 @@ def matrix_between(matrix: Matrix, A: Tensor, B: Tensor) -> Tensor:
 
 
 def _groups(Z: Tensor) -> list[Tensor]:
-    """Indices of the points near the middle, then of those near the middle of the others, ...
+    """List the points near the median, then of the others those near their median, and so on.
 
     Points that are not finite are near, so that each round takes some.
     """
@@ -155,11 +135,11 @@ def _groups(Z: Tensor) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class SquaredExponential:
-    """``ρ² exp(−½ |(x − x') / l|²)`` of each output.
+    """Kernel ``ρ² exp(−½ |(x − x') / l|²)`` of each output.
 
     Attributes:
         log_scale: ``log ρ²``, ``... x m x 1 x 1``.
-        lengthscale: l, ``... x m x 1 x d`` or, the same for all inputs, ``... x m x 1 x 1``.
+        lengthscale: l, ``... x m x 1 x d`` or, isotropic, ``... x m x 1 x 1``.
     """
 
     log_scale: Tensor
@@ -167,12 +147,7 @@ class SquaredExponential:
 
     @classmethod
     def of(cls, kernel: Kernel, outputs: int) -> SquaredExponential | None:
-        """A kernel's own, differentiable in its hyperparameters; None if it is another one.
-
-        Args:
-            kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
-            outputs: m.
-        """
+        """Take over a kernel's hyperparameters, differentiable; None if it is of another kind."""
         base = kernel.base_kernel if type(kernel) is ScaleKernel else kernel
         chosen = kernel.active_dims is not None or base.active_dims is not None
         if type(base) is not RBFKernel or chosen:
@@ -187,24 +162,18 @@ class SquaredExponential:
         return cls(log_scale.unsqueeze(-3), lengthscale.unsqueeze(-3))
 
     def matrix(self, A: Tensor, B: Tensor) -> Tensor:
-        """``k(A, B)``, ``... x m x n x d`` and ``... x m x n' x d`` to ``... x m x n x n'``.
+        """Compute ``k(A, B)``, ``... x m x n x n'``, from points ``... x m x n x d``.
 
         The exponent ``log ρ² + a b − ½ |a|² − ½ |b|²`` is one product of d + 2 columns: values take
         two more passes over the matrix, gradients one and two products. (2,048 x 1,024, d = 9: 0.6
         of the time of gpytorch's kernel, 0.3 to 0.4 with gradients.) Cost O(n n' d).
         """
-        most = self.log_scale.detach()
-        return _exponential(*self._columns(A, B), most, A is B)
+        return _exponential(*self._columns(A, B), self.log_scale.detach(), A is B)
 
     def weighted(self, A: Tensor, B: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """``wᵀ k(A, B)``, ``... x m x n'``, and the matrix, which has no gradient.
+        """Compute ``wᵀ k(A, B)``, ``... x m x n'``, w ``... x m x n``, and the matrix, detached.
 
         The sum's gradient takes two products with the matrix and nothing of its size.
-
-        Args:
-            A: ``... x m x n x d``.
-            B: ``... x m x n' x d``.
-            weights: w, ``... x m x n``.
         """
         left, right = self._columns(A, B)
         batch = torch.broadcast_shapes(left.shape[:-2], right.shape[:-2], weights.shape[:-1])
@@ -215,7 +184,7 @@ class SquaredExponential:
         return total, matrix
 
     def _columns(self, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-        """Factors of the exponent, ``... x m x n x (d + 2)`` and ``... x m x n' x (d + 2)``."""
+        """Return the factors L and R of the exponent ``L Rᵀ``, ``... x m x n x (d + 2)``."""
         centre = A.detach().mean(-2, keepdim=True) if A.shape[-2] else 0.0
         a, b = ((points - centre) / self.lengthscale for points in (A, B))
         left = torch.cat((a, _half_square(a) + self.log_scale, torch.ones_like(a[..., :1])), -1)
@@ -224,7 +193,7 @@ class SquaredExponential:
 
 
 class _WeightedSum(torch.autograd.Function):
-    """``wᵀ exp(L Rᵀ)`` and the exponential; first derivatives of the sum alone."""
+    """Function ``wᵀ exp(L Rᵀ)`` and the exponential; first derivatives of the sum alone."""
 
     @staticmethod
     def forward(
@@ -250,13 +219,9 @@ class _WeightedSum(torch.autograd.Function):
 
 
 def _exponential(left: Tensor, right: Tensor, most: Tensor, same: bool) -> Tensor:
-    """``exp(L Rᵀ)``, mended where rounding far from the centre makes what no kernel has.
+    """Compute ``exp(L Rᵀ)`` with exponents of at most ``most``, a bound that rounding may exceed.
 
-    Args:
-        left: L.
-        right: R.
-        most: Of an exponent.
-        same: Whether rows and columns are the same points.
+    Exact on the diagonal where rows and columns are the ``same`` points.
     """
     exponent = left @ right.mT
     found = exponent.detach()

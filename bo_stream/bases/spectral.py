@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,56 +27,40 @@ from torch.utils.checkpoint import checkpoint
 
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.kernels import TransformedKernel
+from bo_stream.tensors import map_tensors
 
 FEATURES = 1024
-"""Cosines in a function drawn from the prior; in one drawn from a sum of n kernels, n times."""
+"""Number of cosines in a function drawn from the prior; n times as many for a sum of n kernels."""
 
 NUMBERS = 1 << 21
-"""Values of cosines that are held at a time."""
+"""Number of cosines' values that are held at a time."""
 
 
-@dataclass(frozen=True)
-class RandomDraws:
-    """Independent random numbers for every drawn function, batch element and output.
+def draw_prior(kernel: Kernel, dim: int, outputs: int, draws: RandomDraws) -> FourierFunctions:
+    """Draw functions of d = ``dim`` inputs from the prior of a kernel, of mean zero.
 
-    Attributes:
-        shape: ``sample_shape x batch_shape x m``.
-        device: Of the numbers.
-        generator: On that device, or None for torch's global one.
+    Of RBF, Matérn, rational quadratic, periodic or constant kernels, their sums, products and
+    multiples, and any of these at inputs that a learned transform changes. The kernel has batch
+    shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs. Cost O(p d) a function.
+
+    Raises:
+        UnsupportedError: The spectral measure of a kernel is not known.
     """
-
-    shape: Size
-    device: torch.device
-    generator: torch.Generator | None = None
-
-    def normal(self, *after: int) -> Tensor:
-        """Standard normal, ``shape x after``, float64."""
-        size = (*self.shape, *after)
-        return torch.randn(size, generator=self.generator, dtype=torch.float64, device=self.device)
-
-    def uniform(self, *after: int) -> Tensor:
-        """Between 0 and 1, ``shape x after``, float64."""
-        size = (*self.shape, *after)
-        return torch.rand(size, generator=self.generator, dtype=torch.float64, device=self.device)
-
-    def gamma(self, concentration: Tensor, *after: int) -> Tensor:
-        """Gamma of rate 1, ``shape x after``, float64; ``concentration`` broadcasts to it."""
-        wide = concentration.double().expand(*self.shape, *after).contiguous()
-        return torch._standard_gamma(wide, generator=self.generator)
-
-    def poisson(self, rate: Tensor, *after: int) -> Tensor:
-        """Poisson counts, ``shape x after``, float64; ``rate`` broadcasts to it."""
-        wide = rate.double().expand(*self.shape, *after).contiguous()
-        return torch.poisson(wide, generator=self.generator)
-
-    def choice(self, count: int, of: int) -> Tensor:
-        """Indices of ``count`` different things out of ``of``, ``shape x count``."""
-        return self.uniform(of).argsort(-1)[..., :count]
+    if isinstance(kernel, TransformedKernel):
+        transformed = draw_prior(kernel.base_kernel, dim, outputs, draws)
+        return replace(transformed, transform=kernel.input_transform)
+    spectrum = _spectrum(kernel, _Space(tuple(range(dim)), dim, outputs, draws))
+    p = spectrum.frequencies.shape[-2]
+    exponential = -torch.log1p(-draws.uniform(p))
+    amplitudes = (2.0 * exponential * spectrum.power / p).sqrt()
+    return FourierFunctions(
+        spectrum.frequencies.detach(), 2.0 * math.pi * draws.uniform(p), amplitudes.detach()
+    )
 
 
 @dataclass(frozen=True)
 class FourierFunctions:
-    """``f(x) = Σ_j a_j cos(ω_jᵀ x + φ_j)``, one function for each draw, batch element and output.
+    """Drawn functions ``f(x) = Σ_j a_j cos(ω_jᵀ x + φ_j)``, one a draw, batch element and output.
 
     With frequencies ω drawn from the kernel's spectral measure anew for every function, uniform
     phases φ and Rayleigh amplitudes a, the covariance of f over all draws is the kernel, and f(x)
@@ -85,7 +70,7 @@ class FourierFunctions:
         frequencies: ω, ``shape x p x d``.
         phases: φ, ``shape x p``.
         amplitudes: a, ``shape x p``.
-        transform: An input transform t that makes them functions of t(x), or None.
+        transform: Input transform t that makes them functions of t(x), or None.
     """
 
     frequencies: Tensor
@@ -94,24 +79,18 @@ class FourierFunctions:
     transform: InputTransform | None = None
 
     def __call__(self, X: Tensor) -> Tensor:
-        """Values at inputs ``... x n x d``, ``... x m x n``. Cost O(n p d) a function."""
+        """Evaluate at inputs ``... x n x d``, ``... x m x n``. Cost O(n p d) a function."""
         return self._summed(X.unsqueeze(-3), None)
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> FourierFunctions:
-        """The functions after a rule for the first dimensions of all tensors."""
-        frequencies, phases = rule(self.frequencies), rule(self.phases)
-        return FourierFunctions(frequencies, phases, rule(self.amplitudes), self.transform)
+        """Apply a rule for the leading dimensions to all tensors."""
+        return map_tensors(self, rule)
 
     def of(self, functionals: InducingFunctions, kernel: Kernel, outputs: int) -> Tensor:
-        """Linear functionals of each function, ``shape x M``: its values, or local averages.
+        """Evaluate linear functionals, ``shape x M``: values, or for an RBF kernel averages.
 
         An average whose lengthscale is ``c`` times the kernel's multiplies ``cos(ωᵀ z + φ)`` by
         ``Π_d √c_d exp(−¼ ω_d² s_d² (c_d² − 1))``, s the kernel's lengthscale: integrate.
-
-        Args:
-            functionals: Of every batch element and output its own.
-            kernel: Squared-exponential, where the functionals are averages.
-            outputs: m.
         """
         if functionals.log_factors is None:
             return self._summed(functionals.points, None)
@@ -125,7 +104,7 @@ class FourierFunctions:
         )
 
     def _summed(self, points: Tensor, damping: Callable[[Tensor], Tensor] | None) -> Tensor:
-        """``Σ_j a_j D_j cos(ω_jᵀ x + φ_j)`` at ``... x m x n x d`` points, a part at a time."""
+        """Compute ``Σ_j a_j D_j cos(ω_jᵀ x + φ_j)`` at ``... x m x n x d`` points, part by part."""
         if self.transform is not None:
             points = self.transform.transform(points)
 
@@ -139,58 +118,61 @@ class FourierFunctions:
         size = max(1, NUMBERS // max(1, batch.numel() * points.shape[-2]))
         splits = (self.frequencies.split(size, -2), self.phases.split(size, -1))
         parts = list(zip(*splits, self.amplitudes.split(size, -1), strict=True))
-        if len(parts) == 1 or not (torch.is_grad_enabled() and points.requires_grad):
-            return _total(part(points, *own) for own in parts)
-        return _total(_recomputed(part, points, *own) for own in parts)
+        rule: Callable[..., Tensor] = part
+        if len(parts) > 1 and torch.is_grad_enabled() and points.requires_grad:
+            # intermediate values are computed again in the backward pass, not held
+            rule = partial(checkpoint, part, use_reentrant=False, preserve_rng_state=False)
+        total: Any = sum(rule(points, *own) for own in parts)
+        return total
 
 
-def _total(values: Iterable[Tensor]) -> Tensor:
-    total: Any = sum(values)
-    return total
+@dataclass(frozen=True)
+class RandomDraws:
+    """Independent random numbers for every drawn function, batch element and output, in float64.
 
-
-def _recomputed(rule: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
-    """A rule whose intermediate values are computed again in the backward pass, not held."""
-    value: Tensor = checkpoint(rule, *arguments, use_reentrant=False, preserve_rng_state=False)
-    return value
-
-
-def draw_prior(kernel: Kernel, dim: int, outputs: int, draws: RandomDraws) -> FourierFunctions:
-    """Draw functions from the prior of a kernel, of mean zero. Cost O(p d) a function.
-
-    Args:
-        kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs. RBF,
-            Matérn, rational quadratic, periodic or constant kernels, their sums, products and
-            multiples, and any of these at inputs that a learned transform changes.
-        dim: Number d of inputs.
-        outputs: m.
-        draws: Random numbers.
-
-    Raises:
-        UnsupportedError: The spectral measure of a kernel is not known.
+    Attributes:
+        shape: ``sample_shape x batch_shape x m``.
+        device: Of the numbers.
+        generator: On that device, or None for torch's global one.
     """
-    if isinstance(kernel, TransformedKernel):
-        transformed = draw_prior(kernel.base_kernel, dim, outputs, draws)
-        return replace(transformed, transform=kernel.input_transform)
-    space = _Space(tuple(range(dim)), dim, outputs, draws)
-    spectrum = _spectrum(kernel, space)
-    p = spectrum.frequencies.shape[-2]
-    exponential = -torch.log1p(-draws.uniform(p))
-    amplitudes = (2.0 * exponential * spectrum.power / p).sqrt()
-    return FourierFunctions(
-        spectrum.frequencies.detach(), 2.0 * math.pi * draws.uniform(p), amplitudes.detach()
-    )
+
+    shape: Size
+    device: torch.device
+    generator: torch.Generator | None = None
+
+    def normal(self, *after: int) -> Tensor:
+        """Draw standard normal numbers, ``shape x after``."""
+        return self._numbers(torch.randn, after)
+
+    def uniform(self, *after: int) -> Tensor:
+        """Draw numbers between 0 and 1, ``shape x after``."""
+        return self._numbers(torch.rand, after)
+
+    def _wide(self, value: Tensor, after: tuple[int, ...]) -> Tensor:
+        return value.double().expand(*self.shape, *after).contiguous()
+
+    def _numbers(self, rule: Callable[..., Tensor], after: tuple[int, ...]) -> Tensor:
+        size = (*self.shape, *after)
+        return rule(size, generator=self.generator, dtype=torch.float64, device=self.device)
+
+    def gamma(self, concentration: Tensor, *after: int) -> Tensor:
+        """Draw gamma numbers of rate 1, ``shape x after``; ``concentration`` broadcasts."""
+        return torch._standard_gamma(self._wide(concentration, after), generator=self.generator)
+
+    def poisson(self, rate: Tensor, *after: int) -> Tensor:
+        """Draw Poisson counts, ``shape x after``; ``rate`` broadcasts."""
+        return torch.poisson(self._wide(rate, after), generator=self.generator)
+
+    def choice(self, count: int, of: int) -> Tensor:
+        """Draw ``count`` different indices below ``of``, ``shape x count``."""
+        return self.uniform(of).argsort(-1)[..., :count]
 
 
 def student_frequencies(kernel: Kernel, drawn: Tensor, dim: int) -> Tensor:
-    """Frequencies of an RBF or Matérn kernel of lengthscale 1 from standard normal numbers.
+    """Compute frequencies of an RBF or Matérn kernel of lengthscale 1 from normal numbers.
 
-    Normal for RBF, Student-t with 2ν degrees of freedom for Matérn-ν.
-
-    Args:
-        kernel: RBF or Matérn.
-        drawn: ``... x (dim + degrees_of_freedom(kernel))``.
-        dim: Width of the frequencies.
+    Normal for RBF, Student-t with 2ν degrees of freedom for Matérn-ν. ``drawn`` has
+    ``dim + degrees_of_freedom(kernel)`` columns.
     """
     directions = drawn[..., :dim]
     degrees = degrees_of_freedom(kernel)
@@ -201,29 +183,8 @@ def student_frequencies(kernel: Kernel, drawn: Tensor, dim: int) -> Tensor:
 
 
 def degrees_of_freedom(kernel: Kernel) -> int:
-    """2ν of a Matérn kernel's spectral density, a Student-t; 0 for a normal one."""
+    """Return 2ν of a Matérn kernel's spectral density, a Student-t; 0 for a normal one."""
     return round(2.0 * kernel.nu) if isinstance(kernel, MaternKernel) else 0
-
-
-@dataclass(frozen=True)
-class _Spectrum:
-    """Frequencies with ``k(x, x') = E[power cos(ωᵀ (x − x'))]``.
-
-    Attributes:
-        frequencies: ω, ``shape x p x d``.
-        power: Prior variance that each carries times p, broadcastable to ``shape x p``.
-    """
-
-    frequencies: Tensor
-    power: Tensor
-
-    def some(self, index: Tensor) -> _Spectrum:
-        """Some of the frequencies, ``shape x k``."""
-        power = self.power.expand(self.frequencies.shape[:-1])
-        return _Spectrum(
-            torch.take_along_dim(self.frequencies, index.unsqueeze(-1), -2),
-            torch.take_along_dim(power, index, -1),
-        )
 
 
 @dataclass(frozen=True)
@@ -242,30 +203,48 @@ class _Space:
     outputs: int
     draws: RandomDraws
 
-    def seen_by(self, kernel: Kernel) -> _Space:
-        """The inputs that are left by a kernel's ``active_dims``."""
-        if kernel.active_dims is None:
-            return self
-        return replace(self, active=tuple(self.active[i] for i in kernel.active_dims.tolist()))
-
     def parameter(self, value: Tensor, after: int) -> Tensor:
-        """A hyperparameter in float64 with m in its place; see :func:`_per_output`."""
+        """Return a hyperparameter in float64 with m in its place; see :func:`_per_output`."""
         return _per_output(value.detach().double(), self.outputs, after)
 
     def spectrum(self, frequencies: Tensor) -> _Spectrum:
-        """Of variance 1, zero along inputs that the kernel does not see."""
+        """Make a spectrum of variance 1, zero along inputs that the kernel does not see."""
         wide = frequencies.new_zeros(*frequencies.shape[:-1], self.dim)
         wide[..., list(self.active)] = frequencies
         return _Spectrum(wide, frequencies.new_ones(()))
 
 
+@dataclass(frozen=True)
+class _Spectrum:
+    """Frequencies with ``k(x, x') = E[power cos(ωᵀ (x − x'))]``.
+
+    Attributes:
+        frequencies: ω, ``shape x p x d``.
+        power: Prior variance of each times p, broadcastable to ``shape x p``.
+    """
+
+    frequencies: Tensor
+    power: Tensor
+
+    def some(self, index: Tensor) -> _Spectrum:
+        """Select some of the frequencies, ``shape x k``."""
+        power = self.power.expand(self.frequencies.shape[:-1])
+        return _Spectrum(
+            torch.take_along_dim(self.frequencies, index.unsqueeze(-1), -2),
+            torch.take_along_dim(power, index, -1),
+        )
+
+
 def _per_output(value: Tensor, outputs: int, after: int) -> Tensor:
-    """``batch_shape (x m if m > 1) x after`` dimensions to ``batch_shape x m x after``."""
+    """Reshape ``batch_shape (x m if m > 1) x after`` dimensions to ``batch_shape x m x after``."""
     return value if outputs > 1 else value.unsqueeze(-1 - after)
 
 
 def _spectrum(kernel: Kernel, space: _Space) -> _Spectrum:
-    return _rule_for(kernel)(kernel, space.seen_by(kernel))
+    dims = kernel.active_dims
+    if dims is not None:
+        space = replace(space, active=tuple(space.active[i] for i in dims.tolist()))
+    return _rule_for(kernel)(kernel, space)
 
 
 def _rule_for(kernel: Kernel) -> Callable[[Any, _Space], _Spectrum]:
@@ -286,7 +265,7 @@ def _stationary(kernel: Kernel, space: _Space) -> _Spectrum:
 
 
 def _rational_quadratic(kernel: Kernel, space: _Space) -> _Spectrum:
-    """A squared-exponential kernel whose inverse square lengthscale is gamma distributed."""
+    """Mix squared-exponential kernels over a gamma distributed inverse square lengthscale."""
     alpha = space.parameter(kernel.alpha, 1)
     precision = space.draws.gamma(alpha, FEATURES) / alpha
     directions = space.draws.normal(FEATURES, len(space.active)) * precision.sqrt().unsqueeze(-1)
@@ -294,7 +273,7 @@ def _rational_quadratic(kernel: Kernel, space: _Space) -> _Spectrum:
 
 
 def _periodic(kernel: Kernel, space: _Space) -> _Spectrum:
-    """Multiples of the base frequency, the difference of two Poisson counts.
+    """Draw multiples of the base frequency: differences of two Poisson counts.
 
     ``exp((cos θ − 1) / l)`` is their characteristic function for rates ``1 / (2 l)``.
     """
@@ -317,7 +296,7 @@ def _multiple(kernel: Kernel, space: _Space) -> _Spectrum:
 
 
 def _sum(kernel: Kernel, space: _Space) -> _Spectrum:
-    """The parts' frequencies side by side."""
+    """Put the parts' frequencies side by side."""
     parts = [_spectrum(part, space) for part in kernel.kernels]
     shapes = [part.frequencies.shape[:-1] for part in parts]
     total = sum(shape[-1] for shape in shapes)
@@ -327,12 +306,11 @@ def _sum(kernel: Kernel, space: _Space) -> _Spectrum:
 
 
 def _product(kernel: Kernel, space: _Space) -> _Spectrum:
-    """Sums of independent frequencies of the factors."""
+    """Add independent frequencies of the factors."""
     factors = [_spectrum(factor, space) for factor in kernel.kernels]
-    counts = [factor.frequencies.shape[-2] for factor in factors]
     drawn = [
-        factor.some(space.draws.choice(FEATURES, count))
-        for factor, count in zip(factors, counts, strict=True)
+        factor.some(space.draws.choice(FEATURES, factor.frequencies.shape[-2]))
+        for factor in factors
     ]
     return _Spectrum(
         torch.stack([factor.frequencies for factor in drawn]).sum(0),

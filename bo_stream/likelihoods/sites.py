@@ -1,4 +1,4 @@
-"""Function values under any likelihood: a Gaussian site for each outcome, by natural gradients."""
+"""Gaussian sites of function values under any likelihood, fitted by natural gradients."""
 
 from __future__ import annotations
 
@@ -9,84 +9,103 @@ import torch
 from torch import Tensor
 
 from bo_stream.linalg import safe_cholesky, solve_lower
+from bo_stream.tensors import zip_tensors
 
 ExpectedLogProb = Callable[[Tensor, Tensor], Tensor]
 """``E log p(y | f)`` of each outcome from means and variances of f, ``... x n`` all three."""
 
 MIN_PRECISION = 1e-10
-"""Of a site. Where a likelihood is not log-concave a smaller or a negative one becomes this."""
+"""Least precision of a site; smaller ones occur where a likelihood is not log-concave."""
 
 _SLACK = 1e-9
-"""Relative loss of the bound that is taken for rounding."""
+"""Relative loss of the bound that counts as rounding."""
 
 
-@dataclass(frozen=True)
-class Sites:
-    """Gaussian factors ``exp(shift f − ½ precision f²)`` of function values, one an outcome.
+def fit_sites(
+    prior: Prior,
+    expected: ExpectedLogProb,
+    power: float = 1.0,
+    steps: int = 20,
+    rate: float = 1.0,
+    tolerance: float = 1e-8,
+    start: Sites | None = None,
+) -> Fit:
+    """Maximise ``power Σ E log p(y | f) − KL(q ‖ prior)`` over normal q by natural gradients.
 
-    Attributes:
-        precision: Positive, ``... x n``.
-        shift: ``... x n``.
-    """
-
-    precision: Tensor
-    shift: Tensor
-
-    @classmethod
-    def none(cls, like: Tensor) -> Sites:
-        """Factors that say nothing."""
-        return cls(torch.zeros_like(like), torch.zeros_like(like))
-
-    def towards(self, other: Sites, rate: Tensor) -> Sites:
-        """``(1 − rate)`` times these and ``rate`` times others: a natural-gradient step."""
-        return Sites(
-            torch.lerp(self.precision, other.precision, rate),
-            torch.lerp(self.shift, other.shift, rate),
-        )
-
-    def pseudo_observations(self) -> tuple[Tensor, Tensor]:
-        """Outcomes and noise variances of Gaussian observations that say the same."""
-        return self.shift / self.precision, self.precision.reciprocal()
-
-
-def local_sites(
-    expected: ExpectedLogProb, mean: Tensor, variance: Tensor, power: float = 1.0
-) -> tuple[Sites, Tensor]:
-    """The sites that natural gradients at normal marginals point to, and ``E log p`` there.
-
-    ``precision = −2 ∂E/∂variance`` and ``shift = ∂E/∂mean + precision · mean``: for a Gaussian
-    likelihood the observation itself, wherever the marginals are. Differentiable where the
-    marginals are. Source: Khan and Lin (2017), conjugate-computation variational inference.
+    A step that loses is taken back and tried at half the rate. Exact after one step at rate 1 for
+    a Gaussian likelihood. The optimum is unique where the likelihood is log-concave; where it is
+    not (Student-t), sites of negative precision are held at zero, and no step has lowered the bound
+    of what is found. Cost O(n k² + k³) a step, k at most n.
 
     Args:
-        expected: Of the outcomes.
-        mean: ``... x n``.
-        variance: ``... x n``.
+        prior: Of the values.
+        expected: Expected log probability of their outcomes.
         power: Of the likelihood.
+        steps: Largest number.
+        rate: Of a step, in (0, 1].
+        tolerance: Ends when no marginal moves by this part of its standard deviation.
+        start: Initial sites; none if omitted.
     """
-    differentiable = mean.requires_grad or variance.requires_grad
-    with torch.enable_grad():
-        at = [t if t.requires_grad else t.detach().requires_grad_() for t in (mean, variance)]
-        value = expected(*at)
-        slope, bend = torch.autograd.grad(value.sum(), at, create_graph=differentiable)
-    precision = (-2.0 * power * bend).clamp_min(MIN_PRECISION)
-    sites = Sites(precision, power * slope + precision * mean)
-    return sites, value if differentiable else value.detach()
+    prior = prior.compressed()
+    fit = fit_at(prior, expected, Sites.none(prior.mean) if start is None else start, power)
+    rates = torch.full_like(fit.bound, rate).unsqueeze(-1)
+    for _ in range(steps):
+        tried = fit_at(prior, expected, fit.sites.towards(fit.target, rates), power)
+        better = tried.bound >= fit.bound - _SLACK * (1.0 + fit.bound.abs())
+        moved = _movement(fit.posterior, tried.posterior)
+        fit = fit.where(better, tried)
+        rates = torch.where(better.unsqueeze(-1), (2.0 * rates).clamp_max(rate), 0.5 * rates)
+        if moved <= tolerance:
+            break
+    return fit
+
+
+@torch.no_grad()
+def _movement(before: Posterior, after: Posterior) -> float:
+    """Return the largest change of a mean, in deviations, or of a variance in parts of it."""
+    if before.mean.numel() == 0:
+        return 0.0
+    means = (after.mean - before.mean).abs() / after.variance.sqrt()
+    variances = (after.variance - before.variance).abs() / after.variance
+    return float(torch.maximum(means, variances).max())
+
+
+def fit_at(prior: Prior, expected: ExpectedLogProb, sites: Sites, power: float = 1.0) -> Fit:
+    """Evaluate the posterior, the bound and the natural gradient at some sites."""
+    posterior = prior.given(sites)
+    mean, variance = posterior.mean, posterior.variance
+    target, value = local_sites(expected, mean, variance, power)
+    own = sites.shift * mean - 0.5 * sites.precision * (mean.square() + variance)
+    bound = power * value.sum(-1) - posterior.divergence
+    return Fit(sites, posterior, bound, power * value - own, target)
 
 
 @dataclass(frozen=True)
-class Posterior:
-    """Marginals of n values given sites, and how far they are from those before.
+class Fit:
+    """Sites with their posterior, bound and natural gradient.
 
     Attributes:
-        mean: ``... x n``.
-        variance: ``... x n``.
-        divergence: KL of the joint distribution from the one before, ``...``.
+        sites: ``... x n``.
+        posterior: Given them.
+        bound: ``power Σ E log p − KL``, a lower bound of ``log E p(y | f)^power``, ``...``.
+        log_scale: ``power E log p − E log site``, ``... x n``: times this the sites are a bound.
+        target: Sites that the natural gradient points to.
     """
 
-    mean: Tensor
-    variance: Tensor
-    divergence: Tensor
+    sites: Sites
+    posterior: Posterior
+    bound: Tensor
+    log_scale: Tensor
+    target: Sites
+
+    def where(self, better: Tensor, other: Fit) -> Fit:
+        """Take the other fit where it is better, ``...``."""
+
+        def chosen(own: Tensor, theirs: Tensor) -> Tensor:
+            mask = better if better.ndim == own.ndim else better.unsqueeze(-1)
+            return torch.where(mask, theirs, own)
+
+        return zip_tensors(chosen, self, other)
 
 
 @dataclass(frozen=True)
@@ -95,8 +114,8 @@ class Prior:
 
     Attributes:
         mean: ``... x n``.
-        root: u ~ N(0, I), ``... x n x k``.
-        rest: Variances of what is independent of u and of each other, ``... x n``.
+        root: Factor of u ~ N(0, I), ``... x n x k``.
+        rest: Variances of a part independent of u and between values, ``... x n``.
     """
 
     mean: Tensor
@@ -105,20 +124,20 @@ class Prior:
 
     @classmethod
     def of(cls, mean: Tensor, covariance: Tensor, shape: torch.Size) -> Prior:
-        """N(mean, covariance), for outcomes of a shape that broadcasts against the mean's."""
+        """Make N(mean, covariance), for outcomes whose ``shape`` broadcasts against the mean's."""
         mean = mean.expand(torch.broadcast_shapes(mean.shape, shape))
         root = safe_cholesky(covariance).expand(*mean.shape, -1)
         return cls(mean, root, torch.zeros_like(mean))
 
     def compressed(self) -> Prior:
-        """The same with k ≤ n. Cost O(n² k)."""
+        """Return an equal distribution with k ≤ n. Cost O(n² k)."""
         n, k = self.root.shape[-2:]
         if k <= n:
             return self
         return Prior(self.mean, torch.linalg.qr(self.root.mT)[1].mT, self.rest)
 
     def given(self, sites: Sites) -> Posterior:
-        """By the sites' action on u. Cost O(n k² + k³)."""
+        """Compute the posterior given sites, by their action on u. Cost O(n k² + k³)."""
         weighted = self.root * sites.precision.unsqueeze(-1)
         inner = weighted.mT @ self.root
         identity = torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
@@ -137,108 +156,69 @@ class Prior:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """Sites, what they make of the values, and where to go from there.
+class Posterior:
+    """Marginals of n values given sites, and their divergence from the prior.
 
     Attributes:
-        sites: ``... x n``.
-        posterior: Given them.
-        bound: ``power Σ E log p − KL``, a lower bound of ``log E p(y | f)^power``, ``...``.
-        log_scale: ``power E log p − E log site``, ``... x n``: times this the sites are a bound.
-        target: Sites that the natural gradient points to.
+        mean: ``... x n``.
+        variance: ``... x n``.
+        divergence: KL of the joint distribution from the prior, ``...``.
     """
 
-    sites: Sites
-    posterior: Posterior
-    bound: Tensor
-    log_scale: Tensor
-    target: Sites
-
-    def where(self, better: Tensor, other: Fit) -> Fit:
-        """The other fit where it is better, ``...``."""
-        return _map(lambda a, b: torch.where(_wide(better, a), b, a), self, other)
+    mean: Tensor
+    variance: Tensor
+    divergence: Tensor
 
 
-def _wide(mask: Tensor, like: Tensor) -> Tensor:
-    return mask if mask.ndim == like.ndim else mask.unsqueeze(-1)
+@dataclass(frozen=True)
+class Sites:
+    """Gaussian factors ``exp(shift f − ½ precision f²)`` of function values, one an outcome.
+
+    Attributes:
+        precision: Positive, ``... x n``.
+        shift: ``... x n``.
+    """
+
+    precision: Tensor
+    shift: Tensor
+
+    @classmethod
+    def none(cls, like: Tensor) -> Sites:
+        """Make factors without information."""
+        return cls(torch.zeros_like(like), torch.zeros_like(like))
+
+    def towards(self, other: Sites, rate: Tensor) -> Sites:
+        """Take a natural-gradient step: ``(1 − rate)`` of these plus ``rate`` of other sites."""
+        return Sites(
+            torch.lerp(self.precision, other.precision, rate),
+            torch.lerp(self.shift, other.shift, rate),
+        )
+
+    def pseudo_observations(self) -> tuple[Tensor, Tensor]:
+        """Return outcomes and noise variances of Gaussian observations that are equivalent."""
+        return self.shift / self.precision, self.precision.reciprocal()
 
 
-def _map(rule: Callable[[Tensor, Tensor], Tensor], a: Fit, b: Fit) -> Fit:
-    def sites(x: Sites, y: Sites) -> Sites:
-        return Sites(rule(x.precision, y.precision), rule(x.shift, y.shift))
+def local_sites(
+    expected: ExpectedLogProb, mean: Tensor, variance: Tensor, power: float = 1.0
+) -> tuple[Sites, Tensor]:
+    """Return the sites that natural gradients at normal marginals point to, and ``E log p`` there.
 
-    p, q = a.posterior, b.posterior
-    posterior = Posterior(
-        rule(p.mean, q.mean), rule(p.variance, q.variance), rule(p.divergence, q.divergence)
-    )
-    return Fit(
-        sites(a.sites, b.sites),
-        posterior,
-        rule(a.bound, b.bound),
-        rule(a.log_scale, b.log_scale),
-        sites(a.target, b.target),
-    )
-
-
-def fit_at(prior: Prior, expected: ExpectedLogProb, sites: Sites, power: float = 1.0) -> Fit:
-    """What sites make of the values."""
-    posterior = prior.given(sites)
-    mean, variance = posterior.mean, posterior.variance
-    target, value = local_sites(expected, mean, variance, power)
-    own = sites.shift * mean - 0.5 * sites.precision * (mean.square() + variance)
-    return Fit(
-        sites,
-        posterior,
-        power * value.sum(-1) - posterior.divergence,
-        power * value - own,
-        target,
-    )
-
-
-def fit_sites(
-    prior: Prior,
-    expected: ExpectedLogProb,
-    power: float = 1.0,
-    steps: int = 20,
-    rate: float = 1.0,
-    tolerance: float = 1e-8,
-    start: Sites | None = None,
-) -> Fit:
-    """Maximise ``power Σ E log p(y | f) − KL(q ‖ prior)`` over normal q by natural gradients.
-
-    A step that loses is taken back and tried at half the rate. Exact after one step at rate 1 for
-    a Gaussian likelihood. Where the likelihood is log-concave the optimum is the only one; where
-    it is not (Student-t), sites of negative precision are held at zero, and what is found is a q
-    whose bound was never lowered on the way. Cost O(n k² + k³) a step, k at most n.
+    ``precision = −2 ∂E/∂variance`` and ``shift = ∂E/∂mean + precision · mean``: for a Gaussian
+    likelihood the observation itself, wherever the marginals are. Differentiable where the
+    marginals are. Source: Khan and Lin (2017), conjugate-computation variational inference.
 
     Args:
-        prior: Of the values.
-        expected: Of their outcomes.
+        expected: Expected log probability of the outcomes.
+        mean: ``... x n``.
+        variance: ``... x n``.
         power: Of the likelihood.
-        steps: At most.
-        rate: Of a step, in (0, 1].
-        tolerance: Ends when no marginal moves by this part of its standard deviation.
-        start: Sites to begin with; none if omitted.
     """
-    prior = prior.compressed()
-    fit = fit_at(prior, expected, Sites.none(prior.mean) if start is None else start, power)
-    rates = torch.full_like(fit.bound, rate).unsqueeze(-1)
-    for _ in range(steps):
-        tried = fit_at(prior, expected, fit.sites.towards(fit.target, rates), power)
-        better = tried.bound >= fit.bound - _SLACK * (1.0 + fit.bound.abs())
-        moved = _movement(fit.posterior, tried.posterior)
-        fit = fit.where(better, tried)
-        rates = torch.where(better.unsqueeze(-1), (2.0 * rates).clamp_max(rate), 0.5 * rates)
-        if moved <= tolerance:
-            break
-    return fit
-
-
-@torch.no_grad()
-def _movement(before: Posterior, after: Posterior) -> float:
-    """Largest change of a mean, in standard deviations, or of a variance in parts of it."""
-    if before.mean.numel() == 0:
-        return 0.0
-    means = (after.mean - before.mean).abs() / after.variance.sqrt()
-    variances = (after.variance - before.variance).abs() / after.variance
-    return float(torch.maximum(means, variances).max())
+    differentiable = mean.requires_grad or variance.requires_grad
+    with torch.enable_grad():
+        at = [t if t.requires_grad else t.detach().requires_grad_() for t in (mean, variance)]
+        value = expected(*at)
+        slope, bend = torch.autograd.grad(value.sum(), at, create_graph=differentiable)
+    precision = (-2.0 * power * bend).clamp_min(MIN_PRECISION)
+    sites = Sites(precision, power * slope + precision * mean)
+    return sites, value if differentiable else value.detach()

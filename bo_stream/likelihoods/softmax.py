@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 STEP = 0.42
-"""Of the sums, in units of Gumbel noise: an error of about ``exp(-π² / STEP)``, 6e-11."""
+"""Step of the sums, in units of Gumbel noise: an error of about ``exp(-π² / STEP)``, 6e-11."""
 
 ROWS = 64
-"""Points that are treated at a time: what a processor's cache holds."""
+"""Points treated at a time, for a processor's cache."""
 
 _NORMAL_WIDTH = 6.4
 _GUMBEL_BELOW, _GUMBEL_ABOVE = 3.2, 25.0
@@ -33,11 +33,11 @@ _EULER = 0.57721566490153286
 
 @dataclass(frozen=True)
 class SoftmaxMoments:
-    """Of ``p = softmax(f)``, f Gaussian.
+    """Moments of ``p = softmax(f)``, f Gaussian, in nats.
 
     Attributes:
         probabilities: ``E p``, ``... x m``.
-        expected_entropy: ``E H(p)``, ``...``, in nats.
+        expected_entropy: ``E H(p)``, ``...``.
     """
 
     probabilities: Tensor
@@ -45,17 +45,19 @@ class SoftmaxMoments:
 
     @property
     def entropy(self) -> Tensor:
-        """``H(E p)``, ``...``, in nats."""
+        """Entropy ``H(E p)``, ``...``."""
         return entropy(self.probabilities)
 
     @property
     def information(self) -> Tensor:
-        """``H(E p) - E H(p)``, ``...``: what a label says of the scores, never negative."""
+        """Mutual information ``H(E p) - E H(p)`` of label and scores, ``...``, never negative."""
         return (self.entropy - self.expected_entropy).clamp_min(0.0)
 
 
 def softmax_moments(mean: Tensor, variance: Tensor, step: float = STEP) -> SoftmaxMoments:
-    """Moments for independent scores. Cost O(m T H), T and H growing with the largest deviation.
+    """Compute the moments for independent scores.
+
+    Cost O(m T H), T and H growing with the largest deviation.
 
     Args:
         mean: ``... x m``, float64.
@@ -85,13 +87,13 @@ def _moments(mean: Tensor, variance: Tensor, step: float) -> SoftmaxMoments:
 
 
 def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
-    """``-Σ p log p`` over one dimension, in nats, with finite gradients at zero."""
+    """Compute ``-Σ p log p`` over one dimension, in nats, with finite gradients at zero."""
     return -torch.xlogy(probabilities, probabilities.clamp_min(1e-300)).sum(dim)
 
 
 @torch.no_grad()
 def _outer_nodes(mean: Tensor, deviation: Tensor, step: float) -> Tensor:
-    """Where the largest perturbed score may lie, ``... x 1 x T``."""
+    """Return nodes where the largest perturbed score may lie, ``... x 1 x T``."""
     reach = _NORMAL_WIDTH * deviation
     low = (mean - reach).amax(-1) - _GUMBEL_BELOW
     high = (mean + reach).amax(-1) + _GUMBEL_ABOVE
@@ -103,7 +105,7 @@ def _outer_nodes(mean: Tensor, deviation: Tensor, step: float) -> Tensor:
 def _perturbed(
     mean: Tensor, deviation: Tensor, nodes: Tensor, step: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``F_j``, ``F_j'`` and the density times the score, at the nodes, ``... x m x T`` each.
+    """Compute ``F_j``, ``F_j'`` and density times score, at the nodes, ``... x m x T`` each.
 
     Relative to each score's mean, ``exp(f - t)`` is an outer product, hence one exponential a pair.
     """
@@ -119,7 +121,7 @@ def _perturbed(
 
 @torch.no_grad()
 def _normal_nodes(deviation: Tensor, step: float) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of a standard normal expectation, fine against noise of unit scale."""
+    """Return nodes and weights of a standard normal expectation, fine against unit noise."""
     largest = float(deviation.amax()) if deviation.numel() else 0.0
     spacing = step * min(2.0, 1.0 / max(largest, 1e-9))
     count = math.ceil(_NORMAL_WIDTH / spacing)
@@ -129,7 +131,7 @@ def _normal_nodes(deviation: Tensor, step: float) -> tuple[Tensor, Tensor]:
 
 
 def _product_of_others(factors: Tensor) -> Tensor:
-    """For each k the product over all j ≠ k, ``... x m x T``, without a division."""
+    """Compute for each k the product over all j ≠ k, ``... x m x T``, without a division."""
     ones = torch.ones_like(factors[..., :1, :])
     before = torch.cat((ones, factors[..., :-1, :]), -2).cumprod(-2)
     after = torch.cat((ones, factors[..., 1:, :].flip(-2)), -2).cumprod(-2).flip(-2)
@@ -137,12 +139,12 @@ def _product_of_others(factors: Tensor) -> Tensor:
 
 
 def sampled_softmax(mean: Tensor, variance: Tensor, num_samples: int, seed: int | None) -> Tensor:
-    """Mean softmax of drawn independent scores, ``... x m``. Cost O(m num_samples).
+    """Average the softmax of drawn independent scores, ``... x m``. Cost O(m num_samples).
 
     Args:
         mean: ``... x m``.
         variance: ``... x m``.
-        num_samples: How many to draw, the same for every point.
+        num_samples: Number of draws, common to all points.
         seed: Of a generator of its own; torch's global one if omitted.
     """
     generator = None if seed is None else torch.Generator(mean.device).manual_seed(seed)

@@ -100,7 +100,7 @@ def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
     """Many steps of the hyperparameters on the first outcomes, few on later ones."""
     from botorch.models.transforms.outcome import Standardize
 
-    from bo_stream.allocation.numbers import checked_number
+    from bo_stream.allocation.allocator import checked_number
 
     name, others = _split(options, "likelihood")
     steps, others = _split(others, "hyper_steps")

@@ -38,7 +38,6 @@ from gpytorch.models.gp import GP
 from torch import Tensor
 
 from bo_stream.bases.kernels import TransformedKernel
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.checks import (
     check_finite,
     check_inputs,
@@ -86,10 +85,10 @@ from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.posteriors import outcome_distribution
 from bo_stream.models.prior import Prior
 from bo_stream.models.trusted import Trusted, read_pickle
-from bo_stream.module_state import State, is_in, state_of
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
 from bo_stream.storage import atomic_write
+from bo_stream.tensors import State, is_in, keeps_tensors, state_of
 
 FILE_FORMAT = 1
 

@@ -12,8 +12,8 @@ from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.wiski.observation_space import SolvedRows
-from bo_stream.module_state import State
 from bo_stream.process.process import WeightSpaceProcess
+from bo_stream.tensors import State
 
 WHITENED_ROWS = 512
 """Larger updates drop the whitened memory, which is then pulled back from the grid anew."""

@@ -7,12 +7,12 @@ from typing import Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite
 from bo_stream.models.inference import Inference
 from bo_stream.models.memory import MergedMemory, Observations
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.tensors import keeps_tensors
 
 M = TypeVar("M", bound=MergedMemory)
 C = TypeVar("C")

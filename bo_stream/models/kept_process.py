@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bo_stream.module_state import State
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.tensors import State
 
 
 @dataclass(frozen=True)

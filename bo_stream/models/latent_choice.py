@@ -14,7 +14,7 @@ from gpytorch.likelihoods import (
 )
 from torch import Size
 
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import checked_number
 
 
 def latent_kernel(dim: int, batch_shape: Size) -> Kernel:

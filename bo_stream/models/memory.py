@@ -19,7 +19,6 @@ from bo_stream.bases.grid.statistics import (
     embed,
     zero_statistics,
 )
-from bo_stream.module_state import State
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.sufficient_statistics import (
     G,
@@ -27,6 +26,7 @@ from bo_stream.sufficient_statistics import (
     continued,
     weighted_statistics,
 )
+from bo_stream.tensors import State
 
 Whitened = SufficientStatistics[Tensor]
 

@@ -8,8 +8,11 @@ from linear_operator import LinearOperator, to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
-from bo_stream.linalg import DowndatedRootOperator
-from bo_stream.process.distributions import IndependentOutputs, LazyCovariance
+from bo_stream.process.distributions import (
+    DowndatedRootOperator,
+    IndependentOutputs,
+    LazyCovariance,
+)
 from bo_stream.process.process import Joint
 
 DENSE_LIMIT = 512

@@ -16,7 +16,7 @@ from bo_stream.models.numerical_log import Journal
 from bo_stream.models.objective import NoiseGroup, combine
 from bo_stream.models.outcomes.base import Outcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
-from bo_stream.module_state import State, is_in, state_of
+from bo_stream.tensors import State, is_in, state_of
 from bo_stream.weights import GaussianEvidence
 
 

@@ -43,12 +43,12 @@ nor names of modules. Torch trusts those of its tensors by itself."""
 
 _OTHERS = frozenset(
     {
-        "bo_stream.bases.grid.factors._matern12",
-        "bo_stream.bases.grid.factors._matern32",
-        "bo_stream.bases.grid.factors._matern52",
-        "bo_stream.bases.grid.factors._periodic",
-        "bo_stream.bases.grid.factors._spectral_component",
-        "bo_stream.bases.grid.factors._squared_exponential",
+        "bo_stream.bases.grid.kernel._matern12",
+        "bo_stream.bases.grid.kernel._matern32",
+        "bo_stream.bases.grid.kernel._matern52",
+        "bo_stream.bases.grid.kernel._periodic",
+        "bo_stream.bases.grid.kernel._spectral_component",
+        "bo_stream.bases.grid.kernel._squared_exponential",
         "bo_stream.models.input_transforms._concentration0",
         "bo_stream.models.input_transforms._concentration1",
         "bo_stream.models.input_transforms._set_concentration0",

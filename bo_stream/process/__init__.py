@@ -1,1 +1,1 @@
-"""The posterior as a Gaussian process again, and what is kept of it between evaluations."""
+"""The posterior as a Gaussian process, its joint distributions, and a cached baseline."""

@@ -1,9 +1,11 @@
-"""Points whose joint distribution is evaluated once, with others beside them again and again."""
+"""Baseline points whose joint distribution is evaluated once, for joints with ever new points.
+
+As BoTorch caches the root of ``X_baseline``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -14,13 +16,13 @@ from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
 
 @dataclass(frozen=True)
 class KnownPoints:
-    """k points of a process, as constants: some come before all others, the rest after them.
+    """Evaluated points of a process, some before all other points and the rest after them.
 
     Attributes:
         X: As the user gave them, ``... x k x d``.
-        leading: How many come first.
-        process: Whose points they are.
-        points: Evaluated.
+        leading: Number of points that come first.
+        process: The process that was evaluated.
+        points: The evaluated inputs.
         mean: ``... x m x k``.
         covariance: ``... x m x k x k``.
     """
@@ -35,14 +37,7 @@ class KnownPoints:
     @classmethod
     @torch.no_grad()
     def of(cls, X: Tensor, leading: int, process: PosteriorProcess, inputs: Tensor) -> KnownPoints:
-        """Evaluate points. Cost O(k r² + k² r).
-
-        Args:
-            X: ``... x k x d``.
-            leading: How many come first.
-            process: Of a model.
-            inputs: X as the process takes it.
-        """
+        """Evaluate points X, which the process takes as ``inputs``. Cost O(k r² + k² r)."""
         points = process.at(inputs)
         covariance = process.cross_covariance(points, points)
         return cls(X.detach(), leading, process, points, process.mean_at(points), covariance)
@@ -53,12 +48,12 @@ class KnownPoints:
 
     @property
     def _rows(self) -> tuple[int, int]:
-        """How many inputs of the process come first and last: several for each of X, or one."""
+        """Number of the process's inputs that come first and last: one or several for each of X."""
         each = self.mean.shape[-1] // max(self.X.shape[-2], 1)
         return self.leading * each, self._trailing * each
 
     def surround(self, X: Tensor) -> bool:
-        """Whether ``... x n x d`` points begin and end with these, and others are between."""
+        """Say whether ``... x n x d`` points begin and end with these, and others are between."""
         if X.shape[-2] <= self.X.shape[-2] or X.dim() < self.X.dim():
             return False
         before, after = X[..., : self.leading, :], X[..., X.shape[-2] - self._trailing :, :]
@@ -66,60 +61,44 @@ class KnownPoints:
         return bool((before == first).all() and (after == last).all())
 
     def joint(self, inputs: Tensor) -> Joint:
-        """The joint distribution of n inputs that begin and end with these.
+        """Compute the joint distribution of ``... x n x d`` inputs that begin and end with these.
 
         Cost O(q r² + k q r) for each batch of q others, beside O((k + q)²) to write it down.
         Differentiable in the others only.
-
-        Args:
-            inputs: As the process takes them, ``... x n x d``.
         """
         leading, trailing = self._rows
         between = inputs[..., leading : inputs.shape[-2] - trailing, :]
         others = self.process.at(between)
         means = self._in_order(stack_columns(self.mean, self.process.mean_at(others)))
         empty = means.new_zeros(*means.shape, 0)
-        residual = Residual(
-            lambda: self._covariance_with(others),
-            lambda: self._in_order(stack_columns(self._variance, self.process.variance_at(others))),
-        )
-        return Joint(means, empty, empty, residual)
 
-    @cached_property
-    def _variance(self) -> Tensor:
-        return self.covariance.diagonal(dim1=-2, dim2=-1)
+        def covariance() -> Tensor:
+            cross = self.process.cross_covariance(others, self.points)
+            own = self.process.cross_covariance(others, others)
+            whole = stack_rows(stack_columns(self.covariance, cross.mT), stack_columns(cross, own))
+            return self._in_order(self._in_order(whole).mT).mT
 
-    def _covariance_with(self, others: Points) -> Tensor:
-        cross = self.process.cross_covariance(others, self.points)
-        own = self.process.cross_covariance(others, others)
-        whole = stack_rows(stack_columns(self.covariance, cross.mT), stack_columns(cross, own))
-        return self._in_order(self._in_order(whole).mT).mT
+        def variance() -> Tensor:
+            known = self.covariance.diagonal(dim1=-2, dim2=-1)
+            return self._in_order(stack_columns(known, self.process.variance_at(others)))
+
+        return Joint(means, empty, empty, Residual(covariance, variance))
 
     def _in_order(self, values: Tensor) -> Tensor:
-        """Columns of these and then of the others, as the columns of all in their order."""
+        """Put columns of these and then of the others in the order of all."""
         leading, trailing = self._rows
         if trailing == 0:
             return values
-        known = leading + trailing
-        others = values.shape[-1] - known
-        return torch.cat(
-            (
-                values[..., :leading],
-                values.narrow(-1, known, others),
-                values.narrow(-1, leading, trailing),
-            ),
-            dim=-1,
-        )
+        sizes = [leading, trailing, values.shape[-1] - leading - trailing]
+        before, after, others = values.split(sizes, -1)
+        return torch.cat((before, others, after), -1)
 
 
 def arrangements(first: Tensor | None, last: Tensor | None) -> list[tuple[Tensor, int]]:
-    """Points that may be known, with how many of them come before the others.
+    """List the points that may be cached, with how many of them come before the others.
 
-    All together, then those of each side alone, for a caller who changes the other side.
-
-    Args:
-        first: Those before the others, ``... x k x d``.
-        last: Those after the others, ``... x k' x d``.
+    All together, then those of each side alone, for a caller who changes the other side:
+    ``first`` before the others, ``... x k x d``, and ``last`` after them, ``... x k' x d``.
     """
     if first is None:
         return [] if last is None else [(last, 0)]

@@ -1,4 +1,4 @@
-"""The posterior as a Gaussian process again, and conditioning as the way to suppose data."""
+"""The posterior as a Gaussian process that can be conditioned on hypothetical observations."""
 
 from __future__ import annotations
 
@@ -11,112 +11,16 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.linalg import (
-    row_product,
-    safe_cholesky,
-    solve_lower,
-    stack_columns,
-    stack_rows,
-)
+from bo_stream.linalg import row_product, safe_cholesky, solve_lower, stack_columns, stack_rows
+from bo_stream.tensors import zip_tensors
 from bo_stream.weights import WeightPosterior
 
 ROWS = 2048
 """Points whose features :meth:`PosteriorProcess.marginals` holds at a time."""
 
 
-@dataclass(frozen=True)
-class Points:
-    """Inputs with their basis features, evaluated once and used for mean and covariances.
-
-    Attributes:
-        X: ``... x n x d``.
-        prior: Whitened prior features z, ``... x m x n x r``.
-        posterior: ``z S₀`` with S₀ the base root of the weight covariance, ``... x m x n x r``.
-    """
-
-    X: Tensor
-    prior: Tensor
-    posterior: Tensor
-
-    def followed_by(self, others: Points) -> Points:
-        """Both sets of points, leading dimensions broadcast."""
-        return Points(
-            stack_rows(self.X, others.X),
-            stack_rows(self.prior, others.prior),
-            stack_rows(self.posterior, others.posterior),
-        )
-
-
-@dataclass(frozen=True)
-class Residual:
-    """Covariance that factors do not carry, evaluated when it is asked for.
-
-    Attributes:
-        covariance: Gives ``... x m x n x n``.
-        variance: Gives its diagonal, ``... x m x n``, at less cost.
-    """
-
-    covariance: Callable[[], Tensor]
-    variance: Callable[[], Tensor]
-
-    def map(self, rule: Callable[[Tensor, int], Tensor]) -> Residual:
-        """A rule for a tensor and the dimensions after m, applied to what is evaluated."""
-        return Residual(lambda: rule(self.covariance(), 2), lambda: rule(self.variance(), 1))
-
-
-@dataclass(frozen=True)
-class Joint:
-    """The joint distribution of n points: mean and covariance ``Z Zᵀ − B Bᵀ + residual``.
-
-    Attributes:
-        mean: ``... x m x n``.
-        root: Z, ``... x m x n x r``.
-        downdate: B, ``... x m x n x q``.
-        residual: Covariance that the basis does not carry, or None where it is zero.
-    """
-
-    mean: Tensor
-    root: Tensor
-    downdate: Tensor
-    residual: Residual | None
-
-    def select(self, outputs: Sequence[int]) -> Joint:
-        """Some of the outputs."""
-        if list(outputs) == list(range(self.mean.shape[-2])):
-            return self
-        chosen = torch.tensor(list(outputs), device=self.mean.device)
-        return self._map(lambda tensor, after: tensor.index_select(-1 - after, chosen))
-
-    def only_output(self) -> Joint:
-        """Without the dimension of a single output."""
-        return self._map(lambda tensor, after: tensor.squeeze(-1 - after))
-
-    def _map(self, rule: Callable[[Tensor, int], Tensor]) -> Joint:
-        return Joint(
-            rule(self.mean, 1),
-            rule(self.root, 2),
-            rule(self.downdate, 2),
-            None if self.residual is None else self.residual.map(rule),
-        )
-
-    def covariance(self) -> Tensor:
-        """Dense covariance, ``... x m x n x n``."""
-        covariance = self.root @ self.root.mT
-        if self.downdate.shape[-1] > 0:
-            covariance = covariance - self.downdate @ self.downdate.mT
-        return covariance if self.residual is None else covariance + self.residual.covariance()
-
-    def without_root(self) -> Residual | None:
-        """Covariance and variance where no root carries a part of them, or None where one does."""
-        residual = self.residual
-        if residual is None or self.root.shape[-1] > 0:
-            return None
-        explained = self.downdate.square().sum(-1)
-        return Residual(self.covariance, lambda: residual.variance() - explained)
-
-
 class PosteriorProcess(ABC):
-    """A Gaussian process: mean, covariance, and the process given further observations.
+    """Gaussian process with a mean, a covariance, and the process given further observations.
 
     Law: ``condition`` of ``condition`` is ``condition`` on both; conditioning on the process's own
     mean leaves the mean and never adds variance.
@@ -128,55 +32,54 @@ class PosteriorProcess(ABC):
 
     @abstractmethod
     def mean_at(self, points: Points) -> Tensor:
-        """Mean, ``... x m x n``."""
+        """Compute the mean, ``... x m x n``."""
 
     @abstractmethod
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
-        """Covariance between two sets of points, ``... x m x n x n'``."""
+        """Compute the covariance between two sets of points, ``... x m x n x n'``."""
 
     @abstractmethod
     def variance_at(self, points: Points) -> Tensor:
-        """Marginal variances, ``... x m x n``, without an n x n matrix."""
+        """Compute the marginal variances, ``... x m x n``, without an n x n matrix."""
 
     @abstractmethod
     def joint_at(self, points: Points) -> Joint:
-        """Joint distribution in factors."""
+        """Compute the joint distribution in factors."""
 
     def mean(self, X: Tensor) -> Tensor:
-        """Mean at ``... x n x d`` inputs, ``... x m x n``. Cost O(n r)."""
+        """Compute the mean at ``... x n x d`` inputs, ``... x m x n``. Cost O(n r)."""
         return self.mean_at(self.at(X))
 
     def covariance(self, X: Tensor, X2: Tensor | None = None) -> Tensor:
-        """Covariance, ``... x m x n x n'``. Cost O(n r² + n n' r)."""
+        """Compute the covariance, ``... x m x n x n'``. Cost O(n r² + n n' r)."""
         points = self.at(X)
         return self.cross_covariance(points, points if X2 is None else self.at(X2))
 
     def variance(self, X: Tensor) -> Tensor:
-        """Marginal variances, ``... x m x n``. Cost O(n r²)."""
+        """Compute the marginal variances, ``... x m x n``. Cost O(n r²)."""
         return self.variance_at(self.at(X))
 
     def marginals(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and marginal variances, ``... x m x n`` each, from one evaluation of the basis.
+        """Compute the mean and the marginal variances, ``... x m x n`` each. Cost O(n r²).
 
-        ``ROWS`` points at a time, whose features are all that is held. Cost O(n r²).
+        One evaluation of the basis, of which the features of ``ROWS`` points are held at a time.
         """
-        means, variances = [], []
-        for rows in X.split(ROWS, -2):
-            points = self.at(rows)
-            means.append(self.mean_at(points))
-            variances.append(self.variance_at(points))
+        parts = (self.at(rows) for rows in X.split(ROWS, -2))
+        means, variances = zip(
+            *((self.mean_at(p), self.variance_at(p)) for p in parts), strict=True
+        )
         return torch.cat(means, -1), torch.cat(variances, -1)
 
     def joint(self, X: Tensor) -> Joint:
-        """Mean and covariance factors of ``... x n x d`` inputs."""
+        """Compute the joint distribution of ``... x n x d`` inputs in factors."""
         return self.joint_at(self.at(X))
 
     def condition(self, X: Tensor, Y: Tensor, noise: Tensor) -> ConditionedProcess:
-        """The process given observations Y at X; this process stays as it is.
+        """Return the process given observations Y at X; this process stays as it is.
 
         Cost O(q) cross-covariances and one q x q factor; differentiable in X, Y and noise. Equal to
-        online variational conditioning (Maddox et al. 2021), and where the basis has no residual to
-        adding the observations' statistics.
+        online variational conditioning (Maddox et al. 2021), and where the basis has no residual
+        covariance to adding the observations' statistics.
 
         Args:
             X: ``... x q x d``.
@@ -188,13 +91,11 @@ class PosteriorProcess(ABC):
 
 @dataclass(frozen=True)
 class WeightSpaceProcess(PosteriorProcess):
-    """A basis with a weight posterior.
-
-    ``f(x) = prior_mean + z(x)ᵀ w + residual``, ``w ~ N(mean, S Sᵀ)``.
+    """Process ``f(x) = prior_mean + z(x)ᵀ w + residual`` with weights ``w ~ N(mean, S Sᵀ)``.
 
     Attributes:
         basis: Whitened features and the residual covariance.
-        weights: The weight posterior.
+        weights: Posterior over the weights w.
         prior_mean: Constant prior mean, ``... x m x 1``.
     """
 
@@ -203,7 +104,7 @@ class WeightSpaceProcess(PosteriorProcess):
     prior_mean: Tensor
 
     def features(self, X: Tensor) -> Tensor:
-        """Whitened prior features z, ``... x n x d -> ... x m x n x r``."""
+        """Compute the whitened prior features z, ``... x n x d -> ... x m x n x r``."""
         return self.basis.features(X)
 
     def at(self, X: Tensor) -> Points:
@@ -212,14 +113,14 @@ class WeightSpaceProcess(PosteriorProcess):
         return Points(X, features, row_product(features, self.weights.base_root))
 
     def mean_at(self, points: Points) -> Tensor:
-        """``prior_mean + z mean``."""
+        """Compute ``prior_mean + z mean``."""
         mean = points.prior @ self.weights.base_mean
         if self.weights.observed:
             mean = mean + points.posterior @ self.weights.shift
         return self.prior_mean + mean.squeeze(-1)
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
-        """``z S Sᵀ z'ᵀ + residual``."""
+        """Compute ``z S Sᵀ z'ᵀ + residual``."""
         covariance = points.posterior @ others.posterior.mT
         if self.weights.observed:
             covariance = covariance - self._downdate(points) @ self._downdate(others).mT
@@ -227,26 +128,22 @@ class WeightSpaceProcess(PosteriorProcess):
         return covariance if residual is None else covariance + residual
 
     def explained_variance_at(self, points: Points) -> Tensor:
-        """``|z S|²``, ``... x m x n``: what the weights carry of the marginal variances."""
+        """Compute ``|z S|²``, ``... x m x n``: the weights' part of the marginal variances."""
         variance = points.posterior.square().sum(-1)
         if self.weights.observed:
             variance = variance - self._downdate(points).square().sum(-1)
         return variance
 
     def variance_at(self, points: Points) -> Tensor:
-        """``|z S|² + residual``."""
+        """Compute ``|z S|² + residual``."""
         variance = self.explained_variance_at(points)
         residual = self.basis.residual_variance(points.X, points.prior)
         return variance if residual is None else variance + residual
 
     def joint_at(self, points: Points) -> Joint:
-        """Root ``z S₀``, less what was observed since."""
-        return Joint(
-            self.mean_at(points),
-            points.posterior,
-            self._downdate(points),
-            self._residual(points),
-        )
+        """Compute the joint distribution, with root ``z S₀``."""
+        downdate = self._downdate(points)
+        return Joint(self.mean_at(points), points.posterior, downdate, self._residual(points))
 
     def _residual(self, points: Points) -> Residual | None:
         basis: Any = self.basis
@@ -265,11 +162,11 @@ class WeightSpaceProcess(PosteriorProcess):
 
 @dataclass(frozen=True)
 class ConditionedProcess(PosteriorProcess):
-    """A process given q supposed observations; the base is shared, never copied.
+    """Process given q hypothetical observations; the base is shared, never copied.
 
     Attributes:
         base: The process before.
-        points: The q supposed inputs.
+        points: The q inputs of the observations.
         factor: Cholesky factor of their noisy covariance, ``... x m x q x q``.
         whitened_surprise: ``factor⁻¹ (Y − mean)``, ``... x m x q x 1``.
     """
@@ -281,32 +178,27 @@ class ConditionedProcess(PosteriorProcess):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Leading dimensions of a mean at inputs without any, those before m."""
+        """Leading dimensions of the mean at unbatched inputs, those before m."""
         return self.whitened_surprise.shape[:-3]
 
     @classmethod
     def of(
         cls, process: PosteriorProcess, points: Points, Y: Tensor, noise: Tensor
     ) -> ConditionedProcess:
-        """A process given observations; those that it supposes already are joined with them.
+        """Condition a process on Y at evaluated points, as :meth:`PosteriorProcess.condition`.
 
-        So a chain of suppositions costs as one, not as a product of all.
-
-        Args:
-            process: That supposes some, or none.
-            points: ``... x q x d`` evaluated.
-            Y: ``... x m x q``.
-            noise: Variances, broadcastable to ``... x m x q``.
+        Observations of a conditioned process are joined with the new ones, so that a chain of
+        fantasies costs as one, not as a product of all.
         """
         covariance = process.cross_covariance(points, points)
         shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
         factor = safe_cholesky(covariance + torch.diag_embed(noise.expand(shape)))
-        surprise = solve_lower(factor, (Y - process.mean_at(points)).unsqueeze(-1))
-        new = cls(process, points, factor, surprise)
+        innovation = solve_lower(factor, (Y - process.mean_at(points)).unsqueeze(-1))
+        new = cls(process, points, factor, innovation)
         return process._joined(new) if isinstance(process, ConditionedProcess) else new
 
     def _joined(self, new: ConditionedProcess) -> ConditionedProcess:
-        """This process's observations and new ones given it, as observations of its own base.
+        """Join this process's observations and new ones given them, as observations of its base.
 
         The factor of all is ``[[factor, 0], [cross, new factor]]`` with the cross-covariance of the
         new points as this process explains it.
@@ -326,26 +218,26 @@ class ConditionedProcess(PosteriorProcess):
         return self.base.at(X)
 
     def _downdate(self, points: Points) -> Tensor:
-        """``cov(points, supposed) factor⁻ᵀ``, ``... x m x n x q``."""
+        """Compute ``cov(points, observed) factor⁻ᵀ``, ``... x m x n x q``."""
         cross = self.base.cross_covariance(self.points, points)
         return solve_lower(self.factor, cross).mT
 
     def mean_at(self, points: Points) -> Tensor:
-        """Base mean plus the regression on the supposed surprise."""
+        """Add the regression on the innovation to the base's mean."""
         gain = self._downdate(points) @ self.whitened_surprise
         return self.base.mean_at(points) + gain.squeeze(-1)
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
-        """Base covariance less what the supposed observations explain."""
+        """Subtract the explained covariance from the base's."""
         explained = self._downdate(points) @ self._downdate(others).mT
         return self.base.cross_covariance(points, others) - explained
 
     def variance_at(self, points: Points) -> Tensor:
-        """Base variance less what the supposed observations explain."""
+        """Subtract the explained variance from the base's."""
         return self.base.variance_at(points) - self._downdate(points).square().sum(-1)
 
     def joint_at(self, points: Points) -> Joint:
-        """Base factors with one more downdate."""
+        """Append a downdate to the base's factors."""
         base = self.base.joint_at(points)
         own = self._downdate(points)
         mean = base.mean + (own @ self.whitened_surprise).squeeze(-1)
@@ -354,7 +246,7 @@ class ConditionedProcess(PosteriorProcess):
 
 @dataclass(frozen=True)
 class SelectedProcess(PosteriorProcess):
-    """Some of the outputs of a process.
+    """Process of some of the outputs of another.
 
     Attributes:
         base: The process of all outputs.
@@ -369,17 +261,104 @@ class SelectedProcess(PosteriorProcess):
         return self.base.at(X)
 
     def mean_at(self, points: Points) -> Tensor:
-        """The base's, selected."""
+        """Select from the base's mean."""
         return self.base.mean_at(points)[..., list(self.outputs), :]
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
-        """The base's, selected."""
+        """Select from the base's covariance."""
         return self.base.cross_covariance(points, others)[..., list(self.outputs), :, :]
 
     def variance_at(self, points: Points) -> Tensor:
-        """The base's, selected."""
+        """Select from the base's variances."""
         return self.base.variance_at(points)[..., list(self.outputs), :]
 
     def joint_at(self, points: Points) -> Joint:
-        """The base's, selected."""
+        """Select from the base's joint distribution."""
         return self.base.joint_at(points).select(self.outputs)
+
+
+@dataclass(frozen=True)
+class Points:
+    """Inputs with their basis features, evaluated once and used for mean and covariances.
+
+    Attributes:
+        X: ``... x n x d``.
+        prior: Whitened prior features z, ``... x m x n x r``.
+        posterior: ``z S₀`` with S₀ the base root of the weight covariance, ``... x m x n x r``.
+    """
+
+    X: Tensor
+    prior: Tensor
+    posterior: Tensor
+
+    def followed_by(self, others: Points) -> Points:
+        """Join two sets of points, leading dimensions broadcast."""
+        return zip_tensors(stack_rows, self, others)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Joint distribution of n points: mean and covariance ``Z Zᵀ − B Bᵀ + residual``.
+
+    Attributes:
+        mean: ``... x m x n``.
+        root: Z, ``... x m x n x r``.
+        downdate: B, ``... x m x n x q``.
+        residual: Residual covariance of the basis, or None where it is zero.
+    """
+
+    mean: Tensor
+    root: Tensor
+    downdate: Tensor
+    residual: Residual | None
+
+    def select(self, outputs: Sequence[int]) -> Joint:
+        """Select some of the outputs."""
+        if list(outputs) == list(range(self.mean.shape[-2])):
+            return self
+        chosen = torch.tensor(list(outputs), device=self.mean.device)
+        return self._map(lambda tensor, after: tensor.index_select(-1 - after, chosen))
+
+    def only_output(self) -> Joint:
+        """Drop the dimension m of a single output."""
+        return self._map(lambda tensor, after: tensor.squeeze(-1 - after))
+
+    def _map(self, rule: Callable[[Tensor, int], Tensor]) -> Joint:
+        return Joint(
+            rule(self.mean, 1),
+            rule(self.root, 2),
+            rule(self.downdate, 2),
+            None if self.residual is None else self.residual.map(rule),
+        )
+
+    def covariance(self) -> Tensor:
+        """Compute the dense covariance, ``... x m x n x n``."""
+        covariance = self.root @ self.root.mT
+        if self.downdate.shape[-1] > 0:
+            covariance = covariance - self.downdate @ self.downdate.mT
+        return covariance if self.residual is None else covariance + self.residual.covariance()
+
+    def without_root(self) -> Residual | None:
+        """Return covariance and variance to evaluate, or None if the root is not empty."""
+        residual = self.residual
+        if residual is None or self.root.shape[-1] > 0:
+            return None
+        explained = self.downdate.square().sum(-1)
+        return Residual(self.covariance, lambda: residual.variance() - explained)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Covariance outside the factors of a :class:`Joint`, evaluated when it is asked for.
+
+    Attributes:
+        covariance: Evaluates ``... x m x n x n``.
+        variance: Evaluates its diagonal, ``... x m x n``, at less cost.
+    """
+
+    covariance: Callable[[], Tensor]
+    variance: Callable[[], Tensor]
+
+    def map(self, rule: Callable[[Tensor, int], Tensor]) -> Residual:
+        """Apply a rule for a tensor and its number of dimensions after m to what is evaluated."""
+        return Residual(lambda: rule(self.covariance(), 2), lambda: rule(self.variance(), 1))

@@ -7,8 +7,7 @@ import torch
 from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
 from torch import Tensor
 
-from bo_stream.allocation.cap import BETTER, SWAPS, capped
-from bo_stream.allocation.oips import correlation
+from bo_stream.allocation.selection import BETTER, SWAPS, capped, correlation
 from tests.oracles import exchanged
 
 

@@ -8,10 +8,11 @@ import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream.bases.grid.additive import AdditiveBasis, AdditiveGrid, grid_basis, mesh_over
 from bo_stream.bases.grid.gram import NodeGram
 from bo_stream.bases.grid.integrals import integrated_gram
+from bo_stream.bases.grid.interpolation import AdditiveBasis, grid_basis
 from bo_stream.bases.grid.kernel import kernel_factors
+from bo_stream.bases.grid.mesh import AdditiveGrid, mesh_over
 from bo_stream.bases.grid.resolution import (
     default_grid_size,
     interpolation_error,
@@ -32,6 +33,7 @@ from bo_stream.bases.grid.statistics import (
     zero_statistics,
 )
 from bo_stream.sufficient_statistics import weighted_statistics
+from bo_stream.tensors import map_tensors
 from tests.oracles import (
     additive_interpolated_kernel,
     dense_kernel,
@@ -144,8 +146,8 @@ def test_embedding_in_a_larger_mesh_is_accumulating_there() -> None:
 
 @pytest.mark.parametrize("noise_groups", [1, OUTPUTS])
 def test_grams_add_scale_and_are_selected(noise_groups: int) -> None:
-    first, second = Stream(noise_groups).statistics().gram, Stream(noise_groups).statistics().gram
-    total = (first + second) * 0.5 + second * -0.5
+    one, other = (Stream(noise_groups).statistics() for _ in range(2))
+    first, total = one.gram, ((one + other).scale(0.5) + other.scale(-0.5)).gram
     chosen = first.select([1])
     before = [strip.clone() for strip in chosen.strips]
     for ours, theirs in zip(total.blocks, first.blocks, strict=True):
@@ -156,7 +158,7 @@ def test_grams_add_scale_and_are_selected(noise_groups: int) -> None:
         theirs.zero_()
     for part, kept in zip(chosen.strips, before, strict=True):
         assert_close(part, kept)
-    assert isinstance(chosen.to(CPU), NodeGram)
+    assert isinstance(map_tensors(chosen, lambda values: values.to(CPU)), NodeGram)
 
 
 def test_too_much_memory_is_refused_before_it_is_taken() -> None:

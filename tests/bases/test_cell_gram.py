@@ -6,16 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.contraction import contract
 from bo_stream.bases.grid.gram import (
     CellGram,
     NodeGram,
+    contract,
     outer_product,
     ravel,
 )
 from bo_stream.bases.grid.mesh import Grid
 from bo_stream.bases.grid.statistics import accumulate, embed, zero_statistics
 from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
+from bo_stream.tensors import map_tensors
 from tests.oracles import interpolation_weights
 from tests.tolerances import assert_close
 
@@ -95,7 +96,7 @@ def test_accumulating_is_adding() -> None:
 
 def test_scaling_the_gram() -> None:
     gram = Stream(2).statistics().gram
-    assert_close(dense_gram(gram * 0.3), 0.3 * dense_gram(gram))
+    assert_close(dense_gram(map_tensors(gram, lambda values: values * 0.3)), 0.3 * dense_gram(gram))
 
 
 @pytest.mark.parametrize("dim", SIZES)

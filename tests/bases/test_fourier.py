@@ -9,8 +9,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 
-from bo_stream.bases.fourier import FourierBasis
-from bo_stream.bases.sampled import normals
+from bo_stream.bases.sampled import FourierBasis, normals
 from tests.tolerances import assert_close
 
 BASES = {

@@ -7,7 +7,6 @@ import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream.bases.grid.additive import mesh_over
 from bo_stream.bases.grid.interpolated_kernel import (
     InterpolatedKernel,
     covariance_of_pairs,
@@ -15,7 +14,7 @@ from bo_stream.bases.grid.interpolated_kernel import (
     pairs_of,
 )
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
-from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.bases.grid.mesh import Mesh, mesh_over
 from tests.oracles import interpolated_kernel
 from tests.problems import KERNELS, kernel
 from tests.tolerances import assert_close

@@ -26,8 +26,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from bo_stream.bases.grid.factors import Factor
-from bo_stream.bases.grid.kernel import KernelFactors, kernel_factors
+from bo_stream.bases.grid.kernel import Factor, KernelFactors, kernel_factors
 from tests.oracles import dense_kernel
 from tests.problems import KERNELS, kernel
 from tests.tolerances import assert_close

@@ -28,7 +28,7 @@ from bo_stream import WISKI
 from bo_stream.allocation import CoverTree, KMeans, Novelty, Random
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.module_state import is_in, state_of
+from bo_stream.tensors import is_in, state_of
 from tests.contract import CASES, LAWS, Law, Stream, applies, moments, suppose
 from tests.devices import pretend
 from tests.problems import Observations, observations

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.likelihoods.expected_log_prob import expected_log_prob, log_marginal
+from bo_stream.likelihoods.outcome_model import expected_log_prob, log_marginal
 from tests.models.likelihoods import LIKELIHOODS, outcomes
 from tests.oracles import expectation, log_probs
 

@@ -15,7 +15,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI, HeteroscedasticWISKI
-from bo_stream.allocation.cap import capped
+from bo_stream.allocation.selection import capped
 from bo_stream.linalg import cholesky_with_jitter, independent_rows
 from bo_stream.models.inducing.points import basis_of_independent
 from bo_stream.models.numerical_log import NumericalEvent, with_event

@@ -17,7 +17,7 @@ from gpytorch.likelihoods import GaussianLikelihood, StudentTLikelihood
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bo_stream.likelihoods.logistic import LogisticLikelihood
+from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.quadruply_stochastic import function_process
 from bo_stream.models.quadruply_stochastic.choice import (
     Chevron,

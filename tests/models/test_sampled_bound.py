@@ -9,7 +9,7 @@ import torch
 from gpytorch.likelihoods import BernoulliLikelihood, LaplaceLikelihood
 from torch import Tensor
 
-from bo_stream.likelihoods.logistic import LogisticLikelihood
+from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.quadruply_stochastic.sampled_gradient import Projection, SampledGradient
 from tests.oracles import bound_of_likelihood, bound_of_single_functions, log_probs
 from tests.tolerances import assert_close

@@ -1,4 +1,4 @@
-"""A level of a cover tree: centres of balls of one radius, and who lives near whom."""
+"""A level of a cover tree: centres of balls of one radius, their neighbours, and new centres."""
 
 from __future__ import annotations
 
@@ -8,77 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-PAIRS = 1 << 21
-"""About as many pairs as :meth:`Ragged.pairs_by_parts` makes at a time."""
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """M lists of indices: list i is ``items[offsets[i] : offsets[i + 1]]``.
-
-    Attributes:
-        offsets: ``M + 1``, ascending from 0.
-        items: All lists in a row.
-    """
-
-    offsets: Tensor
-    items: Tensor
-
-    @classmethod
-    def of(cls, rows: Tensor, items: Tensor, count: int) -> Ragged:
-        """Pairs of a list's number and an item, in any order, as ``count`` lists. Cost O(n log n).
-
-        Items of a list keep the order that they come in.
-        """
-        order = torch.argsort(rows, stable=True)
-        sizes = torch.bincount(rows, minlength=count)
-        return cls(torch.cat((sizes.new_zeros(1), sizes.cumsum(0))), items[order])
-
-    def to(self, device: torch.device) -> Ragged:
-        """The lists on another device."""
-        return Ragged(self.offsets.to(device), self.items.to(device))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    def pairs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Each of some lists' items beside its position in ``rows``.
-
-        Args:
-            rows: Numbers of lists, ``n``, repetitions allowed.
-
-        Returns:
-            Positions in ``rows``, ascending, and items.
-        """
-        begins = self.offsets[rows]
-        sizes = self.offsets[rows + 1] - begins
-        where = torch.repeat_interleave(sizes)
-        within = torch.arange(len(where), device=where.device) - (sizes.cumsum(0) - sizes)[where]
-        return where, self.items[begins[where] + within]
-
-    def pairs_by_parts(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """:meth:`pairs` of a slice of the rows after the other, about ``PAIRS`` pairs each.
-
-        Yields:
-            The slice, positions within it, items.
-        """
-        ends = (self.offsets[rows + 1] - self.offsets[rows]).cumsum(0)
-        parts = torch.unique_consecutive(ends // PAIRS, return_counts=True)[1].tolist()
-        begin = 0
-        for size in parts:
-            part = slice(begin, begin + size)
-            yield part, *self.pairs(rows[part])
-            begin += size
-
-
-def nothing_yet(device: torch.device) -> Ragged:
-    """No lists."""
-    empty = torch.zeros(0, dtype=torch.long, device=device)
-    return Ragged(empty.new_zeros(1), empty)
-
+from bo_stream.tensors import map_tensors
 
 NEIGHBOURHOOD = 4.05
-"""In radii: centres within it are neighbours; a little more than four, for rounding errors.
+"""Distance of neighbours, in radii: a little more than four, for rounding errors.
 
 The children of two parents can be neighbours only if the parents are: two radii of the parents and
 four of the children, which are half as long, are four of the parents. The paper's narrower
@@ -87,7 +20,10 @@ parents two and a half radii apart, so that it loses some.
 """
 
 REACH = 1.51
-"""In radii of a parent: where the centre of a child's ball is that meets its own; as above."""
+"""Distance within which a child's ball can meet its parent's, in radii of the parent."""
+
+PAIRS = 1 << 21
+"""Number of pairs, about, that :meth:`Ragged.pairs_by_parts` makes at a time."""
 
 
 @dataclass(frozen=True)
@@ -108,35 +44,25 @@ class CoverLevel:
 
     @classmethod
     def of_root(cls, centre: Tensor, radius: float) -> CoverLevel:
-        """One ball.
-
-        Args:
-            centre: ``d``.
-            radius: Of the ball.
-        """
+        """Make a level of one ball, around ``d`` coordinates."""
         zero = torch.zeros(1, dtype=torch.long, device=centre.device)
         return cls(radius, centre.unsqueeze(0), zero, Ragged.of(zero, zero, 1))
 
     @classmethod
     def empty(cls, radius: float, like: Tensor) -> CoverLevel:
-        """No ball yet."""
+        """Make a level of no balls."""
         none = torch.zeros(0, dtype=torch.long, device=like.device)
         return cls(radius, like.new_zeros(0, like.shape[-1]), none, Ragged.of(none, none, 0))
 
     def to(self, like: Tensor) -> CoverLevel:
-        """The level in another dtype, on another device."""
-        return CoverLevel(
-            self.radius,
-            self.centres.to(like),
-            self.parents.to(like.device),
-            self.neighbours.to(like.device),
-        )
+        """Move the level to a tensor's device, and its centres to the dtype."""
+        return map_tensors(self, lambda t: t.to(like if t.is_floating_point() else like.device))
 
     def __len__(self) -> int:
         return len(self.centres)
 
     def with_centres(self, centres: Tensor, parents: Tensor, above: CoverLevel) -> CoverLevel:
-        """The level with some more, each in its parent's ball and apart from all others.
+        """Add centres, each in its parent's ball and apart from all others.
 
         Cost O(new centres), and a sort of the lists of neighbours.
         """
@@ -144,45 +70,87 @@ class CoverLevel:
         everyone = torch.cat((self.centres, centres))
         all_parents = torch.cat((self.parents, parents))
         new = torch.arange(first, len(everyone), device=parents.device)
+        families = children(all_parents, len(above))
+        distance = NEIGHBOURHOOD * self.radius
         rows, items = near_pairs(
-            everyone[new],
-            above.neighbours,
-            parents,
-            children(all_parents, len(above)),
-            everyone,
-            NEIGHBOURHOOD * self.radius,
+            everyone[new], above.neighbours, parents, families, everyone, distance
         )
         rows = new[rows]
         older = items < first
-        former_rows, former_items = self.neighbours.pairs(
-            torch.arange(first, device=parents.device)
+        present = torch.arange(first, device=parents.device)
+        former_rows, former_items = self.neighbours.pairs(present)
+        neighbours = Ragged.of(
+            torch.cat((former_rows, items[older], rows)),
+            torch.cat((former_items, rows[older], items)),
+            len(everyone),
         )
-        return CoverLevel(
-            self.radius,
-            everyone,
-            all_parents,
-            Ragged.of(
-                torch.cat((former_rows, items[older], rows)),
-                torch.cat((former_items, rows[older], items)),
-                len(everyone),
-            ),
-        )
+        return CoverLevel(self.radius, everyone, all_parents, neighbours)
 
     def reach(self, above: CoverLevel) -> Ragged:
-        """Of each centre of the level above, the centres here whose balls can meet its ball."""
+        """List for each centre of the level above the centres here whose balls can meet its own."""
+        everyone = torch.arange(len(above), device=self.parents.device)
+        families = children(self.parents, len(above))
+        distance = REACH * above.radius
         rows, items = near_pairs(
-            above.centres,
-            above.neighbours,
-            torch.arange(len(above), device=self.parents.device),
-            children(self.parents, len(above)),
-            self.centres,
-            REACH * above.radius,
+            above.centres, above.neighbours, everyone, families, self.centres, distance
         )
         return Ragged.of(rows, items, len(above))
 
 
+@dataclass(frozen=True)
+class Ragged:
+    """M lists of indices: list i is ``items[offsets[i] : offsets[i + 1]]``.
+
+    Attributes:
+        offsets: ``M + 1``, ascending from 0.
+        items: All lists in a row.
+    """
+
+    offsets: Tensor
+    items: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor, items: Tensor, count: int) -> Ragged:
+        """Group pairs of a list's number and an item into ``count`` lists. Cost O(n log n).
+
+        Items of a list keep the order that they come in.
+        """
+        order = torch.argsort(rows, stable=True)
+        sizes = torch.bincount(rows, minlength=count)
+        return cls(torch.cat((sizes.new_zeros(1), sizes.cumsum(0))), items[order])
+
+    def pairs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return each item of some lists beside its list's position in ``rows``.
+
+        Args:
+            rows: Numbers of lists, ``n``, repetitions allowed.
+
+        Returns:
+            Positions in ``rows``, ascending, and items.
+        """
+        begins = self.offsets[rows]
+        sizes = self.offsets[rows + 1] - begins
+        where = torch.repeat_interleave(sizes)
+        within = torch.arange(len(where), device=where.device) - (sizes.cumsum(0) - sizes)[where]
+        return where, self.items[begins[where] + within]
+
+    def pairs_by_parts(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield the :meth:`pairs` of one slice of the rows after the other, about ``PAIRS`` each.
+
+        Yields:
+            The slice, positions within it, items.
+        """
+        ends = (self.offsets[rows + 1] - self.offsets[rows]).cumsum(0)
+        parts = torch.unique_consecutive(ends // PAIRS, return_counts=True)[1].tolist()
+        begin = 0
+        for size in parts:
+            part = slice(begin, begin + size)
+            yield part, *self.pairs(rows[part])
+            begin += size
+
+
 def children(parents: Tensor, count: int) -> Ragged:
-    """The lists of children of ``count`` parents."""
+    """List the children of ``count`` parents."""
     return Ragged.of(parents, torch.arange(len(parents), device=parents.device), count)
 
 
@@ -194,14 +162,14 @@ def near_pairs(
     centres: Tensor,
     distance: float,
 ) -> tuple[Tensor, Tensor]:
-    """Points beside centres within a distance, sought among the children of parents' neighbours.
+    """Find centres within a distance of points, among the children of parents' neighbours.
 
     Args:
         points: ``n x d``.
         neighbours: Of the level above.
         parents: In the level above, of each point, ``n``.
         families: Children of each centre of the level above.
-        centres: That the children are.
+        centres: The children.
         distance: Largest.
 
     Returns:
@@ -218,5 +186,124 @@ def near_pairs(
 
 
 def squared_distances(A: Tensor, B: Tensor) -> Tensor:
-    """Between rows, ``n x d`` each: the same whichever comes first, to the last bit."""
+    """Compute distances between rows, ``n x d`` each; symmetric to the last bit."""
     return (A - B).square().sum(-1)
+
+
+@dataclass(frozen=True)
+class Members:
+    """Points in balls of the level above: uncovered ones, or centres chosen in a round.
+
+    Attributes:
+        X: ``n x d``.
+        parents: The centre above whose ball holds each point, ``n``.
+    """
+
+    X: Tensor
+    parents: Tensor
+
+    def __len__(self) -> int:
+        return len(self.X)
+
+    def only(self, which: Tensor) -> Members:
+        """Select some of the points."""
+        return Members(self.X[which], self.parents[which])
+
+
+def settle(level: CoverLevel, above: CoverLevel, points: Members, average: bool) -> CoverLevel:
+    """Add centres to a level until its balls cover some more points.
+
+    In every round each parent proposes its first uncovered point; of proposals nearer than a radius
+    the earlier one stands. Such rounds are Algorithm 9's loop over parents in another order, of
+    which its guarantees do not depend. [Terenin2024, algorithm 9, lines 5 to 14]
+
+    Args:
+        level: To add to.
+        above: The level of the parents.
+        points: None within a radius of a centre.
+        average: Move a centre to the mean of the uncovered points around it, where that keeps it
+            apart from the others.
+    """
+    centres, parents, radius = level.centres, level.parents, level.radius
+    while len(points) > 0:
+        chosen = _proposals(points, above, radius)
+        if average:
+            means = _means(points, chosen, len(above), radius)
+            present, near = children(parents, len(above)), above.neighbours
+            taken, _ = near_pairs(means, near, chosen.parents, present, centres, radius)
+            chosen = _moved(chosen, means, taken, above, radius)
+        centres = torch.cat((centres, chosen.X))
+        parents = torch.cat((parents, chosen.parents))
+        points = points.only(~_covered(points, chosen, above, radius))
+    return level.with_centres(centres[len(level) :], parents[len(level) :], above)
+
+
+def _proposals(points: Members, above: CoverLevel, radius: float) -> Members:
+    """Choose the first point of every family, but for those too near to an earlier one."""
+    parents, family = torch.unique(points.parents, return_inverse=True)
+    numbers = torch.arange(len(points), device=family.device)
+    first = numbers.new_full((len(parents),), len(points))
+    first = first.scatter_reduce(0, family, numbers, "amin")
+    proposed = Members(points.X[first], parents)
+    one, other = _rivals(parents, parents, above)
+    near = squared_distances(proposed.X[one], proposed.X[other]) <= radius * radius
+    stands = torch.ones(len(parents), dtype=torch.bool, device=parents.device)
+    stands[one[near & (first[other] < first[one])]] = False
+    return proposed.only(stands)
+
+
+def _rivals(parents: Tensor, others: Tensor, above: CoverLevel) -> tuple[Tensor, Tensor]:
+    """Pair positions in ``parents`` with positions in ``others`` (each once) of neighbours."""
+    place = parents.new_full((len(above),), -1)
+    place[others] = torch.arange(len(others), device=parents.device)
+    one, neighbour = above.neighbours.pairs(parents)
+    known = place[neighbour] >= 0
+    return one[known], place[neighbour[known]]
+
+
+def _means(points: Members, chosen: Members, families: int, radius: float) -> Tensor:
+    """Average the family's points within a radius of each chosen centre, ``w x d``."""
+    place = chosen.parents.new_full((families,), -1)
+    place[chosen.parents] = torch.arange(len(chosen), device=place.device)
+    family = place[points.parents]
+    points, family = points.only(family >= 0), family[family >= 0]
+    near = squared_distances(points.X, chosen.X[family]) <= radius * radius
+    sums = torch.zeros_like(chosen.X).index_add(0, family[near], points.X[near])
+    return sums / torch.bincount(family[near], minlength=len(sums)).unsqueeze(-1)
+
+
+def _moved(
+    chosen: Members, means: Tensor, taken: Tensor, above: CoverLevel, radius: float
+) -> Members:
+    """Move centres to their means, but for those that would come too near to another.
+
+    Args:
+        chosen: The centres.
+        means: Of the points around them.
+        taken: Positions of means that older centres stand too near to.
+        above: The level of the parents.
+        radius: Distance that is too near.
+    """
+    one, other = _rivals(chosen.parents, chosen.parents, above)
+    one, other = one[one != other], other[one != other]
+    square = radius * radius
+    near = (squared_distances(means[one], chosen.X[other]) <= square) | (
+        squared_distances(means[one], means[other]) <= square
+    )
+    free = torch.ones(len(means), dtype=torch.bool, device=means.device)
+    free[taken] = False
+    free[one[near]] = False
+    return Members(torch.where(free.unsqueeze(-1), means, chosen.X), chosen.parents)
+
+
+def _covered(points: Members, chosen: Members, above: CoverLevel, radius: float) -> Tensor:
+    """Say which points lie in a new ball."""
+    parents, family = torch.unique(points.parents, return_inverse=True)
+    one, new = _rivals(parents, chosen.parents, above)
+    nearby = Ragged.of(one, new, len(parents))
+    covered = torch.zeros(len(points), dtype=torch.bool, device=family.device)
+    for part, position, centre in nearby.pairs_by_parts(family):
+        here = points.X[part][position]
+        hit = squared_distances(here, chosen.X[centre]) <= radius * radius
+        covered[position[hit] + part.start] = True
+    return covered

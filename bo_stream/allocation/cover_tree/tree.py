@@ -11,62 +11,17 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.cover_tree.level import CoverLevel, Ragged, squared_distances
-from bo_stream.allocation.cover_tree.settling import Uncovered, settle
-from bo_stream.allocation.lengthscales import shortest_lengthscale
+from bo_stream.allocation.cover_tree.level import (
+    CoverLevel,
+    Members,
+    Ragged,
+    settle,
+    squared_distances,
+)
+from bo_stream.allocation.selection import shortest_lengthscale
 
 ROWS = 1024
-"""Points compared with all centres at a time, where the tree does not say which are near."""
-
-
-def inside_root(root: CoverLevel, X: Tensor) -> Tensor:
-    """0 for points in the root's ball, −1 for others."""
-    near = squared_distances(X, root.centres[0]) <= root.radius * root.radius
-    return near.long() - 1
-
-
-def nearest(level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor) -> Tensor:
-    """The nearest centre whose ball holds each point, or −1: ``n``."""
-    best = X.new_full((len(X),), torch.inf)
-    pairs = _candidates(level, reach, X, parents)
-    for where, _, square in pairs:
-        best.scatter_reduce_(0, where, square, "amin")
-    found = parents.new_full((len(X),), len(level))
-    for where, centre, square in pairs:
-        hit = square <= best[where]
-        found.scatter_reduce_(0, where[hit], centre[hit], "amin")
-    return torch.where(best <= level.radius * level.radius, found, -1)
-
-
-def first_covering(level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor) -> Tensor:
-    """The oldest centre whose ball holds each point, or −1: ``n``."""
-    found = parents.new_full((len(X),), len(level))
-    for where, centre, square in _candidates(level, reach, X, parents):
-        hit = square <= level.radius * level.radius
-        found.scatter_reduce_(0, where[hit], centre[hit], "amin")
-    return torch.where(found < len(level), found, -1)
-
-
-def _candidates(
-    level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Points, centres that may cover them, and the square of their distance."""
-    parts = []
-    for part, position, centre in reach.pairs_by_parts(parents):
-        where = position + part.start
-        square = squared_distances(X[where], level.centres[centre])
-        near = square <= level.radius * level.radius
-        parts.append((where[near], centre[near], square[near]))
-    return parts
-
-
-def nearest_of_all(centres: Tensor, X: Tensor) -> Tensor:
-    """The nearest of all centres, however far, ``n x d -> n``. Cost O(n M)."""
-    parts = [
-        torch.cdist(rows, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
-        for rows in X.split(ROWS)
-    ]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long, device=X.device)
+"""Number of points compared with all centres at a time, where the tree does not help."""
 
 
 class CoverTree(Allocator):
@@ -75,14 +30,26 @@ class CoverTree(Allocator):
     The same holds, with a radius twice as long, on every level above the finest. Built top-down and
     breadth first, with lists of the neighbours of each centre, so that a point is compared with a
     bounded number of centres on each level: near-linear time in low (intrinsic) dimensions. Points
-    may be inserted at any time, in batches or one by one; centres stay where they are.
+    may be inserted at any time; centres stay where they are.
 
     - Memory: the centres of all levels and their neighbours; points are not kept.
     - Cost: O(n log(extent / resolution)) for n points, with a factor that grows exponentially in
       the intrinsic dimension.
     - Source: Terenin et al. (2024), algorithm 9, with a wider neighbourhood on the last levels
-      (``bo_stream.allocation.cover_tree.level.NEIGHBOURHOOD``), without which separation can
-      fail.
+      (``bo_stream.allocation.cover_tree.level.NEIGHBOURHOOD``), without which separation can fail.
+
+    Args:
+        resolution: Largest distance from a point to its centre, in units of the inputs.
+        average: Set a new centre to the mean of the points around it where it stays apart from the
+            others: fewer centres. [Terenin2024, algorithm 9, lines 9 and 10]
+        voronoi: Assign each point to its nearest centre, not to the first that covers it: more even
+            families. [line 17]
+        per_lengthscale: As an allocator, select the coarsest level whose radius is at most this
+            part of the kernel's shortest lengthscale, adding finer levels where there is none; the
+            level of ``resolution`` if omitted.
+
+    Raises:
+        ValueError: A length is not positive and finite.
 
     Example:
         >>> tree = CoverTree(0.1).insert(X)
@@ -96,24 +63,9 @@ class CoverTree(Allocator):
         voronoi: bool = True,
         per_lengthscale: float | None = None,
     ) -> None:
-        """Set an empty tree.
-
-        Args:
-            resolution: Largest distance from a point to its centre, in units of the inputs.
-            average: Set a new centre to the mean of the points around it where it stays apart from
-                the others: fewer centres. [Terenin2024, algorithm 9, lines 9 and 10]
-            voronoi: Give each point to its nearest centre, not to the first that covers it: more
-                even families. [line 17]
-            per_lengthscale: As an allocator, give the centres of the coarsest level whose radius is
-                at most this part of the kernel's shortest lengthscale, adding finer levels where
-                there is none; those of ``resolution`` if omitted.
-
-        Raises:
-            ValueError: A length is not positive and finite.
-        """
-        _check_length("resolution", resolution)
-        if per_lengthscale is not None:
-            _check_length("per_lengthscale", per_lengthscale)
+        for name, value in (("resolution", resolution), ("per_lengthscale", per_lengthscale)):
+            if value is not None and not (math.isfinite(value) and value > 0.0):
+                raise ValueError(f"Expected {name} to be positive and finite, got {value}.")
         self.resolution = resolution
         self.average = average
         self.voronoi = voronoi
@@ -133,7 +85,7 @@ class CoverTree(Allocator):
 
     @property
     def centres(self) -> Tensor:
-        """Those of the finest level, ``M x d``, in the order in which they were made.
+        """Centres of the finest level, ``M x d``, in the order in which they were made.
 
         Raises:
             ValueError: Nothing was inserted yet.
@@ -142,7 +94,7 @@ class CoverTree(Allocator):
         return self._levels[-1].centres
 
     def level(self, resolution: float) -> Tensor:
-        """Centres of the coarsest level whose radius is at most ``resolution``, ``M x d``.
+        """Return the coarsest level of a radius of at most ``resolution``: its centres, ``M x d``.
 
         Raises:
             ValueError: Nothing was inserted yet, or even the finest level is coarser.
@@ -164,7 +116,7 @@ class CoverTree(Allocator):
         """Add a level of half the radius, in place, which becomes the finest.
 
         It begins with the centres of the level above. Points inserted from now on are covered by
-        it; of earlier ones, which are not kept, only as they are by the level above.
+        it; earlier ones, which are not kept, only as the level above covers them.
 
         Raises:
             ValueError: Nothing was inserted yet.
@@ -178,11 +130,11 @@ class CoverTree(Allocator):
         return self
 
     def fresh(self) -> CoverTree:
-        """An empty tree of the same settings."""
+        """Return an empty tree of the same settings."""
         return CoverTree(self.resolution, self.average, self.voronoi, self.per_lengthscale)
 
     def coarsened(self, resolution: float) -> CoverTree:
-        """A tree of the coarser levels only, the finest as :meth:`level` chooses it.
+        """Return a tree of the coarser levels, the finest as :meth:`level` chooses it.
 
         Raises:
             ValueError: Nothing was inserted yet, or even the finest level is coarser.
@@ -193,7 +145,7 @@ class CoverTree(Allocator):
         return tree
 
     def to(self, like: Tensor) -> CoverTree:
-        """The tree in another dtype, on another device."""
+        """Return the tree in another dtype, on another device."""
         tree = self.fresh()
         tree._levels = [level.to(like) for level in self._levels]
         return tree
@@ -214,7 +166,7 @@ class CoverTree(Allocator):
 
     @torch.no_grad()
     def insert(self, X: Tensor) -> Self:
-        """Cover some points more, in place.
+        """Cover more points, in place.
 
         Args:
             X: ``n x d``; n = 0 changes nothing.
@@ -226,8 +178,7 @@ class CoverTree(Allocator):
         self._check(X)
         if len(X) == 0:
             return self
-        levels = list(self._levels) or self._first_levels(X)
-        levels = _raised(levels, X)
+        levels = _raised(list(self._levels) or self._first_levels(X), X)
         parents = torch.zeros(len(X), dtype=torch.long, device=X.device)
         for depth in range(1, len(levels)):
             levels[depth], parents = self._taken(levels, depth, X, parents)
@@ -236,7 +187,7 @@ class CoverTree(Allocator):
 
     @torch.no_grad()
     def assign(self, X: Tensor) -> Tensor:
-        """Index of the nearest of ``centres``, ``n x d -> n``.
+        """Return the index of the nearest of ``centres``, ``n x d -> n``.
 
         Args:
             X: Inserted points or others. Cost O(1) a point near to inserted ones, O(M) for others.
@@ -248,7 +199,9 @@ class CoverTree(Allocator):
         """
         self._check_not_empty()
         self._check(X)
-        found = inside_root(self._levels[0], X)
+        root = self._levels[0]
+        inside = squared_distances(X, root.centres[0]) <= root.radius * root.radius
+        found = inside.long() - 1
         for depth in range(1, len(self._levels)):
             known = found >= 0
             reach = self._reach(self._levels, depth)
@@ -269,18 +222,18 @@ class CoverTree(Allocator):
     def _taken(
         self, levels: list[CoverLevel], depth: int, X: Tensor, parents: Tensor
     ) -> tuple[CoverLevel, Tensor]:
-        """A level with all points covered, and the centre that each belongs to."""
+        """Return a level that covers all points, and the centre that each belongs to."""
         find = nearest if self.voronoi else first_covering
         level, above = levels[depth], levels[depth - 1]
         found = find(level, self._reach(levels, depth), X, parents)
         free = found < 0
         if not bool(free.any()):
             return level, found
-        level = settle(level, above, Uncovered(X[free], parents[free]), self.average)
+        level = settle(level, above, Members(X[free], parents[free]), self.average)
         return level, find(level, self._reach([*levels[:depth], level], depth), X, parents)
 
     def _reach(self, levels: list[CoverLevel], depth: int) -> Ragged:
-        """:meth:`CoverLevel.reach`, kept until a level gets new centres."""
+        """Return :meth:`CoverLevel.reach` of a level, kept until the level gets new centres."""
         level, above = levels[depth], levels[depth - 1]
         kept = self._reaches.get(depth)
         if kept is None or kept[0] is not level or kept[1] is not above:
@@ -308,15 +261,54 @@ class CoverTree(Allocator):
             raise InputDataError("Expected finite X, got NaN or infinity. Drop those rows.")
 
 
-def _check_length(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0.0):
-        raise ValueError(f"Expected {name} to be positive and finite, got {value}.")
-
-
 def _raised(levels: list[CoverLevel], X: Tensor) -> list[CoverLevel]:
-    """Levels above the root, as many as its ball needs to hold the points."""
+    """Add levels above the root until its ball holds the points."""
     root = levels[0].centres[0]
     extent = float(squared_distances(X, root).max())
     while extent > levels[0].radius * levels[0].radius:
         levels = [CoverLevel.of_root(root, 2.0 * levels[0].radius), *levels]
     return levels
+
+
+def nearest(level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor) -> Tensor:
+    """Return the nearest centre whose ball holds each point, or −1: ``n``."""
+    best = X.new_full((len(X),), torch.inf)
+    pairs = _candidates(level, reach, X, parents)
+    for where, _, square in pairs:
+        best.scatter_reduce_(0, where, square, "amin")
+    found = parents.new_full((len(X),), len(level))
+    for where, centre, square in pairs:
+        hit = square <= best[where]
+        found.scatter_reduce_(0, where[hit], centre[hit], "amin")
+    return torch.where(best <= level.radius * level.radius, found, -1)
+
+
+def first_covering(level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor) -> Tensor:
+    """Return the oldest centre whose ball holds each point, or −1: ``n``."""
+    found = parents.new_full((len(X),), len(level))
+    for where, centre, square in _candidates(level, reach, X, parents):
+        hit = square <= level.radius * level.radius
+        found.scatter_reduce_(0, where[hit], centre[hit], "amin")
+    return torch.where(found < len(level), found, -1)
+
+
+def _candidates(
+    level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """List points, centres that cover them, and the square of their distance."""
+    parts = []
+    for part, position, centre in reach.pairs_by_parts(parents):
+        where = position + part.start
+        square = squared_distances(X[where], level.centres[centre])
+        near = square <= level.radius * level.radius
+        parts.append((where[near], centre[near], square[near]))
+    return parts
+
+
+def nearest_of_all(centres: Tensor, X: Tensor) -> Tensor:
+    """Return the nearest of all centres, however far, ``n x d -> n``. Cost O(n M)."""
+    parts = [
+        torch.cdist(rows, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
+        for rows in X.split(ROWS)
+    ]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long, device=X.device)

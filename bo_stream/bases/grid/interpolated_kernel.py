@@ -1,10 +1,11 @@
-"""The interpolated kernel between points, without features: a product of one-dimensional ones."""
+"""The interpolated kernel between points without features, from its one-dimensional factors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain, starmap
 
 import torch
 from torch import Tensor
@@ -15,28 +16,15 @@ from bo_stream.bases.grid.mesh import STENCIL, Mesh, columns, weights
 from bo_stream.linalg import row_product, stack_columns
 
 
-def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
-    """Interpolation weights of all grids' dimensions side by side, differentiable.
-
-    Args:
-        mesh: The nodes.
-        X: ``... x n x d``, inside the mesh's box.
-
-    Returns:
-        ``... x n x G`` with ``G = Σ g_i`` nodes of all dimensions of all grids.
-    """
-    pairs = zip(mesh.parts, mesh.groups, strict=True)
-    own = (grid.interpolation_matrices(columns(X, group)) for grid, group in pairs)
-    return torch.cat([line for lines in own for line in lines], -1)
-
-
 @dataclass(frozen=True)
 class InterpolatedKernel:
-    """``k̃(x, x') = Σ_g s_g Π_i w_i(x)ᵀ K_i w_i(x')`` over the parts g of a sum of products.
+    """Kernel ``k̃(x, x') = Σ_g s_g Π_i w_i(x)ᵀ K_i w_i(x')`` over the parts g of a sum of products.
 
     The tensor product of one-dimensional interpolations makes each part a product of
     one-dimensional interpolated kernels. So no node of the whole grid is visited and nothing is
-    truncated. Differentiable in the kernel's hyperparameters and in the weights w.
+    truncated. Differentiable in the kernel's hyperparameters and in the weights w. Points are given
+    by their ``lines``, :func:`interpolation_lines`, ``... x 1 x n x G``, and by their
+    :meth:`images`.
 
     Attributes:
         scales: s_g per part, ``... x m``.
@@ -48,7 +36,7 @@ class InterpolatedKernel:
 
     @classmethod
     def of(cls, kernel: GridKernel, mesh: Mesh) -> InterpolatedKernel:
-        """The kernel at its present hyperparameters on a mesh. Cost O(Σ g_i²)."""
+        """Evaluate a kernel's present hyperparameters on a mesh. Cost O(Σ g_i²)."""
         pairs = list(zip(kernel.parts, mesh.parts, strict=True))
         correlations = tuple(
             tuple(node_correlation(part, grid, i) for i in range(grid.dim)) for part, grid in pairs
@@ -56,36 +44,35 @@ class InterpolatedKernel:
         return cls(_scales(kernel, correlations[0][0]), correlations)
 
     def images(self, lines: Tensor) -> Tensor:
-        """``K_i w_i(x)`` of all dimensions side by side, ``... x m x n x G``. Cost O(n Σ g_i²)."""
-        matrices = [matrix for part in self.correlations for matrix in part]
-        own = self._by_dimension(lines)
-        return reduce(stack_columns, map(row_product, own, matrices))
+        """Compute all ``K_i w_i(x)`` side by side, ``... x m x n x G``. Cost O(n Σ g_i²)."""
+        own = zip(self._by_dimension(lines), chain(*self.correlations), strict=True)
+        return reduce(stack_columns, starmap(row_product, own))
 
     def covariance(self, lines: Tensor, images: Tensor) -> Tensor:
-        """Covariance of n points with n' others, ``... x m x n x n'``. Cost O(n n' G).
-
-        Args:
-            lines: Interpolation weights of the points, ``... x 1 x n x G``.
-            images: Of the others, from :meth:`images`, ``... x m x n' x G``.
-        """
+        """Compute the covariance of points with others, ``... x m x n x n'``. Cost O(n n' G)."""
         pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
         return self._summed((row_product(w, image.mT) for w, image in pairs), 2)
 
     def variance(self, lines: Tensor, images: Tensor) -> Tensor:
-        """Prior variance at n points, ``... x m x n``. Cost O(n G).
-
-        Args:
-            lines: Interpolation weights of the points, ``... x 1 x n x G``.
-            images: Of the same points, from :meth:`images`.
-        """
+        """Compute the prior variance at n points, ``... x m x n``. Cost O(n G)."""
         pairs = zip(self._by_dimension(lines), self._by_dimension(images), strict=True)
         return self._summed(((w * image).sum(-1) for w, image in pairs), 1)
 
     def _by_dimension(self, columns: Tensor) -> tuple[Tensor, ...]:
-        return columns.split([K.shape[-1] for part in self.correlations for K in part], -1)
+        return columns.split([K.shape[-1] for K in chain(*self.correlations)], -1)
 
     def _summed(self, values: Iterable[Tensor], after: int) -> Tensor:
         return _summed(self.scales, [len(part) for part in self.correlations], values, after)
+
+
+def interpolation_lines(mesh: Mesh, X: Tensor) -> Tensor:
+    """Compute the interpolation weights of all dimensions, ``... x n x d -> ... x n x G``.
+
+    ``G = Σ g_i`` counts the nodes of all dimensions of all grids. Differentiable.
+    """
+    pairs = zip(mesh.parts, mesh.groups, strict=True)
+    own = (grid.interpolation_matrices(columns(X, group)) for grid, group in pairs)
+    return torch.cat([line for lines in own for line in lines], -1)
 
 
 @dataclass(frozen=True)
@@ -106,7 +93,7 @@ class Pairs:
 
     @classmethod
     def of(cls, cell: Tensor, position: Tensor) -> Pairs:
-        """All pairs of points that are located on a line of the grid, ``... x n`` each."""
+        """Pair points at positions in cells of a line of the grid, ``... x n`` each."""
         w = weights(position)
         node = torch.arange(STENCIL, device=cell.device)
         apart = torch.arange(1 - STENCIL, STENCIL, device=cell.device)[:, None, None]
@@ -117,26 +104,16 @@ class Pairs:
         return cls(steps.unsqueeze(-2), products.unsqueeze(-4))
 
     def correlation(self, nodes: Tensor) -> Tensor:
-        """Interpolated correlations, ``... x m x n x n``.
-
-        Args:
-            nodes: Correlations of the first node with all nodes, ``... x m x g``.
-        """
+        """Interpolate the first node's correlations, ``... x m x g -> ... x m x n x n``."""
         batch = torch.broadcast_shapes(nodes.shape[:-1], self.steps.shape[:-1])
         values = nodes.expand(*batch, -1).gather(-1, self.steps.expand(*batch, -1))
         return (values.unflatten(-1, self.products.shape[-3:]) * self.products).sum(-3)
 
 
 def pairs_of(mesh: Mesh, X: Tensor) -> tuple[Pairs, ...]:
-    """All pairs of n points in each dimension of each grid. Memory O(n²) for each.
-
-    Args:
-        mesh: The nodes.
-        X: ``... x n x d``, inside the mesh's box.
-    """
-    located = [
-        grid.locate(columns(X, group)) for grid, group in zip(mesh.parts, mesh.groups, strict=True)
-    ]
+    """Pair points ``... x n x d`` in each dimension of each grid. Memory O(n²) for each."""
+    groups = zip(mesh.parts, mesh.groups, strict=True)
+    located = [grid.locate(columns(X, group)) for grid, group in groups]
     return tuple(
         Pairs.of(*line)
         for cell, position in located
@@ -145,14 +122,9 @@ def pairs_of(mesh: Mesh, X: Tensor) -> tuple[Pairs, ...]:
 
 
 def covariance_of_pairs(kernel: GridKernel, mesh: Mesh, pairs: Sequence[Pairs]) -> Tensor:
-    """Covariance of n points with each other, ``... x m x n x n``. Cost O(n² d + Σ g_i).
+    """Compute the covariance of n points, ``... x m x n x n``. Cost O(n² d + Σ g_i).
 
     As :meth:`InterpolatedKernel.covariance`, and cheaper for few points and many nodes.
-
-    Args:
-        kernel: Before it is interpolated, at its present hyperparameters.
-        mesh: The nodes.
-        pairs: Of the points, from :func:`pairs_of`.
     """
     parts = list(zip(kernel.parts, mesh.parts, strict=True))
     nodes = [first_correlations(part, grid, i) for part, grid in parts for i in range(grid.dim)]
@@ -161,20 +133,16 @@ def covariance_of_pairs(kernel: GridKernel, mesh: Mesh, pairs: Sequence[Pairs]) 
 
 
 def _scales(kernel: GridKernel, like: Tensor) -> tuple[Tensor, ...]:
-    """Prior variance of each part, ``... x m``, on the device of a tensor."""
+    """Return the prior variance of each part, ``... x m``, on the device of a tensor."""
     return tuple(part.scale().to(like.device) for part in kernel.parts)
 
 
 def _summed(
     scales: Sequence[Tensor], dims: Sequence[int], values: Iterable[Tensor], after: int
 ) -> Tensor:
-    """``Σ_g s_g Π_i value_i`` over parts g of as many dimensions i.
+    """Compute ``Σ_g s_g Π_i value_i`` over parts g of ``dims[g]`` dimensions i.
 
-    Args:
-        scales: s_g, ``... x m``.
-        dims: Number of dimensions of each part.
-        values: One per dimension of each part.
-        after: Number of their dimensions after m.
+    ``values`` has one tensor per dimension of each part, with ``after`` dimensions after m.
     """
     remaining, total = iter(values), None
     for scale, dim in zip(scales, dims, strict=True):

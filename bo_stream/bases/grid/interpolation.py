@@ -1,4 +1,4 @@
-"""The interpolation basis: a product kernel on a grid, in its largest Kronecker eigenvectors."""
+"""The interpolation basis: kernels on grids, in their largest Kronecker eigenvectors."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.bases.grid.kernel import KernelFactors
-from bo_stream.bases.grid.mesh import Grid, Mesh
+from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
+from bo_stream.bases.grid.mesh import AdditiveGrid, Grid, Mesh, columns
 
 
 class GridBasis(Basis):
-    """Features on one grid or on several, none with features of two grids.
+    """Features on one grid or on several, none with features of two grids; no residual covariance.
 
     Attributes:
         grid: Nodes.
         scale: Prior variance, ``... x m``.
-        dropped: Part of the kernel's trace that was left out, the largest over the outputs.
+        dropped: Truncated part of the kernel's trace, the largest over the outputs.
     """
 
     grid: Mesh
@@ -37,19 +37,27 @@ class GridBasis(Basis):
     @property
     @abstractmethod
     def order(self) -> Tensor | None:
-        """Where each feature is among those of the parts side by side; None: in its place."""
+        """Position of each feature among those of the parts side by side; None: in its place."""
 
     @abstractmethod
+    def shares(self) -> Tensor:
+        """Return all eigenvalues, kept or not, in parts of the prior variance, ``... x m x p``."""
+
+    @abstractmethod
+    def between(self, first: int, last: int) -> Self:
+        """Return the features from one position to another."""
+
     def leading(self, rank: int) -> Self:
-        """The first features only, the largest."""
+        """Return the first features only, the largest."""
+        return self.between(0, rank)
 
-    @abstractmethod
     def trailing(self, rank: int) -> Self:
-        """All but the first features."""
+        """Return all but the first features."""
+        return self.between(rank, self.rank)
 
-    @abstractmethod
     def enough(self, tolerance: float, max_rank: int) -> int:
-        """How many leading features leave out at most ``tolerance`` of the trace."""
+        """Count the leading features that truncate at most ``tolerance`` of the trace."""
+        return select_largest(self.shares(), tolerance, max_rank)[0].shape[0]
 
     def residual_covariance(
         self,
@@ -58,25 +66,25 @@ class GridBasis(Basis):
         features: Tensor | None = None,
         features2: Tensor | None = None,
     ) -> None:
-        """None: the basis carries its whole kernel k̃."""
+        """Return None: the basis carries its whole kernel k̃."""
 
     def residual_variance(self, X: Tensor, features: Tensor | None = None) -> None:
-        """None: the basis carries its whole kernel k̃."""
+        """Return None: the basis carries its whole kernel k̃."""
 
     def joined(self, values: Sequence[Tensor], dim: int = -1) -> Tensor:
-        """Values of each part's features as values of the features."""
+        """Put values of each part's features in the order of the features."""
         if self.order is None:
             return values[0]
         return torch.cat(list(values), dim).index_select(dim, self.order)
 
     def in_order(self, matrix: Tensor) -> Tensor:
-        """A matrix between the parts' features side by side as one of the features, both ways."""
+        """Put a matrix between the parts' features side by side in the order of the features."""
         if self.order is None:
             return matrix
         return matrix.index_select(-2, self.order).index_select(-1, self.order)
 
     def own_blocks(self, matrix: Tensor) -> list[Tensor]:
-        """The blocks of a matrix within each part."""
+        """Extract the blocks of a matrix within each part."""
         if self.order is None:
             return [matrix]
         positions = self.order.argsort().split([part.rank for part in self.parts])
@@ -98,7 +106,7 @@ class InterpolationBasis(GridBasis):
         eigenvectors: Per dimension, ``... x m x g_i x g_i``.
         scale: Prior variance, ``... x m``.
         index: The kept products, ``r x d``.
-        dropped: Part of the kernel's trace that was left out, the largest over the outputs.
+        dropped: Truncated part of the kernel's trace, the largest over the outputs.
     """
 
     grid: Grid
@@ -123,7 +131,7 @@ class InterpolationBasis(GridBasis):
         return self.index.shape[0]
 
     def features(self, X: Tensor) -> Tensor:
-        """Whitened features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
+        """Compute the features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
         lines = self.grid.interpolation_matrices(X.unsqueeze(-3))
         product = self.scale.sqrt()[..., None, None].expand(*self.scale.shape, 1, 1)
         for i, (line, root) in enumerate(zip(lines, self.roots, strict=True)):
@@ -135,121 +143,154 @@ class InterpolationBasis(GridBasis):
     @cached_property
     def roots(self) -> list[Tensor]:
         """Eigenvectors times the root of their eigenvalue, as far as any product needs them."""
-        return [
-            vectors[..., :kept] * values[..., None, :kept].sqrt()
-            for vectors, values, kept in zip(
-                self.eigenvectors, self.eigenvalues, self._kept(), strict=True
-            )
-        ]
+        return self._scaled([values.sqrt() for values in self.eigenvalues])
 
     @cached_property
     def whitenings(self) -> list[Tensor]:
         """Eigenvectors over the root of their eigenvalue, as :attr:`roots`; 0 where that is 0."""
-        return [
-            vectors[..., :kept] * torch.where(values > 0, values.rsqrt(), 0.0)[..., None, :kept]
-            for vectors, values, kept in zip(
-                self.eigenvectors, self.eigenvalues, self._kept(), strict=True
-            )
-        ]
+        return self._scaled([torch.where(v > 0, v.rsqrt(), 0.0) for v in self.eigenvalues])
 
     @cached_property
     def product_whitenings(self) -> list[Tensor]:
-        """Of each dimension, the column of :attr:`whitenings` of each feature, ``... x g x r``."""
+        """Column of :attr:`whitenings` of each feature, per dimension, ``... x g x r``."""
         return [line[..., self.index[:, i]] for i, line in enumerate(self.whitenings)]
 
-    def _kept(self) -> list[int]:
-        if self.rank == 0:
-            return [1] * self.grid.dim
-        return [int(largest) + 1 for largest in self.index.amax(0)]
+    def _scaled(self, factors: list[Tensor]) -> list[Tensor]:
+        largest = self.index.amax(0).tolist() if self.rank > 0 else [0] * self.grid.dim
+        lines = zip(self.eigenvectors, factors, largest, strict=True)
+        return [vectors[..., : i + 1] * own[..., None, : i + 1] for vectors, own, i in lines]
 
-    def leading(self, rank: int) -> InterpolationBasis:
-        """The first features only, the largest."""
-        return replace(self, index=self.index[:rank])
+    def shares(self) -> Tensor:
+        """Return all products of eigenvalues in parts of their sum, ``... x m x p``."""
+        return relative_products(self.eigenvalues)
 
-    def trailing(self, rank: int) -> InterpolationBasis:
-        """All but the first features."""
-        return replace(self, index=self.index[rank:])
+    def between(self, first: int, last: int) -> InterpolationBasis:
+        """Return the features from one position to another."""
+        return replace(self, index=self.index[first:last])
 
-    def enough(self, tolerance: float, max_rank: int) -> int:
-        """How many leading features leave out at most ``tolerance`` of the trace."""
-        return select_products(self.eigenvalues, tolerance, max_rank)[0].shape[0]
+
+@dataclass(frozen=True)
+class AdditiveBasis(GridBasis):
+    """Features of ``Σ_g k̃_g(x_g, x'_g)``: those of every part, independent a priori.
+
+    Kept are the r largest eigenvalues of all parts together, in order of their size.
+
+    Attributes:
+        terms: The features of each part, on its own grid.
+        grid: The grids.
+        scale: Prior variance, the sum of the parts', ``... x m``.
+        member: The part that each feature belongs to, ``r``.
+        dropped: Truncated part of the kernel's trace, the largest over the outputs.
+    """
+
+    terms: tuple[InterpolationBasis, ...]
+    grid: AdditiveGrid
+    scale: Tensor
+    member: Tensor
+    dropped: float
+
+    @property
+    def parts(self) -> tuple[InterpolationBasis, ...]:
+        """The terms."""
+        return self.terms
+
+    @cached_property
+    def order(self) -> Tensor:
+        """Position of each feature among those of the parts side by side, ``r``."""
+        return self.member.argsort(stable=True).argsort()
+
+    @property
+    def rank(self) -> int:
+        """Number r of features."""
+        return self.member.shape[0]
+
+    def features(self, X: Tensor) -> Tensor:
+        """Compute the features, ``... x n x d -> ... x m x n x r``. Cost the sum of the parts'."""
+        pairs = zip(self.terms, self.grid.groups, strict=True)
+        return self.joined([part.features(columns(X, group)) for part, group in pairs])
+
+    def shares(self) -> Tensor:
+        """Return all parts' eigenvalues in parts of the prior variance, ``... x m x Σ p``."""
+        weights = ((part.scale / self.scale).unsqueeze(-1) for part in self.terms)
+        pairs = zip(weights, self.terms, strict=True)
+        return torch.cat([weight * part.shares() for weight, part in pairs], -1)
+
+    def between(self, first: int, last: int) -> AdditiveBasis:
+        """Return the features from one position to another."""
+        ends = (self.member[:end].bincount(minlength=len(self.terms)) for end in (first, last))
+        triples = zip(self.terms, *(end.tolist() for end in ends), strict=True)
+        terms = tuple(part.between(begin, end) for part, begin, end in triples)
+        return replace(self, terms=terms, member=self.member[first:last])
+
+
+def grid_basis(
+    mesh: Mesh, kernel: GridKernel, batch: torch.Size, tolerance: float, max_rank: int
+) -> GridBasis:
+    """Build the basis of a kernel. Cost O(Σ g_i³ + p log p) over all grids.
+
+    Args:
+        mesh: A grid or an additive grid, made for the kernel.
+        kernel: Differentiable or not; its hyperparameters are used as they are now.
+        batch: ``batch_shape x m``, to which the hyperparameters broadcast.
+        tolerance: Largest part of the trace of K that may be truncated.
+        max_rank: Cap on r, whatever the tolerance.
+    """
+    if isinstance(mesh, Grid):
+        return interpolation_basis(kernel.parts[0], mesh, batch, tolerance, max_rank)
+    if not isinstance(mesh, AdditiveGrid):
+        raise TypeError(f"Expected a Grid or an AdditiveGrid, got {type(mesh).__name__}.")
+    pairs = zip(kernel.parts, mesh.grids, strict=True)
+    parts = tuple(eigenbasis(factors, grid, batch) for factors, grid in pairs)
+    scale = torch.stack([part.scale for part in parts]).sum(0)
+    nothing = torch.zeros(0, dtype=torch.long, device=scale.device)
+    whole = AdditiveBasis(parts, mesh, scale, nothing, 1.0)
+    chosen, dropped = select_largest(whole.shares(), tolerance, max_rank)
+    ends = torch.tensor([grid.num_nodes for grid in mesh.grids], device=chosen.device).cumsum(0)
+    member = torch.bucketize(chosen, ends, right=True)
+    terms = []
+    for g, part in enumerate(parts):
+        own = chosen[member == g] - (ends[g] - mesh.grids[g].num_nodes)
+        terms.append(replace(part, index=unravel(own, part.eigenvalues), dropped=dropped))
+    return replace(whole, terms=tuple(terms), member=member, dropped=dropped)
 
 
 def interpolation_basis(
     factors: KernelFactors, grid: Grid, batch: torch.Size, tolerance: float, max_rank: int
 ) -> InterpolationBasis:
-    """Build the basis of a kernel on a grid. Cost O(Σ g_i³ + p log p).
-
-    Args:
-        factors: The kernel.
-        grid: The nodes.
-        batch: ``batch_shape x m``, to which the hyperparameters broadcast.
-        tolerance: Largest part of the trace of K that may be left out.
-        max_rank: Cap on r, whatever the tolerance.
-    """
+    """Build the basis of a product kernel on a grid; arguments as for :func:`grid_basis`."""
     whole = eigenbasis(factors, grid, batch)
     index, dropped = select_products(whole.eigenvalues, tolerance, max_rank)
     return replace(whole, index=index, dropped=dropped)
 
 
 def eigenbasis(factors: KernelFactors, grid: Grid, batch: torch.Size) -> InterpolationBasis:
-    """The eigenvectors of a kernel's factors, with no feature chosen yet. Cost O(Σ g_i³)."""
-    pairs = [_eigenpairs(factors, grid, i, batch) for i in range(grid.dim)]
-    values, vectors = tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+    """Compute the eigenvectors of a kernel's factors, with no feature chosen. Cost O(Σ g_i³)."""
+    matrices = [node_correlation(factors, grid, i).detach() for i in range(grid.dim)]
+    pairs = [torch.linalg.eigh(matrix.expand(*batch, *matrix.shape[-2:])) for matrix in matrices]
+    values = tuple(own.flip(-1).clamp_min(0.0) for own, _ in pairs)
+    vectors = tuple(own.flip(-1) for _, own in pairs)
     scale = factors.scale().detach().to(values[0].device).expand(batch)
     nothing = torch.zeros(0, grid.dim, dtype=torch.long, device=scale.device)
     return InterpolationBasis(grid, values, vectors, scale, nothing, 1.0)
 
 
-def _eigenpairs(
-    factors: KernelFactors, grid: Grid, dimension: int, batch: torch.Size
-) -> tuple[Tensor, Tensor]:
-    matrix = node_correlation(factors, grid, dimension).detach()
-    values, vectors = torch.linalg.eigh(matrix.expand(*batch, *matrix.shape[-2:]))
-    return values.flip(-1).clamp_min(0.0), vectors.flip(-1)
-
-
-def node_correlation(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
-    """Correlation matrix of one dimension's nodes, ``... x g x g``, differentiable."""
-    nodes = grid.nodes(dimension).to(factors.device)
-    return factors.correlation(dimension, nodes, nodes)
-
-
-def first_correlations(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
-    """Correlations of one dimension's first node with all nodes, ``... x g``, differentiable.
-
-    The nodes are evenly spaced and the kernel is stationary: all that :func:`node_correlation` has.
-    """
-    distances = grid.distances(dimension).to(factors.device)
-    return factors.correlation(dimension, distances[:1], distances).squeeze(-2)
-
-
 def select_products(
     eigenvalues: tuple[Tensor, ...], tolerance: float, max_rank: int
 ) -> tuple[Tensor, float]:
-    """The largest products of eigenvalues, one set that serves all batch elements.
+    """Select the largest products of eigenvalues, one set for all batch elements.
 
     Returns:
-        The index set, ``r x d``, and the largest part of a trace that it leaves out.
+        The index set, ``r x d``, and the largest truncated part of a trace.
     """
     chosen, dropped = select_largest(relative_products(eigenvalues), tolerance, max_rank)
     return unravel(chosen, eigenvalues), dropped
 
 
-def relative_products(eigenvalues: tuple[Tensor, ...]) -> Tensor:
-    """All products of eigenvalues in parts of their sum, ``... x p``."""
-    shares = torch.ones((), dtype=torch.float64, device=eigenvalues[0].device)
-    for values in eigenvalues:
-        share = values / values.sum(-1, keepdim=True)
-        shares = (shares.unsqueeze(-1) * share.unsqueeze(-2)).flatten(-2) if shares.ndim else share
-    return shares
-
-
 def select_largest(shares: Tensor, tolerance: float, max_rank: int) -> tuple[Tensor, float]:
-    """The largest of ``... x p`` shares that sum to one, one set that serves all batch elements.
+    """Select the largest of ``... x p`` shares that sum to one, one set for all batch elements.
 
     Returns:
-        Their positions, largest first, and the largest sum of shares that they leave out.
+        Their positions, largest first, and the largest sum of the other shares.
     """
     rows = shares.reshape(-1, shares.shape[-1])
     best = rows.amax(0)
@@ -260,7 +301,32 @@ def select_largest(shares: Tensor, tolerance: float, max_rank: int) -> tuple[Ten
     return order[:rank], max(float(left[rank - 1]), 0.0)
 
 
+def relative_products(eigenvalues: tuple[Tensor, ...]) -> Tensor:
+    """Compute all products of eigenvalues in parts of their sum, ``... x p``."""
+    shares = torch.ones((), dtype=torch.float64, device=eigenvalues[0].device)
+    for values in eigenvalues:
+        share = values / values.sum(-1, keepdim=True)
+        shares = (shares.unsqueeze(-1) * share.unsqueeze(-2)).flatten(-2) if shares.ndim else share
+    return shares
+
+
 def unravel(chosen: Tensor, eigenvalues: tuple[Tensor, ...]) -> Tensor:
-    """Positions among all products as indices per dimension, ``r -> r x d``."""
+    """Convert positions among all products to indices per dimension, ``r -> r x d``."""
     sizes = [values.shape[-1] for values in eigenvalues]
     return torch.stack(torch.unravel_index(chosen, sizes), dim=-1)
+
+
+def node_correlation(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
+    """Compute the correlation matrix of one dimension's nodes, ``... x g x g``, differentiable."""
+    nodes = grid.nodes(dimension).to(factors.device)
+    return factors.correlation(dimension, nodes, nodes)
+
+
+def first_correlations(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
+    """Compute correlations of one dimension's first node with all nodes, ``... x g``.
+
+    Differentiable. The nodes are evenly spaced and the kernel is stationary: this is the content of
+    :func:`node_correlation`.
+    """
+    distances = grid.distances(dimension).to(factors.device)
+    return factors.correlation(dimension, distances[:1], distances).squeeze(-2)

@@ -1,10 +1,10 @@
-"""Kernels of gpytorch taken apart into products of one stationary kernel per dimension."""
+"""Kernels of gpytorch as sums of products of one stationary kernel per dimension."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import product
@@ -24,25 +24,25 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from bo_stream.bases.grid.factors import (
-    MATERN,
-    PERIODIC,
-    SPECTRAL_COMPONENT,
-    SQUARED_EXPONENTIAL,
-    Factor,
-    Formula,
-    weighted_sum,
-)
-
 Groups = tuple[tuple[int, ...], ...]
-"""The input dimensions that each part of a sum acts on."""
+"""Input dimensions that each part of a sum acts on."""
+
+Correlation = Callable[..., Tensor]
 
 LEAST = 1e-100
-"""Lengthscales and prior variances that an optimiser lets underflow are taken as this, not 0."""
+"""Least lengthscale and prior variance; an optimiser may let them underflow to 0."""
+
+SPREAD = 0.02
+"""Shift of frequencies by :meth:`Factor.spread`, in cycles over the box."""
+
+SUPPORTED = (
+    "RBFKernel, MaternKernel (nu 0.5, 1.5, 2.5), PeriodicKernel, SpectralMixtureKernel, and "
+    "ScaleKernel, ProductKernel and AdditiveKernel of these"
+)
 
 
 class GridKernel(ABC):
-    """A sum of one or more product kernels, each over a few input dimensions of its own."""
+    """Sum of one or more product kernels, each over a few input dimensions."""
 
     @property
     @abstractmethod
@@ -51,28 +51,32 @@ class GridKernel(ABC):
 
     @abstractmethod
     def groups(self, dim: int) -> Groups:
-        """The input dimensions that each part's grid covers, of ``dim``."""
+        """Return the input dimensions that each part's grid covers, of ``dim``."""
 
     @abstractmethod
     def scale(self) -> Tensor:
-        """The prior variance, one per batch element."""
+        """Compute the prior variance, one per batch element."""
 
     @abstractmethod
     def spread(self, widths: Sequence[float]) -> Self:
-        """A kernel whose span holds also the derivatives in frequencies, for a box's widths."""
+        """Return a kernel whose span includes derivatives in frequencies, for a box's widths."""
 
     @abstractmethod
+    def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
+        """Apply a rule to all hyperparameters."""
+
     def for_single_output(self) -> Self:
-        """The same kernel with an output dimension of one behind its batch shape."""
+        """Return the kernel with an output dimension of one behind its batch shape."""
+        return self.map(lambda value: value.unsqueeze(-1))
 
-    @abstractmethod
     def detached(self) -> Self:
-        """The kernel at its present hyperparameters, which stays when these change."""
+        """Return the kernel at its present hyperparameters, which stays when these change."""
+        return self.map(lambda value: value.detach().clone())
 
 
 @dataclass(frozen=True)
 class KernelFactors(GridKernel):
-    """``k(x, x') = Π scales · Π factors``: what a grid can represent as a Kronecker product.
+    """Product ``k(x, x') = Π scales · Π factors``, a Kronecker product on a grid.
 
     Attributes:
         scales: Output scales, each one number per batch element.
@@ -88,7 +92,7 @@ class KernelFactors(GridKernel):
         return (self,)
 
     def groups(self, dim: int) -> Groups:
-        """All dimensions: one grid covers them."""
+        """Return all dimensions: one grid covers them."""
         return (tuple(range(dim)),)
 
     @property
@@ -97,14 +101,14 @@ class KernelFactors(GridKernel):
         return tuple(sorted({factor.dimension for factor in self.factors}))
 
     def scale(self) -> Tensor:
-        """The prior variance, one per batch element."""
+        """Compute the prior variance, one per batch element."""
         scale = torch.ones((), dtype=torch.float64)
         for factor in self.scales:
             scale = scale.to(factor.device) * factor.to(torch.float64)
         return scale.clamp_min(LEAST)
 
     def correlation(self, dimension: int, x: Tensor, x2: Tensor) -> Tensor:
-        """One dimension's correlation matrix, ``batch x g x g'``, differentiable."""
+        """Compute one dimension's correlation matrix, ``batch x g x g'``, differentiable."""
         distance = (x.unsqueeze(-1) - x2.unsqueeze(-2)).abs()
         matrix = torch.ones_like(distance)
         for factor in self.factors:
@@ -114,41 +118,26 @@ class KernelFactors(GridKernel):
 
     @property
     def smoothness(self) -> float:
-        """The roughest factor's smoothness ν."""
+        """Smoothness ν of the roughest factor."""
         return min((factor.formula.smoothness for factor in self.factors), default=math.inf)
 
     @property
     def device(self) -> torch.device | None:
-        """Where the factors' parameters are."""
+        """Device of the factors' parameters."""
         return next((p.device for factor in self.factors for p in factor.parameters), None)
 
     def spread(self, widths: Sequence[float]) -> KernelFactors:
-        """A kernel whose span holds also the derivatives in frequencies, for a box's widths."""
+        """Spread every factor."""
         spread = (factor.spread(widths[factor.dimension]) for factor in self.factors)
         return KernelFactors(self.scales, tuple(spread))
 
-    def for_single_output(self) -> KernelFactors:
-        """The same kernel with an output dimension of one behind its batch shape."""
-        return KernelFactors(
-            tuple(scale.unsqueeze(-1) for scale in self.scales),
-            tuple(
-                replace(factor, parameters=tuple(p.unsqueeze(-1) for p in factor.parameters))
-                for factor in self.factors
-            ),
-        )
-
-    def detached(self) -> KernelFactors:
-        """The kernel at its present hyperparameters, which stays when these change."""
-        return KernelFactors(
-            tuple(scale.detach().clone() for scale in self.scales),
-            tuple(
-                replace(factor, parameters=tuple(p.detach().clone() for p in factor.parameters))
-                for factor in self.factors
-            ),
-        )
+    def map(self, rule: Callable[[Tensor], Tensor]) -> KernelFactors:
+        """Apply a rule to all hyperparameters."""
+        mapped = (replace(f, parameters=tuple(map(rule, f.parameters))) for f in self.factors)
+        return KernelFactors(tuple(map(rule, self.scales)), tuple(mapped))
 
     def in_own_dims(self) -> KernelFactors:
-        """The same kernel of those inputs only that it acts on."""
+        """Return the kernel as one of those inputs only that it acts on."""
         position = {dimension: i for i, dimension in enumerate(self.dims)}
         moved = (replace(factor, dimension=position[factor.dimension]) for factor in self.factors)
         return KernelFactors(self.scales, tuple(moved))
@@ -156,7 +145,7 @@ class KernelFactors(GridKernel):
 
 @dataclass(frozen=True)
 class KernelSum(GridKernel):
-    """``k(x, x') = Σ_g k_g(x_g, x'_g)``, each part a product over its own group of inputs.
+    """Sum ``k(x, x') = Σ_g k_g(x_g, x'_g)`` of products over groups of inputs.
 
     Attributes:
         terms: The parts, each in the dimensions of its group.
@@ -168,7 +157,7 @@ class KernelSum(GridKernel):
 
     @classmethod
     def of(cls, terms: Sequence[KernelFactors]) -> KernelSum:
-        """The sum of products in the inputs' own dimensions."""
+        """Make the sum of products in the inputs' own dimensions."""
         return cls(tuple(term.in_own_dims() for term in terms), tuple(term.dims for term in terms))
 
     @property
@@ -177,40 +166,160 @@ class KernelSum(GridKernel):
         return self.terms
 
     def groups(self, dim: int) -> Groups:
-        """The inputs of each term."""
+        """Return the inputs of each term."""
         return self.dims
 
     def scale(self) -> Tensor:
-        """The prior variance, one per batch element: the sum of the parts'."""
+        """Compute the prior variance, one per batch element: the sum of the parts'."""
         scales = (term.scale().to(self.terms[0].device) for term in self.terms)
         return torch.stack(torch.broadcast_tensors(*scales)).sum(0)
 
     def spread(self, widths: Sequence[float]) -> KernelSum:
-        """See :class:`GridKernel`."""
+        """Spread every term."""
         own = ([widths[i] for i in group] for group in self.dims)
         spread = (term.spread(w) for term, w in zip(self.terms, own, strict=True))
         return replace(self, terms=tuple(spread))
 
-    def for_single_output(self) -> KernelSum:
-        """See :class:`GridKernel`."""
-        return replace(self, terms=tuple(term.for_single_output() for term in self.terms))
-
-    def detached(self) -> KernelSum:
-        """See :class:`GridKernel`."""
-        return replace(self, terms=tuple(term.detached() for term in self.terms))
+    def map(self, rule: Callable[[Tensor], Tensor]) -> KernelSum:
+        """Apply a rule to all hyperparameters."""
+        return replace(self, terms=tuple(term.map(rule) for term in self.terms))
 
 
-SUPPORTED = (
-    "RBFKernel, MaternKernel (nu 0.5, 1.5, 2.5), PeriodicKernel, SpectralMixtureKernel, and "
-    "ScaleKernel, ProductKernel and AdditiveKernel of these"
-)
+@dataclass(frozen=True)
+class Factor:
+    """Stationary one-dimensional kernel, ``correlation(|x − x'|, *parameters)``, 1 at 0.
+
+    Attributes:
+        dimension: Input dimension that it acts on.
+        formula: The correlation.
+        parameters: Positive numbers whose logarithms tell how far the kernel has moved
+            (lengthscales, frequencies, relative weights), each one per batch element.
+    """
+
+    dimension: int
+    formula: Formula
+    parameters: tuple[Tensor, ...]
+
+    def __call__(self, distance: Tensor) -> Tensor:
+        """Compute correlations at ``g x g'`` distances, ``batch x g x g'``."""
+        return self.formula.correlation(distance, *(p[..., None, None] for p in self.parameters))
+
+    def spread(self, width: float) -> Factor:
+        """Average the kernel and two with frequencies ``SPREAD / width`` above and below.
+
+        A kernel with a few sharp frequencies has few eigenvectors, and these do not span its
+        derivative in a frequency. Those of the mean do.
+        """
+        if not self.formula.frequencies:
+            return self
+        parts = [[self._shifted(shift / width)] for shift in (-SPREAD, 0.0, SPREAD)]
+        third = torch.full_like(self.parameters[0], 1.0 / len(parts))
+        return weighted_sum(self.dimension, [third] * len(parts), parts)
+
+    def _shifted(self, shift: float) -> Factor:
+        frequencies = self.formula.frequencies
+        moved = [p + shift if i in frequencies else p for i, p in enumerate(self.parameters)]
+        return replace(self, parameters=tuple(moved))
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Correlation as a function of the distance, 1 at 0, with its properties.
+
+    Attributes:
+        correlation: ``correlation(distance, *parameters)``, which broadcast.
+        smoothness: ν of a Matérn kernel, infinite where all derivatives exist.
+        frequencies: Positions of the parameters that are frequencies, in cycles per unit of input.
+    """
+
+    correlation: Correlation
+    smoothness: float
+    frequencies: tuple[int, ...] = ()
+
+
+def weighted_sum(
+    dimension: int, weights: Sequence[Tensor], parts: Sequence[Sequence[Factor]]
+) -> Factor:
+    """Make one factor of a weighted sum of products of factors, all of one dimension.
+
+    The weights, each one per batch element, sum to one. Costs as much as all its parts.
+    """
+    factors = [factor for part in parts for factor in part]
+    parameters, frequencies = list(weights), list[int]()
+    for factor in factors:
+        frequencies += [len(parameters) + i for i in factor.formula.frequencies]
+        parameters += factor.parameters
+    terms = tuple(tuple((f.formula.correlation, len(f.parameters)) for f in p) for p in parts)
+    smoothness = min(factor.formula.smoothness for factor in factors)
+    formula = Formula(_WeightedSum(terms), smoothness, tuple(frequencies))
+    return Factor(dimension, formula, tuple(parameters))
+
+
+@dataclass(frozen=True)
+class _WeightedSum:
+    """Correlation ``Σ_j weight_j Π correlations_j``; all weights come before the other parameters.
+
+    Attributes:
+        terms: Per part its correlations, each with the number of its parameters.
+    """
+
+    terms: tuple[tuple[tuple[Correlation, int], ...], ...]
+
+    def __call__(self, distance: Tensor, *parameters: Tensor) -> Tensor:
+        weights, own = parameters[: len(self.terms)], iter(parameters[len(self.terms) :])
+        total = torch.zeros_like(distance)
+        for weight, correlations in zip(weights, self.terms, strict=True):
+            product = weight
+            for correlation, count in correlations:
+                product = product * correlation(distance, *(next(own) for _ in range(count)))
+            total = total + product
+        return total
+
+
+def _squared_exponential(distance: Tensor, lengthscale: Tensor) -> Tensor:
+    return torch.exp(-0.5 * (distance / lengthscale).square())
+
+
+def _matern12(distance: Tensor, lengthscale: Tensor) -> Tensor:
+    return torch.exp(-distance / lengthscale)
+
+
+def _matern32(distance: Tensor, lengthscale: Tensor) -> Tensor:
+    scaled = math.sqrt(3.0) * distance / lengthscale
+    return (1.0 + scaled) * torch.exp(-scaled)
+
+
+def _matern52(distance: Tensor, lengthscale: Tensor) -> Tensor:
+    scaled = math.sqrt(5.0) * distance / lengthscale
+    return (1.0 + scaled + scaled.square() / 3.0) * torch.exp(-scaled)
+
+
+def _periodic(distance: Tensor, frequency: Tensor, lengthscale: Tensor) -> Tensor:
+    # gpytorch's lengthscale: dimensionless and not squared
+    return torch.exp(-2.0 * torch.sin(math.pi * frequency * distance).square() / lengthscale)
+
+
+def _spectral_component(distance: Tensor, frequency: Tensor, scale: Tensor) -> Tensor:
+    # spectral density: normal, mirrored at 0 [Wilson and Adams, 2013, eq. 11]
+    decay = torch.exp(-2.0 * (math.pi * scale * distance).square())
+    return decay * torch.cos(2.0 * math.pi * frequency * distance)
+
+
+SQUARED_EXPONENTIAL = Formula(_squared_exponential, math.inf)
+MATERN: dict[float, Formula] = {
+    0.5: Formula(_matern12, 0.5),
+    1.5: Formula(_matern32, 1.5),
+    2.5: Formula(_matern52, 2.5),
+}
+PERIODIC = Formula(_periodic, math.inf, frequencies=(0,))
+SPECTRAL_COMPONENT = Formula(_spectral_component, math.inf, frequencies=(0,))
 
 Terms = tuple[KernelFactors, ...]
-"""Products whose sum a kernel is, in the inputs' own dimensions."""
+"""Terms of a sum of products, in the inputs' own dimensions."""
 
 
 def kernel_factors(kernel: Kernel, dim: int) -> GridKernel:
-    """Take a kernel over ``dim`` inputs apart. Matérn kernels are products over dimensions here.
+    """Decompose a kernel over ``dim`` inputs. Matérn kernels are products over dimensions here.
 
     A spectral mixture in several dimensions is what gpytorch computes: the product over dimensions
     of the mixtures in one dimension (not the mixture of products of Wilson and Adams, 2013), with
@@ -227,7 +336,7 @@ def kernel_factors(kernel: Kernel, dim: int) -> GridKernel:
 
 
 def _active(kernel: Kernel, inputs: tuple[int, ...]) -> tuple[int, ...]:
-    """The inputs that a kernel sees, of those that it is given."""
+    """Return the inputs that a kernel sees, of those that it is given."""
     dims = kernel.active_dims
     positions = range(len(inputs)) if dims is None else [int(i) for i in dims]
     if positions and max(positions) >= len(inputs):
@@ -239,7 +348,7 @@ def _active(kernel: Kernel, inputs: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _terms(kernel: Kernel, active: tuple[int, ...]) -> Terms:
-    """Take a kernel apart, unless a class derived from a supported one computes another one."""
+    """Decompose a kernel, unless a class derived from a supported one computes another one."""
     known: Any = next(kind for kind in type(kernel).__mro__ if kind in _terms_of.registry)
     if known is not object and type(kernel).forward is not known.forward:
         raise _unsupported(kernel)
@@ -311,41 +420,10 @@ def _(kernel: AdditiveKernel, active: tuple[int, ...]) -> Terms:
     return _joined(t for part in kernel.kernels for t in _terms(part, _active(part, active)))
 
 
-def _joined(terms: Iterable[KernelFactors]) -> Terms:
-    """Terms in which those that act on one and the same single dimension are one."""
-    same: dict[object, list[KernelFactors]] = {}
-    for i, term in enumerate(terms):
-        key = term.dims if len(term.dims) == 1 else i
-        same.setdefault(key, []).append(term)
-    return tuple(own[0] if len(own) == 1 else _line_sum(own) for own in same.values())
-
-
-def _line_sum(terms: Sequence[KernelFactors]) -> KernelFactors:
-    (dimension,) = terms[0].dims
-    return _sum(dimension, [t.scale() for t in terms], [t.factors for t in terms])
-
-
-def _product(parts: Iterable[KernelFactors]) -> KernelFactors:
-    known = list(parts)
-    return KernelFactors(
-        tuple(scale for part in known for scale in part.scales),
-        tuple(factor for part in known for factor in part.factors),
-    )
-
-
-def _sum(
-    dimension: int, scales: Sequence[Tensor], parts: Sequence[Sequence[Factor]]
-) -> KernelFactors:
-    """``Σ scale_j Π part_j`` in one dimension: the sum of scales times one correlation."""
-    total = torch.stack(torch.broadcast_tensors(*scales)).to(torch.float64).sum(0)
-    weights = [scale.to(torch.float64) / total for scale in scales]
-    return KernelFactors((total,), (weighted_sum(dimension, weights, parts),))
-
-
 def _of_columns(
     kernel: Kernel, active: tuple[int, ...], formula: Formula, *parameters: Tensor
 ) -> KernelFactors:
-    """A product over dimensions; each parameter is ``batch x 1 x d``, or ``batch x 1 x 1``."""
+    """Make a product over dimensions; each parameter is ``batch x 1 x d``, or ``batch x 1 x 1``."""
     if kernel.ard_num_dims not in (None, len(active)):
         raise UnsupportedError(
             f"covar_module has a {type(kernel).__name__} with ard_num_dims={kernel.ard_num_dims} "
@@ -359,3 +437,34 @@ def _of_columns(
         for dimension, *own in zip(active, *columns, strict=True)
     )
     return KernelFactors((), tuple(factors))
+
+
+def _joined(terms: Iterable[KernelFactors]) -> Terms:
+    """Join terms that act on one and the same single dimension."""
+    same: dict[object, list[KernelFactors]] = {}
+    for i, term in enumerate(terms):
+        key = term.dims if len(term.dims) == 1 else i
+        same.setdefault(key, []).append(term)
+    return tuple(
+        own[0]
+        if len(own) == 1
+        else _sum(own[0].dims[0], [t.scale() for t in own], [t.factors for t in own])
+        for own in same.values()
+    )
+
+
+def _product(parts: Iterable[KernelFactors]) -> KernelFactors:
+    known = list(parts)
+    return KernelFactors(
+        tuple(scale for part in known for scale in part.scales),
+        tuple(factor for part in known for factor in part.factors),
+    )
+
+
+def _sum(
+    dimension: int, scales: Sequence[Tensor], parts: Sequence[Sequence[Factor]]
+) -> KernelFactors:
+    """Compute ``Σ scale_j Π part_j`` in one dimension: the sum of scales times one correlation."""
+    total = torch.stack(torch.broadcast_tensors(*scales)).to(torch.float64).sum(0)
+    weights = [scale.to(torch.float64) / total for scale in scales]
+    return KernelFactors((total,), (weighted_sum(dimension, weights, parts),))

@@ -1,22 +1,33 @@
-"""A regular grid over a box, padded by one node on each side so that every stencil is whole."""
+"""Regular grids over a box, padded by one node on each side, and cubic interpolation on them."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
+
 STENCIL = 4
-"""Nodes that carry weight at a point, per dimension."""
+"""Number of nodes with weight at a point, per dimension."""
 
 PAIR_DEGREES = 7
-"""Number of Legendre polynomials (degrees 0 to 6) that products of two weights need."""
+"""Number of Legendre polynomials (degrees 0 to 6) that span products of two weights."""
+
+EDGE = 1e-6
+"""Points outside the box by less than this part of a cell count as inside."""
+
+ROUNDINGS = 16.0
+"""Rounding errors by which a corner may differ from its node: for a box that was rounded at both
+ends, grew to four times its width, and did both once more.
+"""
 
 # Rows: nodes −1, 0, 1, 2; columns: powers 0 to 3 of the position in the cell. [Keys1981, a = −1/2]
 _KEYS = (
@@ -25,56 +36,6 @@ _KEYS = (
     (0.0, 0.5, 2.0, -1.5),
     (0.0, 0.0, -0.5, 0.5),
 )
-
-
-def weights(t: Tensor) -> Tensor:
-    """Interpolation weights of the nodes −1, 0, 1, 2 at position t in [0, 1], ``... -> ... x 4``.
-
-    They sum to one and reproduce quadratics. Source: Keys (1981), used by KISS-GP and WISKI.
-    """
-    powers = torch.stack((torch.ones_like(t), t, t * t, t * t * t), dim=-1)
-    return powers @ _keys(t.dtype, t.device)
-
-
-@cache
-def _keys(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(_KEYS, dtype=dtype, device=device).mT
-
-
-def legendre(t: Tensor, degrees: int = PAIR_DEGREES) -> Tensor:
-    """Legendre polynomials of ``2 t − 1`` up to a degree, ``... -> ... x degrees``."""
-    x = 2.0 * t - 1.0
-    values = [torch.ones_like(x), x]
-    for n in range(1, degrees - 1):
-        values.append(((2 * n + 1) * x * values[n] - n * values[n - 1]) / (n + 1))
-    return torch.stack(values[:degrees], dim=-1)
-
-
-@cache
-def pair_coefficients() -> Tensor:
-    """Legendre coefficients c of products of weights: ``w_j(t) w_k(t) = Σ_l c[l, j, k] P_l``.
-
-    A product of two cubics has degree 6, hence Gauss quadrature with 7 points is exact.
-    """
-    t, quadrature = gauss_legendre(PAIR_DEGREES)
-    w = weights(t)
-    norms = 2.0 * torch.arange(PAIR_DEGREES, dtype=torch.float64) + 1.0
-    return torch.einsum("n,nl,l,nj,nk->ljk", quadrature, legendre(t), norms, w, w)
-
-
-def gauss_legendre(points: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of Gauss–Legendre quadrature on [0, 1]."""
-    nodes, quadrature = np.polynomial.legendre.leggauss(points)
-    return torch.from_numpy((nodes + 1.0) / 2.0), torch.from_numpy(quadrature / 2.0)
-
-
-EDGE = 1e-6
-"""Points outside the box by less than this part of a cell count as inside."""
-
-ROUNDINGS = 16.0
-"""Rounding errors by which a corner may differ from a node to be it: a box that was rounded at both
-ends and then grew to four times its width, and once more so.
-"""
 
 Sizes = tuple[tuple[int, ...], ...]
 """Nodes per dimension of each grid."""
@@ -104,46 +65,58 @@ class Mesh(ABC):
         """The box that all grids cover, ``2 x d``."""
 
     @abstractmethod
+    def _each(self, rule: Callable[[Grid, T], Grid], values: Sequence[T]) -> Self:
+        """Replace every grid by a rule for it and a value of its own."""
+
     def contains(self, X: Tensor) -> bool:
-        """Whether all points lie in the box."""
+        """Say whether all points lie in the box."""
+        pairs = zip(self.parts, self.groups, strict=True)
+        missing = (cells for g, group in pairs for cells in g.missing_cells(columns(X, group)))
+        return not any(map(any, missing))
 
-    @abstractmethod
     def grown_to(self, X: Tensor) -> Self:
-        """The smallest mesh with the same nodes, and more, whose box holds X."""
+        """Return the smallest mesh with the same nodes, and more, whose box holds X."""
+        return self._each(
+            lambda grid, group: grid.grown_by(*grid.missing_cells(columns(X, group))), self.groups
+        )
 
-    @abstractmethod
     def grown_past(self, X: Tensor) -> Self:
-        """As :meth:`grown_to`, but the cells added on each side are a power of two.
+        """Grow as :meth:`grown_to` does, by a power of two of cells on each side.
 
         So few meshes serve the inputs of many queries.
         """
 
-    @abstractmethod
-    def grown_over(self, other: Mesh) -> Self:
-        """The smallest mesh with the same nodes, and more, each grid over the other's too."""
+        def grown(grid: Grid, group: tuple[int, ...]) -> Grid:
+            below, above = grid.missing_cells(columns(X, group))
+            return grid.grown_by(list(map(_power_of_two, below)), list(map(_power_of_two, above)))
 
-    @abstractmethod
+        return self._each(grown, self.groups)
+
+    def grown_over(self, other: Mesh) -> Self:
+        """Return the smallest mesh with the same nodes, and more, over the other's boxes too."""
+        return self._each(
+            lambda grid, box: grid.grown_by(*grid.missing_cells(box.bounds)), other.parts
+        )
+
     def aligned(self, other: Mesh, rounding: float) -> Self:
-        """The nodes of another mesh's grids in place of nodes that are them but for rounding.
+        """Replace nodes that differ only by rounding from those of another mesh's grids by these.
 
         A grid over a box that was rounded to single precision has nodes that are rounded too.
-
-        Args:
-            other: Over the same groups of inputs.
-            rounding: Relative rounding error of coordinates.
+        ``rounding`` is the relative rounding error of coordinates.
         """
+        return self._each(lambda grid, theirs: grid.aligned_to(theirs, rounding), other.parts)
 
-    @abstractmethod
     def resized(self, sizes: Sizes) -> Self:
-        """Other nodes over the same boxes."""
+        """Put other nodes over the same boxes."""
+        return self._each(lambda grid, size: Grid.over(grid.bounds, size), sizes)
 
     def lies_in(self, larger: Mesh) -> bool:
-        """Whether all nodes are nodes of ``larger`` too."""
+        """Say whether all nodes are nodes of ``larger`` too."""
         pairs = zip(self.parts, larger.parts, strict=True)
         return all(own.offset_in(other) is not None for own, other in pairs)
 
     def outgrown(self, first: Mesh, factor: float) -> int | None:
-        """An input in which a grid is more than ``factor`` times as wide as at first, if any."""
+        """Return an input in which a grid is over ``factor`` times as wide as at first, if any."""
         for group, own, before in zip(self.groups, self.parts, first.parts, strict=True):
             for i, cells, first_cells in zip(group, own.cells, before.cells, strict=True):
                 if cells > factor * first_cells:
@@ -167,7 +140,7 @@ class Grid(Mesh):
 
     @classmethod
     def over(cls, bounds: Tensor, grid_size: tuple[int, ...]) -> Grid:
-        """The grid of ``grid_size`` nodes per dimension whose cells tile ``bounds``, ``2 x d``."""
+        """Make the grid of so many nodes per dimension whose cells tile ``bounds``, ``2 x d``."""
         lower, upper = bounds.tolist()
         cells = tuple(size - STENCIL + 1 for size in grid_size)
         spacing = tuple((u - low) / c for low, u, c in zip(lower, upper, cells, strict=True))
@@ -183,6 +156,10 @@ class Grid(Mesh):
         """All inputs."""
         return (tuple(range(self.dim)),)
 
+    def _each(self, rule: Callable[[Grid, T], Grid], values: Sequence[T]) -> Grid:
+        (value,) = values
+        return rule(self, value)
+
     @property
     def dim(self) -> int:
         """Number d of dimensions."""
@@ -195,12 +172,12 @@ class Grid(Mesh):
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the whole grid."""
+        """Number of nodes of the whole grid."""
         return math.prod(self.size)
 
     @property
     def num_cells(self) -> int:
-        """Cells of the box."""
+        """Number of cells of the box."""
         return math.prod(self.cells)
 
     @property
@@ -211,42 +188,37 @@ class Grid(Mesh):
         return torch.stack((lower, lower + widths))
 
     def nodes(self, dimension: int) -> Tensor:
-        """Coordinates of the nodes of one dimension."""
+        """Return the coordinates of the nodes of one dimension."""
         steps = torch.arange(-1, self.cells[dimension] + 2, dtype=torch.float64)
         return self.lower[dimension] + steps * self.spacing[dimension]
 
     def distances(self, dimension: int) -> Tensor:
-        """Distances of one dimension's nodes from the first of them."""
+        """Return the distances of one dimension's nodes from the first of them."""
         steps = torch.arange(self.size[dimension], dtype=torch.float64)
         return steps * self.spacing[dimension]
 
     def locate(self, X: Tensor) -> tuple[Tensor, Tensor]:
-        """Cell indices and positions in the cell, ``... x d`` each, for points inside the box."""
+        """Return the cells of points in the box and positions in them, ``... x d`` each."""
         lower, spacing, last = _constants(self, X.dtype, X.device)
         scaled = (X - lower) / spacing
         cell = scaled.detach().floor().long().clamp_min(0).minimum(last)
         return cell, scaled - cell
 
     def interpolation_matrices(self, X: Tensor) -> list[Tensor]:
-        """Dense weights of each dimension, ``... x d -> ... x g`` each, differentiable."""
-        lines = _dense_weights(*self.locate(X), max(self.size)).unbind(-2)
-        return [line[..., :size] for line, size in zip(lines, self.size, strict=True)]
+        """Compute dense weights of each dimension, ``... x d -> ... x g`` each, differentiable."""
+        cell, t = self.locate(X)
+        places = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
+        dense = t.new_zeros(*t.shape, max(self.size)).scatter(-1, places, weights(t))
+        return [line[..., :size] for line, size in zip(dense.unbind(-2), self.size, strict=True)]
 
     def interpolation_matrix(self, dimension: int, x: Tensor) -> Tensor:
-        """Dense one-dimensional weights at x in the box, ``... -> ... x g``, differentiable."""
-        return self._line(dimension).interpolation_matrices(x.unsqueeze(-1))[0]
-
-    def _line(self, dimension: int) -> Grid:
+        """Compute dense one-dimensional weights at x in the box, ``... -> ... x g``."""
         one = slice(dimension, dimension + 1)
-        return Grid(self.lower[one], self.spacing[one], self.cells[one])
+        line = Grid(self.lower[one], self.spacing[one], self.cells[one])
+        return line.interpolation_matrices(x.unsqueeze(-1))[0]
 
-    def contains(self, X: Tensor) -> bool:
-        """Whether all points lie in the box."""
-        below, above = self._missing_cells(X)
-        return not any(below) and not any(above)
-
-    def _missing_cells(self, X: Tensor) -> tuple[list[int], list[int]]:
-        """Cells to add below and above, per dimension, so that the box holds X."""
+    def missing_cells(self, X: Tensor) -> tuple[list[int], list[int]]:
+        """Count the cells to add below and above, per dimension, so that the box holds X."""
         if X.numel() == 0:
             return [0] * self.dim, [0] * self.dim
         low, high = torch.stack(torch.aminmax(X.detach().reshape(-1, self.dim), dim=0)).tolist()
@@ -255,25 +227,16 @@ class Grid(Mesh):
         above = [(x - lo) / h - c for x, (lo, h, c) in zip(high, lines, strict=True)]
         return [_whole(b) for b in below], [_whole(a) for a in above]
 
-    def grown_to(self, X: Tensor) -> Grid:
-        """The smallest grid with the same nodes, and more, whose box holds X."""
-        below, above = self._missing_cells(X)
-        return self._grown(below, above)
+    def grown_by(self, below: list[int], above: list[int]) -> Grid:
+        """Add cells below and above the box, per dimension."""
+        lines = zip(self.lower, below, self.spacing, strict=True)
+        cells = tuple(b + c + a for b, c, a in zip(below, self.cells, above, strict=True))
+        return Grid(tuple(low - b * h for low, b, h in lines), self.spacing, cells)
 
-    def grown_past(self, X: Tensor) -> Grid:
-        """As :meth:`grown_to`, but the cells added on each side are a power of two."""
-        below, above = self._missing_cells(X)
-        return self._grown([_power_of_two(b) for b in below], [_power_of_two(a) for a in above])
-
-    def grown_over(self, other: Mesh) -> Grid:
-        """The smallest grid with the same nodes, and more, over the other's box too."""
-        return self.grown_to(other.bounds)
-
-    def aligned(self, other: Mesh, rounding: float) -> Grid:
-        """The other's nodes where both corners are nodes of it but for ``ROUNDINGS`` roundings."""
-        (theirs,) = other.parts
+    def aligned_to(self, other: Grid, rounding: float) -> Grid:
+        """Take the other's nodes if both corners are among them but for ``ROUNDINGS`` roundings."""
         corners = self.bounds
-        lower, spacing, _ = _constants(theirs, corners.dtype, corners.device)
+        lower, spacing, _ = _constants(other, corners.dtype, corners.device)
         steps = (corners - lower) / spacing
         whole = steps.round()
         slack = ROUNDINGS * rounding * corners.abs().amax(0) / spacing
@@ -281,21 +244,10 @@ class Grid(Mesh):
             ((steps - whole).abs() > slack).any()
         ):
             return self
-        return Grid(tuple((lower + whole[0] * spacing).tolist()), theirs.spacing, self.cells)
-
-    def resized(self, sizes: Sizes) -> Grid:
-        """Other nodes over the same box."""
-        return Grid.over(self.bounds, sizes[0])
-
-    def _grown(self, below: list[int], above: list[int]) -> Grid:
-        lower = tuple(
-            low - b * h for low, b, h in zip(self.lower, below, self.spacing, strict=True)
-        )
-        cells = tuple(b + c + a for b, c, a in zip(below, self.cells, above, strict=True))
-        return Grid(lower, self.spacing, cells)
+        return Grid(tuple((lower + whole[0] * spacing).tolist()), other.spacing, self.cells)
 
     def offset_in(self, larger: Grid) -> tuple[int, ...] | None:
-        """Cells of ``larger`` below this grid's box, or None where the nodes do not coincide."""
+        """Count the cells of ``larger`` below this box; None if the nodes do not coincide."""
         offsets = []
         for i in range(self.dim):
             steps = (self.lower[i] - larger.lower[i]) / larger.spacing[i]
@@ -312,7 +264,7 @@ class Grid(Mesh):
 def _constants(
     grid: Grid, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Lower corner, spacing and last cell of a grid, ``d`` each: uploaded to a device once."""
+    """Return lower corner, spacing and last cell, ``d`` each: uploaded to a device once."""
     with torch.inference_mode(False):  # they serve later gradients too
         lower, spacing = (
             torch.tensor(values, dtype=torch.float64).to(device, dtype)
@@ -321,25 +273,112 @@ def _constants(
         return lower, spacing, (torch.tensor(grid.cells) - 1).to(device)
 
 
+def _whole(cells: float) -> int:
+    """Round missing cells up, a rounding error aside."""
+    return max(0, math.ceil(cells - EDGE))
+
+
+def _power_of_two(cells: int) -> int:
+    """Return the smallest power of two that is not less, or 0 for none."""
+    return 1 << (cells - 1).bit_length() if cells > 0 else 0
+
+
+@dataclass(frozen=True)
+class AdditiveGrid(Mesh):
+    """Grids over groups of inputs that may overlap; every input is in a group.
+
+    Attributes:
+        grids: One per group.
+        dims: The groups.
+    """
+
+    grids: tuple[Grid, ...]
+    dims: tuple[tuple[int, ...], ...]
+
+    @property
+    def parts(self) -> tuple[Grid, ...]:
+        """The grids."""
+        return self.grids
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The groups."""
+        return self.dims
+
+    @property
+    def size(self) -> Sizes:
+        """Nodes per dimension of each grid."""
+        return tuple(grid.size for grid in self.grids)
+
+    @property
+    def bounds(self) -> Tensor:
+        """The box that all grids cover, ``2 x d``."""
+        return torch.stack((self._extreme(0, max), self._extreme(1, min)))
+
+    def _extreme(self, side: int, choose: Callable[[list[float]], float]) -> Tensor:
+        """Choose one of the lower (0) or upper (1) ends of all grids, per input."""
+        ends: dict[int, list[float]] = {}
+        for grid, group in zip(self.grids, self.dims, strict=True):
+            for i, end in zip(group, grid.bounds[side].tolist(), strict=True):
+                ends.setdefault(i, []).append(end)
+        return torch.tensor([choose(ends[i]) for i in sorted(ends)], dtype=torch.float64)
+
+    def _each(self, rule: Callable[[Grid, T], Grid], values: Sequence[T]) -> AdditiveGrid:
+        pairs = zip(self.grids, values, strict=True)
+        return replace(self, grids=tuple(rule(grid, value) for grid, value in pairs))
+
+
+def mesh_over(bounds: Tensor, groups: tuple[tuple[int, ...], ...], sizes: Sizes) -> Mesh:
+    """Make the nodes over ``bounds``, ``2 x d``, for a kernel whose parts act on these groups."""
+    pairs = zip(groups, sizes, strict=True)
+    grids = tuple(Grid.over(bounds[:, list(group)], size) for group, size in pairs)
+    return grids[0] if len(grids) == 1 else AdditiveGrid(grids, groups)
+
+
 def columns(X: Tensor, group: tuple[int, ...]) -> Tensor:
-    """The inputs of a group, ``... x d -> ... x k``; neighbours without an index to upload."""
+    """Select a group's inputs, ``... x d -> ... x k``; neighbours without an index to upload."""
     first, last = group[0], group[-1]
     if group == tuple(range(first, last + 1)):
         return X[..., first : last + 1]
     return X[..., list(group)]
 
 
-def _dense_weights(cell: Tensor, t: Tensor, size: int) -> Tensor:
-    """Weights of all nodes of a line at located points, ``... -> ... x size``."""
-    columns = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
-    return t.new_zeros(*t.shape, size).scatter(-1, columns, weights(t))
+def weights(t: Tensor) -> Tensor:
+    """Compute interpolation weights of nodes −1, 0, 1, 2 at t in [0, 1], ``... -> ... x 4``.
+
+    They sum to one and reproduce quadratics. Source: Keys (1981), used by KISS-GP and WISKI.
+    """
+    powers = torch.stack((torch.ones_like(t), t, t * t, t * t * t), dim=-1)
+    return powers @ _keys(t.dtype, t.device)
 
 
-def _whole(cells: float) -> int:
-    """Cells to add for so many missing, a rounding error aside."""
-    return max(0, math.ceil(cells - EDGE))
+@cache
+def _keys(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(_KEYS, dtype=dtype, device=device).mT
 
 
-def _power_of_two(cells: int) -> int:
-    """The smallest power of two that is not less, or 0 for none."""
-    return 1 << (cells - 1).bit_length() if cells > 0 else 0
+def legendre(t: Tensor, degrees: int = PAIR_DEGREES) -> Tensor:
+    """Evaluate Legendre polynomials of ``2 t − 1`` up to a degree, ``... -> ... x degrees``."""
+    x = 2.0 * t - 1.0
+    values = [torch.ones_like(x), x]
+    for n in range(1, degrees - 1):
+        values.append(((2 * n + 1) * x * values[n] - n * values[n - 1]) / (n + 1))
+    return torch.stack(values[:degrees], dim=-1)
+
+
+@cache
+def pair_coefficients() -> Tensor:
+    """Compute the Legendre coefficients c in ``w_j(t) w_k(t) = Σ_l c[l, j, k] P_l``.
+
+    A product of two cubics has degree 6, hence Gauss quadrature with 7 points is exact.
+    """
+    t, quadrature = gauss_legendre(PAIR_DEGREES)
+    w = weights(t)
+    norms = 2.0 * torch.arange(PAIR_DEGREES, dtype=torch.float64) + 1.0
+    return torch.einsum("n,nl,l,nj,nk->ljk", quadrature, legendre(t), norms, w, w)
+
+
+def gauss_legendre(points: int) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights of Gauss–Legendre quadrature on [0, 1]."""
+    nodes, quadrature = np.polynomial.legendre.leggauss(points)
+    return torch.from_numpy((nodes + 1.0) / 2.0), torch.from_numpy(quadrature / 2.0)

@@ -1,4 +1,4 @@
-"""How well a grid carries a kernel, and how fine it must be."""
+"""Interpolation error of a kernel on a grid, and the grid size that an error needs."""
 
 from __future__ import annotations
 
@@ -21,40 +21,32 @@ _PROBES = (0.25, 0.5, 0.618033988749895, 0.75)  # in cells; no period divides al
 
 
 def default_grid_size(kernel: GridKernel, dim: int) -> Sizes:
-    """Nodes per dimension of each grid that meet the accuracies of ``benchmarks/accuracy.py``.
+    """Return nodes per dimension of each grid for the accuracies of ``benchmarks/accuracy.py``.
 
     By smoothness only: a grid is chosen before the hyperparameters are learned. A period or the
     inverse of a mixture's frequency shorter than about six cells needs a finer grid than this;
-    :func:`interpolation_error` then tells so, and :func:`sufficient_grid_size` which.
+    :func:`interpolation_error` tells whether, and :func:`sufficient_grid_size` which.
     """
-    pairs = zip(kernel.parts, kernel.groups(dim), strict=True)
-    return tuple(_default_size(factors, len(group)) for factors, group in pairs)
-
-
-def _default_size(factors: KernelFactors, dim: int) -> tuple[int, ...]:
-    kind = "smooth" if math.isinf(factors.smoothness) else "rough"
-    return (DEFAULT_SIZES[kind][dim],) * dim
+    kinds = ("smooth" if math.isinf(part.smoothness) else "rough" for part in kernel.parts)
+    pairs = zip(kinds, map(len, kernel.groups(dim)), strict=True)
+    return tuple((DEFAULT_SIZES[kind][d],) * d for kind, d in pairs)
 
 
 def interpolation_error(kernel: GridKernel, mesh: Mesh) -> float:
-    """Bound on ``|k − k̃|`` in parts of the prior variance, from probes inside the cells.
+    """Bound ``|k − k̃|`` in parts of the prior variance, from probes inside the cells.
 
     A part of the kernel is a product of factors of at most one, hence its error is at most the sum
-    of the errors of its dimensions. Those are probed at points between the nodes. Cost O(Σ g³).
+    of the errors of its dimensions, which are probed at points between the nodes. Cost O(Σ g³).
     """
-    total = kernel.scale().detach()
-    return sum(
-        float((factors.scale().detach().to(total) / total).max()) * _part_error(factors, grid)
-        for factors, grid in zip(kernel.parts, mesh.parts, strict=True)
-    )
-
-
-def _part_error(factors: KernelFactors, grid: Grid) -> float:
-    return sum(float(dimension_error(factors, grid, i).max()) for i in range(grid.dim))
+    total, bound = kernel.scale().detach(), 0.0
+    for factors, grid in zip(kernel.parts, mesh.parts, strict=True):
+        error = sum(float(dimension_error(factors, grid, i).max()) for i in range(grid.dim))
+        bound += float((factors.scale().detach().to(total) / total).max()) * error
+    return bound
 
 
 def dimension_error(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:
-    """Largest error of one dimension's interpolated correlation, ``...``."""
+    """Return the largest error of one dimension's interpolated correlation, ``...``."""
     with torch.no_grad():
         offsets = torch.tensor(_PROBES, dtype=torch.float64)
         nodes = grid.nodes(dimension)
@@ -68,27 +60,19 @@ def dimension_error(factors: KernelFactors, grid: Grid, dimension: int) -> Tenso
 
 
 def sufficient_grid_size(kernel: GridKernel, mesh: Mesh, tolerance: float) -> Sizes | None:
-    """The smallest grids over the same boxes, found by growing by a quarter, of at most this error.
+    """Find the smallest grids over the same boxes, growing by a quarter, of at most this error.
 
     Returns:
         Nodes per dimension of each, or None where more than ``2048`` a side would be needed.
     """
-    pairs = zip(kernel.parts, mesh.parts, strict=True)
-    sizes = [_sufficient_size(factors, grid, tolerance) for factors, grid in pairs]
-    enough = tuple(size for size in sizes if size is not None)
-    return enough if len(enough) == len(sizes) else None
-
-
-def _sufficient_size(
-    factors: KernelFactors, grid: Grid, tolerance: float
-) -> tuple[int, ...] | None:
-    sizes: list[int] = []
-    for i in range(grid.dim):
-        size = _sufficient_line(factors, grid, i, tolerance / grid.dim)
-        if size is None:
+    found: list[tuple[int, ...]] = []
+    for factors, grid in zip(kernel.parts, mesh.parts, strict=True):
+        dim = grid.dim
+        sizes = [_sufficient_line(factors, grid, i, tolerance / dim) for i in range(dim)]
+        found.append(tuple(size for size in sizes if size is not None))
+        if len(found[-1]) < dim:
             return None
-        sizes.append(size)
-    return tuple(sizes)
+    return tuple(found)
 
 
 def _sufficient_line(

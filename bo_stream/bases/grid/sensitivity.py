@@ -1,8 +1,9 @@
-"""Gradients in the kernel's hyperparameters, without differentiating an eigendecomposition."""
+"""Prior moments of a basis's weights as functions of the kernel's hyperparameters.
+
+Differentiable without differentiating an eigendecomposition.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
 
 
 def expected_log_prior(basis: GridBasis, kernel: GridKernel, second_moment: Tensor) -> Tensor:
-    """−E log p(w) up to a constant, to first order in the hyperparameters, ``... x m``.
+    """Compute −E log p(w) up to a constant, to first order in the hyperparameters, ``... x m``.
 
     The weights' prior is N(0, I + H(θ)) with ``H = Λ^{-½} Eᵀ (K(θ) − K) E Λ^{-½}`` and H = 0 at the
     hyperparameters that ``basis`` was built from, so the gradient is ``½ tr((I − E[w wᵀ]) dH)``: by
@@ -38,36 +39,26 @@ def _part_log_prior(
     trace = sensitivity.diagonal(dim1=-2, dim2=-1).sum(-1)
     total = trace * (factors.scale() / basis.scale)
     for i in range(basis.grid.dim):
-        total = total + _one_dimension(basis, factors, sensitivity, i)
+        perturbed = _whitened_correlation(basis, factors, i)
+        gathered = _gathered(basis, sensitivity, i, perturbed.shape[-1])
+        total = total + (gathered * perturbed).sum((-2, -1))
     return total
 
 
-def _one_dimension(
-    basis: InterpolationBasis, factors: KernelFactors, sensitivity: Tensor, dimension: int
-) -> Tensor:
-    perturbed = _whitened_correlation(basis, factors, dimension)
-    gathered = _gathered(basis, sensitivity, dimension, perturbed.shape[-1])
-    return (gathered * perturbed).sum((-2, -1))
-
-
 def prior_covariance(basis: GridBasis, kernel: GridKernel) -> Tensor:
-    """Prior covariance of a basis's weights under another kernel, ``... x m x r x r``.
+    """Compute the prior covariance of the weights under another kernel, ``... x m x r x r``.
 
     ``Λ^{-½} Eᵀ K(θ) E Λ^{-½}``, differentiable in the hyperparameters: the identity where the basis
     was built, else the kernel K(θ) as far as the basis spans it. Cost O(r² d + Σ g³).
     """
     pairs = zip(basis.parts, kernel.parts, strict=True)
     blocks = [_part_covariance(part, factors) for part, factors in pairs]
-    return basis.in_order(blocks[0] if len(blocks) == 1 else _block_diagonal(blocks))
-
-
-def _block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
     width, start, rows = sum(block.shape[-1] for block in blocks), 0, []
     for block in blocks:
         end = start + block.shape[-1]
         rows.append(pad(block, (start, width - end)))
         start = end
-    return torch.cat(rows, -2)
+    return basis.in_order(torch.cat(rows, -2))
 
 
 def _part_covariance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
@@ -80,7 +71,7 @@ def _part_covariance(basis: InterpolationBasis, factors: KernelFactors) -> Tenso
 
 
 def prior_variance(basis: GridBasis, kernel: GridKernel) -> Tensor:
-    """Diagonal of :func:`prior_covariance`, ``... x m x r``. Cost O(r d + Σ g³)."""
+    """Compute the diagonal of :func:`prior_covariance`, ``... x m x r``. Cost O(r d + Σ g³)."""
     pairs = zip(basis.parts, kernel.parts, strict=True)
     return basis.joined([_part_variance(part, factors) for part, factors in pairs])
 
@@ -94,7 +85,7 @@ def _part_variance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
 
 
 def node_variances(basis: GridBasis) -> Tensor:
-    """Mean prior variance over the nodes that each feature carries, ``... x m x r``."""
+    """Compute the mean prior variance of each feature over the nodes, ``... x m x r``."""
     return basis.joined([_part_node_variances(part) for part in basis.parts])
 
 
@@ -106,13 +97,13 @@ def _part_node_variances(basis: InterpolationBasis) -> Tensor:
 
 
 def variance_outside(basis: GridBasis, kernel: GridKernel) -> Tensor:
-    """Mean over the nodes of the prior variance outside a basis's span, ``... x m``."""
+    """Compute the mean over the nodes of the prior variance outside the span, ``... x m``."""
     pairs = zip(basis.parts, kernel.parts, strict=True)
     return torch.stack([_part_outside(part, factors) for part, factors in pairs]).sum(0)
 
 
 def _part_outside(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
-    """``scale · (1 − tr(Eᵀ K E) / p)`` with E the kept eigenvectors. Cost O(r d + Σ g³)."""
+    """Compute ``scale · (1 − tr(Eᵀ K E) / p)`` with E the kept eigenvectors. Cost O(r d + Σ g³)."""
     inside = torch.ones(*basis.scale.shape, 1).to(basis.scale)
     for i, vectors in enumerate(basis.eigenvectors):
         moved = node_correlation(factors, basis.grid, i) @ vectors
@@ -124,15 +115,18 @@ def _part_outside(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
 def _whitened_correlation(
     basis: InterpolationBasis, factors: KernelFactors, dimension: int
 ) -> Tensor:
-    """``Λ^{-½} Eᵀ K(θ) E Λ^{-½}`` of one dimension's kept eigenvectors, ``... x m x k x k``."""
+    """Compute one dimension's ``Λ^{-½} Eᵀ K(θ) E Λ^{-½}`` of kept eigenvectors, ``... x k x k``."""
     whitening = basis.whitenings[dimension]
     return whitening.mT @ node_correlation(factors, basis.grid, dimension) @ whitening
 
 
 def _gathered(basis: InterpolationBasis, sensitivity: Tensor, dimension: int, kept: int) -> Tensor:
-    """Sums of sensitivities over products that agree in all other dimensions, ``... x k x k``."""
-    rows, columns = _partners(basis, dimension)
-    own = basis.index[:, dimension]
+    """Sum sensitivities of products that agree in all other dimensions, ``... x k x k``."""
+    others = [i for i in range(basis.grid.dim) if i != dimension]
+    own, key = basis.index[:, dimension], torch.zeros_like(basis.index[:, 0])
+    if others:
+        key = ravel(basis.index[:, others], [basis.grid.size[i] for i in others])
+    rows, columns = pairs_within_groups(key)
     flat = own[rows] * kept + own[columns]
     batch = sensitivity.shape[:-2]
     result = sensitivity.new_zeros(*batch, kept * kept)
@@ -140,18 +134,8 @@ def _gathered(basis: InterpolationBasis, sensitivity: Tensor, dimension: int, ke
     return result.unflatten(-1, (kept, kept))
 
 
-def _partners(basis: InterpolationBasis, dimension: int) -> tuple[Tensor, Tensor]:
-    """All ordered pairs of kept products that differ at most in one dimension."""
-    others = [i for i in range(basis.grid.dim) if i != dimension]
-    if not others:
-        key = torch.zeros_like(basis.index[:, 0])
-    else:
-        key = ravel(basis.index[:, others], [basis.grid.size[i] for i in others])
-    return pairs_within_groups(key)
-
-
 def pairs_within_groups(key: Tensor) -> tuple[Tensor, Tensor]:
-    """All ordered pairs of positions with equal keys, without comparing all keys with all."""
+    """List all ordered pairs of positions with equal keys, without comparing all with all."""
     order = key.argsort()
     _, group, sizes = key[order].unique_consecutive(return_inverse=True, return_counts=True)
     starts = sizes.cumsum(0) - sizes

@@ -1,4 +1,4 @@
-"""Statistics of node values in the whitened weights of a basis."""
+"""Statistics of node values on a mesh, and their map to the whitened weights of a basis."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.contraction import contract
 from bo_stream.bases.grid.gram import (
     MEMORY_LIMIT_GIB,
     CellGram,
     NodeGram,
     add_points,
     add_rows,
+    contract,
     gram_numbers,
     outer_product,
     ravel,
@@ -37,10 +37,10 @@ _CHUNK_NUMBERS = 4_000_000
 def zero_statistics(
     mesh: Mesh, batch: torch.Size, noise_groups: int, outputs: int, device: torch.device
 ) -> NodeStatistics:
-    """Statistics of no data. Memory O(7^d cells) a grid, and O(p p') for each pair of grids.
+    """Make statistics of no data. Memory O(7^d cells) a grid, and O(p p') a pair of grids.
 
     Raises:
-        ValueError: More than ``MEMORY_LIMIT_GIB`` would be needed, said before allocating.
+        ValueError: They would need more than ``MEMORY_LIMIT_GIB``; nothing is allocated.
     """
     check_room(mesh, math.prod(batch) * noise_groups)
     nodes = [grid.num_nodes for grid in mesh.parts]
@@ -69,14 +69,11 @@ def check_room(mesh: Mesh, copies: int) -> None:
     """
     strips = strip_shapes([grid.num_nodes for grid in mesh.parts])
     numbers = sum(map(gram_numbers, mesh.parts)) + sum(map(math.prod, strips))
-    check_memory(_described(mesh, copies), copies * numbers, MEMORY_LIMIT_GIB)
-
-
-def _described(mesh: Mesh, copies: int) -> str:
     sizes = [" x ".join(map(str, grid.size)) for grid in mesh.parts]
     what = "A grid" if len(sizes) == 1 else "The pairs of grids"
     each = "" if copies == 1 else f", {copies:,} times,"
-    return f"{what} of {', '.join(sizes)} nodes{each}"
+    name = f"{what} of {', '.join(sizes)} nodes{each}"
+    check_memory(name, copies * numbers, MEMORY_LIMIT_GIB)
 
 
 def accumulate(
@@ -87,41 +84,29 @@ def accumulate(
     noise: Tensor,
     weight: Tensor,
 ) -> None:
-    """Add observations to statistics in place, at a cost that does not depend on what they hold.
+    """Add observations to statistics in place, at a cost independent of those before.
 
     Cost O(n 7^d) a grid, and O(n S²) for several whose stencils have S = Σ 4^d nodes together.
 
     Args:
         statistics: Memory with leading batch shape ``batch``.
-        mesh: The nodes the statistics live on.
+        mesh: Of the statistics.
         X: ``batch x n x d``, inside the mesh's box.
         targets: ``batch x m x n``.
         noise: Relative noise, ``batch x (1 or m) x n``.
-        weight: 1 to add, −1 to take out, 0 to leave out, ``batch x (1 or m) x n``.
+        weight: 1 to add, −1 to retract, 0 to skip, ``batch x (1 or m) x n``.
     """
     pairs = map(math.prod, strip_shapes([STENCIL**grid.dim for grid in mesh.parts]))
     widest = max([*pairs, *(PAIR_DEGREES**grid.dim for grid in mesh.parts)])
     chunk = max(1, _CHUNK_NUMBERS // (widest * noise.shape[-2]))
-    for start in range(0, X.shape[-2], chunk):
-        rows = slice(start, start + chunk)
-        _accumulate_chunk(
-            statistics,
-            mesh,
-            X[..., rows, :],
-            targets[..., rows],
-            noise[..., rows],
-            weight[..., rows],
-        )
-
-
-def _accumulate_chunk(
-    statistics: NodeStatistics,
-    mesh: Mesh,
-    X: Tensor,
-    targets: Tensor,
-    noise: Tensor,
-    weight: Tensor,
-) -> None:
+    if X.shape[-2] > chunk:
+        for start in range(0, X.shape[-2], chunk):
+            part = slice(start, start + chunk)
+            values = (value[..., part] for value in (targets, noise, weight))
+            accumulate(statistics, mesh, X[..., part, :], *values)
+        return
+    if X.shape[-2] == 0:
+        return
     precision = weight / noise
     columns = target_columns(targets)
     weighted = columns * precision.unsqueeze(-1)
@@ -135,7 +120,7 @@ def _accumulate_chunk(
 
 
 def _interpolate(gram: NodeGram, mesh: Mesh, X: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """Add to the gram; returns all nodes around each point and weights, ``batch x n x Σ 4^d``."""
+    """Add to the gram; return all nodes around each point and weights, ``batch x n x Σ 4^d``."""
     stencils, starts, end = [], [], 0
     for grid, group, block in zip(mesh.parts, mesh.groups, gram.blocks, strict=True):
         cell, t = grid.locate(X if len(gram.blocks) == 1 else columns(X, group))
@@ -150,7 +135,7 @@ def _interpolate(gram: NodeGram, mesh: Mesh, X: Tensor, precision: Tensor) -> tu
 
 
 def _stencil(grid: Grid, cell: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Flat node indices and weights of the 4^d nodes around each point, ``... x n x 4^d``."""
+    """Return flat indices and weights of the 4^d nodes around each point, ``... x n x 4^d``."""
     nodes = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
     flat = nodes[..., 0, :]
     for i in range(1, grid.dim):
@@ -159,7 +144,7 @@ def _stencil(grid: Grid, cell: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def embed(statistics: NodeStatistics, mesh: Mesh, larger: Mesh) -> NodeStatistics:
-    """Pull statistics back to a mesh with the same nodes and more: padding with zeros, exact.
+    """Pull statistics back to a mesh with the same nodes and more: zero padding, exact.
 
     Raises:
         ValueError: The nodes do not coincide, or the larger mesh exceeds the memory limit.
@@ -188,7 +173,7 @@ def embed(statistics: NodeStatistics, mesh: Mesh, larger: Mesh) -> NodeStatistic
 
 @dataclass(frozen=True)
 class MeshPullBack:
-    """The map from the whitened weights of a basis to the node values of all its grids.
+    """Map from the whitened weights of a basis to the node values of all its grids.
 
     Block-diagonal: one Kronecker root per grid.
 
@@ -205,7 +190,7 @@ class MeshPullBack:
         return [KroneckerPullBack(part, grid) for part, grid in pairs]
 
     def congruence(self, gram: NodeGram) -> Tensor:
-        """``Rᵀ gram R``, ``... x m x r x r``.
+        """Compute ``Rᵀ gram R``, ``... x m x r x r``.
 
         Cost O((7 g)^d g²) a grid, and O(p p' Σ r_i) for two of p and p' nodes.
         """
@@ -216,14 +201,14 @@ class MeshPullBack:
         return self.basis.in_order(_assembled(own, _between(roots, gram)))
 
     def transpose(self, moment: Tensor) -> Tensor:
-        """``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
+        """Compute ``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
         rows = moment.split([grid.num_nodes for grid in self.mesh.parts], -2)
         images = [root.transpose(own) for root, own in zip(self._roots(), rows, strict=True)]
         return self.basis.joined(images, -2)
 
 
 def _between(roots: Sequence[KroneckerPullBack], gram: NodeGram) -> list[Tensor]:
-    """For each grid but the first, the block with all earlier grids, ``... x m x r x Σ r'``."""
+    """Compute each grid's block with all earlier ones, ``... x m x r x Σ r'``."""
     nodes = [block.num_nodes for block in gram.blocks]
     halves = [
         root.transpose(strip).split(nodes[a + 1 :], -1)
@@ -236,7 +221,7 @@ def _between(roots: Sequence[KroneckerPullBack], gram: NodeGram) -> list[Tensor]
 
 
 def _assembled(diagonal: Sequence[Tensor], lower: Sequence[Tensor]) -> Tensor:
-    """A symmetric matrix from its diagonal blocks and what stands left of each but the first."""
+    """Assemble a symmetric matrix from its diagonal blocks and those left of each but the first."""
     width = sum(block.shape[-1] for block in diagonal)
     result = diagonal[0].new_empty(*diagonal[0].shape[:-2], width, width)
     start = diagonal[0].shape[-1]
@@ -252,7 +237,7 @@ def _assembled(diagonal: Sequence[Tensor], lower: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True)
 class KroneckerPullBack:
-    """The map ``v = R w`` from whitened weights to node values of a grid, R the Kronecker root.
+    """Map ``v = R w`` from whitened weights to node values of a grid, R the Kronecker root.
 
     Attributes:
         basis: The basis whose weights w are.
@@ -263,18 +248,18 @@ class KroneckerPullBack:
     grid: Grid
 
     def _node_roots(self) -> list[Tensor]:
-        """Values at the grid's nodes of each dimension's root functions, ``... x m x g x r_i``."""
+        """Compute each dimension's root functions at the grid's nodes, ``... x m x g x r_i``."""
         roots = self.basis.roots
         own = self.basis.grid
         offset = self.grid.offset_in(own)
         if offset is not None:  # its nodes are nodes of the basis
             windows = zip(roots, offset, self.grid.size, strict=True)
             return [root[..., start : start + size, :] for root, start, size in windows]
-        nodes = [self.grid.nodes(i).to(roots[0]) for i in range(own.dim)]
+        nodes = (self.grid.nodes(i).to(roots[0]) for i in range(own.dim))
         return [own.interpolation_matrix(i, x) @ roots[i] for i, x in enumerate(nodes)]
 
     def congruence(self, gram: CellGram) -> Tensor:
-        """``Rᵀ gram R``, ``... x m x r x r``, one dimension at a time. Cost O((7 g)^d g²)."""
+        """Compute ``Rᵀ gram R``, ``... x m x r x r``, by dimension. Cost O((7 g)^d g²)."""
         roots = self._node_roots()
         batch = self.basis.scale.shape
         shape = torch.broadcast_shapes(batch, gram.moments.shape[:-2])
@@ -289,10 +274,11 @@ class KroneckerPullBack:
         return torch.stack(results).reshape(*shape, *results[0].shape) * scale
 
     def transpose(self, moment: Tensor) -> Tensor:
-        """``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
-        sizes = [root.shape[-1] for root in self._node_roots()]
+        """Compute ``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
+        roots = self._node_roots()
+        sizes = [root.shape[-1] for root in roots]
         flat = moment.flatten(-2)
-        for root in self._node_roots():
+        for root in roots:
             flat = (flat.unflatten(-1, (root.shape[-2], -1)).mT @ root).flatten(-2)
         products = flat.unflatten(-1, (moment.shape[-1], math.prod(sizes)))
         kept = products[..., ravel(self.basis.index, sizes)].mT

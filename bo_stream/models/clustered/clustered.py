@@ -17,9 +17,8 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.cover_tree.tree import CoverTree
-from bo_stream.allocation.numbers import checked_number
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.clustered.inference import ClusterInference, Solver, precisions
 from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.objective import (
@@ -32,6 +31,7 @@ from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inferred import InferredGP
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.live_kernel import differentiable_matrix
+from bo_stream.tensors import keeps_tensors
 
 MAX_CENTRES = 1024
 """Most centres where the model chooses its resolution."""

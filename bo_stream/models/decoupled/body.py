@@ -12,7 +12,7 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.inducing import frozen
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb
@@ -34,8 +34,8 @@ from bo_stream.models.memory import Observations
 from bo_stream.models.stochastic.replay import Batch, DatasetReplay, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import Sizes
 from bo_stream.models.stochastic.training import Training, check_limits, tracked, train, waiting
-from bo_stream.module_state import State
 from bo_stream.process.process import WeightSpaceProcess
+from bo_stream.tensors import State
 from bo_stream.weights import WeightPosterior
 
 ROWS = 2048

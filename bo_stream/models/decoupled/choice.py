@@ -8,7 +8,7 @@ from typing import Literal, Self, cast, get_args
 import torch
 from torch import Tensor
 
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.models.decoupled.growth import Growth, SpectralSpread
 from bo_stream.models.decoupled.learner import Schedule

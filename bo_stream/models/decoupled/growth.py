@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.functions import FunctionBasis, InducingFunctions
 from bo_stream.linalg import cholesky_with_nugget, solve_lower
 from bo_stream.models.decoupled.bound import Expanded

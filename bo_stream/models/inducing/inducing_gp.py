@@ -14,12 +14,10 @@ from botorch.utils.types import _DefaultType
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.cap import capped
+from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.allocation.novelty import Novelty
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.selection import capped
 from bo_stream.bases.inducing import InducingBasis, KnownValues, members
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.caches import Solved
 from bo_stream.models.inducing.memory import InducingMemory, Missed
@@ -47,8 +45,8 @@ from bo_stream.models.warnings import (
     warn_of_coarse_points,
     warn_of_rounding,
 )
-from bo_stream.module_state import State, is_in, state_of
 from bo_stream.process.process import WeightSpaceProcess
+from bo_stream.tensors import State, is_in, keeps_tensors, state_of
 from bo_stream.weights import solve, weight_precision
 
 MAX_POINTS = 512

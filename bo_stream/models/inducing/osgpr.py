@@ -15,8 +15,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.models.caches import Solved
 from bo_stream.models.construction import warn_of_scaling
@@ -31,7 +30,7 @@ from bo_stream.models.inducing.points import (
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup
-from bo_stream.module_state import is_in
+from bo_stream.tensors import is_in
 from bo_stream.weights import log_marginal_likelihood, solve
 
 WINDOW = 512

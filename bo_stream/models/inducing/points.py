@@ -17,8 +17,7 @@ from gpytorch.kernels import Kernel
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.bases.inducing import InducingBasis, central, frozen, kernel_matrix
 from bo_stream.linalg import check_memory, independent_rows
 from bo_stream.models.base import StreamingGP

@@ -26,8 +26,8 @@ from bo_stream.models.local.process import (
 )
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
-from bo_stream.module_state import State, is_same, state_of
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.tensors import State, is_same, state_of
 
 ROWS = 64
 """Observations that are routed together."""

@@ -10,7 +10,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.allocation.numbers import checked_number
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inferred import InferredGP
 from bo_stream.models.input_transforms import split_transform

@@ -9,7 +9,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from bo_stream.allocation.oips import first_unlike
+from bo_stream.allocation.selection import first_unlike
 from bo_stream.bases.kernels import stacked_correlation
 from bo_stream.models.memory import Observations
 from bo_stream.sufficient_statistics import target_columns

@@ -13,10 +13,14 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 
-from bo_stream.allocation.numbers import checked_number
-from bo_stream.bases.fourier import FourierBasis, check_spectral
-from bo_stream.bases.functions import PointBasis, RelevanceBasis
-from bo_stream.bases.sampled import SampledBasis
+from bo_stream.allocation.allocator import checked_number
+from bo_stream.bases.sampled import (
+    FourierBasis,
+    PointBasis,
+    RelevanceBasis,
+    SampledBasis,
+    check_spectral,
+)
 from bo_stream.models.latent_choice import REAL, check_transform
 
 

@@ -51,7 +51,7 @@ from bo_stream.models.quadruply_stochastic.weight_posterior import (
 from bo_stream.models.stochastic.replay import Batch, DatasetReplay, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import learn_first_hyperparameters
 from bo_stream.models.stochastic.training import Training, train
-from bo_stream.module_state import is_same, state_of
+from bo_stream.tensors import is_same, state_of
 
 BATCH_SIZE = 500
 """Observations of a step where the user does not say."""

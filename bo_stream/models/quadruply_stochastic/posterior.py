@@ -27,8 +27,8 @@ from bo_stream.models.quadruply_stochastic.sampled_gradient import measured_scal
 from bo_stream.models.quadruply_stochastic.site_noise import site_noise
 from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior, proposition_1
 from bo_stream.models.stochastic.replay import Batch
-from bo_stream.module_state import State
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.tensors import State
 
 _FIRST_ROWS = 64
 """Inputs at which functions are squared for a first guess."""

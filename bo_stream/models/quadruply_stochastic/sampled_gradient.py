@@ -10,9 +10,8 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 
-from bo_stream.bases.functions import PointBasis
 from bo_stream.bases.inducing import kernel_matrix
-from bo_stream.bases.sampled import Draw, SampledBasis, draw
+from bo_stream.bases.sampled import Draw, PointBasis, SampledBasis, draw
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.linalg import cholesky_with_nugget, inverse_lower, safe_cholesky
 from bo_stream.models.hyperparameters import Hyperparameters

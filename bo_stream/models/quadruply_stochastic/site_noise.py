@@ -14,7 +14,7 @@ from gpytorch.likelihoods import (
 )
 from torch import Tensor, ones
 
-from bo_stream.likelihoods.logistic import LogisticLikelihood
+from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 
 LOG_CONCAVE = (
     GaussianLikelihood,

@@ -17,7 +17,6 @@ from gpytorch.means import ConstantMean, Mean
 from torch import Size, Tensor
 
 from bo_stream.bases.grid.statistics import check_room
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.likelihoods.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
 from bo_stream.models.checks import check_inputs, check_instance
 from bo_stream.models.construction import check_stem, choose_likelihood
@@ -37,6 +36,7 @@ from bo_stream.models.wiski.labels import (
     number_of_classes,
     with_unseen_classes,
 )
+from bo_stream.tensors import keeps_tensors
 
 OUTPUTSCALE = 6.0
 """At the start. Scores lie between about -7 (surely not) and 0."""

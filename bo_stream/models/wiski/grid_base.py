@@ -14,9 +14,8 @@ from gpytorch.means import Mean
 from torch import Tensor
 from torch.nn import Module
 
-from bo_stream.bases.grid.additive import mesh_over
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
-from bo_stream.bases.grid.mesh import Mesh, Sizes
+from bo_stream.bases.grid.mesh import Mesh, Sizes, mesh_over
 from bo_stream.bases.grid.resolution import interpolation_error
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.caches import Solved, Whitening, Wider

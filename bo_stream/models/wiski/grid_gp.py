@@ -9,7 +9,6 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
 from torch import Tensor
 
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening, Wider
 from bo_stream.models.construction import (
     checked_projection,
@@ -21,7 +20,7 @@ from bo_stream.models.wiski.grid_posterior import GridPosterior
 from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.models.wiski.observation_space import SolvedRows
 from bo_stream.models.wiski.rows import RowMemory, joined, on_grid
-from bo_stream.module_state import is_in
+from bo_stream.tensors import is_in, keeps_tensors
 
 
 class GridGP(GridPosterior):

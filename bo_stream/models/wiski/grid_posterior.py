@@ -10,11 +10,9 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from bo_stream.bases.grid.additive import grid_basis
-from bo_stream.bases.grid.interpolation import GridBasis
+from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.sensitivity import prior_covariance
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.caches import WIDER_GRIDS, Solved, Whitening, Wider
 from bo_stream.models.checks import check_finite
 from bo_stream.models.construction import (
@@ -41,8 +39,8 @@ from bo_stream.models.wiski.resolution import (
     warn_of_truncation,
 )
 from bo_stream.models.wiski.rows import RowMemory
-from bo_stream.module_state import State, is_in, state_of
 from bo_stream.process.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
+from bo_stream.tensors import State, is_in, keeps_tensors, state_of
 from bo_stream.weights import solve
 
 _LARGEST_TOLERANCE = 0.5

@@ -15,7 +15,6 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.models.construction import choose_likelihood
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
@@ -35,6 +34,7 @@ from bo_stream.models.wiski.log_noise import (
     predicted_noise,
 )
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.tensors import keeps_tensors
 
 FIRST_ROWS = 20
 """Fewer first observations are not enough to fit a noise model to."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.additive import grid_basis
-from bo_stream.bases.grid.interpolation import GridBasis
+from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.sensitivity import node_variances, prior_variance, variance_outside
 from bo_stream.models.caches import WHITENED_ROWS

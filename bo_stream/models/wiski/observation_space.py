@@ -8,11 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.additive import grid_basis
 from bo_stream.bases.grid.interpolated_kernel import InterpolatedKernel, interpolation_lines
+from bo_stream.bases.grid.interpolation import grid_basis
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.inference_mode import keeps_tensors
 from bo_stream.linalg import (
     cholesky_with_jitter,
     inverse_lower,
@@ -21,8 +20,8 @@ from bo_stream.linalg import (
     stack_columns,
     stack_rows,
 )
-from bo_stream.module_state import State
 from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual, WeightSpaceProcess
+from bo_stream.tensors import State, keeps_tensors
 from bo_stream.weights import evidence_of, solve
 
 

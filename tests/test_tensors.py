@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from bo_stream.module_state import is_same, state_of
+from bo_stream.tensors import is_same, state_of
 
 
 def test_a_state_is_compared_by_value() -> None:

@@ -1,0 +1,121 @@
+"""Values made of tensors: mapped, compared with an earlier state, kept out of inference mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+State = tuple[Tensor, ...]
+"""Parameters and buffers of a module at some time."""
+
+
+def map_tensors(value: T, rule: Callable[[Tensor], Tensor]) -> T:
+    """Apply a rule to all tensors of a value: of a dataclass's fields, of a tuple or of a list.
+
+    Values of other types stay as they are.
+    """
+    item: Any = value
+    if isinstance(item, Tensor):
+        return cast(T, rule(item))
+    if isinstance(item, tuple | list):
+        return cast(T, type(item)([map_tensors(part, rule) for part in item]))
+    if is_dataclass(item) and not isinstance(item, type):
+        changes = {f.name: map_tensors(getattr(item, f.name), rule) for f in fields(item) if f.init}
+        return cast(T, replace(item, **changes))
+    return value
+
+
+def zip_tensors(rule: Callable[[Tensor, Tensor], Tensor], first: T, second: T) -> T:
+    """Apply a rule to the tensors of two values of equal structure, as :func:`map_tensors`.
+
+    Values of other types are those of ``first``.
+    """
+    one, other = cast(Any, first), cast(Any, second)
+    if isinstance(one, Tensor):
+        return cast(T, rule(one, other))
+    if isinstance(one, tuple | list):
+        pairs = zip(one, other, strict=True)
+        return cast(T, type(one)([zip_tensors(rule, a, b) for a, b in pairs]))
+    if is_dataclass(one) and not isinstance(one, type):
+        names = [f.name for f in fields(one) if f.init]
+        changes = {n: zip_tensors(rule, getattr(one, n), getattr(other, n)) for n in names}
+        return cast(T, replace(one, **changes))
+    return first
+
+
+def state_of(module: torch.nn.Module) -> State:
+    """Copy all parameters and buffers of a module."""
+    return tuple(tensor.detach().clone() for tensor in _tensors(module))
+
+
+def is_in(module: torch.nn.Module, state: State) -> bool:
+    """Say whether a module's parameters and buffers equal a state."""
+    return is_same(_tensors(module), state)
+
+
+def _tensors(module: torch.nn.Module) -> State:
+    return (*module.parameters(), *module.buffers())
+
+
+def is_same(first: State, second: State) -> bool:
+    """Say whether two states are equal in shape, device and value.
+
+    On a device the host waits for each comparison, so that there one serves all tensors of a dtype.
+    """
+    elsewhere: list[tuple[Tensor, Tensor]] = []
+    if len(first) != len(second):
+        return False
+    for a, b in zip(first, second, strict=True):
+        if a.shape != b.shape or a.device != b.device:
+            return False
+        if not a.is_cpu:
+            elsewhere.append((a, b))
+        elif not torch.equal(a, b):
+            return False
+    return not elsewhere or _are_equal(elsewhere)
+
+
+@torch.no_grad()
+def _are_equal(pairs: list[tuple[Tensor, Tensor]]) -> bool:
+    """Say whether tensors of equal shapes are equal, by one comparison of each dtype."""
+    if any(a.dtype != b.dtype for a, b in pairs):
+        return False
+    dtypes = {a.dtype for a, _ in pairs}
+    together = [[(a.flatten(), b.flatten()) for a, b in pairs if a.dtype == t] for t in dtypes]
+    return all(torch.equal(*map(torch.cat, zip(*some, strict=True))) for some in together)
+
+
+def keeps_tensors(method: Callable[P, T]) -> Callable[P, T]:
+    """Run a method outside inference mode, with copies of arguments that were made inside it.
+
+    Autograd refuses tensors made under ``torch.inference_mode``: a method that keeps tensors, in
+    memory or in a cache, would spoil every later gradient.
+    """
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        within, differentiated = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        if not within and not any(map(_is_inference, (*args, *kwargs.values()))):
+            return method(*args, **kwargs)
+        with torch.inference_mode(False), torch.set_grad_enabled(differentiated):
+            arguments = [_normal(value) for value in args]
+            options = {name: _normal(value) for name, value in kwargs.items()}
+            return method(*arguments, **options)  # type: ignore[arg-type]
+
+    return run
+
+
+def _is_inference(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_inference()
+
+
+def _normal(value: object) -> object:
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
