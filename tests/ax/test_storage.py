@@ -101,7 +101,7 @@ print(len(Client.load_from_json_file(sys.argv[1]).get_next_trials(1)))
 
 @pytest.mark.slow
 def test_a_process_without_the_plug_in_is_told_to_import_it(tmp_path: Path) -> None:
-    """By Ax, which quotes the first name that it does not know."""
+    """Ax quotes the first name that it does not know."""
     paths = []
     for trials in (0, 5):
         client = started()
@@ -177,7 +177,7 @@ def test_rows_are_written_as_axs_frame_of_them(further: dict[str, Any]) -> None:
 def test_a_snapshot_makes_no_frame_of_each_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which would take most of the time."""
+    """A frame of each would take most of the time."""
     client = started()
     run(client, 3)
     made: list[Any] = []

@@ -18,6 +18,7 @@ from bo_stream import OSGPR
 from bo_stream.ax.surrogate import OFTEN, REFIT, is_due
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
+    adapter_of,
     assert_is_a_batch_of_the_data,
     loss,
     model_of,
@@ -215,8 +216,7 @@ def test_cross_validation_does_not_leak() -> None:
     noise = iter(torch.randn(40, generator=torch.Generator().manual_seed(3)).tolist())
     client = started(refit=0.0)
     run(client, 25, lambda parameters: next(noise))
-    adapter = client._generation_strategy.adapter
-    results = cross_validate(adapter)
+    results = cross_validate(adapter_of(client))
     observed = torch.tensor([r.observed.data.means[0] for r in results])
     predicted = torch.tensor([r.predicted.means[0] for r in results])
     assert float(torch.corrcoef(torch.stack((observed, predicted)))[0, 1]) < 0.4
@@ -225,7 +225,7 @@ def test_cross_validation_does_not_leak() -> None:
 
 @pytest.mark.parametrize("scale", [1e-7, 1.0, 1e9])
 def test_outcomes_of_any_unit_are_searched_alike(scale: float) -> None:
-    """In powers of two, hence exactly alike up to the search's own tolerance."""
+    """Units are powers of two: the searches differ by their own tolerance only."""
     factor = float(2.0 ** round(math.log2(scale)))
     client = started(acquisition="qLogEI")
     torch.manual_seed(5)
