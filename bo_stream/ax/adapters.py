@@ -40,13 +40,12 @@ from botorch.exceptions.warnings import InputDataWarning
 from torch import Tensor
 
 from bo_stream.acquisition import FeatureNIPV, PoolSelector
-from bo_stream.ax.acquisition import MC_POINTS
-from bo_stream.ax.cross_validation import LeavesRowsOut
+from bo_stream.ax.cross_validation import CrossValidatingAdapter
 from bo_stream.ax.nipv import INTEGRATED, NUM_MC_POINTS, check_options
-from bo_stream.ax.pool import Pool, pool_named
+from bo_stream.ax.pool import MC_POINTS, POOL, Pool, pool_named
 from bo_stream.ax.pool_acquisition import CHOICES, Choices
 from bo_stream.ax.tables import Table, Tables
-from bo_stream.ax.transforms import POOL, FiniteOutcomes
+from bo_stream.ax.transforms import FiniteOutcomes
 from bo_stream.models.base import StreamingGP
 
 Pending = dict[str, list[ObservationFeatures]]
@@ -114,7 +113,7 @@ class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
     """Ax's adapter of random generators, which draws no failed point again."""
 
 
-class StreamAdapter(AvoidsFailures, LeavesRowsOut):
+class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     """Ax's adapter of BoTorch models, for models that stream and candidates from tables.
 
     Besides what its bases do:

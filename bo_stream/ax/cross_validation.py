@@ -1,6 +1,6 @@
 """Cross-validation by Ax in closed form: rows are left out of the present models.
 
-:class:`LeavesRowsOut` is the adapter that does it. It gives Ax its training data as
+:class:`CrossValidatingAdapter` is the adapter that does it. It gives Ax its training data as
 :class:`DividedData`, so that a fold remembers which rows it has instead of copying them.
 """
 
@@ -28,14 +28,14 @@ from bo_stream.ax.surrogate import StreamSurrogate
 Chosen = NDArray[np.bool_]
 
 
-class LeavesRowsOut(TorchAdapter):
+class CrossValidatingAdapter(TorchAdapter):
     """A Torch adapter of Ax whose cross-validation leaves rows out of the present models.
 
     Ax's own builds each model anew for each fold, from data that it transforms anew. Here a fold of
     one row is looked up in what :func:`bo_stream.diagnostics.leave_one_out` finds for all of them,
     O(n r²) once; one of k rows costs O(k r² + k³). Equal to models that are built of the fold at
     the same hyperparameters, standardisation and number of features. Folds of other data, models
-    that do not allow it and ``refit_on_cv`` go Ax's way. Neither disturbs the models.
+    that do not allow it and ``refit_on_cv`` are left to Ax. Neither way disturbs the models.
     """
 
     _transformed: DividedData | None = None

@@ -154,7 +154,7 @@ _default_spec = surrogate_spec  # an argument of ``StreamGenerator`` has the nam
 
 
 class StreamGenerators(GeneratorRegistryBase):
-    """What a ``GeneratorSpec`` of Ax can name: ``BO_STREAM``, and ``QUASI_RANDOM`` at first."""
+    """Generators by the names in a ``GeneratorSpec``: for models that stream, and before them."""
 
     BO_STREAM = "BoStream"
     QUASI_RANDOM = "BoStreamSobol"

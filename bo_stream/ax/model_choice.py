@@ -53,20 +53,15 @@ def suited(config: ModelConfig, dim: int) -> ModelConfig:
     most = MODELS["wiski"].most_inputs
     if most is None:
         raise TypeError("Expected the number of inputs that a grid takes, got None.")
-    if dim <= most:
-        _check_options(WISKI, config, dim)
-        return config
-    if config.name is not None and config.name.endswith(ASKED_FOR):
-        raise UnsupportedError(
-            f"The parameters are {dim} inputs and a grid takes {most}: pass model=OSGPR, or a "
-            "model of WISKI's kind with a projection to few inputs (stem)."
-        )
-    logger.info("The parameters are %d inputs, WISKI takes %d: OSGPR is used.", dim, most)
-    _check_options(OSGPR, config, dim)
-    return replace(config, botorch_model_class=OSGPR)
-
-
-def _check_options(kind: type, config: ModelConfig, dim: int) -> None:
+    if dim > most:
+        if config.name is not None and config.name.endswith(ASKED_FOR):
+            raise UnsupportedError(
+                f"The parameters are {dim} inputs and a grid takes {most}: pass model=OSGPR, or a "
+                "model of WISKI's kind with a projection to few inputs (stem)."
+            )
+        logger.info("The parameters are %d inputs, WISKI takes %d: OSGPR is used.", dim, most)
+        config = replace(config, botorch_model_class=OSGPR)
+    kind = WISKI if dim <= most else OSGPR
     unknown = sorted(set(config.model_options) - set(inspect.signature(kind).parameters))
     if unknown:
         raise UnsupportedError(
@@ -74,6 +69,7 @@ def _check_options(kind: type, config: ModelConfig, dim: int) -> None:
             f"it does not take the model_options {', '.join(unknown)}: leave them out, or pass "
             "model as well."
         )
+    return config
 
 
 def covers_a_box(config: ModelConfig, kind: type) -> bool:

@@ -20,6 +20,15 @@ Name: TypeAlias = str | int
 Parameterization: TypeAlias = Mapping[str, Any]
 Candidates: TypeAlias = pd.DataFrame | Mapping[Name, Parameterization] | Sequence[Parameterization]
 
+POOL = "pool"
+"""Option of an acquisition, and key in the metadata of a proposal: the pool's name."""
+
+CANDIDATE = "candidate"
+"""Key in the metadata of a proposal: the candidate's name."""
+
+MC_POINTS = "mc_points"
+"""Option of an acquisition: a table's name as stored, or points as the model takes its inputs."""
+
 SHOWN = 3
 """How many names an error lists."""
 
@@ -234,10 +243,10 @@ def handle(table: str | Pool | Candidates) -> str:
 
 
 def with_handles(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of an acquisition function with a table of ``mc_points`` by its name."""
-    points: Any = options.get("mc_points")
+    """Return options of an acquisition function, with a table of ``mc_points`` by its name."""
+    points: Any = options.get(MC_POINTS)
     is_table = isinstance(points, str | Pool | pd.DataFrame | Mapping | list)
-    return {**options, "mc_points": handle(points)} if is_table else dict(options)
+    return {**options, MC_POINTS: handle(points)} if is_table else dict(options)
 
 
 def listed(names: Sequence[object]) -> str:

@@ -17,10 +17,9 @@ from botorch.sampling.normal import SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream.acquisition import PoolSelector
-from bo_stream.ax.acquisition import MC_POINTS, StreamAcquisition
+from bo_stream.ax.acquisition import StreamAcquisition
 from bo_stream.ax.nipv import INTEGRATED
-from bo_stream.ax.pool import Pool
-from bo_stream.ax.transforms import metadata_of
+from bo_stream.ax.pool import CANDIDATE, MC_POINTS, POOL, Pool
 from bo_stream.models.base import StreamingGP
 
 CHOICES = "choices"
@@ -93,9 +92,9 @@ class PoolAcquisition(StreamAcquisition):
 
     @property
     def metadata(self) -> list[dict[str, Any]]:
-        """Return pool and name of each of the last proposals."""
+        """Return the pool and the name of each of the last proposals, which Ax stores."""
         pool = self._choices.pool
-        return [metadata_of(pool.name, pool.name_at(row)) for row in self.picks]
+        return [{POOL: pool.name, CANDIDATE: pool.name_at(row)} for row in self.picks]
 
     @property
     def _choices(self) -> Choices:

@@ -137,19 +137,18 @@ class ProcessMetric(Metric):
             )
             return Err(MetricFetchE(message=reason, exception=None))
         rows = [
-            self._row(trial.index, arm.name, *outcomes[arm.name][self.name]) for arm in trial.arms
+            {
+                "trial_index": trial.index,
+                "arm_name": arm.name,
+                "metric_name": self.name,
+                "metric_signature": self.signature,
+                "mean": mean,
+                "sem": float("nan") if sem is None else sem,
+            }
+            for arm in trial.arms
+            for mean, sem in [outcomes[arm.name][self.name]]
         ]
         return Ok(Data(df=pd.DataFrame(rows)))
-
-    def _row(self, trial: int, arm: str, mean: float, sem: float | None) -> dict[str, Any]:
-        return {
-            "trial_index": trial,
-            "arm_name": arm,
-            "metric_name": self.name,
-            "metric_signature": self.signature,
-            "mean": mean,
-            "sem": float("nan") if sem is None else sem,
-        }
 
 
 class ProcessRunner(Runner):

@@ -34,9 +34,8 @@ from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.generator import StreamGenerators, surrogate_spec
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.nipv import INTEGRATED, StreamNIPV, check_options
-from bo_stream.ax.pool import Candidates, Pool, handle, pool_named, with_handles
+from bo_stream.ax.pool import POOL, Candidates, Pool, handle, pool_named, with_handles
 from bo_stream.ax.pool_acquisition import PoolAcquisition
-from bo_stream.ax.transforms import POOL
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.wiski.wiski import WISKI
 

@@ -2,7 +2,7 @@
 
 :class:`StreamSurrogate` keeps a :class:`Stream` for each metric, a model and the rows in its
 memory; a :class:`Record` of what a model has learned, for its successors, in this process or
-another; and, for cross-validation, a :class:`LeftOut`.
+another; and, for cross-validation, a :class:`LeaveOutModel`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,12 @@ Moments = tuple[Tensor, Tensor]
 
 logger = logging.getLogger("bo_stream.ax")
 
+REFIT = 1.3
+"""Growth of the data beyond ``OFTEN`` at which hyperparameters are learned anew."""
+
+OFTEN = 100
+"""Number of observations up to which they are learned at every trial, as in Ax."""
+
 
 class StreamSurrogate(Surrogate):
     """A surrogate of Ax that keeps each metric's model, and gives it only new observations.
@@ -51,7 +57,7 @@ class StreamSurrogate(Surrogate):
     longer in the data is taken out; so the order of arrival does not matter. A model that cannot
     follow, a changed search space and other options build it anew from all data, with the former
     hyperparameters, and the log ``bo_stream.ax`` says why. Models that are no :class:`StreamingGP`,
-    and those that cross-validation builds where rows cannot be left out, go Ax's way.
+    and those that cross-validation builds where rows cannot be left out, are left to Ax.
     """
 
     def __init__(
@@ -76,7 +82,7 @@ class StreamSurrogate(Surrogate):
         self.learned = {} if learned is None else learned
         self.units = {} if units is None else units
         self._streams: dict[tuple[str, ...], Stream] = {}
-        self._left_out: dict[str, LeftOut] = {}
+        self._left_out: dict[str, LeaveOutModel] = {}
 
     def _serialize_attributes_as_kwargs(self) -> dict[str, Any]:
         """Return the arguments that make a copy of the surrogate for a fold.
@@ -175,7 +181,7 @@ class StreamSurrogate(Surrogate):
     def predict_without(
         self, name: str, gone: Tensor, X: Tensor, observation_noise: bool = False
     ) -> Moments | None:
-        """Predict a metric given all its rows but some, in closed form; see :class:`LeftOut`.
+        """Predict a metric given all its rows but some, in closed form; see :class:`LeaveOutModel`.
 
         Args:
             name: Name of the metric.
@@ -191,7 +197,7 @@ class StreamSurrogate(Surrogate):
             return None
         left_out = self._left_out.get(name)
         if left_out is None or not left_out.is_of(stream.model, stream.rows):
-            left_out = self._left_out[name] = LeftOut.of(stream.model, stream.rows)
+            left_out = self._left_out[name] = LeaveOutModel.of(stream.model, stream.rows)
         return left_out.predict(gone, X, observation_noise)
 
 
@@ -201,13 +207,6 @@ def _name(dataset: SupervisedDataset) -> str:
 
 def _bounds(digest: SearchSpaceDigest) -> list[list[float]]:
     return [list(pair) for pair in digest.bounds]
-
-
-REFIT = 1.3
-"""Growth of the data beyond ``OFTEN`` at which hyperparameters are learned anew."""
-
-OFTEN = 100
-"""Number of observations up to which they are learned at every trial, as in Ax."""
 
 
 @dataclass
@@ -345,7 +344,7 @@ def _learned_state(model: StreamingGP) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class LeaveOutModel:
     """A model and the rows in its memory, any of which can be left out.
 
     Attributes:
@@ -359,7 +358,7 @@ class LeftOut:
     state: State
 
     @classmethod
-    def of(cls, model: StreamingGP, rows: Rows) -> LeftOut:
+    def of(cls, model: StreamingGP, rows: Rows) -> LeaveOutModel:
         """Take a model as it is now."""
         return cls(model, rows, state_of(model))
 

@@ -28,7 +28,7 @@ class Tables:
     """Transformed pools, each kept until it or the search space changes."""
 
     def __init__(self, device: torch.device | None = None) -> None:
-        """Begin with none; their inputs will be on a device."""
+        """Begin without tables; their inputs will be on a device."""
         self._device = device
         self._known: dict[str, Table] = {}
 

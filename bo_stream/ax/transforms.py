@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from bo_stream.ax.nipv import INTEGRATED
-from bo_stream.ax.pool import Name, known_pool
+from bo_stream.ax.pool import CANDIDATE, POOL, known_pool
 from bo_stream.loops.units import is_off, unit_of
 
 
 class FiniteOutcomes(Transform):
-    """Takes infinite outcomes, and those of infinite standard error, for not reported.
+    """A transform that takes outcomes of infinite value or standard error for not reported.
 
     A warning names each one's trial and metric. Other metrics of the trial stay.
 
@@ -83,7 +83,7 @@ def _infinite(observed: DataFrame) -> dict[str, NDArray[np.bool_]]:
 
 
 class ReportedMetrics(Transform):
-    """Checks that each metric has outcomes, before transforms of Ax fail where there are none."""
+    """A check that each metric has outcomes, before transforms of Ax fail where there are none."""
 
     no_op_for_experiment_data = True
 
@@ -134,7 +134,7 @@ class KeepsUnits:
 
 
 class OutcomeUnits(StandardizeY):
-    """Divides each metric by a power of two near its spread, and shifts nothing.
+    """A division of each metric by a power of two near its spread, without a shift.
 
     Acquisition functions are optimised to absolute tolerances, so that outcomes of 1e-6 would look
     flat to them. Ax's ``StandardizeY`` would change all rows of the data at every trial; here the
@@ -162,7 +162,7 @@ MOVED = 0.5
 
 
 class SteadyWinsorize(Winsorize):
-    """Clips outcomes far on the bad side, by Tukey's rule as Ax does (q3 + 1.5 (q3 - q1)).
+    """A clipping of outcomes far on the bad side, by Tukey's rule as in Ax (q3 + 1.5 (q3 - q1)).
 
     The cutoffs of Ax's ``Winsorize`` move with each outcome, and each clipped row of the data with
     them. Here they stay until they are off by far, so that they move a number of times that is
@@ -186,8 +186,9 @@ class SteadyWinsorize(Winsorize):
         if experiment_data is None or _takes_all(generator):
             self.cutoffs = {}
             return
-        own: dict[str, list[float | None]] = {}
-        kept = generator.cutoffs if isinstance(generator, KeepsUnits) else own
+        kept: dict[str, list[float | None]] = (
+            generator.cutoffs if isinstance(generator, KeepsUnits) else {}
+        )
         for metric, fresh in self.cutoffs.items():
             means = experiment_data.observation_data["mean"]
             outcomes = means[metric].dropna().to_numpy(dtype=float)
@@ -221,25 +222,8 @@ def _side(kept: float | None, fresh: float, middle: float) -> float:
     return kept if abs(kept - fresh) <= MOVED * abs(fresh - middle) else fresh
 
 
-POOL = "pool"
-"""Option of an acquisition, and key in the metadata of a proposal: the pool's name."""
-
-CANDIDATE = "candidate"
-"""Key in the metadata of a proposal: the candidate's name."""
-
-
-def metadata_of(pool: str, candidate: Name) -> dict[str, Any]:
-    """Return what Ax keeps with a proposal.
-
-    Args:
-        pool: Name of the pool.
-        candidate: Name of the candidate in the pool.
-    """
-    return {POOL: pool, CANDIDATE: candidate}
-
-
 class ExactCandidates(Transform):
-    """Gives a proposal of a pool the pool's own values, when all other transforms are undone.
+    """A transform whose inverse, the last of all, gives a proposal of a pool the pool's own values.
 
     They would come back from a logarithm with another last digit, and would not be found again.
     """

@@ -71,6 +71,14 @@ def run(client: Client, trials: int, measure: Callable[[Any], Any] = loss) -> No
             client.complete_trial(index, raw_data(measure(parameters)))
 
 
+def after(trials: int, measure: Any = loss, parameters: Any = None, **settings: Any) -> Client:
+    """Return an experiment that has been asked for its next candidate."""
+    client = started(parameters, **settings)
+    run(client, trials, measure)
+    client.get_next_trials(1)
+    return client
+
+
 def raw_data(value: Any) -> Any:
     """Return what a client takes: a value of ``loss``, or a mapping as it is."""
     return value if isinstance(value, dict) else {"loss": value}

@@ -16,7 +16,7 @@ from bo_stream.ax import Pool
 from bo_stream.ax import pool as pools
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.tables import Table
-from tests.ax.experiments import acquisition_of, adapter_of, loss, run, started
+from tests.ax.experiments import acquisition_of, adapter_of
 
 MIXED: list[Any] = [
     RangeParameterConfig("rate", (1e-4, 1.0), parameter_type="float", scaling="log"),
@@ -81,14 +81,6 @@ def table_of(client: Client, pool: Pool) -> Table:
     acquisition = acquisition_of(client)
     assert isinstance(acquisition, PoolAcquisition)
     return adapter_of(client)._table(pools.pool_named(pool.name))
-
-
-def after(trials: int, measure: Any = loss, parameters: Any = None, **settings: Any) -> Client:
-    """Return an experiment that has been asked for its next candidate."""
-    client = started(parameters, **settings)
-    run(client, trials, measure)
-    client.get_next_trials(1)
-    return client
 
 
 def points_of(client: Client) -> Any:

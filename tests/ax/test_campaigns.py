@@ -19,6 +19,7 @@ from bo_stream.ax import save_snapshot
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     adapter_of,
+    after,
     assert_is_a_batch_of_the_data,
     loss,
     model_of,
@@ -163,9 +164,7 @@ def test_infinite_first_outcomes_are_none() -> None:
 def test_observations_outside_the_search_space_stay(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = started(model=kind, refit=0.0)
-    run(client, 4)
-    client.get_next_trials(1)
+    client = after(4, model=kind, refit=0.0)
     traffic = watch(monkeypatch, kind)
     for a in (-0.5, 2.5):
         point = {"a": a, "b": 0.5}

@@ -26,7 +26,7 @@ from bo_stream.ax import StreamSurrogate
 from bo_stream.ax.adapters import StreamAdapter
 from bo_stream.ax.cross_validation import DividedData
 from bo_stream.ax.rows import Rows
-from bo_stream.ax.surrogate import LeftOut
+from bo_stream.ax.surrogate import LeaveOutModel
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     adapter_of,
@@ -179,7 +179,7 @@ def test_rows_that_a_model_of_points_holds_no_longer() -> None:
     rows = Rows(data.X, data.Y, torch.full_like(data.Y, torch.nan))
     model = OSGPR(data.X, data.Y, window=4, max_points=5).eval()
     model.covar_module.lengthscale = 0.4
-    left_out = LeftOut.of(model, rows)
+    left_out = LeaveOutModel.of(model, rows)
     for i in range(12):
         left = [j for j in range(12) if j != i]
         other = OSGPR(data.X[left], data.Y[left], max_points=5)

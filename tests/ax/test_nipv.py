@@ -27,6 +27,7 @@ from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     acquisition_of,
     adapter_of,
+    after,
     model_of,
     run,
     started,
@@ -35,7 +36,6 @@ from tests.ax.experiments import (
 )
 from tests.ax.pools import (
     MIXED,
-    after,
     forgetful,
     mixed_frame,
     mixed_loss,

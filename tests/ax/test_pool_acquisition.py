@@ -22,6 +22,7 @@ from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     acquisition_of,
     adapter_of,
+    after,
     loss,
     model_of,
     run,
@@ -139,9 +140,7 @@ def test_derived_parameters_come_with_their_candidate(trials: int) -> None:
 
 def test_a_table_is_transformed_as_ax_transforms_trials() -> None:
     pool = Pool.of(mixed_frame())
-    client = started(MIXED, pool=pool)
-    run(client, 6, mixed_loss)
-    client.get_next_trials(1)
+    client = after(6, mixed_loss, parameters=MIXED, pool=pool)
     (data,) = surrogate_of(client).training_data
     rows = pool.rows(parameters_of(client)[:6])
     torch.testing.assert_close(table_of(client, pool).X[rows], data.X, rtol=1e-15, atol=0.0)
@@ -231,9 +230,7 @@ def test_two_objectives() -> None:
 
 
 def test_other_ways_to_choose_do_not_go_with_a_pool() -> None:
-    client = started(pool=sites())
-    run(client, 4)
-    client.get_next_trials(1)
+    client = after(4, pool=sites())
     adapter = adapter_of(client)
     with pytest.raises(UnsupportedError, match="a pool alone to choose from"):
         adapter.gen(1, model_gen_options={"in_sample": True})
@@ -248,9 +245,7 @@ def test_screening_finds_the_best_of_many(
     acquisition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = sites(3000)
-    client = started(pool=pool, acquisition=acquisition)
-    run(client, 5)
-    client.get_next_trials(1)
+    client = after(5, pool=pool, acquisition=acquisition)
     acquired = acquisition_of(client)
     X = table_of(client, pool).X
     monkeypatch.setattr(screening, "FINALISTS", 500)
@@ -281,9 +276,7 @@ def test_screening_with_running_trials(acquisition: str, monkeypatch: pytest.Mon
 def test_a_screened_pool_is_not_evaluated_with_all_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client = started(pool=sites(200), acquisition="qUCB")
-    run(client, 4)
-    client.get_next_trials(1)
+    client = after(4, pool=sites(200), acquisition="qUCB")
     acquired = acquisition_of(client)
     monkeypatch.setattr(screening, "FINALISTS", 20)
     seen: list[int] = []
@@ -307,9 +300,7 @@ def test_what_takes_no_sampler_is_not_screened(
 
 def test_a_table_is_transformed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = sites()
-    client = started(pool=pool, acquisition="FeatureNIPV", refit=0.0)
-    run(client, 4)
-    client.get_next_trials(1)
+    client = after(4, pool=pool, acquisition="FeatureNIPV", refit=0.0)
     acquired = acquisition_of(client)
     first, selector = table_of(client, pool), acquired.options["choices"].selector
     kept = selector(acquired.acqf.model, first.X, acquired.options["mc_points"])

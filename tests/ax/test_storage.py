@@ -17,6 +17,7 @@ from bo_stream.ax import save_snapshot
 from bo_stream.ax.storage import data_as_json, frame_as_json
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
+    after,
     loss,
     raw_data,
     run,
@@ -61,9 +62,7 @@ def test_the_next_candidate_is_that_of_an_uninterrupted_run(
 
 
 def test_what_was_learned_is_stored_once_per_refit_and_comes_back(tmp_path: Path) -> None:
-    client = started(refit=1.5)
-    run(client, 8)
-    client.get_next_trials(1)
+    client = after(8, refit=1.5)
     learned = surrogate_of(client).learned
     other = from_json(client, tmp_path)
     next_candidate(other)

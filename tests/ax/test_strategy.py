@@ -25,6 +25,7 @@ from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     QUICK,
     acquisition_of,
+    after,
     loss,
     model_of,
     run,
@@ -63,9 +64,11 @@ def test_two_objectives_and_a_tracking_metric(acquisition: str | None) -> None:
 
 def test_outcome_constraints() -> None:
     """The bowl's bottom, at 0.6, is not allowed. No cost is 0, by which Ax would divide."""
-    client = started(constraints=["cost >= 2.0"], acquisition=None)
-    run(client, 8, lambda p: {"loss": loss(p), "cost": 1.0 + float(p["a"])})
-    client.get_next_trials(1)
+
+    def costly(parameters: Any) -> dict[str, float]:
+        return {"loss": loss(parameters), "cost": 1.0 + float(parameters["a"])}
+
+    client = after(8, costly, constraints=["cost >= 2.0"], acquisition=None)
     parameters, *_ = client.get_best_parameterization()
     assert 1.0 <= float(parameters["a"]) < 1.5
 
