@@ -86,9 +86,10 @@ class AvoidsFailures(Adapter):
 
     @property
     def failed(self) -> list[Arm]:
-        """Return distinct arms of failed trials that no other trial has evaluated, in their order.
+        """Return distinct arms of which no outcome is to be expected.
 
-        Ax names equal points alike.
+        They are those of failed trials that no other trial has evaluated, in order of the trials,
+        then those whose outcome is infinite. Ax names equal points alike.
         """
         trials = self._experiment.trials
         indices = sorted(self._experiment.trial_indices_by_status[TrialStatus.FAILED])
@@ -100,7 +101,7 @@ class AvoidsFailures(Adapter):
         return [*failed.values(), *self._set_aside()]
 
     def _set_aside(self) -> list[Arm]:
-        """Return the arms whose outcome was no number."""
+        """Return the arms with an infinite outcome of a metric that is optimised."""
         config, finite = self._optimization_config, self.transforms.get(FiniteOutcomes.__name__)
         if config is None or not isinstance(finite, FiniteOutcomes):
             return []

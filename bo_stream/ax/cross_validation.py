@@ -86,9 +86,10 @@ class CrossValidatingAdapter(TorchAdapter):
         cv_test_points: list[ObservationFeatures],
         use_posterior_predictive: bool = False,
     ) -> list[ObservationData]:
-        """Predict test points from a fold; overrides ``TorchAdapter._cross_validate``.
+        """Predict test points from a fold.
 
-        That builds models of the fold, and takes it for the data that the adapter was fitted to.
+        Overrides ``TorchAdapter._cross_validate``, which builds models of the fold, and takes it
+        for the data that the adapter was fitted to.
         """
         present, fold = self._last_experiment_data, cv_training_data
         if isinstance(fold, Part):
@@ -140,11 +141,11 @@ class DividedData(ExperimentData):
         return cls(data.arm_data, data.observation_data)
 
     def filter_by_arm_names(self, arm_names: Iterable[str]) -> Part:
-        """Return the part of some arms; overrides a method of Ax that copies it."""
+        """Return the part of some arms, which ``ExperimentData.filter_by_arm_names`` copies."""
         return Part(self, "arm_name", set(arm_names))
 
     def filter_by_trial_index(self, trial_indices: Iterable[int]) -> Part:
-        """Return the part of some trials; overrides a method of Ax that copies it."""
+        """Return the part of some trials, which ``ExperimentData.filter_by_trial_index`` copies."""
         return Part(self, "trial_index", set(trial_indices))
 
     @cached_property
@@ -223,7 +224,7 @@ class Part(ExperimentData):
         return ExperimentData(self.arm_data.copy(), self.observation_data.copy())
 
     def convert_to_list_of_observations(self) -> list[Observation]:
-        """Return Ax's observations; overrides a method of ``ExperimentData`` that is slower."""
+        """Return Ax's observations; see :meth:`DividedData.convert_to_list_of_observations`."""
         table = self.whole.table
         if table is None:
             return self.copied().convert_to_list_of_observations()

@@ -163,10 +163,10 @@ class StreamGenerators(GeneratorRegistryBase):
     def GENERATOR_KEY_TO_GENERATOR_SETUP(self) -> dict[str, GeneratorSetup]:
         """Return the generators, their adapters and their transforms.
 
-        Overrides a property of ``GeneratorRegistryBase`` that returns Ax's own. Of Ax's transforms
-        of outcomes none is as it is: one that is learned anew from all of them would change rows of
-        the data at every trial. What was learned is in the state that Ax stores after each
-        candidate, and not in the arguments beside it again.
+        Overrides ``GeneratorRegistryBase.GENERATOR_KEY_TO_GENERATOR_SETUP``, Ax's own generators.
+        None of Ax's transforms of outcomes is among the transforms: one that is learned anew from
+        all of them would change rows of the data at every trial. What was learned is in the state
+        that Ax stores after each candidate, and not in the arguments beside it again.
         """
         return {
             "BoStream": GeneratorSetup(

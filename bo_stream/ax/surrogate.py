@@ -99,9 +99,10 @@ class StreamSurrogate(Surrogate):
         state_dict: Mapping[str, Tensor] | None,
         refit: bool,
     ) -> Model:
-        """Bring a metric's model to the data; overrides ``Surrogate._construct_model``.
+        """Bring a metric's model to the data.
 
-        That builds and fits a model from all data whenever there is a new row.
+        Overrides ``Surrogate._construct_model``, which builds and fits a model from all data
+        whenever there is a new row.
         """
         config = suited(model_config, len(dataset.feature_names))
         kind = config.botorch_model_class
