@@ -1,18 +1,26 @@
 """Streaming models in Ax's experiment loops. Import it before loading what was stored with it."""
 
-from bo_stream.ax.storage import check_versions
+from bo_stream.ax.versions import check_versions
 
-check_versions()
+check_versions()  # before any import of Ax, which would fail first and say less
 
 from bo_stream.ax.acquisition import StreamAcquisition  # noqa: E402
 from bo_stream.ax.generator import StreamGenerator, StreamGenerators, surrogate_spec  # noqa: E402
 from bo_stream.ax.many_trials import analyses  # noqa: E402
-from bo_stream.ax.orchestration import orchestrator_options, run_trials  # noqa: E402
 from bo_stream.ax.pool import Pool, register_pool  # noqa: E402
 from bo_stream.ax.pool_acquisition import PoolAcquisition  # noqa: E402
-from bo_stream.ax.processes import ProcessMetric, ProcessRunner  # noqa: E402
-from bo_stream.ax.sql import close_storage, storage_config  # noqa: E402
-from bo_stream.ax.storage import register, save_snapshot  # noqa: E402
+from bo_stream.ax.processes import (  # noqa: E402
+    ProcessMetric,
+    ProcessRunner,
+    orchestrator_options,
+    run_trials,
+)
+from bo_stream.ax.storage import (  # noqa: E402
+    close_storage,
+    register,
+    save_snapshot,
+    storage_config,
+)
 from bo_stream.ax.strategy import ACQUISITIONS, generation_strategy  # noqa: E402
 from bo_stream.ax.surrogate import StreamSurrogate  # noqa: E402
 

@@ -1,17 +1,23 @@
-"""The adapters of streaming strategies."""
+"""Adapters of Ax for streaming models and for the quasi-random trials before them.
+
+An adapter of Ax stands between an experiment and a generator: it transforms data on the way in and
+candidates on the way out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, cast
 from zlib import crc32
 
 import pandas as pd
 import torch
+from ax.adapter.base import Adapter
+from ax.adapter.data_utils import ExperimentData
 from ax.adapter.random import RandomAdapter
 from ax.adapter.registry import Cont_X_trans, Generators
-from ax.adapter.torch import TorchAdapter
 from ax.adapter.transforms.base import Transform
 from ax.adapter.transforms.cast import Cast
 from ax.adapter.transforms.fill_missing_parameters import FillMissingParameters
@@ -24,45 +30,103 @@ from ax.core.observation import ObservationFeatures
 from ax.core.optimization_config import OptimizationConfig
 from ax.core.parameter import ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace
+from ax.core.trial_status import TrialStatus
 from ax.generators.random.sobol import SobolGenerator
 from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
 from ax.generators.types import TConfig
 from ax.utils.common.constants import Keys
 from ax.utils.common.random import with_rng_seed
+from botorch.exceptions.warnings import InputDataWarning
 from torch import Tensor
 
-from bo_stream.acquisition import FeatureNIPV
-from bo_stream.ax.acquisition import MC_POINTS
-from bo_stream.ax.cross_validation import LeavesRowsOut
-from bo_stream.ax.model_choice import KeepsRowsOutside
+from bo_stream.acquisition import FeatureNIPV, PoolSelector
+from bo_stream.ax.cross_validation import CrossValidatingAdapter
 from bo_stream.ax.nipv import INTEGRATED, NUM_MC_POINTS, check_options
-from bo_stream.ax.orchestration import AvoidsFailures, Pending
-from bo_stream.ax.pool import Pool, pool_named
-from bo_stream.ax.pool_acquisition import CHOICES, Choices, KeptSelector
+from bo_stream.ax.pool import MC_POINTS, POOL, Pool, pool_named
+from bo_stream.ax.pool_acquisition import CHOICES, Choices
 from bo_stream.ax.tables import Table, Tables
-from bo_stream.ax.transforms import POOL, FiniteOutcomes
+from bo_stream.ax.transforms import FiniteOutcomes
+from bo_stream.models.base import StreamingGP
+
+Pending = dict[str, list[ObservationFeatures]]
+
+REMEMBERED = 64
+"""Failed points that are taken as pending, the latest ones; a joint sample has one value each."""
 
 
-class BringsTables(TorchAdapter):
-    """Gives acquisition functions the pool and the integration points that are asked for by name.
+class AvoidsFailures(Adapter):
+    """An adapter that takes failed points as pending ones.
 
-    Both are tables in the user's parameters, and transformed once. Of the pool's candidates those
-    are left out that any trial of the experiment has had, whatever became of it: one that failed
-    or was abandoned would be proposed again at once, as nothing was learned of it. To try one
-    again, attach a trial with its parameters.
+    Ax forgets them. Where nothing else has come, a deterministic model then proposes a failed point
+    again for ever. As pending points they are what a criterion expects an outcome of, so that
+    neither they nor their neighbourhood are worth much.
     """
 
-    @cached_property
-    def _tables(self) -> Tables:
-        return Tables(self.device)
+    def gen(
+        self,
+        n: int,
+        search_space: SearchSpace | None = None,
+        optimization_config: OptimizationConfig | None = None,
+        pending_observations: Pending | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> GeneratorRun:
+        """Generate candidates; overrides ``Adapter.gen`` to add failed points to pending ones."""
+        pending = self._with_failures(pending_observations or {})
+        return super().gen(n, search_space, optimization_config, pending, *args, **kwargs)
 
-    @cached_property
-    def _selector(self) -> KeptSelector:
-        return KeptSelector()
+    def _with_failures(self, pending: Pending) -> Pending:
+        space = self._search_space
+        failed = [arm for arm in self.failed if space.check_membership(arm.parameters)]
+        latest = [ObservationFeatures.from_arm(arm) for arm in failed[-REMEMBERED:]]
+        if not latest:
+            return pending
+        metrics = {*self._experiment.metrics, *pending}
+        return {metric: [*pending.get(metric, []), *latest] for metric in metrics}
 
-    @cached_property
-    def _drawn(self) -> dict[int, tuple[SearchSpace, Pool]]:
-        return {}
+    @property
+    def failed(self) -> list[Arm]:
+        """Return distinct arms of which no outcome is to be expected.
+
+        They are those of failed trials that no other trial has evaluated, in order of the trials,
+        then those whose outcome is infinite. Ax names equal points alike.
+        """
+        trials = self._experiment.trials
+        indices = sorted(self._experiment.trial_indices_by_status[TrialStatus.FAILED])
+        failed = {arm.name: arm for index in indices for arm in trials[index].arms}
+        if failed:
+            for trial in self._experiment.trials_by_status[TrialStatus.COMPLETED]:
+                for arm in trial.arms:
+                    failed.pop(arm.name, None)
+        return [*failed.values(), *self._set_aside()]
+
+    def _set_aside(self) -> list[Arm]:
+        """Return the arms with an infinite outcome of a metric that is optimised."""
+        config, finite = self._optimization_config, self.transforms.get(FiniteOutcomes.__name__)
+        if config is None or not isinstance(finite, FiniteOutcomes):
+            return []
+        needed, arms = config.metric_names, self._experiment.arms_by_name
+        names = {arm for _, arm, metric in finite.set_aside if metric in needed}
+        return [arms[name] for name in sorted(names)]
+
+
+class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
+    """Ax's adapter of random generators, which draws no failed point again."""
+
+
+class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
+    """Ax's adapter of BoTorch models, for models that stream and candidates from tables.
+
+    Besides what its bases do:
+
+    - A search has random numbers that belong to the experiment's state, so that an experiment
+      loaded from storage goes on as it would have: Ax does not store the seed of a client.
+    - Acquisition functions get the pool and the integration points that are asked for by name,
+      tables in the user's parameters that are transformed once. Of the pool's candidates those are
+      left out that any trial has had, whatever became of it: one that failed or was abandoned would
+      be proposed again at once. To try one again, attach a trial with its parameters.
+    - Observations outside the search space stay in the model.
+    """
 
     def gen(
         self,
@@ -73,42 +137,68 @@ class BringsTables(TorchAdapter):
         fixed_features: ObservationFeatures | None = None,
         model_gen_options: TConfig | None = None,
     ) -> GeneratorRun:
-        """As Ax's."""
-        options: dict[str, Any] = dict(model_gen_options or {})
-        given = options.get(Keys.AX_ACQUISITION_KWARGS.value, {})
-        own = {**self._choices(pending_observations or {}), **self._mc_points()}
-        if own:
-            options[Keys.AX_ACQUISITION_KWARGS.value] = {**given, **own}
-        return super().gen(
-            n=n,
-            search_space=search_space,
-            optimization_config=optimization_config,
-            pending_observations=pending_observations,
-            fixed_features=fixed_features,
-            model_gen_options=options,
-        )
+        """Generate candidates; overrides ``Adapter.gen`` for tables and reproducible searches.
 
-    def _evaluate_acquisition_function(
-        self,
-        observation_features: list[list[ObservationFeatures]],
-        search_space: SearchSpace,
-        optimization_config: OptimizationConfig,
-        pending_observations: Pending | None = None,
-        fixed_features: ObservationFeatures | None = None,
-        acq_options: dict[str, Any] | None = None,
-    ) -> list[float]:
-        return super()._evaluate_acquisition_function(
-            observation_features=observation_features,
-            search_space=search_space,
-            optimization_config=optimization_config,
-            pending_observations=pending_observations,
-            fixed_features=fixed_features,
-            acq_options={**(acq_options or {}), **self._mc_points()},
-        )
+        Quasi-random points take the place of a failed point that the model asks for none the less.
+        """
+        pending = pending_observations or {}
+        options: dict[str, Any] = dict(model_gen_options or {})
+        with with_rng_seed(seed_of(self._experiment, pending)):
+            own = {**self._choices(pending), **self._mc_points()}
+            if own:
+                given = options.get(Keys.AX_ACQUISITION_KWARGS.value, {})
+                options[Keys.AX_ACQUISITION_KWARGS.value] = {**given, **own}
+            run = super().gen(
+                n, search_space, optimization_config, pending, fixed_features, options
+            )
+            failed = {arm.signature for arm in self.failed}
+            if all(arm.signature not in failed for arm in run.arms):
+                return run
+            quasi_random = QuasiRandomAdapter(
+                experiment=self._experiment,
+                generator=SobolGenerator(init_position=len(self._experiment.trials)),
+                search_space=self._search_space,
+                transforms=Cont_X_trans,
+            )
+            return quasi_random.gen(n, search_space, None, pending_observations, fixed_features)
+
+    def _evaluate_acquisition_function(self, *args: Any, **kwargs: Any) -> list[float]:
+        """Evaluate an acquisition function at points.
+
+        Overrides ``TorchAdapter._evaluate_acquisition_function`` to add the integration points.
+        """
+        kwargs["acq_options"] = {**(kwargs.get("acq_options") or {}), **self._mc_points()}
+        return super()._evaluate_acquisition_function(*args, **kwargs)
+
+    def _compute_in_design(
+        self, search_space: SearchSpace, experiment_data: ExperimentData
+    ) -> list[bool]:
+        """Return which observations the model is given.
+
+        Overrides ``Adapter._compute_in_design``, which drops those beyond the bounds of range
+        parameters or constraints unless Ax widens the model's space, and with it the units of the
+        inputs, so that each such row would build the model anew. Here inputs stay in units of the
+        search space, and these rows lie outside its unit cube. What the transforms cannot take,
+        such as another value of a choice or no positive one on a logarithmic scale, is left out
+        with a warning.
+        """
+        arms = experiment_data.arm_data
+        kept = super()._compute_in_design(covering(search_space, arms), experiment_data)
+        if not all(kept):
+            trials = arms.index.get_level_values("trial_index")
+            left_out = {int(trial) for trial, is_in in zip(trials, kept, strict=True) if not is_in}
+            warnings.warn(
+                f"Trials {', '.join(map(str, sorted(left_out)))} are left out of the model: they "
+                "lie outside the search space, in parameters or values that it cannot be widened "
+                "by.",
+                InputDataWarning,
+                stacklevel=2,
+            )
+        return kept
 
     @property
     def pool(self) -> Pool | None:
-        """What candidates are chosen from, if not from the search space."""
+        """Return the pool that candidates are chosen from, if not from the search space."""
         name = self._modular.acquisition_options.get(POOL)
         return None if name is None else pool_named(str(name))
 
@@ -119,26 +209,30 @@ class BringsTables(TorchAdapter):
             raise TypeError(f"Expected a BoTorchGenerator, got {type(generator).__name__}.")
         return generator
 
+    @cached_property
+    def _tables(self) -> Tables:
+        return Tables(self.device)
+
+    @cached_property
+    def _selector(self) -> Callable[[StreamingGP, Tensor, Tensor], PoolSelector]:
+        return lru_cache(maxsize=1)(PoolSelector)
+
+    @cached_property
+    def _drawn(self) -> dict[int, tuple[SearchSpace, Pool]]:
+        return {}
+
     def _choices(self, pending: Pending) -> dict[str, Any]:
-        """The pool as the acquisition takes it."""
+        """Return the pool as an option of the acquisition, if there is one."""
         pool = self.pool
         if pool is None:
             return {}
-        table = self._table(pool)
-        untried = self._untried(pool, pending)
-        return {CHOICES: Choices(pool, table.X, untried, self._selector)}
-
-    def _untried(self, pool: Pool, pending: Pending) -> Tensor:
-        """Which candidates no trial has had, ``N`` bools."""
         had = [arm.parameters for arm in self._experiment.arms_by_signature.values()]
         had += [each.parameters for metric in pending.values() for each in metric]
-        rows = pool.rows(had)
-        untried = torch.ones(len(pool), dtype=torch.bool)
-        untried[torch.from_numpy(rows[rows >= 0])] = False
-        return untried.to(self.device)
+        untried = torch.from_numpy(pool.untried(had)).to(self.device)
+        return {CHOICES: Choices(pool, self._table(pool).X, untried, self._selector)}
 
     def _mc_points(self) -> dict[str, Any]:
-        """Integration points as the model takes them, where some are asked for or needed."""
+        """Return integration points as an option of the acquisition, where they are needed."""
         generator = self._modular
         kind, options = generator._botorch_acqf_class, generator._botorch_acqf_options
         if kind is None or not issubclass(kind, INTEGRATED):
@@ -157,7 +251,7 @@ class BringsTables(TorchAdapter):
 
     @property
     def _is_box(self) -> bool:
-        """Whether the search space is a box for the model too."""
+        """Return whether the search space is a box for the model too."""
         space = self._model_space
         return not space.parameter_constraints and all(
             isinstance(each, RangeParameter) and each.parameter_type is ParameterType.FLOAT
@@ -165,101 +259,39 @@ class BringsTables(TorchAdapter):
         )
 
     def _points_drawn(self, count: int) -> Pool:
-        """Points of the search space, of its constraints too, as Ax draws its Sobol points."""
+        """Return points of the search space that keep its constraints, drawn by Ax's Sobol."""
+        space = self._model_space
         known = self._drawn.get(count)
-        if known is None or known[0] != self._model_space:
-            known = self._drawn[count] = (self._model_space.clone(), self._draw(count))
-        return known[1]
-
-    def _draw(self, count: int) -> Pool:
+        if known is not None and known[0] == space:
+            return known[1]
         sobol = Generators.SOBOL(
-            experiment=self._experiment,
-            search_space=self._model_space,
-            seed=0,
-            deduplicate=False,
+            experiment=self._experiment, search_space=space, seed=0, deduplicate=False
         )
         run = sobol.gen(count)
         counts = zip(run.arms, run.weights, strict=True)
         rows = [arm.parameters for arm, weight in counts for _ in range(round(weight))]
-        names = list(self._model_space.tunable_parameters)
-        return Pool(f"{count} points of the search space", pd.DataFrame(rows)[names])
+        frame = pd.DataFrame(rows)[list(space.tunable_parameters)]
+        pool = Pool(f"{count} points of the search space", frame)
+        self._drawn[count] = (space.clone(), pool)
+        return pool
 
     def _table(self, pool: Pool) -> Table:
         return self._tables.get(pool, self._model_space, self._of_inputs, self.parameters)
 
     def _of_inputs(self) -> Sequence[Transform]:
-        """The transforms of parameters; a table's values are cast already."""
+        """Return the transforms of parameters; a table's values are cast already."""
         others = (Cast, FillMissingParameters, StandardizeY, Winsorize)
         return [each for each in self.transforms.values() if not isinstance(each, others)]
 
 
-class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
-    """Ax's adapter of random generators, which draws no failed point again."""
-
-
-class StreamAdapter(AvoidsFailures, KeepsRowsOutside, LeavesRowsOut, BringsTables):
-    """Ax's adapter, which cross-validates in closed form, and chooses from tables.
-
-    A search has the random numbers that belong to the experiment's state, so that one that is
-    loaded from storage goes on as it would have: Ax does not store the seed of a client.
-    """
-
-    def gen(
-        self,
-        n: int,
-        search_space: SearchSpace | None = None,
-        optimization_config: OptimizationConfig | None = None,
-        pending_observations: Pending | None = None,
-        fixed_features: ObservationFeatures | None = None,
-        model_gen_options: TConfig | None = None,
-    ) -> GeneratorRun:
-        """As Ax's; quasi-random points where the model asks for a failed one none the less."""
-        with with_rng_seed(seed_of(self._experiment, pending_observations or {})):
-            run = super().gen(
-                n=n,
-                search_space=search_space,
-                optimization_config=optimization_config,
-                pending_observations=pending_observations,
-                fixed_features=fixed_features,
-                model_gen_options=model_gen_options,
-            )
-            failed = {arm.signature for arm in self.failed}
-            if all(arm.signature not in failed for arm in run.arms):
-                return run
-            return self._quasi_random().gen(
-                n=n,
-                search_space=search_space,
-                pending_observations=pending_observations,
-                fixed_features=fixed_features,
-            )
-
-    @property
-    def failed(self) -> list[Arm]:
-        """Those of failed trials, and those whose outcome is set aside."""
-        config, finite = self._optimization_config, self.transforms.get(FiniteOutcomes.__name__)
-        if config is None or not isinstance(finite, FiniteOutcomes):
-            return super().failed
-        needed, arms = config.metric_names, self._experiment.arms_by_name
-        names = {arm for _, arm, metric in finite.set_aside if metric in needed}
-        return [*super().failed, *(arms[name] for name in sorted(names))]
-
-    def _quasi_random(self) -> QuasiRandomAdapter:
-        return QuasiRandomAdapter(
-            experiment=self._experiment,
-            generator=SobolGenerator(init_position=len(self._experiment.trials)),
-            search_space=self._search_space,
-            transforms=Cont_X_trans,
-        )
-
-
 def seed_of(experiment: Experiment, pending: Pending) -> int | None:
-    """Seed of the next search; None before any candidate has been proposed.
+    """Return the seed of the next search; None before any candidate has been proposed.
 
-    The first proposed point stands for the experiment. It was drawn with the client's seed.
+    The first proposed point, which was drawn with the client's seed, stands for the experiment.
 
     Args:
-        experiment: With its trials.
-        pending: Points without outcomes, some of which may be no trials yet.
+        experiment: An experiment with its trials.
+        pending: Points without outcomes by metric, some of which may be no trials yet.
     """
     proposed = (
         arm.parameters
@@ -273,3 +305,30 @@ def seed_of(experiment: Experiment, pending: Pending) -> int | None:
         return None
     waiting = max((len(points) for points in pending.values()), default=0)
     return crc32(repr(sorted(first.items())).encode()) + len(experiment.trials) + waiting
+
+
+def covering(space: SearchSpace, arms: pd.DataFrame) -> SearchSpace:
+    """Return a search space without constraints, whose ranges are widened to hold points.
+
+    Args:
+        space: The search space; stays as it is.
+        arms: A column for each parameter.
+    """
+    wide = space.clone()
+    for name, parameter in wide.parameters.items():
+        if isinstance(parameter, RangeParameter) and name in arms:
+            values = arms[name].dropna().tolist()
+            usable = [value for value in values if _is_on_scale(parameter, value)]
+            if usable:
+                parameter.update_range(
+                    lower=cast(float, min(parameter.lower, *usable)),
+                    upper=cast(float, max(parameter.upper, *usable)),
+                )
+    wide.set_parameter_constraints([])
+    return wide
+
+
+def _is_on_scale(parameter: RangeParameter, value: float) -> bool:
+    if parameter.log_scale:
+        return value > 0.0
+    return 0.0 < value < 1.0 if parameter.logit_scale else True

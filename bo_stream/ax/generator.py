@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ax.adapter.registry import (
-    Cont_X_trans,
-    GeneratorRegistryBase,
-    GeneratorSetup,
-    MBM_X_trans,
-)
+from ax.adapter.registry import Cont_X_trans, GeneratorRegistryBase, GeneratorSetup, MBM_X_trans
 from ax.adapter.transforms.derelativize import Derelativize
 from ax.core.search_space import SearchSpaceDigest
-from ax.core.types import TCandidateMetadata
 from ax.generators.random.sobol import SobolGenerator
 from ax.generators.torch.botorch_modular.acquisition import Acquisition
 from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
@@ -29,14 +22,14 @@ from torch import Tensor
 
 from bo_stream.ax.acquisition import StreamAcquisition, best_observed
 from bo_stream.ax.adapters import QuasiRandomAdapter, StreamAdapter
-from bo_stream.ax.model_choice import Record, name_of
+from bo_stream.ax.model_choice import name_of
 from bo_stream.ax.pool_acquisition import PoolAcquisition
-from bo_stream.ax.surrogate import StreamSurrogate
+from bo_stream.ax.surrogate import Record, StreamSurrogate
 from bo_stream.ax.transforms import (
     ExactCandidates,
     FiniteOutcomes,
-    GaussianOutcomes,
     KeepsUnits,
+    OutcomeUnits,
     ReportedMetrics,
     SteadyWinsorize,
 )
@@ -46,12 +39,12 @@ from bo_stream.models.wiski.wiski import WISKI
 def surrogate_spec(
     model: type | None = None, model_options: Mapping[str, Any] | None = None
 ) -> SurrogateSpec:
-    """Ax's specification of a model that standardises its outcomes itself.
+    """Return Ax's specification of a model that standardises its outcomes itself.
 
     Args:
         model: A streaming model of BoTorch. Default: :class:`WISKI`, or :class:`OSGPR` for more
             inputs than it takes.
-        model_options: Its constructor's further arguments.
+        model_options: Further arguments of its constructor.
     """
     config = ModelConfig(
         botorch_model_class=model or WISKI,
@@ -63,12 +56,7 @@ def surrogate_spec(
 
 
 class StreamGenerator(KeepsUnits, BoTorchGenerator):
-    """Ax's modular generator, whose surrogate is a :class:`StreamSurrogate`.
-
-    The best point among the data, which Ax asks for whenever a candidate is generated, costs
-    O(n r): marginal means, where Ax's own takes the joint posterior at all data. The acquisition
-    has them already.
-    """
+    """Ax's modular generator, whose surrogate is a :class:`StreamSurrogate`."""
 
     def __init__(
         self,
@@ -85,10 +73,11 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
         cutoffs: dict[str, list[float | None]] | None = None,
         winsorize: bool = True,
     ) -> None:
-        """As :class:`BoTorchGenerator`; ``refit`` and ``learned``: see :class:`StreamSurrogate`.
+        """Make a generator without a model; the first seven arguments are ``BoTorchGenerator``'s.
 
-        ``units`` and ``cutoffs``: of the metrics, by name; written when one is first seen or
-        changes. ``winsorize``: whether outliers on the bad side are clipped.
+        For ``refit`` and ``learned`` see :class:`StreamSurrogate`. ``units`` and ``cutoffs`` are
+        those of the metrics, by name, written when one is first seen or changes; ``winsorize`` is
+        whether outliers on the bad side are clipped.
         """
         super().__init__(
             surrogate_spec=surrogate_spec or _default_spec(),
@@ -109,12 +98,13 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
         self,
         datasets: Sequence[SupervisedDataset],
         search_space_digest: SearchSpaceDigest,
-        candidate_metadata: list[list[TCandidateMetadata]] | None = None,
-        state_dict: OrderedDict[str, Tensor] | None = None,
-        refit: bool = True,
-        **additional_model_inputs: Any,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
-        """Bring the models to the data; see :class:`StreamSurrogate`."""
+        """Bring the models to the data.
+
+        Overrides ``BoTorchGenerator.fit``, which would make a surrogate of Ax's own class.
+        """
         if self._surrogate is None:
             self._surrogate = StreamSurrogate(
                 surrogate_spec=self.surrogate_spec,
@@ -124,36 +114,34 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
                 learned=self.learned,
                 units=self.units,
             )
-        super().fit(
-            datasets,
-            search_space_digest,
-            candidate_metadata,
-            state_dict,
-            refit,
-            **additional_model_inputs,
-        )
+        super().fit(datasets, search_space_digest, *args, **kwargs)
 
     def gen(
         self, n: int, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
     ) -> TorchGenResults:
-        """As Ax's; proposals of a pool say which candidates they are."""
+        """Generate candidates; overrides ``BoTorchGenerator.gen`` to name those of a pool."""
         results = super().gen(n, search_space_digest, torch_opt_config)
         if isinstance(self._acquisition, PoolAcquisition):
             return replace(results, candidate_metadata=list(self._acquisition.metadata))
         return results
 
     def _get_state(self) -> dict[str, Any]:
-        """What Ax stores with each generator run, and gives to the next generator.
+        """Return what Ax stores with each generator run, and gives to the next generator.
 
-        They are the same objects as long as the generator lives, for Ax builds another when it is
-        given others.
+        Overrides ``Generator._get_state``, which returns nothing. The values are the same objects
+        as long as the generator lives, for Ax builds another when it is given others.
         """
         return {"learned": self.learned, "units": self.units, "cutoffs": self.cutoffs}
 
     def best_point(
         self, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
     ) -> Tensor | None:
-        """The feasible observed point of the best posterior mean; None for several objectives."""
+        """Return the feasible observed point of the best posterior mean; None: many objectives.
+
+        Overrides ``BoTorchGenerator.best_point``, which Ax calls with every candidate and which
+        takes the joint posterior at all data. Marginal means cost O(n r), and the acquisition has
+        them already.
+        """
         if torch_opt_config.is_moo:
             return None
         last = self._acquisition
@@ -162,26 +150,23 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
         return best_observed(self.surrogate, search_space_digest, torch_opt_config)
 
 
-def _default_spec() -> SurrogateSpec:
-    return surrogate_spec()
+_default_spec = surrogate_spec  # an argument of ``StreamGenerator`` has the name
 
 
 class StreamGenerators(GeneratorRegistryBase):
-    """What a ``GeneratorSpec`` can name: ``BO_STREAM``, and ``QUASI_RANDOM`` for first trials.
-
-    Of Ax's transforms of outcomes none is as it is: one that is learned anew from all of them would
-    change rows of the data at every trial.
-    """
+    """Generators by the names in a ``GeneratorSpec``: for models that stream, and before them."""
 
     BO_STREAM = "BoStream"
     QUASI_RANDOM = "BoStreamSobol"
 
     @property
     def GENERATOR_KEY_TO_GENERATOR_SETUP(self) -> dict[str, GeneratorSetup]:
-        """The generator, its adapter and its transforms.
+        """Return the generators, their adapters and their transforms.
 
-        What was learned is in the state that Ax stores after each candidate, and not in the
-        arguments beside it again.
+        Overrides ``GeneratorRegistryBase.GENERATOR_KEY_TO_GENERATOR_SETUP``, Ax's own generators.
+        None of Ax's transforms of outcomes is among the transforms: one that is learned anew from
+        all of them would change rows of the data at every trial. What was learned is in the state
+        that Ax stores after each candidate, and not in the arguments beside it again.
         """
         return {
             "BoStream": GeneratorSetup(
@@ -194,7 +179,7 @@ class StreamGenerators(GeneratorRegistryBase):
                     *MBM_X_trans,
                     Derelativize,
                     SteadyWinsorize,
-                    GaussianOutcomes,
+                    OutcomeUnits,
                 ],
                 standard_adapter_kwargs={"expand_model_space": False},
                 not_saved_generator_kwargs=["learned", "units", "cutoffs"],

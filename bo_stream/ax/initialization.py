@@ -1,9 +1,11 @@
-"""The first trials of an experiment on a pool."""
+"""The first trials of an experiment: how many there are, and which candidates of a pool they take.
+
+:class:`EnoughTrials` ends them on any search space, :class:`PoolStart` proposes them from a pool.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +29,7 @@ from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bo_stream.ax.model_choice import suited
-from bo_stream.ax.pool import Pool, pool_named
+from bo_stream.ax.pool import pool_named
 from bo_stream.ax.pool_acquisition import check_enough
 from bo_stream.ax.tables import Tables, input_transforms, num_inputs
 
@@ -35,7 +37,7 @@ WITHOUT_OUTCOME = (TrialStatus.FAILED, TrialStatus.ABANDONED)
 
 
 class EnoughTrials(TransitionCriterion):
-    """Met by enough trials, of which some has reported each metric that is optimised.
+    """A criterion met by enough trials, of which some has reported each metric that is optimised.
 
     Failed and abandoned trials do not count, as in Ax's default strategy. Candidates that the node
     has proposed and that are no trials yet do count: so a batch ends exactly at the threshold. As
@@ -43,35 +45,56 @@ class EnoughTrials(TransitionCriterion):
     """
 
     def __init__(self, threshold: int, transition_to: str) -> None:
-        """See the class.
-
-        Args:
-            threshold: Number of trials.
-            transition_to: Name of the node that takes over.
-        """
+        """Set the number of trials, and the name of the node that takes over."""
         super().__init__(transition_to)
         self.threshold = threshold
 
     def is_met(self, experiment: Experiment, curr_node: GenerationNode) -> bool:
-        """Whether the next node takes over.
+        """Return whether the next node takes over.
+
+        Overrides ``TransitionCriterion.is_met``, which is abstract. Before the first trial it
+        chooses the next node's model as it will be chosen when there are data.
 
         Raises:
             UnsupportedError: Before the first trial: the model cannot take the parameters.
         """
+        strategy = curr_node.generation_strategy
         if not experiment.trials:
-            _check_model(
-                experiment, curr_node.generation_strategy.nodes_by_name[self.transition_to]
-            )
-        if _trials(experiment) + _proposed(experiment, curr_node) < self.threshold:
+            _check_model(experiment, strategy.nodes_by_name[self.transition_to])
+        statuses = experiment.trial_indices_by_status
+        counted = len(experiment.trials) - sum(len(statuses[each]) for each in WITHOUT_OUTCOME)
+        known = experiment.arms_by_signature
+        proposed = sum(
+            run._generation_node_name == curr_node.name
+            and any(arm.signature not in known for arm in run.arms)
+            for run in strategy._generator_runs
+        )
+        if counted + proposed < self.threshold:
             return False
         silent = unreported(experiment)
-        if silent and experiment.trial_indices_by_status[TrialStatus.COMPLETED]:
-            _warn_of(silent)
+        if silent and statuses[TrialStatus.COMPLETED]:
+            values = ", ".join(f"{name!r}: ..." for name in silent)
+            warnings.warn(
+                f"No completed trial has reported a finite {', '.join(silent)}, and no model can "
+                "be built without: the next trials are quasi-random. Report by "
+                f"client.complete_trial(index, {{{values}}}), or see that the metrics that should "
+                "fetch them do.",
+                InputDataWarning,
+                stacklevel=2,
+            )
         return not silent
 
 
+def _check_model(experiment: Experiment, node: GenerationNode) -> None:
+    dim = num_inputs(experiment.search_space)
+    for spec in node.generator_specs:
+        surrogate = spec.generator_kwargs.get("surrogate_spec")
+        for config in [] if surrogate is None else surrogate.model_configs:
+            suited(config, dim)
+
+
 def unreported(experiment: Experiment) -> list[str]:
-    """Metrics of the objectives and constraints without any finite outcome. Cost O(n)."""
+    """Return metrics of the objectives and constraints without any finite outcome. Cost O(n)."""
     config = experiment.optimization_config
     if config is None:
         return []
@@ -82,54 +105,18 @@ def unreported(experiment: Experiment) -> list[str]:
     return sorted(config.metric_names - set(finite["metric_name"]))
 
 
-def _check_model(experiment: Experiment, node: GenerationNode) -> None:
-    """Choose a node's model as it will be chosen when there are data."""
-    dim = num_inputs(experiment.search_space)
-    for spec in node.generator_specs:
-        surrogate = spec.generator_kwargs.get("surrogate_spec")
-        for config in [] if surrogate is None else surrogate.model_configs:
-            suited(config, dim)
-
-
-def _warn_of(silent: list[str]) -> None:
-    values = ", ".join(f"{name!r}: ..." for name in silent)
-    warnings.warn(
-        f"No completed trial has reported a finite {', '.join(silent)}, and no model can be built "
-        f"without: the next trials are quasi-random. Report by client.complete_trial(index, "
-        f"{{{values}}}), or see that the metrics that should fetch them do.",
-        InputDataWarning,
-        stacklevel=2,
-    )
-
-
-def _trials(experiment: Experiment) -> int:
-    left_out = sum(len(experiment.trial_indices_by_status[status]) for status in WITHOUT_OUTCOME)
-    return len(experiment.trials) - left_out
-
-
-def _proposed(experiment: Experiment, node: GenerationNode) -> int:
-    """Number of the node's candidates that are no trials yet."""
-    known = experiment.arms_by_signature
-    runs = node.generation_strategy._generator_runs
-    return sum(
-        run._generation_node_name == node.name
-        and any(arm.signature not in known for arm in run.arms)
-        for run in runs
-    )
-
-
 @dataclass(init=False)
 class PoolStart(ExternalGenerationNode):
-    """Proposes the untried candidates nearest to Sobol points, so that they fill the pool's box.
+    """A node of Ax that proposes the untried candidates of a pool nearest to Sobol points.
 
-    The k-th proposal belongs to the k-th Sobol point, and k counts the experiment's
-    parameterizations: a reloaded experiment goes on with the same ones.
+    So they fill the pool's box. The k-th proposal belongs to the k-th Sobol point, and k counts the
+    experiment's parameterizations: a reloaded experiment goes on with the same ones.
 
     Attributes:
         pool: Name of the pool.
-        trials: How many the experiment has before the next node takes over.
-        next_node: Its name.
-        seed: Of the Sobol points.
+        trials: Number of trials that the experiment has before the next node takes over.
+        next_node: Name of the next node.
+        seed: Seed of the Sobol points.
     """
 
     pool: str
@@ -138,7 +125,7 @@ class PoolStart(ExternalGenerationNode):
     seed: int
 
     def __init__(self, pool: str, trials: int, next_node: str, seed: int) -> None:
-        """See the class."""
+        """Make a node; see the class."""
         super().__init__(
             name="PoolStart",
             should_deduplicate=False,
@@ -152,23 +139,31 @@ class PoolStart(ExternalGenerationNode):
         self._inputs = torch.empty(0, 0)
 
     def update_generator_state(self, experiment: Experiment, data: Data) -> None:
-        """See which candidates the experiment has had."""
+        """Note which candidates the experiment has had.
+
+        Overrides ``ExternalGenerationNode.update_generator_state``, which is abstract.
+        """
         space = experiment.search_space
         table = self._tables.get(pool_named(self.pool), space, lambda: input_transforms(space))
         self._space, self._inputs = space, table.X
         self._had = [arm.parameters for arm in experiment.arms_by_signature.values()]
 
     def get_next_candidate(self, pending_parameters: list[TParameterization]) -> TParameterization:
-        """The untried candidate nearest to the next Sobol point.
+        """Return the untried candidate nearest to the next Sobol point.
+
+        Overrides ``ExternalGenerationNode.get_next_candidate``, which is abstract.
 
         Raises:
             SearchSpaceExhausted: None is left.
         """
         pool = pool_named(self.pool)
         had = [*self._had, *pending_parameters]
-        untried = self._untried(pool, had)
+        untried = pool.untried(had)
+        for name, value in self._fixed.items():
+            if name in pool.frame:
+                untried &= (pool.frame[name] == value).to_numpy()
         check_enough(1, int(untried.sum()), pool, bool(self._fixed))
-        rows = untried.nonzero().squeeze(-1)
+        rows = torch.from_numpy(np.flatnonzero(untried))
         count = len({Arm(parameters=each).signature for each in had})
         return completed(pool.parameters_at(int(rows[self._nearest(rows, count)])), self._space)
 
@@ -180,22 +175,17 @@ class PoolStart(ExternalGenerationNode):
         pending_observations: dict[str, list[ObservationFeatures]] | None = None,
         **generator_gen_kwargs: Any,
     ) -> GeneratorRun:
-        """As Ax's; remembers which parameters are fixed for these trials."""
+        """Propose candidates.
+
+        Overrides ``ExternalGenerationNode._gen``, which drops the parameters that are fixed for
+        these trials.
+        """
         fixed: ObservationFeatures | None = generator_gen_kwargs.get("fixed_features")
         self._fixed = {} if fixed is None else fixed.parameters
         return super()._gen(experiment, data, n, pending_observations, **generator_gen_kwargs)
 
-    def _untried(self, pool: Pool, had: Iterable[TParameterization]) -> Tensor:
-        rows = pool.rows(list(had))
-        untried = np.ones(len(pool), dtype=bool)
-        untried[rows[rows >= 0]] = False
-        for name, value in self._fixed.items():
-            if name in pool.frame:
-                untried &= (pool.frame[name] == value).to_numpy()
-        return torch.from_numpy(untried)
-
     def _nearest(self, rows: Tensor, count: int) -> int:
-        """Place among rows of the nearest to a Sobol point in the pool's box."""
+        """Return the place among rows of the nearest to a Sobol point in the pool's box."""
         X = self._inputs
         low, high = X.amin(0), X.amax(0)
         sobol = SobolEngine(X.shape[-1], scramble=True, seed=self.seed).fast_forward(count)
@@ -205,7 +195,7 @@ class PoolStart(ExternalGenerationNode):
 
 
 def completed(parameters: TParameterization, space: SearchSpace | None) -> TParameterization:
-    """With the parameters that a search space fixes or derives, each of its type."""
+    """Return parameters with those that a search space fixes or derives, each of its type."""
     features = [ObservationFeatures(parameters=dict(parameters))]
     for transform in (RemoveFixed(search_space=space), Cast(search_space=space)):
         features = transform.untransform_observation_features(features)

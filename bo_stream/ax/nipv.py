@@ -24,13 +24,13 @@ INTEGRATED = (FeatureNIPV, qNegIntegratedPosteriorVariance)
 """Acquisition functions that average a variance over points."""
 
 NUM_MC_POINTS = 256
-"""Points that the variance is averaged over where none are given."""
+"""Number of points that the variance is averaged over where none are given."""
 
 OPTIONS = ("mc_points", "num_mc_points", "metric")
 
 
 class StreamNIPV(qNegIntegratedPosteriorVariance):
-    """BoTorch's, whose input constructor takes ``mc_points`` too."""
+    """BoTorch's integrated variance, with an input constructor that takes ``mc_points`` too."""
 
 
 @acqf_input_constructor(StreamNIPV)
@@ -42,21 +42,27 @@ def construct_inputs_stream_nipv(
     X_pending: Tensor | None = None,
     posterior_transform: PosteriorTransform | None = None,
 ) -> dict[str, Any]:
-    """BoTorch's way to build a :class:`StreamNIPV`.
+    """Construct the arguments of a :class:`StreamNIPV`, as BoTorch's own takes no ``mc_points``.
 
     Args:
-        model: Of one output, or with a posterior transform.
-        bounds: A pair of lower and upper bound per input, to draw points from.
+        model: Model of one output, or of several with a posterior transform.
+        bounds: Lower and upper bound of each input, to draw points from.
         mc_points: Points instead, ``N x d``, as the model takes its inputs.
-        num_mc_points: How many to draw.
+        num_mc_points: Number of points to draw.
         X_pending: Points that will be observed in any case, ``n x d``.
-        posterior_transform: Of several outputs.
+        posterior_transform: Transform of several outputs to one.
 
     Raises:
         UnsupportedError: Several outputs without a posterior transform, or a list of models.
         ValueError: Neither points nor bounds.
     """
-    check_one_output(model, posterior_transform)
+    many = model.num_outputs > 1 and posterior_transform is None
+    if many or isinstance(model, ModelList | ModelListGP):
+        raise UnsupportedError(
+            f"Expected a model of one output to integrate its variance, got a "
+            f"{type(model).__name__} of {model.num_outputs}. Pass one of model.models, or "
+            "model.subset_output([i])."
+        )
     if mc_points is None:
         if bounds is None:
             raise ValueError("Expected mc_points, or bounds to draw them from, got neither.")
@@ -69,23 +75,8 @@ def construct_inputs_stream_nipv(
     }
 
 
-def check_one_output(model: Model, posterior_transform: PosteriorTransform | None) -> None:
-    """Check that there is one variance.
-
-    Raises:
-        UnsupportedError: There are several, or the model is a list.
-    """
-    many = model.num_outputs > 1 and posterior_transform is None
-    if many or isinstance(model, ModelList | ModelListGP):
-        raise UnsupportedError(
-            f"Expected a model of one output to integrate its variance, got a "
-            f"{type(model).__name__} of {model.num_outputs}. Pass one of model.models, or "
-            "model.subset_output([i])."
-        )
-
-
 def points_of_box(bounds: list[tuple[float, float]], count: int) -> Tensor:
-    """Sobol points, the same at each trial, ``count x d``, float64."""
+    """Draw Sobol points, the same at each trial, ``count x d``, float64."""
     box = torch.as_tensor(bounds, dtype=torch.float64).mT
     return draw_sobol_samples(box, n=count, q=1, seed=0).squeeze(-2)
 
@@ -97,14 +88,14 @@ def integrated_variance(
     mc_points: Tensor | None,
     X_pending: Tensor | None,
 ) -> AcquisitionFunction:
-    """A :class:`FeatureNIPV` where the model allows one, else what it is equal to.
+    """Make a :class:`FeatureNIPV` where the model allows one, else an equal :class:`StreamNIPV`.
 
     Args:
         kind: One of ``INTEGRATED``.
-        model: Of one metric.
-        bounds: Of the inputs: without ``mc_points`` the average is over this box.
+        model: Model of one metric.
+        bounds: Bounds of the inputs: without ``mc_points`` the average is over this box.
         mc_points: Points to average over, ``N x d``.
-        X_pending: Points that will be observed in any case.
+        X_pending: Points that will be observed in any case, ``n x d``.
     """
     if issubclass(kind, FeatureNIPV) and isinstance(model, StreamingGP):
         if mc_points is not None and lives_in_features(model):
@@ -123,13 +114,7 @@ def _integrates_boxes(model: StreamingGP) -> bool:
 
 
 def model_of_metric(model: Model, metrics: list[str], metric: str) -> Model:
-    """The model of one of several metrics.
-
-    Args:
-        model: Of all of them, an output each.
-        metrics: Their names, in the model's order.
-        metric: The one.
-    """
+    """Return the model of one of several metrics, given in the order of the model's outputs."""
     place = metrics.index(metric)
     if isinstance(model, ModelList | ModelListGP):
         return cast(Model, model.models[place])
@@ -139,10 +124,10 @@ def model_of_metric(model: Model, metrics: list[str], metric: str) -> Model:
 def chosen_metric(
     kind: type[AcquisitionFunction], given: Any, metrics: list[str], objectives: list[str]
 ) -> str:
-    """The metric whose variance is integrated: the only objective, unless one is named.
+    """Return the metric whose variance is integrated: the only objective, unless one is named.
 
     Args:
-        kind: Of the acquisition function.
+        kind: Class of the acquisition function.
         given: Name of a metric, or None.
         metrics: Names of all that are modelled.
         objectives: Names of the objectives' metrics.

@@ -1,4 +1,8 @@
-"""The tables that this process knows by name."""
+"""Tables of points in the user's parameters, which Ax stores by name only.
+
+A :class:`Pool` holds candidates to choose from, or points to integrate over. A process knows pools
+by the names under which they were registered.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,15 @@ Name: TypeAlias = str | int
 Parameterization: TypeAlias = Mapping[str, Any]
 Candidates: TypeAlias = pd.DataFrame | Mapping[Name, Parameterization] | Sequence[Parameterization]
 
+POOL = "pool"
+"""Option of an acquisition, and key in the metadata of a proposal: the pool's name."""
+
+CANDIDATE = "candidate"
+"""Key in the metadata of a proposal: the candidate's name."""
+
+MC_POINTS = "mc_points"
+"""Option of an acquisition: a table's name as stored, or points as the model takes its inputs."""
+
 SHOWN = 3
 """How many names an error lists."""
 
@@ -25,8 +38,8 @@ class Pool:
     """A table of points in the user's parameter space, each with a name.
 
     Attributes:
-        name: Of the table: what Ax stores instead of it.
-        frame: A column for each parameter; its index are the candidates' names.
+        name: Name of the table: what Ax stores instead of it.
+        frame: A column for each parameter; its index holds the candidates' names.
     """
 
     name: str
@@ -34,15 +47,15 @@ class Pool:
 
     @classmethod
     def of(cls, candidates: Candidates, name: str | None = None) -> Pool:
-        """Of a data frame, a mapping or a list.
+        """Make a pool from a data frame, a mapping or a list.
 
         Parameters that the experiment fixes may be left out.
 
         Args:
             candidates: A data frame whose index names its rows, parameterizations by name, or a
                 list of parameterizations, whose names are then 0, 1, ...
-            name: Of the table. Default: made of its contents, so that another process which makes
-                the same table gives it the same name.
+            name: Name of the table. Default: made of its contents, so that another process which
+                makes the same table gives it the same name.
 
         Raises:
             ValueError: No rows, no columns, missing values, or names that are no strings or whole
@@ -57,14 +70,13 @@ class Pool:
         return cls(name or f"pool-{_digest(frame)}", frame)
 
     def __len__(self) -> int:
-        """Number N of candidates."""
+        """Return the number N of candidates."""
         return len(self.frame)
 
     def name_of(self, parameters: Parameterization) -> Name:
-        """Which candidate has these parameters; others than the table's are not looked at.
+        """Return the name of the candidate that has the parameters of a trial.
 
-        Args:
-            parameters: Of a trial.
+        Parameters that are not the table's are not looked at.
 
         Raises:
             ValueError: None has them, or two of the table's candidates are equal.
@@ -79,10 +91,7 @@ class Pool:
         return self.name_at(int(row))
 
     def parameters_of(self, name: Name) -> dict[str, Any]:
-        """The parameters of a candidate.
-
-        Args:
-            name: Of the candidate.
+        """Return the parameters of a candidate.
 
         Raises:
             ValueError: There is none of this name.
@@ -91,11 +100,11 @@ class Pool:
         return self.parameters_at(int(row))
 
     def without(self, names: Iterable[Name], name: str | None = None) -> Pool:
-        """The table without some candidates.
+        """Return the table without some candidates.
 
         Args:
-            names: Of those candidates.
-            name: Of the new table; default: made of its contents.
+            names: Names of those candidates.
+            name: Name of the new table; default: made of its contents.
 
         Raises:
             ValueError: There is none of some name, or nothing is left.
@@ -105,16 +114,17 @@ class Pool:
         return Pool.of(self.frame[left], name)
 
     def name_at(self, row: int) -> Name:
-        """Name of the candidate in a row."""
+        """Return the name of the candidate in a row."""
         name: Any = self.frame.index[row]
         return name if isinstance(name, str) else int(name)
 
     def parameters_at(self, row: int) -> dict[str, Any]:
-        """Parameters of the candidate in a row, as Python's own numbers and strings."""
-        return {name: _plain(self.frame[name].iat[row]) for name in self.frame.columns}
+        """Return the parameters in a row, as Python's own numbers and strings."""
+        values = {name: self.frame[name].iat[row] for name in self.frame.columns}
+        return {n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}
 
     def rows(self, parameterizations: Sequence[Parameterization]) -> npt.NDArray[np.int64]:
-        """The row of each parameterization, -1 where there is none.
+        """Return the row of each parameterization, -1 where there is none.
 
         Values must agree exactly. Cost O(n log N), and O(N log N) at the first call.
 
@@ -135,12 +145,15 @@ class Pool:
         same = (wanted.to_numpy() == self._comparable.iloc[found].to_numpy()).all(-1)
         return np.where(same, found, -1)
 
-    def check_distinct(self) -> None:
-        """Check that no two candidates have the same parameters.
+    def untried(self, parameterizations: Sequence[Parameterization]) -> npt.NDArray[np.bool_]:
+        """Return which candidates are none of some parameterizations, ``N`` bools."""
+        rows = self.rows(parameterizations)
+        untried = np.ones(len(self), dtype=bool)
+        untried[rows[rows >= 0]] = False
+        return untried
 
-        Raises:
-            ValueError: Two have.
-        """
+    def check_distinct(self) -> None:
+        """Check that no two candidates have the same parameters, or raise a ``ValueError``."""
         _ = self._sorted
 
     @cached_property
@@ -149,21 +162,19 @@ class Pool:
 
     @cached_property
     def _sorted(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Hashes of the rows in ascending order, and the rows."""
+        """Return hashes of the rows in ascending order, and the rows."""
         hashes = _hashes(self._comparable)
         order = hashes.argsort(kind="stable")
         keys = hashes[order]
         for place in np.flatnonzero(keys[1:] == keys[:-1]):
-            self._check_differ(int(order[place]), int(order[place + 1]))
+            row, other = int(order[place]), int(order[place + 1])
+            if self.parameters_at(row) == self.parameters_at(other):
+                raise ValueError(
+                    f"Candidates {self.name_at(row)!r} and {self.name_at(other)!r} of pool "
+                    f"{self.name!r} have the same parameters, so that a trial could not be told to "
+                    "be of one of them. Leave one out."
+                )
         return keys, order
-
-    def _check_differ(self, row: int, other: int) -> None:
-        if self.parameters_at(row) == self.parameters_at(other):
-            raise ValueError(
-                f"Candidates {self.name_at(row)!r} and {self.name_at(other)!r} of pool "
-                f"{self.name!r} have the same parameters, so that a trial could not be told to be "
-                "of one of them. Leave one out."
-            )
 
     def _rows_named(self, names: Sequence[Name]) -> npt.NDArray[np.int64]:
         rows: Any = self.frame.index.get_indexer(pd.Index(names))
@@ -176,8 +187,70 @@ class Pool:
         return rows
 
 
+_KNOWN: dict[str, Pool] = {}
+
+
+def register_pool(pool: Pool, replace: bool = False) -> Pool:
+    """Make a table known by its name, which is all that Ax stores of it, and return it.
+
+    ``generation_strategy`` does it for the tables that it is given. A process that loads an
+    experiment must do it itself before it asks for trials.
+
+    Args:
+        pool: The table.
+        replace: Whether it may take the place of another of the same name.
+
+    Raises:
+        ValueError: Another table has the name.
+    """
+    known = _KNOWN.get(pool.name)
+    if known is not None and known.frame.equals(pool.frame):
+        return known
+    if known is not None and not replace:
+        raise ValueError(
+            f"Another pool is registered as {pool.name!r}, of {len(known)} candidates. Give this "
+            "one another name, or call register_pool(pool, replace=True)."
+        )
+    _KNOWN[pool.name] = pool
+    return pool
+
+
+def known_pool(name: str) -> Pool | None:
+    """Return the table of a name, or None where this process knows none."""
+    return _KNOWN.get(name)
+
+
+def pool_named(name: str) -> Pool:
+    """Return the table of a name.
+
+    Raises:
+        ValueError: This process knows none.
+    """
+    pool = known_pool(name)
+    if pool is None:
+        raise ValueError(
+            f"No pool is registered as {name!r} in this process: Ax stores its name only. Call "
+            f"bo_stream.ax.register_pool(Pool.of(candidates, name={name!r})) with its table first."
+        )
+    return pool
+
+
+def handle(table: str | Pool | Candidates) -> str:
+    """Return the name of a table, which is registered where it is not a name already."""
+    if isinstance(table, str):
+        return table
+    return register_pool(table if isinstance(table, Pool) else Pool.of(table)).name
+
+
+def with_handles(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of an acquisition function, with a table of ``mc_points`` by its name."""
+    points: Any = options.get(MC_POINTS)
+    is_table = isinstance(points, str | Pool | pd.DataFrame | Mapping | list)
+    return {**options, MC_POINTS: handle(points)} if is_table else dict(options)
+
+
 def listed(names: Sequence[object]) -> str:
-    """The first of some names, for an error."""
+    """Return the first of some names, for an error."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(repr(name) for name in names[:SHOWN]) + more
 
@@ -224,7 +297,7 @@ def _digest(frame: pd.DataFrame) -> str:
 
 
 def _comparable(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
-    """Numbers as float64 and everything else as strings, by the columns of a table."""
+    """Return numbers as float64 and everything else as strings, by the columns of a table."""
     return pd.DataFrame(
         {
             name: pd.to_numeric(frame[name], errors="coerce").astype(float) + 0.0
@@ -237,76 +310,3 @@ def _comparable(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
 
 def _hashes(frame: pd.DataFrame) -> npt.NDArray[np.uint64]:
     return np.asarray(pd.util.hash_pandas_object(frame, index=False), dtype=np.uint64)
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
-
-
-_KNOWN: dict[str, Pool] = {}
-
-
-def register_pool(pool: Pool, replace: bool = False) -> Pool:
-    """Make a table known by its name, which is all that Ax stores of it.
-
-    ``generation_strategy`` does it for the tables that it is given. A process that loads an
-    experiment must do it itself before it asks for trials.
-
-    Args:
-        pool: The table.
-        replace: Whether it may take the place of another of the same name.
-
-    Returns:
-        The table.
-
-    Raises:
-        ValueError: Another table has the name.
-    """
-    known = _KNOWN.get(pool.name)
-    if known is not None and known.frame.equals(pool.frame):
-        return known
-    if known is not None and not replace:
-        raise ValueError(
-            f"Another pool is registered as {pool.name!r}, of {len(known)} candidates. Give this "
-            "one another name, or call register_pool(pool, replace=True)."
-        )
-    _KNOWN[pool.name] = pool
-    return pool
-
-
-def known_pool(name: str) -> Pool | None:
-    """The table of a name, or None where this process knows none."""
-    return _KNOWN.get(name)
-
-
-def pool_named(name: str) -> Pool:
-    """The table of a name.
-
-    Raises:
-        ValueError: This process knows none.
-    """
-    pool = known_pool(name)
-    if pool is None:
-        raise ValueError(
-            f"No pool is registered as {name!r} in this process: Ax stores its name only. Call "
-            f"bo_stream.ax.register_pool(Pool.of(candidates, name={name!r})) with its table first."
-        )
-    return pool
-
-
-def handle(table: str | Pool | Candidates) -> str:
-    """The name of a table, which is registered where it is not a name already."""
-    if isinstance(table, str):
-        return table
-    return register_pool(table if isinstance(table, Pool) else Pool.of(table)).name
-
-
-def with_handles(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of an acquisition function as Ax can store them.
-
-    Args:
-        options: ``mc_points`` may be a table; a tensor, or anything else, stays as it is.
-    """
-    points: Any = options.get("mc_points")
-    is_table = isinstance(points, str | Pool | pd.DataFrame | Mapping | list)
-    return {**options, "mc_points": handle(points)} if is_table else dict(options)

@@ -1,4 +1,8 @@
-"""Trials of Ax whose arms are evaluated in processes of their own."""
+"""Closed loops of Ax whose trials are evaluated in worker processes.
+
+:func:`run_trials` puts together a :class:`ProcessRunner`, which starts and polls trials,
+:class:`ProcessMetric`, which reads what they returned, and an orchestrator that does not sleep.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pandas as pd
+from ax.api.client import Client
+from ax.api.utils.storage import db_settings_from_storage_config
 from ax.core.base_trial import BaseTrial
 from ax.core.data import Data
 from ax.core.experiment import Experiment
@@ -19,6 +24,8 @@ from ax.core.metric import Metric, MetricFetchE, MetricFetchResult
 from ax.core.runner import Runner
 from ax.core.trial_status import TrialStatus
 from ax.exceptions.core import UnsupportedError
+from ax.orchestration.orchestrator import Orchestrator
+from ax.orchestration.orchestrator_options import OrchestratorOptions
 from ax.utils.common.result import Err, Ok
 
 from bo_stream.loops.errors import UsageError
@@ -31,23 +38,96 @@ from bo_stream.loops.optimization.objectives import (
 )
 
 RECORD = "bo_stream.ax.ProcessRunner"
-"""Key in a trial's metadata."""
+"""Key in a trial's metadata: outcomes by arm and metric, and an error if there is one."""
+
+PATIENCE = 1.0
+"""Seconds for which a poll waits until something comes."""
+
+ArmKey: TypeAlias = tuple[int, str]
+"""Index of a trial and name of one of its arms."""
+
+
+def run_trials(
+    client: Client,
+    function: str | Callable[[dict[str, Any]], Any],
+    max_trials: int,
+    workers: int = 1,
+    timeout: float | None = None,
+    retries: int = 0,
+    **options: Any,
+) -> None:
+    """Run trials as ``client.run_trials`` does, with a function evaluated in worker processes.
+
+    A script that calls it needs its code under ``if __name__ == "__main__":``.
+
+    Args:
+        client: A client with parameters, objective and strategy. Its runner is replaced, and so are
+            those metrics that do not report anything by themselves.
+        function: Function of a dict of parameters that returns a dict of metrics, each a number or
+            a tuple of mean and standard error, or one such value where there is one metric. At the
+            top level of a module, or by name: ``package.module:function``.
+        max_trials: Number of further trials.
+        workers: Largest number of processes.
+        timeout: Seconds that one attempt may take; None: any time.
+        retries: Number of further attempts after one has failed.
+        options: Settings of ``OrchestratorOptions``, such as ``tolerated_trial_failure_rate``.
+
+    Raises:
+        UsageError: An argument is out of range, or other processes would not find the function.
+        FailureRateExceededError: Of Ax: more than half of the trials, five at least, have failed.
+        UnsupportedError: Of Ax: a trial is running that something else must complete.
+
+    Example:
+        >>> run_trials(client, evaluate, max_trials=40, workers=4, timeout=60.0)
+    """
+    runner = ProcessRunner(function, workers, timeout, retries)
+    client._set_runner(runner)
+    silent = _silent(client._experiment)
+    client._set_metrics([ProcessMetric(each.name, each.lower_is_better) for each in silent])
+    storage = client._storage_config
+    orchestrator = Orchestrator(
+        client._experiment,
+        client._generation_strategy_or_choose(),
+        orchestrator_options(workers, **options),
+        None if storage is None else db_settings_from_storage_config(storage),
+    )
+    try:
+        orchestrator.run_n_trials(max_trials)
+    finally:
+        runner.close()
+
+
+def orchestrator_options(workers: int, **options: Any) -> OrchestratorOptions:
+    """Return settings with which Ax's orchestrator starts a trial whenever a worker is free.
+
+    By default it sleeps for a second after each trial. The runner's poll should wait instead, as
+    that of :class:`ProcessRunner` does; with another runner give ``init_seconds_between_polls``.
+
+    Args:
+        workers: Largest number of trials that run at once.
+        options: Other settings of ``OrchestratorOptions``, or other values of these.
+    """
+    ours = {
+        "max_pending_trials": workers,
+        "run_trials_in_batches": True,
+        "min_seconds_before_poll": 0.0,
+        "init_seconds_between_polls": 0,
+    }
+    return OrchestratorOptions(**{**ours, **options})
 
 
 class ProcessMetric(Metric):
-    """Reads what a function returned from the metadata of the trial."""
+    """A metric of Ax whose values are what a :class:`ProcessRunner` left in a trial's metadata."""
 
     def __init__(self, name: str, lower_is_better: bool | None = None) -> None:
-        """As Ax's metrics.
-
-        Args:
-            name: As the function that is evaluated calls it.
-            lower_is_better: Where the direction is known.
-        """
+        """Name a metric as the function that is evaluated does, with its direction if known."""
         super().__init__(name, lower_is_better)
 
     def fetch_trial_data(self, trial: BaseTrial, **kwargs: Any) -> MetricFetchResult:
-        """A row for each arm, or why there is none."""
+        """Return a row for each arm, or why there is none.
+
+        Overrides ``Metric.fetch_trial_data``, by which Ax reads the outcomes of a trial.
+        """
         outcomes = trial.run_metadata.get(RECORD, {}).get("outcomes", {})
         missing = [arm.name for arm in trial.arms if self.name not in outcomes.get(arm.name, {})]
         if missing:
@@ -56,136 +136,29 @@ class ProcessMetric(Metric):
                 "a ProcessRunner leaves them, see bo_stream.ax.run_trials"
             )
             return Err(MetricFetchE(message=reason, exception=None))
-        rows = [self._row(trial.index, arm.name, outcomes[arm.name]) for arm in trial.arms]
+        rows = [
+            {
+                "trial_index": trial.index,
+                "arm_name": arm.name,
+                "metric_name": self.name,
+                "metric_signature": self.signature,
+                "mean": mean,
+                "sem": float("nan") if sem is None else sem,
+            }
+            for arm in trial.arms
+            for mean, sem in [outcomes[arm.name][self.name]]
+        ]
         return Ok(Data(df=pd.DataFrame(rows)))
-
-    def _row(self, trial: int, arm: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        mean, sem = values[self.name]
-        return {
-            "trial_index": trial,
-            "arm_name": arm,
-            "metric_name": self.name,
-            "metric_signature": self.signature,
-            "mean": mean,
-            "sem": float("nan") if sem is None else sem,
-        }
-
-
-Arm: TypeAlias = tuple[int, str]
-"""Index of a trial and name of one of its arms."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came of an arm.
-
-    Attributes:
-        report: Values by metric, or None.
-        error: Why there are none, or None.
-    """
-
-    report: Report | None
-    error: str | None
-
-
-@dataclass
-class _Job:
-    arm: Arm
-    task: Task[Mapping[str, Any]]
-
-
-class Evaluations:
-    """Worker processes and the arms that they are at."""
-
-    def __init__(self, function: str, workers: int, timeout: float | None, retries: int) -> None:
-        """Start processes as they are needed.
-
-        Args:
-            function: ``package.module:function``.
-            workers: Most processes.
-            timeout: Seconds after which an attempt has failed and its process is killed.
-            retries: How often a failed attempt is made again.
-
-        Raises:
-            UsageError: workers or timeout is out of range.
-        """
-        self._workers = Workers(FunctionOfParameters(function), workers, timeout)
-        self._retries = retries
-        self._jobs: dict[int, _Job] = {}
-        self._results: dict[Arm, Result] = {}
-        self._keys = 0
-
-    def begin(self, arm: Arm, parameters: Mapping[str, Any]) -> None:
-        """Evaluate an arm when a process is free."""
-        self._submit(_Job(arm, Task(self._keys, parameters, 0)))
-        self._keys += 1
-
-    def _submit(self, job: _Job) -> None:
-        self._jobs[job.task.key] = job
-        self._workers.submit(job.task)
-
-    def at_work(self) -> set[Arm]:
-        """Arms that nothing has come of yet."""
-        return {job.arm for job in self._jobs.values()}
-
-    def take(self, arm: Arm) -> Result | None:
-        """What came of an arm, once; None: nothing yet."""
-        return self._results.pop(arm, None)
-
-    def wait(self, seconds: float) -> None:
-        """Until something has come of an arm, or no longer than this; then take in all there is.
-
-        Raises:
-            UsageError: A process cannot even be started.
-        """
-        end, came = time.monotonic() + seconds, False
-        while self._jobs:
-            left = 0.0 if came else max(0.0, end - time.monotonic())
-            outcome = self._workers.poll(left)
-            if outcome is not None:
-                came = self._settle(outcome) or came
-            elif left == 0.0:
-                return
-
-    def _settle(self, outcome: Outcome[Report]) -> bool:
-        job = self._jobs.pop(outcome.key)
-        task = job.task
-        if outcome.error is not None and task.attempt < self._retries:
-            self._submit(_Job(job.arm, Task(task.key, task.X, task.attempt + 1)))
-            return False
-        self._results[job.arm] = Result(outcome.value, outcome.error)
-        return True
-
-    def cancel(self, trial: int) -> None:
-        """Give up the arms of a trial."""
-        for key, job in list(self._jobs.items()):
-            if job.arm[0] == trial:
-                self._workers.cancel(key)
-                del self._jobs[key]
-        for arm in [arm for arm in self._results if arm[0] == trial]:
-            del self._results[arm]
-
-    def close(self) -> None:
-        """End the processes."""
-        self._workers.close()
-        self._jobs.clear()
-
-
-PATIENCE = 1.0
-"""Seconds for which a poll waits until something comes."""
 
 
 class ProcessRunner(Runner):
-    """Evaluates a function of a trial's parameters in worker processes.
+    """A runner of Ax that evaluates a function of a trial's parameters in worker processes.
 
     A trial whose function raises, hangs beyond the timeout, dies, or returns no finite number for
     some metric is marked failed, with the reason; nothing of it reaches the model. So is a trial of
     several arms of which one fails. Values and reasons are kept in the trial's metadata, hence in
     storage. A trial that a former process had begun is evaluated again. Storage has the function by
     its name, which is imported when a trial runs: go on only with experiments that you trust.
-
-    A poll waits until something has come, so that Ax's orchestrator need not sleep between polls:
-    see :func:`orchestrator_options`, and :func:`run_trials`, which does it all.
     """
 
     def __init__(
@@ -195,15 +168,7 @@ class ProcessRunner(Runner):
         timeout: float | None = None,
         retries: int = 0,
     ) -> None:
-        """Start processes when there are trials.
-
-        Args:
-            function: Of a dict of parameters; returns a dict of metrics, each a number or a tuple
-                of mean and standard error, or one such value where there is one metric. At the top
-                level of a module, or by name: ``package.module:function``.
-            workers: Most processes.
-            timeout: Seconds that one attempt may take; None: any time.
-            retries: How often a failed attempt is made again.
+        """Check the settings, those of :func:`run_trials`; processes start when there are trials.
 
         Raises:
             UsageError: Of workers, timeout or retries one is out of range, or the function has no
@@ -217,12 +182,18 @@ class ProcessRunner(Runner):
         self._is_open = False
 
     def run(self, trial: BaseTrial) -> dict[str, Any]:
-        """Begin a trial.
+        """Begin a trial and return its metadata; overrides ``Runner.run``, which is abstract.
 
         Raises:
             UnsupportedError: The experiment has a metric that would never report.
         """
-        _check_metrics(trial.experiment)
+        silent = [metric.name for metric in _silent(trial.experiment)]
+        if silent:
+            metrics = ", ".join(f"ProcessMetric({name!r})" for name in silent)
+            raise UnsupportedError(
+                f"Nothing reports the metrics {', '.join(silent)}: call client.configure_metrics("
+                f"[{metrics}]), or run the trials by bo_stream.ax.run_trials, which does so."
+            )
         self._begin(trial)
         return {RECORD: {"outcomes": {}}}
 
@@ -234,15 +205,20 @@ class ProcessRunner(Runner):
             self._evaluations.begin((trial.index, arm.name), arm.parameters)
 
     def poll_available_capacity(self) -> int:
-        """Number of trials that would begin at once."""
-        trials = {trial for trial, _ in self._evaluations.at_work()}
-        return max(0, self.workers - len(trials))
+        """Return the number of trials that would begin at once.
+
+        Overrides ``Runner.poll_available_capacity``, by which Ax sizes a batch of new trials.
+        """
+        return max(0, self.workers - len(self._evaluations.trials()))
 
     def poll_trial_status(self, trials: Iterable[BaseTrial]) -> dict[TrialStatus, set[int]]:
-        """Wait a while, then say what has become of trials.
+        """Wait until something comes, or ``PATIENCE``, and return the trials by their status.
+
+        Overrides ``Runner.poll_trial_status``, which Ax's orchestrator calls between its sleeps:
+        a poll that waits makes these needless.
 
         Raises:
-            UnsupportedError: One was not begun by a runner of this kind, or no process starts.
+            UnsupportedError: A trial was not begun by a runner of this kind, or no process starts.
         """
         trials = list(trials)
         self._resume([trial for trial in trials if trial.status == TrialStatus.RUNNING])
@@ -257,26 +233,33 @@ class ProcessRunner(Runner):
         return dict(statuses)
 
     def _resume(self, running: list[BaseTrial]) -> None:
-        _check_ours(running)
-        at_work = {index for index, _ in self._evaluations.at_work()}
+        """Begin trials again that a former process had begun."""
+        others = [str(trial.index) for trial in running if RECORD not in trial.run_metadata]
+        if others:
+            raise UnsupportedError(
+                f"Trials {', '.join(others)} are running, but no ProcessRunner began them: "
+                "complete them, or call client.mark_trial_failed or client.mark_trial_abandoned, "
+                "first."
+            )
+        at_work = self._evaluations.trials()
         for trial in running:
             if trial.index not in at_work and _status_of(trial) == TrialStatus.RUNNING:
                 self._begin(trial)
 
     def _collect(self, trial: BaseTrial) -> None:
         for arm in trial.arms:
-            result = self._evaluations.take((trial.index, arm.name))
-            if result is not None:
-                _record(trial, arm.name, result)
+            outcome = self._evaluations.take((trial.index, arm.name))
+            if outcome is not None:
+                _record(trial, arm.name, outcome)
         if "error" in trial.run_metadata.get(RECORD, {}):
             self._evaluations.cancel(trial.index)
 
     def poll_exception(self, trial: BaseTrial) -> str:
-        """Why a trial has failed."""
+        """Return why a trial has failed; overrides ``Runner.poll_exception``, which raises."""
         return str(trial.run_metadata.get(RECORD, {}).get("error", "no reason is known"))
 
     def stop(self, trial: BaseTrial, reason: str | None = None) -> dict[str, Any]:
-        """Give up a trial; a process that is at it is killed."""
+        """Give up a trial and kill its process; overrides ``Runner.stop``, which raises."""
         self._evaluations.cancel(trial.index)
         return {}
 
@@ -287,13 +270,85 @@ class ProcessRunner(Runner):
         self._is_open = False
 
 
-def _record(trial: BaseTrial, arm: str, result: Result) -> None:
+class Evaluations:
+    """Worker processes and the arms that they evaluate."""
+
+    def __init__(self, function: str, workers: int, timeout: float | None, retries: int) -> None:
+        """Check the settings; see :class:`ProcessRunner`.
+
+        Raises:
+            UsageError: workers or timeout is out of range.
+        """
+        self._workers = Workers(FunctionOfParameters(function), workers, timeout)
+        self._retries = retries
+        self._jobs: dict[int, tuple[ArmKey, Task[Mapping[str, Any]]]] = {}
+        self._outcomes: dict[ArmKey, Outcome[Report]] = {}
+        self._keys = 0
+
+    def begin(self, arm: ArmKey, parameters: Mapping[str, Any]) -> None:
+        """Evaluate an arm when a process is free."""
+        self._submit(arm, Task(self._keys, parameters, 0))
+        self._keys += 1
+
+    def _submit(self, arm: ArmKey, task: Task[Mapping[str, Any]]) -> None:
+        self._jobs[task.key] = arm, task
+        self._workers.submit(task)
+
+    def trials(self) -> set[int]:
+        """Return the indices of trials with arms that have no outcome yet."""
+        return {trial for (trial, _), _ in self._jobs.values()}
+
+    def take(self, arm: ArmKey) -> Outcome[Report] | None:
+        """Return the outcome of an arm, once; None: there is none yet."""
+        return self._outcomes.pop(arm, None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for an outcome, no longer than some seconds, then take in all that there are.
+
+        Raises:
+            UsageError: A process cannot even be started.
+        """
+        end, came = time.monotonic() + seconds, False
+        while self._jobs:
+            left = 0.0 if came else max(0.0, end - time.monotonic())
+            outcome = self._workers.poll(left)
+            if outcome is not None:
+                came = self._settle(outcome) or came
+            elif left == 0.0:
+                return
+
+    def _settle(self, outcome: Outcome[Report]) -> bool:
+        """Keep an outcome, or make another attempt; return whether it was kept."""
+        arm, task = self._jobs.pop(outcome.key)
+        if outcome.error is not None and task.attempt < self._retries:
+            self._submit(arm, Task(task.key, task.X, task.attempt + 1))
+            return False
+        self._outcomes[arm] = outcome
+        return True
+
+    def cancel(self, trial: int) -> None:
+        """Give up the arms of a trial."""
+        for key, (arm, _) in list(self._jobs.items()):
+            if arm[0] == trial:
+                self._workers.cancel(key)
+                del self._jobs[key]
+        for arm in [arm for arm in self._outcomes if arm[0] == trial]:
+            del self._outcomes[arm]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._workers.close()
+        self._jobs.clear()
+
+
+def _record(trial: BaseTrial, arm: str, outcome: Outcome[Report]) -> None:
+    """Write an arm's values, or why there are none, into the metadata of its trial."""
     record = trial.run_metadata[RECORD]
     try:
-        if result.report is None:
-            raise NoOutcomeError(result.error)
+        if outcome.value is None:
+            raise NoOutcomeError(outcome.error)
         names = [m.name for m in trial.experiment.metrics.values() if isinstance(m, ProcessMetric)]
-        record["outcomes"][arm] = complete(result.report, names)
+        record["outcomes"][arm] = complete(outcome.value, names)
     except NoOutcomeError as error:
         record["error"] = f"{arm}: {error}"
 
@@ -307,23 +362,9 @@ def _status_of(trial: BaseTrial) -> TrialStatus:
     return trial.status
 
 
-def _check_ours(running: list[BaseTrial]) -> None:
-    others = [str(trial.index) for trial in running if RECORD not in trial.run_metadata]
-    if others:
-        raise UnsupportedError(
-            f"Trials {', '.join(others)} are running, but no ProcessRunner began them: complete "
-            "them, or call client.mark_trial_failed or client.mark_trial_abandoned, first."
-        )
-
-
-def _check_metrics(experiment: Experiment) -> None:
-    silent = [m.name for m in experiment.metrics.values() if type(m) in (Metric, MapMetric)]
-    if silent:
-        metrics = ", ".join(f"ProcessMetric({name!r})" for name in silent)
-        raise UnsupportedError(
-            f"Nothing reports the metrics {', '.join(silent)}: call client.configure_metrics("
-            f"[{metrics}]), or run the trials by bo_stream.ax.run_trials, which does so."
-        )
+def _silent(experiment: Experiment) -> list[Metric]:
+    """Return the metrics that do not report anything by themselves."""
+    return [m for m in experiment.metrics.values() if type(m) in (Metric, MapMetric)]
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a model has taken of an experiment's data, as a multiset of rows."""
+"""Observations as a multiset of rows, and the difference between two of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from bo_stream.models.outcomes.noise import NOISE_FLOOR
 
 @dataclass(frozen=True)
 class Rows:
-    """Observations: inputs ``n x d``, outcomes ``n x m``, noise variances ``n x m``, NaN: unknown.
+    """Observations of an experiment; rows of equal values are equal, whichever trials they are of.
 
-    Two rows of equal values are the same, whichever trials they are of.
+    Attributes:
+        X: Inputs, ``n x d``.
+        Y: Outcomes, ``n x m``.
+        Yvar: Noise variances, ``n x m``; NaN: unknown.
     """
 
     X: Tensor
@@ -28,17 +31,12 @@ class Rows:
 
     @classmethod
     def of(cls, data: SupervisedDataset, floor: float) -> Rows:
-        """Of a data set.
-
-        Args:
-            data: Whose noise variances may be zero.
-            floor: What known noise variances are raised to.
-        """
+        """Take the observations of a data set, with known noise variances raised to a floor."""
         unknown = torch.full_like(data.Y, torch.nan)
         return cls(data.X, data.Y, unknown if data.Yvar is None else data.Yvar.clamp_min(floor))
 
     def as_dataset(self, like: SupervisedDataset) -> SupervisedDataset:
-        """As a data set with the names of another."""
+        """Return the observations as a data set with the names of another."""
         return SupervisedDataset(
             self.X,
             self.Y,
@@ -48,23 +46,23 @@ class Rows:
         )
 
     def __len__(self) -> int:
-        """Number n of observations."""
+        """Return the number n of observations."""
         return len(self.X)
 
-    def __getitem__(self, index: list[int]) -> Rows:
-        """Some of them."""
+    def __getitem__(self, index: list[int] | Tensor) -> Rows:
+        """Return some observations, by indices or a mask."""
         return Rows(self.X[index], self.Y[index], self.Yvar[index])
 
     @property
     def known_noise(self) -> Tensor | None:
-        """Noise variances as models take them: None where none is known."""
+        """Return the noise variances as models take them: None where none is known."""
         return None if bool(self.Yvar.isnan().all()) else self.Yvar
 
     @cached_property
     def keys(self) -> list[bytes]:
-        """A row's values as they are in memory; the sign of a NaN or of a zero does not count.
+        """Return each row's values as bytes; the sign of a NaN or of a zero does not count.
 
-        Kept: what a model should have is what it has at the next trial.
+        They are kept: the rows wanted at one trial are those held at the next.
         """
         values = torch.cat((self.X, self.Y, self.Yvar), -1).detach().cpu().double() + 0.0
         array = np.ascontiguousarray(torch.where(values.isnan(), torch.nan, values).numpy())
@@ -72,10 +70,10 @@ class Rows:
 
 
 def noise_floor(data: SupervisedDataset) -> float:
-    """What a known noise variance of zero is raised to, given a stream's first observations.
+    """Return what known noise variances of zero are raised to, given a stream's first observations.
 
-    Ten times what a model raises it to, so that one that is built of more data does not raise it
-    further, and equals one that has followed them.
+    It is ten times what a model raises them to. So a model that is built of more data does not
+    raise them further, and equals one that has followed the stream.
     """
     variance = float(data.Y.var(correction=0))
     return 10.0 * NOISE_FLOOR * (variance if variance > 0.0 else 1.0)
@@ -83,11 +81,11 @@ def noise_floor(data: SupervisedDataset) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """What data have that a model has not, and what a model has that they have no longer.
+    """The change from the rows that a model holds to those that it should hold.
 
     Attributes:
-        fresh: To be put in.
-        gone: To be taken out.
+        fresh: Rows to be put in.
+        gone: Rows to be taken out.
     """
 
     fresh: Rows
@@ -95,19 +93,14 @@ class Difference:
 
 
 def difference(held: Rows, wanted: Rows) -> Difference:
-    """Between two multisets of rows, whatever their order. Cost O(n).
-
-    Args:
-        held: What a model has.
-        wanted: What it should have.
-    """
+    """Return the difference between two multisets of rows, whatever their order. Cost O(n)."""
     return Difference(
         wanted[_beyond(wanted.keys, held.keys)], held[_beyond(held.keys, wanted.keys)]
     )
 
 
 def _beyond(keys: Iterable[bytes], others: Iterable[bytes]) -> list[int]:
-    """Places of keys that are left when each of the others has struck out one equal to it."""
+    """Return places of the keys left when each of the others has struck out one equal to it."""
     left = Counter(others)
     places = []
     for place, key in enumerate(keys):

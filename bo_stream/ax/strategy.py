@@ -1,4 +1,8 @@
-"""A generation strategy that streams, ready for Ax's client."""
+"""A generation strategy that streams, ready for Ax's client.
+
+:func:`generation_strategy` checks all that it is given at once, so that nothing is refused only
+when the first model is built or the first trial stored.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,7 @@ from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.generation_strategy import GenerationStrategy
 from ax.generation_strategy.generator_spec import GeneratorSpec
 from ax.storage.json_store.encoder import object_to_json
-from ax.storage.json_store.registry import (
-    CORE_CLASS_ENCODER_REGISTRY,
-    CORE_ENCODER_REGISTRY,
-)
+from ax.storage.json_store.registry import CORE_CLASS_ENCODER_REGISTRY, CORE_ENCODER_REGISTRY
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.input_constructors import get_acqf_input_constructor
 from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpectedImprovement
@@ -33,11 +34,25 @@ from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.generator import StreamGenerators, surrogate_spec
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.nipv import INTEGRATED, StreamNIPV, check_options
-from bo_stream.ax.pool import Candidates, Pool, handle, pool_named, with_handles
+from bo_stream.ax.pool import POOL, Candidates, Pool, handle, pool_named, with_handles
 from bo_stream.ax.pool_acquisition import PoolAcquisition
-from bo_stream.ax.transforms import POOL
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.wiski.wiski import WISKI
+
+ACQUISITIONS: dict[str, type[AcquisitionFunction]] = {
+    "qUCB": qUpperConfidenceBound,
+    "qLogEI": qLogExpectedImprovement,
+    "qLogNEI": qLogNoisyExpectedImprovement,
+    "qLogNEHVI": qLogNoisyExpectedHypervolumeImprovement,
+    "qNIPV": StreamNIPV,
+    "FeatureNIPV": FeatureNIPV,
+}
+"""Acquisition functions by the name that a user may give instead of the class."""
+
+STREAM = "Stream"
+"""Name of the node whose models stream."""
+
+INITIALIZATION = 5
 
 SEARCHES: tuple[Callable[..., Any], ...] = (
     optimize_acqf,
@@ -53,6 +68,7 @@ AXS_OWN = {
     *("discrete_dims", "cat_dims", "fixed_features", "fixed_features_list", "X_avoid"),
     *("inequality_constraints", "equality_constraints", "batch_initial_conditions"),
     *("post_processing_func", "return_best_only", "return_full_tree", "return_acq_values"),
+    "ic_gen_kwargs",
 }
 """Arguments of them that Ax gives, or that it could not use the result of."""
 
@@ -60,12 +76,111 @@ DATA = {"self", "train_X", "train_Y", "train_Yvar", "outcome_transform", "input_
 """Arguments of a model that Ax gives."""
 
 
-def check_model(model: type[Model] | None, options: Mapping[str, Any]) -> None:
-    """Check that there is such a model with such options.
+def generation_strategy(
+    model: type[Model] | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    acquisition: str | type[AcquisitionFunction] | None = None,
+    acquisition_options: Mapping[str, Any] | None = None,
+    initialization: int = INITIALIZATION,
+    refit: float | None = None,
+    search: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    pool: str | Pool | Candidates | None = None,
+    winsorize: bool = True,
+) -> GenerationStrategy:
+    """Return a strategy of Sobol points, then candidates from models that take only what is new.
+
+    For ``client.set_generation_strategy``. The cost of a trial does not grow with the number of
+    those before, but for Ax's own reading of its data: about 0.4 ms of each. A snapshot takes 2 ms
+    a trial, nearly all of it in Ax's own code too.
 
     Args:
-        model: None: WISKI or OSGPR.
-        options: Further arguments of its constructor.
+        model: :class:`WISKI`, :class:`OSGPR`, or another streaming model. One for each metric.
+            Default: WISKI where Ax's transforms make at most four inputs of the parameters, else
+            OSGPR.
+        model_options: Further arguments of its constructor, such as ``grid_size``.
+        acquisition: A class of BoTorch, or one of ``ACQUISITIONS`` by name. Default: Ax's choice,
+            qLogNEI for one objective and qLogNEHVI for several.
+        acquisition_options: Its further arguments, such as ``beta``. Those of qNIPV and
+            FeatureNIPV: ``mc_points``, a table of points in the experiment's own parameters as
+            ``pool`` is one, over which the variance is averaged; or ``num_mc_points``, how many to
+            draw from the search space or the pool; and ``metric``, whose variance it is if not the
+            only objective's.
+        initialization: Number of Sobol trials, existing ones counted, those that failed or were
+            abandoned not. They go on until each metric of the objectives and constraints has an
+            outcome.
+        refit: Growth of the number of observations since the last refit at which hyperparameters
+            are learned anew; 0: once. Default: at every trial up to 100 observations, then whenever
+            those beyond have become 1.3 times as many.
+        search: Options of BoTorch's ``optimize_acqf``, or of the search for choices that Ax takes
+            instead; beside or instead of Ax's own ``{"num_restarts": 20, "raw_samples": 1024}``.
+        seed: Seed of the Sobol points.
+        pool: All candidates, as a :class:`Pool`, what :meth:`Pool.of` takes, or the name of a
+            registered one; those of former trials are not proposed again. Ax stores its name only:
+            a process that loads the experiment calls :func:`register_pool` itself.
+        winsorize: Whether outcomes far on the bad side, such as penalties, are clipped as in Ax's
+            default. Those of a strategy for qNIPV or FeatureNIPV are not.
+
+    Raises:
+        ValueError: No such model, acquisition or option; a number out of range; a table that is
+            no pool; or something that Ax cannot store.
+
+    Example:
+        >>> client.set_generation_strategy(generation_strategy(OSGPR, acquisition="qUCB"))
+    """
+    if initialization < 1:
+        raise ValueError(f"Expected initialization of at least 1 trial, got {initialization}.")
+    if refit is not None and refit != 0.0 and not refit > 1.0:
+        raise ValueError(f"Expected refit above 1 (a growth factor), or 0 for once, got {refit}.")
+    check_model(model, model_options or {})
+    _check_names("search", search or {}, _names(SEARCHES) - AXS_OWN)
+    kind, options = _acquisition(acquisition), dict(acquisition_options or {})
+    if kind is not None and issubclass(kind, INTEGRATED):
+        check_options(kind, options)
+        options = with_handles(options)
+    else:
+        check_acquisition(kind, options)
+    arguments: dict[str, Any] = {
+        "surrogate_spec": surrogate_spec(model, model_options),
+        "botorch_acqf_class": kind,
+        "botorch_acqf_options": options,
+        "refit": refit,
+        "learned": {},
+        "units": {},
+        "cutoffs": {},
+        "winsorize": winsorize,
+    }
+    if pool is None:
+        sobol = GeneratorSpec(StreamGenerators.QUASI_RANDOM, generator_kwargs={"seed": seed})
+        after = EnoughTrials(initialization, transition_to=STREAM)
+        first = GenerationNode("Sobol", [sobol], transition_criteria=[after])
+    else:
+        name = handle(pool)
+        pool_named(name).check_distinct()
+        first_seed = secrets.randbits(31) if seed is None else seed
+        first = PoolStart(name, initialization, STREAM, first_seed)
+        arguments |= {"acquisition_class": PoolAcquisition, "acquisition_options": {POOL: name}}
+    spec = GeneratorSpec(
+        StreamGenerators.BO_STREAM,
+        generator_kwargs=arguments,
+        generator_gen_kwargs={"model_gen_options": {"optimizer_kwargs": dict(search or {})}},
+    )
+    strategy = GenerationStrategy(name="bo_stream", nodes=[first, GenerationNode(STREAM, [spec])])
+    check_storable(strategy)
+    return strategy
+
+
+def _acquisition(given: str | type[AcquisitionFunction] | None) -> type[AcquisitionFunction] | None:
+    if not isinstance(given, str):
+        return given
+    if given not in ACQUISITIONS:
+        names = ", ".join(ACQUISITIONS)
+        raise ValueError(f"Expected acquisition to be a class or one of {names}, got {given!r}.")
+    return ACQUISITIONS[given]
+
+
+def check_model(model: type[Model] | None, options: Mapping[str, Any]) -> None:
+    """Check that there is such a model, or WISKI or OSGPR if None, with such options.
 
     Raises:
         ValueError: It is no class of models, or it has no such argument.
@@ -80,31 +195,25 @@ def check_model(model: type[Model] | None, options: Mapping[str, Any]) -> None:
     _check_names("model_options", options, _names(kinds) - DATA)
 
 
-def check_search(options: Mapping[str, Any]) -> None:
-    """Check that some search of Ax has such options.
-
-    Raises:
-        ValueError: None has.
-    """
-    _check_names("search", options, _names(SEARCHES) - AXS_OWN - {"ic_gen_kwargs"})
-
-
 def check_acquisition(kind: type[AcquisitionFunction] | None, options: Mapping[str, Any]) -> None:
-    """Check that Ax can make an acquisition function with such options.
-
-    Args:
-        kind: Its class. None: Ax's choice.
-        options: Further arguments of its input constructor.
+    """Check that Ax can make an acquisition function, or its choice if None, with such options.
 
     Raises:
         ValueError: It has no such argument, or BoTorch no input constructor for it.
     """
     default = (qLogNoisyExpectedImprovement, qLogNoisyExpectedHypervolumeImprovement)
     try:
-        makers = [_maker(each) for each in (default if kind is None else (kind,))]
+        makers = [_input_constructor(each) for each in (default if kind is None else (kind,))]
     except RuntimeError as error:
         raise ValueError(f"Expected an acquisition that Ax can construct: {error}") from error
     _check_names("acquisition_options", options, _names(makers) - {"model"})
+
+
+def _input_constructor(kind: type[AcquisitionFunction]) -> Callable[..., Any]:
+    """Return an input constructor, which BoTorch wraps in a function of any arguments."""
+    wrapped = get_acqf_input_constructor(kind)
+    maker: Callable[..., Any] = inspect.getclosurevars(wrapped).nonlocals.get("f", wrapped)
+    return maker
 
 
 def check_storable(strategy: GenerationStrategy) -> None:
@@ -124,13 +233,6 @@ def check_storable(strategy: GenerationStrategy) -> None:
         ) from error
 
 
-def _maker(kind: type[AcquisitionFunction]) -> Callable[..., Any]:
-    """The input constructor itself, which BoTorch wraps in a function of any arguments."""
-    wrapped = get_acqf_input_constructor(kind)
-    maker: Callable[..., Any] = inspect.getclosurevars(wrapped).nonlocals.get("f", wrapped)
-    return maker
-
-
 def _names(functions: Iterable[Callable[..., Any]]) -> set[str]:
     parameters = [p for each in functions for p in inspect.signature(each).parameters.values()]
     return {p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD}
@@ -143,138 +245,3 @@ def _check_names(argument: str, given: Mapping[str, Any], known: set[str]) -> No
             f"Expected {argument} to be some of {', '.join(sorted(known))}, got "
             f"{', '.join(unknown)}."
         )
-
-
-ACQUISITIONS: dict[str, type[AcquisitionFunction]] = {
-    "qUCB": qUpperConfidenceBound,
-    "qLogEI": qLogExpectedImprovement,
-    "qLogNEI": qLogNoisyExpectedImprovement,
-    "qLogNEHVI": qLogNoisyExpectedHypervolumeImprovement,
-    "qNIPV": StreamNIPV,
-    "FeatureNIPV": FeatureNIPV,
-}
-"""By the name that a user may give instead of the class."""
-
-STREAM = "Stream"
-"""Name of the node whose models stream."""
-
-INITIALIZATION = 5
-
-
-def generation_strategy(
-    model: type[Model] | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    acquisition: str | type[AcquisitionFunction] | None = None,
-    acquisition_options: Mapping[str, Any] | None = None,
-    initialization: int = INITIALIZATION,
-    refit: float | None = None,
-    search: Mapping[str, Any] | None = None,
-    seed: int | None = None,
-    pool: str | Pool | Candidates | None = None,
-    winsorize: bool = True,
-) -> GenerationStrategy:
-    """Sobol points, then candidates from models that take each new observation only.
-
-    For ``client.set_generation_strategy``. What a trial costs does not grow with the number of
-    those before, but for Ax's own reading of its data: about 0.4 ms of each. A snapshot takes 2 ms
-    a trial, nearly all of it in Ax's own code too.
-
-    Args:
-        model: :class:`WISKI`, :class:`OSGPR`, or another streaming model. One for each metric.
-            Default: WISKI where Ax's transforms make at most four inputs of the parameters, else
-            OSGPR.
-        model_options: Further arguments of its constructor, such as ``grid_size``.
-        acquisition: A class of BoTorch, or one of ``ACQUISITIONS`` by name. Default: Ax's choice,
-            qLogNEI for one objective and qLogNEHVI for several.
-        acquisition_options: Further arguments of it, such as ``beta``. Of qNIPV and FeatureNIPV:
-            ``mc_points``, a table of points in the experiment's own parameters as ``pool`` is one,
-            over which the variance is averaged; or how many to draw, ``num_mc_points``, from the
-            search space or the pool; and ``metric``, whose variance it is if not the only
-            objective's.
-        initialization: Sobol trials, existing ones counted, those that failed or were abandoned
-            not. They go on until each metric of the objectives and constraints has an outcome.
-        refit: Hyperparameters are learned anew whenever the observations have become this many
-            times as many as at the last refit; 0: once. Default: at every trial up to 100
-            observations, then whenever those beyond have become 1.3 times as many.
-        search: Options of BoTorch's ``optimize_acqf``, or of the search for choices that Ax takes
-            instead; beside or instead of Ax's own ``{"num_restarts": 20, "raw_samples": 1024}``.
-        seed: Of the Sobol points.
-        pool: All candidates that there are, as a :class:`Pool`, what :meth:`Pool.of` takes, or the
-            name of a registered one; those of former trials are not proposed again. Ax stores its
-            name only: a process that loads the experiment calls :func:`register_pool` itself.
-        winsorize: Whether outcomes far on the bad side, such as penalties, are clipped as Ax's
-            default does. Those of a strategy for qNIPV or FeatureNIPV are not.
-
-    Raises:
-        ValueError: No such model, acquisition or option; a number out of range; a table that is
-            no pool; or something that Ax cannot store.
-
-    Example:
-        >>> client.set_generation_strategy(generation_strategy(OSGPR, acquisition="qUCB"))
-    """
-    _check(initialization, refit)
-    check_model(model, model_options or {})
-    check_search(search or {})
-    kind, options = _acquisition(acquisition), dict(acquisition_options or {})
-    if kind is not None and issubclass(kind, INTEGRATED):
-        check_options(kind, options)
-        options = with_handles(options)
-    else:
-        check_acquisition(kind, options)
-    name = None if pool is None else _registered(pool)
-    spec = GeneratorSpec(
-        StreamGenerators.BO_STREAM,
-        generator_kwargs={
-            "surrogate_spec": surrogate_spec(model, model_options),
-            "botorch_acqf_class": kind,
-            "botorch_acqf_options": options,
-            "refit": refit,
-            "learned": {},
-            "units": {},
-            "cutoffs": {},
-            "winsorize": winsorize,
-            **_of_pool(name),
-        },
-        generator_gen_kwargs={"model_gen_options": {"optimizer_kwargs": dict(search or {})}},
-    )
-    first = _first(name, initialization, seed)
-    strategy = GenerationStrategy(name="bo_stream", nodes=[first, GenerationNode(STREAM, [spec])])
-    check_storable(strategy)
-    return strategy
-
-
-def _first(pool: str | None, trials: int, seed: int | None) -> GenerationNode:
-    """The node of the first trials."""
-    if pool is not None:
-        return PoolStart(pool, trials, STREAM, secrets.randbits(31) if seed is None else seed)
-    sobol = GeneratorSpec(StreamGenerators.QUASI_RANDOM, generator_kwargs={"seed": seed})
-    after = EnoughTrials(trials, transition_to=STREAM)
-    return GenerationNode("Sobol", [sobol], transition_criteria=[after])
-
-
-def _registered(pool: str | Pool | Candidates) -> str:
-    name = handle(pool)
-    pool_named(name).check_distinct()
-    return name
-
-
-def _of_pool(name: str | None) -> dict[str, Any]:
-    if name is None:
-        return {}
-    return {"acquisition_class": PoolAcquisition, "acquisition_options": {POOL: name}}
-
-
-def _acquisition(given: str | type[AcquisitionFunction] | None) -> type[AcquisitionFunction] | None:
-    if not isinstance(given, str):
-        return given
-    if given not in ACQUISITIONS:
-        names = ", ".join(ACQUISITIONS)
-        raise ValueError(f"Expected acquisition to be a class or one of {names}, got {given!r}.")
-    return ACQUISITIONS[given]
-
-
-def _check(initialization: int, refit: float | None) -> None:
-    if initialization < 1:
-        raise ValueError(f"Expected initialization of at least 1 trial, got {initialization}.")
-    if refit is not None and refit != 0.0 and not refit > 1.0:
-        raise ValueError(f"Expected refit above 1 (a growth factor), or 0 for once, got {refit}.")

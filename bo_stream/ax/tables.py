@@ -1,4 +1,7 @@
-"""Tables in the user's parameters as inputs of a model, by Ax's own transforms."""
+"""Pools as inputs of a model, by Ax's own transforms, with checks that they suit the search space.
+
+:class:`Tables` keeps each :class:`Table`, a transformed pool, until the pool or the space changes.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,98 @@ from torch import Tensor
 from bo_stream.ax.pool import Pool, listed
 
 
+class Tables:
+    """Transformed pools, each kept until it or the search space changes."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        """Begin without tables; their inputs will be on a device."""
+        self._device = device
+        self._known: dict[str, Table] = {}
+
+    def get(
+        self,
+        pool: Pool,
+        space: SearchSpace,
+        transforms: Callable[[], Iterable[Transform]],
+        columns: Sequence[str] | None = None,
+    ) -> Table:
+        """Return a table, transformed if it is not yet; see :meth:`Table.of`."""
+        known = self._known.get(pool.name)
+        if known is None or not known.is_of(pool, space, columns):
+            known = Table.of(pool, space, transforms(), columns)
+            self._known[pool.name] = known = replace(known, X=known.X.to(self._device))
+        return known
+
+
+@dataclass(frozen=True)
+class Table:
+    """A pool as a model's inputs.
+
+    Attributes:
+        pool: The pool, in the user's parameters.
+        space: The search space for which it was transformed.
+        columns: Names of the d inputs in Ax.
+        X: Inputs, ``N x d``, float64.
+    """
+
+    pool: Pool
+    space: SearchSpace
+    columns: list[str]
+    X: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        pool: Pool,
+        space: SearchSpace,
+        transforms: Iterable[Transform],
+        columns: Sequence[str] | None,
+    ) -> Table:
+        """Transform a pool.
+
+        Args:
+            pool: The pool.
+            space: The search space.
+            transforms: Transforms of parameters.
+            columns: Expected inputs; all if None.
+
+        Raises:
+            UnsupportedError: An input cannot be had from parameters.
+            ValueError: See :func:`encoded`.
+        """
+        frame = encoded(pool, space, transforms)
+        names = list(frame.columns if columns is None else columns)
+        extra = [name for name in names if name not in frame]
+        if extra:
+            raise UnsupportedError(
+                f"A pool cannot be used where the model has inputs that are no parameters, here "
+                f"{listed(extra)}. Attach data at one step only."
+            )
+        X = torch.from_numpy(frame[names].to_numpy(dtype=float, copy=True))
+        return cls(pool, space.clone(), names, X)
+
+    def some(self, count: int) -> Tensor:
+        """Return some of its rows, the same at each call, ``count x d``; all if it has no more."""
+        if count >= len(self.X):
+            return self.X
+        if count not in self._samples:
+            generator = torch.Generator().manual_seed(0)
+            rows = torch.randperm(len(self.X), generator=generator)[:count]
+            self._samples[count] = self.X[rows.to(self.X.device)]
+        return self._samples[count]
+
+    @cached_property
+    def _samples(self) -> dict[int, Tensor]:
+        return {}
+
+    def is_of(self, pool: Pool, space: SearchSpace, columns: Sequence[str] | None) -> bool:
+        """Return whether it need not be transformed again."""
+        same = columns is None or list(columns) == self.columns
+        return same and pool is self.pool and space == self.space
+
+
 def input_transforms(space: SearchSpace) -> list[Transform]:
-    """New ones of a search space, as the streaming generator has them."""
+    """Make the transforms of parameters that the streaming generator has, for a search space."""
     transforms: list[Transform] = []
     for kind in MBM_X_trans_base:
         transform = kind(search_space=space.clone())
@@ -32,25 +125,30 @@ def input_transforms(space: SearchSpace) -> list[Transform]:
 
 
 def num_inputs(space: SearchSpace) -> int:
-    """Number of inputs that a model has, one-hot columns counted."""
+    """Return the number of inputs that a model has, one-hot columns counted."""
     for transform in input_transforms(space):
         space = transform.transform_search_space(space.clone())
     return len(space.parameters)
 
 
 def encoded(pool: Pool, space: SearchSpace, transforms: Iterable[Transform]) -> pd.DataFrame:
-    """A table as transforms make it. Vectorised: about a second for a million rows.
+    """Return a pool as transforms make it. Vectorised: about a second for a million rows.
 
     Args:
-        pool: The table.
+        pool: The pool.
         space: The search space, in which all of it must be.
-        transforms: Of parameters, applied in order.
+        transforms: Transforms of parameters, applied in order.
 
     Raises:
         ValueError: A parameter is missing, a column is none, or a candidate is outside.
     """
     check_inside(pool, space)
-    data = _typed(pool, space)
+    frame = pool.frame.reset_index(drop=True)
+    columns = {}
+    for name, parameter in space.parameters.items():  # those that are not tuned are dropped later
+        tuned = name in space.tunable_parameters
+        columns[name] = frame[name].astype(parameter.python_type) if tuned else np.nan
+    data = pd.DataFrame(columns, index=frame.index)
     for transform in transforms:
         observations = pd.DataFrame(index=data.index)
         data = transform.transform_experiment_data(ExperimentData(data, observations)).arm_data
@@ -58,10 +156,10 @@ def encoded(pool: Pool, space: SearchSpace, transforms: Iterable[Transform]) -> 
 
 
 def check_inside(pool: Pool, space: SearchSpace) -> None:
-    """Check that a table is one of the search space.
+    """Check that a pool has the parameters of a search space, and its candidates are inside.
 
     Raises:
-        ValueError: It is not.
+        ValueError: It has not, or some are outside.
     """
     _check_columns(pool, space)
     for name in pool.frame.columns:
@@ -94,7 +192,7 @@ def _check_columns(pool: Pool, space: SearchSpace) -> None:
 
 
 def _inside(parameter: Parameter, values: pd.Series) -> npt.NDArray[np.bool_]:
-    """Whether Ax would take values as they are: neither cast, rounded nor clamped."""
+    """Return whether Ax would take values as they are: neither cast, rounded nor clamped."""
     if not isinstance(parameter, RangeParameter):
         return parameter.validate_array(values.to_numpy(dtype=object)).astype(bool)
     numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=float)
@@ -117,107 +215,3 @@ def _refuse(
         f"{pool.name_at(int(rows[0]))!r} with {value}. Leave them out, with pool.without(names), "
         "or widen the search space."
     )
-
-
-def _typed(pool: Pool, space: SearchSpace) -> pd.DataFrame:
-    """Columns of the parameters' types; parameters that are not tuned, which go, as they come."""
-    frame = pool.frame.reset_index(drop=True)
-    columns = {}
-    for name, parameter in space.parameters.items():
-        tuned = name in space.tunable_parameters
-        columns[name] = frame[name].astype(parameter.python_type) if tuned else np.nan
-    return pd.DataFrame(columns, index=frame.index)
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table as a model's inputs.
-
-    Attributes:
-        pool: In the user's parameters.
-        space: The search space that they were in.
-        columns: Of X, by Ax's names.
-        X: ``N x d``, float64.
-    """
-
-    pool: Pool
-    space: SearchSpace
-    columns: list[str]
-    X: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        pool: Pool,
-        space: SearchSpace,
-        transforms: Iterable[Transform],
-        columns: Sequence[str] | None,
-    ) -> Table:
-        """Transform a table.
-
-        Args:
-            pool: The table.
-            space: The search space.
-            transforms: Of parameters.
-            columns: Expected ones; all if None.
-
-        Raises:
-            UnsupportedError: One cannot be had from parameters.
-            ValueError: See :func:`encoded`.
-        """
-        frame = encoded(pool, space, transforms)
-        names = list(frame.columns if columns is None else columns)
-        extra = [name for name in names if name not in frame]
-        if extra:
-            raise UnsupportedError(
-                f"A pool cannot be used where the model has inputs that are no parameters, here "
-                f"{listed(extra)}. Attach data at one step only."
-            )
-        X = torch.from_numpy(frame[names].to_numpy(dtype=float, copy=True))
-        return cls(pool, space.clone(), names, X)
-
-    def some(self, count: int) -> Tensor:
-        """Some of its rows, the same at each call, ``count x d``; all if it has no more."""
-        if count >= len(self.X):
-            return self.X
-        if count not in self._samples:
-            generator = torch.Generator().manual_seed(0)
-            rows = torch.randperm(len(self.X), generator=generator)[:count]
-            self._samples[count] = self.X[rows.to(self.X.device)]
-        return self._samples[count]
-
-    @cached_property
-    def _samples(self) -> dict[int, Tensor]:
-        return {}
-
-    def is_of(self, pool: Pool, space: SearchSpace, columns: Sequence[str] | None) -> bool:
-        """Whether it need not be transformed again."""
-        same = columns is None or list(columns) == self.columns
-        return same and pool is self.pool and space == self.space
-
-
-class Tables:
-    """Transformed tables, each kept until it or the search space changes."""
-
-    def __init__(self, device: torch.device | None = None) -> None:
-        """Begin with none.
-
-        Args:
-            device: Of their inputs.
-        """
-        self._device = device
-        self._known: dict[str, Table] = {}
-
-    def get(
-        self,
-        pool: Pool,
-        space: SearchSpace,
-        transforms: Callable[[], Iterable[Transform]],
-        columns: Sequence[str] | None = None,
-    ) -> Table:
-        """A table, transformed if it is not yet; see :meth:`Table.of`."""
-        known = self._known.get(pool.name)
-        if known is None or not known.is_of(pool, space, columns):
-            known = Table.of(pool, space, transforms(), columns)
-            self._known[pool.name] = known = replace(known, X=known.X.to(self._device))
-        return known

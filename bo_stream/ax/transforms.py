@@ -1,4 +1,9 @@
-"""Proposals with exactly the parameters that a pool has."""
+"""Transforms of Ax that stream: a row of the data changes only when its outcome does.
+
+Ax's own transforms of outcomes are learned anew at every trial and so change every row; these keep
+what they have learned on the generator, which stores it. Beside them are checks of the data, and
+the way back of a pool's candidates.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +22,16 @@ from ax.core.observation import ObservationFeatures
 from ax.exceptions.core import AxOptimizationWarning, DataRequiredError
 from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
 from botorch.exceptions.warnings import InputDataWarning
+from numpy.typing import NDArray
 from pandas import DataFrame
 
 from bo_stream.ax.nipv import INTEGRATED
-from bo_stream.ax.pool import Name, known_pool
+from bo_stream.ax.pool import CANDIDATE, POOL, known_pool
 from bo_stream.loops.units import is_off, unit_of
 
 
 class FiniteOutcomes(Transform):
-    """Takes infinite outcomes, and those of infinite standard error, for not reported.
+    """A transform that takes outcomes of infinite value or standard error for not reported.
 
     A warning names each one's trial and metric. Other metrics of the trial stay.
 
@@ -35,18 +41,15 @@ class FiniteOutcomes(Transform):
 
     set_aside: list[tuple[int, str, str]]
 
-    def __init__(
-        self,
-        search_space: Any = None,
-        experiment_data: Any = None,
-        adapter: Adapter | None = None,
-        config: Any = None,
-    ) -> None:
-        """Find them."""
-        super().__init__(search_space, experiment_data, adapter, config)
-        self.set_aside = []
-        if experiment_data is not None:
-            self.set_aside = _infinite(experiment_data)
+    def __init__(self, *, experiment_data: ExperimentData | None = None, **others: Any) -> None:
+        """Find the infinite outcomes; Ax makes its transforms by keywords."""
+        super().__init__(experiment_data=experiment_data, **others)
+        observed = DataFrame() if experiment_data is None else experiment_data.observation_data
+        self.set_aside = [
+            (int(row[0]), str(row[1]), metric)
+            for metric, rows in _infinite(observed).items()
+            for row in observed.index[rows]
+        ]
         if self.set_aside:
             named = ", ".join(f"{metric} of trial {trial}" for trial, _, metric in self.set_aside)
             warnings.warn(
@@ -57,58 +60,56 @@ class FiniteOutcomes(Transform):
             )
 
     def transform_experiment_data(self, experiment_data: ExperimentData) -> ExperimentData:
-        """Without them; a copy where there are any."""
-        observed = experiment_data.observation_data
-        infinite = {metric: _is_infinite(observed, metric) for metric in _metrics(experiment_data)}
-        if not any(rows.any() for rows in infinite.values()):
+        """Return the data without infinite outcomes, a copy where there are any.
+
+        Overrides ``Transform.transform_experiment_data``, by which Ax transforms all data at once.
+        """
+        infinite = _infinite(experiment_data.observation_data)
+        if not infinite:
             return experiment_data
-        observed = observed.copy()
+        observed = experiment_data.observation_data.copy()
         for metric, rows in infinite.items():
             observed.loc[rows, [("mean", metric), ("sem", metric)]] = np.nan
         return ExperimentData(experiment_data.arm_data, observed)
 
 
-def _metrics(data: ExperimentData) -> list[str]:
-    return [] if data.observation_data.empty else list(data.observation_data["mean"])
-
-
-def _is_infinite(observed: DataFrame, metric: str) -> Any:
-    values = observed[[("mean", metric), ("sem", metric)]].to_numpy(dtype=float)
-    return np.isinf(values).any(-1)
-
-
-def _infinite(data: ExperimentData) -> list[tuple[int, str, str]]:
-    observed = data.observation_data
-    return [
-        (int(row[0]), str(row[1]), metric)
-        for metric in _metrics(data)
-        for row in observed.index[_is_infinite(observed, metric)]
-    ]
+def _infinite(observed: DataFrame) -> dict[str, NDArray[np.bool_]]:
+    """Return which rows have an infinite outcome or standard error, by metrics that have some."""
+    infinite = {
+        metric: np.isinf(observed[[("mean", metric), ("sem", metric)]].to_numpy(float)).any(-1)
+        for metric in ([] if observed.empty else observed["mean"])
+    }
+    return {str(metric): rows for metric, rows in infinite.items() if rows.any()}
 
 
 class ReportedMetrics(Transform):
-    """Changes nothing; comes before the transforms of Ax that fail where there are no data."""
+    """A check that each metric has outcomes, before transforms of Ax fail where there are none."""
 
     no_op_for_experiment_data = True
 
     def __init__(
         self,
-        search_space: Any = None,
-        experiment_data: Any = None,
+        *,
+        experiment_data: ExperimentData | None = None,
         adapter: Adapter | None = None,
-        config: Any = None,
+        **others: Any,
     ) -> None:
         """Look for outcomes of each metric of the objectives and constraints.
 
         Raises:
-            DataRequiredError: One has none.
+            DataRequiredError: A metric has none.
         """
-        super().__init__(search_space, experiment_data, adapter, config)
-        config_of_metrics = None if adapter is None else adapter._optimization_config
-        if config_of_metrics is None or experiment_data is None:
+        super().__init__(experiment_data=experiment_data, adapter=adapter, **others)
+        config = None if adapter is None else adapter._optimization_config
+        if config is None or experiment_data is None:
             return
-        reported = _reported(experiment_data.observation_data)
-        silent = sorted(config_of_metrics.metric_names - reported)
+        observed = experiment_data.observation_data
+        reported = {
+            str(metric)
+            for metric in ([] if observed.empty else observed["mean"])
+            if bool(observed["mean"][metric].notna().any())
+        }
+        silent = sorted(config.metric_names - reported)
         if silent:
             values = ", ".join(f"{name!r}: ..." for name in silent)
             raise DataRequiredError(
@@ -118,20 +119,13 @@ class ReportedMetrics(Transform):
             )
 
 
-def _reported(observations: Any) -> set[str]:
-    if observations.empty:
-        return set()
-    means = observations["mean"]
-    return {str(metric) for metric in means if bool(means[metric].notna().any())}
-
-
 class KeepsUnits:
     """A generator that remembers the units of the metrics, and where their outliers are clipped.
 
     Attributes:
-        units: By metric.
-        cutoffs: By metric: lower and upper one; None: there is none.
-        winsorize: Whether any is clipped.
+        units: Unit by metric.
+        cutoffs: Lower and upper cutoff by metric; None: there is none.
+        winsorize: Whether any metric is clipped.
     """
 
     units: dict[str, float]
@@ -139,28 +133,23 @@ class KeepsUnits:
     winsorize: bool
 
 
-class GaussianOutcomes(StandardizeY):
-    """Divides each metric by a power of two near its spread, and shifts nothing.
+class OutcomeUnits(StandardizeY):
+    """A division of each metric by a power of two near its spread, without a shift.
 
     Acquisition functions are optimised to absolute tolerances, so that outcomes of 1e-6 would look
-    flat to them. The unit stays until the spread is of another order: a transform that is learned
-    anew at every trial, as Ax's, would change all rows of the data, and nothing could stream.
+    flat to them. Ax's ``StandardizeY`` would change all rows of the data at every trial; here the
+    unit stays until the spread is of another order.
     """
 
     def __init__(
-        self,
-        search_space: Any = None,
-        experiment_data: Any = None,
-        adapter: Adapter | None = None,
-        config: Any = None,
+        self, *, experiment_data: ExperimentData, adapter: Adapter | None = None, **others: Any
     ) -> None:
-        """Find the units, or those that the adapter's generator remembers."""
-        super().__init__(search_space, experiment_data, adapter, config)
+        """Find the units, or take those that the adapter's generator remembers."""
+        super().__init__(experiment_data=experiment_data, adapter=adapter, **others)
         generator = None if adapter is None else adapter.generator
         kept: dict[str, float] = generator.units if isinstance(generator, KeepsUnits) else {}
-        means = experiment_data.observation_data["mean"]
         for metric in self.Ymean:
-            outcomes = means[metric].dropna().tolist()
+            outcomes = experiment_data.observation_data["mean"][metric].dropna().tolist()
             if metric not in kept or is_off(kept[metric], outcomes):
                 kept[metric] = unit_of(outcomes)
             self.Ymean[metric], self.Ystd[metric] = 0.0, kept[metric]
@@ -173,26 +162,26 @@ MOVED = 0.5
 
 
 class SteadyWinsorize(Winsorize):
-    """Clips outcomes far on the bad side, by Tukey's rule as Ax does (q3 + 1.5 (q3 - q1)).
+    """A clipping of outcomes far on the bad side, by Tukey's rule as in Ax (q3 + 1.5 (q3 - q1)).
 
-    Ax's cutoffs move with each outcome, and each clipped row of the data with them. Here they stay
-    until they are off by far, so that they move a number of times that is logarithmic in the
-    spread. Then the clipped rows, as they were put in, are taken out of the models, and go in anew.
-    Nothing is clipped where the quartiles coincide, nor where the strategy says so, nor where the
-    criterion is an integrated variance: that learns the function everywhere.
+    The cutoffs of Ax's ``Winsorize`` move with each outcome, and each clipped row of the data with
+    them. Here they stay until they are off by far, so that they move a number of times that is
+    logarithmic in the spread. Then the clipped rows, as they were put in, are taken out of the
+    models, and go in anew. Nothing is clipped where the quartiles coincide, nor where the strategy
+    says so, nor where the criterion is an integrated variance: that learns the function everywhere.
     """
 
     def __init__(
         self,
-        search_space: Any = None,
-        experiment_data: Any = None,
+        *,
+        experiment_data: ExperimentData | None = None,
         adapter: Adapter | None = None,
-        config: Any = None,
+        **others: Any,
     ) -> None:
-        """Find the cutoffs, or those that the adapter's generator remembers."""
+        """Find the cutoffs, or take those that the adapter's generator remembers."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AxOptimizationWarning)
-            super().__init__(search_space, experiment_data, adapter, config)
+            super().__init__(experiment_data=experiment_data, adapter=adapter, **others)
         generator = None if adapter is None else adapter.generator
         if experiment_data is None or _takes_all(generator):
             self.cutoffs = {}
@@ -200,11 +189,12 @@ class SteadyWinsorize(Winsorize):
         kept: dict[str, list[float | None]] = (
             generator.cutoffs if isinstance(generator, KeepsUnits) else {}
         )
-        means = experiment_data.observation_data["mean"]
         for metric, fresh in self.cutoffs.items():
+            means = experiment_data.observation_data["mean"]
             outcomes = means[metric].dropna().to_numpy(dtype=float)
-            self.cutoffs[metric] = _steady(_read(kept.get(metric)), _rounded(fresh), outcomes)
-            kept[metric] = _written(self.cutoffs[metric])
+            cutoffs = _steady(kept.get(metric), fresh, outcomes)
+            self.cutoffs[metric] = cutoffs
+            kept[metric] = [None if math.isinf(value) else value for value in cutoffs]
 
 
 def _takes_all(generator: Any) -> bool:
@@ -214,79 +204,39 @@ def _takes_all(generator: Any) -> bool:
     return kind is not None and issubclass(kind, INTEGRATED)
 
 
-def _steady(kept: Cutoffs | None, fresh: Cutoffs, outcomes: Any) -> Cutoffs:
+def _steady(
+    stored: Sequence[float | None] | None, fresh: Cutoffs, outcomes: NDArray[np.float64]
+) -> Cutoffs:
+    """Return the stored cutoffs where they are near the fresh ones."""
     if len(outcomes) == 0 or np.ptp(np.quantile(outcomes, (0.25, 0.75))) == 0.0:
         return -math.inf, math.inf
-    if kept is None:
-        return fresh
+    if stored is None:
+        return float(fresh[0]), float(fresh[1])
     middle = float(np.median(outcomes))
-    return _side(kept[0], fresh[0], middle), _side(kept[1], fresh[1], middle)
+    return _side(stored[0], float(fresh[0]), middle), _side(stored[1], float(fresh[1]), middle)
 
 
-def _side(kept: float, fresh: float, middle: float) -> float:
-    if math.isinf(kept) or math.isinf(fresh):
+def _side(kept: float | None, fresh: float, middle: float) -> float:
+    if kept is None or math.isinf(fresh):
         return fresh
     return kept if abs(kept - fresh) <= MOVED * abs(fresh - middle) else fresh
 
 
-def _rounded(cutoffs: Cutoffs) -> Cutoffs:
-    low, high = cutoffs
-    return float(low), float(high)
-
-
-def _written(cutoffs: Cutoffs) -> list[float | None]:
-    """As Ax can store them; None: no cutoff."""
-    return [None if math.isinf(value) else value for value in cutoffs]
-
-
-def _read(stored: Sequence[float | None] | None) -> Cutoffs | None:
-    if stored is None:
-        return None
-    low, high = stored
-    return -math.inf if low is None else low, math.inf if high is None else high
-
-
-POOL = "pool"
-"""Option of an acquisition: the pool's name."""
-
-CANDIDATE = "candidate"
-"""In the metadata of a proposal: the candidate's name."""
-
-
-def metadata_of(pool: str, candidate: Name) -> dict[str, Any]:
-    """What Ax keeps with a proposal.
-
-    Args:
-        pool: Its name.
-        candidate: Its name in the pool.
-    """
-    return {POOL: pool, CANDIDATE: candidate}
-
-
 class ExactCandidates(Transform):
-    """Gives a proposal of a pool the pool's own values, when all other transforms are undone.
+    """A transform whose inverse, the last of all, gives a proposal of a pool the pool's own values.
 
     They would come back from a logarithm with another last digit, and would not be found again.
     """
 
     no_op_for_experiment_data = True
 
-    def __init__(
-        self,
-        search_space: Any = None,
-        experiment_data: Any = None,
-        adapter: Adapter | None = None,
-        config: Any = None,
-    ) -> None:
-        """Nothing is learned."""
-        super().__init__(search_space, experiment_data, adapter, config)
-
     def untransform_observation_features(
         self, observation_features: list[ObservationFeatures]
     ) -> list[ObservationFeatures]:
-        """Of those that say which candidate they are.
+        """Set the parameters of those that say which candidate they are.
 
-        Former trials come here too, to be predicted, in a process that may not know their pool.
+        Overrides ``Transform.untransform_observation_features``, the identity. Former trials come
+        here too, to be predicted, in a process that may not know their pool.
         """
         for proposal in observation_features:
             metadata = proposal.metadata or {}

@@ -14,6 +14,7 @@ from botorch.settings import validate_input_scaling
 
 from bo_stream import WISKI
 from bo_stream.ax import StreamSurrogate, generation_strategy
+from bo_stream.ax.adapters import StreamAdapter
 from bo_stream.ax.rows import Rows
 from bo_stream.models.base import StreamingGP
 
@@ -34,7 +35,7 @@ def started(
     storage: StorageConfig | None = None,
     **options: Any,
 ) -> Client:
-    """A client over a box in 2-D, or other parameters, with a strategy of few Sobol trials.
+    """Return a client over a box in 2-D, or other parameters, with few Sobol trials.
 
     No outcome is clipped, so that only new ones change what a model has.
     """
@@ -58,31 +59,57 @@ def started(
 
 
 def loss(parameters: Any) -> float:
-    """A bowl with a ripple."""
+    """Return a bowl with a ripple."""
     a, b = parameters["a"], parameters["b"]
     return float((a - 0.6) ** 2 + (b - 0.3) ** 2 + 0.1 * torch.sin(torch.tensor(9.0 * a)))
 
 
 def run(client: Client, trials: int, measure: Callable[[Any], Any] = loss) -> None:
-    """Trials one after another."""
+    """Run trials one after another."""
     for _ in range(trials):
         for index, parameters in client.get_next_trials(1).items():
             client.complete_trial(index, raw_data(measure(parameters)))
 
 
+def after(trials: int, measure: Any = loss, parameters: Any = None, **settings: Any) -> Client:
+    """Return an experiment that has been asked for its next candidate."""
+    client = started(parameters, **settings)
+    run(client, trials, measure)
+    client.get_next_trials(1)
+    return client
+
+
 def raw_data(value: Any) -> Any:
-    """What a client takes: a value of ``loss``, or a mapping as it is."""
+    """Return what a client takes: a value of ``loss``, or a mapping as it is."""
     return value if isinstance(value, dict) else {"loss": value}
 
 
+def two(parameters: Any) -> dict[str, float]:
+    """Return the bowl, and a slope against it."""
+    return {"loss": loss(parameters), "cost": float(parameters["a"])}
+
+
+def adapter_of(client: Client) -> StreamAdapter:
+    """Return the adapter behind the last candidate."""
+    adapter = client._generation_strategy.adapter
+    assert isinstance(adapter, StreamAdapter)
+    return adapter
+
+
+def acquisition_of(client: Client) -> Any:
+    """Return the acquisition behind the last candidate."""
+    generator: Any = adapter_of(client).generator
+    return generator._acquisition
+
+
 def surrogate_of(client: Client) -> StreamSurrogate:
-    """The surrogate behind the last candidate."""
-    adapter: Any = client._generation_strategy.adapter
-    return adapter.generator.surrogate
+    """Return the surrogate behind the last candidate."""
+    generator: Any = client._generation_strategy.adapter.generator
+    return generator.surrogate
 
 
 def model_of(client: Client) -> StreamingGP:
-    """The model of the only metric."""
+    """Return the model of the only metric."""
     model = surrogate_of(client).model
     assert isinstance(model, StreamingGP)
     return model
@@ -121,7 +148,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, kind: type[StreamingGP] = WISKI) -> T
 
 
 def assert_is_a_batch_of_the_data(client: Client) -> None:
-    """The model equals one that is built of all data, at the same hyperparameters."""
+    """Check that the model equals one built of all data, at the same hyperparameters."""
     surrogate = surrogate_of(client)
     for data in surrogate.training_data:
         own = surrogate._submodels[tuple(data.outcome_names)]

@@ -16,14 +16,14 @@ def bowl(parameters: dict[str, Any]) -> float:
 
 
 def half_a_bowl(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Which raises left of 0.4."""
+    """Return half of the bowl, and raise left of 0.4."""
     if parameters["a"] < 0.4:
         raise RuntimeError(f"nothing at {parameters['a']:.1f}")
     return {"loss": (bowl(parameters), 0.1), "cost": parameters["a"]}
 
 
 def misbehave(parameters: dict[str, Any]) -> Any:
-    """In a way for each tenth of ``a``."""
+    """Misbehave in another way for each tenth of ``a``."""
     way = round(10.0 * parameters["a"])
     if way == 1:
         raise ValueError("no such point")
@@ -36,7 +36,7 @@ def misbehave(parameters: dict[str, Any]) -> Any:
 
 
 def second_time(parameters: dict[str, Any]) -> float:
-    """Raises when it is first called; the environment names the file that tells."""
+    """Raise when first called; the environment names the file that tells."""
     if way := os.environ.get("TESTS_CALLED"):
         if Path(way).exists():
             return bowl(parameters)
@@ -45,7 +45,7 @@ def second_time(parameters: dict[str, Any]) -> float:
 
 
 def kills_its_parent(parameters: dict[str, Any]) -> float:
-    """At the fifth call; the environment names the file that counts."""
+    """Kill the parent at the fifth call; the environment names the file that counts."""
     with Path(os.environ["TESTS_CALLED"]).open("a+") as calls:
         calls.write(".")
         if calls.tell() == 5:

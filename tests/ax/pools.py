@@ -14,10 +14,9 @@ from torch import Tensor
 
 from bo_stream.ax import Pool
 from bo_stream.ax import pool as pools
-from bo_stream.ax.adapters import StreamAdapter
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.tables import Table
-from tests.ax.experiments import loss, run, started
+from tests.ax.experiments import acquisition_of, adapter_of
 
 MIXED: list[Any] = [
     RangeParameterConfig("rate", (1e-4, 1.0), parameter_type="float", scaling="log"),
@@ -35,19 +34,19 @@ USUAL = ("qUCB", "FeatureNIPV")
 
 
 def rarely(*values: Any) -> list[Any]:
-    """Parameters of slow tests."""
+    """Return parameters of slow tests."""
     return [pytest.param(*each, marks=pytest.mark.slow) for each in values]
 
 
 def sites(count: int = 40, name: str | None = None) -> Pool:
-    """Candidates of the box of the experiments, uniform."""
+    """Return candidates uniform over the box of the experiments."""
     rng = np.random.default_rng(count)
     columns = {"a": rng.uniform(0.0, 2.0, count), "b": rng.uniform(-1.0, 1.0, count)}
     return Pool.of(pd.DataFrame(columns, index=[f"site {i}" for i in range(count)]), name)
 
 
 def mixed_frame(count: int = 30) -> pd.DataFrame:
-    """Candidates with parameters of all kinds."""
+    """Return candidates with parameters of all kinds."""
     rng = np.random.default_rng(0)
     return pd.DataFrame(
         {
@@ -62,56 +61,35 @@ def mixed_frame(count: int = 30) -> pd.DataFrame:
 
 
 def mixed_loss(parameters: Any) -> float:
-    """Of such a candidate."""
+    """Return the loss of a candidate with parameters of all kinds."""
     kind = {"p": 0.0, "q": 1.0, "r": 2.0}[parameters["kind"]]
     return float(np.log10(parameters["rate"]) ** 2 + kind + parameters["layers"] / 40)
 
 
 def parameters_of(client: Client) -> list[dict[str, Any]]:
-    """Of each trial, in order."""
+    """Return the parameters of each trial, in order."""
     return [dict(trial.arms[0].parameters) for trial in client._experiment.trials.values()]
 
 
 def names_of(client: Client, pool: Pool) -> list[Any]:
-    """The candidate of each trial, in order."""
+    """Return the candidate of each trial, in order."""
     return [pool.name_of(parameters) for parameters in parameters_of(client)]
 
 
-def adapter_of(client: Client) -> StreamAdapter:
-    """The adapter behind the last candidate."""
-    adapter = client._generation_strategy.adapter
-    assert isinstance(adapter, StreamAdapter)
-    return adapter
-
-
-def acquisition_of(client: Client) -> Any:
-    """The acquisition behind the last candidate."""
-    generator: Any = adapter_of(client).generator
-    return generator._acquisition
-
-
 def table_of(client: Client, pool: Pool) -> Table:
-    """A pool as the model takes it."""
+    """Return a pool as the model takes it."""
     acquisition = acquisition_of(client)
     assert isinstance(acquisition, PoolAcquisition)
     return adapter_of(client)._table(pools.pool_named(pool.name))
 
 
-def after(trials: int, measure: Any = loss, parameters: Any = None, **settings: Any) -> Client:
-    """An experiment that has been asked for its next candidate."""
-    client = started(parameters, **settings)
-    run(client, trials, measure)
-    client.get_next_trials(1)
-    return client
-
-
 def points_of(client: Client) -> Any:
-    """The integration points as the model takes its inputs."""
+    """Return the integration points as the model takes its inputs."""
     return acquisition_of(client).options.get("mc_points")
 
 
 def integrated_variances(model: Any, X: Tensor, points: Tensor, pending: Tensor) -> Tensor:
-    """Mean variances after each candidate and the pending ones, from one joint covariance."""
+    """Compute mean variances after each candidate and the pending ones, by one covariance."""
     everything = torch.cat((X, points, pending))
     covariance = model.posterior(everything).mvn.covariance_matrix
     noise = model.likelihood.noise.item() * model.outcome_scale().item() ** 2
@@ -130,7 +108,7 @@ def integrated_variances(model: Any, X: Tensor, points: Tensor, pending: Tensor)
 
 @pytest.fixture
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> dict[str, Pool]:
-    """An empty registry, as in a new process."""
+    """Empty the registry, as in a new process."""
     known: dict[str, Pool] = {}
     monkeypatch.setattr(pools, "_KNOWN", known)
     return known

@@ -1,4 +1,4 @@
-"""What a reloaded experiment must agree with an uninterrupted one in."""
+"""Comparisons of a reloaded experiment with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEARCH_ENDS = 1e-3
 
 
 def next_candidate(client: Client) -> dict[str, Any]:
-    """Whatever the state of torch's own generator."""
+    """Return the next candidate, whatever the state of torch's own generator."""
     torch.seed()
     ((_, parameters),) = client.get_next_trials(1).items()
     return dict(parameters)
@@ -38,11 +38,11 @@ def from_json(client: Client, folder: Path) -> Client:
 
 
 def from_database(path: Path) -> Client:
-    """The experiment in a file, as another process would load it: without the client's seed."""
+    """Load an experiment as another process would: without the client's seed."""
     return Client.load_from_database("small", storage_config(path))
 
 
 def executed(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A script of Python in a process of its own."""
+    """Run a script of Python in a process of its own."""
     command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -1,4 +1,4 @@
-"""What Ax says of an experiment: predictions, best points, frontiers, analyses."""
+"""Predictions, best points, frontiers and analyses that Ax gives of an experiment."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ RANGES = [
 
 
 def two(parameters: Any) -> dict[str, float]:
-    """A bowl, and a slope against it."""
+    """Return a bowl, and a slope against it."""
     return {"loss": loss(parameters), "cost": float(parameters["a"]) + 0.1 * loss(parameters)}
 
 
 def completed(measure: Callable[[Any], Any] = loss, trials: int = 12, **options: Any) -> Client:
-    """An experiment whose models hold all trials, and one trial more that runs."""
+    """Return an experiment whose models hold all trials, and one trial more that runs."""
     client = started(**{"initialization": trials, "refit": 0.0, **options})
     for index, parameters in client.get_next_trials(trials).items():
         client.complete_trial(index, raw_data(measure(parameters)))
@@ -65,7 +65,7 @@ def unit_of(client: Client, metric: str = "loss") -> float:
 
 
 def cards_of(card: AnalysisCardBase) -> Iterator[AnalysisCardBase]:
-    """Those within groups of them, too."""
+    """Return cards, those within groups of them too."""
     children = getattr(card, "children", None)
     if children is None:
         yield card
@@ -75,7 +75,7 @@ def cards_of(card: AnalysisCardBase) -> Iterator[AnalysisCardBase]:
 
 
 def computed(client: Client, analyses: Any = None) -> dict[str, list[AnalysisCardBase]]:
-    """Cards by name, none of which is an error."""
+    """Return cards by name, none of which is an error."""
     found: dict[str, list[AnalysisCardBase]] = {}
     for card in client.compute_analyses(analyses, display=False):
         for part in cards_of(card):
@@ -86,7 +86,7 @@ def computed(client: Client, analyses: Any = None) -> dict[str, list[AnalysisCar
 
 @pytest.fixture(autouse=True)
 def no_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a fold: Ax begins such a model with a copy of the surrogate."""
+    """Fail where Ax copies the surrogate to build a model of a fold."""
     monkeypatch.setattr(
         StreamSurrogate, "clone_reset", lambda self: pytest.fail("A model is built for a fold.")
     )

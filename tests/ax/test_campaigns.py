@@ -1,4 +1,4 @@
-"""What must not stop or bend a campaign."""
+"""Campaigns with failures, infinite outcomes, outliers and penalties."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from bo_stream import OSGPR, WISKI
 from bo_stream.ax import save_snapshot
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
+    adapter_of,
+    after,
     assert_is_a_batch_of_the_data,
     loss,
     model_of,
@@ -32,7 +34,7 @@ pytestmark = NEARLY_WITHOUT_NOISE
 
 
 def nodes(client: Client) -> list[str]:
-    """By which node each trial was proposed."""
+    """Return the node that proposed each trial."""
     trials = client._experiment.trials.values()
     return [str(trial.generator_runs[0]._generation_node_name) for trial in trials]
 
@@ -49,7 +51,7 @@ def fail(client: Client, trials: int) -> None:
 
 
 def warned(client: Client) -> str:
-    """What is said of the data when the next trial is asked for."""
+    """Return the warnings of the data when the next trial is asked for."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         client.get_next_trials(1)
@@ -98,7 +100,7 @@ def test_failed_points_are_not_proposed_again() -> None:
 
 @pytest.mark.parametrize("first", [1, 3])
 def test_failed_choices_are_not_proposed_again_even_where_few_are_left(first: int) -> None:
-    """Of quasi-random points neither."""
+    """Neither by the model nor among quasi-random points."""
     choices = [
         ChoiceParameterConfig(name=name, values=[0, 1, 2], parameter_type="int", is_ordered=True)
         for name in "ab"
@@ -113,7 +115,7 @@ def test_a_point_that_failed_once_and_was_evaluated_then_is_not_avoided() -> Non
     client = started()
     run(client, 4)
     fail(client, 1)
-    adapter: Any = client._generation_strategy.adapter
+    adapter = adapter_of(client)
     (arm,) = adapter.failed
     client.complete_trial(client.attach_trial(dict(arm.parameters)), {"loss": 1.0})
     assert adapter.failed == []
@@ -130,7 +132,7 @@ def test_an_infinite_outcome_is_set_aside_with_a_warning(value: Any) -> None:
     assert "set aside: loss of trial 3." in warned(client)
     (index,) = client._experiment.trial_indices_by_status[TrialStatus.RUNNING]
     assert model_of(client).num_observations == 3
-    adapter: Any = client._generation_strategy.adapter
+    adapter = adapter_of(client)
     assert [arm.parameters for arm in adapter.failed] == [{"a": 0.5, "b": 0.5}]
     client.attach_data(3, {"loss": 0.25})
     client.complete_trial(index, {"loss": 0.5})
@@ -162,9 +164,7 @@ def test_infinite_first_outcomes_are_none() -> None:
 def test_observations_outside_the_search_space_stay(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = started(model=kind, refit=0.0)
-    run(client, 4)
-    client.get_next_trials(1)
+    client = after(4, model=kind, refit=0.0)
     traffic = watch(monkeypatch, kind)
     for a in (-0.5, 2.5):
         point = {"a": a, "b": 0.5}
@@ -217,7 +217,7 @@ def test_imprecise_outcomes_leave_the_features_that_precise_ones_tell_apart(
 
 
 def clipped(client: Client) -> float:
-    """The worst outcome that the model has, in the user's unit."""
+    """Return the worst outcome that the model has, in the user's unit."""
     surrogate = surrogate_of(client)
     return float(surrogate.training_data[0].Y.max()) * surrogate.units["loss"]
 
@@ -232,7 +232,7 @@ def test_penalties_are_clipped_as_in_axs_default(tmp_path: Path) -> None:
     client = started(refit=0.0, winsorize=True)
     with_a_penalty(client)
     client.get_next_trials(1)
-    adapter: Any = client._generation_strategy.adapter
+    adapter = adapter_of(client)
     axs = Winsorize(experiment_data=adapter.get_training_data(), adapter=adapter)
     assert clipped(client) == pytest.approx(axs.cutoffs["loss"][1])
     assert clipped(client) < 10.0

@@ -26,9 +26,10 @@ from bo_stream.ax import StreamSurrogate
 from bo_stream.ax.adapters import StreamAdapter
 from bo_stream.ax.cross_validation import DividedData
 from bo_stream.ax.rows import Rows
-from bo_stream.ax.surrogate import LeftOut
+from bo_stream.ax.surrogate import LeaveOutModel
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
+    adapter_of,
     assert_is_a_batch_of_the_data,
     loss,
     model_of,
@@ -53,7 +54,7 @@ REPORTS: dict[str, Report] = {
 
 
 def completed(trials: int, report: Report = REPORTS["no errors"], **options: Any) -> Client:
-    """An experiment whose models hold all trials; those on a grid have all their features."""
+    """Return an experiment whose models hold all trials, on a grid with all features."""
     settings = {"model_options": {"tolerance": 0.0}, "initialization": trials, **options}
     client = started(**settings)
     for index, parameters in client.get_next_trials(trials).items():
@@ -65,15 +66,9 @@ def completed(trials: int, report: Report = REPORTS["no errors"], **options: Any
     return client
 
 
-def adapter_of(client: Client) -> StreamAdapter:
-    adapter = client._generation_strategy.adapter
-    assert isinstance(adapter, StreamAdapter)
-    return adapter
-
-
 @contextmanager
 def axs_way() -> Iterator[None]:
-    """A model for each fold."""
+    """Let Ax build a model for each fold."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StreamAdapter, "_left_out", lambda *args: None)
         patch.setattr(StreamAdapter, "_present_rows", lambda *args: None)
@@ -88,7 +83,7 @@ def fold_by_fold(adapter: StreamAdapter, **options: Any) -> list[CVResult]:
 
 
 def in_closed_form(adapter: StreamAdapter, **options: Any) -> list[CVResult]:
-    """Without a model for any fold."""
+    """Cross-validate, and fail where a model is built for a fold."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StreamSurrogate, "clone_reset", lambda self: pytest.fail("A model is built."))
         np.random.seed(1)  # noqa: NPY002  Ax shuffles with it
@@ -179,12 +174,12 @@ def test_points_and_choices() -> None:
 
 
 def test_rows_that_a_model_of_points_holds_no_longer() -> None:
-    """They enter anew at its points, for a model that would have held them all."""
+    """The rows enter anew at its points, for a model that would have held them all."""
     data = observations(12, 2)
     rows = Rows(data.X, data.Y, torch.full_like(data.Y, torch.nan))
     model = OSGPR(data.X, data.Y, window=4, max_points=5).eval()
     model.covar_module.lengthscale = 0.4
-    left_out = LeftOut.of(model, rows)
+    left_out = LeaveOutModel.of(model, rows)
     for i in range(12):
         left = [j for j in range(12) if j != i]
         other = OSGPR(data.X[left], data.Y[left], max_points=5)
@@ -255,7 +250,7 @@ def test_hyperparameters_that_are_learned_for_each_fold() -> None:
 
 @pytest.mark.parametrize("kind", [WISKI, OSGPR, ClusteredGP])
 def test_noise_is_not_predicted(kind: type) -> None:
-    """In closed form and by models that load the state of the one that knows all."""
+    """Neither in closed form nor by models that load the state of the one that knows all."""
     noise = torch.randn(25, generator=torch.Generator().manual_seed(3)).tolist()
     client = completed(
         25, lambda i, p: noise[i], model=kind, model_options={}, refit=0.0, acquisition="qUCB"

@@ -47,7 +47,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture(scope="module", params=["experiment.db", "experiment.json"])
 def left(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a killed process has left."""
+    """Return the file that a killed process has left."""
     path: Path = tmp_path_factory.mktemp("killed") / request.param
     command = [sys.executable, "-c", SCRIPT, str(path), str(TRIALS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

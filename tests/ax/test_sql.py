@@ -40,7 +40,7 @@ READING = 1e-12
 
 @pytest.fixture
 def file(tmp_path: Path) -> Iterator[Path]:
-    """Of a database that is not there yet."""
+    """Return the path of a database that is not there yet."""
     close_storage()
     yield tmp_path / "experiments.db"
     close_storage()

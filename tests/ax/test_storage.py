@@ -17,6 +17,7 @@ from bo_stream.ax import save_snapshot
 from bo_stream.ax.storage import data_as_json, frame_as_json
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
+    after,
     loss,
     raw_data,
     run,
@@ -61,9 +62,7 @@ def test_the_next_candidate_is_that_of_an_uninterrupted_run(
 
 
 def test_what_was_learned_is_stored_once_per_refit_and_comes_back(tmp_path: Path) -> None:
-    client = started(refit=1.5)
-    run(client, 8)
-    client.get_next_trials(1)
+    client = after(8, refit=1.5)
     learned = surrogate_of(client).learned
     other = from_json(client, tmp_path)
     next_candidate(other)
@@ -101,7 +100,7 @@ print(len(Client.load_from_json_file(sys.argv[1]).get_next_trials(1)))
 
 @pytest.mark.slow
 def test_a_process_without_the_plug_in_is_told_to_import_it(tmp_path: Path) -> None:
-    """By Ax, which quotes the first name that it does not know."""
+    """Ax quotes the first name that it does not know."""
     paths = []
     for trials in (0, 5):
         client = started()
@@ -177,7 +176,7 @@ def test_rows_are_written_as_axs_frame_of_them(further: dict[str, Any]) -> None:
 def test_a_snapshot_makes_no_frame_of_each_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which would take most of the time."""
+    """A frame of each would take most of the time."""
     client = started()
     run(client, 3)
     made: list[Any] = []

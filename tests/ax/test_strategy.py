@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from ax.adapter.registry import Generators
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
@@ -21,17 +19,19 @@ from gpytorch.kernels import MaternKernel
 
 from bo_stream import OSGPR, WISKI, DirichletWISKI
 from bo_stream.ax import ACQUISITIONS, generation_strategy
-from bo_stream.ax.acquisition import BASELINE, best_observed, most_promising, violation_of
-from bo_stream.ax.storage import check_versions
+from bo_stream.ax.versions import check_versions
 from tests.ax.experiments import (
     BOX,
     NEARLY_WITHOUT_NOISE,
     QUICK,
+    acquisition_of,
+    after,
     loss,
     model_of,
     run,
     started,
     surrogate_of,
+    two,
 )
 from tests.ax.reloads import from_json
 
@@ -45,13 +45,8 @@ def test_acquisitions(acquisition: str | None) -> None:
     client = started(acquisition=acquisition)
     run(client, 5)
     assert client.get_next_trials(2)
-    acqf: Any = client._generation_strategy.adapter.generator._acquisition.acqf
     if acquisition is not None:
-        assert type(acqf) is ACQUISITIONS[acquisition]
-
-
-def two_losses(parameters: Any) -> dict[str, float]:
-    return {"loss": loss(parameters), "cost": float(parameters["a"])}
+        assert type(acquisition_of(client).acqf) is ACQUISITIONS[acquisition]
 
 
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
@@ -59,7 +54,7 @@ def two_losses(parameters: Any) -> dict[str, float]:
 def test_two_objectives_and_a_tracking_metric(acquisition: str | None) -> None:
     client = started(objective="-loss, -cost", acquisition=acquisition)
     client.configure_metrics([])
-    run(client, 6, lambda p: {**two_losses(p), "note": 1.0 + float(p["b"])})
+    run(client, 6, lambda p: {**two(p), "note": 1.0 + float(p["b"])})
     client.get_next_trials(1)
     surrogate = surrogate_of(client)
     assert isinstance(surrogate.model, ModelListGP)
@@ -69,9 +64,11 @@ def test_two_objectives_and_a_tracking_metric(acquisition: str | None) -> None:
 
 def test_outcome_constraints() -> None:
     """The bowl's bottom, at 0.6, is not allowed. No cost is 0, by which Ax would divide."""
-    client = started(constraints=["cost >= 2.0"], acquisition=None)
-    run(client, 8, lambda p: {"loss": loss(p), "cost": 1.0 + float(p["a"])})
-    client.get_next_trials(1)
+
+    def costly(parameters: Any) -> dict[str, float]:
+        return {"loss": loss(parameters), "cost": 1.0 + float(parameters["a"])}
+
+    client = after(8, costly, constraints=["cost >= 2.0"], acquisition=None)
     parameters, *_ = client.get_best_parameterization()
     assert 1.0 <= float(parameters["a"]) < 1.5
 
@@ -111,7 +108,7 @@ def test_parameters_of_all_kinds_take_a_model_of_points() -> None:
 def test_a_model_that_cannot_serve_is_refused_before_the_first_trial(
     options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    """By a process that has loaded the strategy, too."""
+    """A process that has loaded the strategy refuses it too."""
     client = from_json(started(mixed_parameters(), **options), tmp_path)
     with pytest.raises(UnsupportedError, match=message):
         client.get_next_trials(1)
@@ -141,7 +138,7 @@ def test_parameter_constraints_and_fixed_parameters() -> None:
 @pytest.mark.parametrize("sems", [(None,), (0.1,), (0.0,), (None, 0.1)])
 @pytest.mark.parametrize("kind", [WISKI, OSGPR])
 def test_axs_own_surrogate_takes_the_models(kind: Any, sems: tuple[float | None, ...]) -> None:
-    """A model class and nothing else, as any of BoTorch's."""
+    """Ax needs nothing but the model class, as with any of BoTorch's."""
     spec = SurrogateSpec(model_configs=[ModelConfig(botorch_model_class=kind)])
     client = started(initialization=5)
     node = client._generation_strategy.nodes_by_name["Stream"]
@@ -204,51 +201,3 @@ def test_unsupported_versions_are_named() -> None:
     ):
         check_versions({"no-such-distribution": ">=1"})
     check_versions({"botorch": ">0.1"})
-
-
-def test_the_most_promising_points() -> None:
-    values = torch.tensor([[3.0, 0.0], [0.0, 3.0], [2.0, 2.0], [1.0, 1.0], [9.0, 9.0], [2.5, 0.0]])
-    violation = violation_of(
-        torch.tensor([[0.0], [0.0], [0.0], [0.0], [2.0], [0.0]]),
-        (torch.tensor([[1.0]]), torch.tensor([[1.0]])),
-    )
-    assert violation.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
-    assert set(most_promising(values, violation, 3).tolist()) == {0, 1, 2}
-    assert most_promising(values, violation, 6).tolist()[-1] == 4
-    assert most_promising(values[:, :1], violation, 1).tolist() == [0]
-
-
-def test_the_baseline_has_a_fixed_size() -> None:
-    client = started(acquisition="qLogNEI", refit=0.0)
-    run(client, 4)
-    for _ in range(BASELINE + 20):
-        a, b = torch.rand(2).tolist()
-        parameters = {"a": 2.0 * a, "b": 2.0 * b - 1.0}
-        client.complete_trial(client.attach_trial(parameters), {"loss": loss(parameters)})
-    client.get_next_trials(1)
-    acquisition: Any = client._generation_strategy.adapter.generator._acquisition
-    assert len(acquisition.X_observed) == BASELINE
-
-
-def test_the_best_observed_point_is_known_from_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = started()
-    run(client, 7)
-    generator: Any = client._generation_strategy.adapter.generator
-    elsewhere: list[Any] = []
-    monkeypatch.setattr(
-        "bo_stream.ax.generator.best_observed", lambda *given: elsewhere.append(given)
-    )
-    asked: list[dict[str, Any]] = []
-    best_point = type(generator).best_point
-
-    def recorded(self: Any, **given: Any) -> Any:
-        asked.append({**given, "found": best_point(self, **given)})
-        return asked[-1]["found"]
-
-    monkeypatch.setattr(type(generator), "best_point", recorded)
-    client.get_next_trials(1)
-    ((digest, config, found),) = (tuple(each.values()) for each in asked)
-    assert elsewhere == []
-    torch.testing.assert_close(found, best_observed(generator.surrogate, digest, config))
-    best_point(generator, digest, replace(config))
-    assert len(elsewhere) == 1

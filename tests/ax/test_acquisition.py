@@ -1,8 +1,9 @@
-"""A search starts near the best of the observed points, too."""
+"""The best of the observed points: a baseline, and starts of a search."""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +16,24 @@ from botorch.optim.optimize import optimize_acqf
 from torch import Tensor
 
 from bo_stream import OSGPR
-from bo_stream.ax.acquisition import FARTHEST, LEADERS, near_and_far, with_starts
-from tests.ax.experiments import NEARLY_WITHOUT_NOISE, run, started
+from bo_stream.ax.acquisition import (
+    BASELINE,
+    FARTHEST,
+    LEADERS,
+    best_observed,
+    most_promising,
+    near_and_far,
+    violation_of,
+    with_starts,
+)
+from tests.ax.experiments import (
+    NEARLY_WITHOUT_NOISE,
+    acquisition_of,
+    adapter_of,
+    loss,
+    run,
+    started,
+)
 
 pytestmark = NEARLY_WITHOUT_NOISE
 
@@ -27,7 +44,6 @@ class PeakBesideAHill(AcquisitionFunction):
     """A peak of width 0.02 and height 9 at the middle, a hill of height 1 at a corner."""
 
     def forward(self, X: Tensor) -> Tensor:
-        """Of ``... x 1 x d``."""
         peak = (X - 0.5).square().sum((-1, -2)) / (2.0 * 0.02**2)
         hill = (1.0 - X).square().sum((-1, -2))
         return 9.0 * torch.exp(-peak) + torch.exp(-hill)
@@ -109,7 +125,7 @@ def test_other_searches_have_their_own_starts(reason: str, monkeypatch: pytest.M
 
 
 def watch_searches(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """The options of each search in a box."""
+    """Return a list that receives the options of each search in a box."""
     given: list[dict[str, Any]] = []
 
     def watched(*args: Any, **options: Any) -> Any:
@@ -118,3 +134,50 @@ def watch_searches(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(SEARCH, watched)
     return given
+
+
+def test_the_most_promising_points() -> None:
+    values = torch.tensor([[3.0, 0.0], [0.0, 3.0], [2.0, 2.0], [1.0, 1.0], [9.0, 9.0], [2.5, 0.0]])
+    violation = violation_of(
+        torch.tensor([[0.0], [0.0], [0.0], [0.0], [2.0], [0.0]]),
+        (torch.tensor([[1.0]]), torch.tensor([[1.0]])),
+    )
+    assert violation.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    assert set(most_promising(values, violation, 3).tolist()) == {0, 1, 2}
+    assert most_promising(values, violation, 6).tolist()[-1] == 4
+    assert most_promising(values[:, :1], violation, 1).tolist() == [0]
+
+
+def test_the_baseline_has_a_fixed_size() -> None:
+    client = started(acquisition="qLogNEI", refit=0.0)
+    run(client, 4)
+    for _ in range(BASELINE + 20):
+        a, b = torch.rand(2).tolist()
+        parameters = {"a": 2.0 * a, "b": 2.0 * b - 1.0}
+        client.complete_trial(client.attach_trial(parameters), {"loss": loss(parameters)})
+    client.get_next_trials(1)
+    assert len(acquisition_of(client).X_observed) == BASELINE
+
+
+def test_the_best_observed_point_is_known_from_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = started()
+    run(client, 7)
+    generator: Any = adapter_of(client).generator
+    elsewhere: list[Any] = []
+    monkeypatch.setattr(
+        "bo_stream.ax.generator.best_observed", lambda *given: elsewhere.append(given)
+    )
+    asked: list[dict[str, Any]] = []
+    best_point = type(generator).best_point
+
+    def recorded(self: Any, **given: Any) -> Any:
+        asked.append({**given, "found": best_point(self, **given)})
+        return asked[-1]["found"]
+
+    monkeypatch.setattr(type(generator), "best_point", recorded)
+    client.get_next_trials(1)
+    ((digest, config, found),) = (tuple(each.values()) for each in asked)
+    assert elsewhere == []
+    torch.testing.assert_close(found, best_observed(generator.surrogate, digest, config))
+    best_point(generator, digest, replace(config))
+    assert len(elsewhere) == 1

@@ -43,7 +43,7 @@ ALL_MAY_FAIL = {"tolerated_trial_failure_rate": 0.99}
 
 
 def begun(client: Client, runner: ProcessRunner, *points: dict[str, float]) -> list[BaseTrial]:
-    """Trials that a runner is at, as Ax's orchestrator begins them."""
+    """Begin trials as Ax's orchestrator does."""
     client._set_runner(runner)
     client._set_metrics([ProcessMetric("loss")])
     trials = []
@@ -177,7 +177,7 @@ def test_a_metric_that_never_reports_is_named_before_anything_begins() -> None:
 
 @pytest.mark.parametrize("given", [{}, {"loss": 1.0}])
 def test_a_metric_that_no_trial_has_reported_is_named(given: dict[str, float]) -> None:
-    """Of trials that are completed by hand; quasi-random ones go on."""
+    """Trials are completed by hand, and quasi-random ones go on."""
     client = started(objective="-loss, -cost", acquisition=None)
     for index in client.get_next_trials(3):
         client.complete_trial(index, given or None)

@@ -18,6 +18,8 @@ from bo_stream import OSGPR
 from bo_stream.ax.surrogate import OFTEN, REFIT, is_due
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
+    adapter_of,
+    after,
     assert_is_a_batch_of_the_data,
     loss,
     model_of,
@@ -59,9 +61,7 @@ def test_trials_completed_out_of_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_value_reported_anew_replaces_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = started()
-    run(client, 6)
-    client.get_next_trials(1)
+    client = after(6)
     traffic = watch(monkeypatch)
     client.attach_data(2, {"loss": 7.0})
     client.get_next_trials(1)
@@ -84,9 +84,7 @@ def test_abandoned_and_failed_trials_leave_or_never_enter(monkeypatch: pytest.Mo
 
 
 def test_deleted_data_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = started()
-    run(client, 6)
-    client.get_next_trials(1)
+    client = after(6)
     traffic = watch(monkeypatch)
     experiment = client._experiment
     frame = experiment.lookup_data().full_df
@@ -98,9 +96,7 @@ def test_deleted_data_leave(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_several_arms_of_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = started()
-    run(client, 4)
-    client.get_next_trials(1)
+    client = after(4)
     traffic = watch(monkeypatch)
     attach_batch(client, 3)
     client.get_next_trials(1)
@@ -132,9 +128,7 @@ def attach_batch(client: Client, arms: int) -> None:
 def test_another_search_space_builds_the_model_anew(
     change: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = started()
-    run(client, 6)
-    client.get_next_trials(1)
+    client = after(6)
     space = client._experiment.search_space.clone()
     upper = 3.0 if change == "widened" else 1.9999
     space.parameters["a"].update_range(upper=upper)
@@ -171,9 +165,7 @@ def test_standard_errors(sems: str) -> None:
 def test_a_model_that_cannot_take_out_is_built_anew(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = started(model=OSGPR)
-    run(client, 5)
-    client.get_next_trials(1)
+    client = after(5, model=OSGPR)
     traffic = watch(monkeypatch, OSGPR)
     client.attach_data(2, {"loss": 7.0})
     with caplog.at_level(logging.INFO, "bo_stream.ax"):
@@ -215,8 +207,7 @@ def test_cross_validation_does_not_leak() -> None:
     noise = iter(torch.randn(40, generator=torch.Generator().manual_seed(3)).tolist())
     client = started(refit=0.0)
     run(client, 25, lambda parameters: next(noise))
-    adapter = client._generation_strategy.adapter
-    results = cross_validate(adapter)
+    results = cross_validate(adapter_of(client))
     observed = torch.tensor([r.observed.data.means[0] for r in results])
     predicted = torch.tensor([r.predicted.means[0] for r in results])
     assert float(torch.corrcoef(torch.stack((observed, predicted)))[0, 1]) < 0.4
@@ -225,7 +216,7 @@ def test_cross_validation_does_not_leak() -> None:
 
 @pytest.mark.parametrize("scale", [1e-7, 1.0, 1e9])
 def test_outcomes_of_any_unit_are_searched_alike(scale: float) -> None:
-    """In powers of two, hence exactly alike up to the search's own tolerance."""
+    """Units are powers of two: the searches differ by their own tolerance only."""
     factor = float(2.0 ** round(math.log2(scale)))
     client = started(acquisition="qLogEI")
     torch.manual_seed(5)
@@ -240,9 +231,7 @@ def test_outcomes_of_any_unit_are_searched_alike(scale: float) -> None:
 def test_another_order_of_outcomes_is_another_unit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = started()
-    run(client, 5)
-    client.get_next_trials(1)
+    client = after(5)
     unit = surrogate_of(client).units["loss"]
     client.complete_trial(client.attach_trial({"a": 1.0, "b": 0.0}), {"loss": -1e9})
     traffic = watch(monkeypatch)
