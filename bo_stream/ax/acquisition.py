@@ -28,7 +28,7 @@ from bo_stream.ax.nipv import (
     integrated_variance,
     model_of_metric,
 )
-from bo_stream.loops.sampling.loop import predict_mean
+from bo_stream.loops.predictions import predict_mean
 from bo_stream.models.base import StreamingGP
 
 ROWS_AT_ONCE = 4096

@@ -1,4 +1,4 @@
-"""The unit in which a model is given outcomes: acquisition functions have absolute tolerances."""
+"""Units of outcomes in a model, as acquisition functions have absolute tolerances."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 
 OFF = 1024.0
-"""A unit serves until the outcomes' spread is this many times larger or smaller."""
+"""Factor by which the spread of the outcomes may differ from the unit."""
 
 _ROUNDING = 1e-9
 
 
 def unit_of(Y: Sequence[float]) -> float:
-    """A power of two near the spread of outcomes, so that dividing by it rounds nothing.
+    """Return a power of two near the spread of outcomes, so that dividing by it rounds nothing.
 
     Args:
-        Y: At least one.
+        Y: At least one outcome.
     """
     largest = max(abs(y) for y in Y)
     spread = max(max(Y) - min(Y), _ROUNDING * largest)
@@ -23,10 +23,10 @@ def unit_of(Y: Sequence[float]) -> float:
 
 
 def is_off(unit: float, Y: Sequence[float]) -> bool:
-    """Whether outcomes ask for a unit of another order.
+    """Return whether the unit in use is of another order than the spread of the outcomes.
 
     Args:
-        unit: In use.
-        Y: At least one.
+        unit: The unit in use.
+        Y: At least one outcome.
     """
     return not 1.0 / OFF < unit_of(Y) / unit < OFF

@@ -1,4 +1,4 @@
-"""Bayesian optimization with a streaming model: ask, tell in any order, amend, withdraw."""
+"""Bayesian optimization with a streaming model, by ``ask`` and ``tell``."""
 
 from typing import TYPE_CHECKING
 

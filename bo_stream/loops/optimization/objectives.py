@@ -1,4 +1,4 @@
-"""What is optimised: one of BoTorch's test functions, or a function of the user's own."""
+"""Objectives: BoTorch's test functions, and functions of the user's own."""
 
 from __future__ import annotations
 
@@ -28,185 +28,61 @@ P = TypeVar("P")
 V = TypeVar("V")
 """An outcome."""
 
-
-class NoOutcomeError(ValueError):
-    """A function returned what is no outcome; the message says what was expected and what came."""
-
-
-class Work(ABC, Generic[P, V]):
-    """A function and how to read what it returns. A value: it can be pickled."""
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Import what is needed."""
-
-    @abstractmethod
-    def measure(self, X: P, key: int, attempt: int) -> Any:
-        """Whatever the function returns; the same for the same arguments where there is noise."""
-
-    @abstractmethod
-    def read(self, result: Any) -> V:
-        """The outcome.
-
-        Raises:
-            NoOutcomeError: It is none.
-        """
-
-
-def as_number(result: Any) -> float:
-    """One number of a size that models take.
-
-    Raises:
-        NoOutcomeError: It is none.
-    """
-    array = np.asarray(result)
-    if array.dtype.kind not in "iuf":
-        name, text = type(result).__name__, str(result)[:40]
-        raise NoOutcomeError(f"expected one number, got {name} {text!r}")
-    if array.shape not in ((), (1,)):
-        raise NoOutcomeError(f"expected one number, got shape {array.shape}")
-    value = float(array.reshape(()))
-    if abs(value) <= LARGEST:
-        return value
-    excess = f", larger in size than {LARGEST:g}" if np.isfinite(value) else ""
-    raise NoOutcomeError(f"the value is {value}{excess}")
-
-
-def import_function(name: str, what: str) -> Callable[..., Any]:
-    """Import ``package.module:function``; modules in the working directory are found too.
-
-    Args:
-        name: Of the function.
-        what: What it is for, for the error.
-
-    Raises:
-        UsageError: The module cannot be imported, or has no such function.
-    """
-    module_name, _, attribute = name.partition(":")
-    if not module_name or not attribute:
-        raise UsageError(f"Expected {what} as package.module:function, got {name!r}.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the user's module raises
-        raise UsageError(
-            f"{what} {name!r}: module {module_name!r} cannot be imported "
-            f"({type(error).__name__}: {error}). Run from its folder, or install it."
-        ) from error
-    function = getattr(module, attribute, None)
-    if not callable(function):
-        found = "nothing" if function is None else f"a {type(function).__name__}"
-        raise UsageError(
-            f"{what} {name!r}: expected a function named {attribute!r} in {module_name!r}, found "
-            f"{found}."
-        )
-    chosen: Callable[..., Any] = function
-    return chosen
-
-
-Value: TypeAlias = tuple[float, float | None]
-"""Mean and standard error; None: not known."""
-Report: TypeAlias = dict[str, Value]
-"""By metric; of a function that names none, one value of the name ``ALONE``."""
-
-ALONE = ""
-
-
-@dataclass(frozen=True)
-class FunctionOfParameters(Work[Mapping[str, Any], Report]):
-    """``package.module:function``, which takes a dict of parameters.
-
-    Attributes:
-        name: Of the function.
-    """
-
-    name: str
-
-    def prepare(self) -> None:
-        """Import it."""
-        import_function(self.name, "function")
-
-    def measure(self, X: Mapping[str, Any], key: int, attempt: int) -> Any:
-        """Call it."""
-        return import_function(self.name, "function")(dict(X))
-
-    def read(self, result: Any) -> Report:
-        """A value for each metric, or one alone."""
-        if isinstance(result, Mapping):
-            return {str(name): _as_value(value) for name, value in result.items()}
-        return {ALONE: _as_value(result)}
-
-
-def _as_value(result: Any) -> Value:
-    if isinstance(result, tuple) and len(result) == 2:
-        return as_number(result[0]), _as_error(result[1])
-    return as_number(result), None
-
-
-def _as_error(sem: Any) -> float | None:
-    if sem is None or (isinstance(sem, float) and math.isnan(sem)):
-        return None
-    value = as_number(sem)
-    if value < 0.0:
-        raise NoOutcomeError(f"expected a standard error of at least 0, got {value}")
-    return value
-
-
-def complete(report: Report, metrics: Sequence[str]) -> Report:
-    """The values of all metrics.
-
-    Args:
-        report: Of a function.
-        metrics: That it must report.
-
-    Raises:
-        NoOutcomeError: One is missing.
-    """
-    if set(report) == {ALONE} and len(metrics) == 1:
-        return {metrics[0]: report[ALONE]}
-    missing = [name for name in metrics if name not in report]
-    if missing:
-        came = "one number" if ALONE in report else f"values of {', '.join(report) or 'nothing'}"
-        raise NoOutcomeError(
-            f"no value of {', '.join(missing)} was returned, only {came}: expected a dict with a "
-            "number, or a tuple of mean and standard error, for each metric"
-        )
-    return {name: report[name] for name in metrics}
-
-
 _DISCRETE = ("AckleyMixed", "Labs")
 
 
+class NoOutcomeError(ValueError):
+    """An error for a returned value that is no outcome; the message says what was expected."""
+
+
+class Work(ABC, Generic[P, V]):
+    """A function and how to read what it returns; it can be pickled."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Import or build what is needed."""
+
+    @abstractmethod
+    def measure(self, X: P, key: int, attempt: int) -> Any:
+        """Call the function; noise depends on the arguments alone."""
+
+    @abstractmethod
+    def read(self, result: Any) -> V:
+        """Return the outcome.
+
+        Raises:
+            NoOutcomeError: The result is none.
+        """
+
+
 class Objective(Work[tuple[float, ...], float]):
-    """A function of d inputs and one outcome, and where its outcomes come from."""
+    """A function of d inputs and one outcome."""
 
     name: str
     is_own: ClassVar[bool]
-    """Whether it is the user's code."""
+    """Whether it is the user's own code."""
 
     @property
     @abstractmethod
     def bounds(self) -> Bounds:
-        """The box of the inputs."""
+        """Low and high of each input."""
 
     @property
     @abstractmethod
     def optimum(self) -> float | None:
-        """The least value there is, where it is known."""
+        """Least value, where it is known."""
 
     def read(self, result: Any) -> float:
-        """One number."""
+        """Return one number."""
         return as_number(result)
 
     @abstractmethod
     def noiseless(self, X: Sequence[float]) -> float | None:
-        """The value without noise, where it is known."""
+        """Return the value without noise, where it is known."""
 
     @abstractmethod
     def as_record(self) -> dict[str, Any]:
-        """What it was made with, for JSON."""
+        """Return the arguments of :func:`find_objective` and the bounds, for JSON."""
 
 
 @dataclass(frozen=True)
@@ -214,10 +90,10 @@ class SyntheticFunction(Objective):
     """One of BoTorch's synthetic functions.
 
     Attributes:
-        name: Of the class.
+        name: Name of the class.
         dim: Number of inputs, for classes that leave it open.
         noise: Standard deviation of the noise, drawn anew for each trial and attempt.
-        seed: Of the noise.
+        seed: Seed of the noise.
     """
 
     name: str
@@ -228,7 +104,7 @@ class SyntheticFunction(Objective):
 
     @property
     def bounds(self) -> Bounds:
-        """BoTorch's own."""
+        """BoTorch's bounds."""
         return checked_bounds(_test_function(self.name, self.dim).bounds.T.tolist())
 
     @property
@@ -244,27 +120,27 @@ class SyntheticFunction(Objective):
         _test_function(self.name, self.dim)
 
     def measure(self, X: Sequence[float], key: int, attempt: int) -> float:
-        """The value, and noise that is the same for the same seed, key and attempt."""
+        """Return the value with noise that depends on seed, key and attempt alone."""
         generator = np.random.default_rng((self.seed, key, attempt))
         return self.noiseless(X) + self.noise * float(generator.standard_normal())
 
     def noiseless(self, X: Sequence[float]) -> float:
-        """The value."""
+        """Return the value."""
         point = torch.tensor([list(X)], dtype=torch.float64)
         return float(_test_function(self.name, self.dim).evaluate_true(point))
 
     def as_record(self) -> dict[str, Any]:
-        """Name, dim and noise."""
+        """Return name, dim, noise and bounds."""
         return {"function": self.name, "dim": self.dim, "noise": self.noise, "bounds": self.bounds}
 
 
 @dataclass(frozen=True)
 class OwnFunction(Objective):
-    """``package.module:function``: takes a list of d floats, returns one number.
+    """A function of the user's own, which takes a list of d floats and returns one number.
 
     Attributes:
-        name: Of the function.
-        box: Bounds of the inputs.
+        name: ``package.module:function``.
+        box: Low and high of each input.
     """
 
     name: str
@@ -273,12 +149,12 @@ class OwnFunction(Objective):
 
     @property
     def bounds(self) -> Bounds:
-        """As given."""
+        """Bounds as they were given."""
         return self.box
 
     @property
     def optimum(self) -> None:
-        """Not known."""
+        """None, as it is not known."""
 
     def prepare(self) -> None:
         """Import it."""
@@ -289,25 +165,25 @@ class OwnFunction(Objective):
         return import_function(self.name, "FUNCTION")(list(X))
 
     def noiseless(self, X: Sequence[float]) -> None:
-        """Not known."""
+        """Return None, as it is not known."""
 
     def as_record(self) -> dict[str, Any]:
-        """Name and bounds."""
+        """Return name, number of inputs and bounds."""
         return {"function": self.name, "dim": len(self.box), "noise": 0.0, "bounds": self.box}
 
 
 def find_objective(
     function: str, dim: int | None, noise: float, bounds: Bounds | None, seed: int
 ) -> Objective:
-    """The objective of a name.
+    """Return the objective of a name.
 
     Args:
-        function: Of BoTorch's test functions (capitals do not matter), or
+        function: Name of a test function of BoTorch (capitals do not matter), or
             ``package.module:function``.
-        dim: Inputs of a test function that leaves them open.
+        dim: Number of inputs of a test function that leaves it open.
         noise: Standard deviation of a test function's noise.
-        bounds: Of one's own function.
-        seed: Of the noise.
+        bounds: Bounds of one's own function.
+        seed: Seed of the noise.
 
     Raises:
         UsageError: No such function, or an option that does not fit it.
@@ -369,7 +245,7 @@ def _test_function(name: str, dim: int | None) -> Any:
 
 @cache
 def _classes() -> dict[str, Any]:
-    """BoTorch's synthetic functions of one continuous outcome without constraints."""
+    """Return BoTorch's functions of continuous inputs and one outcome without constraints."""
     found = inspect.getmembers(synthetic, inspect.isclass)
     return {name: kind for name, kind in found if _is_usable(name, kind)}
 
@@ -379,3 +255,126 @@ def _is_usable(name: str, kind: type) -> bool:
     constrained = issubclass(kind, ConstrainedBaseTestProblem)
     is_ours = issubclass(kind, SyntheticTestFunction) and name not in _DISCRETE
     return is_ours and not abstract and not constrained
+
+
+Value: TypeAlias = tuple[float, float | None]
+"""Mean and standard error, None if it is not known."""
+Report: TypeAlias = dict[str, Value]
+"""Values by metric; one value of the name ``ALONE`` if the function names none."""
+
+ALONE = ""
+
+
+@dataclass(frozen=True)
+class FunctionOfParameters(Work[Mapping[str, Any], Report]):
+    """A function of a dict of parameters, which may return several metrics.
+
+    Attributes:
+        name: ``package.module:function``.
+    """
+
+    name: str
+
+    def prepare(self) -> None:
+        """Import it."""
+        import_function(self.name, "function")
+
+    def measure(self, X: Mapping[str, Any], key: int, attempt: int) -> Any:
+        """Call it."""
+        return import_function(self.name, "function")(dict(X))
+
+    def read(self, result: Any) -> Report:
+        """Return a value for each metric, or one alone."""
+        if isinstance(result, Mapping):
+            return {str(name): _as_value(value) for name, value in result.items()}
+        return {ALONE: _as_value(result)}
+
+
+def _as_value(result: Any) -> Value:
+    if isinstance(result, tuple) and len(result) == 2:
+        return as_number(result[0]), _as_error(result[1])
+    return as_number(result), None
+
+
+def _as_error(sem: Any) -> float | None:
+    if sem is None or (isinstance(sem, float) and math.isnan(sem)):
+        return None
+    value = as_number(sem)
+    if value < 0.0:
+        raise NoOutcomeError(f"expected a standard error of at least 0, got {value}")
+    return value
+
+
+def complete(report: Report, metrics: Sequence[str]) -> Report:
+    """Return the values of the required metrics.
+
+    Args:
+        report: Report of a function.
+        metrics: Names of the required metrics.
+
+    Raises:
+        NoOutcomeError: One is missing.
+    """
+    if set(report) == {ALONE} and len(metrics) == 1:
+        return {metrics[0]: report[ALONE]}
+    missing = [name for name in metrics if name not in report]
+    if missing:
+        came = "one number" if ALONE in report else f"values of {', '.join(report) or 'nothing'}"
+        raise NoOutcomeError(
+            f"no value of {', '.join(missing)} was returned, only {came}: expected a dict with a "
+            "number, or a tuple of mean and standard error, for each metric"
+        )
+    return {name: report[name] for name in metrics}
+
+
+def as_number(result: Any) -> float:
+    """Return a result as one number of a size that models take.
+
+    Raises:
+        NoOutcomeError: It is none.
+    """
+    array = np.asarray(result)
+    if array.dtype.kind not in "iuf":
+        name, text = type(result).__name__, str(result)[:40]
+        raise NoOutcomeError(f"expected one number, got {name} {text!r}")
+    if array.shape not in ((), (1,)):
+        raise NoOutcomeError(f"expected one number, got shape {array.shape}")
+    value = float(array.reshape(()))
+    if abs(value) <= LARGEST:
+        return value
+    excess = f", larger in size than {LARGEST:g}" if np.isfinite(value) else ""
+    raise NoOutcomeError(f"the value is {value}{excess}")
+
+
+def import_function(name: str, what: str) -> Callable[..., Any]:
+    """Import ``package.module:function``; modules in the working directory are found too.
+
+    Args:
+        name: Name of the function.
+        what: Its purpose, for the error.
+
+    Raises:
+        UsageError: The module cannot be imported, or has no such function.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        raise UsageError(f"Expected {what} as package.module:function, got {name!r}.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever the user's module raises
+        raise UsageError(
+            f"{what} {name!r}: module {module_name!r} cannot be imported "
+            f"({type(error).__name__}: {error}). Run from its folder, or install it."
+        ) from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        found = "nothing" if function is None else f"a {type(function).__name__}"
+        raise UsageError(
+            f"{what} {name!r}: expected a function named {attribute!r} in {module_name!r}, found "
+            f"{found}."
+        )
+    chosen: Callable[..., Any] = function
+    return chosen
