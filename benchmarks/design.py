@@ -19,10 +19,10 @@ from benchmarks.data import real_file, write_small_field
 from benchmarks.harness import Options, start
 from benchmarks.report import Claim, finish, stated
 from bo_stream import WISKI
-from bo_stream.loops.datasets import PoolSplit, read_dataset
+from bo_stream.loops.datasets import read_dataset
 from bo_stream.loops.models import KERNELS
 from bo_stream.loops.predictions import predict, score
-from bo_stream.loops.sampling.loop import choice_rule
+from bo_stream.loops.sampling.loop import PoolSplit, choice_rule
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 
 LENGTHSCALES = (0.055, 0.060)

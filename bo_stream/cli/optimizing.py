@@ -12,20 +12,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from bo_stream.cli import running
 from bo_stream.cli.app import OUT
 from bo_stream.cli.options import parse_settings
-from bo_stream.cli.running import (
-    Caught,
-    campaign_in_folder,
-    check_unchanged,
-    notes,
-    reported_problems,
-    run_with_bar,
-    said,
-    show_end,
-    show_numerical_record,
-    show_warnings,
-)
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, Plan
@@ -47,17 +36,10 @@ def run(
     history: str,
     resume: bool,
 ) -> None:
-    """Carry out the command.
+    """Carry out the command with its options; ``ctx`` tells which of them were given.
 
-    Args:
-        ctx: Tells which options were given.
-        options: Settings by name.
-        target: Arguments of ``find_objective``.
-        plan: Arguments of ``Plan``, which may change when a run goes on.
-        model_set: Texts ``name=value``.
-        out: Folder.
-        history: File type of the history.
-        resume: Whether the folder holds the run.
+    ``target`` holds the arguments of ``find_objective``, ``plan`` those of ``Plan``, which may
+    change when a run goes on, and ``options`` the settings.
     """
 
     def begin() -> OptimizationCampaign:
@@ -70,16 +52,16 @@ def run(
 
     def go_on(folder: Path) -> OptimizationCampaign:
         trusted = _trusted(folder, (target["function"], options["acquisition"]))
-        campaign = OptimizationCampaign.resume(folder, trusted, **said(ctx, plan))
+        campaign = OptimizationCampaign.resume(folder, trusted, **running.said(ctx, plan))
         former = {**campaign.settings.as_record(), **campaign.objective.as_record()}
-        check_unchanged(former, said(ctx, {**options, **target}), _without_case)
+        running.check_unchanged(former, running.said(ctx, {**options, **target}), _without_case)
         return campaign
 
-    with reported_problems() as caught:
+    with running.reported_problems() as caught:
         kind = _history_kind(history)
         options["model_options"] = parse_settings(model_set)
         with (
-            campaign_in_folder(out, resume, begin, go_on) as (campaign, folder),
+            running.campaign_in_folder(out, resume, begin, go_on) as (campaign, folder),
             campaign.evaluator() as evaluating,
         ):
             _run_and_report(campaign, folder, evaluating, kind, caught)
@@ -116,21 +98,23 @@ def _run_and_report(
     folder: Path,
     evaluating: PointEvaluator,
     kind: History,
-    caught: Caught,
+    caught: running.Caught,
 ) -> None:
     _announce(campaign, folder)
     steps = partial(campaign.run_in, folder, evaluating)
     try:
-        stopped = run_with_bar(campaign, campaign.plan.total, partial(best_so_far, campaign), steps)
+        stopped = running.run_with_bar(
+            campaign, campaign.plan.total, partial(best_so_far, campaign), steps
+        )
     finally:
-        write_optimization(campaign, folder, notes(caught), kind)
-    show_warnings(caught)
+        write_optimization(campaign, folder, running.notes(caught), kind)
+    running.show_warnings(caught)
     OUT.print(f"The best of {summary(campaign)}:")
     OUT.print(_best_table(campaign))
     model = campaign.optimizer.surrogate.model
-    show_numerical_record([] if model is None else [model.numerical_log])
+    running.show_numerical_record([] if model is None else [model.numerical_log])
     files = f"history.{kind}, trace.png and run.json"
-    show_end(folder, files, stopped, _resume_command(folder, campaign))
+    running.show_end(folder, files, stopped, _resume_command(folder, campaign))
 
 
 def _announce(campaign: OptimizationCampaign, folder: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import typer
 from rich.markup import escape
@@ -30,6 +30,10 @@ from bo_stream.loops.run_folder import OPTIMIZATION, SAMPLING, hold_folder
 from bo_stream.models.numerical_log import NumericalLog
 from bo_stream.models.wiski.resolution import GridResolutionWarning
 
+if TYPE_CHECKING:  # each command imports its own
+    from bo_stream.loops.optimization.campaign import OptimizationCampaign
+    from bo_stream.loops.sampling.campaign import Campaign
+
 C = TypeVar("C")
 Caught: TypeAlias = list[warnings.WarningMessage]
 
@@ -38,18 +42,6 @@ _PARAMETERS = {"q": "batch", "model_options": "model_set", "total": "steps"}
 
 _WORDS = {"q": "--batch", "model_options": "--set", "function": "FUNCTION"}
 """Options that have another name than the setting."""
-
-
-class Resumable(Protocol):
-    """A campaign as the progress bar needs it."""
-
-    @property
-    def steps_done(self) -> int:
-        """Number of steps after the start."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether all steps are done."""
 
 
 @contextmanager
@@ -64,13 +56,7 @@ def reported_problems() -> Iterator[Caught]:
 def campaign_in_folder(
     out: Path | None, resume: bool, begin: Callable[[], C], go_on: Callable[[Path], C]
 ) -> Iterator[tuple[C, Path]]:
-    """Begin or resume a campaign, and hold its folder while the block runs.
-
-    Args:
-        out: The folder; None: a new one for a new run.
-        resume: Whether the folder holds the run.
-        begin: Makes the campaign.
-        go_on: Reads the campaign from the folder.
+    """Make a campaign by ``begin``, or by ``go_on`` from a folder, which is locked in the block.
 
     Raises:
         UsageError: There is no folder to resume from, a new run is given a file or a folder with a
@@ -125,7 +111,7 @@ def _naming(folder: Path) -> Iterator[None]:
 
 
 def said(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of the settings that were given on the command line."""
+    """Select the settings that were given on the command line."""
     return {name: value for name, value in values.items() if _was_said(ctx, name)}
 
 
@@ -139,12 +125,7 @@ def check_unchanged(
     given: Mapping[str, Any],
     plain: Callable[[Any], Any] = lambda value: value,
 ) -> None:
-    """Check that settings given for a resumed run are the run's own.
-
-    Args:
-        former: The run's settings.
-        given: Settings from the command line.
-        plain: Function under which equal values are the same.
+    """Check that the settings given for a resumed run equal the former ones under ``plain``.
 
     Raises:
         UsageError: One is another, or no option of the run's model.
@@ -160,22 +141,18 @@ def check_unchanged(
 
 
 def run_with_bar(
-    campaign: Resumable,
+    campaign: Campaign | OptimizationCampaign,
     total: int | None,
     status: Callable[[], str],
     run: Callable[[StopRequest, Callable[[Any], None]], None],
 ) -> bool:
-    """Run a campaign with a progress bar.
+    """Run a campaign with a progress bar, and return whether the user stopped it before its end.
 
     Args:
         campaign: The campaign.
         total: Number of steps in all.
         status: Returns the text beside the bar.
-        run: Does the steps until a stop is asked for, and calls its second argument after each
-            event.
-
-    Returns:
-        Whether the user stopped it before its end.
+        run: Does the steps, and calls its second argument after each event.
     """
     bar = Progress(
         TextColumn("step"),
@@ -221,13 +198,7 @@ def show_numerical_record(logs: Iterable[NumericalLog]) -> None:
 
 
 def show_end(folder: Path, files: str, stopped: bool, resume_command: Sequence[str]) -> None:
-    """Say where the results are and, after a stop, how to go on.
-
-    Args:
-        folder: Folder of the results.
-        files: Names of the files.
-        stopped: Whether the user stopped the run.
-        resume_command: Words of the command that goes on with the run.
+    """Say in which folder the files are and, after a stop, by which command to go on.
 
     Raises:
         Exit: The run was stopped.

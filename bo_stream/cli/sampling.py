@@ -11,20 +11,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from bo_stream.cli import running
 from bo_stream.cli.app import OUT
 from bo_stream.cli.options import parse_settings
-from bo_stream.cli.running import (
-    Caught,
-    campaign_in_folder,
-    check_unchanged,
-    notes,
-    reported_problems,
-    run_with_bar,
-    said,
-    show_end,
-    show_numerical_record,
-    show_warnings,
-)
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.predictions import Score
 from bo_stream.loops.sampling.campaign import Campaign
@@ -44,19 +33,7 @@ def run(
     out: Path | None,
     resume: bool,
 ) -> None:
-    """Carry out the command.
-
-    Args:
-        ctx: Tells which options were given.
-        options: Settings by name.
-        data: File of the map; None: a simulated one.
-        x: Names of the input columns.
-        y: Name of the target column.
-        compare: ``random`` or None.
-        model_set: Texts ``name=value``.
-        out: Folder.
-        resume: Whether the folder holds the run.
-    """
+    """Carry out the command with its options; ``ctx`` tells which of them were given."""
 
     def begin() -> Campaign:
         if data is None and (x or y):
@@ -67,12 +44,12 @@ def run(
         campaign = Campaign.resume(folder, data, options["steps"])
         every = {**options, "x": tuple(x or ()), "y": y, "compare": compare}
         del every["steps"]
-        check_unchanged(_former(campaign), said(ctx, every))
+        running.check_unchanged(_former(campaign), running.said(ctx, every))
         return campaign
 
-    with reported_problems() as caught:
+    with running.reported_problems() as caught:
         options["model_options"] = parse_settings(model_set)
-        with campaign_in_folder(out, resume, begin, go_on) as (campaign, folder):
+        with running.campaign_in_folder(out, resume, begin, go_on) as (campaign, folder):
             _run_and_report(campaign, folder, caught)
 
 
@@ -91,19 +68,21 @@ def _former(campaign: Campaign) -> dict[str, Any]:
     }
 
 
-def _run_and_report(campaign: Campaign, folder: Path, caught: Caught) -> None:
+def _run_and_report(campaign: Campaign, folder: Path, caught: running.Caught) -> None:
     _announce(campaign, folder)
-    total = campaign.main.settings.steps
-    stopped = run_with_bar(
-        campaign, total, partial(_last_errors, campaign), partial(campaign.run_in, folder)
-    )
-    finals = write_results(campaign, folder, notes(caught))
-    show_warnings(caught)
+    total, steps = campaign.main.settings.steps, partial(campaign.run_in, folder)
+    stopped = running.run_with_bar(campaign, total, partial(_last_errors, campaign), steps)
+    finals = write_results(campaign, folder, running.notes(caught))
+    running.show_warnings(caught)
     OUT.print(_final_table(finals, campaign))
     _show_outliers(campaign)
-    show_numerical_record(loop.state.model.numerical_log for loop in campaign.loops.values())
+    running.show_numerical_record(
+        loop.state.model.numerical_log for loop in campaign.loops.values()
+    )
     command = ["bo-stream", "sample", "--out", str(folder), "--resume"]
-    show_end(folder, "picks.csv, curve.csv, map.png, curve.png and run.json", stopped, command)
+    running.show_end(
+        folder, "picks.csv, curve.csv, map.png, curve.png and run.json", stopped, command
+    )
 
 
 def _announce(campaign: Campaign, folder: Path) -> None:

@@ -75,7 +75,7 @@ class CoreWatch:
     """
 
     def __init__(self, usage: Callable[[], Usage] = Usage.of_this_thread) -> None:
-        """Args: ``usage`` returns the use so far by the thread that works."""
+        """Measure by ``usage``, which returns the use so far by the thread that works."""
         self._usage = usage
         self._sum = self._before = Usage()
         self._said = torch.get_num_threads() == 1 or _waits_passively()

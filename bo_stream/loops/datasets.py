@@ -1,4 +1,4 @@
-"""Data sets: read from a file or simulated, and split into a pool and test points."""
+"""Data sets: read from a file, or simulated."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.sampling.settings import Settings
 
 MIN_ROWS = 20
 """Fewest rows that can be split into points to choose from and points to score on."""
@@ -102,41 +99,6 @@ def _check_values(name: str, values: Array) -> None:
         )
     if values.min() == values.max():
         raise UsageError(f"{name} is {values[0]:g} in every row: nothing to learn from it.")
-
-
-@dataclass(frozen=True)
-class PoolSplit:
-    """A data set in random order, split into a pool and test points, inputs in the unit cube.
-
-    Attributes:
-        pool_X: Candidates, ``N x d``.
-        pool_Y: Their outcomes, to be looked at only once chosen, ``N x 1``.
-        pool_rows: Their rows in the data, ``N``.
-        test_X: Held-out inputs, ``t x d``.
-        test_Y: Held-out outcomes, ``t x 1``.
-    """
-
-    pool_X: Tensor
-    pool_Y: Tensor
-    pool_rows: Tensor
-    test_X: Tensor
-    test_Y: Tensor
-
-    @classmethod
-    def of(cls, data: Dataset, settings: Settings) -> PoolSplit:
-        """Split by the seed, in the same way for every strategy.
-
-        Args:
-            data: Inputs are scaled to the unit cube by their box.
-            settings: Resolved settings (:meth:`Settings.resolved`).
-        """
-        order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(settings.seed))
-        test_rows, rest = order[: settings.test], order[settings.test :]
-        pool_rows = rest[: settings.pool]
-        like = torch.empty(0, dtype=settings.torch_dtype, device=settings.device)
-        X = torch.from_numpy(data.unit_X).to(like)
-        Y = torch.from_numpy(data.y).unsqueeze(-1).to(like)
-        return cls(X[pool_rows], Y[pool_rows], pool_rows, X[test_rows], Y[test_rows])
 
 
 def read_dataset(path: str | Path, x: Sequence[str] | None = None, y: str | None = None) -> Dataset:

@@ -54,7 +54,7 @@ def predict_mean(model: StreamingGP, X: Tensor) -> Tensor:
 
 
 def _in_features_only(process: PosteriorProcess, inputs: Tensor) -> bool:
-    """Whether a process is kept in the weights of its features, rather than of few rows."""
+    """Return whether a process is kept in the weights of its features, rather than of few rows."""
     base = process.base if isinstance(process, ConditionedProcess) else process
     return in_weight_space(process, inputs) and not isinstance(base, ObservationSpaceProcess)
 

@@ -16,13 +16,9 @@ FEW_PER_INPUT = 50
 
 
 def learn(model: StreamingGP, starts: Sequence[Hyperparameters] = ()) -> None:
-    """Learn hyperparameters in place.
+    """Learn hyperparameters in place, from the present values and further starts (``relearn``).
 
     All features are used, as the noise may turn out to be smaller; then :func:`thin` is called.
-
-    Args:
-        model: The model.
-        starts: Further starts of the search, besides the present values; see ``relearn``.
     """
     if isinstance(model, WISKI):
         model.truncate(0.0)

@@ -26,11 +26,7 @@ _DPI = 150
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Replace all files, once all are on the disk, or none.
-
-    Args:
-        folder: Folder of the files.
-        files: Contents by file name.
+    """Replace files, given as contents by name, once all are on the disk, or none.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; the old files stand.
@@ -66,13 +62,7 @@ def _as_png(figure: Figure) -> bytes:
 
 
 def record_file(content: Mapping[str, Any], seconds: float, notes: list[str]) -> bytes:
-    """Return a run's record as a JSON file, with time, memory, versions and warnings.
-
-    Args:
-        content: Plain values.
-        seconds: Time that the run took.
-        notes: Texts of warnings.
-    """
+    """Return a run's record as a JSON file, with time, memory, versions and texts of warnings."""
     circumstances = {
         "seconds": round(seconds, 3),
         "threads": torch.get_num_threads(),
@@ -84,12 +74,7 @@ def record_file(content: Mapping[str, Any], seconds: float, notes: list[str]) ->
 
 
 def model_record(name: str, model: StreamingGP) -> dict[str, Any]:
-    """Return size, hyperparameters and numerical log of a model as plain values.
-
-    Args:
-        name: Name of its kind in ``MODELS``.
-        model: The model.
-    """
+    """Return size, hyperparameters and log of a model of a kind in ``MODELS`` as plain values."""
     return {
         "class": type(model).__name__,
         **MODELS[name].describe(model),

@@ -53,14 +53,14 @@ def run_with_checkpoints(
 
 
 class StopRequest:
-    """Within its block, the first Ctrl-C (or SIGTERM) asks to stop, the second one interrupts.
+    """A context in which a first Ctrl-C (or SIGTERM) asks to stop, and a second one interrupts.
 
     Attributes:
         made: Whether a stop was asked for.
     """
 
     def __init__(self, on_request: Callable[[], None]) -> None:
-        """Args: ``on_request`` is called at the first signal."""
+        """Prepare a request, at which ``on_request`` is called."""
         self.made = False
         self._on_request = on_request
         self._former: dict[signal.Signals, signal._HANDLER] = {}

@@ -39,18 +39,18 @@ _PACKAGES = ("bo-stream", "torch", "botorch", "gpytorch", "linear-operator", "nu
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A kind of checkpoint: an index in JSON with its digest, and the models that it names.
+class CheckpointFormat:
+    """A format of checkpoints: an index in JSON with its digest, and the models that it names.
 
     Attributes:
         name: File name of the index.
-        run: What the index describes, for messages.
-        file_format: Number that grows whenever older files can no longer be read.
+        run: Name of what is saved, for messages.
+        number: Version, which grows whenever older files can no longer be read.
     """
 
     name: str
     run: str
-    file_format: int
+    number: int
 
     def save(
         self, folder: Path, content: Mapping[str, Any], models: Mapping[str, StreamingGP]
@@ -58,12 +58,12 @@ class Checkpoint:
         """Write models and index so that a complete checkpoint, old or new, exists at any time.
 
         The models go to new files, then the index is replaced in one move, then the former models
-        are removed.
+        are removed. The folder is created if necessary.
 
         Args:
-            folder: Created if necessary.
-            content: Plain values; their entry ``models`` is set here.
-            models: The models by key.
+            folder: Folder of the run.
+            content: Plain values; the entry ``models`` is added here.
+            models: Models by key.
 
         Raises:
             OSError: The folder cannot be written, or the disk is full; the old checkpoint stands.
@@ -80,7 +80,7 @@ class Checkpoint:
         _remove(former)
 
     def _write_index(self, path: Path, content: Mapping[str, Any]) -> None:
-        head = (self.file_format, package_version("bo-stream"), _digest_of_content(content))
+        head = (self.number, package_version("bo-stream"), _digest_of_content(content))
         with atomic_write(path) as file:
             file.write(json.dumps({**dict(zip(_HEAD, head, strict=True)), **content}).encode())
 
@@ -106,10 +106,10 @@ class Checkpoint:
     def _content(self, path: Path) -> dict[str, Any]:
         whole: dict[str, Any] = json.loads(path.read_text())
         mine, writer = package_version("bo-stream"), whole["bo_stream"]
-        if whole["format"] != self.file_format or writer != mine:
+        if whole["format"] != self.number or writer != mine:
             raise UsageError(
                 f"{path} was written by bo_stream {writer} (checkpoint format {whole['format']}); "
-                f"this is {mine} (format {self.file_format}). Resume it with that version, or "
+                f"this is {mine} (format {self.number}). Resume it with that version, or "
                 "start anew in another folder."
             )
         content = {name: value for name, value in whole.items() if name not in _HEAD}
@@ -118,8 +118,8 @@ class Checkpoint:
         return content
 
 
-SAMPLING = Checkpoint("checkpoint.json", "run", 5)
-OPTIMIZATION = Checkpoint("optimization.json", "optimization", 5)
+SAMPLING = CheckpointFormat("checkpoint.json", "run", 5)
+OPTIMIZATION = CheckpointFormat("optimization.json", "optimization", 5)
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,12 @@ _ROUNDING = 1e-9
 
 
 def unit_of(Y: Sequence[float]) -> float:
-    """Return a power of two near the spread of outcomes, so that dividing by it rounds nothing.
-
-    Args:
-        Y: At least one outcome.
-    """
+    """Return a power of two near the spread of one or more outcomes: dividing by it is exact."""
     largest = max(abs(y) for y in Y)
     spread = max(max(Y) - min(Y), _ROUNDING * largest)
     return float(2.0 ** round(math.log2(spread))) if spread > 0.0 else 1.0
 
 
 def is_off(unit: float, Y: Sequence[float]) -> bool:
-    """Return whether the unit in use is of another order than the spread of the outcomes.
-
-    Args:
-        unit: The unit in use.
-        Y: At least one outcome.
-    """
+    """Return whether a unit is of another order than the spread of one or more outcomes."""
     return not 1.0 / OFF < unit_of(Y) / unit < OFF

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bo_stream.loops.datasets import Dataset, PoolSplit
+from bo_stream.loops.datasets import Dataset
+from bo_stream.loops.sampling.loop import PoolSplit
 from bo_stream.loops.sampling.settings import Settings
 
 COLUMNS = ("lon", "lat")

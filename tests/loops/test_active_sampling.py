@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from bo_stream.acquisition import select_from_pool
-from bo_stream.loops.datasets import PoolSplit
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import KERNELS
 from bo_stream.loops.predictions import predict
-from bo_stream.loops.sampling.loop import ActiveSampling
+from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit
 from bo_stream.loops.sampling.settings import Settings, Strategy
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map
 

@@ -13,7 +13,6 @@ import torch
 from botorch.models import SingleTaskGP
 
 from bo_stream.allocation import OIPS
-from bo_stream.loops.datasets import PoolSplit
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import KERNELS, MODELS, build_model, checked_model, options_help
 from bo_stream.loops.optimization import (
@@ -24,7 +23,7 @@ from bo_stream.loops.optimization import (
 )
 from bo_stream.loops.predictions import predict, predict_mean
 from bo_stream.loops.sampling.campaign import Campaign
-from bo_stream.loops.sampling.loop import ActiveSampling
+from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit
 from bo_stream.loops.sampling.results import write_results
 from bo_stream.loops.sampling.settings import Settings
 from bo_stream.models.base import StreamingGP

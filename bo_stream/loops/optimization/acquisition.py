@@ -116,37 +116,28 @@ Builder = Callable[[Situation], AcquisitionFunction]
 """Type of a builder of one's own, which gets the situation; large outcomes are good."""
 
 
-def _upper_confidence_bound(s: Situation) -> AcquisitionFunction:
-    return qUpperConfidenceBound(s.model, beta=s.beta, sampler=s.sampler(), X_pending=s.X_pending)
+def _monte_carlo(s: Situation) -> dict[str, Any]:
+    return {"model": s.model, "sampler": s.sampler(), "X_pending": s.X_pending}
 
 
 def _log_expected_improvement(s: Situation) -> AcquisitionFunction:
     """Build qLogEI over the largest posterior mean of a told point, as outcomes are noisy."""
-    return qLogExpectedImprovement(
-        s.model, best_f=s.best_mean, sampler=s.sampler(), X_pending=s.X_pending
-    )
+    return qLogExpectedImprovement(best_f=s.best_mean, **_monte_carlo(s))
 
 
 def _log_noisy_expected_improvement(s: Situation) -> AcquisitionFunction:
     """Build qLogNEI over the ``BASELINE`` told points of the largest posterior means."""
+    baseline = s.X_baseline[:BASELINE]
     return qLogNoisyExpectedImprovement(
-        s.model,
-        X_baseline=s.X_baseline[:BASELINE],
-        sampler=s.sampler(),
-        X_pending=s.X_pending,
-        prune_baseline=False,
+        X_baseline=baseline, prune_baseline=False, **_monte_carlo(s)
     )
 
 
-def _simple_regret(s: Situation) -> AcquisitionFunction:
-    return qSimpleRegret(s.model, sampler=s.sampler(), X_pending=s.X_pending)
-
-
 BUILDERS: dict[str, Builder] = {
-    "qUCB": _upper_confidence_bound,
+    "qUCB": lambda s: qUpperConfidenceBound(beta=s.beta, **_monte_carlo(s)),
     "qLogEI": _log_expected_improvement,
     "qLogNEI": _log_noisy_expected_improvement,
-    "qSR": _simple_regret,
+    "qSR": lambda s: qSimpleRegret(**_monte_carlo(s)),
 }
 
 

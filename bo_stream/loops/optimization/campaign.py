@@ -27,8 +27,8 @@ SLOW_SECONDS = 1.0
 class OptimizationCampaign:
     """Steps of asking, evaluating and telling, that can be stopped at any outcome.
 
-    The outcomes of a step come in any order; the next step waits for all of them, so that any
-    number of workers gives the same run.
+    The outcomes of a step come in any order; the next step waits for all, so that any number of
+    workers gives the same run.
 
     Attributes:
         objective: The function that is optimised.
@@ -138,10 +138,7 @@ class OptimizationCampaign:
     ) -> None:
         """Do the steps that are left, with checkpoints in a folder; see ``run_with_checkpoints``.
 
-        An evaluation longer than ``SLOW_SECONDS`` is saved as soon as it is told.
-
         Raises:
-            OSError: A checkpoint cannot be written; the one before stands.
             UsageError: No evaluation succeeds; what was tried is in the checkpoint.
         """
         run_with_checkpoints(

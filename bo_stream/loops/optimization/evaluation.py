@@ -94,7 +94,7 @@ class InProcess(Evaluator[P, V]):
     """An evaluator in this process, one task after the other; nothing can stop one that hangs."""
 
     def __init__(self, work: Work[P, V]) -> None:
-        """Args: ``work`` is what each task does."""
+        """Prepare to do a work for each task."""
         self._work = work
         self._tasks: deque[Task[P]] = deque()
 
@@ -107,7 +107,7 @@ class InProcess(Evaluator[P, V]):
         return attempt(self._work, self._tasks.popleft())
 
     def close(self) -> None:
-        """Forget the tasks."""
+        """Drop the tasks."""
         self._tasks.clear()
 
 
@@ -121,10 +121,10 @@ class Workers(Evaluator[P, V]):
     """
 
     def __init__(self, work: Work[P, V], count: int, timeout: float | None = None) -> None:
-        """Prepare to start processes as they are needed.
+        """Prepare to start up to ``count`` processes as they are needed.
 
         Args:
-            work: What each task does; it can be pickled.
+            work: Function of the tasks; it can be pickled.
             count: Largest number of processes.
             timeout: Seconds after which an attempt has failed and its process is killed.
 
@@ -175,10 +175,7 @@ class Workers(Evaluator[P, V]):
                 return outcome
 
     def poll(self, seconds: float | None) -> Outcome[V] | None:
-        """Return the next outcome if there is one soon; None may come before the time is over.
-
-        Args:
-            seconds: Longest wait; None: until something happens.
+        """Wait for an outcome for some seconds (None: any time); None may be returned sooner.
 
         Raises:
             UsageError: A process cannot even be started.
@@ -281,7 +278,7 @@ class _Worker(Generic[P, V]):
 
 
 def _work(work: Work[Any, Any], connection: Connection) -> None:
-    """Serve tasks in a worker process until the other end is closed."""
+    """Do tasks in a worker process until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its step
     threading.Thread(target=_end_with_parent, daemon=True).start()
     work.prepare()

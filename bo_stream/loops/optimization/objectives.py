@@ -23,10 +23,8 @@ from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.settings import Bounds, checked_bounds
 from bo_stream.loops.optimization.trials import LARGEST
 
-P = TypeVar("P")
-"""A point."""
-V = TypeVar("V")
-"""An outcome."""
+P = TypeVar("P")  # a point
+V = TypeVar("V")  # an outcome
 
 _DISCRETE = ("AckleyMixed", "Labs")
 
@@ -104,12 +102,12 @@ class SyntheticFunction(Objective):
 
     @property
     def bounds(self) -> Bounds:
-        """BoTorch's bounds."""
+        """Bounds in BoTorch."""
         return checked_bounds(_test_function(self.name, self.dim).bounds.T.tolist())
 
     @property
     def optimum(self) -> float | None:
-        """BoTorch's optimal value."""
+        """Optimal value in BoTorch."""
         try:
             return float(_test_function(self.name, self.dim).optimal_value)
         except NotImplementedError:
@@ -154,18 +152,18 @@ class OwnFunction(Objective):
 
     @property
     def optimum(self) -> None:
-        """None, as it is not known."""
+        """Unknown least value."""
 
     def prepare(self) -> None:
-        """Import it."""
+        """Import the function."""
         import_function(self.name, "FUNCTION")
 
     def measure(self, X: Sequence[float], key: int, attempt: int) -> Any:
-        """Call it."""
+        """Call the function."""
         return import_function(self.name, "FUNCTION")(list(X))
 
     def noiseless(self, X: Sequence[float]) -> None:
-        """Return None, as it is not known."""
+        """Return None: the value is not known."""
 
     def as_record(self) -> dict[str, Any]:
         """Return name, number of inputs and bounds."""
@@ -194,9 +192,23 @@ def find_objective(
         raise UsageError(f"--bounds are for functions of your own; {function!r} has its own.")
     if not 0.0 <= noise < float("inf"):
         raise UsageError(f"Expected --noise of at least 0 (a standard deviation), got {noise}.")
-    objective = SyntheticFunction(_class_name(function), dim, noise, seed)
-    _check_dim(objective)
-    return objective
+    names = {name.lower(): name for name in _classes()}
+    if function.lower() not in names:
+        raise UsageError(
+            f"No test function {function!r}. Expected one of {', '.join(_classes())}, or "
+            "package.module:function."
+        )
+    name = names[function.lower()]
+    if dim is not None and "dim" not in inspect.signature(_classes()[name].__init__).parameters:
+        raise UsageError(f"{name} has a fixed number of inputs: leave out --dim.")
+    try:
+        box = _test_function(name, dim).bounds
+    except (ValueError, NotImplementedError) as error:
+        raise UsageError(
+            f"{name} cannot have --dim {dim}: {error or type(error).__name__}"
+        ) from error
+    checked_bounds(box.T.tolist())
+    return SyntheticFunction(name, dim, noise, seed)
 
 
 def _own_function(
@@ -215,29 +227,6 @@ def _own_function(
     return objective
 
 
-def _class_name(function: str) -> str:
-    names = {name.lower(): name for name in _classes()}
-    if function.lower() not in names:
-        raise UsageError(
-            f"No test function {function!r}. Expected one of {', '.join(_classes())}, or "
-            "package.module:function."
-        )
-    return names[function.lower()]
-
-
-def _check_dim(objective: SyntheticFunction) -> None:
-    parameters = inspect.signature(_classes()[objective.name].__init__).parameters
-    if objective.dim is not None and "dim" not in parameters:
-        raise UsageError(f"{objective.name} has a fixed number of inputs: leave out --dim.")
-    try:
-        checked = _test_function(objective.name, objective.dim).bounds
-    except (ValueError, NotImplementedError) as error:
-        raise UsageError(
-            f"{objective.name} cannot have --dim {objective.dim}: {error or type(error).__name__}"
-        ) from error
-    checked_bounds(checked.T.tolist())
-
-
 @cache
 def _test_function(name: str, dim: int | None) -> Any:
     return _classes()[name](**({} if dim is None else {"dim": dim}))
@@ -252,9 +241,8 @@ def _classes() -> dict[str, Any]:
 
 def _is_usable(name: str, kind: type) -> bool:
     abstract = inspect.isabstract(kind) or kind is SyntheticTestFunction
-    constrained = issubclass(kind, ConstrainedBaseTestProblem)
-    is_ours = issubclass(kind, SyntheticTestFunction) and name not in _DISCRETE
-    return is_ours and not abstract and not constrained
+    other = name in _DISCRETE or issubclass(kind, ConstrainedBaseTestProblem)
+    return issubclass(kind, SyntheticTestFunction) and not abstract and not other
 
 
 Value: TypeAlias = tuple[float, float | None]
@@ -276,11 +264,11 @@ class FunctionOfParameters(Work[Mapping[str, Any], Report]):
     name: str
 
     def prepare(self) -> None:
-        """Import it."""
+        """Import the function."""
         import_function(self.name, "function")
 
     def measure(self, X: Mapping[str, Any], key: int, attempt: int) -> Any:
-        """Call it."""
+        """Call the function."""
         return import_function(self.name, "function")(dict(X))
 
     def read(self, result: Any) -> Report:
@@ -306,11 +294,7 @@ def _as_error(sem: Any) -> float | None:
 
 
 def complete(report: Report, metrics: Sequence[str]) -> Report:
-    """Return the values of the required metrics.
-
-    Args:
-        report: Report of a function.
-        metrics: Names of the required metrics.
+    """Return the values of the required metrics of a report.
 
     Raises:
         NoOutcomeError: One is missing.
@@ -328,7 +312,7 @@ def complete(report: Report, metrics: Sequence[str]) -> Report:
 
 
 def as_number(result: Any) -> float:
-    """Return a result as one number of a size that models take.
+    """Convert a result to one number, not too large for a model.
 
     Raises:
         NoOutcomeError: It is none.
@@ -349,9 +333,7 @@ def as_number(result: Any) -> float:
 def import_function(name: str, what: str) -> Callable[..., Any]:
     """Import ``package.module:function``; modules in the working directory are found too.
 
-    Args:
-        name: Name of the function.
-        what: Its purpose, for the error.
+    ``what`` names its purpose in errors.
 
     Raises:
         UsageError: The module cannot be imported, or has no such function.

@@ -48,11 +48,9 @@ class Optimizer:
     far and the model, not on torch's global random state, so a run that was saved and loaded goes
     on to the same points.
 
-    A point without an outcome counts as pending: others are chosen to be of use beside it. So do
-    the last ``AVOIDED_FAILURES`` failed ones, which the model never sees.
-
-    Cost of a step: that of the model's update and of the search, the same whatever came before;
-    beside it a pass over the trials, some microseconds each.
+    A point without an outcome is pending: others are chosen to be of use beside it. So are the last
+    ``AVOIDED_FAILURES`` failed ones, which the model never sees. A step costs the same whatever
+    came before, but for a pass over the trials, some microseconds each.
 
     Example:
         >>> optimizer = Optimizer(OptimizationSettings(bounds=((-5.0, 10.0), (0.0, 15.0))))
@@ -81,13 +79,10 @@ class Optimizer:
     # --- points -------------------------------------------------------------------------------
 
     def ask(self, q: int | None = None) -> list[Trial]:
-        """Choose the next q points, and return them as pending trials.
+        """Choose the next q points (default: as in the settings), and return pending trials.
 
         They are Sobol points until ``initial`` trials are told or pending and two are told; then
         they maximise the acquisition.
-
-        Args:
-            q: How many; default: as in the settings.
 
         Raises:
             UsageError: q is no whole number, or less than one.
@@ -338,22 +333,14 @@ class Surrogate:
         return [learned_values(draft)]
 
     def required_model(self) -> StreamingGP:
-        """Return the model.
-
-        Raises:
-            UsageError: There is none yet.
-        """
+        """Return the model, or raise a ``UsageError`` if there is none yet."""
         if self.model is None:
             raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
         return self.model
 
     @torch.no_grad()
     def means(self, X: Tensor) -> Tensor:
-        """Compute the posterior means at ``n x d`` points of the unit cube.
-
-        Returns:
-            Means in ``unit``, ``n``; the largest is the best.
-        """
+        """Compute the posterior means, ``n``, in ``unit``, at ``n x d`` points of the unit cube."""
         return predict_mean(self.required_model(), X)
 
 

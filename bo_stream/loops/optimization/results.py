@@ -26,14 +26,8 @@ def write_optimization(
 ) -> None:
     """Write history and run.json, both or none; then draw trace.png.
 
-    A picture that cannot be drawn is a warning. In run.json, the model has the outcomes in units
-    of ``outcome_unit``.
-
-    Args:
-        campaign: The run, finished or not.
-        folder: Folder of the results.
-        notes: Texts of warnings, for run.json.
-        kind: File type of the history.
+    A picture that cannot be drawn is a warning. In run.json are the ``notes``, texts of warnings,
+    and the model of the outcomes in units of ``outcome_unit``.
 
     Raises:
         OSError: The disk is full or the folder cannot be written; the old files stand.

@@ -29,14 +29,11 @@ class OptimizationSettings(RunSettings):
         bounds: Low and high of each input, d pairs.
         maximize: Whether large outcomes are good; else small ones are.
         initial: Points of a scrambled Sobol sequence to begin with.
-        q: Points asked for at a time, unless another number is asked for.
         acquisition: A name in ``ACQUISITIONS``, or ``package.module:function`` of a builder of
             one's own, see ``bo_stream.loops.optimization.acquisition``.
         beta: Weight of the standard deviation in qUCB.
         num_restarts: Starts of the search for the best candidate.
         raw_samples: Points among which the starts are found.
-        refit: Growth factor of the observations between refits; 0: one refit, from the first
-            points.
     """
 
     bounds: Bounds = field(kw_only=False)

@@ -22,10 +22,11 @@ def save_optimizer(
 ) -> None:
     """Write an optimizer; whatever happens, a complete one, the old or the new, is left.
 
+    A model that is being changed is left out, and built anew from the trials.
+
     Args:
         folder: Created if necessary.
-        optimizer: The optimizer; a model that is being changed is left out, and built anew from
-            the trials.
+        optimizer: The optimizer.
         run: Plain values to be kept with it.
 
     Raises:

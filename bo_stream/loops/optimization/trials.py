@@ -47,10 +47,13 @@ class Trial:
 
 
 class Ledger:
-    """Trials by key; every method changes one trial, or raises and changes none."""
+    """Trials by key; every method changes one trial, or raises and changes none.
+
+    Each of them raises a ``UsageError`` if the key is unknown.
+    """
 
     def __init__(self, trials: Iterable[Trial] = ()) -> None:
-        """Args: ``trials``, whose keys count from 0."""
+        """Begin with trials whose keys count from 0."""
         self._trials = list(trials)
 
     def __len__(self) -> int:
@@ -60,11 +63,6 @@ class Ledger:
         return iter(self._trials)
 
     def __getitem__(self, key: int) -> Trial:
-        """Return the trial of a key.
-
-        Raises:
-            UsageError: There is none.
-        """
         if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < len(self._trials):
             raise UsageError(
                 f"No trial has key {key!r}: {len(self._trials)} were asked for, with keys from 0. "
@@ -86,8 +84,8 @@ class Ledger:
         """Record the outcome of a pending or failed trial; telling it again changes nothing.
 
         Raises:
-            UsageError: The key is unknown, the outcome not finite or not the one told before, or
-                the trial was withdrawn.
+            UsageError: The outcome is not finite or not the one told before, or the trial was
+                withdrawn.
         """
         trial, value = self[key], _checked_outcome(key, Y)
         if trial.status == "withdrawn":
@@ -104,25 +102,21 @@ class Ledger:
         """Set the outcome of a trial of any status.
 
         Raises:
-            UsageError: An unknown key, or no finite outcome.
+            UsageError: The outcome is not finite.
         """
         trial, value = self[key], _checked_outcome(key, Y)
         attempts = max(trial.attempts, 1)
         return self._put(replace(trial, status="told", Y=value, attempts=attempts))
 
     def withdraw(self, key: int) -> Trial:
-        """Delete a trial, told or not; withdrawing it again changes nothing.
-
-        Raises:
-            UsageError: An unknown key.
-        """
+        """Delete a trial, told or not; withdrawing it again changes nothing."""
         return self._put(replace(self[key], status="withdrawn", Y=None))
 
     def fail(self, key: int, error: str, seconds: float | None = None) -> Trial:
         """Record that an attempt failed.
 
         Raises:
-            UsageError: An unknown key, or a trial that was told or withdrawn.
+            UsageError: The trial was told or withdrawn.
         """
         trial = self[key]
         if trial.status in ("told", "withdrawn"):
@@ -136,7 +130,7 @@ class Ledger:
         """Make a failed trial pending again.
 
         Raises:
-            UsageError: An unknown key, or a trial that has not failed.
+            UsageError: The trial has not failed.
         """
         trial = self[key]
         if trial.status != "failed":

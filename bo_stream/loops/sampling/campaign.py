@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from bo_stream.loops.crowded_cores import CoreWatch
-from bo_stream.loops.datasets import Dataset, PoolSplit, read_dataset, simulated_prevalence
+from bo_stream.loops.datasets import Dataset, read_dataset, simulated_prevalence
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import MODELS
 from bo_stream.loops.predictions import Score
 from bo_stream.loops.run import SECONDS_BETWEEN_CHECKPOINTS, StopRequest, run_with_checkpoints
 from bo_stream.loops.run_folder import SAMPLING, ModelFile, from_record
-from bo_stream.loops.sampling.loop import ActiveSampling, SamplingState, Step
+from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit, SamplingState, Step
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 
 _STEPS_ON_SIMULATED = 150
@@ -42,7 +42,7 @@ class DataOrigin:
 
 
 class Campaign:
-    """The loops of several strategies, which step in turn: stopped at any time, they compare.
+    """Loops of several strategies, which step in turn so that they can be compared at any time.
 
     Attributes:
         data: The map.
@@ -88,12 +88,12 @@ class Campaign:
 
     @classmethod
     def resume(cls, folder: Path, path: Path | None = None, steps: int | None = None) -> Campaign:
-        """Go on with the campaign that a folder holds, to the same choices as without a stop.
+        """Go on with the campaign of :meth:`save`, to the same choices as without a stop.
 
         Nothing in the folder is executed.
 
         Args:
-            folder: Folder of :meth:`save`.
+            folder: Folder of the campaign.
             path: Where the data are now; default: where they were.
             steps: New number of steps, not below those that are done.
 

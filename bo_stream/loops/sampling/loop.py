@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from bo_stream.acquisition import PoolSelector
 from bo_stream.acquisition.weight_space import lives_in_features
-from bo_stream.loops.datasets import PoolSplit
+from bo_stream.loops.datasets import Dataset
 from bo_stream.loops.models import KERNELS, build_model
 from bo_stream.loops.predictions import Score, score
 from bo_stream.loops.sampling.outliers import ONE_IN, deviations_from_prediction, leave_outliers_out
@@ -156,6 +157,36 @@ class ActiveSampling:
         return [rows[i] for i in self.state.outliers]
 
 
+@dataclass(frozen=True)
+class PoolSplit:
+    """A data set in random order, split into a pool and test points, inputs in the unit cube.
+
+    Attributes:
+        pool_X: Candidates, ``N x d``.
+        pool_Y: Their outcomes, to be looked at only once chosen, ``N x 1``.
+        pool_rows: Their rows in the data, ``N``.
+        test_X: Held-out inputs, ``t x d``.
+        test_Y: Held-out outcomes, ``t x 1``.
+    """
+
+    pool_X: Tensor
+    pool_Y: Tensor
+    pool_rows: Tensor
+    test_X: Tensor
+    test_Y: Tensor
+
+    @classmethod
+    def of(cls, data: Dataset, settings: Settings) -> PoolSplit:
+        """Split by the seed of resolved settings, in the same way for every strategy."""
+        order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(settings.seed))
+        test_rows, rest = order[: settings.test], order[settings.test :]
+        pool_rows = rest[: settings.pool]
+        like = torch.empty(0, dtype=settings.torch_dtype, device=settings.device)
+        X = torch.from_numpy(data.unit_X).to(like)
+        Y = torch.from_numpy(data.y).unsqueeze(-1).to(like)
+        return cls(X[pool_rows], Y[pool_rows], pool_rows, X[test_rows], Y[test_rows])
+
+
 @dataclass
 class SamplingState:
     """State of a run; with split and settings it determines the next choice.
@@ -200,18 +231,13 @@ ChoiceRule: TypeAlias = Callable[[int, Sequence[int]], list[int]]
 
 
 def choice_rule(strategy: Strategy, split: PoolSplit, model: StreamingGP) -> ChoiceRule:
-    """Return the rule of a strategy.
+    """Return the rule of a strategy for the model that is updated in the loop.
 
     ``nipv`` greedily chooses the points that leave the least posterior variance, averaged over the
     test inputs, or over ``SOME_POINTS`` of them where the model needs the covariance of each with
     every candidate: qNIPV over a pool, as in the WISKI paper's malaria study. The choice is a
     function of model and picks: what the selector caches between choices only saves time.
     ``random`` takes the next points of the pool, whose order is random.
-
-    Args:
-        strategy: Name of the strategy.
-        split: Pool and test points.
-        model: The model that is updated in the loop.
     """
     if strategy == "random":
         return lambda q, picks: list(range(len(picks), len(picks) + q))

@@ -83,16 +83,12 @@ def _deviations(model: StreamingGP, X: Tensor, Y: Tensor, outliers: Sequence[int
 
 @torch.no_grad()
 def deviations_from_prediction(model: StreamingGP, X: Tensor, Y: Tensor) -> Tensor:
-    """Compute the distances of outcomes that are not in a model to their predicted means.
+    """Compute standardised errors, ``n``, of predictions of outcomes that are not in a model.
 
     Args:
-        model: Model of one output.
+        model: Model of one output; its predictive distributions include the noise.
         X: Inputs, ``n x d``.
         Y: Outcomes, ``n x 1``.
-
-    Returns:
-        Distances in standard deviations of the posterior predictive distribution, noise included,
-        ``n``.
     """
     return _standardized(model.posterior(X, observation_noise=True), Y)
 

@@ -18,9 +18,6 @@ from bo_stream.loops.datasets import Array, Dataset
 from bo_stream.loops.predictions import Score
 from bo_stream.loops.sampling.settings import STRATEGY_NAMES, Strategy
 
-_VALUES = "viridis"
-_SPREAD = "magma"
-
 
 @dataclass(frozen=True)
 class MapView:
@@ -53,20 +50,53 @@ def draw_map(view: MapView) -> Figure:
     return figure
 
 
+def draw_curve(curves: Mapping[Strategy, Sequence[Score]], target: str) -> Figure:
+    """Draw the error over the number of observations, one line per strategy."""
+    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for (name, curve), style in zip(curves.items(), ("o-", "s--"), strict=False):
+        observations = [score.observations for score in curve]
+        label = f"{STRATEGY_NAMES[name]}: {curve[-1].rmse_sd:.3f} sd at the end"
+        axes.plot(observations, [score.rmse for score in curve], style, ms=3, label=label)
+    last = next(iter(curves.values()))[-1]
+    unit = last.rmse / last.rmse_sd
+    right = axes.secondary_yaxis(
+        "right", functions=(lambda y: np.divide(y, unit), lambda y: np.multiply(y, unit))
+    )
+    right.set_ylabel("in standard deviations of the target", fontsize=9)
+    axes.set(xlabel="observations", ylabel=_wrapped(f"held-out RMSE, {target}"))
+    axes.yaxis.label.set_fontsize(9)
+    axes.set_ylim(bottom=0.0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+    return figure
+
+
 def _maps(view: MapView) -> Figure:
-    data = view.data
+    data, raster = view.data, _Raster.of(view.data)
     width, height = _panel_size(data)
     figure = Figure(figsize=(2 * width + 2.4, 2 * height + 1.2), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True, sharey=True)
-    painter = _Painter(figure, data, _Raster.of(data))
-    values = Normalize(*np.quantile(data.y, (0.002, 0.998)))
-    spread = Normalize(*np.quantile(view.deviation, (0.0, 0.998)))
-    painter.paint(axes[0, 0], "truth", data.y, values, _VALUES)
-    painter.paint(axes[0, 1], "posterior mean", view.mean, values, _VALUES)
-    painter.paint(axes[1, 0], "posterior standard deviation", view.deviation, spread, _SPREAD)
-    painter.paint(axes[1, 1], "picks over the posterior mean", view.mean, values, _VALUES)
+    values = {"norm": Normalize(*np.quantile(data.y, (0.002, 0.998))), "cmap": "viridis"}
+    spread = {"norm": Normalize(*np.quantile(view.deviation, (0.0, 0.998))), "cmap": "magma"}
+    panels = (
+        ("truth", data.y, values),
+        ("posterior mean", view.mean, values),
+        ("posterior standard deviation", view.deviation, spread),
+        ("picks over the posterior mean", view.mean, values),
+    )
+    for panel, (title, shown, colours) in zip(axes.flat, panels, strict=True):
+        panel.set_title(title, fontsize=10)
+        panel.set_aspect(_aspect(data))
+        painted = _painted(panel, data, raster, shown, colours)
+        bar = figure.colorbar(painted, ax=panel, shrink=0.9, pad=0.02)
+        bar.set_label(_wrapped(data.target), fontsize=8)
+        bar.ax.tick_params(labelsize=8)
     _draw_picks(axes[1, 1], view)
-    _label(axes, data)
+    unit = " (degrees)" if _is_lon_lat(data) else ""
+    for bottom, left in zip(axes[-1, :], axes[:, 0], strict=True):
+        bottom.set_xlabel(data.columns[0] + unit, fontsize=9)
+        left.set_ylabel(data.columns[1] + unit, fontsize=9)
     return figure
 
 
@@ -137,29 +167,15 @@ def _ticks(values: Array, most: int) -> Array | None:
     return ticks
 
 
-@dataclass(frozen=True)
-class _Painter:
-    """Paints values at all sites into a panel, with a colour bar beside."""
-
-    figure: Figure
-    data: Dataset
-    raster: _Raster | None
-
-    def paint(self, axes: Axes, title: str, values: Array, scale: Normalize, colours: str) -> None:
-        axes.set_title(title, fontsize=10)
-        axes.set_aspect(_aspect(self.data))
-        painted = self._painted(axes, values, norm=scale, cmap=colours)
-        bar = self.figure.colorbar(painted, ax=axes, shrink=0.9, pad=0.02)
-        bar.set_label(_wrapped(self.data.target), fontsize=8)
-        bar.ax.tick_params(labelsize=8)
-
-    def _painted(self, axes: Axes, values: Array, **colours: Any) -> ScalarMappable:
-        if self.raster is not None:
-            picture = self.raster.picture(values)
-            return axes.pcolormesh(self.raster.x, self.raster.y, picture, **colours)
-        size = float(np.clip(2e4 / len(values), 1.0, 30.0))
-        x, y = self.data.X[:, :2].T
-        return axes.scatter(x, y, s=size, c=values, linewidths=0, **colours)
+def _painted(
+    axes: Axes, data: Dataset, raster: _Raster | None, values: Array, colours: Mapping[str, Any]
+) -> ScalarMappable:
+    """Paint values at all sites, as pixels of the raster or else as dots."""
+    if raster is not None:
+        return axes.pcolormesh(raster.x, raster.y, raster.picture(values), **colours)
+    size = float(np.clip(2e4 / len(values), 1.0, 30.0))
+    x, y = data.X[:, :2].T
+    return axes.scatter(x, y, s=size, c=values, linewidths=0, **colours)
 
 
 def _draw_picks(axes: Axes, view: MapView) -> None:
@@ -175,14 +191,6 @@ def _draw_picks(axes: Axes, view: MapView) -> None:
         sites = view.data.X[list(view.outliers), :2]
         axes.plot(*sites.T, marker="X", ms=7.0, color="tab:orange", label=label, **line)
     axes.legend(loc="best", fontsize=8, framealpha=0.85)
-
-
-def _label(axes: np.ndarray[tuple[int, ...], np.dtype[np.object_]], data: Dataset) -> None:
-    unit = " (degrees)" if _is_lon_lat(data) else ""
-    for bottom in axes[-1, :]:
-        bottom.set_xlabel(data.columns[0] + unit, fontsize=9)
-    for left in axes[:, 0]:
-        left.set_ylabel(data.columns[1] + unit, fontsize=9)
 
 
 def _lines(view: MapView) -> Figure:
@@ -203,28 +211,6 @@ def _lines(view: MapView) -> Figure:
         axes.plot(data.X[rows, 0], data.y[rows], "X", color="tab:orange", ms=8, label="outliers")
     axes.set(xlabel=data.columns[0], ylabel=_wrapped(data.target))
     axes.legend(fontsize=8)
-    return figure
-
-
-def draw_curve(curves: Mapping[Strategy, Sequence[Score]], target: str) -> Figure:
-    """Draw the error over the number of observations, one line per strategy."""
-    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
-    axes = figure.subplots()
-    for (name, curve), style in zip(curves.items(), ("o-", "s--"), strict=False):
-        observations = [score.observations for score in curve]
-        label = f"{STRATEGY_NAMES[name]}: {curve[-1].rmse_sd:.3f} sd at the end"
-        axes.plot(observations, [score.rmse for score in curve], style, ms=3, label=label)
-    last = next(iter(curves.values()))[-1]
-    unit = last.rmse / last.rmse_sd
-    right = axes.secondary_yaxis(
-        "right", functions=(lambda y: np.divide(y, unit), lambda y: np.multiply(y, unit))
-    )
-    right.set_ylabel("in standard deviations of the target", fontsize=9)
-    axes.set(xlabel="observations", ylabel=_wrapped(f"held-out RMSE, {target}"))
-    axes.yaxis.label.set_fontsize(9)
-    axes.set_ylim(bottom=0.0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
     return figure
 
 

@@ -22,12 +22,8 @@ from bo_stream.loops.sampling.settings import Strategy
 def write_results(campaign: Campaign, folder: Path, notes: list[str]) -> dict[Strategy, Score]:
     """Write picks.csv, curve.csv and run.json, all or none; then draw curve.png and map.png.
 
-    A picture that cannot be drawn is a warning.
-
-    Args:
-        campaign: The run, finished or not.
-        folder: Folder of the results.
-        notes: Texts of warnings, for run.json.
+    A picture that cannot be drawn is a warning. The ``notes``, texts of warnings, are put into
+    run.json.
 
     Returns:
         The score of each strategy's model as it is.

@@ -28,9 +28,6 @@ class Settings(RunSettings):
     """Settings that, with the data, determine every choice of a run; see also ``RunSettings``.
 
     Attributes:
-        q: Points chosen at a time.
-        refit: Growth factor of the observations between refits; 0: one refit, from the first
-            points.
         steps: Choices; None: 500, or as many as the pool allows.
         pool: Points to choose from; None: 12,000, or what the data have beside the test points.
         test: Held-out points, on which the error is measured and over which the variance is
@@ -85,11 +82,7 @@ class Settings(RunSettings):
         return self.initial + self.q * (self.steps or 0)
 
     def resolved(self, rows: int, dim: int) -> Self:
-        """Return the settings for data of this size, with every default filled in but the grid.
-
-        Args:
-            rows: Number of rows of the data.
-            dim: Number of inputs d.
+        """Return the settings for ``rows`` rows of ``dim`` inputs, with all but the grid filled in.
 
         Raises:
             UsageError: The data have too few rows, or another number of inputs than ``grid``.
