@@ -69,9 +69,8 @@ class Usage:
 class CoreWatch:
     """A context that warns once if the work within it is slowed down by threads that spin.
 
-    Threads of one process wait for each other many times in an update. Where they spin, a thread
-    that waits uses up the time on a core that the other one needs, so that each wait lasts until
-    the system takes the core away: two threads are then far slower than one.
+    Threads of one process wait for each other many times in an update. One that spins keeps the
+    core that another one needs until the system takes it away: two are then far slower than one.
     """
 
     def __init__(self, usage: Callable[[], Usage] = Usage.of_this_thread) -> None:

@@ -24,8 +24,8 @@ _HALF_WIDTH_95 = 1.959963984540054
 def predict(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the marginal moments of ``model.posterior(X)`` at many inputs.
 
-    Where the process is all in the weights of its features, the cost on a grid is O(n 4^d) and one
-    quadratic form, without ``n x r`` features.
+    Where the process is all in the weights of its features, the cost on a grid of d inputs is
+    O(n 4^d) and one quadratic form, without ``n x r`` features.
 
     Args:
         model: Model of one output with an affine outcome transform.

@@ -216,8 +216,7 @@ def package_version(name: str) -> str:
 def hold_folder(folder: Path) -> Iterator[None]:
     """Lock a folder against other processes while the block runs.
 
-    The system releases the lock when the process ends, for whatever reason. A folder that does not
-    exist is not locked.
+    The lock ends with the process, for whatever reason. A missing folder is not locked.
 
     Raises:
         UsageError: Another process holds the lock.

@@ -127,8 +127,7 @@ class Campaign:
     def save(self, folder: Path) -> None:
         """Write a checkpoint; within a step nothing is written, and the one before stands.
 
-        Nothing random is in it: the order of the pool comes from the seed in the settings, and the
-        choices from the models.
+        A resumed run comes to the same choices from either: they depend on models and seed alone.
 
         Raises:
             OSError: The folder cannot be written, or the disk is full; the old checkpoint stands.
@@ -179,11 +178,7 @@ class Campaign:
         on_step: Callable[[tuple[Strategy, Step]], None],
         seconds_between_checkpoints: float = SECONDS_BETWEEN_CHECKPOINTS,
     ) -> None:
-        """Do the steps that are left, with checkpoints in a folder; see ``run_with_checkpoints``.
-
-        An interrupt within a step leaves the checkpoint before, from which a resumed run comes to
-        the same choices.
-        """
+        """Do the steps that are left, with checkpoints in a folder; see ``run_with_checkpoints``."""
         run_with_checkpoints(
             self.run(),
             lambda: self.save(folder),

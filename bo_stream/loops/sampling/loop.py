@@ -26,10 +26,9 @@ SOME_POINTS = 512
 class ActiveSampling:
     """Loop over a pool: q points at a time, chosen by a strategy, are put into a model.
 
-    Deterministic: only the order of the split is random, so a state that was saved and loaded
-    goes on to the same choices. A step costs the same at the end as at the beginning, refits and
-    scores aside; refits come at geometrically growing numbers of observations, and leave outliers
-    out of the model (``Settings.outliers``).
+    Only the order of the split is random, so a state that was saved and loaded goes on to the same
+    choices. The cost of a step does not grow, refits and scores aside; refits come at geometrically
+    growing numbers of observations, and leave outliers out of the model (``Settings.outliers``).
 
     Example:
         >>> settings = Settings(steps=100).resolved(*data.X.shape)
@@ -102,9 +101,9 @@ class ActiveSampling:
             self.state.model.update(self.split.pool_X[picks], self.split.pool_Y[picks])
 
     def _improbable(self, chosen: list[int]) -> list[int]:
-        """Find the places in ``chosen`` of outcomes so far from the prediction that they wait.
+        """Find the places in ``chosen`` of outcomes far from the prediction.
 
-        The next refit learns from them too before it finds out whether they are outliers.
+        They wait for the next refit, which learns from them before it decides on outliers.
         """
         threshold, most = self.settings.outliers, self.observations // ONE_IN
         room = most - len(self.state.outliers)
