@@ -136,7 +136,7 @@ class OptimizationCampaign:
         on_event: Callable[[Event], None],
         seconds_between_checkpoints: float = SECONDS_BETWEEN_CHECKPOINTS,
     ) -> None:
-        """Do the steps that are left, with checkpoints in a folder; see ``run_with_checkpoints``.
+        """Do the remaining steps with checkpoints in a folder; see ``run_with_checkpoints``.
 
         Raises:
             UsageError: No evaluation succeeds; what was tried is in the checkpoint.

@@ -178,7 +178,7 @@ class Campaign:
         on_step: Callable[[tuple[Strategy, Step]], None],
         seconds_between_checkpoints: float = SECONDS_BETWEEN_CHECKPOINTS,
     ) -> None:
-        """Do the steps that are left, with checkpoints in a folder; see ``run_with_checkpoints``."""
+        """Do the remaining steps with checkpoints in a folder; see ``run_with_checkpoints``."""
         run_with_checkpoints(
             self.run(),
             lambda: self.save(folder),
