@@ -19,9 +19,10 @@ from benchmarks.data import real_file, write_small_field
 from benchmarks.harness import Options, start
 from benchmarks.report import Claim, finish, stated
 from bo_stream import WISKI
-from bo_stream.loops.datasets import Survey, read_dataset
+from bo_stream.loops.datasets import read_dataset
 from bo_stream.loops.models import KERNELS
-from bo_stream.loops.sampling.loop import choice_rule, predict, score
+from bo_stream.loops.predictions import predict, score
+from bo_stream.loops.sampling.loop import PoolSplit, choice_rule
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 
 LENGTHSCALES = (0.055, 0.060)
@@ -46,14 +47,14 @@ class Outcome:
     artefacts: int
 
 
-def fixed_model(survey: Survey, first: list[int], grid_size: int) -> WISKI:
+def fixed_model(split: PoolSplit, first: list[int], grid_size: int) -> WISKI:
     """At the fixed hyperparameters, standardised by the whole pool."""
-    kernel = KERNELS["matern52"](2).to(survey.pool_X)
+    kernel = KERNELS["matern52"](2).to(split.pool_X)
     kernel.base_kernel.lengthscale = torch.tensor([LENGTHSCALES])
     kernel.outputscale = 1.0
     model = WISKI(
-        survey.pool_X[first],
-        standardised(survey, survey.pool_Y[first]),
+        split.pool_X[first],
+        standardised(split, split.pool_Y[first]),
         covar_module=kernel,
         outcome_transform=None,
         bounds=torch.tensor([[0.0, 0.0], [1.0, 1.0]]),
@@ -63,35 +64,35 @@ def fixed_model(survey: Survey, first: list[int], grid_size: int) -> WISKI:
     return model
 
 
-def standardised(survey: Survey, Y: Tensor) -> Tensor:
+def standardised(split: PoolSplit, Y: Tensor) -> Tensor:
     """In units of the pool."""
-    return (Y - survey.pool_Y.mean()) / survey.pool_Y.std()
+    return (Y - split.pool_Y.mean()) / split.pool_Y.std()
 
 
-def outcome(survey: Survey, settings: Settings, strategy: Strategy, grid_size: int) -> Outcome:
+def outcome(split: PoolSplit, settings: Settings, strategy: Strategy, grid_size: int) -> Outcome:
     """Choose, observe, and score once at the end."""
     picks = list(range(settings.initial))
-    model = fixed_model(survey, picks, grid_size)
-    rule = choice_rule(strategy, survey, model)
+    model = fixed_model(split, picks, grid_size)
+    rule = choice_rule(strategy, split, model)
     for _ in range(settings.steps or 0):
-        chosen = rule.choose(settings.q, picks)
-        model.update(survey.pool_X[chosen], standardised(survey, survey.pool_Y[chosen]))
+        chosen = rule(settings.q, picks)
+        model.update(split.pool_X[chosen], standardised(split, split.pool_Y[chosen]))
         picks.extend(chosen)
-    test_Y = standardised(survey, survey.test_Y)
-    variance = predict(model, survey.test_X)[1].mean() + NOISE
+    test_Y = standardised(split, split.test_Y)
+    variance = predict(model, split.test_X)[1].mean() + NOISE
     return Outcome(
-        score(model, survey.test_X, test_Y).rmse_sd,
+        score(model, split.test_X, test_Y).rmse_sd,
         float(variance.sqrt() / test_Y.std()),
-        int((survey.pool_Y[picks] > ARTEFACT).sum()),
+        int((split.pool_Y[picks] > ARTEFACT).sum()),
     )
 
 
-def split(data: Path, settings: Settings, grid_size: int) -> dict[Strategy, Outcome]:
+def outcomes(data: Path, settings: Settings, grid_size: int) -> dict[Strategy, Outcome]:
     """Both designs on the split of one seed."""
     dataset = read_dataset(data)
     resolved = settings.resolved(*dataset.X.shape)
-    survey = Survey.of(dataset, resolved)
-    return {name: outcome(survey, resolved, name, grid_size) for name in STRATEGIES}
+    split = PoolSplit.of(dataset, resolved)
+    return {name: outcome(split, resolved, name, grid_size) for name in STRATEGIES}
 
 
 def claims_of(splits: list[dict[Strategy, Outcome]]) -> list[Claim]:
@@ -133,7 +134,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         data, settings, grid_size = inputs(options, Path(name))
         splits = [
-            split(data, Settings.from_record({**settings.as_record(), "seed": seed}), grid_size)
+            outcomes(data, Settings.from_record({**settings.as_record(), "seed": seed}), grid_size)
             for seed in range(seeds)
         ]
     finish("design", claims_of(splits), options, {"seeds": seeds, **settings.as_record()})

@@ -29,7 +29,8 @@ from benchmarks.command import Run, bo_stream
 from benchmarks.data import real_file, write_small_field
 from benchmarks.harness import Options, start
 from benchmarks.report import Claim, at_most, finish, stated
-from bo_stream.loops.datasets import Survey, read_dataset
+from bo_stream.loops.datasets import read_dataset
+from bo_stream.loops.sampling.loop import PoolSplit
 from bo_stream.loops.sampling.settings import Settings
 
 EARLY = 600
@@ -77,10 +78,10 @@ def exact_error(data: Path, out: Path) -> tuple[float, float]:
     """
     begin = time.perf_counter()
     dataset = read_dataset(data)
-    survey = Survey.of(dataset, settings_of(out))
-    positions = {row: position for position, row in enumerate(survey.pool_rows.tolist())}
+    split = PoolSplit.of(dataset, settings_of(out))
+    positions = {row: position for position, row in enumerate(split.pool_rows.tolist())}
     picks = [positions[row] for row in picked_rows(out)]
-    X, Y = survey.pool_X[picks], survey.pool_Y[picks]
+    X, Y = split.pool_X[picks], split.pool_Y[picks]
     mean, sd = Y.mean(), Y.std()
     fitted = SingleTaskGP(
         X,
@@ -89,7 +90,7 @@ def exact_error(data: Path, out: Path) -> tuple[float, float]:
         outcome_transform=None,
     )
     fit_gpytorch_mll(ExactMarginalLogLikelihood(fitted.likelihood, fitted))
-    error = error_of(fitted.eval(), survey.test_X, (survey.test_Y - mean) / sd)
+    error = error_of(fitted.eval(), split.test_X, (split.test_Y - mean) / sd)
     return error, time.perf_counter() - begin
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from bo_stream.acquisition import evaluate_known_points_once
 from bo_stream.ax.nipv import INTEGRATED, chosen_metric, integrated_variance, model_of_metric
 from bo_stream.ax.pool import MC_POINTS
-from bo_stream.loops.sampling.loop import predict_mean
+from bo_stream.loops.predictions import predict_mean
 from bo_stream.models.base import StreamingGP
 
 BASELINE = 100

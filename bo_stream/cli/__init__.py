@@ -1,4 +1,4 @@
-"""The command ``bo-stream``: arguments in, progress and tables out; the work is in ``loops``."""
+"""The command ``bo-stream``: options, progress and tables; the work is in ``bo_stream.loops``."""
 
 from bo_stream.cli import optimize, sample  # noqa: F401 (each registers its command)
 from bo_stream.cli.app import app

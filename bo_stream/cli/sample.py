@@ -25,7 +25,7 @@ from bo_stream.loops.sampling.settings import Settings as _DEFAULT
 
 
 class SpreadNames(TyperCommand):
-    """Lets ``--x`` take all names up to the next option, as in ``--x lon lat --y prevalence``."""
+    """A command whose ``--x`` takes all names up to the next option, as in ``--x lon lat``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read ``--x lon lat`` as ``--x lon --x lat``."""

@@ -1,42 +1,24 @@
-"""What the options of ``bo-stream sample`` mean for a campaign."""
+"""Work of ``bo-stream sample``: begin or resume a campaign, run it, and show the scores."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
-from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
-from bo_stream.cli.app import ERR, OUT, STOPPED, one_line_errors
-from bo_stream.cli.display import (
-    announce,
-    current_errors,
-    final_table,
-    notes,
-    progress_bar,
-    resume_command,
-    say_stopping,
-    show_numerical_record,
-    show_outliers,
-    show_step,
-)
-from bo_stream.cli.options import (
-    as_recorded,
-    check_new_folder,
-    folder_to_resume,
-    new_folder,
-    parse_settings,
-    was_said,
-)
+from bo_stream.cli import running
+from bo_stream.cli.app import OUT
+from bo_stream.cli.options import parse_settings
 from bo_stream.loops.errors import UsageError
+from bo_stream.loops.predictions import Score
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.results import write_results
-from bo_stream.loops.sampling.settings import Settings, Strategy
-from bo_stream.loops.sitting import StopRequest, sit
+from bo_stream.loops.sampling.settings import STRATEGY_NAMES, Settings, Strategy
 
 
 def run(
@@ -51,36 +33,24 @@ def run(
     out: Path | None,
     resume: bool,
 ) -> None:
-    """Begin or resume a campaign, and see it through.
+    """Carry out the command with its options; ``ctx`` tells which of them were given."""
 
-    Args:
-        ctx: Knows which options were said.
-        options: Of the settings.
-        data: File of the map; None: a simulated one.
-        x: Names of the input columns.
-        y: Name of the target column.
-        compare: ``random`` or None.
-        model_set: Texts ``name=value``.
-        out: Folder.
-        resume: Whether the folder holds the run.
-    """
-    with (
-        one_line_errors(),
-        warnings.catch_warnings(record=True) as caught,
-        ExitStack() as held,
-    ):
-        warnings.simplefilter("default")
+    def begin() -> Campaign:
+        if data is None and (x or y):
+            raise UsageError("--x and --y name columns of DATA: give DATA, before --x.")
+        return Campaign.begin(data, x, y, Settings(**options), _strategies(compare))
+
+    def go_on(folder: Path) -> Campaign:
+        campaign = Campaign.resume(folder, data, options["steps"])
+        every = {**options, "x": tuple(x or ()), "y": y, "compare": compare}
+        del every["steps"]
+        running.check_unchanged(_former(campaign), running.said(ctx, every))
+        return campaign
+
+    with running.reported_problems() as caught:
         options["model_options"] = parse_settings(model_set)
-        if resume:
-            folder = held.enter_context(folder_to_resume(out))
-            campaign = Campaign.resume(folder, data, options["steps"])
-            _check_unchanged(campaign, _given(ctx, options, x, y, compare))
-        else:
-            _check_names_have_data(data, x, y)
-            check_new_folder(out)
-            campaign = Campaign.begin(data, x, y, Settings(**options), _strategies(compare))
-            folder = held.enter_context(new_folder(out))
-        _sit_and_report(campaign, folder, caught)
+        with running.campaign_in_folder(out, resume, begin, go_on) as (campaign, folder):
+            _run_and_report(campaign, folder, caught)
 
 
 def _strategies(compare: str | None) -> tuple[Strategy, ...]:
@@ -89,70 +59,78 @@ def _strategies(compare: str | None) -> tuple[Strategy, ...]:
     return ("nipv",) if compare is None else ("nipv", "random")
 
 
-def _check_names_have_data(data: Path | None, x: list[str] | None, y: str | None) -> None:
-    if data is None and (x or y):
-        raise UsageError("--x and --y name columns of DATA: give DATA, before --x.")
-
-
-def _given(
-    ctx: typer.Context,
-    options: Mapping[str, object],
-    x: list[str] | None,
-    y: str | None,
-    compare: str | None,
-) -> dict[str, object]:
-    """What was said on the command line, steps aside: setting to value."""
-    named = {"batch": "q", "model_set": "model_options"}
-    said = {named.get(name, name) for name in ctx.params if was_said(ctx, name)}
-    every = {**options, "x": tuple(x or ()), "y": y, "compare": compare}
-    return {name: value for name, value in every.items() if name in said - {"steps"}}
-
-
-def _check_unchanged(campaign: Campaign, given: Mapping[str, object]) -> None:
-    former: dict[str, object] = {
+def _former(campaign: Campaign) -> dict[str, Any]:
+    return {
         **campaign.main.settings.as_record(),
         "x": campaign.origin.x,
         "y": campaign.origin.y,
         "compare": "random" if "random" in campaign.loops else None,
     }
-    for name, value in given.items():
-        if as_recorded(name, value, former) != former[name]:
-            named = {"q": "batch", "model_options": "set"}
-            option = named.get(name, name).replace("_", "-")
-            raise UsageError(
-                f"The run began with --{option} {former[name]}, got {value}. A run goes on with "
-                f"its own settings: leave out --{option}, or start anew in another folder."
-            )
 
 
-def _sit_and_report(
-    campaign: Campaign, folder: Path, caught: list[warnings.WarningMessage]
-) -> None:
-    announce(campaign, folder)
-    stopped = _sit(campaign, folder)
-    finals = write_results(campaign, folder, notes(caught))
-    for note in notes(caught):
-        ERR.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
-    OUT.print(final_table(finals, campaign))
-    show_outliers(campaign)
-    show_numerical_record(loop.state.model.numerical_log for loop in campaign.loops.values())
-    place = f"[bold]{escape(str(folder))}[/]"
-    OUT.print(f"picks.csv, curve.csv, map.png, curve.png and run.json are in {place}.")
-    if stopped:
-        OUT.print(f"Stopped. To go on: [bold]{escape(resume_command(folder))}[/]", soft_wrap=True)
-        raise typer.Exit(STOPPED)
+def _run_and_report(campaign: Campaign, folder: Path, caught: running.Caught) -> None:
+    _announce(campaign, folder)
+    total, steps = campaign.main.settings.steps, partial(campaign.run_in, folder)
+    stopped = running.run_with_bar(campaign, total, partial(_last_errors, campaign), steps)
+    finals = write_results(campaign, folder, running.notes(caught))
+    running.show_warnings(caught)
+    OUT.print(_final_table(finals, campaign))
+    _show_outliers(campaign)
+    running.show_numerical_record(
+        loop.state.model.numerical_log for loop in campaign.loops.values()
+    )
+    command = ["bo-stream", "sample", "--out", str(folder), "--resume"]
+    running.show_end(
+        folder, "picks.csv, curve.csv, map.png, curve.png and run.json", stopped, command
+    )
 
 
-def _sit(campaign: Campaign, folder: Path) -> bool:
-    """Run with a progress bar.
+def _announce(campaign: Campaign, folder: Path) -> None:
+    data, settings = campaign.data, campaign.main.settings
+    if campaign.origin.path is None:
+        OUT.print("No DATA given: sampling a simulated prevalence map.")
+    OUT.print(
+        f"{escape(data.source)}: {len(data.y):,} sites, target {escape(data.target)}. "
+        f"{settings.steps:,} choices of {settings.q} from {settings.pool:,} sites, scored on "
+        f"{settings.test:,} others; results in {escape(str(folder))}.",
+        soft_wrap=True,
+    )
+    if campaign.steps_done:
+        OUT.print(f"Going on after step {campaign.steps_done:,}.")
 
-    Returns:
-        Whether the user stopped it before its end.
-    """
-    with progress_bar("error") as progress, StopRequest(lambda: say_stopping(progress)) as stop:
-        task = progress.add_task(
-            "", total=campaign.main.settings.steps, completed=campaign.main.steps_done, error=""
+
+def _last_errors(campaign: Campaign) -> str:
+    """Return the last error of each strategy as text."""
+    parts = [
+        f"{'RMSE' if name != 'random' else 'random'} {loop.state.curve[-1].rmse_sd:.3f} sd"
+        for name, loop in campaign.loops.items()
+        if loop.state.curve
+    ]
+    return ", ".join(parts) or "learning the first hyperparameters"
+
+
+def _final_table(finals: Mapping[Strategy, Score], campaign: Campaign) -> Table:
+    table = Table(title=f"Held-out error after {campaign.seconds:.0f} s", title_justify="left")
+    for heading in ("strategy", "observations", "RMSE", "RMSE / sd", "NLL", "95 % coverage"):
+        table.add_column(heading, justify="left" if heading == "strategy" else "right")
+    for name, score in finals.items():
+        table.add_row(
+            STRATEGY_NAMES[name],
+            f"{score.observations:,}",
+            f"{score.rmse:.4g}",
+            f"{score.rmse_sd:.3f}",
+            f"{score.nll:.3f}",
+            f"{100 * score.coverage:.1f} %",
         )
-        progress.update(task, error=current_errors(campaign))
-        sit(campaign, folder, stop, lambda _, step: show_step(progress, task, campaign, step))
-    return stop.made and not campaign.finished
+    return table
+
+
+def _show_outliers(campaign: Campaign) -> None:
+    for name, loop in campaign.loops.items():
+        rows = loop.outlying_rows()
+        if rows:
+            OUT.print(
+                f"Left out as outliers by {STRATEGY_NAMES[name]} (--outliers 0 keeps them): rows "
+                f"{', '.join(map(str, rows))} of the data.",
+                soft_wrap=True,
+            )

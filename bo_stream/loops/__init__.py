@@ -1,1 +1,1 @@
-"""Loops that choose, observe and update, with checkpoints that resume to the same next choice."""
+"""Loops of choosing, observing and updating, in runs that can be stopped and resumed."""

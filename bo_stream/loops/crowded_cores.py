@@ -1,4 +1,4 @@
-"""Telling a user that threads which spin while they wait are kept from the cores."""
+"""A warning that threads which spin while they wait slow a run down beside other processes."""
 
 from __future__ import annotations
 
@@ -8,37 +8,35 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
 from bo_stream.models.warnings import users_stack_level
 
 LEAST_SECONDS = 1.0
-"""Of work, before which nothing is concluded."""
+"""Seconds of work before anything is concluded."""
 
 LEAST_SHARE = 0.8
-"""Of a core: a thread that computes has nearly all of one where the cores are its own."""
+"""Least share of a core that a thread which computes has where the cores are its own."""
 
 PREEMPTIONS_A_SECOND = 20.0
-"""Of work: a thread with a core of its own is preempted now and then, one that shares it hundreds
-of times."""
+"""Most preemptions per second on a core of its own; on a shared one there are hundreds."""
 
 
 class CrowdedCoresWarning(UserWarning):
-    """Other processes compute on the same cores, and threads of this one spin while they wait."""
+    """A warning that other processes use the same cores, and threads of this one spin."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What a thread has had of the processor.
+    """Use of the processor by a thread.
 
     Attributes:
-        seconds: By the clock.
-        core_seconds: At work.
-        preempted: How often the system took the core from it.
-        slept: How often it gave the core back itself.
+        seconds: Wall time.
+        core_seconds: Processor time.
+        preempted: Number of involuntary context switches.
+        slept: Number of voluntary context switches.
     """
 
     seconds: float = 0.0
@@ -48,7 +46,7 @@ class Usage:
 
     @classmethod
     def of_this_thread(cls) -> Self:
-        """Since some time; all zero where the system does not tell, as it does on Linux."""
+        """Return the use since some time in the past; all zero on systems other than Linux."""
         if sys.platform != "linux":
             return cls()
         import resource
@@ -58,7 +56,7 @@ class Usage:
         return cls(time.monotonic(), at_work, used.ru_nivcsw, used.ru_nvcsw)
 
     def plus(self, other: Usage, sign: int = 1) -> Usage:
-        """Sum, or difference."""
+        """Add another use, or subtract it."""
         return Usage(*(getattr(self, f.name) + sign * getattr(other, f.name) for f in fields(self)))
 
     @property
@@ -69,36 +67,29 @@ class Usage:
 
 
 class CoreWatch:
-    """Warns once if the work in its ``with`` blocks is slowed down by threads that spin.
+    """A context that warns once if the work within it is slowed down by threads that spin.
 
-    Threads of one process wait for each other many times in an update. Where they spin, a thread
-    that waits uses up the time on a core that the other one needs, so that each wait lasts until
-    the system takes the core away: two threads are then far slower than one.
+    Threads of one process wait for each other many times in an update. One that spins keeps the
+    core that another one needs until the system takes it away: two are then far slower than one.
     """
 
     def __init__(self, usage: Callable[[], Usage] = Usage.of_this_thread) -> None:
-        """Args: ``usage`` so far, of the thread that works."""
+        """Measure by ``usage``, which returns the use so far by the thread that works."""
         self._usage = usage
         self._sum = self._before = Usage()
         self._said = torch.get_num_threads() == 1 or _waits_passively()
 
     def __enter__(self) -> Self:
-        """Begin a piece of work that waits for nobody else."""
         self._before = self._usage()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """End it, and warn if that is due."""
+    def __exit__(self, *_: Any) -> None:
         self._sum = self._sum.plus(self._usage().plus(self._before, -1))
         if self._sum.seconds >= LEAST_SECONDS:
-            self._look()
+            self._warn_if_crowded()
+            self._sum = Usage()
 
-    def _look(self) -> None:
+    def _warn_if_crowded(self) -> None:
         if self._sum.is_of_crowded_cores and not self._said:
             self._said = True
             share = self._sum.core_seconds / self._sum.seconds
@@ -110,7 +101,6 @@ class CoreWatch:
                 CrowdedCoresWarning,
                 stacklevel=users_stack_level(),
             )
-        self._sum = Usage()
 
 
 def _waits_passively() -> bool:

@@ -1,38 +1,46 @@
-"""A data set split into points to choose from and points to be scored on."""
+"""Data sets: read from a file, or simulated."""
 
 from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.sampling.settings import Settings
 
 MIN_ROWS = 20
 """Fewest rows that can be split into points to choose from and points to score on."""
 
 Array = NDArray[np.float64]
+Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
+
+# of the simulated map
+_SIDE_KM = 1000.0
+_PIXELS = 100
+_WAVES = 400
+_LENGTHSCALE = 0.11
+_BASE_LOGIT = -1.1
+_SPREAD = 0.85
+_NUGGET = 0.12
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Inputs and a target, all known: a map to be sampled.
+    """A map to be sampled: inputs and a target, all known.
 
     Attributes:
         X: Inputs in the units of their source, ``n x d``.
         y: Target, ``n``.
-        columns: The d input names.
-        target: What y is.
-        source: Where it comes from, for messages and records.
+        columns: Names of the d inputs.
+        target: Name of the target.
+        source: Name of the source, for messages and records.
     """
 
     X: Array
@@ -42,7 +50,7 @@ class Dataset:
     source: str
 
     def __post_init__(self) -> None:
-        """Check what every loop needs.
+        """Check shapes and values.
 
         Raises:
             UsageError: Too few rows, shapes that do not match, NaN, infinities, a constant column.
@@ -57,16 +65,13 @@ class Dataset:
                 f"{self.source} has {len(self.y)} rows, expected at least {MIN_ROWS}: some to "
                 "choose from and some to score on."
             )
-        for name, values in self._named_values():
-            _check_values(f"{self.source}: column {name!r}", values)
-
-    def _named_values(self) -> list[tuple[str, Array]]:
         names = (*self.columns, self.target)
-        return list(zip(names, (*self.X.T, self.y), strict=True))
+        for name, values in zip(names, (*self.X.T, self.y), strict=True):
+            _check_values(f"{self.source}: column {name!r}", values)
 
     @property
     def bounds(self) -> Array:
-        """The box of the inputs, ``2 x d``."""
+        """Least and largest value of each input, ``2 x d``."""
         return np.stack((self.X.min(0), self.X.max(0)))
 
     @property
@@ -78,7 +83,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of values and names: equal for equal data, wherever they were read from."""
+        """SHA-256 of values and names, which does not depend on the file they came from."""
         digest = hashlib.sha256("\x1f".join((*self.columns, self.target)).encode())
         for values in (self.X, self.y):
             digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
@@ -97,13 +102,13 @@ def _check_values(name: str, values: Array) -> None:
 
 
 def read_dataset(path: str | Path, x: Sequence[str] | None = None, y: str | None = None) -> Dataset:
-    """Read a data set.
+    """Read a data set from a file.
 
     Args:
         path: ``.npz`` with arrays X (``n x d``), y (``n``) and, if there are any, the names
             ``columns`` and ``target``; or a ``.csv`` or ``.parquet`` table with a header.
-        x: Names of the input columns. Needed for a table; default for ``.npz``: all columns of X.
-        y: Name of the target column. Needed for a table; for ``.npz``: an array, default y.
+        x: Names of the input columns; required for a table; default of ``.npz``: all columns of X.
+        y: Name of the target column; required for a table; an array of ``.npz``, default y.
 
     Raises:
         UsageError: The file cannot be read, lacks a column, or holds values that cannot be used.
@@ -132,7 +137,7 @@ def _read_npz(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
     return Dataset(X[:, columns], target, tuple(chosen), label, path.name)
 
 
-def _load_npz(path: Path) -> dict[str, NDArray[np.generic]]:
+def _load_npz(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
@@ -140,15 +145,13 @@ def _load_npz(path: Path) -> dict[str, NDArray[np.generic]]:
         raise UsageError(f"{path} is no .npz file of plain arrays: {error}") from error
 
 
-def _array(arrays: Mapping[str, NDArray[np.generic]], name: str, path: Path) -> NDArray[np.generic]:
+def _array(arrays: Arrays, name: str, path: Path) -> NDArray[np.generic]:
     if name not in arrays:
         raise UsageError(f"{path} has no array {name!r}. It has: {', '.join(sorted(arrays))}.")
     return arrays[name]
 
 
-def _column_names(
-    arrays: Mapping[str, NDArray[np.generic]], dim: int, path: Path
-) -> tuple[str, ...]:
+def _column_names(arrays: Arrays, dim: int, path: Path) -> tuple[str, ...]:
     if "columns" not in arrays:
         return tuple(f"x{i}" for i in range(dim))
     names = tuple(str(name) for name in arrays["columns"].ravel())
@@ -170,18 +173,8 @@ def _numeric(values: NDArray[np.generic], name: str) -> Array:
     return values.astype(np.float64)
 
 
-def _read_csv(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
-    return _from_table(path, pd.read_csv, x, y)
-
-
-def _read_parquet(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
-    return _from_table(path, pd.read_parquet, x, y)
-
-
-def _from_table(
-    path: Path, read: Callable[[Path], pd.DataFrame], x: Sequence[str] | None, y: str | None
-) -> Dataset:
-    table = _load_table(path, read)
+def _read_table(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
+    table = _load_table(path)
     names = [str(name) for name in table.columns]
     if not x or y is None:
         raise UsageError(
@@ -192,9 +185,9 @@ def _from_table(
     return Dataset(np.stack(values[:-1], axis=-1), values[-1], tuple(x), y, path.name)
 
 
-def _load_table(path: Path, read: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
+def _load_table(path: Path) -> pd.DataFrame:
     try:
-        return read(path)
+        return pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()
         raise UsageError(
@@ -211,27 +204,17 @@ def _table_column(table: pd.DataFrame, position: int, path: Path) -> Array:
     return column.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
 
 
-_READERS: dict[str, Callable[[Path, Sequence[str] | None, str | None], Dataset]] = {
-    ".npz": _read_npz,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}
-
-
-_SIDE_KM = 1000.0
-_PIXELS = 100
-_WAVES = 400
-_LENGTHSCALE = 0.11
-_BASE_LOGIT = -1.1
-_SPREAD = 0.85
-_NUGGET = 0.12
+_READERS = {".npz": _read_npz, ".csv": _read_table, ".parquet": _read_table}
 
 
 def simulated_prevalence(seed: int = 2020) -> Dataset:
-    """A smooth random prevalence in [0, 1] on the pixels of a made-up country, some 4,000 of them.
+    """Simulate a smooth prevalence in [0, 1] on some 4,000 pixels of a made-up country.
 
     The logit is a Gaussian process with a Matérn-5/2 kernel, drawn by random Fourier features, and
-    a small independent part. The same for the same seed, in a fraction of a second.
+    a small independent part.
+
+    Args:
+        seed: The same seed gives the same map.
     """
     generator = np.random.default_rng(seed)
     inside = _country(generator)
@@ -254,7 +237,7 @@ def _pixel_centres() -> Array:
 
 
 def _country(generator: np.random.Generator) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """Pixels within a border whose radius is a random periodic function of the angle."""
+    """Mark the pixels within a border whose radius is a random periodic function of the angle."""
     offset = _pixel_centres() - 0.5
     angle = np.arctan2(offset[:, 1], offset[:, 0])
     waves = np.arange(2, 9)
@@ -265,45 +248,10 @@ def _country(generator: np.random.Generator) -> np.ndarray[tuple[int, ...], np.d
 
 
 def _smooth_field(sites: Array, generator: np.random.Generator) -> Array:
-    """A Gaussian process of unit variance; Matérn-5/2's frequencies are Student's t (5 d.o.f.)."""
+    """Draw from a Matérn-5/2 process of unit variance, whose frequencies are t with 5 d.o.f."""
     directions = generator.standard_normal((2, _WAVES))
     stretch = np.sqrt(5.0 / generator.chisquare(5.0, _WAVES))
     phase = generator.uniform(0.0, 2.0 * np.pi, _WAVES)
     angles = sites @ (directions * stretch) / _LENGTHSCALE + phase
     field: Array = np.sqrt(2.0 / _WAVES) * np.cos(angles).sum(-1)
     return field
-
-
-@dataclass(frozen=True)
-class Survey:
-    """Pool and test points in random order, inputs in the unit cube.
-
-    Attributes:
-        pool_X: Candidates, ``N x d``.
-        pool_Y: Their outcomes, to be looked at only once chosen, ``N x 1``.
-        pool_rows: Their rows in the data, ``N``.
-        test_X: Held-out inputs, ``t x d``.
-        test_Y: Held-out outcomes, ``t x 1``.
-    """
-
-    pool_X: Tensor
-    pool_Y: Tensor
-    pool_rows: Tensor
-    test_X: Tensor
-    test_Y: Tensor
-
-    @classmethod
-    def of(cls, data: Dataset, settings: Settings) -> Survey:
-        """Split by the seed: the same split for every strategy.
-
-        Args:
-            data: Inputs are scaled to the unit cube by their box.
-            settings: Resolved ones (:meth:`Settings.resolved`).
-        """
-        order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(settings.seed))
-        test_rows, rest = order[: settings.test], order[settings.test :]
-        pool_rows = rest[: settings.pool]
-        like = torch.empty(0, dtype=settings.torch_dtype, device=settings.device)
-        X = torch.from_numpy(data.unit_X).to(like)
-        Y = torch.from_numpy(data.y).unsqueeze(-1).to(like)
-        return cls(X[pool_rows], Y[pool_rows], pool_rows, X[test_rows], Y[test_rows])

@@ -1,10 +1,10 @@
-"""The one error that a user of the loops can mend."""
+"""The error for what a user of the loops can correct."""
 
 from __future__ import annotations
 
 
 class UsageError(ValueError):
-    """Data, a setting or a file that cannot be used; the message says what to do about it.
+    """An error for data, a setting or a file that cannot be used; the message says what to do.
 
     The command line shows it as one line and exits with code 2.
     """

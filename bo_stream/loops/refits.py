@@ -1,4 +1,4 @@
-"""Learning hyperparameters in a loop, at a cost that the loop's steps can bear."""
+"""Refits of hyperparameters in a loop."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from bo_stream.models.refit import Hyperparameters, relearn
 from bo_stream.models.wiski.wiski import WISKI
 
 LEFT_OUT = 1e-4
-"""Prior variance that the model's features leave out between refits, in parts of the noise's."""
+"""Prior variance truncated from the model's features between refits, over the noise variance."""
 
 FEW_PER_INPUT = 50
-"""Up to this many outcomes an input, a refit starts from the default hyperparameters too."""
+"""Most outcomes per input at which a refit starts from the default hyperparameters too."""
 
 
 def learn(model: StreamingGP, starts: Sequence[Hyperparameters] = ()) -> None:
-    """Learn in all features, for the noise may turn out to be less; then keep what it asks for.
+    """Learn hyperparameters in place, from the present values and further starts (``relearn``).
 
-    Args:
-        model: Its hyperparameters are replaced in place.
-        starts: Where to begin besides where it stands; see ``relearn``.
+    All features are used, as the noise may turn out to be smaller; then :func:`thin` is called.
     """
     if isinstance(model, WISKI):
         model.truncate(0.0)
@@ -29,6 +27,6 @@ def learn(model: StreamingGP, starts: Sequence[Hyperparameters] = ()) -> None:
 
 
 def thin(model: StreamingGP) -> None:
-    """Keep as many features as the noise asks for, where a model has more. In place."""
+    """Truncate the features of a model on a grid, in place, to those that exceed the noise."""
     if isinstance(model, WISKI):
         model.truncate(LEFT_OUT)

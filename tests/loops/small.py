@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bo_stream.loops.datasets import Dataset, Survey
+from bo_stream.loops.datasets import Dataset
+from bo_stream.loops.sampling.loop import PoolSplit
 from bo_stream.loops.sampling.settings import Settings
 
 COLUMNS = ("lon", "lat")
@@ -28,7 +29,7 @@ def map_with_an_artefact(settings: Settings, place: int = 50) -> tuple[Dataset, 
     """A small map with a row ten standard deviations off at a place in the pool, and that row."""
     data = small_map(settings.observations + 40)
     resolved = settings.resolved(*data.X.shape)
-    row = int(Survey.of(data, resolved).pool_rows[place])
+    row = int(PoolSplit.of(data, resolved).pool_rows[place])
     data.y[row] += 10.0 * data.y.std()
     return Dataset(data.X, data.y, COLUMNS, TARGET, "map with an artefact"), row
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from bo_stream.acquisition import select_from_pool
-from bo_stream.loops.datasets import Survey
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import KERNELS
-from bo_stream.loops.sampling.loop import ActiveSampling, predict
+from bo_stream.loops.predictions import predict
+from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit
 from bo_stream.loops.sampling.settings import Settings, Strategy
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map
 
@@ -20,20 +20,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too 
 def begin(settings: Settings = QUICK) -> ActiveSampling:
     data = small_map()
     resolved = settings.resolved(*data.X.shape)
-    return ActiveSampling(Survey.of(data, resolved), resolved)
+    return ActiveSampling(PoolSplit.of(data, resolved), resolved)
 
 
-def test_survey_splits_the_rows_without_overlap_and_by_seed_alone() -> None:
+def test_the_split_divides_the_rows_without_overlap_and_by_seed_alone() -> None:
     data = small_map()
-    survey = Survey.of(data, QUICK)
-    rows = survey.pool_rows
-    assert (survey.pool_X.shape, survey.test_X.shape) == ((60, 2), (40, 2))
-    torch.testing.assert_close(survey.pool_X, torch.from_numpy(data.unit_X)[rows])
-    torch.testing.assert_close(survey.pool_Y[:, 0], torch.from_numpy(data.y)[rows])
-    distance = torch.cdist(survey.pool_X, survey.test_X)
+    split = PoolSplit.of(data, QUICK)
+    rows = split.pool_rows
+    assert (split.pool_X.shape, split.test_X.shape) == ((60, 2), (40, 2))
+    torch.testing.assert_close(split.pool_X, torch.from_numpy(data.unit_X)[rows])
+    torch.testing.assert_close(split.pool_Y[:, 0], torch.from_numpy(data.y)[rows])
+    distance = torch.cdist(split.pool_X, split.test_X)
     assert distance.min() > 0.0
-    assert torch.equal(rows, Survey.of(data, replace(QUICK, strategy="random")).pool_rows)
-    assert not torch.equal(rows, Survey.of(data, replace(QUICK, seed=1)).pool_rows)
+    assert torch.equal(rows, PoolSplit.of(data, replace(QUICK, strategy="random")).pool_rows)
+    assert not torch.equal(rows, PoolSplit.of(data, replace(QUICK, seed=1)).pool_rows)
 
 
 def test_a_run_picks_each_site_once_and_learns() -> None:
@@ -54,10 +54,10 @@ def test_the_model_has_seen_the_picks_and_nothing_else() -> None:
     list(loop.run())
     model = copy.deepcopy(loop.state.model)
     picks = loop.state.picks
-    model.retract(loop.survey.pool_X[picks], loop.survey.pool_Y[picks])
+    model.retract(loop.split.pool_X[picks], loop.split.pool_Y[picks])
     assert model.num_observations == pytest.approx(0.0, abs=1e-9)
-    posterior = model.posterior(loop.survey.test_X)
-    prior = model.covar_module(loop.survey.test_X[:1]).to_dense().item()
+    posterior = model.posterior(loop.split.test_X)
+    prior = model.covar_module(loop.split.test_X[:1]).to_dense().item()
     scale = model.outcome_scale().item() ** 2
     torch.testing.assert_close(
         posterior.variance, torch.full_like(posterior.variance, prior * scale), rtol=0.05, atol=0.0
@@ -69,8 +69,8 @@ def test_each_choice_is_the_greedy_one_for_the_model_at_that_time() -> None:
     loop.advance()
     while not loop.finished:
         taken = torch.tensor(loop.state.picks)
-        survey = loop.survey
-        expected = select_from_pool(loop.state.model, survey.pool_X, 3, survey.test_X, taken)
+        split = loop.split
+        expected = select_from_pool(loop.state.model, split.pool_X, 3, split.test_X, taken)
         assert list(loop.advance().chosen) == expected.tolist()
 
 
@@ -88,7 +88,8 @@ def test_an_artefact_is_left_out_at_the_refit_that_finds_it(strategy: Strategy) 
     data, row = map_with_an_artefact(LONG)
     settings = replace(LONG, strategy=strategy).resolved(*data.X.shape)
     loops = [
-        ActiveSampling(Survey.of(data, s), s) for s in (settings, replace(settings, outliers=0.0))
+        ActiveSampling(PoolSplit.of(data, s), s)
+        for s in (settings, replace(settings, outliers=0.0))
     ]
     for loop in loops:
         list(loop.run())
@@ -107,7 +108,7 @@ def test_an_outcome_far_from_its_prediction_waits_for_the_refit() -> None:
     settings = replace(LONG, strategy="random", q=10, steps=3, pool=130, refit=1.25)
     data, row = map_with_an_artefact(settings, place=105)
     resolved = settings.resolved(*data.X.shape)
-    loop = ActiveSampling(Survey.of(data, resolved), resolved)
+    loop = ActiveSampling(PoolSplit.of(data, resolved), resolved)
     counts = [(step.refitted, loop.state.model.num_observations) for step in loop.run()]
     assert counts == [(True, 100), (False, 109), (False, 119), (True, 129)]
     assert (loop.outlying_rows(), loop.state.outliers) == ([row], [105])
@@ -119,7 +120,7 @@ def test_a_surprise_that_the_refit_explains_is_learned_from(
     settings = replace(LONG, strategy="random", q=10, steps=3, pool=130, refit=1.25)
     data, _ = map_with_an_artefact(settings, place=105)
     resolved = settings.resolved(*data.X.shape)
-    loop = ActiveSampling(Survey.of(data, resolved), resolved)
+    loop = ActiveSampling(PoolSplit.of(data, resolved), resolved)
     monkeypatch.setattr("bo_stream.loops.sampling.loop.leave_outliers_out", lambda *args: args[3])
     counts = [loop.state.model.num_observations for _ in loop.run()]
     assert counts == [100, 109, 119, 130]
@@ -134,7 +135,7 @@ def test_without_outliers_the_choices_and_scores_are_those_without_the_treatment
     runs = []
     for threshold in (7.0, 0.0):
         resolved = replace(settings, outliers=threshold).resolved(*data.X.shape)
-        loop = ActiveSampling(Survey.of(data, resolved), resolved)
+        loop = ActiveSampling(PoolSplit.of(data, resolved), resolved)
         list(loop.run())
         assert loop.state.outliers == []
         runs.append((loop.state.picks, loop.state.refits, loop.state.curve))
@@ -146,7 +147,7 @@ def test_random_choice_starts_from_the_same_points_and_goes_on_in_random_order()
     assert chosen.advance().score == random.advance().score
     list(random.run())
     assert random.state.picks == list(range(17))
-    assert random.picked_rows() == random.survey.pool_rows[:17].tolist()
+    assert random.picked_rows() == random.split.pool_rows[:17].tolist()
 
 
 def test_choosing_leaves_less_variance_than_random_choice() -> None:
@@ -155,7 +156,7 @@ def test_choosing_leaves_less_variance_than_random_choice() -> None:
     left = []
     for loop in (chosen, random):
         list(loop.run())
-        left.append(predict(loop.state.model, loop.survey.test_X)[1].mean())
+        left.append(predict(loop.state.model, loop.split.test_X)[1].mean())
     assert left[0] < 0.9 * left[1]
 
 
@@ -164,7 +165,7 @@ def test_every_kernel_and_both_dtypes(kernel: str, dtype: torch.dtype) -> None:
     name = str(dtype).removeprefix("torch.")
     loop = begin(replace(QUICK, kernel=kernel, dtype=name, steps=1))
     list(loop.run())
-    assert loop.survey.pool_X.dtype == dtype
+    assert loop.split.pool_X.dtype == dtype
     assert loop.state.curve[-1].rmse_sd < 1.5
 
 

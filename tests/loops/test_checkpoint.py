@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from bo_stream.loops.errors import UsageError
+from bo_stream.loops.run import StopRequest
 from bo_stream.loops.sampling.campaign import Campaign
-from bo_stream.loops.sampling.checkpoint import read_checkpoint
 from bo_stream.loops.sampling.loop import Step
 from bo_stream.loops.sampling.settings import Strategy
-from bo_stream.loops.sitting import StopRequest, sit
 from bo_stream.models.base import StreamingGP
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
 
@@ -151,20 +150,20 @@ def test_the_data_may_move_but_not_change(path: Path, folder: Path, tmp_path: Pa
 
 def test_checkpoints_that_cannot_be_used(path: Path, folder: Path) -> None:
     with pytest.raises(UsageError, match=r"no run to resume in .*: it has no checkpoint\.json"):
-        read_checkpoint(folder)
+        Campaign.resume(folder)
     advance(begin(path), 1).save(folder)
     good = (folder / "checkpoint.json").read_bytes()
     edit(folder, format=0)
     with pytest.raises(UsageError, match=r"checkpoint format 0.*Resume it with that version"):
-        read_checkpoint(folder)
+        Campaign.resume(folder)
     (folder / "checkpoint.json").write_bytes(good)
     edit(folder, bo_stream="0.0.1")
     with pytest.raises(UsageError, match=r"written by bo_stream 0\.0\.1"):
-        read_checkpoint(folder)
+        Campaign.resume(folder)
     for damaged in (good[:-20], b"", b"[]", b"{}", b"\xff\x00", b'"text"'):
         (folder / "checkpoint.json").write_bytes(damaged)
         with pytest.raises(UsageError, match="damaged or no checkpoint"):
-            read_checkpoint(folder)
+            Campaign.resume(folder)
 
 
 def zeroed(content: bytes) -> bytes:
@@ -203,7 +202,7 @@ def test_a_planted_model_is_not_run(path: Path, folder: Path, tmp_path: Path) ->
     (file,) = folder.glob("model-nipv-*")
     torch.save({"format": 1, "class": "WISKI", "model": Plant(str(mark))}, file)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    edit_run(folder, model={"name": file.name, "sha256": digest, "observations": 5})
+    edit_model(folder, name=file.name, sha256=digest, observations=5)
     refused(folder, r"names posix\.system.*not trusted")
     assert not mark.exists()
 
@@ -223,6 +222,11 @@ def edit_run(folder: Path, **changes: Any) -> None:
     edit(folder, runs={**runs, "nipv": {**runs["nipv"], **changes}})
 
 
+def edit_model(folder: Path, **changes: Any) -> None:
+    models = json.loads((folder / "checkpoint.json").read_text())["models"]
+    edit(folder, models={**models, "nipv": {**models["nipv"], **changes}})
+
+
 @pytest.mark.parametrize("where", ["above", "absolute", "below"])
 def test_a_model_elsewhere_is_not_read(
     path: Path, folder: Path, tmp_path: Path, where: str
@@ -237,8 +241,7 @@ def test_a_model_elsewhere_is_not_read(
         "absolute": str(tmp_path / "model.pt"),
         "below": "sub/model.pt",
     }
-    record = json.loads((folder / "checkpoint.json").read_text())["runs"]["nipv"]["model"]
-    edit_run(folder, model={**record, "name": names[where]})
+    edit_model(folder, name=names[where])
     (folder / "sub" / "model.pt").rename(tmp_path / "other.pt")
     (folder / "sub").rmdir()
     refused(folder, "expected the name of a file in that folder")
@@ -247,20 +250,17 @@ def test_a_model_elsewhere_is_not_read(
 def test_picks_that_are_not_the_model_s(path: Path, folder: Path) -> None:
     advance(begin(path), 6).save(folder)
     good = (folder / "checkpoint.json").read_bytes()
-    run = json.loads(good)["runs"]["nipv"]
-    picks, model = run["picks"], run["model"]
+    picks = json.loads(good)["runs"]["nipv"]["picks"]
     assert len(picks) == 11
-    for changes, message in (
-        ({"picks": picks[:-3]}, "contradicts itself: 8 picks"),
-        ({"picks": [*picks[:-3], *picks[:3]]}, "contradicts itself: 11 picks, 8 of them distinct"),
-        ({"model": {**model, "observations": 12}}, "contradicts itself: 11 picks"),
-        (
-            {"picks": picks[:8], "model": {**model, "observations": 8}},
-            "a model of 11 observations, the checkpoint says 8",
-        ),
+    for chosen, observations, message in (
+        (picks[:-3], 11, "contradicts itself: 8 picks"),
+        ([*picks[:-3], *picks[:3]], 11, "contradicts itself: 11 picks, 8 of them distinct"),
+        (picks, 12, "contradicts itself: 11 picks"),
+        (picks[:8], 8, "a model of 11 observations, the checkpoint says 8"),
     ):
         (folder / "checkpoint.json").write_bytes(good)
-        edit_run(folder, **changes)
+        edit_run(folder, picks=chosen)
+        edit_model(folder, observations=observations)
         refused(folder, message)
     (folder / "checkpoint.json").write_bytes(good)
     assert finish(Campaign.resume(folder)).finished
@@ -277,7 +277,7 @@ def test_an_index_that_was_changed_anywhere(path: Path, folder: Path) -> None:
                 continue
             index.write_text(json.dumps(changed))
             with pytest.raises(UsageError) as error:
-                read_checkpoint(folder)
+                Campaign.resume(folder)
             assert "\n" not in str(error.value)
 
 
@@ -299,20 +299,20 @@ def replaced(content: Any, place: tuple[Any, ...], value: Any) -> Any:
     return changed
 
 
-def sit_until_interrupted(
-    campaign: Campaign, folder: Path, on_step: Callable[[Strategy, Step], None]
+def run_until_interrupted(
+    campaign: Campaign, folder: Path, on_step: Callable[[tuple[Strategy, Step]], None]
 ) -> None:
     with StopRequest(lambda: None) as stop, pytest.raises(KeyboardInterrupt):
-        sit(campaign, folder, stop, on_step, 1e9)
+        campaign.run_in(folder, stop, on_step, 1e9)
 
 
 def test_an_interrupt_between_steps_saves_them(path: Path, folder: Path) -> None:
-    def interrupt_the_sixth(_: Strategy, step: Step) -> None:
+    def interrupt_the_sixth(_: tuple[Strategy, Step]) -> None:
         if len(campaign.loops["random"].state.picks) == 11:
             raise KeyboardInterrupt
 
     campaign = begin(path)
-    sit_until_interrupted(campaign, folder, interrupt_the_sixth)
+    run_until_interrupted(campaign, folder, interrupt_the_sixth)
     assert outcome(Campaign.resume(folder)) == outcome(campaign)
 
 
@@ -322,11 +322,11 @@ def test_an_interrupt_within_a_step_leaves_the_checkpoint_before(
     def interrupt(model: StreamingGP) -> None:
         raise KeyboardInterrupt
 
-    def from_the_second_step_on(_: Strategy, step: Step) -> None:
+    def from_the_second_step_on(_: tuple[Strategy, Step]) -> None:
         monkeypatch.setattr("bo_stream.loops.sampling.loop.relearn", interrupt)
 
     campaign = begin(path)
-    sit_until_interrupted(campaign, folder, from_the_second_step_on)
+    run_until_interrupted(campaign, folder, from_the_second_step_on)
     monkeypatch.undo()
     resumed = Campaign.resume(folder)
     assert resumed.loops["nipv"].state.refits == [5]

@@ -13,7 +13,6 @@ import torch
 from botorch.models import SingleTaskGP
 
 from bo_stream.allocation import OIPS
-from bo_stream.loops.datasets import Survey
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import KERNELS, MODELS, build_model, checked_model, options_help
 from bo_stream.loops.optimization import (
@@ -22,8 +21,9 @@ from bo_stream.loops.optimization import (
     load_optimizer,
     save_optimizer,
 )
+from bo_stream.loops.predictions import predict, predict_mean
 from bo_stream.loops.sampling.campaign import Campaign
-from bo_stream.loops.sampling.loop import ActiveSampling, predict, predict_mean
+from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit
 from bo_stream.loops.sampling.results import write_results
 from bo_stream.loops.sampling.settings import Settings
 from bo_stream.models.base import StreamingGP
@@ -58,7 +58,7 @@ def optimization(name: str, **changes: Any) -> OptimizationSettings:
 def sampling(name: str, **changes: Any) -> ActiveSampling:
     data, settings = small_map(), replace(QUICK, model=name, grid=None, **changes)
     resolved = settings.resolved(*data.X.shape)
-    return ActiveSampling(Survey.of(data, resolved), resolved)
+    return ActiveSampling(PoolSplit.of(data, resolved), resolved)
 
 
 def of(optimizer: Optimizer) -> StreamingGP:

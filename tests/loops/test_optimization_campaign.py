@@ -18,9 +18,9 @@ from bo_stream.loops.optimization import Optimizer, Trial
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, OptimizationStep, Plan
 from bo_stream.loops.optimization.evaluation import InProcess, Workers
 from bo_stream.loops.optimization.objectives import find_objective
-from bo_stream.loops.optimization.results import history, sit_optimizing, write_optimization
+from bo_stream.loops.optimization.results import history, write_optimization
 from bo_stream.loops.optimization.store import FILE_NAME
-from bo_stream.loops.sitting import StopRequest
+from bo_stream.loops.run import StopRequest
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage import atomic_write
 from tests.loops.functions import bowl
@@ -121,7 +121,7 @@ def test_a_function_that_always_fails_ends_the_run_and_nothing_is_lost(tmp_path:
         StopRequest(lambda: None) as stop,
         pytest.raises(UsageError, match="All 4 trials failed, the last one with: RuntimeError: no"),
     ):
-        sit_optimizing(campaign, tmp_path, evaluating, stop, lambda _: None)
+        campaign.run_in(tmp_path, evaluating, stop, lambda _: None)
     write_optimization(campaign, tmp_path, [])
     assert trials(resumed(tmp_path, "never")) == trials(campaign)
     assert len(pd.read_csv(tmp_path / "history.csv")) == 4
@@ -137,9 +137,7 @@ def test_an_error_of_the_search_loses_no_outcome(
     with monkeypatch.context() as patch, StopRequest(lambda: None) as stop:
         patch.setattr("bo_stream.loops.optimization.optimizer.best_points", fail)
         with pytest.raises(RuntimeError, match="no convergence"):
-            sit_optimizing(
-                campaign, tmp_path, InProcess(campaign.objective), stop, lambda _: None, 1e9
-            )
+            campaign.run_in(tmp_path, InProcess(campaign.objective), stop, lambda _: None, 1e9)
     again = resumed(tmp_path)
     assert [trial.status for trial in again.optimizer.ledger] == ["told"] * 4
     assert trials(run(again)) == trials(whole)
@@ -147,7 +145,7 @@ def test_an_error_of_the_search_loses_no_outcome(
 
 def interrupted(campaign: OptimizationCampaign, folder: Path) -> None:
     with StopRequest(lambda: None) as stop, pytest.raises(KeyboardInterrupt):
-        sit_optimizing(campaign, folder, InProcess(campaign.objective), stop, lambda _: None, 1e9)
+        campaign.run_in(folder, InProcess(campaign.objective), stop, lambda _: None, 1e9)
 
 
 def test_an_interrupt_in_the_function_loses_no_outcome(
@@ -217,7 +215,7 @@ def test_a_stop_ends_the_step_at_hand(tmp_path: Path) -> None:
         def ask_to_stop(event: Trial | OptimizationStep) -> None:
             stop.made = stop.made or (isinstance(event, Trial) and event.key == 4)
 
-        sit_optimizing(campaign, tmp_path, InProcess(campaign.objective), stop, ask_to_stop)
+        campaign.run_in(tmp_path, InProcess(campaign.objective), stop, ask_to_stop)
     assert campaign.steps_done == 1
     assert points(resumed(tmp_path).optimizer.ledger) == points(campaign.optimizer.ledger)
 
@@ -232,11 +230,11 @@ def test_a_slow_evaluation_is_on_the_disk_at_once(tmp_path: Path) -> None:
                 ledger = resumed(tmp_path, "slow").optimizer.ledger
                 kept.append(len(ledger.with_status("told")))
 
-        sit_optimizing(campaign, tmp_path, InProcess(campaign.objective), stop, look)
+        campaign.run_in(tmp_path, InProcess(campaign.objective), stop, look)
     assert kept == [1, 2]  # as the second one and the end of the step are told
 
 
-@pytest.mark.parametrize("failing", ["surrogate", FILE_NAME])
+@pytest.mark.parametrize("failing", ["model-surrogate", FILE_NAME])
 def test_a_full_disk_leaves_the_old_checkpoint_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
@@ -256,14 +254,14 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             yield file
 
-    monkeypatch.setattr("bo_stream.loops.run_files.atomic_write", full)
+    monkeypatch.setattr("bo_stream.loops.run_folder.atomic_write", full)
     monkeypatch.setattr("bo_stream.models.base.atomic_write", full)
     with pytest.raises(OSError, match="No space left"):
         campaign.save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     monkeypatch.undo()
     campaign.save(tmp_path)
-    assert len([*tmp_path.glob("surrogate-*.pt")]) == 1
+    assert len([*tmp_path.glob("model-surrogate-*.pt")]) == 1
 
 
 @pytest.mark.parametrize(
@@ -281,7 +279,7 @@ def test_a_damaged_checkpoint_is_said(
     whole: OptimizationCampaign, tmp_path: Path, damage: str, message: str
 ) -> None:
     whole.save(tmp_path)
-    index, model = tmp_path / FILE_NAME, next(tmp_path.glob("surrogate-*.pt"))
+    index, model = tmp_path / FILE_NAME, next(tmp_path.glob("model-surrogate-*.pt"))
     content = json.loads(index.read_text())
     if damage == "nothing":
         shutil.rmtree(tmp_path)

@@ -122,7 +122,7 @@ def test_results_are_written_all_or_none(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return atomic_write(path)
 
-    monkeypatch.setattr("bo_stream.loops.sampling.results.atomic_write", full)
+    monkeypatch.setattr("bo_stream.loops.results.atomic_write", full)
     with pytest.raises(OSError, match="No space left"):
         write_results(campaign, tmp_path, [])
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(

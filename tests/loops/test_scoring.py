@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bo_stream import WISKI
-from bo_stream.loops.sampling.loop import predict, score
+from bo_stream.loops.predictions import predict, score
 
 
 def observe(X: torch.Tensor) -> torch.Tensor:

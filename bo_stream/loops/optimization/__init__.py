@@ -1,4 +1,4 @@
-"""Bayesian optimization with a streaming model: ask, tell in any order, amend, withdraw."""
+"""Bayesian optimization with a streaming model, by ``ask`` and ``tell``."""
 
 from typing import TYPE_CHECKING
 
@@ -32,5 +32,5 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
 
 
 def __dir__() -> list[str]:
-    """All public names, imported or not."""
+    """List all public names, imported or not."""
     return sorted({*globals(), *__all__})

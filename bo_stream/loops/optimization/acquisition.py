@@ -1,4 +1,4 @@
-"""Acquisition functions by name, and the search for their best points."""
+"""Acquisition functions by name, and the search for their maxima."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bo_stream.loops.optimization.settings import ACQUISITIONS, THOMPSON, Optimi
 from bo_stream.models.base import StreamingGP
 
 BASELINE = 64
-"""Most points among which qLogNEI compares: its cost is cubic in them."""
+"""Most baseline points of qLogNEI, whose cost is cubic in them."""
 
 _SAMPLES = 128
 _THOMPSON_SAMPLES = 4096
@@ -41,96 +41,15 @@ _FTOL = 2e-9
 _ROUNDINGS = 100.0
 
 
-@dataclass(frozen=True)
-class Situation:
-    """What an acquisition function may look at; larger outcomes are better.
-
-    Attributes:
-        model: Over the unit cube, of outcomes in units of about their spread.
-        X_baseline: Told points, ``n x d``, those of the largest posterior means first.
-        best_mean: The largest of those means.
-        X_pending: Points asked for without an outcome (pending, and lately failed), ``n x d``.
-        beta: For confidence bounds.
-        seed: For samplers.
-    """
-
-    model: StreamingGP
-    X_baseline: Tensor
-    best_mean: float
-    X_pending: Tensor | None
-    beta: float
-    seed: int
-
-    def with_pending(self, X: Tensor) -> Situation:
-        """The same with some points more that have no outcome, ``n x d``."""
-        before = X[:0] if self.X_pending is None else self.X_pending
-        pending = torch.cat((before, X))
-        return replace(self, X_pending=pending if len(pending) > 0 else None)
-
-    def sampler(self) -> SobolQMCNormalSampler:
-        """Base samples for Monte Carlo, the same for the same seed."""
-        return SobolQMCNormalSampler(torch.Size([_SAMPLES]), seed=self.seed)
-
-
-Builder = Callable[[Situation], AcquisitionFunction]
-"""What a function of one's own must be: it gets the situation, large outcomes being good."""
-
-
-def _upper_confidence_bound(s: Situation) -> AcquisitionFunction:
-    return qUpperConfidenceBound(s.model, beta=s.beta, sampler=s.sampler(), X_pending=s.X_pending)
-
-
-def _log_expected_improvement(s: Situation) -> AcquisitionFunction:
-    """Over the largest posterior mean of a told point: a noisy outcome itself is no measure."""
-    return qLogExpectedImprovement(
-        s.model, best_f=s.best_mean, sampler=s.sampler(), X_pending=s.X_pending
-    )
-
-
-def _log_noisy_expected_improvement(s: Situation) -> AcquisitionFunction:
-    """Over the function at the ``BASELINE`` told points of the largest posterior means."""
-    return qLogNoisyExpectedImprovement(
-        s.model,
-        X_baseline=s.X_baseline[:BASELINE],
-        sampler=s.sampler(),
-        X_pending=s.X_pending,
-        prune_baseline=False,
-    )
-
-
-def _simple_regret(s: Situation) -> AcquisitionFunction:
-    return qSimpleRegret(s.model, sampler=s.sampler(), X_pending=s.X_pending)
-
-
-BUILDERS: dict[str, Builder] = {
-    "qUCB": _upper_confidence_bound,
-    "qLogEI": _log_expected_improvement,
-    "qLogNEI": _log_noisy_expected_improvement,
-    "qSR": _simple_regret,
-}
-
-
-def check_acquisition(name: str) -> None:
-    """See that a name means something.
-
-    Raises:
-        UsageError: It does not.
-    """
-    if ":" in name:
-        import_function(name, "acquisition")
-    elif name not in ACQUISITIONS:
-        raise UsageError(
-            f"Expected acquisition to be one of {', '.join(ACQUISITIONS)}, or a builder as "
-            f"package.module:function, got {name!r}."
-        )
-
-
 def best_points(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
-    """The next points of the unit cube, ``q x d``.
+    """Find the next points of the unit cube.
 
-    ``TS``: each maximises a function of its own drawn from the posterior, pending points aside;
-    of local models, which have no functions to draw, one drawn at ``_JOINT_SAMPLES`` points.
-    Others: one point after the other, with those before as pending.
+    ``TS``: each maximises a function of its own drawn from the posterior, whatever points are
+    pending; with local models, which have no functions to draw, a draw at ``_JOINT_SAMPLES``
+    points. Others: one point after the other, with those before as pending.
+
+    Returns:
+        Points, ``q x d``.
     """
     if settings.acquisition == THOMPSON:
         return _thompson(settings, situation, q)
@@ -147,8 +66,83 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
     return points
 
 
+def check_acquisition(name: str) -> None:
+    """Check that a name is that of an acquisition or of a builder that can be imported.
+
+    Raises:
+        UsageError: It is not.
+    """
+    if ":" in name:
+        import_function(name, "acquisition")
+    elif name not in ACQUISITIONS:
+        raise UsageError(
+            f"Expected acquisition to be one of {', '.join(ACQUISITIONS)}, or a builder as "
+            f"package.module:function, got {name!r}."
+        )
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Input of an acquisition function; larger outcomes are better.
+
+    Attributes:
+        model: Model over the unit cube, of outcomes in units of about their spread.
+        X_baseline: Told points, ``n x d``, those of the largest posterior means first.
+        best_mean: Largest of those means.
+        X_pending: Points without an outcome (pending, and lately failed), ``n x d``.
+        beta: Weight of the standard deviation in confidence bounds.
+        seed: Seed of samplers.
+    """
+
+    model: StreamingGP
+    X_baseline: Tensor
+    best_mean: float
+    X_pending: Tensor | None
+    beta: float
+    seed: int
+
+    def with_pending(self, X: Tensor) -> Situation:
+        """Return a copy with further pending points, ``n x d``."""
+        before = X[:0] if self.X_pending is None else self.X_pending
+        pending = torch.cat((before, X))
+        return replace(self, X_pending=pending if len(pending) > 0 else None)
+
+    def sampler(self) -> SobolQMCNormalSampler:
+        """Return a sampler of base samples that depend on the seed alone."""
+        return SobolQMCNormalSampler(torch.Size([_SAMPLES]), seed=self.seed)
+
+
+Builder = Callable[[Situation], AcquisitionFunction]
+"""Type of a builder of one's own, which gets the situation; large outcomes are good."""
+
+
+def _monte_carlo(s: Situation) -> dict[str, Any]:
+    return {"model": s.model, "sampler": s.sampler(), "X_pending": s.X_pending}
+
+
+def _log_expected_improvement(s: Situation) -> AcquisitionFunction:
+    """Build qLogEI over the largest posterior mean of a told point, as outcomes are noisy."""
+    return qLogExpectedImprovement(best_f=s.best_mean, **_monte_carlo(s))
+
+
+def _log_noisy_expected_improvement(s: Situation) -> AcquisitionFunction:
+    """Build qLogNEI over the ``BASELINE`` told points of the largest posterior means."""
+    baseline = s.X_baseline[:BASELINE]
+    return qLogNoisyExpectedImprovement(
+        X_baseline=baseline, prune_baseline=False, **_monte_carlo(s)
+    )
+
+
+BUILDERS: dict[str, Builder] = {
+    "qUCB": lambda s: qUpperConfidenceBound(beta=s.beta, **_monte_carlo(s)),
+    "qLogEI": _log_expected_improvement,
+    "qLogNEI": _log_noisy_expected_improvement,
+    "qSR": lambda s: qSimpleRegret(**_monte_carlo(s)),
+}
+
+
 def _built(builder: Builder, situation: Situation, forgetful: bool) -> AcquisitionFunction:
-    """An acquisition function; a builder of one's own may have left out the pending points."""
+    """Build an acquisition function; a ``forgetful`` builder may have ignored pending points."""
     acqf = builder(situation)
     if forgetful and getattr(acqf, "X_pending", None) is None:
         acqf.set_X_pending(situation.X_pending)
@@ -158,10 +152,11 @@ def _built(builder: Builder, situation: Situation, forgetful: bool) -> Acquisiti
 def _best_point(
     settings: OptimizationSettings, situation: Situation, acqf: AcquisitionFunction
 ) -> Tensor:
+    dim = situation.X_baseline.shape[-1]
     options: dict[str, Any] = {**_search_options(situation.X_baseline.dtype), "factr": None}
     point, _ = optimize_acqf(
         acqf,
-        bounds=_unit_cube(situation),
+        bounds=torch.tensor([[0.0] * dim, [1.0] * dim]).to(situation.X_baseline),
         q=1,
         num_restarts=settings.num_restarts,
         raw_samples=settings.raw_samples,
@@ -172,13 +167,8 @@ def _best_point(
 
 
 def _search_options(dtype: torch.dtype) -> dict[str, Any]:
-    """Of scipy's L-BFGS-B: it ends where the next digits would be rounding."""
+    """Return options of scipy's L-BFGS-B, which ends where the next digits would be rounding."""
     return {"maxiter": _MAXITER, "ftol": max(_FTOL, _ROUNDINGS * torch.finfo(dtype).eps)}
-
-
-def _unit_cube(situation: Situation) -> Tensor:
-    dim = situation.X_baseline.shape[-1]
-    return torch.tensor([[0.0] * dim, [1.0] * dim]).to(situation.X_baseline)
 
 
 def _thompson(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
@@ -186,36 +176,24 @@ def _thompson(settings: OptimizationSettings, situation: Situation, q: int) -> T
         paths = sample_paths(situation.model, q, situation.seed)
     except UnsupportedError:  # a model, or a kernel, without functions in closed form
         return _thompson_among_points(settings, situation, q)
-    return _thompson_anywhere(settings, situation, paths, q)
-
-
-def _thompson_among_points(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
-    """The best of Sobol points, and of some near the told points of the largest means."""
-    points = _sobol_points(settings, situation, _JOINT_SAMPLES)
-    best = situation.X_baseline[:BASELINE]
-    near = (best.repeat(BASELINE // len(best) + 1, 1)[:BASELINE] + _jitter(points)).clamp(0.0, 1.0)
-    rule = MaxPosteriorSampling(situation.model, replacement=False)
-    chosen: Tensor = rule(torch.cat((points, near)), num_samples=q)
-    return chosen
-
-
-def _jitter(points: Tensor) -> Tensor:
-    return _NEAR * torch.randn(BASELINE, points.shape[-1]).to(points)
-
-
-def _thompson_anywhere(
-    settings: OptimizationSettings, situation: Situation, paths: SamplePaths, q: int
-) -> Tensor:
     starts = _best_starts(paths, _start_points(settings, situation), settings.num_restarts)
     slices = [slice(i, i + _PATHS_AT_A_TIME) for i in range(0, q, _PATHS_AT_A_TIME)]
     return torch.cat([_maxima(paths.path(some), starts[some]) for some in slices])
 
 
-def _start_points(settings: OptimizationSettings, situation: Situation) -> Tensor:
-    """Sobol points and the told points of the largest means; many, as a drawn function is cheap.
+def _thompson_among_points(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
+    """Sample jointly at Sobol points and near the told points of the largest means."""
+    points = _sobol_points(settings, situation, _JOINT_SAMPLES)
+    best = situation.X_baseline[:BASELINE]
+    jitter = _NEAR * torch.randn(BASELINE, points.shape[-1]).to(points)
+    near = (best.repeat(BASELINE // len(best) + 1, 1)[:BASELINE] + jitter).clamp(0.0, 1.0)
+    rule = MaxPosteriorSampling(situation.model, replacement=False)
+    chosen: Tensor = rule(torch.cat((points, near)), num_samples=q)
+    return chosen
 
-    On a grid it is cheapest: four times as many.
-    """
+
+def _start_points(settings: OptimizationSettings, situation: Situation) -> Tensor:
+    """Return Sobol points and the told points; four times as many on a grid, where all is cheap."""
     many = _THOMPSON_SAMPLES if lives_in_features(situation.model) else _JOINT_SAMPLES
     count = max(settings.raw_samples, many)
     return torch.cat((_sobol_points(settings, situation, count), situation.X_baseline))
@@ -228,12 +206,12 @@ def _sobol_points(settings: OptimizationSettings, situation: Situation, count: i
 
 @torch.no_grad()
 def _best_starts(paths: SamplePaths, X: Tensor, count: int) -> Tensor:
-    """Of points ``N x d`` those of the largest values of each of n functions, ``n x count x d``."""
+    """Choose of ``N x d`` points the best of each of n functions, ``n x count x d``."""
     return X[paths(X).squeeze(-1).topk(count, dim=-1).indices]
 
 
 def _maxima(paths: SamplePaths, starts: Tensor) -> Tensor:
-    """The best point of each of n functions, ``n x d``, by L-BFGS-B from ``n x starts x d``."""
+    """Maximise each of n functions by L-BFGS-B from ``n x starts x d`` points, to ``n x d``."""
 
     def values(X: Tensor) -> Tensor:
         return paths(X).squeeze(-1)

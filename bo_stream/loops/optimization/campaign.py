@@ -1,12 +1,12 @@
-"""A whole run: an objective, an optimizer, steps, and what they took."""
+"""An optimization campaign: an objective, an optimizer, and the steps between them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from bo_stream.loops.crowded_cores import CoreWatch
 from bo_stream.loops.errors import UsageError
@@ -14,91 +14,27 @@ from bo_stream.loops.optimization.evaluation import PointEvaluator, Task, evalua
 from bo_stream.loops.optimization.objectives import Objective, find_objective
 from bo_stream.loops.optimization.optimizer import Optimizer
 from bo_stream.loops.optimization.settings import Bounds, OptimizationSettings
-from bo_stream.loops.optimization.store import FILE_NAME, load_optimizer, save_optimizer
+from bo_stream.loops.optimization.store import parsed_optimizer, save_optimizer
 from bo_stream.loops.optimization.trials import Trial
-from bo_stream.loops.run_files import read_or_say_damaged
-from bo_stream.loops.sampling.settings import check_whole
+from bo_stream.loops.run import SECONDS_BETWEEN_CHECKPOINTS, StopRequest, run_with_checkpoints
+from bo_stream.loops.run_folder import OPTIMIZATION, from_record
+from bo_stream.loops.settings import check_whole
 
-
-@dataclass(frozen=True)
-class Plan:
-    """What may change when a run goes on: it decides how much is done, not what is tried next.
-
-    Attributes:
-        total: Steps to do after the initial points.
-        retries: How often a failed evaluation is tried again.
-        workers: Processes that evaluate at a time; 0: this one, where a function that ends its
-            process ends the run.
-        timeout: Seconds after which an evaluation has failed; None: never.
-    """
-
-    total: int
-    retries: int = 0
-    workers: int = 1
-    timeout: float | None = None
-
-    def __post_init__(self) -> None:
-        """Check each.
-
-        Raises:
-            UsageError: One is out of range.
-        """
-        for name, value, least in (
-            ("steps", self.total, 0), ("retries", self.retries, 0), ("workers", self.workers, 0),
-        ):  # fmt: skip
-            check_whole(name, value, least)
-        if self.timeout is not None and not self.timeout > 0.0:
-            raise UsageError(f"Expected timeout above 0 seconds, got {self.timeout}.")
-        if self.timeout is not None and self.workers == 0:
-            raise UsageError(
-                "A timeout needs a process that can be stopped: expected workers of at least 1, "
-                "got 0."
-            )
-
-
-@dataclass(frozen=True)
-class OptimizationStep:
-    """What one step did; step 0 is the initial points.
-
-    Attributes:
-        number: Of the step.
-        keys: Of its trials.
-        best: Key of the best trial so far (see :class:`Best`), None before any outcome.
-        mean: Posterior mean there.
-        noiseless: The function there, where it is known.
-        model_seconds: Choosing, updating and learning.
-        evaluation_seconds: Waiting for outcomes, over all sittings.
-    """
-
-    number: int
-    keys: tuple[int, ...]
-    best: int | None
-    mean: float | None
-    noiseless: float | None
-    model_seconds: float
-    evaluation_seconds: float
-
-
-@dataclass
-class OpenStep:
-    """A step whose outcomes are not all there yet."""
-
-    keys: list[int]
-    model_seconds: float
-    evaluation_seconds: float = 0.0
+SLOW_SECONDS = 1.0
+"""Duration of an evaluation beyond which its outcome is saved at once."""
 
 
 class OptimizationCampaign:
     """Steps of asking, evaluating and telling, that can be stopped at any outcome.
 
-    The outcomes of a step come in any order; the next step waits for all of them, so that any
-    number of workers gives the same run.
+    The outcomes of a step come in any order; the next step waits for all, so that any number of
+    workers gives the same run.
 
     Attributes:
-        objective: What is optimised.
-        optimizer: Ledger and model.
+        objective: The function that is optimised.
+        optimizer: Trials and model.
         plan: How much is to be done, and how.
-        steps: Those that are done.
+        steps: Steps that are done.
     """
 
     def __init__(
@@ -109,10 +45,10 @@ class OptimizationCampaign:
         steps: list[OptimizationStep] | None = None,
         open_step: OpenStep | None = None,
     ) -> None:
-        """Put the parts together; see :meth:`resume` for a run at rest.
+        """Put the parts together; see :meth:`resume` for a run in a folder.
 
         Raises:
-            UsageError: Fewer steps than are done.
+            UsageError: The plan has fewer steps than are done.
         """
         self.objective, self.optimizer, self.plan = objective, optimizer, plan
         self.steps = [] if steps is None else steps
@@ -128,26 +64,28 @@ class OptimizationCampaign:
     def resume(cls, folder: Path, trusted: Collection[str] = (), **changes: Any) -> Self:
         """Go on with the run that a folder holds, to the same candidates as without a stop.
 
-        The folder decides what is evaluated where; of its files, none runs anything by itself.
+        The folder decides what is evaluated where; nothing in it is executed.
 
         Args:
-            folder: Of :meth:`save`.
+            folder: Folder of :meth:`save`.
             trusted: Functions of your own, ``package.module:function``, that the run may call: as
                 the objective, or as a builder of its acquisition function.
-            changes: Of the plan's attributes.
+            changes: New values of the plan's attributes.
 
         Raises:
             UsageError: No such run, a damaged one, one that names a function that is not trusted,
                 or its function is not to be found any more.
         """
-        optimizer, run = load_optimizer(folder, trusted)
-        if run is None:
-            raise UsageError(f"{folder} holds an optimizer without a run: load_optimizer reads it.")
-        with read_or_say_damaged(folder / FILE_NAME):
+        with OPTIMIZATION.opened(folder) as content:
+            optimizer, run = parsed_optimizer(folder, content, trusted), content["run"]
+            if run is None:
+                raise UsageError(
+                    f"{folder} holds an optimizer without a run: load_optimizer reads it."
+                )
             objective = _objective(run["objective"], optimizer.settings)
-            steps = [OptimizationStep(**{**s, "keys": tuple(s["keys"])}) for s in run["steps"]]
-            opened = None if run["open"] is None else OpenStep(**run["open"])
-            former = Plan(**run["plan"])
+            steps = [from_record(OptimizationStep, step) for step in run["steps"]]
+            opened = None if run["open"] is None else from_record(OpenStep, run["open"])
+            former = from_record(Plan, run["plan"])
         return cls(objective, optimizer, replace(former, **changes), steps, opened)
 
     def save(self, folder: Path) -> None:
@@ -162,12 +100,12 @@ class OptimizationCampaign:
 
     @property
     def settings(self) -> OptimizationSettings:
-        """Of the optimizer."""
+        """Settings of the optimizer."""
         return self.optimizer.settings
 
     @property
     def steps_done(self) -> int:
-        """Steps after the initial points."""
+        """Number of steps after the initial points."""
         return max(0, len(self.steps) - 1)
 
     @property
@@ -177,21 +115,46 @@ class OptimizationCampaign:
 
     @property
     def seconds(self) -> float:
-        """Spent in steps, over all sittings."""
+        """Time spent in steps, over all parts of the run."""
         return sum(step.model_seconds + step.evaluation_seconds for step in self.steps)
 
     def evaluator(self) -> PointEvaluator:
-        """Worker processes, or this one, as planned."""
+        """Return worker processes, or this one, as planned."""
         return evaluator(self.objective, self.plan.workers, self.plan.timeout)
 
     def step_of(self) -> dict[int, int]:
-        """Key of a trial to the number of its step, the one at hand among them."""
+        """Return the number of the step of each trial, by key, the open step included."""
         steps = {key: step.number for step in self.steps for key in step.keys}
-        opened = [] if self._open is None else self._open.keys
+        opened = () if self._open is None else self._open.keys
         return steps | dict.fromkeys(opened, len(self.steps))
 
-    def run(self, evaluator: PointEvaluator) -> Iterator[Trial | OptimizationStep]:
-        """Do the steps that are left; after each trial and each step, all of the state is whole.
+    def run_in(
+        self,
+        folder: Path,
+        evaluator: PointEvaluator,
+        stop: StopRequest,
+        on_event: Callable[[Event], None],
+        seconds_between_checkpoints: float = SECONDS_BETWEEN_CHECKPOINTS,
+    ) -> None:
+        """Do the remaining steps with checkpoints in a folder; see ``run_with_checkpoints``.
+
+        Raises:
+            UsageError: No evaluation succeeds; what was tried is in the checkpoint.
+        """
+        run_with_checkpoints(
+            self.run(evaluator),
+            lambda: self.save(folder),
+            stop,
+            on_event,
+            ends_step=lambda event: isinstance(event, OptimizationStep),
+            is_costly=lambda event: (
+                isinstance(event, Trial) and (event.seconds or 0.0) > SLOW_SECONDS
+            ),
+            seconds_between_checkpoints=seconds_between_checkpoints,
+        )
+
+    def run(self, evaluator: PointEvaluator) -> Iterator[Event]:
+        """Do the steps that are left; after each trial and each step, the state is complete.
 
         Raises:
             UsageError: Every trial failed.
@@ -206,7 +169,7 @@ class OptimizationCampaign:
         started = time.monotonic()
         initial = self.settings.initial if not self.steps else None
         with self._watch:
-            keys = [trial.key for trial in self.optimizer.ask(initial)]
+            keys = tuple(trial.key for trial in self.optimizer.ask(initial))
         self._open = OpenStep(keys, time.monotonic() - started)
         return self._open
 
@@ -229,7 +192,7 @@ class OptimizationCampaign:
         evaluator.submit(Task(key, trial.X, trial.attempts))
 
     def _next(self, evaluator: PointEvaluator) -> Trial:
-        """The next outcome, recorded; a trial to be tried again is pending."""
+        """Record the next outcome; a trial to be tried again is pending."""
         outcome, optimizer = evaluator.next_outcome(), self.optimizer
         if outcome.value is not None:
             return optimizer.tell(outcome.key, outcome.value, outcome.seconds)
@@ -237,28 +200,23 @@ class OptimizationCampaign:
         return optimizer.retry(trial.key) if trial.attempts <= self.plan.retries else trial
 
     def _end_step(self, step: OpenStep) -> OptimizationStep:
-        started = time.monotonic()
-        best, mean = self._best()
+        started, trial, mean = time.monotonic(), None, None
+        if self.optimizer.ledger.with_status("told"):
+            best = self.optimizer.best()
+            trial, mean = best.trial, best.mean
         seconds = step.model_seconds + time.monotonic() - started
-        noiseless = None if best is None else self.objective.noiseless(best.X)
         done = OptimizationStep(
             len(self.steps),
-            tuple(step.keys),
-            None if best is None else best.key,
+            step.keys,
+            None if trial is None else trial.key,
             mean,
-            noiseless,
+            None if trial is None else self.objective.noiseless(trial.X),
             seconds,
             step.evaluation_seconds,
         )
         self.steps.append(done)
         self._open = None
         return done
-
-    def _best(self) -> tuple[Trial | None, float | None]:
-        if not self.optimizer.ledger.with_status("told"):
-            return None, None
-        best = self.optimizer.best()
-        return best.trial, best.mean
 
     def _check_anything_told(self) -> None:
         failed = self.optimizer.ledger.with_status("failed")
@@ -269,7 +227,78 @@ class OptimizationCampaign:
             )
 
 
-def _objective(record: dict[str, Any], settings: OptimizationSettings) -> Objective:
+@dataclass(frozen=True)
+class Plan:
+    """Settings that may change when a run goes on: they do not decide what is tried next.
+
+    Attributes:
+        total: Steps to do after the initial points.
+        retries: How often a failed evaluation is tried again.
+        workers: Processes that evaluate at a time; 0: this one, where a function that ends its
+            process ends the run.
+        timeout: Seconds after which an evaluation has failed; None: never.
+    """
+
+    total: int
+    retries: int = 0
+    workers: int = 1
+    timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check each setting.
+
+        Raises:
+            UsageError: One is out of range.
+        """
+        for name, value in (
+            ("steps", self.total), ("retries", self.retries), ("workers", self.workers),
+        ):  # fmt: skip
+            check_whole(name, value, 0)
+        if self.timeout is not None and not self.timeout > 0.0:
+            raise UsageError(f"Expected timeout above 0 seconds, got {self.timeout}.")
+        if self.timeout is not None and self.workers == 0:
+            raise UsageError(
+                "A timeout needs a process that can be stopped: expected workers of at least 1, "
+                "got 0."
+            )
+
+
+@dataclass(frozen=True)
+class OptimizationStep:
+    """Record of one step; step 0 is the initial points.
+
+    Attributes:
+        number: Number of the step.
+        keys: Keys of its trials.
+        best: Key of the best trial so far (see :class:`Best`), None before any outcome.
+        mean: Posterior mean there.
+        noiseless: Value of the function there, where it is known.
+        model_seconds: Time of choosing, updating and learning.
+        evaluation_seconds: Time of waiting for outcomes, over all parts of the run.
+    """
+
+    number: int
+    keys: tuple[int, ...]
+    best: int | None
+    mean: float | None
+    noiseless: float | None
+    model_seconds: float
+    evaluation_seconds: float
+
+
+Event: TypeAlias = Trial | OptimizationStep
+
+
+@dataclass
+class OpenStep:
+    """A step that waits for outcomes; attributes as of :class:`OptimizationStep`."""
+
+    keys: tuple[int, ...]
+    model_seconds: float
+    evaluation_seconds: float = 0.0
+
+
+def _objective(record: Mapping[str, Any], settings: OptimizationSettings) -> Objective:
     name, dim, noise = record["function"], record["dim"], record["noise"]
     own: Bounds | None = settings.bounds if ":" in name else None
     return find_objective(name, None if own else dim, noise, own, settings.seed)

@@ -1,4 +1,4 @@
-"""Evaluate points in processes of their own, which can hang or die without harm."""
+"""Evaluation of points in processes of their own, which can hang or die without harm."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import Any, Generic, Self, TypeAlias
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.objectives import NoOutcomeError, Objective, P, V, Work
 
+_READY = "ready"
+_SECONDS_TO_END = 2.0
+
 
 @dataclass(frozen=True)
 class Task(Generic[P]):
-    """One attempt at one trial.
+    """One attempt at a trial.
 
     Attributes:
-        key: Of the trial.
+        key: Key of the trial.
         X: The point.
-        attempt: Counts from 0.
+        attempt: Number of the attempt, from 0.
     """
 
     key: int
@@ -37,12 +39,12 @@ class Task(Generic[P]):
 
 @dataclass(frozen=True)
 class Outcome(Generic[V]):
-    """What came of a task.
+    """The result of a task.
 
     Attributes:
-        key: Of the trial.
+        key: Key of the trial.
         value: The outcome, or None.
-        error: Why there is none, or None.
+        error: Reason why there is none, or None.
         seconds: Wall time.
     """
 
@@ -53,7 +55,7 @@ class Outcome(Generic[V]):
 
 
 class Evaluator(ABC, Generic[P, V]):
-    """Takes tasks, gives outcomes in the order of completion. Use it in a ``with`` block."""
+    """A queue of tasks that gives outcomes in order of completion, for use in a ``with`` block."""
 
     @abstractmethod
     def submit(self, task: Task[P]) -> None:
@@ -65,29 +67,34 @@ class Evaluator(ABC, Generic[P, V]):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; tasks at work are lost."""
+        """Release all resources; unfinished tasks are lost."""
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: Any) -> None:
         self.close()
 
 
 PointEvaluator: TypeAlias = Evaluator[tuple[float, ...], float]
-"""Of points of d inputs and one outcome."""
+"""Evaluator of points of d inputs with one outcome."""
+
+
+def evaluator(objective: Objective, count: int, timeout: float | None) -> PointEvaluator:
+    """Return an evaluator in workers, or in this process if ``count`` is 0.
+
+    One function of BoTorch's at a time without a timeout is evaluated in this process too: unlike
+    a function of the user's own, it cannot end its process or hang.
+    """
+    harmless = count == 1 and timeout is None and not objective.is_own
+    return InProcess(objective) if count == 0 or harmless else Workers(objective, count, timeout)
 
 
 class InProcess(Evaluator[P, V]):
-    """One task after the other, in this process; nothing can stop one that hangs."""
+    """An evaluator in this process, one task after the other; nothing can stop one that hangs."""
 
     def __init__(self, work: Work[P, V]) -> None:
-        """Of what each task does."""
+        """Prepare to do a work for each task."""
         self._work = work
         self._tasks: deque[Task[P]] = deque()
 
@@ -96,90 +103,16 @@ class InProcess(Evaluator[P, V]):
         self._tasks.append(task)
 
     def next_outcome(self) -> Outcome[V]:
-        """Do the first task."""
+        """Do the next task."""
         return attempt(self._work, self._tasks.popleft())
 
     def close(self) -> None:
-        """Forget the tasks."""
+        """Drop the tasks."""
         self._tasks.clear()
 
 
-def attempt(work: Work[P, V], task: Task[P]) -> Outcome[V]:
-    """Evaluate once; whatever the function raises or returns, there is an outcome."""
-    started = time.monotonic()
-    value, error = None, None
-    try:
-        value = work.read(work.measure(task.X, task.key, task.attempt))
-    except NoOutcomeError as wrong:
-        error = str(wrong)
-    except (Exception, SystemExit) as raised:  # the user's function may raise anything
-        error = _in_one_line(raised)
-    return Outcome(task.key, value, error, time.monotonic() - started)
-
-
-def _in_one_line(error: BaseException) -> str:
-    try:
-        text = str(error)
-    except Exception:  # the user's error may be broken too
-        text = "an error without words"
-    return " ".join(f"{type(error).__name__}: {text}".split())[:500]
-
-
-_READY = "ready"
-_SECONDS_TO_END = 2.0
-
-
-def _work(work: Work[Any, Any], connection: Connection) -> None:
-    """What a worker does: tasks in, outcomes out, until the other end is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its step
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    work.prepare()
-    connection.send(_READY)
-    while True:
-        try:
-            task = connection.recv()
-        except EOFError:
-            return
-        connection.send(attempt(work, task))
-
-
-def _end_with_parent() -> None:
-    """A run that is killed cannot end its workers: a resumed one would work beside them."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-@dataclass
-class _Worker(Generic[P, V]):
-    process: BaseProcess
-    connection: Connection
-    ready: bool = False
-    task: Task[P] | None = None
-    started: float = 0.0
-
-    def give(self, task: Task[P]) -> None:
-        """Begin a task."""
-        self.task, self.started = task, time.monotonic()
-        with suppress(OSError):  # one that has died is found so when it is listened to
-            self.connection.send(task)
-
-    def failed(self, error: str) -> Outcome[V] | None:
-        """The outcome of the task at hand, if any, when the worker is lost."""
-        if self.task is None:
-            return None
-        return Outcome(self.task.key, None, error, time.monotonic() - self.started)
-
-    def end(self) -> None:
-        """Kill the process."""
-        self.process.kill()  # before its connection is closed, which it would complain of
-        self.connection.close()
-        self.process.join(_SECONDS_TO_END)
-
-
 class Workers(Evaluator[P, V]):
-    """Worker processes, started anew whenever one hangs beyond the timeout or dies.
+    """An evaluator in worker processes, which are replaced when one dies or exceeds the timeout.
 
     Example:
         >>> with Workers(objective, count=4, timeout=60.0) as workers:
@@ -188,11 +121,11 @@ class Workers(Evaluator[P, V]):
     """
 
     def __init__(self, work: Work[P, V], count: int, timeout: float | None = None) -> None:
-        """Start the processes as they are needed.
+        """Prepare to start up to ``count`` processes as they are needed.
 
         Args:
-            work: A value that can be pickled.
-            count: Most processes.
+            work: Function of the tasks; it can be pickled.
+            count: Largest number of processes.
             timeout: Seconds after which an attempt has failed and its process is killed.
 
         Raises:
@@ -242,10 +175,7 @@ class Workers(Evaluator[P, V]):
                 return outcome
 
     def poll(self, seconds: float | None) -> Outcome[V] | None:
-        """The next outcome if there is one soon; None may come before the time is over.
-
-        Args:
-            seconds: How long to wait at most; None: until something happens.
+        """Wait for an outcome for some seconds (None: any time); None may be returned sooner.
 
         Raises:
             UsageError: A process cannot even be started.
@@ -255,7 +185,7 @@ class Workers(Evaluator[P, V]):
         return outcome
 
     def cancel(self, key: int) -> None:
-        """Forget a task; one at work is stopped."""
+        """Drop a task; its worker, if it has begun, is stopped."""
         self._tasks = deque(task for task in self._tasks if task.key != key)
         for worker in list(self._workers):
             if worker.task is not None and worker.task.key == key:
@@ -299,7 +229,7 @@ class Workers(Evaluator[P, V]):
             self._start()
 
     def _patience(self, seconds: float | None) -> float | None:
-        """Seconds to wait, but no longer than until the first task at work is overdue."""
+        """Limit the wait to the time at which the first task is overdue."""
         started = [worker.started for worker in self._workers if worker.task is not None]
         if self._timeout is None or not started:
             return seconds
@@ -322,10 +252,69 @@ class Workers(Evaluator[P, V]):
         self._workers = []
 
 
-def evaluator(objective: Objective, count: int, timeout: float | None) -> PointEvaluator:
-    """Workers; this process where there are to be none, and for one function of BoTorch's.
+@dataclass
+class _Worker(Generic[P, V]):
+    process: BaseProcess
+    connection: Connection
+    ready: bool = False
+    task: Task[P] | None = None
+    started: float = 0.0
 
-    A function of the user's own may end its process or hang, one of BoTorch's does neither.
-    """
-    harmless = count == 1 and timeout is None and not objective.is_own
-    return InProcess(objective) if count == 0 or harmless else Workers(objective, count, timeout)
+    def give(self, task: Task[P]) -> None:
+        self.task, self.started = task, time.monotonic()
+        with suppress(OSError):  # one that has died is found so when it is listened to
+            self.connection.send(task)
+
+    def failed(self, error: str) -> Outcome[V] | None:
+        """Return the outcome of the present task, if any, when the worker is lost."""
+        if self.task is None:
+            return None
+        return Outcome(self.task.key, None, error, time.monotonic() - self.started)
+
+    def end(self) -> None:
+        self.process.kill()  # before its connection is closed, which it would complain of
+        self.connection.close()
+        self.process.join(_SECONDS_TO_END)
+
+
+def _work(work: Work[Any, Any], connection: Connection) -> None:
+    """Do tasks in a worker process until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends its step
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    work.prepare()
+    connection.send(_READY)
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        connection.send(attempt(work, task))
+
+
+def _end_with_parent() -> None:
+    """End with the run: one that is killed cannot end its workers."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def attempt(work: Work[P, V], task: Task[P]) -> Outcome[V]:
+    """Evaluate once; there is an outcome whatever the function raises or returns."""
+    started = time.monotonic()
+    value, error = None, None
+    try:
+        value = work.read(work.measure(task.X, task.key, task.attempt))
+    except NoOutcomeError as wrong:
+        error = str(wrong)
+    except (Exception, SystemExit) as raised:  # the user's function may raise anything
+        error = _in_one_line(raised)
+    return Outcome(task.key, value, error, time.monotonic() - started)
+
+
+def _in_one_line(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception:  # the user's error may be broken too
+        text = "an error without words"
+    return " ".join(f"{type(error).__name__}: {text}".split())[:500]

@@ -1,4 +1,4 @@
-"""What is optimised: one of BoTorch's test functions, or a function of the user's own."""
+"""Objectives: BoTorch's test functions, and functions of the user's own."""
 
 from __future__ import annotations
 
@@ -23,38 +23,296 @@ from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.settings import Bounds, checked_bounds
 from bo_stream.loops.optimization.trials import LARGEST
 
-P = TypeVar("P")
-"""A point."""
-V = TypeVar("V")
-"""An outcome."""
+P = TypeVar("P")  # a point
+V = TypeVar("V")  # an outcome
+
+_DISCRETE = ("AckleyMixed", "Labs")
 
 
 class NoOutcomeError(ValueError):
-    """A function returned what is no outcome; the message says what was expected and what came."""
+    """An error for a returned value that is no outcome; the message says what was expected."""
 
 
 class Work(ABC, Generic[P, V]):
-    """A function and how to read what it returns. A value: it can be pickled."""
+    """A function and how to read what it returns; it can be pickled."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Import what is needed."""
+        """Import or build what is needed."""
 
     @abstractmethod
     def measure(self, X: P, key: int, attempt: int) -> Any:
-        """Whatever the function returns; the same for the same arguments where there is noise."""
+        """Call the function; noise depends on the arguments alone."""
 
     @abstractmethod
     def read(self, result: Any) -> V:
-        """The outcome.
+        """Return the outcome.
 
         Raises:
-            NoOutcomeError: It is none.
+            NoOutcomeError: The result is none.
         """
 
 
+class Objective(Work[tuple[float, ...], float]):
+    """A function of d inputs and one outcome."""
+
+    name: str
+    is_own: ClassVar[bool]
+    """Whether it is the user's own code."""
+
+    @property
+    @abstractmethod
+    def bounds(self) -> Bounds:
+        """Low and high of each input."""
+
+    @property
+    @abstractmethod
+    def optimum(self) -> float | None:
+        """Least value, where it is known."""
+
+    def read(self, result: Any) -> float:
+        """Return one number."""
+        return as_number(result)
+
+    @abstractmethod
+    def noiseless(self, X: Sequence[float]) -> float | None:
+        """Return the value without noise, where it is known."""
+
+    @abstractmethod
+    def as_record(self) -> dict[str, Any]:
+        """Return the arguments of :func:`find_objective` and the bounds, for JSON."""
+
+
+@dataclass(frozen=True)
+class SyntheticFunction(Objective):
+    """One of BoTorch's synthetic functions.
+
+    Attributes:
+        name: Name of the class.
+        dim: Number of inputs, for classes that leave it open.
+        noise: Standard deviation of the noise, drawn anew for each trial and attempt.
+        seed: Seed of the noise.
+    """
+
+    name: str
+    dim: int | None
+    noise: float
+    seed: int
+    is_own = False
+
+    @property
+    def bounds(self) -> Bounds:
+        """Bounds in BoTorch."""
+        return checked_bounds(_test_function(self.name, self.dim).bounds.T.tolist())
+
+    @property
+    def optimum(self) -> float | None:
+        """Optimal value in BoTorch."""
+        try:
+            return float(_test_function(self.name, self.dim).optimal_value)
+        except NotImplementedError:
+            return None
+
+    def prepare(self) -> None:
+        """Build the function."""
+        _test_function(self.name, self.dim)
+
+    def measure(self, X: Sequence[float], key: int, attempt: int) -> float:
+        """Return the value with noise that depends on seed, key and attempt alone."""
+        generator = np.random.default_rng((self.seed, key, attempt))
+        return self.noiseless(X) + self.noise * float(generator.standard_normal())
+
+    def noiseless(self, X: Sequence[float]) -> float:
+        """Return the value."""
+        point = torch.tensor([list(X)], dtype=torch.float64)
+        return float(_test_function(self.name, self.dim).evaluate_true(point))
+
+    def as_record(self) -> dict[str, Any]:
+        """Return name, dim, noise and bounds."""
+        return {"function": self.name, "dim": self.dim, "noise": self.noise, "bounds": self.bounds}
+
+
+@dataclass(frozen=True)
+class OwnFunction(Objective):
+    """A function of the user's own, which takes a list of d floats and returns one number.
+
+    Attributes:
+        name: ``package.module:function``.
+        box: Low and high of each input.
+    """
+
+    name: str
+    box: Bounds
+    is_own = True
+
+    @property
+    def bounds(self) -> Bounds:
+        """Bounds as they were given."""
+        return self.box
+
+    @property
+    def optimum(self) -> None:
+        """Unknown least value."""
+
+    def prepare(self) -> None:
+        """Import the function."""
+        import_function(self.name, "FUNCTION")
+
+    def measure(self, X: Sequence[float], key: int, attempt: int) -> Any:
+        """Call the function."""
+        return import_function(self.name, "FUNCTION")(list(X))
+
+    def noiseless(self, X: Sequence[float]) -> None:
+        """Return None: the value is not known."""
+
+    def as_record(self) -> dict[str, Any]:
+        """Return name, number of inputs and bounds."""
+        return {"function": self.name, "dim": len(self.box), "noise": 0.0, "bounds": self.box}
+
+
+def find_objective(
+    function: str, dim: int | None, noise: float, bounds: Bounds | None, seed: int
+) -> Objective:
+    """Return the objective of a name.
+
+    Args:
+        function: Name of a test function of BoTorch (capitals do not matter), or
+            ``package.module:function``.
+        dim: Number of inputs of a test function that leaves it open.
+        noise: Standard deviation of a test function's noise.
+        bounds: Bounds of one's own function.
+        seed: Seed of the noise.
+
+    Raises:
+        UsageError: No such function, or an option that does not fit it.
+    """
+    if ":" in function:
+        return _own_function(function, dim, noise, bounds)
+    if bounds is not None:
+        raise UsageError(f"--bounds are for functions of your own; {function!r} has its own.")
+    if not 0.0 <= noise < float("inf"):
+        raise UsageError(f"Expected --noise of at least 0 (a standard deviation), got {noise}.")
+    names = {name.lower(): name for name in _classes()}
+    if function.lower() not in names:
+        raise UsageError(
+            f"No test function {function!r}. Expected one of {', '.join(_classes())}, or "
+            "package.module:function."
+        )
+    name = names[function.lower()]
+    if dim is not None and "dim" not in inspect.signature(_classes()[name].__init__).parameters:
+        raise UsageError(f"{name} has a fixed number of inputs: leave out --dim.")
+    try:
+        box = _test_function(name, dim).bounds
+    except (ValueError, NotImplementedError) as error:
+        raise UsageError(
+            f"{name} cannot have --dim {dim}: {error or type(error).__name__}"
+        ) from error
+    checked_bounds(box.T.tolist())
+    return SyntheticFunction(name, dim, noise, seed)
+
+
+def _own_function(
+    function: str, dim: int | None, noise: float, bounds: Bounds | None
+) -> OwnFunction:
+    if noise or dim is not None:
+        raise UsageError(
+            f"--dim and --noise are for test functions; {function!r} is your own: say --bounds."
+        )
+    if bounds is None:
+        raise UsageError(
+            f"Say the bounds of each input of {function!r}, as in --bounds '0,1 -5,5'."
+        )
+    objective = OwnFunction(function, checked_bounds(bounds))
+    objective.prepare()
+    return objective
+
+
+@cache
+def _test_function(name: str, dim: int | None) -> Any:
+    return _classes()[name](**({} if dim is None else {"dim": dim}))
+
+
+@cache
+def _classes() -> dict[str, Any]:
+    """Return BoTorch's functions of continuous inputs and one outcome without constraints."""
+    found = inspect.getmembers(synthetic, inspect.isclass)
+    return {name: kind for name, kind in found if _is_usable(name, kind)}
+
+
+def _is_usable(name: str, kind: type) -> bool:
+    abstract = inspect.isabstract(kind) or kind is SyntheticTestFunction
+    other = name in _DISCRETE or issubclass(kind, ConstrainedBaseTestProblem)
+    return issubclass(kind, SyntheticTestFunction) and not abstract and not other
+
+
+Value: TypeAlias = tuple[float, float | None]
+"""Mean and standard error, None if it is not known."""
+Report: TypeAlias = dict[str, Value]
+"""Values by metric; one value of the name ``ALONE`` if the function names none."""
+
+ALONE = ""
+
+
+@dataclass(frozen=True)
+class FunctionOfParameters(Work[Mapping[str, Any], Report]):
+    """A function of a dict of parameters, which may return several metrics.
+
+    Attributes:
+        name: ``package.module:function``.
+    """
+
+    name: str
+
+    def prepare(self) -> None:
+        """Import the function."""
+        import_function(self.name, "function")
+
+    def measure(self, X: Mapping[str, Any], key: int, attempt: int) -> Any:
+        """Call the function."""
+        return import_function(self.name, "function")(dict(X))
+
+    def read(self, result: Any) -> Report:
+        """Return a value for each metric, or one alone."""
+        if isinstance(result, Mapping):
+            return {str(name): _as_value(value) for name, value in result.items()}
+        return {ALONE: _as_value(result)}
+
+
+def _as_value(result: Any) -> Value:
+    if isinstance(result, tuple) and len(result) == 2:
+        return as_number(result[0]), _as_error(result[1])
+    return as_number(result), None
+
+
+def _as_error(sem: Any) -> float | None:
+    if sem is None or (isinstance(sem, float) and math.isnan(sem)):
+        return None
+    value = as_number(sem)
+    if value < 0.0:
+        raise NoOutcomeError(f"expected a standard error of at least 0, got {value}")
+    return value
+
+
+def complete(report: Report, metrics: Sequence[str]) -> Report:
+    """Return the values of the required metrics of a report.
+
+    Raises:
+        NoOutcomeError: One is missing.
+    """
+    if set(report) == {ALONE} and len(metrics) == 1:
+        return {metrics[0]: report[ALONE]}
+    missing = [name for name in metrics if name not in report]
+    if missing:
+        came = "one number" if ALONE in report else f"values of {', '.join(report) or 'nothing'}"
+        raise NoOutcomeError(
+            f"no value of {', '.join(missing)} was returned, only {came}: expected a dict with a "
+            "number, or a tuple of mean and standard error, for each metric"
+        )
+    return {name: report[name] for name in metrics}
+
+
 def as_number(result: Any) -> float:
-    """One number of a size that models take.
+    """Convert a result to one number, not too large for a model.
 
     Raises:
         NoOutcomeError: It is none.
@@ -75,9 +333,7 @@ def as_number(result: Any) -> float:
 def import_function(name: str, what: str) -> Callable[..., Any]:
     """Import ``package.module:function``; modules in the working directory are found too.
 
-    Args:
-        name: Of the function.
-        what: What it is for, for the error.
+    ``what`` names its purpose in errors.
 
     Raises:
         UsageError: The module cannot be imported, or has no such function.
@@ -104,278 +360,3 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
         )
     chosen: Callable[..., Any] = function
     return chosen
-
-
-Value: TypeAlias = tuple[float, float | None]
-"""Mean and standard error; None: not known."""
-Report: TypeAlias = dict[str, Value]
-"""By metric; of a function that names none, one value of the name ``ALONE``."""
-
-ALONE = ""
-
-
-@dataclass(frozen=True)
-class FunctionOfParameters(Work[Mapping[str, Any], Report]):
-    """``package.module:function``, which takes a dict of parameters.
-
-    Attributes:
-        name: Of the function.
-    """
-
-    name: str
-
-    def prepare(self) -> None:
-        """Import it."""
-        import_function(self.name, "function")
-
-    def measure(self, X: Mapping[str, Any], key: int, attempt: int) -> Any:
-        """Call it."""
-        return import_function(self.name, "function")(dict(X))
-
-    def read(self, result: Any) -> Report:
-        """A value for each metric, or one alone."""
-        if isinstance(result, Mapping):
-            return {str(name): _as_value(value) for name, value in result.items()}
-        return {ALONE: _as_value(result)}
-
-
-def _as_value(result: Any) -> Value:
-    if isinstance(result, tuple) and len(result) == 2:
-        return as_number(result[0]), _as_error(result[1])
-    return as_number(result), None
-
-
-def _as_error(sem: Any) -> float | None:
-    if sem is None or (isinstance(sem, float) and math.isnan(sem)):
-        return None
-    value = as_number(sem)
-    if value < 0.0:
-        raise NoOutcomeError(f"expected a standard error of at least 0, got {value}")
-    return value
-
-
-def complete(report: Report, metrics: Sequence[str]) -> Report:
-    """The values of all metrics.
-
-    Args:
-        report: Of a function.
-        metrics: That it must report.
-
-    Raises:
-        NoOutcomeError: One is missing.
-    """
-    if set(report) == {ALONE} and len(metrics) == 1:
-        return {metrics[0]: report[ALONE]}
-    missing = [name for name in metrics if name not in report]
-    if missing:
-        came = "one number" if ALONE in report else f"values of {', '.join(report) or 'nothing'}"
-        raise NoOutcomeError(
-            f"no value of {', '.join(missing)} was returned, only {came}: expected a dict with a "
-            "number, or a tuple of mean and standard error, for each metric"
-        )
-    return {name: report[name] for name in metrics}
-
-
-_DISCRETE = ("AckleyMixed", "Labs")
-
-
-class Objective(Work[tuple[float, ...], float]):
-    """A function of d inputs and one outcome, and where its outcomes come from."""
-
-    name: str
-    is_own: ClassVar[bool]
-    """Whether it is the user's code."""
-
-    @property
-    @abstractmethod
-    def bounds(self) -> Bounds:
-        """The box of the inputs."""
-
-    @property
-    @abstractmethod
-    def optimum(self) -> float | None:
-        """The least value there is, where it is known."""
-
-    def read(self, result: Any) -> float:
-        """One number."""
-        return as_number(result)
-
-    @abstractmethod
-    def noiseless(self, X: Sequence[float]) -> float | None:
-        """The value without noise, where it is known."""
-
-    @abstractmethod
-    def as_record(self) -> dict[str, Any]:
-        """What it was made with, for JSON."""
-
-
-@dataclass(frozen=True)
-class SyntheticFunction(Objective):
-    """One of BoTorch's synthetic functions.
-
-    Attributes:
-        name: Of the class.
-        dim: Number of inputs, for classes that leave it open.
-        noise: Standard deviation of the noise, drawn anew for each trial and attempt.
-        seed: Of the noise.
-    """
-
-    name: str
-    dim: int | None
-    noise: float
-    seed: int
-    is_own = False
-
-    @property
-    def bounds(self) -> Bounds:
-        """BoTorch's own."""
-        return checked_bounds(_test_function(self.name, self.dim).bounds.T.tolist())
-
-    @property
-    def optimum(self) -> float | None:
-        """BoTorch's optimal value."""
-        try:
-            return float(_test_function(self.name, self.dim).optimal_value)
-        except NotImplementedError:
-            return None
-
-    def prepare(self) -> None:
-        """Build the function."""
-        _test_function(self.name, self.dim)
-
-    def measure(self, X: Sequence[float], key: int, attempt: int) -> float:
-        """The value, and noise that is the same for the same seed, key and attempt."""
-        generator = np.random.default_rng((self.seed, key, attempt))
-        return self.noiseless(X) + self.noise * float(generator.standard_normal())
-
-    def noiseless(self, X: Sequence[float]) -> float:
-        """The value."""
-        point = torch.tensor([list(X)], dtype=torch.float64)
-        return float(_test_function(self.name, self.dim).evaluate_true(point))
-
-    def as_record(self) -> dict[str, Any]:
-        """Name, dim and noise."""
-        return {"function": self.name, "dim": self.dim, "noise": self.noise, "bounds": self.bounds}
-
-
-@dataclass(frozen=True)
-class OwnFunction(Objective):
-    """``package.module:function``: takes a list of d floats, returns one number.
-
-    Attributes:
-        name: Of the function.
-        box: Bounds of the inputs.
-    """
-
-    name: str
-    box: Bounds
-    is_own = True
-
-    @property
-    def bounds(self) -> Bounds:
-        """As given."""
-        return self.box
-
-    @property
-    def optimum(self) -> None:
-        """Not known."""
-
-    def prepare(self) -> None:
-        """Import it."""
-        import_function(self.name, "FUNCTION")
-
-    def measure(self, X: Sequence[float], key: int, attempt: int) -> Any:
-        """Call it."""
-        return import_function(self.name, "FUNCTION")(list(X))
-
-    def noiseless(self, X: Sequence[float]) -> None:
-        """Not known."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Name and bounds."""
-        return {"function": self.name, "dim": len(self.box), "noise": 0.0, "bounds": self.box}
-
-
-def find_objective(
-    function: str, dim: int | None, noise: float, bounds: Bounds | None, seed: int
-) -> Objective:
-    """The objective of a name.
-
-    Args:
-        function: Of BoTorch's test functions (capitals do not matter), or
-            ``package.module:function``.
-        dim: Inputs of a test function that leaves them open.
-        noise: Standard deviation of a test function's noise.
-        bounds: Of one's own function.
-        seed: Of the noise.
-
-    Raises:
-        UsageError: No such function, or an option that does not fit it.
-    """
-    if ":" in function:
-        return _own_function(function, dim, noise, bounds)
-    if bounds is not None:
-        raise UsageError(f"--bounds are for functions of your own; {function!r} has its own.")
-    if not 0.0 <= noise < float("inf"):
-        raise UsageError(f"Expected --noise of at least 0 (a standard deviation), got {noise}.")
-    objective = SyntheticFunction(_class_name(function), dim, noise, seed)
-    _check_dim(objective)
-    return objective
-
-
-def _own_function(
-    function: str, dim: int | None, noise: float, bounds: Bounds | None
-) -> OwnFunction:
-    if noise or dim is not None:
-        raise UsageError(
-            f"--dim and --noise are for test functions; {function!r} is your own: say --bounds."
-        )
-    if bounds is None:
-        raise UsageError(
-            f"Say the bounds of each input of {function!r}, as in --bounds '0,1 -5,5'."
-        )
-    objective = OwnFunction(function, checked_bounds(bounds))
-    objective.prepare()
-    return objective
-
-
-def _class_name(function: str) -> str:
-    names = {name.lower(): name for name in _classes()}
-    if function.lower() not in names:
-        raise UsageError(
-            f"No test function {function!r}. Expected one of {', '.join(_classes())}, or "
-            "package.module:function."
-        )
-    return names[function.lower()]
-
-
-def _check_dim(objective: SyntheticFunction) -> None:
-    parameters = inspect.signature(_classes()[objective.name].__init__).parameters
-    if objective.dim is not None and "dim" not in parameters:
-        raise UsageError(f"{objective.name} has a fixed number of inputs: leave out --dim.")
-    try:
-        checked = _test_function(objective.name, objective.dim).bounds
-    except (ValueError, NotImplementedError) as error:
-        raise UsageError(
-            f"{objective.name} cannot have --dim {objective.dim}: {error or type(error).__name__}"
-        ) from error
-    checked_bounds(checked.T.tolist())
-
-
-@cache
-def _test_function(name: str, dim: int | None) -> Any:
-    return _classes()[name](**({} if dim is None else {"dim": dim}))
-
-
-@cache
-def _classes() -> dict[str, Any]:
-    """BoTorch's synthetic functions of one continuous outcome without constraints."""
-    found = inspect.getmembers(synthetic, inspect.isclass)
-    return {name: kind for name, kind in found if _is_usable(name, kind)}
-
-
-def _is_usable(name: str, kind: type) -> bool:
-    abstract = inspect.isabstract(kind) or kind is SyntheticTestFunction
-    constrained = issubclass(kind, ConstrainedBaseTestProblem)
-    is_ours = issubclass(kind, SyntheticTestFunction) and name not in _DISCRETE
-    return is_ours and not abstract and not constrained

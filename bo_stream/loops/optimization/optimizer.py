@@ -1,9 +1,9 @@
-"""Ask for points, tell outcomes: in any order, late, amended, withdrawn, or never."""
+"""An optimizer that asks for points and is told outcomes: in any order, late, amended, or never."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -15,16 +15,12 @@ from torch.quasirandom import SobolEngine
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import KERNELS, MODELS, Options, build_model
-from bo_stream.loops.optimization.acquisition import (
-    Situation,
-    best_points,
-    check_acquisition,
-)
+from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
 from bo_stream.loops.optimization.settings import RANDOM, OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger, Trial
+from bo_stream.loops.predictions import predict_mean
 from bo_stream.loops.refits import FEW_PER_INPUT, learn
-from bo_stream.loops.sampling.loop import predict_mean
-from bo_stream.loops.sampling.settings import check_at_least
+from bo_stream.loops.settings import check_whole
 from bo_stream.loops.units import is_off, unit_of
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.refit import (
@@ -35,186 +31,26 @@ from bo_stream.models.refit import (
 )
 
 FEWEST = 2
-"""Outcomes from which a model can be built."""
-
-
-class Surrogate:
-    """A model over the unit cube that follows a ledger by differences.
-
-    What was told since is put in by ``update``, what was withdrawn is taken out by ``retract``, an
-    amended outcome is both. So a step costs the same whatever was told before. A model that cannot
-    take outcomes out exactly is built anew from all that are left; so is any model when the spread
-    of the outcomes turns out to be of another order. Outcomes enter in the order of keys, not of
-    arrival.
-
-    Attributes:
-        model: None until there are enough outcomes.
-        held: Key to outcome, of what is in the model's memory.
-        refits: Numbers of outcomes at which the hyperparameters were learned.
-        revision: Grows whenever the model changes.
-        is_whole: False while the model is on its way to what the ledger says.
-        unit: In which the model has the outcomes: acquisition functions have absolute tolerances.
-    """
-
-    def __init__(
-        self,
-        settings: OptimizationSettings,
-        model: StreamingGP | None = None,
-        held: dict[int, float] | None = None,
-        refits: Sequence[int] = (),
-        revision: int = 0,
-    ) -> None:
-        """Begin empty, or with what a checkpoint held.
-
-        Raises:
-            UsageError: A model cannot be built with these settings: said before any evaluation.
-        """
-        self.settings = settings
-        self.model = model
-        self.held = {} if held is None else dict(held)
-        self.refits = list(refits)
-        self.revision = revision
-        self.unit = 1.0
-        self.is_whole = True
-        if model is None:
-            self._built(*self._no_data())
-
-    def follow(self, ledger: Ledger) -> None:
-        """Bring the model to the ledger's told outcomes, and learn hyperparameters where due.
-
-        Raises:
-            UsageError: A model cannot be built with these settings.
-        """
-        wanted = {trial.key: trial.Y for trial in ledger.with_status("told")}
-        stale = [key for key, Y in self.held.items() if wanted.get(key) != Y]
-        fresh = [key for key, Y in wanted.items() if self.held.get(key) != Y]
-        if not stale and not fresh:
-            return
-        self.revision += 1
-        self.is_whole = False
-        few = self.model is None or len(self.held) - len(stale) < FEWEST
-        if few or is_off(self.unit, [_outcome(ledger, key) for key in wanted]):
-            self._begin(ledger, sorted(wanted))
-        elif stale and not MODELS[self.settings.model].retracts and self.model is not None:
-            self._rebuild(ledger, sorted(wanted), self.model)
-        else:
-            self._take_out(ledger, sorted(stale))
-            self._put_in(ledger, fresh)
-        self._refit_if_due(ledger)
-        self.is_whole = True
-
-    def _begin(self, ledger: Ledger, keys: list[int]) -> None:
-        self.model, self.held, self.refits = None, {}, []
-        if len(keys) < FEWEST:
-            return
-        self.unit = unit_of([_outcome(ledger, key) for key in keys])
-        self.model = self._built(*self._data(ledger, keys))
-        self.held = {key: _outcome(ledger, key) for key in keys}
-
-    def _rebuild(self, ledger: Ledger, keys: list[int], former: StreamingGP) -> None:
-        """Of the outcomes of these keys, with the hyperparameters and the record of before."""
-        self.model = self._built(*self._data(ledger, keys), deepcopy(former.covar_module))
-        set_hyperparameters(self.model, hyperparameters(former))
-        for event in former.numerical_log:
-            self.model.log_event(event.what, event.size, event.jitter)
-        self.held = {key: _outcome(ledger, key) for key in keys}
-
-    def _built(
-        self, X: Tensor, Y: Tensor, kernel: Kernel | None = None, more: Options | None = None
-    ) -> StreamingGP:
-        settings = self.settings
-        if kernel is None:
-            kernel = KERNELS[settings.kernel](settings.dim)
-        options = {**settings.model_options, **(more or {})}
-        return build_model(settings.model, options, X, Y, kernel.to(X), settings.grid)
-
-    def _take_out(self, ledger: Ledger, keys: list[int]) -> None:
-        if not keys or self.model is None:
-            return
-        X = self.settings.to_unit_cube([ledger[key].X for key in keys])
-        self.model.retract(X, self._outcomes([self.held[key] for key in keys]))
-        for key in keys:
-            del self.held[key]
-
-    def _put_in(self, ledger: Ledger, keys: list[int]) -> None:
-        if not keys or self.model is None:
-            return
-        self.model.update(*self._data(ledger, keys))
-        self.held |= {key: _outcome(ledger, key) for key in keys}
-
-    def _data(self, ledger: Ledger, keys: list[int]) -> tuple[Tensor, Tensor]:
-        X = self.settings.to_unit_cube([ledger[key].X for key in keys])
-        return X, self._outcomes([_outcome(ledger, key) for key in keys])
-
-    def _no_data(self) -> tuple[Tensor, Tensor]:
-        return self.settings.to_unit_cube([]), self._outcomes([])
-
-    def _outcomes(self, Y: list[float]) -> Tensor:
-        return self.settings.tensor([y / self.unit for y in Y]).unsqueeze(-1) * self.settings.sign
-
-    def _refit_if_due(self, ledger: Ledger) -> None:
-        if self.model is None:
-            return
-        growth, count = self.settings.refit, len(self.held)
-        if not self.refits or (growth > 0.0 and count >= growth * self.refits[-1]):
-            learn(self.model, self._further_starts(ledger))
-            self.refits.append(count)
-
-    def _further_starts(self, ledger: Ledger) -> list[Hyperparameters]:
-        if not self.refits or len(self.held) > FEW_PER_INPUT * self.settings.dim:
-            return []
-        data = self._data(ledger, sorted(self.held)[:FEWEST])
-        draft = self._built(*data, more=MODELS[self.settings.model].unlearned)
-        return [learned_values(draft)]
-
-    @torch.no_grad()
-    def means(self, X: Tensor) -> Tensor:
-        """Posterior means at ``n x d`` points of the unit cube, ``n``; large: good; in ``unit``."""
-        if self.model is None:
-            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
-        return predict_mean(self.model, X)
-
-
-def _outcome(ledger: Ledger, key: int) -> float:
-    value = ledger[key].Y
-    if value is None:
-        raise UsageError(f"Trial {key} has no outcome.")
-    return value
-
+"""Number of outcomes from which a model can be built."""
 
 SHORTLIST = 1024
-"""Told points that may be the best: those of the best outcomes."""
+"""Number of told points, those of the best outcomes, among which the best is looked for."""
 
 AVOIDED_FAILURES = 32
-"""Failed points, the last ones, that count as pending, so that they are not tried for ever."""
-
-
-@dataclass(frozen=True)
-class Best:
-    """The point to use now.
-
-    Attributes:
-        trial: Of the best posterior mean, among the ``SHORTLIST`` best outcomes.
-        mean: That posterior mean, in units of the outcomes; None where there is no model yet.
-    """
-
-    trial: Trial
-    mean: float | None
+"""Number of last failed points that count as pending, so that they are not tried for ever."""
 
 
 class Optimizer:
     """Bayesian optimization of one outcome over a box; of one to four inputs for a model on a grid.
 
-    ``ask`` gives trials with keys, ``tell`` takes their outcomes whenever they come. The model
-    follows at the next ``ask`` or ``best``. The next points depend on the settings, the trials so
+    ``ask`` gives trials with keys, ``tell`` takes their outcomes whenever they come. The model is
+    updated at the next ``ask`` or ``best``. The next points depend on the settings, the trials so
     far and the model, not on torch's global random state, so a run that was saved and loaded goes
     on to the same points.
 
-    A point without an outcome counts as pending: others are chosen to be of use beside it. So do
-    the last ``AVOIDED_FAILURES`` failed ones, which the model never sees.
-
-    Cost of a step: that of the model's update and of the search, the same whatever came before;
-    beside it a pass over the trials, some microseconds each.
+    A point without an outcome is pending: others are chosen to be of use beside it. So are the last
+    ``AVOIDED_FAILURES`` failed ones, which the model never sees. A step costs the same whatever
+    came before, but for a pass over the trials, some microseconds each.
 
     Example:
         >>> optimizer = Optimizer(OptimizationSettings(bounds=((-5.0, 10.0), (0.0, 15.0))))
@@ -233,7 +69,7 @@ class Optimizer:
         """Begin, or go on with the parts of an earlier optimizer (see ``load_optimizer``).
 
         Raises:
-            UsageError: An acquisition that is not known.
+            UsageError: The acquisition is not known.
         """
         check_acquisition(settings.acquisition)
         self.settings = settings
@@ -243,19 +79,16 @@ class Optimizer:
     # --- points -------------------------------------------------------------------------------
 
     def ask(self, q: int | None = None) -> list[Trial]:
-        """The next q points, as pending trials.
+        """Choose the next q points (default: as in the settings), and return pending trials.
 
-        Sobol points until ``initial`` trials are told or pending and two are told; then the
-        acquisition's.
-
-        Args:
-            q: How many; default: as in the settings.
+        They are Sobol points until ``initial`` trials are told or pending and two are told; then
+        they maximise the acquisition.
 
         Raises:
             UsageError: q is no whole number, or less than one.
         """
         count = self.settings.q if q is None else q
-        check_at_least("q", count, 1)
+        check_whole("q", count, 1)
         first = self._sobol_due(count)
         trials = self._ask_sobol(first) if first else []
         return trials + (self._ask_model(count - first) if count > first else [])
@@ -264,8 +97,7 @@ class Optimizer:
         told = len(self.ledger.with_status("told"))
         if self.settings.acquisition == RANDOM or told < FEWEST:
             return count
-        alive = told + len(self.pending)
-        return min(count, max(0, self.settings.initial - alive))
+        return min(count, max(0, self.settings.initial - told - len(self.pending)))
 
     def _ask_sobol(self, count: int) -> list[Trial]:
         drawn = sum(trial.origin == "sobol" for trial in self.ledger)
@@ -281,36 +113,34 @@ class Optimizer:
 
     @contextmanager
     def _own_randomness(self) -> Iterator[int]:
-        """Torch's random numbers from a seed made of the settings' and the number of trials."""
+        """Seed torch within the block by the settings' seed and the number of trials."""
         seed = (self.settings.seed * 1_000_003 + len(self.ledger)) % 2**31
         device = torch.device(self.settings.device)
-        devices = [] if device.type == "cpu" else [device]
-        with torch.random.fork_rng(devices, device_type=_accelerator(device)):
+        on_cpu = device.type == "cpu"
+        accelerator = "cuda" if on_cpu else device.type
+        with torch.random.fork_rng([] if on_cpu else [device], device_type=accelerator):
             torch.manual_seed(seed)
             yield seed
 
     def _situation(self, seed: int) -> Situation:
-        model = self.surrogate.model
-        if model is None:
-            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
+        model = self.surrogate.required_model()
         X = self.settings.to_unit_cube([trial.X for trial in self._shortlist()])
         means, order = self.surrogate.means(X).sort(descending=True, stable=True)
-        open_points = [trial.X for trial in self._without_outcome()]
+        failed = self.ledger.with_status("failed")[-AVOIDED_FAILURES:]
+        open_points = [trial.X for trial in self.pending + failed]
         pending = self.settings.to_unit_cube(open_points) if open_points else None
-        beta = self.settings.beta
-        return Situation(model, X[order], means[0].item(), pending, beta, seed)
-
-    def _without_outcome(self) -> list[Trial]:
-        return self.pending + self.ledger.with_status("failed")[-AVOIDED_FAILURES:]
+        return Situation(model, X[order], means[0].item(), pending, self.settings.beta, seed)
 
     def _shortlist(self) -> list[Trial]:
-        """The told trials of the best outcomes, by key."""
-        told, sign = self.ledger.with_status("told"), self.settings.sign
-        best = heapq.nlargest(SHORTLIST, told, key=lambda trial: sign * (trial.Y or 0.0))
-        return sorted(best, key=lambda trial: trial.key)
+        """Return the told trials of the best outcomes, by key."""
+        told = self.ledger.with_status("told")
+        return sorted(heapq.nlargest(SHORTLIST, told, key=self._gain), key=lambda trial: trial.key)
+
+    def _gain(self, trial: Trial) -> float:
+        return self.settings.sign * (trial.Y or 0.0)
 
     def register(self, X: Sequence[float]) -> Trial:
-        """A point of one's own, as a pending trial.
+        """Add a point of one's own as a pending trial.
 
         Raises:
             UsageError: It has the wrong length, lies outside the bounds, or holds no numbers.
@@ -332,7 +162,7 @@ class Optimizer:
         return self.ledger.tell(key, Y, seconds)
 
     def fail(self, key: int, error: str, seconds: float | None = None) -> Trial:
-        """Record that an evaluation came to nothing; see :meth:`Ledger.fail`."""
+        """Record that an evaluation failed; see :meth:`Ledger.fail`."""
         return self.ledger.fail(key, error, seconds)
 
     def retry(self, key: int) -> Trial:
@@ -344,16 +174,16 @@ class Optimizer:
         return self.ledger.amend(key, Y)
 
     def withdraw(self, key: int) -> Trial:
-        """Drop a trial, and its outcome from the model; see :meth:`Ledger.withdraw`."""
+        """Delete a trial, and its outcome from the model; see :meth:`Ledger.withdraw`."""
         return self.ledger.withdraw(key)
 
     @property
     def pending(self) -> list[Trial]:
-        """Trials without an outcome yet."""
+        """Trials that wait for an outcome."""
         return self.ledger.with_status("pending")
 
     def best(self) -> Best:
-        """The told point of the best posterior mean; the best outcome while there is no model.
+        """Find the told point of the best posterior mean; of the best outcome without a model.
 
         Raises:
             UsageError: Nothing was told yet.
@@ -363,12 +193,159 @@ class Optimizer:
             raise UsageError("There is no best point yet: no outcome was told.")
         self.surrogate.follow(self.ledger)
         if self.surrogate.model is None:
-            return Best(max(shortlist, key=lambda t: self.settings.sign * (t.Y or 0.0)), None)
+            return Best(max(shortlist, key=self._gain), None)
         means = self.surrogate.means(self.settings.to_unit_cube([t.X for t in shortlist]))
         position = int(means.argmax())
         mean = self.settings.sign * means[position].item() * self.surrogate.unit
         return Best(shortlist[position], mean)
 
 
-def _accelerator(device: torch.device) -> str:
-    return "cuda" if device.type == "cpu" else device.type
+@dataclass(frozen=True)
+class Best:
+    """The best point so far.
+
+    Attributes:
+        trial: Trial of the best posterior mean, among the ``SHORTLIST`` best outcomes.
+        mean: That posterior mean, in units of the outcomes; None where there is no model yet.
+    """
+
+    trial: Trial
+    mean: float | None
+
+
+class Surrogate:
+    """A model over the unit cube that is kept equal to a ledger by differences.
+
+    New outcomes enter by ``update``, withdrawn ones leave by ``retract``, an amended one does both,
+    so that a step costs the same whatever was told before. A model that cannot retract exactly is
+    built anew from all outcomes that are left; so is any model when the spread of the outcomes
+    turns out to be of another order. Outcomes enter in the order of keys, not of arrival.
+
+    Attributes:
+        model: None until there are enough outcomes.
+        held: Outcomes in the model's memory, by key.
+        refits: Numbers of outcomes at which the hyperparameters were learned.
+        unit: Unit of the outcomes in the model: acquisition functions have absolute tolerances.
+        is_whole: False while the model is being brought to the ledger.
+    """
+
+    def __init__(
+        self,
+        settings: OptimizationSettings,
+        model: StreamingGP | None = None,
+        held: Mapping[int, float] | None = None,
+        refits: Sequence[int] = (),
+        unit: float = 1.0,
+    ) -> None:
+        """Begin empty, or with the content of a checkpoint.
+
+        Raises:
+            UsageError: A model cannot be built with these settings: said before any evaluation.
+        """
+        self.settings = settings
+        self.model = model
+        self.held = dict(held or {})
+        self.refits = list(refits)
+        self.unit = unit
+        self.is_whole = True
+        if model is None:
+            self._built(settings.to_unit_cube([]), self._outcomes([]))
+
+    def follow(self, ledger: Ledger) -> None:
+        """Bring the model to the ledger's told outcomes, and learn hyperparameters where due.
+
+        Raises:
+            UsageError: A model cannot be built with these settings.
+        """
+        wanted = {trial.key: trial.Y for trial in ledger.with_status("told")}
+        stale = [key for key, Y in self.held.items() if wanted.get(key) != Y]
+        fresh = [key for key, Y in wanted.items() if self.held.get(key) != Y]
+        if not stale and not fresh:
+            return
+        self.is_whole = False
+        few = len(self.held) - len(stale) < FEWEST
+        if self.model is None or few or is_off(self.unit, [_outcome(ledger, k) for k in wanted]):
+            self._begin(ledger, sorted(wanted))
+        elif stale and not MODELS[self.settings.model].retracts:
+            self._rebuild(ledger, sorted(wanted), self.model)
+        else:
+            self._take_out(ledger, sorted(stale), self.model)
+            self._put_in(ledger, fresh, self.model)
+        if self.model is not None:
+            self._refit_if_due(ledger, self.model)
+        self.is_whole = True
+
+    def _begin(self, ledger: Ledger, keys: list[int]) -> None:
+        self.model, self.held, self.refits = None, {}, []
+        if len(keys) >= FEWEST:
+            self.unit = unit_of([_outcome(ledger, key) for key in keys])
+            self.model = self._built(*self._data(ledger, keys))
+            self.held = {key: _outcome(ledger, key) for key in keys}
+
+    def _rebuild(self, ledger: Ledger, keys: list[int], former: StreamingGP) -> None:
+        """Build a model of other outcomes, with hyperparameters and log of the former one."""
+        self.model = self._built(*self._data(ledger, keys), deepcopy(former.covar_module))
+        set_hyperparameters(self.model, hyperparameters(former))
+        for event in former.numerical_log:
+            self.model.log_event(event.what, event.size, event.jitter)
+        self.held = {key: _outcome(ledger, key) for key in keys}
+
+    def _built(
+        self, X: Tensor, Y: Tensor, kernel: Kernel | None = None, more: Options | None = None
+    ) -> StreamingGP:
+        settings = self.settings
+        if kernel is None:
+            kernel = KERNELS[settings.kernel](settings.dim)
+        options = {**settings.model_options, **(more or {})}
+        return build_model(settings.model, options, X, Y, kernel.to(X), settings.grid)
+
+    def _take_out(self, ledger: Ledger, keys: list[int], model: StreamingGP) -> None:
+        if keys:
+            X = self.settings.to_unit_cube([ledger[key].X for key in keys])
+            model.retract(X, self._outcomes([self.held[key] for key in keys]))
+        for key in keys:
+            del self.held[key]
+
+    def _put_in(self, ledger: Ledger, keys: list[int], model: StreamingGP) -> None:
+        if keys:
+            model.update(*self._data(ledger, keys))
+        self.held |= {key: _outcome(ledger, key) for key in keys}
+
+    def _data(self, ledger: Ledger, keys: list[int]) -> tuple[Tensor, Tensor]:
+        X = self.settings.to_unit_cube([ledger[key].X for key in keys])
+        return X, self._outcomes([_outcome(ledger, key) for key in keys])
+
+    def _outcomes(self, Y: list[float]) -> Tensor:
+        return self.settings.tensor([y / self.unit for y in Y]).unsqueeze(-1) * self.settings.sign
+
+    def _refit_if_due(self, ledger: Ledger, model: StreamingGP) -> None:
+        growth, count = self.settings.refit, len(self.held)
+        if not self.refits or (growth > 0.0 and count >= growth * self.refits[-1]):
+            learn(model, self._further_starts(ledger))
+            self.refits.append(count)
+
+    def _further_starts(self, ledger: Ledger) -> list[Hyperparameters]:
+        """Return the defaults as a second start of a refit, if it is a later one of few data."""
+        if not self.refits or len(self.held) > FEW_PER_INPUT * self.settings.dim:
+            return []
+        data = self._data(ledger, sorted(self.held)[:FEWEST])
+        draft = self._built(*data, more=MODELS[self.settings.model].unlearned)
+        return [learned_values(draft)]
+
+    def required_model(self) -> StreamingGP:
+        """Return the model, or raise a ``UsageError`` if there is none yet."""
+        if self.model is None:
+            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
+        return self.model
+
+    @torch.no_grad()
+    def means(self, X: Tensor) -> Tensor:
+        """Compute the posterior means, ``n``, in ``unit``, at ``n x d`` points of the unit cube."""
+        return predict_mean(self.required_model(), X)
+
+
+def _outcome(ledger: Ledger, key: int) -> float:
+    value = ledger[key].Y
+    if value is None:
+        raise UsageError(f"Trial {key} has no outcome.")
+    return value

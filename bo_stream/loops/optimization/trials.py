@@ -1,10 +1,10 @@
-"""The ledger: every point that was ever asked for, and what became of it."""
+"""The ledger of an optimization: every point that was asked for, with its outcome."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self
+from typing import Literal
 
 from bo_stream.loops.errors import UsageError
 
@@ -12,27 +12,27 @@ Status = Literal["pending", "told", "failed", "withdrawn"]
 STATUSES: tuple[Status, ...] = ("pending", "told", "failed", "withdrawn")
 
 LARGEST = 1e75
-"""Largest size of an outcome: the square of what is beyond is of no use to a model."""
+"""Largest absolute value of an outcome: the square of a larger one overflows in a model."""
 
 Origin = Literal["sobol", "model", "hand"]
 
 History = Literal["csv", "parquet"]
 HISTORIES: tuple[History, ...] = ("csv", "parquet")
-"""Kinds of files of all trials."""
+"""File types of the history of all trials."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One point and what is known of it.
+    """A point and the result of its evaluation.
 
     Attributes:
-        key: Counts from 0, in the order of asking.
+        key: Number from 0, in the order of asking.
         X: The point, d numbers in the units of the bounds.
-        origin: The Sobol sequence, the model, or a person's hand.
+        origin: Source of the point: the Sobol sequence, the model, or a person.
         status: ``pending`` until told, failed or withdrawn.
-        Y: The outcome, of a told trial.
-        attempts: Evaluations that came to an end, well or not.
-        error: Why the last failed attempt failed; kept when a later one succeeds.
+        Y: Outcome of a told trial.
+        attempts: Number of evaluations that ended, well or not.
+        error: Reason of the last failed attempt; kept when a later one succeeds.
         seconds: Duration of the last attempt, where it is known.
     """
 
@@ -45,18 +45,12 @@ class Trial:
     error: str | None = None
     seconds: float | None = None
 
-    def as_record(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        return dict(vars(self))
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Self:
-        """From plain values, as JSON gives them back."""
-        return cls(**{**record, "X": tuple(record["X"])})
-
 
 class Ledger:
-    """Trials by key. Every verb checks first and changes one trial, or raises and changes none."""
+    """Trials by key; every method changes one trial, or raises and changes none.
+
+    Each of them raises a ``UsageError`` if the key is unknown.
+    """
 
     def __init__(self, trials: Iterable[Trial] = ()) -> None:
         """Begin with trials whose keys count from 0."""
@@ -69,11 +63,6 @@ class Ledger:
         return iter(self._trials)
 
     def __getitem__(self, key: int) -> Trial:
-        """The trial of a key.
-
-        Raises:
-            UsageError: There is none.
-        """
         if isinstance(key, bool) or not isinstance(key, int) or not 0 <= key < len(self._trials):
             raise UsageError(
                 f"No trial has key {key!r}: {len(self._trials)} were asked for, with keys from 0. "
@@ -82,21 +71,21 @@ class Ledger:
         return self._trials[key]
 
     def with_status(self, *statuses: Status) -> list[Trial]:
-        """Trials of some statuses, by key. Cost O(n) in all trials."""
+        """Return the trials of some statuses, by key, in O(n) of all trials."""
         return [trial for trial in self._trials if trial.status in statuses]
 
     def add(self, X: Sequence[float], origin: Origin) -> Trial:
-        """A new pending trial."""
+        """Add a pending trial."""
         trial = Trial(len(self._trials), tuple(X), origin)
         self._trials.append(trial)
         return trial
 
     def tell(self, key: int, Y: float, seconds: float | None = None) -> Trial:
-        """Record an outcome of a pending or failed trial; the same one again changes nothing.
+        """Record the outcome of a pending or failed trial; telling it again changes nothing.
 
         Raises:
-            UsageError: An unknown key, no finite outcome, another outcome than was told before, or
-                a withdrawn trial.
+            UsageError: The outcome is not finite or not the one told before, or the trial was
+                withdrawn.
         """
         trial, value = self[key], _checked_outcome(key, Y)
         if trial.status == "withdrawn":
@@ -110,28 +99,24 @@ class Ledger:
         return trial
 
     def amend(self, key: int, Y: float) -> Trial:
-        """Set the outcome of any trial, whatever was said of it before.
+        """Set the outcome of a trial of any status.
 
         Raises:
-            UsageError: An unknown key, or no finite outcome.
+            UsageError: The outcome is not finite.
         """
         trial, value = self[key], _checked_outcome(key, Y)
         attempts = max(trial.attempts, 1)
         return self._put(replace(trial, status="told", Y=value, attempts=attempts))
 
     def withdraw(self, key: int) -> Trial:
-        """Drop a trial, told or not; again changes nothing.
-
-        Raises:
-            UsageError: An unknown key.
-        """
+        """Delete a trial, told or not; withdrawing it again changes nothing."""
         return self._put(replace(self[key], status="withdrawn", Y=None))
 
     def fail(self, key: int, error: str, seconds: float | None = None) -> Trial:
-        """Record that an attempt came to nothing.
+        """Record that an attempt failed.
 
         Raises:
-            UsageError: An unknown key, or a trial that was told or withdrawn.
+            UsageError: The trial was told or withdrawn.
         """
         trial = self[key]
         if trial.status in ("told", "withdrawn"):
@@ -145,7 +130,7 @@ class Ledger:
         """Make a failed trial pending again.
 
         Raises:
-            UsageError: An unknown key, or a trial that has not failed.
+            UsageError: The trial has not failed.
         """
         trial = self[key]
         if trial.status != "failed":

@@ -1,1 +1,1 @@
-"""Active sampling with a model, in runs that are kept in a folder and go on."""
+"""Active sampling with a model, in runs that can be stopped and resumed."""

@@ -1,37 +1,54 @@
-"""One or more strategies over the same survey, side by side, kept in one folder."""
+"""A sampling campaign: strategies side by side over the same data, kept in one folder."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bo_stream.loops.crowded_cores import CoreWatch
-from bo_stream.loops.datasets import Dataset, Survey, read_dataset, simulated_prevalence
+from bo_stream.loops.datasets import Dataset, read_dataset, simulated_prevalence
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.sampling.checkpoint import (
-    Checkpoint,
-    DataOrigin,
-    read_checkpoint,
-    save_checkpoint,
-)
-from bo_stream.loops.sampling.loop import ActiveSampling, Step
-from bo_stream.loops.sampling.settings import Settings, Strategy
+from bo_stream.loops.models import MODELS
+from bo_stream.loops.predictions import Score
+from bo_stream.loops.run import SECONDS_BETWEEN_CHECKPOINTS, StopRequest, run_with_checkpoints
+from bo_stream.loops.run_folder import SAMPLING, ModelFile, from_record
+from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit, SamplingState, Step
+from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 
 _STEPS_ON_SIMULATED = 150
-"""Choices on the simulated map unless asked for others: a minute's work on two cores."""
+"""Default number of choices on the simulated map: a minute's work on two cores."""
+
+_POSITIONS = ("picks", "refits", "outliers")
+
+
+@dataclass(frozen=True)
+class DataOrigin:
+    """Source and identity of a run's data.
+
+    Attributes:
+        path: Absolute path of the file; None: the simulated map.
+        x: Names of the input columns, if they were given.
+        y: Name of the target column, if it was given.
+        fingerprint: Digest of the data (:attr:`Dataset.fingerprint`).
+    """
+
+    path: str | None
+    x: tuple[str, ...] | None
+    y: str | None
+    fingerprint: str
 
 
 class Campaign:
-    """The strategies' loops step in turn, so that they can be stopped and compared at any time.
+    """Loops of several strategies, which step in turn so that they can be compared at any time.
 
     Attributes:
         data: The map.
-        origin: Where it came from.
-        loops: Per strategy; the first one is the main one.
-        seconds: Spent in steps, over all sittings.
-        is_whole: False while a step is at work.
+        origin: Source of the data.
+        loops: Loop per strategy; the first one is the main one.
+        seconds: Time spent in steps, over all parts of the run.
     """
 
     def __init__(
@@ -46,7 +63,7 @@ class Campaign:
         self.origin = origin
         self.loops = loops
         self.seconds = seconds
-        self.is_whole = True
+        self._within_step = False
 
     @classmethod
     def begin(
@@ -65,75 +82,149 @@ class Campaign:
         data = _read(path, x, y)
         if path is None and settings.steps is None:
             settings = replace(settings, steps=_STEPS_ON_SIMULATED)
-        resolved = settings.resolved(*data.X.shape)
-        survey = Survey.of(data, resolved)
-        loops = {
-            name: ActiveSampling(survey, replace(resolved, strategy=name)) for name in strategies
-        }
-        return cls(data, _origin(data, path, x, y), loops)
+        absolute = None if path is None else str(path.resolve())
+        origin = DataOrigin(absolute, None if x is None else tuple(x), y, data.fingerprint)
+        return cls(data, origin, _loops(data, settings, strategies, lambda _: None))
 
     @classmethod
     def resume(cls, folder: Path, path: Path | None = None, steps: int | None = None) -> Campaign:
-        """Go on with the campaign that a folder holds, to the same choices as without a stop.
+        """Go on with the campaign of :meth:`save`, to the same choices as without a stop.
+
+        Nothing in the folder is executed.
 
         Args:
-            folder: Of :meth:`save`.
+            folder: Folder of the campaign.
             path: Where the data are now; default: where they were.
-            steps: More steps than at first, if given.
+            steps: New number of steps, not below those that are done.
 
         Raises:
-            UsageError: No checkpoint, one of other data or of another version, or missing data.
+            UsageError: There is no checkpoint, or a damaged one, one of other data or of another
+                version, or the data are missing.
         """
-        checkpoint = read_checkpoint(folder)
-        origin = checkpoint.origin
+        with SAMPLING.opened(folder) as content:
+            origin = from_record(DataOrigin, content["data"])
+            settings = Settings.from_record(content["settings"])
+            seconds, runs, models = float(content["seconds"]), content["runs"], content["models"]
+            present = [name for name in STRATEGIES if name in runs]
+            if not present:
+                raise ValueError("no strategy")
+            records = {name: _parsed(runs[name]) for name in present}
+            files = {name: from_record(ModelFile, models[name]) for name in present}
+
+        def state(strategy: Strategy) -> SamplingState:
+            record, file = records[strategy], files[strategy]
+            _check_picks(folder / SAMPLING.name, record, file.observations)
+            model = file.read(folder, MODELS[settings.model].model, settings.device)
+            return SamplingState(model, **record)
+
         data = _read(path or (origin.path and Path(origin.path)) or None, origin.x, origin.y)
         _check_same_data(data, origin, folder)
-        settings = _with_steps(checkpoint.settings, steps)
-        resolved = settings.resolved(*data.X.shape)
-        loops = _resumed_loops(checkpoint, folder, Survey.of(data, resolved), resolved)
-        campaign = cls(data, origin, loops, checkpoint.seconds)
+        longer = settings if steps is None else replace(settings, steps=steps)
+        campaign = cls(data, origin, _loops(data, longer, present, state), seconds)
         _check_not_shorter(campaign.main)
         return campaign
 
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint; within a step nothing is written, and the one before stands.
+
+        A resumed run comes to the same choices from either: they depend on models and seed alone.
+
+        Raises:
+            OSError: The folder cannot be written, or the disk is full; the old checkpoint stands.
+        """
+        if self._within_step:
+            return
+        states = {name: loop.state for name, loop in self.loops.items()}
+        content = {
+            "data": asdict(self.origin),
+            "settings": self.main.settings.as_record(),
+            "seconds": self.seconds,
+            "runs": {name: _record(state) for name, state in states.items()},
+        }
+        SAMPLING.save(folder, content, {name: state.model for name, state in states.items()})
+
     @property
     def main(self) -> ActiveSampling:
-        """The loop of the first strategy."""
+        """Loop of the first strategy."""
         return next(iter(self.loops.values()))
 
     @property
+    def steps_done(self) -> int:
+        """Number of steps of the main loop."""
+        return self.main.steps_done
+
+    @property
     def finished(self) -> bool:
-        """Whether all loops are."""
+        """Whether all loops are finished."""
         return all(loop.finished for loop in self.loops.values())
 
     def run(self) -> Iterator[tuple[Strategy, Step]]:
-        """Do the steps that are left, in turn; after each, all of the state is whole."""
+        """Do the steps that are left, in turn; after each, the state is complete."""
         started, watch = time.monotonic() - self.seconds, CoreWatch()
         while not self.finished:
-            name = self._furthest_behind()
-            self.is_whole = False
+            behind = [name for name, loop in self.loops.items() if not loop.finished]
+            name = min(behind, key=lambda name: self.loops[name].progress)
+            self._within_step = True
             with watch:
                 step = self.loops[name].advance()
-            self.is_whole = True
+            self._within_step = False
             self.seconds = time.monotonic() - started
             yield name, step
 
-    def _furthest_behind(self) -> Strategy:
-        behind = [name for name, loop in self.loops.items() if not loop.finished]
-        return min(behind, key=lambda name: self.loops[name].progress)
-
-    def save(self, folder: Path) -> None:
-        """Write a checkpoint; see :func:`bo_stream.loops.sampling.checkpoint.save_checkpoint`."""
-        states = {name: loop.state for name, loop in self.loops.items()}
-        save_checkpoint(folder, self.origin, self.main.settings, self.seconds, states)
+    def run_in(
+        self,
+        folder: Path,
+        stop: StopRequest,
+        on_step: Callable[[tuple[Strategy, Step]], None],
+        seconds_between_checkpoints: float = SECONDS_BETWEEN_CHECKPOINTS,
+    ) -> None:
+        """Do the remaining steps with checkpoints in a folder; see ``run_with_checkpoints``."""
+        run_with_checkpoints(
+            self.run(),
+            lambda: self.save(folder),
+            stop,
+            on_step,
+            seconds_between_checkpoints=seconds_between_checkpoints,
+        )
 
 
 def _read(path: Path | None, x: Sequence[str] | None, y: str | None) -> Dataset:
     return simulated_prevalence() if path is None else read_dataset(path, x, y)
 
 
-def _origin(data: Dataset, path: Path | None, x: Sequence[str] | None, y: str | None) -> DataOrigin:
-    absolute = None if path is None else str(path.resolve())
-    return DataOrigin(absolute, None if x is None else tuple(x), y, data.fingerprint)
+def _loops(
+    data: Dataset,
+    settings: Settings,
+    strategies: Sequence[Strategy],
+    state: Callable[[Strategy], SamplingState | None],
+) -> dict[Strategy, ActiveSampling]:
+    resolved = settings.resolved(*data.X.shape)
+    split = PoolSplit.of(data, resolved)
+    return {
+        name: ActiveSampling(split, replace(resolved, strategy=name), state(name))
+        for name in strategies
+    }
+
+
+def _record(state: SamplingState) -> dict[str, Any]:
+    positions = {name: getattr(state, name) for name in _POSITIONS}
+    return {**positions, "curve": [asdict(entry) for entry in state.curve]}
+
+
+def _parsed(record: Mapping[str, Any]) -> dict[str, Any]:
+    positions = {name: [int(n) for n in record[name]] for name in _POSITIONS}
+    return {**positions, "curve": [from_record(Score, entry) for entry in record["curve"]]}
+
+
+def _check_picks(path: Path, record: Mapping[str, Any], observations: int) -> None:
+    picks, distinct = len(record["picks"]), len(set(record["picks"]))
+    outliers, places = len(record["outliers"]), set(record["outliers"])
+    in_order = record["outliers"] == sorted(places) and places <= set(range(picks))
+    if not (in_order and picks == distinct == observations + outliers):
+        raise UsageError(
+            f"{path} contradicts itself: {picks:,} picks, {distinct:,} of them distinct, "
+            f"{outliers:,} outliers, and a model of {observations:,} observations."
+        )
 
 
 def _check_same_data(data: Dataset, origin: DataOrigin, folder: Path) -> None:
@@ -145,23 +236,9 @@ def _check_same_data(data: Dataset, origin: DataOrigin, folder: Path) -> None:
         )
 
 
-def _with_steps(settings: Settings, steps: int | None) -> Settings:
-    return settings if steps is None else replace(settings, steps=steps)
-
-
 def _check_not_shorter(loop: ActiveSampling) -> None:
     if loop.steps_done > (loop.settings.steps or 0):
         raise UsageError(
             f"The run has done {loop.steps_done:,} steps already: expected steps of at least that, "
             f"got {loop.settings.steps:,}."
         )
-
-
-def _resumed_loops(
-    checkpoint: Checkpoint, folder: Path, survey: Survey, settings: Settings
-) -> dict[Strategy, ActiveSampling]:
-    loops: dict[Strategy, ActiveSampling] = {}
-    for name in checkpoint.strategies:
-        own = replace(settings, strategy=name)
-        loops[name] = ActiveSampling(survey, own, checkpoint.load_state(folder, name))
-    return loops

@@ -1,4 +1,4 @@
-"""Outliers: observations far from what all others predict, left out of a model at refits."""
+"""Outliers of a model: observations far from what all others predict."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.refit import relearn
 
 ONE_IN = 100
-"""At most one observation in so many is an outlier: more are heavy-tailed noise."""
+"""Least number of observations per outlier: if there are more, the noise is heavy-tailed."""
 
 MOST_PASSES = 3
-"""Times that a refit may change which observations are outliers."""
+"""Most changes of the set of outliers in a refit."""
 
 
 def leave_outliers_out(
@@ -36,15 +36,15 @@ def leave_outliers_out(
     observations, O(n r²) on a grid.
 
     Args:
-        model: Of the observations without the former outliers; changed in place. It retracts
+        model: Model of the observations without the former outliers, changed in place. It retracts
             exactly, as WISKI does.
-        X: All observations, outliers among them, ``n x d``.
-        Y: ``n x 1``.
-        outliers: The former ones, as rows of X, in increasing order.
-        threshold: In standard deviations.
+        X: Inputs of all observations, outliers included, ``n x d``.
+        Y: Their outcomes, ``n x 1``.
+        outliers: Former outliers, as rows of X, in increasing order.
+        threshold: Number of standard deviations.
 
     Returns:
-        The outliers, as rows of X, in increasing order. The model is without them.
+        The outliers, which the model is without, as rows of X, in increasing order.
     """
     former = list(outliers)
     for _ in range(MOST_PASSES):
@@ -58,16 +58,16 @@ def leave_outliers_out(
 
 
 def _outliers(deviations: Tensor, threshold: float) -> list[int]:
-    """Rows with the largest deviations that are above the threshold, in increasing order."""
+    """Return the rows of the largest deviations above the threshold, in increasing order."""
     largest = deviations.argsort(descending=True, stable=True)[: len(deviations) // ONE_IN]
     return sorted(largest[deviations[largest] > threshold].tolist())
 
 
 @torch.no_grad()
 def _deviations(model: StreamingGP, X: Tensor, Y: Tensor, outliers: Sequence[int]) -> Tensor:
-    """Distances to what all other observations in the model predict, in its deviations, ``n``.
+    """Compute standardised leave-one-out errors, ``n``.
 
-    Zero for all that are in the model where rounding hides how much they weigh there.
+    They are zero for all observations in the model where rounding hides how much each weighs.
     """
     out = torch.zeros(len(X), dtype=torch.bool, device=X.device)
     out[list(outliers)] = True
@@ -83,21 +83,17 @@ def _deviations(model: StreamingGP, X: Tensor, Y: Tensor, outliers: Sequence[int
 
 @torch.no_grad()
 def deviations_from_prediction(model: StreamingGP, X: Tensor, Y: Tensor) -> Tensor:
-    """Distances of outcomes that are not in a model to their predicted means, ``n``.
+    """Compute standardised errors, ``n``, of predictions of outcomes that are not in a model.
 
     Args:
-        model: Of one output.
-        X: ``n x d``.
-        Y: ``n x 1``.
-
-    Returns:
-        In standard deviations of the posterior predictive distribution, noise included.
+        model: Model of one output; its predictive distributions include the noise.
+        X: Inputs, ``n x d``.
+        Y: Outcomes, ``n x 1``.
     """
     return _standardized(model.posterior(X, observation_noise=True), Y)
 
 
 def _standardized(posterior: Posterior, Y: Tensor) -> Tensor:
-    """Distances of outcomes, ``n x 1``, to their predicted means in predicted deviations, ``n``."""
     normal = cast(GPyTorchPosterior, posterior)
     return ((Y[:, 0] - normal.mean.reshape(-1)).abs()) / normal.variance.reshape(-1).sqrt()
 
@@ -105,7 +101,7 @@ def _standardized(posterior: Posterior, Y: Tensor) -> Tensor:
 def _move(
     model: StreamingGP, X: Tensor, Y: Tensor, former: Sequence[int], found: Sequence[int]
 ) -> None:
-    """Take new outliers out of the model, and put former ones that are none back."""
+    """Take new outliers out of the model, and put back former ones that are none."""
     new, back = ([i for i in a if i not in b] for a, b in ((found, former), (former, found)))
     if new:
         model.retract(X[new], Y[new])

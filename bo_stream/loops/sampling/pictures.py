@@ -1,41 +1,35 @@
-"""Pictures of a run: the map with its picks, and the error against the number of observations."""
+"""Pictures of a sampling run: the map with its picks, and the error over the observations."""
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from bo_stream.loops.datasets import Array, Dataset
-from bo_stream.loops.sampling.loop import Score
+from bo_stream.loops.predictions import Score
 from bo_stream.loops.sampling.settings import STRATEGY_NAMES, Strategy
-
-_DPI = 150
-_VALUES = "viridis"
-_SPREAD = "magma"
 
 
 @dataclass(frozen=True)
 class MapView:
-    """What a map shows, all in units of the data.
+    """Content of a map, in units of the data.
 
     Attributes:
-        data: The truth.
+        data: True values at all sites.
         mean: Posterior mean at all rows, ``n``.
         deviation: Posterior standard deviation of the function there, ``n``.
         picks: Rows that were observed, in order.
-        initial: How many of them were there at the start.
-        outliers: Those of them that the model is without.
+        initial: Number of initial rows among them.
+        outliers: Rows among them that the model is without.
     """
 
     data: Dataset
@@ -47,7 +41,7 @@ class MapView:
 
 
 def draw_map(view: MapView) -> Figure:
-    """Truth, mean, standard deviation and picks: lines in 1-D, else maps of two inputs."""
+    """Draw truth, mean, standard deviation and picks: lines in 1-D, else maps of two inputs."""
     figure = _lines(view) if view.data.X.shape[1] == 1 else _maps(view)
     figure.suptitle(
         f"{view.data.source}: {len(view.picks):,} of {len(view.data.y):,} sites observed",
@@ -56,33 +50,58 @@ def draw_map(view: MapView) -> Figure:
     return figure
 
 
-def as_png(figure: Figure) -> bytes:
-    """The figure as a PNG file."""
-    FigureCanvasAgg(figure)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=_DPI)
-    return file.getvalue()
+def draw_curve(curves: Mapping[Strategy, Sequence[Score]], target: str) -> Figure:
+    """Draw the error over the number of observations, one line per strategy."""
+    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
+    axes = figure.subplots()
+    for (name, curve), style in zip(curves.items(), ("o-", "s--"), strict=False):
+        observations = [score.observations for score in curve]
+        label = f"{STRATEGY_NAMES[name]}: {curve[-1].rmse_sd:.3f} sd at the end"
+        axes.plot(observations, [score.rmse for score in curve], style, ms=3, label=label)
+    last = next(iter(curves.values()))[-1]
+    unit = last.rmse / last.rmse_sd
+    right = axes.secondary_yaxis(
+        "right", functions=(lambda y: np.divide(y, unit), lambda y: np.multiply(y, unit))
+    )
+    right.set_ylabel("in standard deviations of the target", fontsize=9)
+    axes.set(xlabel="observations", ylabel=_wrapped(f"held-out RMSE, {target}"))
+    axes.yaxis.label.set_fontsize(9)
+    axes.set_ylim(bottom=0.0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=9)
+    return figure
 
 
 def _maps(view: MapView) -> Figure:
-    data = view.data
+    data, raster = view.data, _Raster.of(view.data)
     width, height = _panel_size(data)
     figure = Figure(figsize=(2 * width + 2.4, 2 * height + 1.2), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True, sharey=True)
-    painter = _Painter(figure, data, _Raster.of(data))
-    values = Normalize(*np.quantile(data.y, (0.002, 0.998)))
-    spread = Normalize(*np.quantile(view.deviation, (0.0, 0.998)))
-    painter.paint(axes[0, 0], "truth", data.y, values, _VALUES)
-    painter.paint(axes[0, 1], "posterior mean", view.mean, values, _VALUES)
-    painter.paint(axes[1, 0], "posterior standard deviation", view.deviation, spread, _SPREAD)
-    painter.paint(axes[1, 1], "picks over the posterior mean", view.mean, values, _VALUES)
+    values = {"norm": Normalize(*np.quantile(data.y, (0.002, 0.998))), "cmap": "viridis"}
+    spread = {"norm": Normalize(*np.quantile(view.deviation, (0.0, 0.998))), "cmap": "magma"}
+    panels = (
+        ("truth", data.y, values),
+        ("posterior mean", view.mean, values),
+        ("posterior standard deviation", view.deviation, spread),
+        ("picks over the posterior mean", view.mean, values),
+    )
+    for panel, (title, shown, colours) in zip(axes.flat, panels, strict=True):
+        panel.set_title(title, fontsize=10)
+        panel.set_aspect(_aspect(data))
+        painted = _painted(panel, data, raster, shown, colours)
+        bar = figure.colorbar(painted, ax=panel, shrink=0.9, pad=0.02)
+        bar.set_label(_wrapped(data.target), fontsize=8)
+        bar.ax.tick_params(labelsize=8)
     _draw_picks(axes[1, 1], view)
-    _label(axes, data)
+    unit = " (degrees)" if _is_lon_lat(data) else ""
+    for bottom, left in zip(axes[-1, :], axes[:, 0], strict=True):
+        bottom.set_xlabel(data.columns[0] + unit, fontsize=9)
+        left.set_ylabel(data.columns[1] + unit, fontsize=9)
     return figure
 
 
 def _panel_size(data: Dataset) -> tuple[float, float]:
-    """Width and height in inches that suit the map's shape."""
+    """Return width and height in inches that suit the map's shape."""
     ratio = float(np.clip(_aspect(data) * _heights_per_width(data), 0.45, 1.8))
     return (4.6, 4.6 * ratio) if ratio < 1.0 else (4.6 / ratio, 4.6)
 
@@ -98,7 +117,7 @@ def _is_lon_lat(data: Dataset) -> bool:
 
 
 def _aspect(data: Dataset) -> float:
-    """Height of a unit of the second input in units of the first: one scale on the ground."""
+    """Return the height of a unit of the second input over the width of one of the first."""
     if _is_lon_lat(data):
         return 1.0 / math.cos(math.radians(float(np.median(data.X[:, 1]))))
     return 1.0 if 0.2 < _heights_per_width(data) < 5.0 else 1.0 / _heights_per_width(data)
@@ -106,7 +125,7 @@ def _aspect(data: Dataset) -> float:
 
 @dataclass(frozen=True)
 class _Raster:
-    """Sites that are pixels of a regular grid: where each belongs in the picture."""
+    """Sites on a regular grid: ticks ``x`` and ``y``, and ``row`` and ``column`` of each site."""
 
     x: Array
     y: Array
@@ -115,7 +134,7 @@ class _Raster:
 
     @classmethod
     def of(cls, data: Dataset) -> _Raster | None:
-        """The raster of a 2-D data set, or None if its sites are scattered."""
+        """Find the raster of a 2-D data set, or None if its sites are scattered."""
         if data.X.shape[1] != 2:
             return None
         most = 4 * len(data.y)
@@ -129,14 +148,14 @@ class _Raster:
         return cls(ticks[0], ticks[1], row, column)
 
     def picture(self, values: Array) -> Array:
-        """Values in their pixels, NaN elsewhere."""
+        """Return the values in their pixels, NaN elsewhere."""
         picture = np.full((self.y.size, self.x.size), np.nan)
         picture[self.row, self.column] = values
         return picture
 
 
 def _ticks(values: Array, most: int) -> Array | None:
-    """Evenly spaced ticks on which all values lie, or None where there are none or too many."""
+    """Find evenly spaced ticks on which all values lie, or None if there are none or too many."""
     unique = np.unique(np.round(values, 9))
     spacing = float(np.median(np.diff(unique))) if unique.size > 2 else 0.0
     if spacing <= 0.0:
@@ -148,29 +167,15 @@ def _ticks(values: Array, most: int) -> Array | None:
     return ticks
 
 
-@dataclass(frozen=True)
-class _Painter:
-    """Paints values at all sites into a panel, with a colour bar beside."""
-
-    figure: Figure
-    data: Dataset
-    raster: _Raster | None
-
-    def paint(self, axes: Axes, title: str, values: Array, scale: Normalize, colours: str) -> None:
-        axes.set_title(title, fontsize=10)
-        axes.set_aspect(_aspect(self.data))
-        painted = self._painted(axes, values, norm=scale, cmap=colours)
-        bar = self.figure.colorbar(painted, ax=axes, shrink=0.9, pad=0.02)
-        bar.set_label(_wrapped(self.data.target), fontsize=8)
-        bar.ax.tick_params(labelsize=8)
-
-    def _painted(self, axes: Axes, values: Array, **colours: Any) -> ScalarMappable:
-        if self.raster is not None:
-            picture = self.raster.picture(values)
-            return axes.pcolormesh(self.raster.x, self.raster.y, picture, **colours)
-        size = float(np.clip(2e4 / len(values), 1.0, 30.0))
-        x, y = self.data.X[:, :2].T
-        return axes.scatter(x, y, s=size, c=values, linewidths=0, **colours)
+def _painted(
+    axes: Axes, data: Dataset, raster: _Raster | None, values: Array, colours: Mapping[str, Any]
+) -> ScalarMappable:
+    """Paint values at all sites, as pixels of the raster or else as dots."""
+    if raster is not None:
+        return axes.pcolormesh(raster.x, raster.y, raster.picture(values), **colours)
+    size = float(np.clip(2e4 / len(values), 1.0, 30.0))
+    x, y = data.X[:, :2].T
+    return axes.scatter(x, y, s=size, c=values, linewidths=0, **colours)
 
 
 def _draw_picks(axes: Axes, view: MapView) -> None:
@@ -186,14 +191,6 @@ def _draw_picks(axes: Axes, view: MapView) -> None:
         sites = view.data.X[list(view.outliers), :2]
         axes.plot(*sites.T, marker="X", ms=7.0, color="tab:orange", label=label, **line)
     axes.legend(loc="best", fontsize=8, framealpha=0.85)
-
-
-def _label(axes: np.ndarray[tuple[int, ...], np.dtype[np.object_]], data: Dataset) -> None:
-    unit = " (degrees)" if _is_lon_lat(data) else ""
-    for bottom in axes[-1, :]:
-        bottom.set_xlabel(data.columns[0] + unit, fontsize=9)
-    for left in axes[:, 0]:
-        left.set_ylabel(data.columns[1] + unit, fontsize=9)
 
 
 def _lines(view: MapView) -> Figure:
@@ -217,34 +214,5 @@ def _lines(view: MapView) -> Figure:
     return figure
 
 
-def draw_curve(curves: Mapping[Strategy, Sequence[Score]], target: str) -> Figure:
-    """The error against the number of observations, one line per strategy."""
-    figure = Figure(figsize=(7.0, 4.4), layout="constrained")
-    axes = figure.subplots()
-    for (name, curve), style in zip(curves.items(), ("o-", "s--"), strict=False):
-        observations = [score.observations for score in curve]
-        label = f"{STRATEGY_NAMES[name]}: {curve[-1].rmse_sd:.3f} sd at the end"
-        axes.plot(observations, [score.rmse for score in curve], style, ms=3, label=label)
-    last = next(iter(curves.values()))[-1]
-    right = axes.secondary_yaxis("right", functions=_scalings(last.rmse / last.rmse_sd))
-    right.set_ylabel("in standard deviations of the target", fontsize=9)
-    axes.set(xlabel="observations", ylabel=_wrapped(f"held-out RMSE, {target}"))
-    axes.yaxis.label.set_fontsize(9)
-    axes.set_ylim(bottom=0.0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=9)
-    return figure
-
-
 def _wrapped(label: str) -> str:
     return textwrap.fill(label, 48)
-
-
-def _scalings(unit: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    def divide(values: Any) -> Any:
-        return values / unit
-
-    def multiply(values: Any) -> Any:
-        return values * unit
-
-    return divide, multiply

@@ -1,0 +1,110 @@
+"""Predictions of a model over all sites, and their scores on held-out outcomes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from botorch.posteriors.gpytorch import GPyTorchPosterior
+from torch import Tensor
+
+from bo_stream.acquisition import mean_path
+from bo_stream.acquisition.sites import sites
+from bo_stream.acquisition.weight_space import anywhere, in_weight_space, weight_space
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
+from bo_stream.process.process import ConditionedProcess, PosteriorProcess
+
+_HALF_WIDTH_95 = 1.959963984540054
+
+
+@torch.no_grad()
+def predict(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the marginal moments of ``model.posterior(X)`` at many inputs.
+
+    Where the process is all in the weights of its features, the cost on a grid of d inputs is
+    O(n 4^d) and one quadratic form, without ``n x r`` features.
+
+    Args:
+        model: Model of one output with an affine outcome transform.
+        X: Inputs, ``n x d``.
+
+    Returns:
+        Means and variances of the function, ``n`` each, float64.
+    """
+    inputs = model.transform_inputs(X).double()
+    process = model.process(inputs)
+    if _in_features_only(process, inputs):
+        mean, variance = _moments_in_features(process, inputs)
+    else:
+        mean, variance = (value[0] for value in process.marginals(inputs))
+    first = cast(GPyTorchPosterior, model.posterior(X[:1])).mean.double().squeeze()
+    scale = model.outcome_scale().squeeze()
+    return first + scale * (mean - mean[0]), scale.square() * variance.clamp_min(0.0)
+
+
+@torch.no_grad()
+def predict_mean(model: StreamingGP, X: Tensor) -> Tensor:
+    """Compute the means of :func:`predict` alone, ``n``, in O(n r) where all is in r features."""
+    if _in_features_only(model.process(), anywhere(model)):
+        return mean_path(model)(X).squeeze(-1)
+    return predict(model, X)[0].to(X)
+
+
+def _in_features_only(process: PosteriorProcess, inputs: Tensor) -> bool:
+    """Return whether a process is kept in the weights of its features, rather than of few rows."""
+    base = process.base if isinstance(process, ConditionedProcess) else process
+    return in_weight_space(process, inputs) and not isinstance(base, ObservationSpaceProcess)
+
+
+def _moments_in_features(process: PosteriorProcess, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    space = weight_space(process, inputs)
+    points = sites(space.basis, inputs)
+    mean = points.linear(space.weights.mean)[0, 0]
+    return mean, points.quadratic(space.weights.covariance().unsqueeze(0))[0, 0]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Scores of the predictions of held-out outcomes.
+
+    Attributes:
+        observations: Number of observations so far.
+        rmse: Root mean squared error of the mean, in units of the target.
+        rmse_sd: ``rmse`` over the standard deviation of the held-out outcomes.
+        nll: Mean negative log density of an outcome, noise included, in nats.
+        coverage: Share of outcomes in their 95 % interval, noise included.
+    """
+
+    observations: int
+    rmse: float
+    rmse_sd: float
+    nll: float
+    coverage: float
+
+
+@torch.no_grad()
+def score(model: StreamingGP, X: Tensor, Y: Tensor) -> Score:
+    """Score the predictions of a single-output model.
+
+    Args:
+        model: As for :func:`predict`.
+        X: Held-out inputs, ``n x d``.
+        Y: Held-out outcomes, ``n x 1``.
+    """
+    mean, variance = predict(model, X)
+    noise = model.noise_at(model.transform_inputs(X).double()).squeeze(-2)
+    variance = variance + noise * model.outcome_scale().square().squeeze()
+    error = Y.double().squeeze(-1) - mean
+    rmse = float(error.square().mean().sqrt())
+    density = 0.5 * (error.square() / variance + variance.log() + math.log(2.0 * math.pi))
+    inside = error.abs() <= _HALF_WIDTH_95 * variance.sqrt()
+    return Score(
+        round(model.num_observations),
+        rmse,
+        rmse / float(Y.double().std()),
+        float(density.mean()),
+        float(inside.double().mean()),
+    )

@@ -1,0 +1,260 @@
+"""The folder of a run: a lock for one process at a time, and a checkpoint of index and models."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from uuid import uuid4
+
+from filelock import FileLock, Timeout
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.storage import atomic_write
+
+if TYPE_CHECKING:  # the command holds a folder before torch is imported
+    from bo_stream.models.base import StreamingGP
+
+T = TypeVar("T")
+
+LOCK = ".lock"
+"""Name of the lock file, which is never removed: a removed lock can be held twice."""
+
+HOLDER = ".lock-holder.json"
+
+_MODELS = "model-*.pt"
+_HEAD = ("format", "bo_stream", "sha256")
+_DAMAGE = (
+    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+_CURE = "Restore the folder from a copy, or start anew in another folder."
+_PACKAGES = ("bo-stream", "torch", "botorch", "gpytorch", "linear-operator", "numpy", "scipy")
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """A format of checkpoints: an index in JSON with its digest, and the models that it names.
+
+    Attributes:
+        name: File name of the index.
+        run: Name of what is saved, for messages.
+        number: Version, which grows whenever older files can no longer be read.
+    """
+
+    name: str
+    run: str
+    number: int
+
+    def save(
+        self, folder: Path, content: Mapping[str, Any], models: Mapping[str, StreamingGP]
+    ) -> None:
+        """Write models and index so that a complete checkpoint, old or new, exists at any time.
+
+        The models go to new files, then the index is replaced in one move, then the former models
+        are removed. The folder is created if necessary.
+
+        Args:
+            folder: Folder of the run.
+            content: Plain values; the entry ``models`` is added here.
+            models: Models by key.
+
+        Raises:
+            OSError: The folder cannot be written, or the disk is full; the old checkpoint stands.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        former = set(folder.glob(_MODELS))
+        try:
+            files = {key: ModelFile.write(folder, key, model) for key, model in models.items()}
+            records = {key: asdict(file) for key, file in files.items()}
+            self._write_index(folder / self.name, {**content, "models": records})
+        except BaseException:
+            _remove(set(folder.glob(_MODELS)) - former)
+            raise
+        _remove(former)
+
+    def _write_index(self, path: Path, content: Mapping[str, Any]) -> None:
+        head = (self.number, package_version("bo-stream"), _digest_of_content(content))
+        with atomic_write(path) as file:
+            file.write(json.dumps({**dict(zip(_HEAD, head, strict=True)), **content}).encode())
+
+    @contextmanager
+    def opened(self, folder: Path) -> Iterator[dict[str, Any]]:
+        """Read the index; an error of the block that parses it is reported as damage.
+
+        Raises:
+            UsageError: There is none, it is damaged or was changed, or another version wrote it.
+        """
+        path = folder / self.name
+        if not path.is_file():
+            raise UsageError(
+                f"There is no {self.run} to resume in {folder}: it has no {self.name}."
+            )
+        try:
+            yield self._content(path)
+        except UsageError:
+            raise
+        except _DAMAGE as error:
+            raise UsageError(f"{path} is damaged or no checkpoint ({error!r}). {_CURE}") from error
+
+    def _content(self, path: Path) -> dict[str, Any]:
+        whole: dict[str, Any] = json.loads(path.read_text())
+        mine, writer = package_version("bo-stream"), whole["bo_stream"]
+        if whole["format"] != self.number or writer != mine:
+            raise UsageError(
+                f"{path} was written by bo_stream {writer} (checkpoint format {whole['format']}); "
+                f"this is {mine} (format {self.number}). Resume it with that version, or "
+                "start anew in another folder."
+            )
+        content = {name: value for name, value in whole.items() if name not in _HEAD}
+        if _digest_of_content(content) != whole["sha256"]:
+            raise ValueError(f"its SHA-256 is not {str(whole['sha256'])[:12]}... as it was written")
+        return content
+
+
+SAMPLING = CheckpointFormat("checkpoint.json", "run", 5)
+OPTIMIZATION = CheckpointFormat("optimization.json", "optimization", 5)
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model's file as an index names it.
+
+    Attributes:
+        name: File name, in the folder of the index.
+        sha256: Digest of the file, in hexadecimal digits.
+        observations: Number of observations in the model.
+    """
+
+    name: str
+    sha256: str
+    observations: int
+
+    @classmethod
+    def write(cls, folder: Path, key: str, model: StreamingGP) -> Self:
+        """Write a model to a new file.
+
+        Raises:
+            OSError: The folder cannot be written, or the disk is full.
+        """
+        observations = round(model.num_observations)
+        path = folder / f"model-{key}-{observations:07d}-{uuid4().hex[:8]}.pt"
+        model.save(path)
+        return cls(path.name, _digest_of_file(path), observations)
+
+    def read(self, folder: Path, kind: type[StreamingGP], device: str) -> StreamingGP:
+        """Load the model; nothing in the file is executed (see :meth:`StreamingGP.load`).
+
+        Raises:
+            UsageError: The file lies elsewhere, is missing or damaged, was replaced, or holds
+                another model.
+        """
+        path = folder / self.name
+        if Path(self.name).name != self.name:
+            raise UsageError(
+                f"The checkpoint in {folder} names the model {self.name!r}: expected the name of a "
+                f"file in that folder. {_CURE}"
+            )
+        try:
+            self._check_digest(path)
+            model = kind.load(path, map_location=device)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"{path}, part of the checkpoint, cannot be read: {error} {_CURE}"
+            ) from error
+        found = round(model.num_observations)
+        if found != self.observations:
+            raise UsageError(
+                f"{path} holds a model of {found:,} observations, the checkpoint says "
+                f"{self.observations:,}. {_CURE}"
+            )
+        return model
+
+    def _check_digest(self, path: Path) -> None:
+        found = _digest_of_file(path)
+        if found != self.sha256:
+            raise ValueError(
+                f"it is not the file that was written (SHA-256 {self.sha256[:12]}..., got "
+                f"{found[:12]}...)."
+            )
+
+
+def from_record(kind: type[T], record: Mapping[str, Any]) -> T:
+    """Build a dataclass from its fields as JSON returns them; lists become tuples.
+
+    Raises:
+        LookupError: A field is missing.
+    """
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
+    return kind(**{name: _as_tuples(record[name]) for name in names})
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+def all_versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that affect a result."""
+    return {"python": platform.python_version()} | {n: package_version(n) for n in _PACKAGES}
+
+
+def package_version(name: str) -> str:
+    """Return the installed version of a package, ``unknown`` if it runs from a source tree."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes while the block runs.
+
+    The lock ends with the process, for whatever reason. A missing folder is not locked.
+
+    Raises:
+        UsageError: Another process holds the lock.
+    """
+    if not folder.is_dir():
+        yield
+        return
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            (folder / HOLDER).write_text(json.dumps([os.getpid(), platform.node()]))
+            try:
+                yield
+            finally:
+                (folder / HOLDER).unlink(missing_ok=True)
+    except Timeout as error:
+        raise UsageError(
+            f"{folder} is in use by {_holder(folder)}. Wait until that run ends, stop it, or give "
+            "another --out."
+        ) from error
+
+
+def _holder(folder: Path) -> str:
+    try:
+        number, host = json.loads((folder / HOLDER).read_text())
+    except (OSError, ValueError, TypeError):
+        return "another process"
+    return f"process {number} on {host}"
+
+
+def _digest_of_content(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _digest_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
