@@ -67,15 +67,13 @@ BOXES: dict[str, Box] = {
     "models.stochastic": Box(620, 518, 330, "steps, replay, optimisers for three families"),
     "models": Box(30, 618, 1040, "StreamingGP, and what all families share", 54),
     "storage": Box(30, 740, 130, "atomic files"),
-    "inference_mode": Box(175, 740, 160, "tensors kept under it"),
     "allocation": Box(350, 740, 210, "where inducing points go"),
     "process": Box(580, 740, 250, "the posterior, a process again"),
     "likelihoods": Box(850, 740, 220, "sites, expectations"),
-    "module_state": Box(120, 850, 200, "has a module changed?"),
     "bases": Box(350, 850, 210, "grids, points, frequencies"),
     "weights": Box(640, 850, 190, "q(w), its likelihood"),
     "sufficient_statistics": Box(500, 950, 240, "sums of observations"),
-    "linalg": Box(350, 1050, 720, "Cholesky with jitter, solves, low-rank roots"),
+    "linalg": Box(350, 1050, 720, "Cholesky with jitter, solves; tensors: maps and states"),
 }
 
 FLOORS = (
@@ -99,7 +97,8 @@ def box_of(module: str) -> str | None:
     """Name the box of a module, None for the package itself."""
     parts = module.split(".")[1:]
     family = ".".join(parts[:2])
-    return family if family in BOXES else parts[0] if parts else None
+    own = family if family in BOXES else parts[0] if parts else None
+    return "linalg" if own == "tensors" else own
 
 
 def imports() -> list[Arrow]:
