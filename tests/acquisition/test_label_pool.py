@@ -19,7 +19,7 @@ from bo_stream import (
 )
 from bo_stream.acquisition.labels import CHUNK, joint_entropies
 from tests.contract import assert_untouched, fingerprint
-from tests.label_problems import labelled, small_classifier
+from tests.problems.labels import labelled, small_classifier
 
 CRITERIA = pytest.mark.parametrize("criterion", ["BALD", "entropy"])
 VALUES: dict[str, Any] = {"BALD": qBALD, "entropy": PredictiveEntropy}

@@ -15,7 +15,7 @@ from bo_stream import WISKI, PredictiveEntropy, qBALD
 from bo_stream.acquisition.labels import Hypotheses, joint_entropies
 from bo_stream.likelihoods.softmax import entropy
 from tests.contract import assert_gradient, assert_untouched, fingerprint
-from tests.label_problems import UNIT, labelled, small_classifier
+from tests.problems.labels import UNIT, labelled, small_classifier
 from tests.oracles import (
     DenseGP,
     dirichlet_observations,
