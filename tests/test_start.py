@@ -80,7 +80,7 @@ def test_every_public_name_is_there(package: Any) -> None:
         _ = package.No
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_names_are_imported_in_every_way() -> None:
     program = """
 import bo_stream
@@ -94,7 +94,7 @@ result = [name for name in bo_stream.__all__ if name not in globals()]
     assert after(program) == []
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("model", ["OSGPR", "WISKI", "ClusteredGP"])
 def test_botorch_draws_functions_of_a_model_after_no_other_import(model: str) -> None:
     program = f"""
@@ -126,7 +126,7 @@ def test_the_command_s_threads_wait_passively_unless_the_user_says_how(
     assert after(program + "result = None", given) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_workers_inherit_how_threads_wait(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import os\ndef cost(x):\n"

@@ -61,7 +61,7 @@ from bo_stream import (
 )
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski import rows as row_memory
-from tests.contract import assert_gradient
+from tests.comparisons import assert_gradient
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
 
@@ -94,7 +94,9 @@ MODELS: dict[str, Callable[[Observations], StreamingGP]] = {
     "OSVGP of labels": labelled,
 }
 
-SLOW = dict.fromkeys(("HeteroscedasticWISKI", "OSVGP", "DecoupledGP", "QSGP"), pytest.mark.slow)
+SLOW = dict.fromkeys(
+    ("HeteroscedasticWISKI", "OSVGP", "DecoupledGP", "QSGP"), pytest.mark.integration
+)
 
 LOCAL = "LocalGP has no functions to draw"
 LABELS = "Expected no noise with a BernoulliLikelihood|no Gaussian noise to add"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bo_stream.allocation.cap import BETTER, SWAPS, capped
 from bo_stream.allocation.oips import correlation
-from tests.oracles import exchanged
+from tests.oracles.allocation import exchanged
 
 
 def batch_of_two() -> Kernel:

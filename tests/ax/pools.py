@@ -36,7 +36,7 @@ USUAL = ("qUCB", "FeatureNIPV")
 
 def rarely(*values: Any) -> list[Any]:
     """Parameters of slow tests."""
-    return [pytest.param(*each, marks=pytest.mark.slow) for each in values]
+    return [pytest.param(*each, marks=pytest.mark.integration) for each in values]
 
 
 def sites(count: int = 40, name: str | None = None) -> Pool:

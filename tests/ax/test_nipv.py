@@ -37,7 +37,7 @@ from tests.ax.pools import (
 pytestmark = NEARLY_WITHOUT_NOISE
 
 KINDS = ["FeatureNIPV", "qNIPV"]
-OFTEN = ["FeatureNIPV", pytest.param("qNIPV", marks=pytest.mark.slow)]
+OFTEN = ["FeatureNIPV", pytest.param("qNIPV", marks=pytest.mark.integration)]
 
 __all__ = ["forgetful"]
 

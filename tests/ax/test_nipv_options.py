@@ -36,7 +36,7 @@ from tests.ax.reloads import from_json
 
 pytestmark = NEARLY_WITHOUT_NOISE
 
-OFTEN = ["FeatureNIPV", pytest.param("qNIPV", marks=pytest.mark.slow)]
+OFTEN = ["FeatureNIPV", pytest.param("qNIPV", marks=pytest.mark.integration)]
 
 __all__ = ["forgetful"]
 

@@ -160,7 +160,7 @@ def test_files_that_are_no_database(file: Path) -> None:
     storage_config(file.with_name("others.db"))
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_without_sqlalchemy_the_error_names_the_extra() -> None:
     done = executed(
         """

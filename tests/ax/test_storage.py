@@ -80,7 +80,7 @@ def test_other_models_come_back_too(model: Any, tmp_path: Path) -> None:
     assert type(surrogate_of(other).model) is model
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_another_process_goes_on_once_the_plug_in_is_imported(tmp_path: Path) -> None:
     client = started()
     run(client, 5)
@@ -99,7 +99,7 @@ print(len(Client.load_from_json_file(sys.argv[1]).get_next_trials(1)))
     assert done.stdout.splitlines()[-1] == "1"
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_process_without_the_plug_in_is_told_to_import_it(tmp_path: Path) -> None:
     """By Ax, which quotes the first name that it does not know."""
     paths = []

@@ -233,7 +233,7 @@ def test_at_a_terminal_the_function_is_asked_for(
     assert result.exit_code == code
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_function_that_ends_its_process_costs_its_trials_alone() -> None:
     process = installed("my_costs:die", "--bounds", "0,1", *QUICK, "--out", "run")
     _, err = process.communicate()
@@ -247,7 +247,7 @@ def test_a_function_that_ends_its_process_costs_its_trials_alone() -> None:
     assert (history["status"][~lost] == "told").all()
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_second_command_in_a_run_s_folder_is_told_who_is_at_work_there() -> None:
     command = ["my_costs:wait", "--bounds", "0,1", *QUICK, "--out", "run"]
     first = installed(*command)

@@ -298,7 +298,7 @@ def test_a_folder_that_cannot_be_written(data: str) -> None:
     assert_one_clear_error(sample(data, *OPTIONS, "--out", "file/run"), "file/run")
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_real_map(shared_data: Path) -> None:
     path = shared_data / "nigeria_pf.npz"
     if not path.is_file():

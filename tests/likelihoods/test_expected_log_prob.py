@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from bo_stream.likelihoods.expected_log_prob import expected_log_prob, log_marginal
+from tests.oracles.likelihoods import expectation, log_probs
 from tests.problems.likelihoods import LIKELIHOODS, outcomes
-from tests.oracles import expectation, log_probs
 
 
 def problem(name: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,8 +17,8 @@ from bo_stream.likelihoods.sites import (
     fit_sites,
     local_sites,
 )
+from tests.oracles.likelihoods import log_probs, variational_optimum
 from tests.problems.likelihoods import CONCAVE, LIKELIHOODS, outcomes
-from tests.oracles import log_probs, variational_optimum
 from tests.tolerances import assert_close
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.likelihoods.softmax import ROWS, entropy, sampled_softmax, softmax_moments
-from tests.oracles import softmax_expectations
+from tests.oracles.classification import softmax_expectations
 from tests.tolerances import assert_close
 
 

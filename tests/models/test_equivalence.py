@@ -21,15 +21,11 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
-from tests.contract import assert_gradient
-from tests.oracles import (
-    dense_kernel,
-    integrated_posterior_variance,
-    interpolated_kernel,
-    joint_covariance,
-    reference,
-    reference_posterior,
-)
+from tests.comparisons import assert_gradient
+from tests.oracles.gaussian_process import integrated_posterior_variance
+from tests.oracles.interpolation import interpolated_kernel
+from tests.oracles.kernels import dense_kernel
+from tests.oracles.reference import joint_covariance, reference, reference_posterior
 from tests.problems import Observations, kernel, observations
 from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close

@@ -17,7 +17,7 @@ from bo_stream.models.quadruply_stochastic.memory import Progress, Schedule
 from bo_stream.models.quadruply_stochastic.sampled_gradient import ControlPoints, Drawn
 from bo_stream.models.quadruply_stochastic.steps import Steps
 from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior
-from tests.oracles import WeightSpace
+from tests.oracles.weight_space import WeightSpace
 
 SIZE, DATA = 12, 15
 

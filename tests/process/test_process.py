@@ -16,7 +16,7 @@ from bo_stream.process.process import (
     WeightSpaceProcess,
 )
 from bo_stream.weights import WeightPosterior
-from tests.oracles import condition_in_turn
+from tests.oracles.gaussian_process import condition_in_turn
 from tests.tolerances import assert_close
 
 OUTPUTS = 2

@@ -32,12 +32,12 @@ from bo_stream.bases.grid.statistics import (
     zero_statistics,
 )
 from bo_stream.sufficient_statistics import weighted_statistics
-from tests.oracles import (
+from tests.oracles.interpolation import (
     additive_interpolated_kernel,
-    dense_kernel,
     interpolation_weights,
     node_inputs,
 )
+from tests.oracles.kernels import dense_kernel
 from tests.tolerances import assert_close
 
 BOUNDS = torch.tensor([[0.0, -1.0, 2.0], [1.0, 0.5, 3.0]], dtype=torch.float64)

@@ -16,7 +16,7 @@ from bo_stream.bases.grid.gram import (
 from bo_stream.bases.grid.mesh import Grid
 from bo_stream.bases.grid.statistics import accumulate, embed, zero_statistics
 from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
-from tests.oracles import interpolation_weights
+from tests.oracles.interpolation import interpolation_weights
 from tests.tolerances import assert_close
 
 SIZES = {1: (9,), 2: (6, 5), 3: (5, 4, 6)}

@@ -8,7 +8,7 @@ import torch
 from bo_stream.bases.grid.contraction import contract
 from bo_stream.bases.grid.mesh import Grid
 from bo_stream.bases.grid.statistics import accumulate, zero_statistics
-from tests.oracles import interpolation_weights
+from tests.oracles.interpolation import interpolation_weights
 from tests.tolerances import assert_close
 
 

@@ -13,7 +13,7 @@ from bo_stream.bases.grid.mesh import (
     pair_coefficients,
     weights,
 )
-from tests.oracles import keys_kernel
+from tests.oracles.interpolation import keys_kernel
 from tests.tolerances import assert_close
 
 T = torch.cat((torch.tensor([0.0, 1.0]), torch.linspace(0.013, 0.987, 9))).double()

@@ -8,7 +8,7 @@ from gpytorch.utils.interpolation import Interpolation
 from torch import Tensor
 
 from bo_stream.bases.grid.mesh import EDGE, Grid
-from tests.oracles import grid_nodes, line_weights
+from tests.oracles.interpolation import grid_nodes, line_weights
 from tests.tolerances import assert_close
 
 BOUNDS = torch.tensor([[-1.0, 2.0], [1.0, 5.0]], dtype=torch.float64)

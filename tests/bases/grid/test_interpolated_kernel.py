@@ -16,7 +16,7 @@ from bo_stream.bases.grid.interpolated_kernel import (
 )
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh
-from tests.oracles import interpolated_kernel
+from tests.oracles.interpolation import interpolated_kernel
 from tests.problems import KERNELS, kernel
 from tests.tolerances import assert_close
 

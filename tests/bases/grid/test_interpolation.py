@@ -17,7 +17,7 @@ from bo_stream.bases.grid.interpolation import (
 from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.bases.grid.mesh import Grid
 from bo_stream.bases.grid.statistics import MeshPullBack, accumulate, zero_statistics
-from tests.oracles import (
+from tests.oracles.interpolation import (
     interpolated_kernel,
     interpolation_weights,
     kronecker_eigenpairs,

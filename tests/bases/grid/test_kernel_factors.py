@@ -28,7 +28,7 @@ from torch import Tensor
 
 from bo_stream.bases.grid.factors import Factor
 from bo_stream.bases.grid.kernel import KernelFactors, kernel_factors
-from tests.oracles import dense_kernel
+from tests.oracles.kernels import dense_kernel
 from tests.problems import KERNELS, kernel
 from tests.tolerances import assert_close
 

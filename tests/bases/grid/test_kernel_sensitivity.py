@@ -14,12 +14,8 @@ from bo_stream.bases.grid.sensitivity import (
     prior_covariance,
     prior_variance,
 )
-from tests.oracles import (
-    dense_kernel,
-    interpolation_weights,
-    largest_eigenvectors,
-    node_inputs,
-)
+from tests.oracles.interpolation import interpolation_weights, largest_eigenvectors, node_inputs
+from tests.oracles.kernels import dense_kernel
 from tests.problems import kernel
 from tests.tolerances import assert_close
 

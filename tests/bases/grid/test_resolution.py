@@ -14,7 +14,8 @@ from bo_stream.bases.grid.resolution import (
     interpolation_error,
     sufficient_grid_size,
 )
-from tests.oracles import dense_kernel, interpolated_kernel
+from tests.oracles.interpolation import interpolated_kernel
+from tests.oracles.kernels import dense_kernel
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
 LINE = BOUNDS[:, :1]

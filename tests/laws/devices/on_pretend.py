@@ -29,8 +29,11 @@ from bo_stream.allocation import CoverTree, KMeans, Novelty, Random
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.module_state import is_in, state_of
-from tests.contract import CASES, LAWS, Law, Stream, applies, moments, suppose
+from tests.comparisons import moments
+from tests.laws.cases import CASES
 from tests.laws.devices import pretend
+from tests.laws.product import LAWS
+from tests.laws.registry import Law, Stream, applies, suppose
 from tests.problems import Observations, observations
 from tests.test_linalg import error_of_root_of_huddled_points
 from tests.tolerances import assert_close

@@ -23,7 +23,7 @@ PARTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("part", PARTS)
 def test_in_a_process_of_its_own(part: str, request: pytest.FixtureRequest) -> None:
     if reason := pretend.why_missing():

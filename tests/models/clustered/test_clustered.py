@@ -35,6 +35,10 @@ from bo_stream.bases.inducing import frozen
 from bo_stream.models.clustered import cluster_gp
 from bo_stream.models.clustered.solver import CholeskySolver, ClusteredProcess, ConjugateGradients
 from bo_stream.models.refit import learn_hyperparameters
+from tests.oracles.clustered import kl_of_normals, moved_to_nearest
+from tests.oracles.gaussian_process import DenseGP
+from tests.oracles.reference import joint_covariance, reference, reference_posterior
+from tests.problems import observations
 from tests.problems.inducing import (
     KERNELS,
     D,
@@ -42,15 +46,6 @@ from tests.problems.inducing import (
     equal_rows,
     wave,
 )
-from tests.oracles import (
-    DenseGP,
-    joint_covariance,
-    kl_of_normals,
-    moved_to_nearest,
-    reference,
-    reference_posterior,
-)
-from tests.problems import observations
 from tests.tolerances import assert_close
 
 NOISE = 0.05

@@ -20,8 +20,9 @@ from bo_stream.models.decoupled import collapse as decoupled_collapse
 from bo_stream.models.decoupled.collapse import CollapsedBound, Valued
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.stochastic import training
-from tests.contract import assert_untouched, fingerprint
-from tests.oracles import dense_kernel, two_basis_bound
+from tests.comparisons import assert_untouched, fingerprint
+from tests.oracles.inducing import two_basis_bound
+from tests.oracles.kernels import dense_kernel
 
 D, N, RANK = 2, 150, 9
 

@@ -20,16 +20,12 @@ from bo_stream.models.decoupled.growth import SpectralSpread
 from bo_stream.models.decoupled.posterior import DecoupledPosterior, DirectSpread, HybridSpread
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.stochastic.replay import generator_at
-from tests.contract import assert_gradient
+from tests.comparisons import assert_gradient
+from tests.oracles.decoupled import DecoupledOracle, hybrid_divergence
+from tests.oracles.kernels import averaged_kernel, dense_kernel
+from tests.oracles.likelihoods import log_probs
+from tests.oracles.reference import joint_covariance
 from tests.problems.likelihoods import LIKELIHOODS, outcomes
-from tests.oracles import (
-    DecoupledOracle,
-    averaged_kernel,
-    dense_kernel,
-    hybrid_divergence,
-    joint_covariance,
-    log_probs,
-)
 
 D, N, M_ALPHA, M_BETA = 3, 40, 12, 5
 NOISE, CONSTANT = 0.5, 0.3

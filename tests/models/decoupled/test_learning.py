@@ -24,9 +24,11 @@ from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
 from bo_stream.models.stochastic import training
-from tests.contract import assert_gradient, assert_same_posterior, assert_untouched, fingerprint
+from tests.comparisons import assert_gradient, assert_same_posterior, assert_untouched, fingerprint
+from tests.oracles.inducing import SGPR
+from tests.oracles.kernels import dense_kernel
+from tests.oracles.reference import joint_covariance
 from tests.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
-from tests.oracles import SGPR, dense_kernel, joint_covariance
 
 D = 2
 NOISE = 0.01

@@ -18,9 +18,11 @@ from bo_stream.models.decoupled.bound import Expanded
 from bo_stream.models.decoupled.collapse import between
 from bo_stream.models.decoupled.growth import SpectralSpread
 from bo_stream.models.decoupled.posterior import DirectSpread
-from tests.contract import assert_same_posterior, assert_untouched, fingerprint
+from tests.comparisons import assert_same_posterior, assert_untouched, fingerprint
+from tests.oracles.inducing import SGPR, two_basis_bound
+from tests.oracles.kernels import dense_kernel
+from tests.oracles.reference import joint_covariance
 from tests.problems.likelihoods import LIKELIHOODS, outcomes
-from tests.oracles import SGPR, dense_kernel, joint_covariance, two_basis_bound
 
 D, N = 2, 120
 

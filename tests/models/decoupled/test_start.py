@@ -16,9 +16,9 @@ from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
 from bo_stream.models.decoupled import start as decoupled_start
-from tests.contract import assert_untouched, fingerprint
+from tests.comparisons import assert_untouched, fingerprint
+from tests.oracles.kernels import dense_kernel
 from tests.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
-from tests.oracles import dense_kernel
 
 D, NOISE = 2, 0.01
 

@@ -13,17 +13,14 @@ from gpytorch.likelihoods import GaussianLikelihood
 
 from bo_stream import OSGPR, OSVGP
 from bo_stream.models.base import StreamingGP
-from tests.contract import (
-    Case,
-    Law,
-    Setting,
-    Stream,
+from tests.laws.memory import (
     a_stream_is_its_batch,
     merging_shards_is_one_stream,
     order_does_not_matter,
     retracting_undoes_updating,
     updating_in_pieces_is_updating_once,
 )
+from tests.laws.registry import Case, Law, Setting, Stream
 from tests.problems import Observations
 
 BUILDERS: dict[str, Callable[[Observations], StreamingGP]] = {

@@ -29,6 +29,8 @@ from torch import Tensor
 from bo_stream import OSGPR, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Novelty, Random
 from bo_stream.models.inducing import points as inducing_choice
+from tests.oracles.inducing import SGPR, online_bound
+from tests.problems import observations
 from tests.problems.inducing import (
     KERNELS,
     D,
@@ -36,8 +38,6 @@ from tests.problems.inducing import (
     equal_rows,
     wave,
 )
-from tests.oracles import SGPR, online_bound
-from tests.problems import observations
 from tests.tolerances import GRADIENT_TOLERANCE, assert_close
 
 

@@ -40,9 +40,10 @@ from bo_stream.allocation.novelty import NOVEL
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.inducing.online_update import OnlineUpdate
 from bo_stream.models.refit import learn_hyperparameters
-from tests.contract import assert_gradient, assert_same_posterior, assert_untouched, fingerprint
+from tests.comparisons import assert_gradient, assert_same_posterior, assert_untouched, fingerprint
+from tests.oracles.inducing import SGPR
+from tests.oracles.likelihoods import Normal, log_probs, uncollapsed_bound, variational_optimum
 from tests.problems.likelihoods import CONCAVE, LIKELIHOODS, OTHERS, outcomes
-from tests.oracles import SGPR, Normal, log_probs, uncollapsed_bound, variational_optimum
 from tests.tolerances import GRADIENT_TOLERANCE, assert_close
 
 D = 3
@@ -569,7 +570,7 @@ def test_inputs_are_normalised_and_allocated() -> None:
 # --- real labels --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_banana_in_a_stream_is_as_good_as_a_batch(shared_data: Path) -> None:
     """Within a point of gpytorch's SVGP with as many points, trained on the whole batch."""
     with np.load(shared_data / "banana.npz") as arrays:

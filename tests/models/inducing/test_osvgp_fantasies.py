@@ -15,9 +15,9 @@ from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 
 from bo_stream import OSVGP
-from tests.contract import assert_gradient, assert_untouched, fingerprint, moments
+from tests.comparisons import assert_gradient, assert_untouched, fingerprint, moments
+from tests.oracles.likelihoods import Normal, log_probs, moments_given_outcomes, variational_optimum
 from tests.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
-from tests.oracles import Normal, log_probs, moments_given_outcomes, variational_optimum
 from tests.tolerances import assert_close
 
 

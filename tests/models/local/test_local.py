@@ -24,7 +24,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import LocalGP
-from tests.oracles import DenseKernel, blended_models, local_groups
+from tests.oracles.kernels import DenseKernel
+from tests.oracles.local import blended_models, local_groups
 from tests.tolerances import assert_close
 
 KERNELS: dict[str, Callable[[], Kernel]] = {

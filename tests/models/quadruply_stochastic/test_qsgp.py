@@ -26,8 +26,8 @@ from bo_stream.models.quadruply_stochastic.choice import (
     MeanField,
 )
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
-from tests.contract import central_differences
-from tests.oracles import WeightSpace
+from tests.comparisons import central_differences
+from tests.oracles.weight_space import WeightSpace
 from tests.tolerances import assert_close
 
 DIM = 2

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from bo_stream.likelihoods.logistic import LogisticLikelihood
 from bo_stream.models.quadruply_stochastic.sampled_gradient import Projection, SampledGradient
-from tests.oracles import bound_of_likelihood, bound_of_single_functions, log_probs
-from tests.tolerances import assert_close
+from tests.oracles.likelihoods import log_probs
+from tests.oracles.weight_space import bound_of_likelihood, bound_of_single_functions
 from tests.problems.weights import DATA, SIZE, Problem
+from tests.tolerances import assert_close
 
 KINDS = ("fourier", "inducing", "relevance")
 DRAWS = 250

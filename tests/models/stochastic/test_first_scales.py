@@ -14,8 +14,9 @@ from gpytorch.means import ConstantMean
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.memory import Observations
 from bo_stream.models.stochastic.start import ScaleBound, Sizes, set_scales
+from tests.oracles.inducing import SGPR, two_basis_bound
+from tests.oracles.kernels import dense_kernel
 from tests.problems.likelihoods import LIKELIHOODS
-from tests.oracles import SGPR, dense_kernel, two_basis_bound
 
 D, N = 2, 60
 

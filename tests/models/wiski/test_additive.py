@@ -20,14 +20,9 @@ from bo_stream.acquisition import FeatureNIPV, sample_paths, select_from_pool
 from bo_stream.acquisition.feature_nipv import FEW_POINTS
 from bo_stream.models.wiski.resolution import GridResolutionWarning
 from tests.acquisition.examples import greedy_choice
-from tests.oracles import (
-    DenseKernel,
-    additive_interpolated_kernel,
-    dense_kernel,
-    joint_covariance,
-    reference,
-    reference_posterior,
-)
+from tests.oracles.interpolation import additive_interpolated_kernel
+from tests.oracles.kernels import DenseKernel, dense_kernel
+from tests.oracles.reference import joint_covariance, reference, reference_posterior
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from bo_stream import DirichletWISKI, LinearStem, OnlineLearner, pretrain
 from bo_stream.models.wiski.labels import MAX_CLASSES, DirichletScores
-from tests.contract import (
+from tests.comparisons import (
     assert_gradient,
     assert_same_model,
     assert_same_posterior,
@@ -36,12 +36,9 @@ from tests.contract import (
     fingerprint,
     moments,
 )
+from tests.oracles.classification import dirichlet_observations
+from tests.oracles.reference import reference, reference_posterior
 from tests.problems.labels import UNIT, labelled, small_classifier
-from tests.oracles import (
-    dirichlet_observations,
-    reference,
-    reference_posterior,
-)
 from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 

@@ -36,14 +36,14 @@ from bo_stream import (
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski.heteroscedastic import FIRST_ROWS
 from bo_stream.models.wiski.log_noise import Entry
-from tests.contract import assert_gradient, assert_untouched, fingerprint
-from tests.oracles import (
+from tests.comparisons import assert_gradient, assert_untouched, fingerprint
+from tests.oracles.gaussian_process import (
     DenseGP,
     condition_in_turn,
     heteroscedastic_stream,
     integrated_posterior_variance,
-    interpolated_kernel,
 )
+from tests.oracles.interpolation import interpolated_kernel
 from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 
@@ -443,7 +443,9 @@ def streamed(model: Any, X: Tensor, Y: Tensor, Yvar: Tensor | None, first: int) 
     return model
 
 
-@pytest.mark.parametrize(("dim", "n"), [(1, 2_000), pytest.param(2, 3_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("dim", "n"), [(1, 2_000), pytest.param(2, 3_000, marks=pytest.mark.integration)]
+)
 @pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 def test_the_noise_of_a_stream_is_found(dim: int, n: int) -> None:
     (X, Y), (T, TY) = draw(n, dim), draw(4_000, dim)

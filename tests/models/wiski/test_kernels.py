@@ -20,7 +20,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
-from tests.oracles import joint_covariance, reference, reference_posterior
+from tests.oracles.reference import joint_covariance, reference, reference_posterior
 from tests.problems import Observations, kernel, observations
 from tests.tolerances import assert_close
 

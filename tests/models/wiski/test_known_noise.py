@@ -20,16 +20,14 @@ from botorch.sampling import SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream import WISKI
-from tests.contract import assert_gradient
-from tests.oracles import (
+from tests.comparisons import assert_gradient
+from tests.oracles.gaussian_process import (
     DenseGP,
     in_order,
     integrated_posterior_variance,
-    joint_covariance,
-    lift,
-    reference,
     standardization,
 )
+from tests.oracles.reference import joint_covariance, lift, reference
 from tests.problems import Observations, kernel, observations
 from tests.tolerances import assert_close
 

@@ -16,13 +16,9 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.models.wiski import learning
 from bo_stream.models.wiski.learning import RADIUS
-from tests.oracles import (
-    dense_kernel,
-    interpolation_weights,
-    largest_eigenvectors,
-    node_inputs,
-    reference,
-)
+from tests.oracles.interpolation import interpolation_weights, largest_eigenvectors, node_inputs
+from tests.oracles.kernels import dense_kernel
+from tests.oracles.reference import reference
 from tests.problems import Observations, kernel, observations
 from tests.tolerances import assert_close
 

@@ -21,8 +21,8 @@ from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.models.wiski import rows as row_memory
 from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.models.wiski.rows import MOST_ROWS, RowMemory
-from tests.contract import assert_same_model, assert_untouched, fingerprint, held_bytes
-from tests.oracles import joint_covariance, reference_posterior
+from tests.comparisons import assert_same_model, assert_untouched, fingerprint, held_bytes
+from tests.oracles.reference import joint_covariance, reference_posterior
 from tests.problems import KERNELS, Observations, kernel, observations
 from tests.tolerances import assert_close
 

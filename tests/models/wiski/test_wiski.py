@@ -35,19 +35,11 @@ from bo_stream import WISKI, CoarsePointsWarning
 from bo_stream.models.noise import NOISE_FLOOR
 from bo_stream.models.wiski import rows as row_memory
 from bo_stream.models.wiski.resolution import GridResolutionWarning, TruncationWarning
-from tests.contract import assert_untouched, fingerprint, gaussian
-from tests.oracles import (
-    DenseGP,
-    dense_kernel,
-    interpolation_weights,
-    joint_covariance,
-    lift,
-    line_weights,
-    node_inputs,
-    reference,
-    reference_posterior,
-    standardization,
-)
+from tests.comparisons import assert_untouched, fingerprint, gaussian
+from tests.oracles.gaussian_process import DenseGP, standardization
+from tests.oracles.interpolation import interpolation_weights, line_weights, node_inputs
+from tests.oracles.kernels import dense_kernel
+from tests.oracles.reference import joint_covariance, lift, reference, reference_posterior
 from tests.problems import KERNELS, Observations, kernel, observations
 from tests.tolerances import assert_close
 

@@ -1,0 +1,238 @@
+"""What a law is, and what it is about: a model in a variant, with data to stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from botorch.sampling import SobolQMCNormalSampler
+from torch import Tensor
+
+from bo_stream import DirichletWISKI
+from bo_stream.models.base import StreamingGP
+from tests.problems import Observations, observations
+
+DIM = 2
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a stream's tensors look like."""
+
+    dtype: torch.dtype = torch.float64
+    batch_shape: tuple[int, ...] = ()
+    outputs: int = 1
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{self.device}-{dtype}-batch{list(self.batch_shape)}-m{self.outputs}"
+
+
+FAMILIES = {
+    "WISKI": "wiski",
+    "HeteroscedasticWISKI": "wiski",
+    "DirichletWISKI": "wiski",
+    "OSGPR": "inducing",
+    "OSVGP": "inducing",
+    "ClusteredGP": "clustered",
+    "DecoupledGP": "decoupled",
+    "QSGP": "quadruply_stochastic",
+    "QSRVM": "quadruply_stochastic",
+    "LocalGP": "local",
+}
+"""The family of each model, which is also the marker of its tests."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model class in one variant.
+
+    Attributes:
+        name: The model's name, and after a comma what is special.
+        build: A model of some observations, whatever their shapes and dtype.
+        noise: ``"learned"``, ``"known"`` or ``"mixed"``; ``"labels"``: outcomes are two classes.
+        in_order: Whether what enters depends on what came before; the laws that suppose it does
+            not are left out.
+        residual: Whether the features miss some of the prior; laws for when they do not are left
+            out.
+        rows: Whether the latest observations are held as rows, so that it matters which they are.
+        blended: Whether an observation may make a variance grow: predictions are averages with
+            weights that it moves, or what was learned takes a step.
+        sites: Whether observations enter as Gaussian ones that stand for what is not; laws of
+            Gaussian noise are left out.
+        spreading: Whether places are added while inputs come that are far from all others.
+        settings: What to test it with.
+    """
+
+    name: str
+    build: Callable[[Observations], StreamingGP]
+    noise: str = "learned"
+    in_order: bool = False
+    residual: bool = False
+    rows: bool = False
+    blended: bool = False
+    sites: bool = False
+    spreading: bool = False
+    settings: tuple[Setting, ...] = (
+        Setting(),
+        Setting(torch.float32, outputs=2),
+        Setting(batch_shape=(2,), outputs=2),
+    )
+
+    @property
+    def family(self) -> str:
+        """The family of the model."""
+        return FAMILIES[self.name.partition(",")[0]]
+
+
+EVERY_SETTING = tuple(
+    Setting(dtype, batch_shape, outputs)
+    for dtype in (torch.float64, torch.float32)
+    for batch_shape in ((), (2,))
+    for outputs in (1, 2)
+)
+
+
+UNBATCHED = (Setting(), Setting(outputs=2), Setting(torch.float32, outputs=2))
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A case in a setting, with data to stream."""
+
+    case: Case
+    setting: Setting
+
+    def __str__(self) -> str:
+        return f"{self.case.name}-{self.setting}"
+
+    def data(self, n: int) -> Observations:
+        s = self.setting
+        data = observations(n, DIM, s.outputs, s.batch_shape, s.dtype)
+        if self.labels:
+            labels = (data.Y[..., :1] > 4.8).to(data.X)
+            return Observations(data.X.to(s.device), labels.to(s.device))
+        data = data.with_noise(self.case.noise)
+        Yvar = None if data.Yvar is None else data.Yvar.to(s.device)
+        return Observations(data.X.to(s.device), data.Y.to(s.device), Yvar)
+
+    def model(self, data: Observations, seed: int = 1) -> StreamingGP:
+        """A model in evaluation mode; its hyperparameters depend on the seed only."""
+        model = self.case.build(data)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter)
+                if name.startswith("stem."):
+                    continue  # the memory holds what was projected before
+                if name == "mean_module.raw_constant":
+                    parameter.copy_(0.3 * noise)
+                else:
+                    parameter.mul_((0.2 * noise).exp())
+        model.eval()
+        return model
+
+    def settled(self, data: Observations) -> StreamingGP:
+        """The same, whose observations entered after the hyperparameters were set.
+
+        Features that miss some of the prior miss another part when the kernel moves.
+        """
+        model = self.model(data)
+        return model.clear().update(*data.astuple()) if self.case.residual else model
+
+    @property
+    def labels(self) -> bool:
+        """Whether outcomes are labels."""
+        return self.case.noise == "labels"
+
+    @property
+    def binary(self) -> bool:
+        """Whether they are of two classes that stay two."""
+        return self.labels and self.case.sites
+
+    @cached_property
+    def points(self) -> Tensor:
+        """Test inputs, ``batch_shape x 5 x d``."""
+        X = torch.rand(*self.setting.batch_shape, 5, DIM, dtype=self.setting.dtype)
+        return X.to(self.setting.device)
+
+    def sampler(self, n: int = 3) -> SobolQMCNormalSampler:
+        return SobolQMCNormalSampler(torch.Size([n]), seed=7)
+
+    @property
+    def exact(self) -> bool:
+        """Whether gradients can be checked by differences."""
+        return self.setting.dtype == torch.float64
+
+
+def suppose(model: StreamingGP, data: Observations, noise: Tensor | None = None) -> StreamingGP:
+    """The model that supposes observations of its kind."""
+    if isinstance(model, DirichletWISKI):
+        return model.condition_on_labels(data.X, data.Y)
+    return model.condition_on_observations(data.X, data.Y, noise=noise)
+
+
+Law = Callable[[Stream], None]
+LAWS: list[Law] = []
+
+ORDERLESS: set[Law] = set()
+"""Laws of models whose memory does not depend on the order in which observations enter."""
+
+OF_OUTCOMES: set[Law] = set()
+"""Laws of models whose observations are in the units of the posterior, not labels."""
+OF_STATISTICS: set[Law] = set()
+"""Laws of models that hold nothing but statistics."""
+WITHOUT_RESIDUAL: set[Law] = set()
+"""Laws of models whose features carry the whole prior."""
+
+OF_GAUSSIAN_NOISE: set[Law] = set()
+"""Laws of models that take an observation for a normal one."""
+
+
+def law(function: Law) -> Law:
+    """Put a law on the list."""
+    LAWS.append(function)
+    return function
+
+
+def orderless(function: Law) -> Law:
+    """Put a law on the list that a case ``in_order`` need not obey."""
+    ORDERLESS.add(function)
+    return law(function)
+
+
+def of_outcomes(function: Law) -> Law:
+    """Of models whose observations are outcomes, in the units of the posterior."""
+    OF_OUTCOMES.add(function)
+    return function
+
+
+def of_statistics(function: Law) -> Law:
+    """Of models that hold nothing but statistics."""
+    OF_STATISTICS.add(function)
+    return function
+
+
+def without_residual(function: Law) -> Law:
+    """Of models whose features carry the whole prior."""
+    WITHOUT_RESIDUAL.add(function)
+    return function
+
+
+def of_gaussian_noise(function: Law) -> Law:
+    """Of models that take an observation for a normal one."""
+    OF_GAUSSIAN_NOISE.add(function)
+    return function
+
+
+def applies(law: Law, case: Case) -> bool:
+    """Whether a case must obey a law."""
+    ordered = case.in_order and law in ORDERLESS
+    labels = case.noise == "labels" and law in OF_OUTCOMES
+    missed = case.residual and law in WITHOUT_RESIDUAL
+    held = case.rows and law in OF_STATISTICS
+    sites = case.sites and law in OF_GAUSSIAN_NOISE
+    return not (ordered or labels or missed or held or sites)
