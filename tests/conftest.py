@@ -11,10 +11,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker for each processor ins
 
 import pytest
 import torch
+from botorch.acquisition.multi_objective import logei
 
 from bo_stream.models.wiski import rows as row_memory
 
 pytest_plugins = ["tests.selection"]
+
+logei._load_attempted = True  # half a minute of compiling otherwise, for the same numbers
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

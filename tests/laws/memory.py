@@ -41,6 +41,7 @@ from tests.laws.registry import (
 from tests.tolerances import assert_close
 
 
+@law
 @orderless
 def updating_in_pieces_is_updating_once(stream: Stream) -> None:
     first, rest = stream.data(6), stream.data(9)
@@ -53,6 +54,7 @@ def updating_in_pieces_is_updating_once(stream: Stream) -> None:
     assert_same_model(pieces, once, stream.points)
 
 
+@law
 @orderless
 def a_stream_is_its_batch(stream: Stream) -> None:
     data = stream.data(15)
@@ -62,6 +64,7 @@ def a_stream_is_its_batch(stream: Stream) -> None:
     assert streamed.num_observations == pytest.approx(15)
 
 
+@law
 @orderless
 @of_statistics
 def order_does_not_matter(stream: Stream) -> None:
@@ -71,6 +74,7 @@ def order_does_not_matter(stream: Stream) -> None:
     assert_same_model(refreshed(backwards), refreshed(forwards), stream.points)
 
 
+@law
 @orderless
 @of_statistics
 def merging_shards_is_one_stream(stream: Stream) -> None:
@@ -90,6 +94,7 @@ def merging_shards_is_one_stream(stream: Stream) -> None:
     assert_untouched(merged, before)
 
 
+@law
 @orderless
 @of_statistics
 def merging_shards_that_went_further_is_one_stream(stream: Stream) -> None:
@@ -102,6 +107,7 @@ def merging_shards_that_went_further_is_one_stream(stream: Stream) -> None:
     assert_same_model(refreshed(merged), refreshed(streamed), stream.points, factor=10)
 
 
+@law
 @orderless
 @of_statistics
 def retracting_undoes_updating(stream: Stream) -> None:
@@ -114,6 +120,7 @@ def retracting_undoes_updating(stream: Stream) -> None:
     assert_same_model(model, never, stream.points)
 
 
+@law
 @orderless
 @of_statistics
 def what_was_never_in_is_not_taken_out(stream: Stream) -> None:
@@ -171,6 +178,7 @@ def _is_property_of_ours(owner: type, name: str) -> bool:
     return ours and isinstance(vars(owner)[name], property)
 
 
+@law
 @orderless
 def the_prior_comes_before_the_data(stream: Stream) -> None:
     data = stream.data(8)

@@ -177,19 +177,7 @@ def suppose(model: StreamingGP, data: Observations, noise: Tensor | None = None)
 
 Law = Callable[[Stream], None]
 LAWS: list[Law] = []
-
-ORDERLESS: set[Law] = set()
-"""Laws of models whose memory does not depend on the order in which observations enter."""
-
-OF_OUTCOMES: set[Law] = set()
-"""Laws of models whose observations are in the units of the posterior, not labels."""
-OF_STATISTICS: set[Law] = set()
-"""Laws of models that hold nothing but statistics."""
-WITHOUT_RESIDUAL: set[Law] = set()
-"""Laws of models whose features carry the whole prior."""
-
-OF_GAUSSIAN_NOISE: set[Law] = set()
-"""Laws of models that take an observation for a normal one."""
+_EXEMPTIONS: list[tuple[Law, Callable[[Case], bool]]] = []
 
 
 def law(function: Law) -> Law:
@@ -198,41 +186,28 @@ def law(function: Law) -> Law:
     return function
 
 
-def orderless(function: Law) -> Law:
-    """Put a law on the list that a case ``in_order`` need not obey."""
-    ORDERLESS.add(function)
-    return law(function)
+def not_for(exempt: Callable[[Case], bool]) -> Callable[[Law], Law]:
+    """Return a decorator of laws that some cases need not obey."""
+
+    def decorate(function: Law) -> Law:
+        _EXEMPTIONS.append((function, exempt))
+        return function
+
+    return decorate
 
 
-def of_outcomes(function: Law) -> Law:
-    """Of models whose observations are outcomes, in the units of the posterior."""
-    OF_OUTCOMES.add(function)
-    return function
-
-
-def of_statistics(function: Law) -> Law:
-    """Of models that hold nothing but statistics."""
-    OF_STATISTICS.add(function)
-    return function
-
-
-def without_residual(function: Law) -> Law:
-    """Of models whose features carry the whole prior."""
-    WITHOUT_RESIDUAL.add(function)
-    return function
-
-
-def of_gaussian_noise(function: Law) -> Law:
-    """Of models that take an observation for a normal one."""
-    OF_GAUSSIAN_NOISE.add(function)
-    return function
+orderless = not_for(lambda case: case.in_order)
+"""Of memories that do not depend on the order in which observations enter."""
+of_outcomes = not_for(lambda case: case.noise == "labels")
+"""Of observations in the units of the posterior."""
+of_statistics = not_for(lambda case: case.rows)
+"""Of memories that hold nothing but statistics."""
+without_residual = not_for(lambda case: case.residual)
+"""Of features that carry the whole prior."""
+of_gaussian_noise = not_for(lambda case: case.sites)
+"""Of observations that are taken for normal ones."""
 
 
 def applies(law: Law, case: Case) -> bool:
-    """Whether a case must obey a law."""
-    ordered = case.in_order and law in ORDERLESS
-    labels = case.noise == "labels" and law in OF_OUTCOMES
-    missed = case.residual and law in WITHOUT_RESIDUAL
-    held = case.rows and law in OF_STATISTICS
-    sites = case.sites and law in OF_GAUSSIAN_NOISE
-    return not (ordered or labels or missed or held or sites)
+    """Return whether a case must obey a law."""
+    return not any(exempt(case) for function, exempt in _EXEMPTIONS if function is law)

@@ -42,6 +42,7 @@ CUDA = [
 
 
 @pytest.mark.cuda
+@pytest.mark.matrix
 @pytest.mark.parametrize("stream", CUDA, ids=str)
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_law_on_a_gpu(law: Law, stream: Stream) -> None:
