@@ -52,6 +52,7 @@ sys.meta_path.insert(0, Watch())
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("args", "code"),
     [
@@ -66,6 +67,7 @@ def test_help_needs_no_torch(args: list[str], code: int) -> None:
     assert after(COMMAND.format(args=args, code=code) + LOADED) == []
 
 
+@pytest.mark.integration
 def test_importing_the_package_needs_no_torch() -> None:
     assert after("import bo_stream, bo_stream.loops.optimization\n" + LOADED) == []
 
@@ -108,6 +110,7 @@ result = list(paths(X).shape)
     assert after(program) == [3, 9]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("given", "expected"),
     [

@@ -138,6 +138,7 @@ def test_several_arms_of_a_trial() -> None:
     assert_is_a_batch_of_the_data(client)
 
 
+@pytest.mark.integration
 def test_what_a_former_process_has_begun_is_evaluated_again(tmp_path: Path) -> None:
     client = started()
     lost = ProcessRunner(bowl)
@@ -205,6 +206,7 @@ def test_trials_that_something_else_must_complete_are_named() -> None:
         run_trials(client, bowl, 1)
 
 
+@pytest.mark.integration
 def test_a_stopped_trial_is_given_up() -> None:
     client = started()
     runner = ProcessRunner(bowl, workers=2)
@@ -238,6 +240,7 @@ def test_the_orchestrator_does_not_sleep() -> None:
     assert (options.min_seconds_before_poll, options.init_seconds_between_polls) == (0.0, 0)
 
 
+@pytest.mark.integration
 def test_trials_by_hand_and_by_both_loops_are_one_stream() -> None:
     client = started()
     run(client, 4)

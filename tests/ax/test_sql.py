@@ -32,7 +32,7 @@ from tests.ax.reloads import (
     next_candidate,
 )
 
-pytestmark = NEARLY_WITHOUT_NOISE
+pytestmark = [*NEARLY_WITHOUT_NOISE, pytest.mark.integration]
 
 READING = 1e-12
 """More than pandas, with which Ax reads its data, loses of a number: some of its last digits."""
@@ -65,6 +65,7 @@ def test_the_next_candidate_is_that_of_an_uninterrupted_run(
     assert (traffic.built, traffic.entered) == ([8], [1, 1])
 
 
+@pytest.mark.smoke
 def test_a_reloaded_experiment_is_what_was_stored(file: Path) -> None:
     client = started(storage=storage_config(file), model=OSGPR, model_options={"max_points": 32})
     run(client, 6)
@@ -160,7 +161,6 @@ def test_files_that_are_no_database(file: Path) -> None:
     storage_config(file.with_name("others.db"))
 
 
-@pytest.mark.integration
 def test_without_sqlalchemy_the_error_names_the_extra() -> None:
     done = executed(
         """

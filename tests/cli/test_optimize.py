@@ -109,6 +109,8 @@ def test_a_test_function_with_noise() -> None:
     assert Path("run/trace.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.integration
+@pytest.mark.smoke
 def test_the_installed_command_runs_a_function_of_one_s_own_in_workers() -> None:
     process = installed(*own("cost", "--workers", "2", "--retries", "1", "--out", "run"))
     _, err = process.communicate(timeout=300)
@@ -172,6 +174,7 @@ def test_a_run_goes_on_where_it_stopped() -> None:
     pd.testing.assert_frame_equal(table("parts"), table("whole"))
 
 
+@pytest.mark.integration
 def test_ctrl_c_ends_the_step_and_the_run_goes_on_to_the_same_points() -> None:
     process = installed(*own("slow", "--out", "run"))
     deadline = time.monotonic() + 120

@@ -85,6 +85,8 @@ def test_version_and_help() -> None:
         assert option in text
 
 
+@pytest.mark.integration
+@pytest.mark.smoke
 def test_the_installed_command_samples_a_file(data: str) -> None:
     process = command("sample", data, *OPTIONS, "--out", "run", "--compare", "random")
     out, err = process.communicate(timeout=300)
@@ -151,6 +153,7 @@ def test_a_run_goes_on_where_it_stopped(data: str) -> None:
     assert json.loads(Path("parts/run.json").read_text())["steps_done"] == 4
 
 
+@pytest.mark.integration
 def test_ctrl_c_leaves_a_run_that_goes_on_to_the_same_picks(data: str) -> None:
     many = [*OPTIONS, "--steps", "18"]
     process = command("sample", data, *many, "--out", "run")
@@ -253,6 +256,7 @@ def test_a_run_is_not_written_over_and_keeps_its_settings(data: str, tmp_path: P
     assert sample(data, *resume, "-q", str(QUICK.q)).exit_code == 0
 
 
+@pytest.mark.integration
 def test_a_full_disk_is_one_clear_error_and_leaves_the_run_whole(data: str) -> None:
     """Files may grow to a size that the models exceed: writing fails in the midst of one."""
     assert sample(data, *OPTIONS, "--out", "run").exit_code == 0

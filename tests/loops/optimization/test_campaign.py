@@ -84,6 +84,7 @@ def test_a_run_stopped_anywhere_goes_on_to_the_same_points(
     assert [step.mean for step in again.steps] == [step.mean for step in whole.steps]
 
 
+@pytest.mark.integration
 def test_any_number_of_workers_gives_the_same_run(whole: OptimizationCampaign) -> None:
     campaign = begin()
     with Workers(campaign.objective, count=2) as workers:

@@ -73,6 +73,7 @@ def test_any_single_number_will_do(number: object, monkeypatch: pytest.MonkeyPat
     assert attempt(own("bowl"), Task(0, (0.5,), 0)).value == 2.0
 
 
+@pytest.mark.integration
 def test_outcomes_come_as_they_are_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with Workers(own("slow"), count=2) as workers:
@@ -83,6 +84,7 @@ def test_outcomes_come_as_they_are_ready(tmp_path: Path, monkeypatch: pytest.Mon
     assert came[-1].seconds >= 1.5
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "error"),
     [
@@ -99,6 +101,7 @@ def test_hanging_and_dying_workers_are_replaced(name: str, error: str) -> None:
     assert time.monotonic() - started < 60.0
 
 
+@pytest.mark.integration
 def test_workers_give_what_this_process_gives() -> None:
     objective = SyntheticFunction("Branin", None, 2.0, seed=5)
     todo = [Task(key, (0.1 * key, 3.0), key % 2) for key in range(4)]
@@ -132,6 +135,7 @@ def test_counts_are_checked(count: int, timeout: float | None, message: str) -> 
         evaluator(own("bowl"), count, timeout)
 
 
+@pytest.mark.integration
 def test_a_worker_that_cannot_begin_is_an_error() -> None:
     with (
         Workers(OwnFunction("tests.loops.nowhere:f", BOX), count=1) as workers,
