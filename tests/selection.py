@@ -113,18 +113,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def in_default(item: pytest.Item, taken: set[str]) -> bool:
     """Whether a run without ``-m`` takes a test, given the matrix tests that it takes."""
-    if item.get_closest_marker("matrix") is not None:
-        return item.nodeid in taken
     if item.get_closest_marker("integration") is not None:
         return item.get_closest_marker("smoke") is not None
-    return True
+    return item.get_closest_marker("matrix") is None or item.nodeid in taken
 
 
 def share_of(items: list[pytest.Item], rotation: int) -> set[str]:
     """Return the ids of the matrix tests of a share: a covering one of each test function's."""
     groups: dict[str, dict[str, Factors]] = defaultdict(dict)
     for item in items:
-        if (marker := item.get_closest_marker("matrix")) is not None:
+        marker = item.get_closest_marker("matrix")
+        if marker is not None and item.get_closest_marker("integration") is None:
             function = item.nodeid.partition("[")[0]
             groups[function][item.nodeid] = marker.args or factors_of(item)
     return set().union(*(covering(varying(group), rotation) for group in groups.values()))

@@ -130,6 +130,7 @@ def test_a_box_is_integrated_over_in_closed_form() -> None:
     assert isinstance(acquisition_of(client).acqf.measure, BoxMeasure)
 
 
+@pytest.mark.integration
 def test_points_of_a_space_that_is_no_box() -> None:
     client = after(5, mixed_loss, MIXED, acquisition="FeatureNIPV")
     columns = adapter_of(client).parameters

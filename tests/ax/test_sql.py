@@ -65,7 +65,6 @@ def test_the_next_candidate_is_that_of_an_uninterrupted_run(
     assert (traffic.built, traffic.entered) == ([8], [1, 1])
 
 
-@pytest.mark.smoke
 def test_a_reloaded_experiment_is_what_was_stored(file: Path) -> None:
     client = started(storage=storage_config(file), model=OSGPR, model_options={"max_points": 32})
     run(client, 6)

@@ -35,6 +35,7 @@ from tests.ax.reloads import (
 pytestmark = NEARLY_WITHOUT_NOISE
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("noise", "rounding"), [(None, 1e-8), (0.0, 1e-5), (0.1, 1e-8)])
 def test_the_next_candidate_is_that_of_an_uninterrupted_run(
     noise: float | None, rounding: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -71,6 +72,7 @@ def test_what_was_learned_is_stored_once_per_refit_and_comes_back(tmp_path: Path
     assert surrogate_of(other)._streams[("loss",)].fitted_at == learned["loss"]["count"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("model", [OSGPR, DecoupledGP, QSGP, QSRVM])
 def test_other_models_come_back_too(model: Any, tmp_path: Path) -> None:
     client = started(model=model)

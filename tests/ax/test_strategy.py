@@ -54,6 +54,7 @@ def two_losses(parameters: Any) -> dict[str, float]:
     return {"loss": loss(parameters), "cost": float(parameters["a"])}
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 @pytest.mark.parametrize("acquisition", [None, "qLogNEHVI"])
 def test_two_objectives_and_a_tracking_metric(acquisition: str | None) -> None:
@@ -67,6 +68,7 @@ def test_two_objectives_and_a_tracking_metric(acquisition: str | None) -> None:
     assert len(client.get_pareto_frontier()) > 0
 
 
+@pytest.mark.integration
 def test_outcome_constraints() -> None:
     """The bowl's bottom, at 0.6, is not allowed. No cost is 0, by which Ax would divide."""
     client = started(constraints=["cost >= 2.0"], acquisition=None)
@@ -118,6 +120,7 @@ def test_a_model_that_cannot_serve_is_refused_before_the_first_trial(
     assert client._experiment.trials == {}
 
 
+@pytest.mark.integration
 def test_parameter_constraints_and_fixed_parameters() -> None:
     names = [name for name, *_ in BOX]
     parameters = [
@@ -137,6 +140,7 @@ def test_parameter_constraints_and_fixed_parameters() -> None:
         client.complete_trial(index, {"loss": loss(p)})
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore:Yvar holds .* zero or less")
 @pytest.mark.parametrize("sems", [(None,), (0.1,), (0.0,), (None, 0.1)])
 @pytest.mark.parametrize("kind", [WISKI, OSGPR])
@@ -218,6 +222,7 @@ def test_the_most_promising_points() -> None:
     assert most_promising(values[:, :1], violation, 1).tolist() == [0]
 
 
+@pytest.mark.integration
 def test_the_baseline_has_a_fixed_size() -> None:
     client = started(acquisition="qLogNEI", refit=0.0)
     run(client, 4)

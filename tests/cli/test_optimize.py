@@ -139,6 +139,7 @@ def test_a_refit_that_fails_is_in_the_summary(monkeypatch: pytest.MonkeyPatch) -
     assert event["times"] == len(run["refits_at"])
 
 
+@pytest.mark.integration
 def test_another_model_with_an_option() -> None:
     model = ["--model", "osgpr", "--set", "max-points=5", "--set", "window=0"]
     steps = ["--initial", "6", "--steps", "2", "-q", "2", "--out", "run"]
@@ -164,6 +165,7 @@ def test_maximize_and_parquet() -> None:
     assert history["best"].tolist() == history["y"].cummax().tolist()
 
 
+@pytest.mark.integration
 def test_a_run_goes_on_where_it_stopped() -> None:
     options = ["Branin", "--noise", "1", *QUICK]
     assert optimize(*options, "--out", "whole").exit_code == 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import pytest
 import torch
 from botorch.sampling import SobolQMCNormalSampler
 from torch import Tensor
@@ -166,6 +168,16 @@ class Stream:
     def exact(self) -> bool:
         """Whether gradients can be checked by differences."""
         return self.setting.dtype == torch.float64
+
+
+def shared_out(streams: Iterable[Stream]) -> list[Any]:
+    """Return parameters of tests in the matrix, of which a run takes each family and setting."""
+    result = []
+    for stream in streams:
+        family, setting = stream.case.family, str(stream.setting)
+        marks = [pytest.mark.matrix(family, setting), getattr(pytest.mark, family)]
+        result.append(pytest.param(stream, id=str(stream), marks=marks))
+    return result
 
 
 def suppose(model: StreamingGP, data: Observations, noise: Tensor | None = None) -> StreamingGP:
