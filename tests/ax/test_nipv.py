@@ -142,6 +142,7 @@ def test_points_of_a_space_that_is_no_box() -> None:
     assert set(points["layers"].frac().tolist()) == {0.0}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", OFTEN)
 def test_points_keep_to_parameter_constraints(kind: str) -> None:
     client = Client(random_seed=0)

@@ -101,6 +101,7 @@ def test_the_installed_command_samples_a_file(data: str) -> None:
     assert len(picks("run")) == 1 + 2 * 17
 
 
+@pytest.mark.integration
 def test_a_table_with_named_columns() -> None:
     small = small_map()
     table = pd.DataFrame({"id": range(120), "lat": small.X[:, 1], "prevalence": small.y})
@@ -114,6 +115,7 @@ def test_a_table_with_named_columns() -> None:
     assert picks("other") == picks("run")
 
 
+@pytest.mark.integration
 def test_another_model_of_more_inputs() -> None:
     write_five_inputs(Path("wide.npz"))
     quick = ["--steps", "2", "--pool", "30", "--test", "20", "--initial", "5", "--out", "run"]
@@ -135,6 +137,7 @@ def test_names_may_follow_one_option() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.integration
 def test_without_data_it_samples_the_simulated_map_into_a_fresh_folder() -> None:
     for folder in ("bo-stream-run", "bo-stream-run-2"):
         result = sample("--steps", "1", "--grid", "12", "--pool", "200", "--test", "200")
@@ -143,6 +146,7 @@ def test_without_data_it_samples_the_simulated_map_into_a_fresh_folder() -> None
         assert set(RESULTS) < set(contents(Path(folder)))
 
 
+@pytest.mark.integration
 def test_a_run_goes_on_where_it_stopped(data: str) -> None:
     assert sample(data, *OPTIONS, "--out", "whole").exit_code == 0
     assert sample(data, *OPTIONS, "--steps", "2", "--out", "parts").exit_code == 0
@@ -234,6 +238,7 @@ def test_bad_syntax_is_said_by_the_parser(data: str, args: list[str]) -> None:
     assert "Error" in result.stderr
 
 
+@pytest.mark.integration
 def test_a_run_is_not_written_over_and_keeps_its_settings(data: str, tmp_path: Path) -> None:
     assert sample(data, *OPTIONS, "--out", "run").exit_code == 0
     write_npz(tmp_path / "other.npz", small_map(seed=1))

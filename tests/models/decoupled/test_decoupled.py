@@ -333,6 +333,7 @@ def draw_with_gradient(model: DecoupledGP, generator: torch.Generator | None) ->
     return torch.cat(parts)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["direct", "hybrid, averages", "spectral"])
 @pytest.mark.parametrize("name", ["gaussian", "bernoulli"])
 def test_draws_of_the_bound_and_its_gradient_are_unbiased(kind: str, name: str) -> None:

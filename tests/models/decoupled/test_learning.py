@@ -164,6 +164,7 @@ def test_the_mean_reaches_the_best_in_both_bases(parametrization: str) -> None:
     torch.testing.assert_close(model.posterior(X).mean[:, 0], expected, rtol=0, atol=1e-2)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "options",
     [
