@@ -70,6 +70,7 @@ def test_a_run_is_the_initial_points_and_steps_of_q(whole: OptimizationCampaign)
     assert table["best"].iloc[-1] < 0.01
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("events", range(14))
 def test_a_run_stopped_anywhere_goes_on_to_the_same_points(
     whole: OptimizationCampaign, tmp_path: Path, events: int

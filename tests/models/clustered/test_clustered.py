@@ -96,6 +96,7 @@ def assert_is(model: ClusteredGP, gp: DenseGP, factor: float = 0.1) -> None:
 # --- the posterior ------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("sizes", [(60,), (20, 1, 39), tuple([1] * 60)])
@@ -563,6 +564,7 @@ def test_equal_rows_an_outlier_and_a_constant_column_do_not_break_it() -> None:
     assert_goes_on_after_odd_inputs(model)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("far", [1e4, 1e8, 1e12])

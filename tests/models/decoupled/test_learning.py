@@ -136,6 +136,7 @@ def test_one_whole_step_is_the_best_covariance() -> None:
     torch.testing.assert_close(found, covariance, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("parametrization", ["spectral", "hybrid", "direct"])
 def test_the_mean_reaches_the_best_in_both_bases(parametrization: str) -> None:
     """Given hyperparameters and points: subset-of-regressors regression on all of them."""
@@ -196,6 +197,7 @@ def test_training_raises_the_bound_and_predicts_better(options: dict[str, Any]) 
     assert float(model.posterior(X).variance.min()) > 0.0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", OTHERS)
 def test_learns_under_any_likelihood(name: str) -> None:
     X = torch.rand(200, D, dtype=torch.float64)
