@@ -38,7 +38,10 @@ from tests.problems import Observations, observations
 from tests.test_linalg import error_of_root_of_huddled_points
 from tests.tolerances import assert_close
 
-pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid"),
+    pytest.mark.integration,
+]
 
 pretend.install()
 HOST, DEVICE = torch.device("cpu"), torch.device(pretend.NAME)
