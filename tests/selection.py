@@ -78,10 +78,14 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return a worker for each processor, and none for one file, which ends before they start."""
-    asked = config.args
-    if len(asked) == 1 and asked[0].partition("::")[0].endswith(".py"):
+    if len(config.args) == 1 and names_files(config):
         return 0
     return min(MOST_WORKERS, os.cpu_count() or 1)
+
+
+def names_files(config: pytest.Config) -> bool:
+    """Return whether a run is of files, not of folders."""
+    return all(argument.partition("::")[0].endswith(".py") for argument in config.args)
 
 
 # --- selection ----------------------------------------------------------------------------------
@@ -94,28 +98,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for family in FAMILIES:
             if f"/models/{family}/" in item.path.as_posix():
                 item.add_marker(family)
-    option = config.option
-    left_out: set[str] = set()
-    if option.share > 1:
-        left_out |= {
-            item.nodeid
-            for item in items
-            if item.get_closest_marker("matrix")
-            and position(option.rotation, item.nodeid) % option.share
-        }
-    elif not option.markexpr and not option.all:
-        taken = share_of(items, option.rotation)
-        left_out |= {item.nodeid for item in items if not in_default(item, taken)}
+    left_out = left_out_of(config, items)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
     items[:] = [item for item in items if item.nodeid not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("integration") is not None)
 
 
-def in_default(item: pytest.Item, taken: set[str]) -> bool:
-    """Whether a run without ``-m`` takes a test, given the matrix tests that it takes."""
-    if item.get_closest_marker("integration") is not None:
-        return item.get_closest_marker("smoke") is not None
-    return item.get_closest_marker("matrix") is None or item.nodeid in taken
+def left_out_of(config: pytest.Config, items: list[pytest.Item]) -> set[str]:
+    """Return the ids of tests that a run does not take, of those in the files that it collects."""
+    option = config.option
+    explicit = option.markexpr or option.all or any("::" in argument for argument in config.args)
+    integration = {item.nodeid for item in items if item.get_closest_marker("integration")}
+    matrix = {item.nodeid for item in items if item.get_closest_marker("matrix")}
+    left_out: set[str] = set()
+    if option.share > 1:
+        left_out |= {name for name in matrix if position(option.rotation, name) % option.share}
+    elif not explicit:
+        left_out |= matrix - share_of(items, option.rotation)
+    if not explicit and not names_files(config):
+        smoke = {item.nodeid for item in items if item.get_closest_marker("smoke")}
+        left_out |= integration - smoke
+    return left_out
 
 
 def share_of(items: list[pytest.Item], rotation: int) -> set[str]:

@@ -30,10 +30,10 @@ def test_in_a_process_of_its_own(part: str, request: pytest.FixtureRequest) -> N
         pytest.skip(reason)
     file, *chosen = PARTS[part]
     seed = str(request.config.getoption("--seed"))
-    options = ["--all", "-q", "--tb=short", "-n0", "-p", "no:cacheprovider", "--seed", seed]
+    options = ["-q", "--tb=short", "-p", "no:cacheprovider", "--seed", seed, *chosen]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", str(HERE / file), *options, *chosen],
+        [sys.executable, "-m", "pytest", str(HERE / file), *options],
         cwd=HERE.parents[2],
         env=environment,
         capture_output=True,
