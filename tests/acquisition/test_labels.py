@@ -131,6 +131,7 @@ def test_drawn_configurations_estimate_the_enumerated() -> None:
     assert_close(drawn[0].expected, exact.expected)
 
 
+@pytest.mark.integration
 def test_drawn_configurations_have_unbiased_gradients() -> None:
     scores = torch.randn(8, 3, 2, dtype=torch.float64).mul_(2.0).requires_grad_()
     generator = torch.Generator().manual_seed(0)
