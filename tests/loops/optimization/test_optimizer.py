@@ -73,6 +73,7 @@ def test_to_maximise_is_to_minimise_the_negative() -> None:
     assert least.best().mean == -(most.best().mean or 0.0)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "acquisition", [*ACQUISITIONS, "tests.loops.optimization.test_optimizer:own_builder"]
 )
@@ -98,6 +99,7 @@ def test_each_acquisition_goes_on_to_the_same_points_after_a_stop(
             tell_all(one, asked)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("acquisition", ["qLogEI", "qLogNEI", "qUCB", "TS"])
 @pytest.mark.parametrize("factor", [2.0**-40, 2.0**70])
 def test_outcomes_may_have_any_unit(acquisition: str, factor: float) -> None:

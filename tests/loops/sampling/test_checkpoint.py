@@ -333,6 +333,7 @@ def test_an_interrupt_within_a_step_leaves_the_checkpoint_before(
     assert outcome(finish(resumed)) == outcome(finish(begin(path)))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_a_full_disk_leaves_the_checkpoint_before(
     path: Path, folder: Path, failing: int, monkeypatch: pytest.MonkeyPatch
