@@ -40,6 +40,7 @@ pytestmark = NEARLY_WITHOUT_NOISE
 ONE_OBJECTIVE = [name for name in ACQUISITIONS if name != "qLogNEHVI"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("acquisition", [None, *ONE_OBJECTIVE])
 def test_acquisitions(acquisition: str | None) -> None:
     client = started(acquisition=acquisition)
