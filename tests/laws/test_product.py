@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -26,10 +27,10 @@ def pairs(names: set[str]) -> set[tuple[int, int, object, object]]:
 
 def test_this_run_meets_every_pair(request: pytest.FixtureRequest) -> None:
     taken = {
-        item.callspec.id
+        f"{item.callspec.params['law'].__name__}-{item.callspec.params['stream']}"
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.originalname == "test_law"
-        if item.path.name == "test_laws.py"
+        if item.path == Path(__file__).with_name("test_laws.py")
     }
     option = request.config.option
     if option.keyword or option.markexpr or option.share > 1 or not taken:

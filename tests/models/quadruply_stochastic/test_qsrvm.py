@@ -37,6 +37,7 @@ def test_a_weight_of_zero_has_the_largest_precision() -> None:
     assert float(best_precisions(zero, zero + 3.0)) == pytest.approx(LARGEST)
 
 
+@pytest.mark.integration
 def test_a_sinc_needs_few_functions() -> None:
     X = torch.linspace(-10.0, 10.0, 100, dtype=torch.float64).unsqueeze(-1)
     truth = torch.sinc(X / math.pi)

@@ -86,6 +86,7 @@ def test_a_few_data_and_functions_are_unbiased(kind: str, controlled: bool) -> N
     assert bool(((mean - expected).abs() <= 4.0 * error + 1e-9).all())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["fourier", "inducing"])
 def test_the_control_variate_lowers_the_variance_of_the_gradient(kind: str) -> None:
     spreads = []
@@ -96,6 +97,7 @@ def test_the_control_variate_lowers_the_variance_of_the_gradient(kind: str) -> N
     assert float(spreads[1]) < 0.5 * float(spreads[0])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["fourier", "inducing"])
 def test_support_points_say_more_of_a_sample_than_of_themselves(kind: str) -> None:
     spreads = []

@@ -212,6 +212,7 @@ def ten_kernel() -> Kernel:
     return AdditiveKernel(*parts, pair).double()
 
 
+@pytest.mark.integration
 def test_a_fit_in_ten_dimensions_predicts_as_the_exact_process() -> None:
     (X, f), (T, truth) = ten(250), ten(200)
     Y = f + 0.1 * torch.randn_like(f)
