@@ -7,13 +7,17 @@ from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch loads; see test_waiting
-if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):  # share the processors among them
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // int(workers))))
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # a worker for each processor instead
 
 import pytest
 import torch
+from botorch.acquisition.multi_objective import logei
 
 from bo_stream.models.wiski import rows as row_memory
+
+pytest_plugins = ["tests.selection"]
+
+logei._load_attempted = True  # half a minute of compiling otherwise, for the same numbers
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -25,11 +29,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="the seed of torch's generator before each test: other draws must pass too",
     )
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run slow tests last, in their order otherwise."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

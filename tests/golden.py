@@ -24,7 +24,9 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream.models.base import StreamingGP
-from tests.contract import STREAMS, Stream, gaussian, moments
+from tests.comparisons import gaussian, moments
+from tests.laws.cases import STREAMS
+from tests.laws.registry import Stream
 
 Results = dict[str, Tensor]
 """By name; what was refused has the error's text in its name."""

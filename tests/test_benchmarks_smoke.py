@@ -46,7 +46,7 @@ def smoke(name: str, out: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_runs_and_measures(name: str, tmp_path: Path) -> None:
     result = smoke(name, tmp_path)

@@ -19,6 +19,8 @@ def test_the_readme_has_an_example_for_botorch_and_one_for_ax() -> None:
     assert len(BLOCKS) == 2
 
 
+@pytest.mark.integration
+@pytest.mark.smoke
 @pytest.mark.parametrize("place", BLOCKS)
 def test_block_runs(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

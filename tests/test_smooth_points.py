@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from bo_stream import WISKI
-from tests.contract import CASES, DIM, Case, Setting, Stream, centre
+from tests.comparisons import centre
+from tests.laws.cases import CASES
+from tests.laws.registry import DIM, Case, Setting, Stream
 from tests.problems import observations
 from tests.smooth_points import MARGIN, is_smooth_at, position_in_cell, smooth_points
 

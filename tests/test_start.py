@@ -52,6 +52,7 @@ sys.meta_path.insert(0, Watch())
 """
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("args", "code"),
     [
@@ -66,6 +67,7 @@ def test_help_needs_no_torch(args: list[str], code: int) -> None:
     assert after(COMMAND.format(args=args, code=code) + LOADED) == []
 
 
+@pytest.mark.integration
 def test_importing_the_package_needs_no_torch() -> None:
     assert after("import bo_stream, bo_stream.loops.optimization\n" + LOADED) == []
 
@@ -80,7 +82,7 @@ def test_every_public_name_is_there(package: Any) -> None:
         _ = package.No
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_names_are_imported_in_every_way() -> None:
     program = """
 import bo_stream
@@ -94,7 +96,7 @@ result = [name for name in bo_stream.__all__ if name not in globals()]
     assert after(program) == []
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("model", ["OSGPR", "WISKI", "ClusteredGP"])
 def test_botorch_draws_functions_of_a_model_after_no_other_import(model: str) -> None:
     program = f"""
@@ -108,6 +110,7 @@ result = list(paths(X).shape)
     assert after(program) == [3, 9]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -126,7 +129,7 @@ def test_the_command_s_threads_wait_passively_unless_the_user_says_how(
     assert after(program + "result = None", given) == expected
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_workers_inherit_how_threads_wait(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import os\ndef cost(x):\n"

@@ -29,7 +29,7 @@ def test_there_are_tutorials() -> None:
     assert SCRIPTS
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @scripts
 def test_runs(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SMOKE_TEST", "1")

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 WHEN_TORCH_LOADS = """
 import os, sys
 
@@ -19,6 +21,7 @@ import tests.conftest
 """
 
 
+@pytest.mark.integration
 def test_threads_of_the_tests_wait_passively() -> None:
     """Beside busy processes two threads that spin take up to a hundred times as long as one.
 

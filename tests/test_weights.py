@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bo_stream.sufficient_statistics import weighted_statistics
 from bo_stream.weights import GaussianEvidence, at_noise, log_marginal_likelihood, solve
-from tests.oracles import DenseGP
+from tests.oracles.gaussian_process import DenseGP
 from tests.tolerances import assert_close
 
 N, P, M = 8, 5, 2

@@ -9,7 +9,8 @@ from gpytorch.kernels import RBFKernel
 from torch import Tensor
 
 from bo_stream import WISKI
-from tests.oracles import DenseGP, reference
+from tests.oracles.gaussian_process import DenseGP
+from tests.oracles.reference import reference
 from tests.problems import Observations, observations
 
 

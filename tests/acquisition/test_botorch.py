@@ -35,7 +35,7 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.acquisition import FeatureNIPV
 from tests.acquisition.examples import small_model, some
-from tests.contract import assert_gradient
+from tests.comparisons import assert_gradient
 from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 

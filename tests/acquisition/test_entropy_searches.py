@@ -61,7 +61,7 @@ from bo_stream import (
 )
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski import rows as row_memory
-from tests.contract import assert_gradient
+from tests.comparisons import assert_gradient
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
 
@@ -93,8 +93,6 @@ MODELS: dict[str, Callable[[Observations], StreamingGP]] = {
     "LocalGP": lambda d: LocalGP(d.X, d.Y, covar_module=kernel()),
     "OSVGP of labels": labelled,
 }
-
-SLOW = dict.fromkeys(("HeteroscedasticWISKI", "OSVGP", "DecoupledGP", "QSGP"), pytest.mark.slow)
 
 LOCAL = "LocalGP has no functions to draw"
 LABELS = "Expected no noise with a BernoulliLikelihood|no Gaussian noise to add"
@@ -208,7 +206,8 @@ def _check_works_or_says_why(model: Model, function: str, build: Builder, name: 
 
 
 @pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
-@pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, [])) for n in MODELS])
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", MODELS)
 class TestEveryModel:
     @pytest.mark.parametrize("function", OF_ONE_OUTPUT)
     def test_of_one_output(self, name: str, function: str) -> None:

@@ -14,14 +14,11 @@ from torch import Tensor
 from bo_stream import WISKI, PredictiveEntropy, qBALD
 from bo_stream.acquisition.labels import Hypotheses, joint_entropies
 from bo_stream.likelihoods.softmax import entropy
-from tests.contract import assert_gradient, assert_untouched, fingerprint
-from tests.label_problems import UNIT, labelled, small_classifier
-from tests.oracles import (
-    DenseGP,
-    dirichlet_observations,
-    label_information,
-    reference,
-)
+from tests.comparisons import assert_gradient, assert_untouched, fingerprint
+from tests.oracles.classification import dirichlet_observations, label_information
+from tests.oracles.gaussian_process import DenseGP
+from tests.oracles.reference import reference
+from tests.problems.labels import UNIT, labelled, small_classifier
 from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 
@@ -134,6 +131,7 @@ def test_drawn_configurations_estimate_the_enumerated() -> None:
     assert_close(drawn[0].expected, exact.expected)
 
 
+@pytest.mark.integration
 def test_drawn_configurations_have_unbiased_gradients() -> None:
     scores = torch.randn(8, 3, 2, dtype=torch.float64).mul_(2.0).requires_grad_()
     generator = torch.Generator().manual_seed(0)

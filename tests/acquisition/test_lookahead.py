@@ -32,8 +32,8 @@ from botorch.sampling import ListSampler, SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
-from tests.contract import assert_gradient
-from tests.oracles import joint_covariance
+from tests.comparisons import assert_gradient
+from tests.oracles.reference import joint_covariance
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
 
@@ -147,7 +147,7 @@ def grid_model(data: Observations) -> WISKI:
 
 
 @pytest.mark.parametrize(
-    "build", [pytest.param(fidelity_model, marks=pytest.mark.slow), grid_model]
+    "build", [pytest.param(fidelity_model, marks=pytest.mark.integration), grid_model]
 )
 def test_the_tutorial_of_several_fidelities(build: Callable[[Observations], Model]) -> None:
     """Of BoTorch: the best value of the target fidelity, then the next points and fidelities."""

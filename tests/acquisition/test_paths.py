@@ -23,8 +23,8 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.acquisition import mean_path, sample_paths
 from tests.acquisition.examples import small_model, some
-from tests.contract import assert_gradient
-from tests.oracles import joint_covariance
+from tests.comparisons import assert_gradient
+from tests.oracles.reference import joint_covariance
 from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close
 

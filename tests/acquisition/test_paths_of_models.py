@@ -16,9 +16,11 @@ from bo_stream import OSGPR, ClusteredGP, LocalGP
 from bo_stream.acquisition import mean_path, sample_paths
 from bo_stream.bases import spectral
 from bo_stream.models.base import StreamingGP
-from tests.contract import STREAMS, Stream, assert_gradient, gaussian, suppose
+from tests.comparisons import assert_gradient, gaussian
+from tests.laws.cases import STREAMS
+from tests.laws.registry import Stream, shared_out, suppose
 from tests.moments import assert_moments
-from tests.oracles import joint_covariance
+from tests.oracles.reference import joint_covariance
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel.s lengthscale is too short for the grid")
@@ -60,11 +62,11 @@ def assert_drawn_from(model: StreamingGP, X: Tensor) -> None:
 
 
 class TestLaw:
-    @pytest.mark.parametrize("stream", [*ONE_EACH, *MORE], ids=str)
+    @pytest.mark.parametrize("stream", shared_out([*ONE_EACH, *MORE]))
     def test_is_the_posterior(self, stream: Stream) -> None:
         assert_drawn_from(stream.model(stream.data(25)), stream.points)
 
-    @pytest.mark.parametrize("stream", ONE_EACH, ids=str)
+    @pytest.mark.parametrize("stream", shared_out(ONE_EACH))
     def test_is_the_posterior_given_hypothetical_observations(self, stream: Stream) -> None:
         model = stream.model(stream.data(25))
         for _ in range(2):

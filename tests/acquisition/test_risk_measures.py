@@ -26,7 +26,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
 from bo_stream.acquisition import evaluate_known_points_once
-from tests.contract import assert_gradient
+from tests.comparisons import assert_gradient
 from tests.problems import observations
 from tests.tolerances import assert_close
 

@@ -36,12 +36,11 @@ from torch import Tensor
 from bo_stream import OSGPR, WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.input_transforms import LATEST
-from tests.acquisition.test_entropy_searches import BOX, DIM, MODELS, SLOW, moments, points
+from tests.acquisition.test_entropy_searches import BOX, DIM, MODELS, moments, points
 from tests.problems import observations
 from tests.tolerances import assert_close
 
 LABELLED = "OSVGP of labels"
-EVERY = [pytest.param(name, marks=SLOW.get(name, [])) for name in MODELS]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid"),
@@ -70,7 +69,8 @@ def around_best(model: Model) -> Tensor:
 
 
 class TestTrainInputs:
-    @pytest.mark.parametrize("name", EVERY)
+    @pytest.mark.matrix
+    @pytest.mark.parametrize("name", MODELS)
     def test_are_the_latest(self, name: str) -> None:
         data, more = observations(15, DIM), observations(LATEST, DIM)
         model = MODELS[name](data)
@@ -214,7 +214,8 @@ class TestTrainInputs:
 
 
 class TestSearches:
-    @pytest.mark.parametrize("name", EVERY)
+    @pytest.mark.matrix
+    @pytest.mark.parametrize("name", MODELS)
     def test_start_around_the_best_of_the_latest(self, name: str) -> None:
         model = MODELS[name](observations(15, DIM)).eval()
         before = moments(model)
@@ -239,7 +240,8 @@ READS_OUTCOMES: dict[str, tuple[Callable[[Model, Path], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", MODELS)
 class TestOutcomes:
     """What cannot be had without outcomes says so, and changes nothing."""
 

@@ -8,7 +8,7 @@ from gpytorch.kernels import Kernel, MaternKernel, RBFKernel
 from torch import Tensor
 
 from bo_stream.allocation.selection import BETTER, SWAPS, capped, correlation
-from tests.oracles import exchanged
+from tests.oracles.allocation import exchanged
 
 
 def batch_of_two() -> Kernel:

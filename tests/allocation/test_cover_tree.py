@@ -13,7 +13,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from torch import Tensor
 
 from bo_stream.allocation import CoverTree
-from tests.oracles import paper_cover_tree
+from tests.oracles.allocation import paper_cover_tree
 
 OPTIONS = [(True, True), (True, False), (False, True), (False, False)]
 
@@ -140,7 +140,7 @@ def test_bad_input_changes_nothing() -> None:
     assert torch.equal(tree.centres, before)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_land_surface_temperature(shared_data: Path) -> None:
     """Real coordinates, raster order, 105,569 points."""
     with np.load(shared_data / "modis_lst.npz") as arrays:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bo_stream.allocation import OIPS, Isolation, expected_points_bound, nystroem_error_bound
 from bo_stream.allocation.selection import correlation
-from tests.oracles import oips
+from tests.oracles.allocation import oips
 
 
 def rbf(lengthscale: float = 0.3, outputscale: float = 4.0) -> ScaleKernel:

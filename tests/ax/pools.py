@@ -35,7 +35,7 @@ USUAL = ("qUCB", "FeatureNIPV")
 
 def rarely(*values: Any) -> list[Any]:
     """Return parameters of slow tests."""
-    return [pytest.param(*each, marks=pytest.mark.slow) for each in values]
+    return [pytest.param(*each, marks=pytest.mark.integration) for each in values]
 
 
 def sites(count: int = 40, name: str | None = None) -> Pool:

@@ -194,7 +194,7 @@ def test_analyses_of_many_trials() -> None:
     assert not found.keys() & {"ContourPlot", "ArmEffectsPlot"}
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", ["one", "two", "constraint", "choice"])
 def test_all_cards_and_the_trial_after_them(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     choice = ChoiceParameterConfig("c", ["p", "q", "r"], parameter_type="str", is_ordered=False)

@@ -105,6 +105,7 @@ def assert_same(found: list[CVResult], expected: list[CVResult]) -> None:
             np.testing.assert_allclose(ours.covariance, theirs.covariance, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("report", "untransform"),
     [("no errors", True), ("errors", True), ("some errors", True), ("some errors", False)],
@@ -227,6 +228,7 @@ def test_after_new_data_it_is_of_those(monkeypatch: pytest.MonkeyPatch) -> None:
 _JUMPS = pytest.mark.filterwarnings("ignore:Optimization failed:RuntimeWarning")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "kind", [ClusteredGP, pytest.param(LocalGP, marks=_JUMPS), HeteroscedasticWISKI]
 )
@@ -248,6 +250,7 @@ def test_hyperparameters_that_are_learned_for_each_fold() -> None:
     assert any(abs(a.predicted.means[0] - b.predicted.means[0]) > 1e-6 for a, b in pairs)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", [WISKI, OSGPR, ClusteredGP])
 def test_noise_is_not_predicted(kind: type) -> None:
     """Neither in closed form nor by models that load the state of the one that knows all."""

@@ -24,7 +24,7 @@ from tests.ax.experiments import (
 from tests.ax.functions import bowl
 from tests.ax.reloads import SEARCH_ENDS, from_database, next_candidate
 
-pytestmark = [*NEARLY_WITHOUT_NOISE, pytest.mark.slow]
+pytestmark = [*NEARLY_WITHOUT_NOISE, pytest.mark.integration]
 
 TRIALS = 30
 SCRIPT = """

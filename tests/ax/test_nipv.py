@@ -47,7 +47,7 @@ from tests.ax.reloads import from_json
 pytestmark = NEARLY_WITHOUT_NOISE
 
 KINDS = ["FeatureNIPV", "qNIPV"]
-OFTEN = ["FeatureNIPV", pytest.param("qNIPV", marks=pytest.mark.slow)]
+OFTEN = ["FeatureNIPV", pytest.param("qNIPV", marks=pytest.mark.integration)]
 
 __all__ = ["forgetful"]
 
@@ -140,6 +140,7 @@ def test_a_box_is_integrated_over_in_closed_form() -> None:
     assert isinstance(acquisition_of(client).acqf.measure, BoxMeasure)
 
 
+@pytest.mark.integration
 def test_points_of_a_space_that_is_no_box() -> None:
     client = after(5, mixed_loss, MIXED, acquisition="FeatureNIPV")
     columns = adapter_of(client).parameters
@@ -151,6 +152,7 @@ def test_points_of_a_space_that_is_no_box() -> None:
     assert set(points["layers"].frac().tolist()) == {0.0}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("kind", OFTEN)
 def test_points_keep_to_parameter_constraints(kind: str) -> None:
     client = Client(random_seed=0)

@@ -211,7 +211,7 @@ def test_fixed_parameters(first: int) -> None:
         client.get_next_trials(1, fixed_parameters={"b": 0.25})
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_outcome_constraints() -> None:
     pool = sites(30)
     client = started(pool=pool, acquisition=None, constraints=["cost >= 1.0"])
@@ -219,7 +219,7 @@ def test_outcome_constraints() -> None:
     assert len(set(names_of(client, pool))) == 6
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 def test_two_objectives() -> None:
     pool = sites(30)

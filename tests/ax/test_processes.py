@@ -64,7 +64,7 @@ def settled(runner: ProcessRunner, trials: list[BaseTrial]) -> dict[int, TrialSt
     return statuses
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_function_that_misbehaves_fails_its_trial_with_the_reason() -> None:
     client = started()
     runner = ProcessRunner(misbehave, workers=2, timeout=1.0)
@@ -91,7 +91,7 @@ def test_a_function_that_misbehaves_fails_its_trial_with_the_reason() -> None:
     assert "trial 1 has no value of loss for 1_0" in second.unwrap_err().message
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 def test_failed_trials_do_not_reach_the_model_and_the_others_stream(tmp_path: Path) -> None:
     close_storage()
@@ -119,7 +119,7 @@ def test_failed_trials_do_not_reach_the_model_and_the_others_stream(tmp_path: Pa
     assert set(data[data["metric_name"] == "loss"]["sem"]) == {0.1}
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_several_arms_of_a_trial() -> None:
     client = started()
     client._set_metrics([ProcessMetric("loss")])
@@ -138,6 +138,7 @@ def test_several_arms_of_a_trial() -> None:
     assert_is_a_batch_of_the_data(client)
 
 
+@pytest.mark.integration
 def test_what_a_former_process_has_begun_is_evaluated_again(tmp_path: Path) -> None:
     client = started()
     lost = ProcessRunner(bowl)
@@ -155,7 +156,7 @@ def test_what_a_former_process_has_begun_is_evaluated_again(tmp_path: Path) -> N
     assert values == pytest.approx(expected)
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_failed_attempt_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESTS_CALLED", str(tmp_path / "called"))
     client = started()
@@ -205,6 +206,7 @@ def test_trials_that_something_else_must_complete_are_named() -> None:
         run_trials(client, bowl, 1)
 
 
+@pytest.mark.integration
 def test_a_stopped_trial_is_given_up() -> None:
     client = started()
     runner = ProcessRunner(bowl, workers=2)
@@ -238,6 +240,7 @@ def test_the_orchestrator_does_not_sleep() -> None:
     assert (options.min_seconds_before_poll, options.init_seconds_between_polls) == (0.0, 0)
 
 
+@pytest.mark.integration
 def test_trials_by_hand_and_by_both_loops_are_one_stream() -> None:
     client = started()
     run(client, 4)

@@ -32,7 +32,7 @@ from tests.ax.reloads import (
     next_candidate,
 )
 
-pytestmark = NEARLY_WITHOUT_NOISE
+pytestmark = [*NEARLY_WITHOUT_NOISE, pytest.mark.integration]
 
 READING = 1e-12
 """More than pandas, with which Ax reads its data, loses of a number: some of its last digits."""
@@ -160,7 +160,6 @@ def test_files_that_are_no_database(file: Path) -> None:
     storage_config(file.with_name("others.db"))
 
 
-@pytest.mark.slow
 def test_without_sqlalchemy_the_error_names_the_extra() -> None:
     done = executed(
         """

@@ -36,6 +36,7 @@ from tests.ax.reloads import (
 pytestmark = NEARLY_WITHOUT_NOISE
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("noise", "rounding"), [(None, 1e-8), (0.0, 1e-5), (0.1, 1e-8)])
 def test_the_next_candidate_is_that_of_an_uninterrupted_run(
     noise: float | None, rounding: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -70,6 +71,7 @@ def test_what_was_learned_is_stored_once_per_refit_and_comes_back(tmp_path: Path
     assert surrogate_of(other)._streams[("loss",)].fitted_at == learned["loss"]["count"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("model", [OSGPR, DecoupledGP, QSGP, QSRVM])
 def test_other_models_come_back_too(model: Any, tmp_path: Path) -> None:
     client = started(model=model)
@@ -79,7 +81,7 @@ def test_other_models_come_back_too(model: Any, tmp_path: Path) -> None:
     assert type(surrogate_of(other).model) is model
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_another_process_goes_on_once_the_plug_in_is_imported(tmp_path: Path) -> None:
     client = started()
     run(client, 5)
@@ -98,7 +100,7 @@ print(len(Client.load_from_json_file(sys.argv[1]).get_next_trials(1)))
     assert done.stdout.splitlines()[-1] == "1"
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_process_without_the_plug_in_is_told_to_import_it(tmp_path: Path) -> None:
     """Ax quotes the first name that it does not know."""
     paths = []

@@ -142,6 +142,7 @@ def test_another_search_space_builds_the_model_anew(
     assert_is_a_batch_of_the_data(client)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("sems", ["none", "all", "some", "zero", "late"])
 def test_standard_errors(sems: str) -> None:
     given = {
@@ -202,6 +203,7 @@ def test_hyperparameters_are_learned_at_every_trial_as_long_as_they_are_few() ->
     assert not is_due(50, 50, None)
 
 
+@pytest.mark.integration
 def test_cross_validation_does_not_leak() -> None:
     """Where there is only noise, left-out predictions do not follow it."""
     noise = iter(torch.randn(40, generator=torch.Generator().manual_seed(3)).tolist())
@@ -214,6 +216,7 @@ def test_cross_validation_does_not_leak() -> None:
     assert surrogate_of(client).model.num_observations in (24, 25)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("scale", [1e-7, 1.0, 1e9])
 def test_outcomes_of_any_unit_are_searched_alike(scale: float) -> None:
     """Units are powers of two: the searches differ by their own tolerance only."""

@@ -25,7 +25,7 @@ from bo_stream.bases import spectral
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.inducing import kernel_matrix
 from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
-from tests.contract import assert_gradient
+from tests.comparisons import assert_gradient
 from tests.moments import assert_moments
 from tests.tolerances import assert_close
 

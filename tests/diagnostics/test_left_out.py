@@ -32,7 +32,8 @@ from bo_stream import (
 )
 from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.models.base import StreamingGP
-from tests.oracles import DenseGP, lift, reference, standardization
+from tests.oracles.gaussian_process import DenseGP, standardization
+from tests.oracles.reference import lift, reference
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
 

@@ -15,9 +15,9 @@ from bo_stream.learning import OnlineLearner, pretrain
 from bo_stream.learning.online import Kept, Reservoir
 from bo_stream.models.stems import LinearStem, MLPStem, Stem
 from bo_stream.models.wiski.online_objective import Follower
-from tests.contract import assert_untouched, fingerprint
+from tests.comparisons import assert_untouched, fingerprint
 from tests.learning.test_pretraining import ridge
-from tests.oracles import reference
+from tests.oracles.reference import reference
 from tests.problems import Observations, OpenStem, observations
 from tests.tolerances import assert_close
 

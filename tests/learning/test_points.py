@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bo_stream import OSGPR
 from bo_stream.learning import learn_points
-from tests.inducing_problems import wave
-from tests.oracles import SGPR
+from tests.oracles.inducing import SGPR
+from tests.problems.inducing import wave
 from tests.tolerances import GRADIENT_TOLERANCE, assert_close
 
 

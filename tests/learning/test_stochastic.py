@@ -66,6 +66,7 @@ def test_probes_of_every_centre_give_the_exact_gradient(
     assert_close(gradient(objective, model), exact, factor=100)
 
 
+@pytest.mark.integration
 def test_the_mean_of_many_draws_is_the_exact_gradient() -> None:
     model = some_model(resolution=0.15)
     generator = torch.Generator().manual_seed(1)

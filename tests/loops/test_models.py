@@ -69,6 +69,7 @@ def of(optimizer: Optimizer) -> StreamingGP:
 # --- optimization -------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", MODELS)
 def test_each_finds_a_minimum(name: str) -> None:
     optimizer = started(optimization(name), steps=8)
@@ -78,6 +79,7 @@ def test_each_finds_a_minimum(name: str) -> None:
         assert optimizer.best().mean == pytest.approx(optimizer.best().trial.Y, abs=0.2)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("acquisition", ["qLogEI", "TS"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_each_goes_on_to_the_same_points_after_a_stop(
@@ -112,6 +114,7 @@ def test_points_tell_apart_what_a_search_crowds() -> None:
     assert spreads["coarse"] > 3.0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", OTHERS)
 def test_amended_and_withdrawn_outcomes_leave_the_model_of_a_rebuild(name: str) -> None:
     optimizer = started(optimization(name, refit=0.0), steps=3)
@@ -139,6 +142,7 @@ def test_amended_and_withdrawn_outcomes_leave_the_model_of_a_rebuild(name: str) 
         assert torch.equal(value, former[key])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", MODELS)
 def test_further_starts_are_of_what_a_refit_learns(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +160,7 @@ def test_further_starts_are_of_what_a_refit_learns(
     assert any("likelihood" in key for key in learned) == (name != "osvgp")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", OTHERS)
 def test_more_inputs_than_a_grid_takes(name: str) -> None:
     optimizer = started(optimization(name, bounds=((-2.0, 3.0),) * 6, initial=8), steps=1)
@@ -170,6 +175,7 @@ def test_thompson_sampling_comes_near_the_best() -> None:
 # --- sampling -----------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", MODELS)
 def test_each_learns_a_map(name: str) -> None:
     loop = sampling(name, steps=12)
@@ -179,6 +185,7 @@ def test_each_learns_a_map(name: str) -> None:
     assert 0.5 <= loop.state.curve[-1].coverage <= 1.0
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", MODELS)
 def test_each_survives_a_stop_and_says_what_it_is(name: str, tmp_path: Path) -> None:
     path = write_npz(tmp_path / "map.npz", small_map())

@@ -23,7 +23,7 @@ with hold_folder(Path(sys.argv[1])):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("end", ["killed", "finished"])
 def test_another_process_keeps_this_one_out_until_it_ends(tmp_path: Path, end: str) -> None:
     other = subprocess.Popen(

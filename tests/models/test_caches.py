@@ -10,7 +10,7 @@ import torch
 
 from bo_stream import WISKI
 from bo_stream.models.caches import SOLVED_ROWS, WHITENED_ROWS, WIDER_GRIDS
-from tests.oracles import joint_covariance
+from tests.oracles.reference import joint_covariance
 from tests.problems import kernel, observations
 from tests.tolerances import assert_close
 

@@ -25,7 +25,8 @@ from bo_stream import OSGPR, WISKI, ClusteredGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.element_fit import are_apart
 from bo_stream.models.refit import learn_hyperparameters
-from tests.contract import CASES, Stream
+from tests.laws.cases import CASES
+from tests.laws.registry import Stream
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 
@@ -75,7 +76,7 @@ def on_the_sum(mll: ExactMarginalLogLikelihood, **kwargs: Any) -> OptimizationRe
 
 
 @pytest.mark.parametrize(
-    "kind", [WISKI, *(pytest.param(k, marks=pytest.mark.slow) for k in (OSGPR, ClusteredGP))]
+    "kind", [WISKI, *(pytest.param(k, marks=pytest.mark.integration) for k in (OSGPR, ClusteredGP))]
 )
 def test_a_fit_of_a_batch_is_a_fit_of_each_element(kind: type[StreamingGP]) -> None:
     X, Y = observations(5, 8)

@@ -47,8 +47,8 @@ from bo_stream import (
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.quadruply_stochastic.choice import FourierFeatures
-from tests.contract import gaussian, moments
-from tests.oracles import joint_covariance
+from tests.comparisons import gaussian, moments
+from tests.oracles.reference import joint_covariance
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings(

@@ -9,7 +9,8 @@ import torch
 from botorch.models import ModelListGP
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
-from bo_stream.models.base import DENSE_LIMIT, StreamingGP
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.posteriors import DENSE_LIMIT
 from bo_stream.process.distributions import LazyCovariance
 from tests.problems import observations
 from tests.tolerances import assert_close

@@ -39,8 +39,8 @@ from bo_stream import (
     learn_points,
 )
 from bo_stream.models.base import StreamingGP
-from tests.contract import assert_gradient, moments
-from tests.oracles import joint_covariance
+from tests.comparisons import assert_gradient, moments
+from tests.oracles.reference import joint_covariance
 from tests.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
@@ -193,7 +193,7 @@ def test_a_fit_learns_the_transform(name: str) -> None:
         assert float(model.compute_custom_loss(mll)) < before
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_a_fit_finds_what_the_exact_model_s_finds() -> None:
     X, Y = some(24)
     models = [OSGPR(X, Y, inducing_points=X, input_transform=warp()), exact_gp(X, Y)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bo_stream.models.leave_one_out import leave_one_out
-from tests.oracles import DenseGP
+from tests.oracles.gaussian_process import DenseGP
 from tests.tolerances import assert_close
 
 

@@ -17,7 +17,8 @@ from bo_stream.models.objective import (
 )
 from bo_stream.sufficient_statistics import weighted_statistics
 from bo_stream.weights import solve
-from tests.oracles import DenseGP, interpolated_kernel
+from tests.oracles.gaussian_process import DenseGP
+from tests.oracles.interpolation import interpolated_kernel
 from tests.problems import kernel
 from tests.tolerances import assert_close
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.outcomes.noise import LEAST_NOISE, NOISE_FLOOR
-from tests.contract import assert_same_posterior, assert_untouched, fingerprint
-from tests.oracles import reference_posterior
+from tests.comparisons import assert_same_posterior, assert_untouched, fingerprint
+from tests.oracles.reference import reference_posterior
 from tests.tolerances import assert_close
 
 BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, FeatureNIPV
 from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection, Stem
-from tests.contract import assert_untouched, fingerprint
+from tests.comparisons import assert_untouched, fingerprint
 from tests.problems import OpenStem, observations
 from tests.smooth_points import smooth_points
 from tests.tolerances import assert_close

@@ -1,0 +1,358 @@
+"""The command ``bo-stream optimize``: run as its user runs it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from botorch.exceptions.errors import ModelFittingError
+from typer.testing import CliRunner, Result
+
+from bo_stream.cli import app
+from bo_stream.models.base import StreamingGP
+from tests.cli.commands import assert_one_clear_error
+
+QUICK = ["--initial", "4", "--steps", "3", "--grid", "12", "-q", "2"]
+MODULE = """
+import os
+import time
+from pathlib import Path
+
+def cost(x):
+    if x[0] < 0.2:
+        raise ValueError("too little")
+    return (x[0] - 0.6) ** 2
+
+def slow(x):
+    Path("calls").open("a").write(".")
+    time.sleep(0.5)
+    return (x[0] - 0.6) ** 2
+
+def never(x):
+    return float("nan")
+
+def die(x):
+    if x[0] < 0.5:
+        os._exit(7)
+    return (x[0] - 0.6) ** 2
+
+def wait(x):
+    Path("calls").open("a").write(".")
+    while not Path("go").exists():
+        time.sleep(0.05)
+    return (x[0] - 0.6) ** 2
+
+answer = 42
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_with_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "my_costs", raising=False)
+    Path("my_costs.py").write_text(MODULE)
+
+
+def optimize(*args: str) -> Result:
+    return CliRunner().invoke(app, ["optimize", *args])
+
+
+def own(function: str, *args: str) -> list[str]:
+    """Arguments; in the command's own process unless they say otherwise: a worker takes seconds."""
+    return [f"my_costs:{function}", "--bounds", "0,1", "--workers", "0", *QUICK, *args]
+
+
+def table(folder: str) -> pd.DataFrame:
+    return pd.read_csv(Path(folder, "history.csv")).drop(columns="seconds")
+
+
+def installed(*args: str) -> subprocess.Popen[str]:
+    program = shutil.which("bo-stream", path=str(Path(sys.executable).parent))
+    if program is None:
+        pytest.skip("needs bo-stream installed beside this Python")
+    return subprocess.Popen(
+        [program, "optimize", *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_help_names_every_option() -> None:
+    text = optimize("--help").stdout
+    for option in ("--dim", "--noise", "--bounds", "--acquisition", "--workers", "--timeout"):
+        assert option in text
+    assert "qLogNEI" in text
+
+
+def test_a_test_function_with_noise() -> None:
+    result = optimize("Branin", "--noise", "0.5", *QUICK, "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    assert "Minimising Branin over [-5, 10] x [0, 15]: 4 initial points" in result.stdout
+    assert "known minimum" in result.stdout
+    history = table("run")
+    assert history["key"].tolist() == list(range(10))
+    assert (history["y"] - history["noiseless"]).std() == pytest.approx(0.5, rel=0.9)
+    run = json.loads(Path("run/run.json").read_text())
+    assert run["finished"] is True
+    assert run["objective"]["noise"] == 0.5
+    assert run["counts"]["told"] == 10
+    assert run["best"]["Y"] == history["y"][run["best"]["key"]]
+    assert set(run["versions"]) >= {"python", "bo-stream", "torch", "botorch"}
+    assert Path("run/trace.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.integration
+@pytest.mark.smoke
+def test_the_installed_command_runs_a_function_of_one_s_own_in_workers() -> None:
+    process = installed(*own("cost", "--workers", "2", "--retries", "1", "--out", "run"))
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert optimize(*own("cost", "--retries", "1", "--out", "serial")).exit_code == 0
+    pd.testing.assert_frame_equal(table("run"), table("serial"))
+    failed = table("run").query("status == 'failed'")
+    assert (failed["x0"] < 0.2).all()
+    assert (failed["attempts"] == 2).all()
+    assert (failed["error"] == "ValueError: too little").all()
+    assert len(failed) >= 1
+
+
+def test_a_refit_that_fails_is_in_the_summary(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(model: StreamingGP) -> None:
+        raise ModelFittingError("no luck")
+
+    monkeypatch.setattr("bo_stream.models.refit.learn_hyperparameters", fail)
+    result = optimize("Branin", *QUICK, "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    assert "Numerical record: a refit that failed, first at 4 observations" in result.stdout
+    run = json.loads(Path("run/run.json").read_text())
+    (event,) = run["model"]["numerical_log"]
+    assert (event["what"], event["observations"]) == ("a refit that failed", 4.0)
+    assert event["times"] == len(run["refits_at"])
+
+
+@pytest.mark.integration
+def test_another_model_with_an_option() -> None:
+    model = ["--model", "osgpr", "--set", "max-points=5", "--set", "window=0"]
+    steps = ["--initial", "6", "--steps", "2", "-q", "2", "--out", "run"]
+    assert optimize("Hartmann", *steps, *model).exit_code == 0
+    record = json.loads(Path("run/run.json").read_text())
+    assert record["settings"]["model_options"] == {"max_points": 5, "window": 0}
+    assert record["model"]["class"] == "OSGPR"
+    assert 0 < record["model"]["inducing_points"] <= 5
+    again = ["--out", "run", "--resume", "--steps", "3"]
+    changed = optimize(*again, "--set", "max_points=6")
+    assert_one_clear_error(changed, "The run began with --set {'max_points': 5, 'window': 0}")
+    assert_one_clear_error(optimize(*again, "--model", "local"), "The run began with --model osgpr")
+    assert optimize(*again, *model).exit_code == 0
+
+
+def test_maximize_and_parquet() -> None:
+    result = optimize(
+        "Ackley", "--dim", "1", "--maximize", *QUICK, "--history", "parquet", "--out", "run"
+    )
+    assert result.exit_code == 0, result.stderr
+    assert "Maximising Ackley" in result.stdout
+    history = pd.read_parquet("run/history.parquet")
+    assert history["best"].tolist() == history["y"].cummax().tolist()
+
+
+@pytest.mark.integration
+def test_a_run_goes_on_where_it_stopped() -> None:
+    options = ["Branin", "--noise", "1", *QUICK]
+    assert optimize(*options, "--out", "whole").exit_code == 0
+    assert optimize(*options, "--steps", "1", "--out", "parts").exit_code == 0
+    result = optimize("--out", "parts", "--resume", "--steps", "3", "--noise", "1")
+    assert result.exit_code == 0, result.stderr
+    assert "Going on after step 1." in result.stdout
+    pd.testing.assert_frame_equal(table("parts"), table("whole"))
+
+
+@pytest.mark.integration
+def test_ctrl_c_ends_the_step_and_the_run_goes_on_to_the_same_points() -> None:
+    process = installed(*own("slow", "--out", "run"))
+    deadline = time.monotonic() + 120
+    while not Path("calls").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Stopping after this step" in err
+    command = "bo-stream optimize my_costs:slow --out run --resume"
+    assert command in out
+    assert len(table("run")) == 4
+    assert optimize(*command.split()[2:]).exit_code == 0
+    assert optimize(*own("slow", "--out", "whole")).exit_code == 0
+    pd.testing.assert_frame_equal(table("run"), table("whole"))
+
+
+def edited(old: str, new: str) -> None:
+    """The run's index, as if it had been written with another word."""
+    index = Path("run/optimization.json")
+    text = index.read_text()
+    assert old in text
+    content = json.loads(text.replace(old, new))
+    rest = {k: v for k, v in content.items() if k not in ("format", "bo_stream", "sha256")}
+    digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    index.write_text(json.dumps({**content, "sha256": digest}))
+
+
+def test_no_function_is_imported_but_the_one_that_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resume = ["--out", "run", "--resume"]
+    assert optimize(*own("cost", "--steps", "1", "--out", "run")).exit_code == 0
+    Path("planted.py").write_text("open('mark', 'w')\ndef cost(x):\n    return x[0]\n")
+    refusal = "names my_costs:cost, which would be imported and called. If you trust it, name it"
+    assert_one_clear_error(optimize(*resume), refusal)
+    edited("my_costs:cost", "planted:cost")
+    for given in ([], ["my_costs:cost"]):
+        assert_one_clear_error(optimize(*given, *resume), "names planted:cost, which would be")
+    edited("planted:cost", "my_costs:cost")
+    edited("qLogEI", "planted:cost")
+    message = "names planted:cost, which would be imported"
+    assert_one_clear_error(optimize("my_costs:cost", *resume), message)
+    assert not Path("mark").exists()
+    assert "planted" not in sys.modules
+    edited("planted:cost", "qLogEI")
+    assert optimize("my_costs:cost", *resume).exit_code == 0
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 2)])
+def test_at_a_terminal_the_function_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    assert optimize(*own("cost", "--steps", "0", "--out", "run")).exit_code == 0
+    monkeypatch.setattr("bo_stream.cli.optimizing.at_terminal", lambda: True)
+    resume = ["optimize", "--out", "run", "--resume", "--steps", "1"]
+    result = CliRunner().invoke(app, resume, input=f"{answer}\n")
+    assert "names my_costs:cost. Import and call it?" in result.stderr
+    assert result.exit_code == code
+
+
+@pytest.mark.integration
+def test_a_function_that_ends_its_process_costs_its_trials_alone() -> None:
+    process = installed("my_costs:die", "--bounds", "0,1", *QUICK, "--out", "run")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    history = table("run")
+    assert len(history) == 10
+    lost = history["x0"] < 0.5
+    assert 0 < lost.sum() < 10
+    assert (history["error"][lost] == "the worker process died (exit code 7)").all()
+    assert (history["status"][~lost] == "told").all()
+
+
+@pytest.mark.integration
+def test_a_second_command_in_a_run_s_folder_is_told_who_is_at_work_there() -> None:
+    command = ["my_costs:wait", "--bounds", "0,1", *QUICK, "--out", "run"]
+    first = installed(*command)
+    while not Path("calls").exists():
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.05)
+    message = f"run is in use by process {first.pid} on "
+    assert_one_clear_error(optimize(*command), message)
+    assert_one_clear_error(optimize("--out", "run", "--resume"), message)
+    first.kill()
+    first.communicate()  # ends with the worker, which holds the output open as well
+    Path("go").touch()
+    assert optimize(*command, "--workers", "0").exit_code == 0
+    assert len(table("run")) == 10
+
+
+def test_a_function_that_always_fails() -> None:
+    result = optimize(*own("never", "--out", "run"))
+    assert result.exit_code == 2
+    assert "All 4 trials failed, the last one with: the value is nan" in result.stderr
+    assert table("run")["error"].tolist() == ["the value is nan"] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--acquisition", "qUCB"], "The run began with --acquisition qLogEI, got qUCB"),
+        (["-q", "3"], "The run began with --batch 2, got 3"),
+        (["--noise", "2"], "The run began with --noise 0.0, got 2.0"),
+        (["--grid", "9"], "The run began with --grid (12,), got (9,)"),
+        (["--maximize"], "The run began with --maximize False, got True"),
+        (["Ackley"], "The run began with FUNCTION Branin, got Ackley"),
+        (["--steps", "0"], "has done 1 steps already"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_settings(
+    finished: Path, given: list[str], message: str
+) -> None:
+    shutil.copytree(finished, "run")
+    before = {path.name: path.read_bytes() for path in Path("run").iterdir()}
+    assert_one_clear_error(optimize(*given, "--out", "run", "--resume"), message)
+    assert {path.name: path.read_bytes() for path in Path("run").iterdir()} == before
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("optimized") / "run"
+    result = optimize("Branin", *QUICK, "--steps", "1", "--out", str(folder))
+    assert result.exit_code == 0, result.stderr
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "Say which FUNCTION to optimise"),
+        (["Brannin"], "No test function 'Brannin'. Expected one of Ackley"),
+        (["Hartmann"], "Expected at most 4 inputs with model wiski"),
+        (["Branin", "--model", "svgp"], "Expected model to be one of wiski, osgpr"),
+        (["Branin", "--model", "osgpr", "--set", "window"], "Expected --set name=value"),
+        (
+            ["Branin", "--model", "osgpr", "--set", "size=3"],
+            "Expected options of osgpr (max_p",
+        ),
+        (["Branin", "--model", "osgpr", "--grid", "20"], "A grid is for model wiski"),
+        (["Branin", "--dim", "2"], "Branin has a fixed number of inputs"),
+        (["my_costs:cost"], "Say the bounds of each input of 'my_costs:cost'"),
+        (["my_costs:price", "--bounds", "0,1"], "found nothing"),
+        (["my_costs:answer", "--bounds", "0,1"], "found a int"),
+        (["my_cost:cost", "--bounds", "0,1"], "module 'my_cost' cannot be imported"),
+        (["Branin", "--acquisition", "EI"], "Expected acquisition to be one of qUCB"),
+        (["Branin", "--workers", "-1"], "Expected workers of at least 0, got -1"),
+        (["Branin", "--workers", "0", "--timeout", "9"], "A timeout needs a process"),
+        (["Branin", "--timeout", "0"], "Expected timeout above 0"),
+        (["Branin", "--retries", "-1"], "Expected retries of at least 0"),
+        (["Branin", "--history", "xls"], "Expected --history csv or parquet, got 'xls'"),
+        (["--resume"], "Say which run to go on with"),
+        (["--resume", "--out", "nothing"], "There is no optimization to resume in nothing"),
+        (["Branin", "--out", "my_costs.py"], "--out my_costs.py is not a folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(args: list[str], message: str) -> None:
+    assert_one_clear_error(optimize(*args), message)
+    assert [path.name for path in Path().iterdir() if path.name != "__pycache__"] == ["my_costs.py"]
+
+
+def test_bounds_may_be_negative() -> None:
+    own_box = ["--bounds", "-5,-1 0,1", "--workers", "0"]
+    result = optimize("my_costs:cost", *own_box, *QUICK, "--out", "run")
+    assert "over [-5, -1] x [0, 1]" in result.stdout
+    assert "All 4 trials failed, the last one with: ValueError: too little" in result.stderr
+
+
+def test_bounds_that_are_none() -> None:
+    result = optimize("my_costs:cost", "--bounds", "0;1")
+    assert result.exit_code == 2
+    assert "expected low,high of each input" in " ".join(result.stderr.split())
+
+
+def test_a_folder_with_a_run_is_not_begun_again(finished: Path) -> None:
+    assert_one_clear_error(
+        optimize("Branin", "--out", str(finished)), "holds a run already. Go on with it by --resume"
+    )

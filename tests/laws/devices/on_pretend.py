@@ -1,0 +1,249 @@
+"""All laws on the pretend device; ``test_laws`` runs this file in a process of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from gpytorch.kernels import RBFKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import (
+    GammaPrior,
+    HalfCauchyPrior,
+    HalfNormalPrior,
+    LogNormalPrior,
+    MultivariateNormalPrior,
+    Prior,
+    UniformPrior,
+)
+from torch import Tensor
+
+from bo_stream import WISKI
+from bo_stream.allocation import CoverTree, KMeans, Novelty, Random
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.inducing.osgpr import OSGPR
+from bo_stream.tensors import is_in, state_of
+from tests.comparisons import moments
+from tests.laws.cases import CASES
+from tests.laws.devices import pretend
+from tests.laws.product import LAWS
+from tests.laws.registry import Law, Stream, applies, suppose
+from tests.problems import Observations, observations
+from tests.test_linalg import error_of_root_of_huddled_points
+from tests.tolerances import assert_close
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid"),
+    pytest.mark.integration,
+]
+
+pretend.install()
+HOST, DEVICE = torch.device("cpu"), torch.device(pretend.NAME)
+
+CANONICAL = (
+    "WISKI",
+    "WISKI, no rows held",
+    "HeteroscedasticWISKI",
+    "OSGPR",
+    "LocalGP",
+    "OSVGP, Gaussian",
+    "ClusteredGP",
+    "QSGP",
+    "QSRVM",
+    "DirichletWISKI",
+    "DecoupledGP",
+)
+"""Each model's case that obeys all laws on the device."""
+
+MOVED = (
+    *CANONICAL,
+    "WISKI, additive",
+    "WISKI, normalised inputs",
+    "WISKI, linear stem",
+    "WISKI, known noise in part",
+    "OSGPR, points by OIPS",
+    "OSGPR, a window of rows",
+    "LocalGP, scaled Matérn, two nearest",
+    "OSVGP, learning",
+    "OSVGP, Bernoulli",
+    "ClusteredGP, centres by the stream",
+    "ClusteredGP, conjugate gradients",
+    "QSGP, inducing points",
+    "QSGP, Bernoulli",
+    "DecoupledGP, direct, lengthscale factors",
+)
+"""Cases that go on upon another device; not those whose control variate begins anew there."""
+
+
+def streams(names: tuple[str, ...], device: torch.device) -> list[Stream]:
+    """Each case in its first setting."""
+    cases = [case for case in CASES if case.name in names]
+    assert len(cases) == len(names)
+    return [Stream(case, replace(case.settings[0], device=device.type)) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("law", "stream"),
+    [
+        pytest.param(law, stream, id=f"{law.__name__}-{stream}")
+        for law in LAWS
+        for stream in streams(CANONICAL, DEVICE)
+        if applies(law, stream.case)
+    ],
+)
+def test_law(law: Law, stream: Stream) -> None:
+    law(stream)
+
+
+# --- moving, saving and loading -----------------------------------------------------------------
+
+
+def to(data: Observations, device: torch.device) -> Observations:
+    Yvar = None if data.Yvar is None else data.Yvar.to(device)
+    return Observations(data.X.to(device), data.Y.to(device), Yvar)
+
+
+def by_to(model: StreamingGP, device: torch.device, _: Path) -> StreamingGP:
+    return model.to(device)
+
+
+def by_file(model: StreamingGP, device: torch.device, folder: Path) -> StreamingGP:
+    path = folder / "model.pt"
+    model.save(path)
+    return type(model).load(path, map_location=device)
+
+
+@pytest.mark.parametrize(("there", "back"), [(by_to, by_file), (by_file, by_to)])
+@pytest.mark.parametrize("case", MOVED)
+def test_a_model_goes_on_upon_another_device(
+    case: str, there: Callable[..., Any], back: Callable[..., Any], tmp_path: Path
+) -> None:
+    (stream,) = streams((case,), HOST)
+    stays, data, more = stream.model(stream.data(12)), stream.data(4), stream.data(3)
+    stays.posterior(stream.points)
+    moves = there(copy.deepcopy(stays), DEVICE, tmp_path)
+    assert_alike(moves, stays, stream.points)
+    go_on(moves, stays, data, stream.points)
+    moves = back(moves, HOST, tmp_path)
+    go_on(moves, stays, more, stream.points)
+
+
+def go_on(moves: StreamingGP, stays: StreamingGP, data: Observations, points: Tensor) -> None:
+    """Update both models by the same draws; they predict alike, whatever is supposed."""
+    for model in (moves, stays):
+        torch.manual_seed(1)
+        model.update(*to(data, model.train_targets.device).astuple())
+    assert_alike(moves, stays, points)
+    supposed = [suppose(m, to(data[:2], m.train_targets.device)) for m in (moves, stays)]
+    assert_alike(*supposed, points)
+
+
+def assert_alike(moves: StreamingGP, stays: StreamingGP, points: Tensor) -> None:
+    found = moments(moves, points.to(moves.train_targets.device))
+    for actual, expected in zip(found, moments(stays, points), strict=True):
+        assert_close(actual.to(HOST), expected, factor=100)  # what is kept here is made anew there
+
+
+ALLOCATORS = (Novelty(8), KMeans(8), Random(8), CoverTree(0.2), CoverTree(0.3, per_lengthscale=0.4))
+
+
+@pytest.mark.parametrize("way", [by_to, by_file])
+@pytest.mark.parametrize("allocator", ALLOCATORS, ids=lambda allocator: type(allocator).__name__)
+def test_what_an_allocator_remembers_moves_along(
+    allocator: Any, way: Callable[..., Any], tmp_path: Path
+) -> None:
+    data, more = observations(15), observations(9)
+    model = OSGPR(*data.astuple(), allocator=allocator, window=0).eval()
+    moved = way(copy.deepcopy(model), DEVICE, tmp_path)
+    for one, rows in ((model, more), (moved, to(more, DEVICE))):
+        one.update(*rows.astuple())
+    assert torch.equal(moved.inducing_points.to(HOST), model.inducing_points)
+
+
+def test_hyperparameters_are_learned_on_the_device() -> None:
+    for case in ("WISKI", "OSGPR, points by OIPS"):
+        levels = []
+        for device in (HOST, DEVICE):
+            torch.manual_seed(0)
+            (stream,) = streams((case,), device)
+            model = stream.model(stream.data(20))
+            mll = ExactMarginalLogLikelihood(model.likelihood, model)
+            fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 5}})
+            levels.append(model.noise_level().detach().to(HOST))
+        torch.testing.assert_close(*levels, rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("way", [by_to, by_file])
+def test_a_move_shows_the_allocator_no_row_twice(way: Callable[..., Any], tmp_path: Path) -> None:
+    data, more = observations(30), observations(6)
+    stays = OSGPR(*data.astuple(), allocator=KMeans(8), window=12).eval()
+    stays.posterior(data.X)
+    moves = way(copy.deepcopy(stays), DEVICE, tmp_path)
+    for rows, device in ((more[:4], DEVICE), (more[4:], HOST)):
+        moves = moves.to(device)
+        stays.update(*rows.astuple())
+        moves.update(*to(rows, device).astuple())
+    assert torch.equal(moves.inducing_points, stays.inducing_points)
+    stays.covar_module.lengthscale = moves.covar_module.lengthscale = 0.4
+    for model in (stays, moves.to(DEVICE)):
+        model.update(*to(data[:1], model.train_targets.device).astuple())
+    assert torch.equal(moves.inducing_points.to(HOST), stays.inducing_points)
+
+
+PRIORS: dict[str, Callable[[Tensor], Prior]] = {
+    "log-normal": lambda v: LogNormalPrior(v, v),
+    "half-normal": lambda v: HalfNormalPrior(v),
+    "half-Cauchy": lambda v: HalfCauchyPrior(v),
+    "gamma": lambda v: GammaPrior(v, v),
+    "uniform": lambda v: UniformPrior(0.1 * v, 10.0 * v),
+    "normal": lambda v: MultivariateNormalPrior(v, torch.eye(len(v))),
+}
+
+
+@pytest.mark.parametrize("way", [by_to, by_file])
+@pytest.mark.parametrize("name", PRIORS)
+def test_priors_with_a_value_for_each_input_move_along(
+    name: str, way: Callable[..., Any], tmp_path: Path
+) -> None:
+    prior = PRIORS[name](torch.tensor([0.5, 0.7]))
+    kernel = RBFKernel(ard_num_dims=2, lengthscale_prior=prior)
+    model = WISKI(*observations(20).astuple(), covar_module=kernel, grid_size=8)
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    expected = model.compute_custom_loss(mll).detach()
+    moved = way(copy.deepcopy(model), DEVICE, tmp_path)
+    found = moved.compute_custom_loss(ExactMarginalLogLikelihood(moved.likelihood, moved))
+    torch.testing.assert_close(found.detach().to(HOST), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_models_state_is_compared_in_one_wait_a_dtype() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3)).to(DEVICE)
+    state = state_of(module)
+    pretend.SYNCS.clear()
+    assert is_in(module, state)
+    assert pretend.SYNCS == {"equal": 2}
+    with torch.no_grad():
+        module[1].bias[2] += 1.0
+    assert not is_in(module, state)
+
+
+@pytest.mark.parametrize("case", ["WISKI", "WISKI, no rows held", "WISKI, additive"])
+def test_constants_of_a_grid_are_uploaded_once(case: str) -> None:
+    (stream,) = streams((case,), DEVICE)
+    model, points = stream.model(stream.data(12)), stream.points
+    first, more = stream.data(3), stream.data(3)
+    model.update(*first.astuple()).posterior(points)
+    fetched = len(model._memory.grid.parts)  # each grid asks whether it holds the inputs
+    for verb in (lambda: model.update(*more.astuple()), lambda: model.posterior(points)):
+        pretend.SYNCS.clear()
+        verb()
+        assert pretend.SYNCS["copy"] == fetched
+
+
+def test_root_of_huddled_points() -> None:
+    assert error_of_root_of_huddled_points(DEVICE) < 1e-12

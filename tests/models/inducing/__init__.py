@@ -1,0 +1,1 @@
+"""Tests of models with inducing points."""

@@ -1,0 +1,1 @@
+"""Tests of what models that learn by steps share."""
