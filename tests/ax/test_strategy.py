@@ -115,6 +115,7 @@ def test_a_model_that_cannot_serve_is_refused_before_the_first_trial(
     assert client._experiment.trials == {}
 
 
+@pytest.mark.integration  # Ax searches a constrained space with all its raw samples
 def test_parameter_constraints_and_fixed_parameters() -> None:
     names = [name for name, *_ in BOX]
     parameters = [

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.trials import Ledger, Trial
+from bo_stream.loops.run_folder import from_record
 
 
 @pytest.fixture
@@ -79,5 +81,5 @@ def test_what_cannot_be_is_said_and_changes_nothing(
 
 
 def test_trials_survive_json(ledger: Ledger) -> None:
-    records = json.loads(json.dumps([trial.as_record() for trial in ledger]))
-    assert [Trial.from_record(record) for record in records] == list(ledger)
+    records = json.loads(json.dumps([asdict(trial) for trial in ledger]))
+    assert [from_record(Trial, record) for record in records] == list(ledger)
