@@ -116,7 +116,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _fantasy_batch_shape: torch.Size | None = None
     _known: tuple[KnownPoints, ...] = ()
     _numerical_log: NumericalLog = ()
-    _said: frozenset[str] = frozenset()
+    _said: tuple[str, ...] = ()  # plain values, which a saved model may hold
     _is_fitting: bool = False
     _latest: LatestInputs = LatestInputs()
     _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
@@ -125,7 +125,16 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     @keeps_tensors
     def process(self, X: Tensor | None = None) -> PosteriorProcess:
-        """The posterior as a process; see :class:`StreamingGP`. Solved once, then kept."""
+        """Return the posterior as a process; solved once, then kept until something changes.
+
+        The process is over transformed inputs, in transformed outcome units.
+
+        Args:
+            X: Transformed inputs, ``... x d``, that the process must be able to take.
+
+        Raises:
+            InputDataError: X is not finite.
+        """
         if X is not None:
             check_finite("X", X)
         if self._supposed is not None:
@@ -452,7 +461,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     def says(self, what: str) -> None:
         """Remember that a user has been told."""
-        self._said |= {what}
+        self._said = (*self._said, what)
 
     @property
     def train_targets(self) -> Tensor:
@@ -516,12 +525,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def _input_transform(self) -> InputTransform | None:
         transform: Any = self._modules.get("input_transform")
         return transform
-
-    def _per_output(self, value: Tensor) -> Tensor:
-        """Bring ``batch_shape (x m if m > 1)`` to ``batch_shape x m``."""
-        value = value.to(torch.float64)
-        value = value.unsqueeze(-1) if self.num_outputs == 1 else value
-        return value.expand(*self._batch_shape, self.num_outputs)
 
     def _from_per_output(self, value: Tensor) -> Tensor:
         return value.squeeze(-1) if self.num_outputs == 1 else value
@@ -595,7 +598,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             self._units,
             self._batch_shape,
             self._num_outputs,
-            self,
             self,
         )
 

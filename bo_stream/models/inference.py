@@ -20,7 +20,7 @@ class Inference(ABC, Generic[M, C]):
 
     It holds options and no data: memories and caches are values that are given and returned, so
     that a call which raises has changed nothing. A cache knows the state of the hyperparameters
-    that it is of. Numerical events and what a user is told once go to the journal of the prior.
+    that it is of. Numerical events and what a user is told once are put on record in the model.
     """
 
     @abstractmethod

@@ -64,8 +64,9 @@ class LatentOutcomes(StreamingGP):
         Raises:
             UnsupportedError: The likelihood is another.
         """
-        if self._is_gaussian:
-            return self._per_output(self.likelihood.noise.squeeze(-1))
+        inferred = self._prior.inferred_noise
+        if inferred is not None:
+            return inferred
         raise UnsupportedError(
             f"A {type(self.likelihood).__name__} has no Gaussian noise to add "
             "(observation_noise=True): the posterior is of the latent process. For outcomes use "

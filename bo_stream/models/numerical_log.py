@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -44,26 +43,3 @@ def with_event(log: NumericalLog, event: NumericalEvent) -> NumericalLog:
             )
             return (*log[:i], again, *log[i + 1 :])
     return (*log, event)
-
-
-class Journal(Protocol):
-    """Where a computation says what it had to do: the model, as far as that goes."""
-
-    training: bool
-
-    @property
-    def numerical_log(self) -> NumericalLog:
-        """Events so far."""
-        ...
-
-    def log_event(self, what: str, size: int = 0, jitter: float = 0.0) -> None:
-        """Put a jitter or a fallback on record; see :class:`NumericalEvent`."""
-        ...
-
-    def has_said(self, what: str) -> bool:
-        """Whether a user has been told of something that is said once."""
-        ...
-
-    def says(self, what: str) -> None:
-        """Remember that a user has been told."""
-        ...

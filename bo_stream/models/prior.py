@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from gpytorch.kernels import Kernel
@@ -12,12 +13,14 @@ from gpytorch.means import ConstantMean, Mean
 from torch import Tensor
 
 from bo_stream.models.memory import Measured, WhitenedMemory
-from bo_stream.models.numerical_log import Journal
 from bo_stream.models.objective import NoiseGroup, combine
 from bo_stream.models.outcomes.base import Outcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.tensors import State, is_in, state_of
 from bo_stream.weights import GaussianEvidence
+
+if TYPE_CHECKING:
+    from bo_stream.models.base import StreamingGP
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,7 @@ class Prior:
         outcomes: Units of what the memory holds.
         batch_shape: Of the data.
         num_outputs: m.
-        journal: Where numerical events are put on record.
-        owner: Whose parameters and buffers the prior depends on: the model.
+        model: Whose hyperparameters these are, and where numerical events are put on record.
     """
 
     kernel: Kernel
@@ -45,16 +47,15 @@ class Prior:
     outcomes: Outcomes
     batch_shape: torch.Size
     num_outputs: int
-    journal: Journal
-    owner: torch.nn.Module
+    model: StreamingGP
 
     def state(self) -> State:
         """Copy all that the prior depends on, to see later whether it has changed."""
-        return state_of(self.owner)
+        return state_of(self.model)
 
     def is_in(self, state: State) -> bool:
         """Whether nothing has changed since."""
-        return is_in(self.owner, state)
+        return is_in(self.model, state)
 
     @property
     def shape(self) -> torch.Size:

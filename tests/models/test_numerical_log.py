@@ -14,7 +14,7 @@ from gpytorch.kernels import Kernel, LinearKernel, MaternKernel, RBFKernel
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream import OSGPR, WISKI, HeteroscedasticWISKI
+from bo_stream import OSGPR, WISKI, ClusteredGP, HeteroscedasticWISKI
 from bo_stream.allocation.selection import capped
 from bo_stream.linalg import cholesky_with_jitter, independent_rows
 from bo_stream.models.inducing.points import basis_of_independent
@@ -228,3 +228,17 @@ def test_independent_rows_are_independent_for_every_kernel() -> None:
     assert len(rows) == 2
     for matrix in (first, second):
         assert cholesky_with_jitter(matrix[rows][:, rows])[1] == 0.0
+
+
+@pytest.mark.parametrize("kind", [OSGPR, WISKI, ClusteredGP])
+def test_what_was_said_once_is_saved_with_the_model(
+    kind: type[OSGPR] | type[WISKI] | type[ClusteredGP], tmp_path: Path
+) -> None:
+    model = kind(*data())
+    model.says("the first thing")
+    model.says("the second")
+    model.save(tmp_path / "model.pt")
+    loaded = kind.load(tmp_path / "model.pt")
+    assert loaded.has_said("the first thing")
+    assert loaded.has_said("the second")
+    assert not loaded.has_said("the third")

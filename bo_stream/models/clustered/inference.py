@@ -211,8 +211,8 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
 
     def _say_that_float64_solves(self, norm: float, memory: ClusterMemory, prior: Prior) -> None:
         self._check_size(memory, prior, torch.float64)
-        journal = prior.journal
-        is_new = not any(event.what == IN_FLOAT64 for event in journal.numerical_log)
+        model = prior.model
+        is_new = not any(event.what == IN_FLOAT64 for event in model.numerical_log)
         if is_new:
             warnings.warn(
                 f"Expected a condition number of at most {FLOAT32_LIMIT:.1e} for arithmetic in "
@@ -222,8 +222,8 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
                 NumericalWarning,
                 stacklevel=users_stack_level(),
             )
-        if is_new or not journal.training:  # a fit's steps are not counted one by one
-            journal.log_event(IN_FLOAT64, len(memory.centres))
+        if is_new or not model.training:  # a fit's steps are not counted one by one
+            model.log_event(IN_FLOAT64, len(memory.centres))
 
     def solver_for(self, Q: Tensor) -> CentreSolver:
         """Factorise Q, ``... x M x M``, or prepare conjugate gradients."""
@@ -254,13 +254,13 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     @torch.no_grad()
     def _warn_of_coarse_centres(self, memory: ClusterMemory, prior: Prior) -> None:
         """Warn once, if the model chooses its resolution and no first training is under way."""
-        most, journal = self.max_centres, prior.journal
-        if most is None or journal.training or journal.has_said(COARSE):
+        most, model = self.max_centres, prior.model
+        if most is None or model.training or model.has_said(COARSE):
             return
         precision = precisions(memory, prior).sum(-1) / memory.counts.clamp_min(1.0)
         ratio = float((variance_between(memory, prior) * precision).max())
         if ratio > 1.0:
-            journal.says(COARSE)
+            model.says(COARSE)
             warn_of_coarse_centres(ratio, memory.tree.resolution, most)
 
 

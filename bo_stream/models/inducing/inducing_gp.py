@@ -51,6 +51,9 @@ from bo_stream.weights import solve, weight_precision
 
 MAX_POINTS = 512
 
+COARSE, ROUNDING = "coarse points", "rounding"
+"""What a model says once."""
+
 
 class PointMemory(Memory, Protocol):
     """A memory of the process's values at inducing points."""
@@ -91,8 +94,6 @@ class InducingGP(StreamingGP, Generic[M]):
     _allocator: Allocator | None
     _present: tuple[State, M, InducingBasis] | None
     max_points: int
-    _told_of_coarse_points: bool = False
-    _told_of_rounding: bool = False
 
     @abstractmethod
     def _nothing_in(self, basis: InducingBasis) -> M:
@@ -182,8 +183,8 @@ class InducingGP(StreamingGP, Generic[M]):
         """Once, where outcomes are too far out for float64."""
         total = torch.stack([g.statistics.energy[..., 1, 1] / g.level for g in groups]).sum(0)
         error = error_of_rounding(weights, total / self._counts().clamp_min(1.0))
-        if error > MOST_ERROR and not self._told_of_rounding:
-            self._told_of_rounding = True
+        if error > MOST_ERROR and not self.has_said(ROUNDING):
+            self.says(ROUNDING)
             warn_of_rounding(error)
 
     def _placed(
@@ -218,12 +219,12 @@ class InducingGP(StreamingGP, Generic[M]):
     @torch.no_grad()
     def _warn_of_coarse_points(self) -> None:
         """Once, if the points place themselves, and not before a first training has ended."""
-        if self.training or self._told_of_coarse_points or self._allocator is None:
+        if self.training or self.has_said(COARSE) or self._allocator is None:
             return
         memory = self._memory.as_statistics()
         missed = self._missed_variance(memory.missed) / memory.counts.clamp_min(1.0)
         if float(missed.max()) > 1.0:
-            self._told_of_coarse_points = True
+            self.says(COARSE)
             warn_of_coarse_points(float(missed.max()), len(memory.values.Z), self.max_points)
 
     def _check_solvable(self, memory: InducingMemory) -> None:

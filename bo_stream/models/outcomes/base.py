@@ -100,9 +100,7 @@ class Outcomes(ABC):
         """
 
     @abstractmethod
-    def before_update(
-        self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None, totals: Tensor
-    ) -> Self:
+    def before_update(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor, totals: Tensor) -> Self:
         """Let the floor of known noise follow the stream before a batch enters; warn of raises.
 
         Args:
@@ -113,7 +111,7 @@ class Outcomes(ABC):
         """
 
     @abstractmethod
-    def check_retractable(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None) -> None:
+    def check_retractable(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor) -> None:
         """Check that it is known to what the variances of observations in memory were raised.
 
         Raises:

@@ -71,7 +71,7 @@ class GaussianOutcomes(Outcomes):
     def referring_to(self, targets: Tensor, scale: Tensor) -> Self:
         """Take the shift from the first observations; see :class:`Outcomes`."""
         mean = targets.mean(-1)
-        centred = target_columns(targets - targets.mean(-1, keepdim=True))
+        centred = target_columns(targets - mean.unsqueeze(-1))
         moved = replace(self, shift=self.shift + mean, is_found=True)
         return moved.begun(centred.mT @ centred, scale, self.zeros_apart)
 
@@ -102,41 +102,34 @@ class GaussianOutcomes(Outcomes):
         constant = (self.shift - offset) / scale - mean
         return torch.stack((scale.reciprocal().expand_as(constant), constant), -1).unsqueeze(-1)
 
-    def before_update(
-        self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None, totals: Tensor
-    ) -> Self:
+    def before_update(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor, totals: Tensor) -> Self:
         """Let the floor follow the stream; see :class:`Outcomes`."""
-        targets, noise = self._given_noise(chain, Y, Yvar)
-        if noise is None:
-            return self
+        targets, noise, zeros = self._given_noise(chain, Y, Yvar)
         floor = self.floor
-        if self.zeros_apart:
-            zeros = zero_rows(noise)
-            noise = torch.where(zeros, torch.inf, noise)
-            if bool(zeros.any()):
-                floor = floor.with_zeros(totals + first_totals(targets, self.shift))
-                warn_of_zeros(int(zeros.sum()), floor.zero)
+        if bool(zeros.any()):
+            floor = floor.with_zeros(totals + first_totals(targets, self.shift))
+            warn_of_zeros(int(zeros.sum()), floor.zero)
         if bool(floor.below(noise).any()):
             floor = floor.for_update(noise, totals + first_totals(targets, self.shift))
         return replace(self, floor=floor)
 
-    def check_retractable(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None) -> None:
+    def check_retractable(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor) -> None:
         """Check that raised variances are known; see :class:`Outcomes`."""
-        _, noise = self._given_noise(chain, Y, Yvar)
-        if noise is not None:
-            apart = self.zeros_apart
-            self.floor.check_retractable(
-                torch.where(zero_rows(noise), torch.inf, noise) if apart else noise
-            )
+        _, noise, _ = self._given_noise(chain, Y, Yvar)
+        self.floor.check_retractable(noise)
 
-    @staticmethod
     def _given_noise(
-        chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        if Yvar is None:
-            return Y, None
+        self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return targets, ``batch x n x m``, variances, and which are zeros that are kept apart.
+
+        Variances are ``batch x m x n``, infinite for such zeros, which are ``batch x 1 x n``.
+        """
         targets, variances = chain.to_targets(Y.detach(), Yvar)
-        return targets, None if variances is None else variances.detach().double().mT
+        assert variances is not None  # noqa: S101 (a transform returns those that it was given)
+        noise = variances.detach().double().mT
+        zeros = zero_rows(noise) & self.zeros_apart
+        return targets, torch.where(zeros, torch.inf, noise), zeros
 
     def settled(self, totals: Tensor) -> Self:
         """Let the noise of zeros follow the outcomes; see :class:`Outcomes`."""

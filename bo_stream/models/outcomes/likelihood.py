@@ -78,13 +78,11 @@ class LikelihoodOutcomes(Outcomes):
         """Change nothing."""
         return self
 
-    def before_update(
-        self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None, totals: Tensor
-    ) -> Self:
+    def before_update(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor, totals: Tensor) -> Self:
         """Change nothing."""
         return self
 
-    def check_retractable(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None) -> None:
+    def check_retractable(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor) -> None:
         """Check nothing: no noise is known."""
 
     def settled(self, totals: Tensor) -> Self:
