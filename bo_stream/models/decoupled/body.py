@@ -28,7 +28,6 @@ from bo_stream.models.decoupled.process import KernelExpansion, ShiftedProcess
 from bo_stream.models.decoupled.start import begin_hyperparameters, input_scale
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.kept_process import KeptProcess
-from bo_stream.models.latent_outcomes import LatentOutcomes
 from bo_stream.models.live_kernel import in_dtype
 from bo_stream.models.memory import Observations
 from bo_stream.models.stochastic.replay import Batch, DatasetReplay, StreamReplay, generator_at
@@ -42,7 +41,7 @@ ROWS = 2048
 """Observations that are visited at a time."""
 
 
-class DecoupledBody(LatentOutcomes, StreamingGP):
+class DecoupledBody(StreamingGP):
     """A variational model with one basis for its mean and another for its covariance."""
 
     _memory: DecoupledMemory

@@ -162,7 +162,7 @@ class DecoupledGP(DecoupledRefinement):
             max_rows,
             initial_points,
         ).checked()
-        self._units = LikelihoodOutcomes.of(self._units.shift)
+        self._units = LikelihoodOutcomes.of(self._units.shift, fantasy_steps=fantasy_steps)
         inputs = self._first_inputs(train_X, input_transform)
         given = (likelihood is not None, covar_module is not None, mean_module is not None)
         if covar_module is None:
@@ -173,7 +173,6 @@ class DecoupledGP(DecoupledRefinement):
             self.likelihood = deepcopy(likelihood)
         if lengthscale_factors:
             check_factors(self.covar_module)
-        self.beta, self.fantasy_steps = 1.0, fantasy_steps
         self._solved = None
         self._set_memory(self._nothing(inputs))
         self._standardize_first(train_X, train_Y, None)
