@@ -50,9 +50,10 @@ class InferredGP(StreamingGP, Generic[M, C]):
 
     @torch.no_grad()
     def _finish_refit(self) -> None:
-        memory = self._inference.refitted(self._memory, self._prior)
-        if memory is not self._memory:
-            self._set_memory(memory)
+        self._memory, self._cache = self._inference.refitted(self._memory, self._cache, self._prior)
+
+    def _move(self, device: torch.device) -> None:
+        self._memory, self._cache = self._inference.moved(self._memory, self._cache, device)
 
     def _projected(self, inputs: Tensor) -> Tensor:
         return inputs
@@ -69,7 +70,12 @@ class InferredGP(StreamingGP, Generic[M, C]):
         """
         matrix = self._targets_of(other)
         theirs = other._memory.map_targets(matrix)
-        self._set_merged(self._inference.merged(self._memory, theirs, self._prior), other)
+        with torch.no_grad():
+            self._memory, self._cache = self._inference.merged(
+                self._memory, self._cache, theirs, self._prior
+            )
+        self._refer_to_both(other)
+        self._refresh_fixed_noise()
         return self
 
     @keeps_tensors

@@ -105,7 +105,13 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
             memory = memory.at_resolution(2.0 * memory.tree.resolution)
         return memory
 
-    def merged(self, memory: ClusterMemory, other: ClusterMemory, prior: Prior) -> ClusterMemory:
+    def merged(
+        self,
+        memory: ClusterMemory,
+        cache: SolvedClusters | None,
+        other: ClusterMemory,
+        prior: Prior,
+    ) -> tuple[ClusterMemory, SolvedClusters | None]:
         """Unite the trees; a cluster within the resolution of another's centre moves there."""
         both, exact = memory.joined(other)
         both = self._capped(both)
@@ -117,16 +123,18 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
                 ProjectionWarning,
                 stacklevel=users_stack_level(),
             )
-        return both
+        return both, None
 
     def cleared(self, memory: ClusterMemory, prior: Prior) -> ClusterMemory:
         """Keep the tree and its centres."""
         return ClusterMemory.empty(memory.tree, memory.centres, prior.shape)
 
-    def refitted(self, memory: ClusterMemory, prior: Prior) -> ClusterMemory:
+    def refitted(
+        self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
+    ) -> tuple[ClusterMemory, SolvedClusters | None]:
         """Check the centres against the new kernel."""
         self._warn_of_coarse_centres(memory, prior)
-        return memory
+        return memory, cache
 
     # --- the posterior, and the likelihood --------------------------------------------------
 
