@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from bo_stream.models.memory import MergedMemory, Observations
@@ -88,11 +89,11 @@ class Inference(ABC, Generic[M, C]):
 
     @abstractmethod
     def refitted(self, memory: M, cache: C | None, prior: Prior) -> tuple[M, C | None]:
-        """Return the memory as new hyperparameters want it, after a refit, and its cache."""
+        """Return the memory as new hyperparameters want it, after a refit, and a cache of it."""
 
     @abstractmethod
-    def merged(self, memory: M, other: M, prior: Prior) -> M:
-        """Return the memory of both, whose targets are in the same units.
+    def merged(self, memory: M, cache: C | None, other: M, prior: Prior) -> tuple[M, C | None]:
+        """Return the memory of both, whose targets are in the same units, and a cache of it.
 
         Raises:
             ValueError: The memory would become too large.
@@ -101,3 +102,7 @@ class Inference(ABC, Generic[M, C]):
     @abstractmethod
     def cleared(self, memory: M, prior: Prior) -> M:
         """Return a memory of no observations with the same places."""
+
+    def moved(self, memory: M, cache: C | None, device: torch.device) -> tuple[M, C | None]:
+        """Return the memory on another device, and a cache of it, if that is not solved anew."""
+        return memory.to(device), None

@@ -66,6 +66,9 @@ class InferredGP(StreamingGP, Generic[M, C]):
     def _finish_refit(self) -> None:
         self._memory, self._cache = self._inference.refitted(self._memory, self._cache, self._prior)
 
+    def _move(self, device: torch.device) -> None:
+        self._memory, self._cache = self._inference.moved(self._memory, self._cache, device)
+
     @keeps_tensors
     def merge(self, other: Self) -> Self:
         """Add another model's memory to this one's, in place; hyperparameters stay as they are.
@@ -78,7 +81,12 @@ class InferredGP(StreamingGP, Generic[M, C]):
         """
         matrix = self._targets_of(other)
         theirs = other._memory.map_targets(matrix)
-        self._set_merged(self._inference.merged(self._memory, theirs, self._prior), other)
+        with torch.no_grad():
+            self._memory, self._cache = self._inference.merged(
+                self._memory, self._cache, theirs, self._prior
+            )
+        self._refer_to_both(other)
+        self._refresh_fixed_noise()
         return self
 
     @keeps_tensors

@@ -105,7 +105,13 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
             memory = memory.at_resolution(2.0 * memory.tree.resolution)
         return memory
 
-    def merged(self, memory: ClusterMemory, other: ClusterMemory, prior: Prior) -> ClusterMemory:
+    def merged(
+        self,
+        memory: ClusterMemory,
+        cache: SolvedClusters | None,
+        other: ClusterMemory,
+        prior: Prior,
+    ) -> tuple[ClusterMemory, SolvedClusters | None]:
         """Unite the trees; a cluster within the resolution of another's centre moves there."""
         both, exact = memory.joined(other)
         both = self._capped(both)
@@ -117,7 +123,7 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
                 ProjectionWarning,
                 stacklevel=users_stack_level(),
             )
-        return both
+        return both, None
 
     def cleared(self, memory: ClusterMemory, prior: Prior) -> ClusterMemory:
         """Keep the tree and its centres."""

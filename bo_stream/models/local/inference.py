@@ -82,7 +82,9 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
             cache = replace(cache, touched=cache.touched | touched)
         return memory.counting(rows), cache
 
-    def merged(self, memory: LocalMemory, other: LocalMemory, prior: Prior) -> LocalMemory:
+    def merged(
+        self, memory: LocalMemory, cache: LocalCache | None, other: LocalMemory, prior: Prior
+    ) -> tuple[LocalMemory, LocalCache | None]:
         """Route each local model of the other to one of these, as an observation at its centre."""
         kernel = frozen(prior.kernel)
         totals = memory.totals + other.totals
@@ -92,7 +94,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
             model = self.router.models_for(centre, memory, kernel, prior.num_outputs)
             models = torch.where(rows.weight > 0.0, model, -1)
             memory = memory.with_room(int(models.max()) + 1).with_rows(rows, models)
-        return LocalMemory(memory.rows, memory.entered, totals)
+        return LocalMemory(memory.rows, memory.entered, totals), None
 
     def cleared(self, memory: LocalMemory, prior: Prior) -> LocalMemory:
         """Drop the local models."""
