@@ -53,7 +53,10 @@ from bo_stream.models.construction import (
     check_first_observations,
     check_mean,
     check_outputs,
+    check_stem,
+    checked_projection,
     choose_likelihood,
+    first_projected,
     first_totals,
     first_transformed,
     learn_bounds,
@@ -83,6 +86,7 @@ from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.posteriors import Predictive, outcome_distribution
 from bo_stream.models.prior import Prior
+from bo_stream.models.stems import Stem
 from bo_stream.models.trusted import Trusted, read_pickle
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
@@ -146,9 +150,16 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """The posterior of the present memory, with the present state of the hyperparameters."""
         raise NotImplementedError
 
-    @abstractmethod
-    def _projected(self, inputs: Tensor) -> Tensor:
-        """Transformed inputs as they enter memory."""
+    def feature_process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """Return the posterior as a process in the weights of features, where the model has one.
+
+        For acquisition in feature space. A model of no features has one process only, and so has
+        one that is conditioned on hypothetical observations.
+
+        Args:
+            X: As for :meth:`process`.
+        """
+        return self.process(X)
 
     @abstractmethod
     def _take(self, data: Observations) -> None:
@@ -202,12 +213,18 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
         self._units = GaussianOutcomes.of(targets)
 
-    def _first_inputs(self, X: Tensor, transform: InputTransform | None) -> Tensor:
-        """Let the input transform, if any, learn its bounds, and apply it."""
+    def _first_inputs(
+        self, X: Tensor, transform: InputTransform | None, stem: Stem | None = None
+    ) -> Tensor:
+        """Let the input transform and the stem, if any, learn from the first inputs; apply them."""
         inputs = X
         if transform is not None:
             self.input_transform = transform
             inputs = first_transformed(X, transform)
+        check_stem(stem)
+        if stem is not None:
+            self.stem = stem
+            inputs = first_projected(inputs, stem)
         self._process_dim = inputs.shape[-1]
         return inputs
 
@@ -406,7 +423,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @property
     def maps_boxes(self) -> bool:
         """Whether a box of inputs is one after :meth:`transform_inputs` too."""
-        return keeps_boxes(self._input_transform)
+        return self._stem is None and keeps_boxes(self._input_transform)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -525,6 +542,11 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         transform: Any = self._modules.get("input_transform")
         return transform
 
+    @property
+    def _stem(self) -> Stem | None:
+        stem: Any = self._modules.get("stem")
+        return stem
+
     def _from_per_output(self, value: Tensor) -> Tensor:
         return value.squeeze(-1) if self.num_outputs == 1 else value
 
@@ -613,7 +635,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @torch.no_grad()
     def coordinates(self, X: Tensor) -> Tensor:
         """Inputs of observations as they enter memory now, ``... x d -> ... x k``."""
-        return self._projected(observed_inputs(X, self._input_transform).detach())
+        inputs, stem = observed_inputs(X, self._input_transform).detach(), self._stem
+        return inputs if stem is None else checked_projection(stem(inputs))
 
     @torch.no_grad()
     def standardized(
@@ -751,6 +774,19 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Outcomes are ``offset + scale ·`` what the process has, ``batch_shape x m x 1``."""
         offset, scale = self._outcomes.offset_and_scale(self._counts())
         return offset.unsqueeze(-1), scale.unsqueeze(-1)
+
+    def transform_inputs(self, X: Tensor, input_transform: torch.nn.Module | None = None) -> Tensor:
+        """Inputs as the process takes them: transformed, then projected by a stem, if there is one.
+
+        Differentiable.
+
+        Args:
+            X: ``... x d``.
+            input_transform: Instead of the model's own.
+        """
+        inputs: Tensor = super().transform_inputs(X, input_transform)
+        stem = self._stem
+        return inputs if stem is None else stem(inputs)
 
     def process_inputs(self, X: Tensor) -> Tensor:
         """Check inputs and transform them as the process takes them, differentiable, float64.
@@ -989,6 +1025,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """A model of the same class with this process, sharing hyperparameters and memory."""
         model = self._shallow_copy()
         model._supposed = process
+        if self._stem is not None and self._supposed is None:
+            model.stem = deepcopy(self._stem)  # this one's may go on learning
         return model
 
     def _shallow_copy(self) -> Self:

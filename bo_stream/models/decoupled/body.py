@@ -57,9 +57,6 @@ class DecoupledBody(StreamingGP):
         unit = float(input_scale(inputs.double()).mean())
         return DecoupledMemory(posterior, replay, 0, unit)
 
-    def _projected(self, inputs: Tensor) -> Tensor:
-        return inputs
-
     # --- memory -------------------------------------------------------------------------------
 
     def _set_memory(self, memory: DecoupledMemory) -> None:

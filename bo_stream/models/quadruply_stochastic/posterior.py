@@ -99,9 +99,6 @@ class QuadruplePosterior(StreamingGP):
 
     # --- memory -------------------------------------------------------------------------------
 
-    def _projected(self, inputs: Tensor) -> Tensor:
-        return inputs
-
     def _set_memory(self, memory: QuadrupleMemory) -> None:
         self._memory = memory
         self._solved = None
