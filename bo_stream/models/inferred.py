@@ -31,9 +31,23 @@ class InferredGP(StreamingGP, Generic[M, C]):
         if X is not None:
             check_finite("X", X)
         if self._supposed is not None:
+            self._inference.check_reach(self._supposed, X)
             return self._supposed
         with torch.no_grad():
             process, self._cache = self._inference.process(
+                self._memory, self._cache, self._prior, X
+            )
+        return process
+
+    @keeps_tensors
+    def feature_process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """The posterior in the weights of features; see :class:`StreamingGP`."""
+        if self._supposed is not None:
+            return self.process(X)
+        if X is not None:
+            check_finite("X", X)
+        with torch.no_grad():
+            process, self._cache = self._inference.feature_process(
                 self._memory, self._cache, self._prior, X
             )
         return process
@@ -50,12 +64,10 @@ class InferredGP(StreamingGP, Generic[M, C]):
 
     @torch.no_grad()
     def _finish_refit(self) -> None:
-        memory = self._inference.refitted(self._memory, self._prior)
-        if memory is not self._memory:
-            self._set_memory(memory)
+        self._memory, self._cache = self._inference.refitted(self._memory, self._cache, self._prior)
 
-    def _projected(self, inputs: Tensor) -> Tensor:
-        return inputs
+    def _move(self, device: torch.device) -> None:
+        self._memory, self._cache = self._inference.moved(self._memory, self._cache, device)
 
     @keeps_tensors
     def merge(self, other: Self) -> Self:
@@ -69,7 +81,12 @@ class InferredGP(StreamingGP, Generic[M, C]):
         """
         matrix = self._targets_of(other)
         theirs = other._memory.map_targets(matrix)
-        self._set_merged(self._inference.merged(self._memory, theirs, self._prior), other)
+        with torch.no_grad():
+            self._memory, self._cache = self._inference.merged(
+                self._memory, self._cache, theirs, self._prior
+            )
+        self._refer_to_both(other)
+        self._refresh_fixed_noise()
         return self
 
     @keeps_tensors
@@ -84,7 +101,11 @@ class InferredGP(StreamingGP, Generic[M, C]):
         return self
 
     def _learning_objective(self) -> Tensor:
-        return self._inference.objective(self._memory, self._prior)
+        value, self._cache = self._inference.objective(self._memory, self._cache, self._prior)
+        return value
 
     def _log_marginal_likelihood(self) -> Tensor:
-        return self._inference.log_marginal_likelihood(self._memory, self._prior)
+        value, self._cache = self._inference.log_marginal_likelihood(
+            self._memory, self._cache, self._prior
+        )
+        return value

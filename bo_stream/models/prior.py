@@ -93,9 +93,14 @@ class Prior:
         return self.chain.offset_and_scale(self.outcomes.shift)[1]
 
     @property
+    def is_gaussian(self) -> bool:
+        """Whether the likelihood is Gaussian with a noise variance to learn."""
+        return isinstance(self.likelihood, GaussianLikelihood)
+
+    @property
     def inferred_noise(self) -> Tensor | None:
         """The likelihood's noise variance where it learns one, ``batch_shape x m``."""
-        if isinstance(self.likelihood, GaussianLikelihood):
+        if self.is_gaussian:
             return self.per_output(self.likelihood.noise.squeeze(-1))
         return None
 

@@ -31,7 +31,6 @@ from bo_stream.models.decoupled.memory import DecoupledMemory
 from bo_stream.models.inferred import InferredGP
 from bo_stream.models.kept_process import KeptProcess
 from bo_stream.models.latent_choice import check_transform, latent_kernel
-from bo_stream.models.latent_outcomes import LatentOutcomes
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.stochastic.replay import DatasetReplay, generator_at
 from bo_stream.models.stochastic.start import set_kernel, set_outcomes
@@ -40,7 +39,7 @@ from bo_stream.models.stochastic.training import Training, check_limits, train
 Preconditioner = Literal["block", "jacobi"]
 
 
-class DecoupledGP(LatentOutcomes, InferredGP[DecoupledMemory, KeptProcess]):
+class DecoupledGP(InferredGP[DecoupledMemory, KeptProcess]):
     """A variational Gaussian process with thousands of basis functions for its mean.
 
     The mean is ``k(x, α) a`` and the covariance ``k − k_xβ (B⁻¹ + K_β)⁻¹ k_βx``, in two bases α and
@@ -183,7 +182,7 @@ class DecoupledGP(LatentOutcomes, InferredGP[DecoupledMemory, KeptProcess]):
             max_rows,
             initial_points,
         )
-        self._units = LikelihoodOutcomes.of(self._units.shift)
+        self._units = LikelihoodOutcomes.of(self._units.shift, fantasy_steps=fantasy_steps)
         inputs = self._first_inputs(train_X, input_transform)
         given = (likelihood is not None, covar_module is not None, mean_module is not None)
         if covar_module is None:
@@ -194,7 +193,6 @@ class DecoupledGP(LatentOutcomes, InferredGP[DecoupledMemory, KeptProcess]):
             self.likelihood = deepcopy(likelihood)
         if lengthscale_factors:
             check_factors(self.covar_module)
-        self.beta, self.fantasy_steps = 1.0, fantasy_steps
         self._memory = self._inference.empty(inputs, self._prior)
         self._standardize_first(train_X, train_Y, None)
         self._check_observations(train_X, train_Y, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, NoReturn, get_args
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
@@ -191,13 +191,19 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         """
         return DecoupledLearner(memory, prior, self.growth, self.schedule, growing)
 
-    def refitted(self, memory: DecoupledMemory, prior: Prior) -> DecoupledMemory:
-        """Return the same memory: its parameters are those of values, whatever the kernel."""
-        return memory
+    def refitted(
+        self, memory: DecoupledMemory, cache: KeptProcess | None, prior: Prior
+    ) -> tuple[DecoupledMemory, KeptProcess | None]:
+        """Return the same memory: variational parameters move by steps alone."""
+        return memory, cache
 
     def merged(
-        self, memory: DecoupledMemory, other: DecoupledMemory, prior: Prior
-    ) -> DecoupledMemory:
+        self,
+        memory: DecoupledMemory,
+        cache: KeptProcess | None,
+        other: DecoupledMemory,
+        prior: Prior,
+    ) -> NoReturn:
         """Refuse: steps on one model's data cannot be added to another's.
 
         Raises:
@@ -241,22 +247,27 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         base = WeightSpaceProcess(now.basis, weights, constant.unsqueeze(-1))
         return ShiftedProcess(base, KernelExpansion(kernel, posterior.alpha, now.coefficients))
 
-    def objective(self, memory: DecoupledMemory, prior: Prior) -> Tensor:
+    def objective(
+        self, memory: DecoupledMemory, cache: KeptProcess | None, prior: Prior
+    ) -> tuple[Tensor, KeptProcess | None]:
         """Return the bound at the variational parameters as they are, [Cheng2017, eq. 9 and 10].
 
         Exact for the observations that are held; of a sample its unbiased scaling to all n. Cost
         O(n (M_α d + M_β²) + M_α² d + M_β³).
         """
-        return in_dtype(_shared(prior), torch.float64, lambda h: self._bound(memory, prior, h))
+        value = in_dtype(_shared(prior), torch.float64, lambda h: self._bound(memory, prior, h))
+        return value, cache
 
     def _bound(self, memory: DecoupledMemory, prior: Prior, hyper: Hyperparameters) -> Tensor:
         replay = memory.replay
         batches = replay.outcomes(prior, hyper.likelihood)
         return exact_bound(Expanded.of(memory.posterior, hyper), batches, replay.weight)
 
-    def log_marginal_likelihood(self, memory: DecoupledMemory, prior: Prior) -> Tensor:
+    def log_marginal_likelihood(
+        self, memory: DecoupledMemory, cache: KeptProcess | None, prior: Prior
+    ) -> tuple[Tensor, KeptProcess | None]:
         """Return the bound on it."""
-        return self.objective(memory, prior)
+        return self.objective(memory, cache, prior)
 
     def estimate(self, memory: DecoupledMemory, prior: Prior, generator: torch.Generator) -> Tensor:
         """Draw an unbiased estimate of the bound, ``batch_shape x m``, at the cost of a step.

@@ -148,9 +148,6 @@ class InducingGP(StreamingGP, Generic[M]):
             basis = replace(basis.to(device), root=memory.values.root)
             self._present = tuple(tensor.to(device) for tensor in state), memory, basis
 
-    def _projected(self, inputs: Tensor) -> Tensor:
-        return inputs
-
     @property
     def inducing_points(self) -> Tensor:
         """Z, ``M x d``, in transformed inputs: a copy."""

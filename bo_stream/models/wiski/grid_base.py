@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
@@ -12,7 +10,6 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
-from torch.nn import Module
 
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh, Sizes, mesh_over
@@ -21,10 +18,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.caches import Solved, Whitening, Wider
 from bo_stream.models.construction import (
     check_rank,
-    check_stem,
-    checked_projection,
     choose_box,
-    first_projected,
     stem_box,
     stretch_lengthscale,
     warn_of_scaling,
@@ -117,7 +111,7 @@ class GridBase(StreamingGP):
         self._subspace: Subspace | None = None
         self._resolution_checked: tuple[Tensor, ...] | None = None
         self.tolerance, self.max_rank = check_rank(tolerance, max_rank)
-        inputs = self._first_projected(self._first_inputs(train_X, input_transform), stem)
+        inputs = self._first_inputs(train_X, input_transform, stem)
         self._grid_dim = check_dim(inputs.shape[-1], covar_module)
         self._set_modules(self._grid_dim, train_Yvar, likelihood, covar_module, mean_module)
         box = (
@@ -145,39 +139,6 @@ class GridBase(StreamingGP):
         if most == 0 or self.max_rank < most:  # features are wanted that leave a part out
             return StreamMemory.empty(grid, batch, outputs, device)
         return RowMemory.empty(grid, batch, outputs, device, most)
-
-    def _first_projected(self, inputs: Tensor, stem: Stem | None) -> Tensor:
-        check_stem(stem)
-        if stem is None:
-            return inputs
-        self.stem = stem
-        self._process_dim = stem.k
-        return first_projected(inputs, stem)
-
-    def transform_inputs(self, X: Tensor, input_transform: Module | None = None) -> Tensor:
-        """Inputs as the grid takes them: transformed, then projected by the stem, differentiable.
-
-        Args:
-            X: ``... x d``.
-            input_transform: Instead of the model's own.
-        """
-        inputs: Tensor = super().transform_inputs(X, input_transform)
-        stem = self._stem
-        return inputs if stem is None else stem(inputs)
-
-    @property
-    def _stem(self) -> Stem | None:
-        stem: Any = self._modules.get("stem")
-        return stem
-
-    @property
-    def maps_boxes(self) -> bool:
-        """Whether a box of inputs is a box in the grid."""
-        return self._stem is None and super().maps_boxes
-
-    def _projected(self, inputs: Tensor) -> Tensor:
-        stem = self._stem
-        return inputs if stem is None else checked_projection(stem(inputs))
 
     def _factors(self) -> GridKernel:
         factors = kernel_factors(self.covar_module, self._grid_dim)

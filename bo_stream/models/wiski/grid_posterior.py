@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Self
 
 import torch
@@ -102,8 +101,6 @@ class GridPosterior(GridBase):
     def _supposing(self, process: PosteriorProcess) -> Self:
         model = super()._supposing(process)
         model._basis_grid = _grid_of(process) or self._basis_grid
-        if self._stem is not None and self._supposed is None:
-            model.stem = deepcopy(self._stem)  # this one's may go on learning
         return model
 
     def _process_past(
