@@ -1,0 +1,266 @@
+"""Mistakes that are easily made and change results, one place each, spread over the library."""
+
+from __future__ import annotations
+
+from tests.mutants import Mutant
+
+_LINEAR_ALGEBRA = (
+    Mutant(
+        "halves of an inverse without the sign between",
+        "linalg.py",
+        "-second @ (factor[..., half:, :half] @ first)",
+        "second @ (factor[..., half:, :half] @ first)",
+    ),
+    Mutant("a jitter left in", "linalg.py", "JITTERS = (0.0, 1e-12,", "JITTERS = (1e-8, 1e-12,"),
+    Mutant(
+        "an innovation that forgets what was observed before",
+        "weights.py",
+        "residual.unsqueeze(-1) - features @ self.base_mean - rows @ self.shift",
+        "residual.unsqueeze(-1) - features @ self.base_mean",
+    ),
+    Mutant(
+        "the noise level in the likelihood once, not for every observation",
+        "weights.py",
+        "statistics.log_noise + statistics.count * level.log()",
+        "statistics.log_noise + level.log()",
+    ),
+    Mutant(
+        "targets mapped without a transpose",
+        "sufficient_statistics.py",
+        "energy=matrix.mT @ self.energy @ matrix",
+        "energy=matrix @ self.energy @ matrix",
+    ),
+    Mutant(
+        "a state that changes with the module",
+        "tensors.py",
+        "tuple(tensor.detach().clone() for tensor in _tensors(module))",
+        "tuple(tensor.detach() for tensor in _tensors(module))",
+    ),
+    Mutant(
+        "a state without buffers",
+        "tensors.py",
+        "return (*module.parameters(), *module.buffers())",
+        "return tuple(module.parameters())",
+    ),
+)
+
+_PROCESSES = (
+    Mutant(
+        "a covariance without the residual",
+        "process/process.py",
+        "return covariance if residual is None else covariance + residual",
+        "return covariance",
+    ),
+    Mutant(
+        "fantasies of a fantasy that know nothing of the first",
+        "process/process.py",
+        "stack_columns(cross, new.factor)",
+        "stack_columns(torch.zeros_like(cross), new.factor)",
+    ),
+    Mutant(
+        "known points recognised by the first of them",
+        "process/cached_baseline.py",
+        "bool((before == first).all() and (after == last).all())",
+        "bool((before == first).all())",
+        ("tests/acquisition/test_known_points.py",),
+    ),
+    Mutant(
+        "a root of eigenvalues for eigenvalues",
+        "process/distributions.py",
+        "eigenvalues.clamp_min(0.0).sqrt()",
+        "eigenvalues.clamp_min(0.0)",
+        ("tests/models/test_thin_root.py",),
+    ),
+)
+
+_BASES = (
+    Mutant(
+        "the last cell never found",
+        "bases/grid/mesh.py",
+        "(torch.tensor(grid.cells) - 1).to(device)",
+        "(torch.tensor(grid.cells) - 2).clamp_min(0).to(device)",
+    ),
+    Mutant(
+        "a permutation for its inverse",
+        "bases/grid/interpolation.py",
+        "self.member.argsort(stable=True).argsort()",
+        "self.member.argsort(stable=True)",
+    ),
+    Mutant(
+        "a gradient without the output scale",
+        "bases/grid/sensitivity.py",
+        "total = trace * (factors.scale() / basis.scale)",
+        "total = trace",
+    ),
+    Mutant(
+        "an integral over a box for the mean over it",
+        "bases/grid/integrals.py",
+        "quadrature / (high - low)",
+        "quadrature",
+        ("tests/acquisition/test_feature_nipv.py",),
+    ),
+    Mutant(
+        "a gram that a copy shares",
+        "bases/grid/gram.py",
+        "CellGram(chosen.clone(), self.cells)",
+        "CellGram(chosen, self.cells)",
+        ("tests/models/test_subset.py",),
+    ),
+    Mutant(
+        "a Matérn polynomial of another smoothness",
+        "bases/grid/kernel.py",
+        "scaled.square() / 3.0",
+        "scaled.square() / 5.0",
+    ),
+    Mutant(
+        "a new point's variance for what others leave of it",
+        "bases/inducing.py",
+        "safe_cholesky(self.residual_covariance(X, X, cross, cross))",
+        "safe_cholesky(kernel_matrix(self.kernel, X, X, self.outputs))",
+        ("tests/allocation/test_novelty.py",),
+    ),
+    Mutant(
+        "a correlation over variances, not deviations",
+        "bases/kernels.py",
+        "torch.where(square > 0.0, square, torch.inf).sqrt()",
+        "torch.where(square > 0.0, square, torch.inf)",
+        ("tests/models/local/test_local.py",),
+    ),
+    Mutant(
+        "frequencies over a square, not its root",
+        "bases/spectral.py",
+        "(degrees / chi_square).sqrt()",
+        "(degrees / chi_square)",
+    ),
+)
+
+_LIKELIHOODS_AND_POINTS = (
+    Mutant(
+        "a divergence with a sign turned",
+        "likelihoods/sites.py",
+        "u.square().sum((-2, -1)) - traced + log_precision",
+        "u.square().sum((-2, -1)) + traced + log_precision",
+    ),
+    Mutant(
+        "a Gumbel variable that has mean zero",
+        "likelihoods/softmax.py",
+        ".sum(-2)).sum(-1) - _EULER",
+        ".sum(-2)).sum(-1)",
+    ),
+    Mutant(
+        "half a square without its half",
+        "likelihoods/outcome_model.py",
+        "+ 0.5 * ratio.square() - (2.0 * scale).log()",
+        "+ ratio.square() - (2.0 * scale).log()",
+    ),
+    Mutant(
+        "neighbours only within the paper's distance",
+        "allocation/cover_tree/level.py",
+        "NEIGHBOURHOOD = 4.05",
+        "NEIGHBOURHOOD = 2.0",
+    ),
+    Mutant(
+        "novelty by the kernel of before",
+        "allocation/novelty.py",
+        "is_same((held.basis.Z,), (Z,)) and is_in(kernel, held.state)",
+        "is_same((held.basis.Z,), (Z,))",
+    ),
+    Mutant(
+        "a point that is its own nearest neighbour",
+        "allocation/oips.py",
+        "min(self.nearest, others) + 1).values[:, 1:]",
+        "min(self.nearest, others) + 1).values[:, :-1]",
+    ),
+)
+
+_ACQUISITION = (
+    Mutant(
+        "a variance scaled as a deviation",
+        "acquisition/feature_nipv.py",
+        "return scale.square()",
+        "return scale",
+    ),
+    Mutant(
+        "a path that errs by variances, not deviations",
+        "acquisition/process_paths.py",
+        "(values + own.sqrt() * draws.normal(factor.shape[-1]))",
+        "(values + own * draws.normal(factor.shape[-1]))",
+        ("tests/acquisition/test_paths_of_models.py", "tests/acquisition/test_paths.py"),
+    ),
+    Mutant(
+        "pieces of a reservoir that the latest replace too often",
+        "learning/online.py",
+        "torch.randint(self._seen, ()",
+        "torch.randint(2 * self.size, ()",
+    ),
+    Mutant(
+        "features left out before a refit",
+        "loops/refits.py",
+        "model.truncate(0.0)",
+        "model.truncate(LEFT_OUT)",
+        ("tests/loops/optimization/test_optimizer.py",),
+    ),
+)
+
+_MODELS = (
+    Mutant(
+        "a standardisation by n for n - 1",
+        "models/outcomes/transform.py",
+        "(squares.clamp_min(0.0) / (count - 1.0).clamp_min(1.0)).sqrt()",
+        "(squares.clamp_min(0.0) / count.clamp_min(1.0)).sqrt()",
+        ("tests/models/test_outcomes.py",),
+    ),
+    Mutant(
+        "known noise over a deviation, not a variance",
+        "models/prior.py",
+        "NoiseGroup(memory.known, self.scale.square().reciprocal())",
+        "NoiseGroup(memory.known, self.scale.reciprocal())",
+        ("tests/models/test_outcomes.py", "tests/models/test_equivalence.py"),
+    ),
+    Mutant(
+        "a misfit with half of its cross term",
+        "models/objective.py",
+        "(quadratic - 2.0 * linear + spread) / group.level",
+        "(quadratic - linear + spread) / group.level",
+        ("tests/models/test_marginal_likelihood.py",),
+    ),
+    Mutant(
+        "known noise that is taken out by adding it",
+        "models/memory.py",
+        "weight = (self.sign * self.known.to(self.targets)).expand(self.noise.shape)",
+        "weight = self.known.to(self.targets).expand(self.noise.shape)",
+    ),
+    Mutant(
+        "pending observations that count twice",
+        "models/clustered/solver.py",
+        "process = self.base.condition(X, outcomes, noise)",
+        "process = self.process.condition(X, outcomes, noise)",
+    ),
+    Mutant(
+        "a posterior of hyperparameters of before",
+        "models/clustered/inference.py",
+        "if cache is None or not prior.is_in(cache.state):",
+        "if cache is None:",
+    ),
+    Mutant(
+        "local models forgotten that changed before the last update",
+        "models/local/inference.py",
+        "touched=cache.touched | touched",
+        "touched=touched",
+    ),
+    Mutant(
+        "a centre over all that ever entered",
+        "models/local/memory.py",
+        "self.entered.clamp_max(self.size).unsqueeze(-1)",
+        "self.entered.unsqueeze(-1)",
+    ),
+)
+
+MUTANTS = (
+    *_LINEAR_ALGEBRA,
+    *_PROCESSES,
+    *_BASES,
+    *_LIKELIHOODS_AND_POINTS,
+    *_ACQUISITION,
+    *_MODELS,
+)
