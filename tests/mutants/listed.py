@@ -69,7 +69,7 @@ _PROCESSES = (
         "process/distributions.py",
         "eigenvalues.clamp_min(0.0).sqrt()",
         "eigenvalues.clamp_min(0.0)",
-        ("tests/models/test_thin_root.py",),
+        ("tests/test_linalg.py",),
     ),
 )
 
@@ -154,7 +154,7 @@ _LIKELIHOODS_AND_POINTS = (
         "+ ratio.square() - (2.0 * scale).log()",
     ),
     Mutant(
-        "neighbours only within the paper's distance",
+        "neighbours only within two radii",
         "allocation/cover_tree/level.py",
         "NEIGHBOURHOOD = 4.05",
         "NEIGHBOURHOOD = 2.0",
