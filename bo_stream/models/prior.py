@@ -12,6 +12,7 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
 from torch import Tensor
 
+from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.memory import Measured, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup, combine
 from bo_stream.models.outcomes.base import Outcomes
@@ -56,6 +57,17 @@ class Prior:
     def is_in(self, state: State) -> bool:
         """Whether nothing has changed since."""
         return is_in(self.model, state)
+
+    def copied(self) -> Hyperparameters:
+        """Copy the hyperparameters in float64, to move them apart from the model."""
+        return Hyperparameters(self.kernel, self.mean_module, self.likelihood)
+
+    @torch.no_grad()
+    def take_over(self, hyper: Hyperparameters) -> None:
+        """Set the model's hyperparameters to others, which are rounded to its dtype."""
+        dtype = next(self.kernel.parameters()).dtype
+        for name, value in hyper.rounded(dtype).named_parameters():
+            self.model.get_parameter(name).copy_(value)
 
     @property
     def shape(self) -> torch.Size:
