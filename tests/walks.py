@@ -55,5 +55,5 @@ def walk(call: Callable[[], object]) -> Walk:
         call()
     finally:
         sys.setprofile(former)
-    files = {getattr(code, "co_filename") for code in codes}
+    files = {code.co_filename for code in codes}
     return Walk(len(codes), len(files), switches, deepest)

@@ -17,6 +17,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.allocation.novelty import Novelty
 from bo_stream.allocation.selection import capped
+from bo_stream.bases.differentiable_kernel import prior_of_values
 from bo_stream.bases.inducing import InducingBasis, KnownValues, members
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.caches import Solved
@@ -30,7 +31,6 @@ from bo_stream.models.inducing.points import (
     first_points,
     log_basis,
 )
-from bo_stream.models.live_kernel import prior_of_values
 from bo_stream.models.memory import Memory, WhitenedMemory
 from bo_stream.models.objective import (
     NoiseGroup,

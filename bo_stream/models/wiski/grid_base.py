@@ -14,6 +14,7 @@ from torch import Tensor
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh, Sizes, mesh_over
 from bo_stream.bases.grid.resolution import interpolation_error
+from bo_stream.bases.stems import Stem
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.caches import Solved, Whitening, Wider
 from bo_stream.models.construction import (
@@ -23,7 +24,6 @@ from bo_stream.models.construction import (
     stretch_lengthscale,
     warn_of_scaling,
 )
-from bo_stream.models.stems import Stem
 from bo_stream.models.wiski import rows as row_memory
 from bo_stream.models.wiski.grid_choice import GridSize, check_dim, choose_grid_size
 from bo_stream.models.wiski.learning import LearningSpace, Subspace
