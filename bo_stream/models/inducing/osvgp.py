@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from typing import Self
 
-import torch
-from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -25,11 +22,10 @@ from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inferred import InferenceOption, InferredGP
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.latent_choice import check_steps, check_transform, latent_kernel
-from bo_stream.models.latent_outcomes import LatentOutcomes
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 
 
-class OSVGP(LatentOutcomes, InferredGP[InducingMemory, InducingCache]):
+class OSVGP(InferredGP[InducingMemory, InducingCache]):
     """Streaming sparse inference for outcomes that are not normal: labels, counts, outliers.
 
     An outcome enters the memory as a Gaussian *site* at its function value, found by natural
@@ -66,8 +62,8 @@ class OSVGP(LatentOutcomes, InferredGP[InducingMemory, InducingCache]):
     """
 
     _inference: SiteInference
+    _units: LikelihoodOutcomes
     max_points = InferenceOption[int]()
-    beta = InferenceOption[float]()
     natural_steps = InferenceOption[int]()
     natural_rate = InferenceOption[float]()
     hyper_steps = InferenceOption[int]()
@@ -133,7 +129,7 @@ class OSVGP(LatentOutcomes, InferredGP[InducingMemory, InducingCache]):
         check_transform(outcome_transform, likelihood)
         check_steps(beta, natural_rate, natural_steps, hyper_steps, fantasy_steps)
         self._begin(train_X, train_Y, None, outcome_transform)
-        self._units = LikelihoodOutcomes.of(self._units.shift)
+        self._units = LikelihoodOutcomes.of(self._units.shift, beta, fantasy_steps)
         input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         if covar_module is None:
@@ -143,7 +139,6 @@ class OSVGP(LatentOutcomes, InferredGP[InducingMemory, InducingCache]):
         if likelihood is not None:
             check_likelihood(likelihood, self._parameter_shape)
             self.likelihood = deepcopy(likelihood)
-        self.fantasy_steps = fantasy_steps
         fixed = tuple(name for name, p in self.named_parameters() if not p.requires_grad)
         self.likelihood.requires_grad_(False)
         self._memory = first_memory(self, inducing_points, allocator, max_points, train_X)
@@ -170,20 +165,19 @@ class OSVGP(LatentOutcomes, InferredGP[InducingMemory, InducingCache]):
         """Z, ``M x d``, in transformed inputs: a copy."""
         return self._memory.values.Z.to(self.train_targets, copy=True)
 
+    @property
+    def beta(self) -> float:
+        """Weight of the divergences in the bound."""
+        return self._inference.beta
+
+    @property
+    def fantasy_steps(self) -> int:
+        """Natural-gradient steps on hypothetical outcomes."""
+        return self._units.fantasy_steps
+
     def elbo(self) -> Tensor:
         """Compute the online bound on the log marginal likelihood, ``batch_shape x m``, no m if 1.
 
         Of the last batch times the sites of earlier ones. [Bui2017, eq. 5].
         """
         return self.log_marginal_likelihood()
-
-    def _targets_of(self, other: Self) -> Tensor:
-        matrix = super()._targets_of(other)
-        mine, theirs = (m._outcomes.offset_and_scale(m._counts()) for m in (self, other))
-        if not all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)):
-            raise UnsupportedError(
-                "Expected a model whose outcomes are standardised alike, got another mean or "
-                "standard deviation: sites cannot change their units. Standardise Y yourself, the "
-                "same for both, and leave out outcome_transform."
-            )
-        return matrix

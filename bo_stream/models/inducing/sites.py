@@ -9,7 +9,6 @@ from functools import cached_property
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
@@ -132,7 +131,7 @@ class SiteInference(InducingInference):
 
 
 def _check_retractable(prior: Prior) -> None:
-    if not isinstance(prior.likelihood, GaussianLikelihood):
+    if not prior.is_gaussian:
         raise UnsupportedError(
             f"retract needs a Gaussian likelihood, got {type(prior.likelihood).__name__}: what "
             "an outcome left in memory depends on all that was there when it came. Build the "
