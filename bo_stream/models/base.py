@@ -83,7 +83,6 @@ from bo_stream.models.memory import Cache, Observations, Targets
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes.base import Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
-from bo_stream.models.outcomes.noise import LEAST_NOISE, NOISE_FLOOR
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.posteriors import outcome_distribution
 from bo_stream.models.prior import Prior
@@ -592,21 +591,12 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Where all that are known are zero: what they are raised to.
         """
-        inferred = self._prior.inferred_noise
-        return self._mean_known_noise() if inferred is None else inferred
-
-    def _mean_known_noise(self) -> Tensor:
-        scale = self.outcome_scale()
-        mean = self._memory.mean_known_noise()
-        if mean is None:
-            zeros = self._units.floor.any_zero
-            return self._prior.zero_noise if zeros else torch.full_like(scale, NOISE_FLOOR)
-        return (mean / scale.square()).clamp_min(LEAST_NOISE)
+        return self._prior.noise_level(self._memory)
 
     def _refresh_fixed_noise(self) -> None:
         """Keep a fixed-noise likelihood at the mean known variance, for BoTorch's fantasies."""
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
-            level = self._from_per_output(self._mean_known_noise()).unsqueeze(-1)
+            level = self._from_per_output(self._prior.mean_known_noise(self._memory)).unsqueeze(-1)
             self.likelihood.noise_covar.noise = level.to(self._dtype)
 
     @property

@@ -12,9 +12,10 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
 from torch import Tensor
 
-from bo_stream.models.memory import Measured, WhitenedMemory
+from bo_stream.models.memory import Measured, Memory, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup, combine
 from bo_stream.models.outcomes.base import Outcomes
+from bo_stream.models.outcomes.noise import LEAST_NOISE, NOISE_FLOOR
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.tensors import State, is_in, state_of
 from bo_stream.weights import GaussianEvidence
@@ -102,6 +103,22 @@ class Prior:
         if inferred is None and self.outcomes.floor.any_zero:
             return self.zero_noise
         return inferred
+
+    def mean_known_noise(self, memory: Memory) -> Tensor:
+        """Return the mean of the positive known noise variances, ``batch_shape x m``.
+
+        Where all that are known are zero: what they are raised to.
+        """
+        mean = memory.mean_known_noise()
+        if mean is None:
+            zeros = self.outcomes.floor.any_zero
+            return self.zero_noise if zeros else torch.full_like(self.scale, NOISE_FLOOR)
+        return (mean / self.scale.square()).clamp_min(LEAST_NOISE)
+
+    def noise_level(self, memory: Memory) -> Tensor:
+        """Return the inferred noise variance, or :meth:`mean_known_noise`, ``batch_shape x m``."""
+        inferred = self.inferred_noise
+        return self.mean_known_noise(memory) if inferred is None else inferred
 
     def standardized(self, data: Measured) -> tuple[Tensor, Tensor]:
         """Return outcomes and noise variances as the process has them, ``batch x m x n`` each."""
