@@ -81,10 +81,10 @@ from bo_stream.models.input_transforms import (
 )
 from bo_stream.models.memory import Cache, Observations, Targets
 from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
-from bo_stream.models.outcomes.base import Outcomes
+from bo_stream.models.outcomes.base import Drawing, Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
-from bo_stream.models.posteriors import outcome_distribution
+from bo_stream.models.posteriors import Predictive, outcome_distribution
 from bo_stream.models.prior import Prior
 from bo_stream.models.stems import Stem
 from bo_stream.models.trusted import Trusted, read_pickle
@@ -576,27 +576,34 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def noise_at(self, inputs: Tensor) -> Tensor:
         """Variance of the noise of an observation at inputs, in transformed units.
 
-        The noise level, unless a model's noise depends on the inputs; differentiable then.
+        The noise level, unless a model's noise depends on the inputs; differentiable then. Of
+        real outcomes under another likelihood their variance given the process.
 
         Args:
             inputs: After :meth:`transform_inputs`, ``... x q x d``.
 
         Returns:
             Broadcastable to ``... x m x q``, float64.
+
+        Raises:
+            UnsupportedError: A likelihood of labels or counts.
         """
-        return self.noise_level().detach().unsqueeze(-1)
+        return self._units.noise_variance(self._prior, self._memory).detach().unsqueeze(-1)
 
     def noise_level(self) -> Tensor:
         """The learned noise variance, or the mean of the positive known ones, ``batch_shape x m``.
 
         Where all that are known are zero: what they are raised to.
+
+        Raises:
+            UnsupportedError: The likelihood has no Gaussian noise.
         """
-        return self._prior.noise_level(self._memory)
+        return self._units.noise_level(self._prior, self._memory)
 
     def _refresh_fixed_noise(self) -> None:
         """Keep a fixed-noise likelihood at the mean known variance, for BoTorch's fantasies."""
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
-            level = self._from_per_output(self._prior.mean_known_noise(self._memory)).unsqueeze(-1)
+            level = self._from_per_output(self.noise_level()).unsqueeze(-1)
             self.likelihood.noise_covar.noise = level.to(self._dtype)
 
     @property
@@ -623,6 +630,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             batch_shape=self._batch_shape,
             like=self.train_targets,
         )
+        self._units.check(self._prior, Y, Yvar)
 
     @torch.no_grad()
     def coordinates(self, X: Tensor) -> Tensor:
@@ -712,6 +720,60 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         outcomes = self._outcomes.select(chosen, self.num_outputs)
         posterior = outcomes.untransform(GPyTorchPosterior(distribution))
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
+
+    def predictive(self, X: Tensor) -> Predictive:
+        """Mean and variance of outcomes at single points; differentiable in X.
+
+        Of the likelihood's marginal: in closed form where gpytorch has one (Bernoulli, Gaussian),
+        else by quadrature. Cost as that of a posterior's variances.
+
+        Args:
+            X: ``... x q x d``.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
+            InputDataError: X has a wrong dtype or device, or is not finite.
+            UnsupportedError: An outcome transform other than ``Standardize``.
+        """
+        inputs, mean, variance = self._marginals(X)
+        noise = partial(self.noise_at, inputs)
+        mean, variance = self._units.moments(self._prior, mean, variance, noise)
+        offset, scale = self._offset_and_scale()
+        return Predictive((offset + scale * mean).mT.to(X), (scale.square() * variance).mT.to(X))
+
+    def log_predictive(self, X: Tensor, Y: Tensor) -> Tensor:
+        """Log density, or log probability, of each outcome at its point, ``... x q x m``.
+
+        In closed form as :meth:`predictive`, and of a Laplace likelihood; else by quadrature, which
+        is rough where the process is many times less certain than the likelihood is wide.
+
+        Args:
+            X: ``... x q x d``.
+            Y: ``...' x q x m``, leading dimensions broadcast against those of X.
+
+        Raises:
+            BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+            InputDataError: A wrong dtype or device, NaN or infinity; outcomes that the likelihood
+                cannot have.
+            UnsupportedError: An outcome transform other than ``Standardize``.
+        """
+        inputs, mean, variance = self._marginals(X)
+        check_supposed(mean.mT.to(X), Y, None, self.num_outputs)
+        targets, noise = self._standardized(Y.to(torch.float64)).mT, partial(self.noise_at, inputs)
+        density = self._units.log_density(self._prior, targets, mean, variance, noise)
+        return (density - self._offset_and_scale()[1].log()).mT.to(X)
+
+    def _marginals(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, and mean and variance of the process at single points, ``... x m x q`` each."""
+        self.eval()
+        inputs = self.process_inputs(X)
+        mean, variance = torch.broadcast_tensors(*self.process(inputs).marginals(inputs))
+        return inputs, mean, variance
+
+    def _offset_and_scale(self) -> tuple[Tensor, Tensor]:
+        """Outcomes are ``offset + scale ·`` what the process has, ``batch_shape x m x 1``."""
+        offset, scale = self._outcomes.offset_and_scale(self._counts())
+        return offset.unsqueeze(-1), scale.unsqueeze(-1)
 
     def transform_inputs(self, X: Tensor, input_transform: torch.nn.Module | None = None) -> Tensor:
         """Inputs as the process takes them: transformed, then projected by a stem, if there is one.
@@ -855,26 +917,53 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     ) -> Self:
         """Condition on hypothetical observations that are drawn from the posterior at X.
 
+        Under another likelihood than a Gaussian one, the process is drawn by the sampler, and
+        outcomes from the likelihood of each draw with the sampler's seed, the same for every batch
+        of inputs. Gradients flow through the points, and through the draws of a continuous
+        likelihood; a draw of labels or counts is a step in X.
+
         Args:
             X: ``batch_shape x q x d``.
             sampler: Of normal samples; its shape comes first in the returned model's batches.
             observation_noise: Variances ``batch_shape x (q or 1) x m`` in transformed units; the
-                model's own if omitted.
+                model's own if omitted. None with a likelihood that is not Gaussian.
             kwargs: For BoTorch.
 
         Raises:
             BotorchTensorDimensionError: X has the wrong width or too few dimensions.
             InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
                 bounds; a variance is negative or not finite.
-            UnsupportedError: ``sampler`` draws nothing.
+            UnsupportedError: ``sampler`` draws nothing; ``observation_noise`` is given and the
+                likelihood is not Gaussian.
         """
         self._check_fantasy(X, sampler)
-        model: Self = super().fantasize(X, sampler, observation_noise, **kwargs)
-        return model
+        drawing = self._units.drawing(self._prior)
+        if drawing is None:
+            model: Self = super().fantasize(X, sampler, observation_noise, **kwargs)
+            return model
+        if observation_noise is not None:
+            raise UnsupportedError(
+                f"Expected no observation_noise with a {type(self.likelihood).__name__}: it has "
+                "its own."
+            )
+        return self.condition_on_observations(X, self._drawn(X, sampler, drawing))
 
     def _check_fantasy(self, X: Tensor, sampler: MCSampler) -> None:
         self._check_inputs(X)
         check_sampler(sampler)
+
+    def _drawn(self, X: Tensor, sampler: MCSampler, drawing: Drawing) -> Tensor:
+        """Outcomes drawn from their joint posterior at X, ``sample_shape x ... x q x m``."""
+        if X.shape[-2] == 0:
+            return X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
+        with fantasize_flag():
+            samples = sampler(self.posterior(X))
+        values = self._standardized(samples.to(torch.float64)).mT
+        kept = values.shape[values.ndim - len(self._batch_shape) - 2 :]
+        flat = values.reshape(sampler.sample_shape.numel(), -1, *kept)
+        outcomes = drawing(flat, sampler.seed).view(values.shape)
+        offset, scale = self._offset_and_scale()
+        return (offset + scale * outcomes).mT.to(X)
 
     def get_fantasy_model(
         self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
@@ -923,25 +1012,14 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             noise: Shaped as targets, or None for the model's own.
         """
         process = self.process(inputs)
-        outcomes, variances = self._as_gaussian(process, inputs, targets, noise)
+        outcomes, variances = self._units.pseudo_observations(
+            self._prior, process, inputs, targets, noise, self.noise_at
+        )
         conditioned = process.condition(inputs, outcomes, variances)
         model = self._supposing(conditioned)
         model._fantasy_batch_shape = conditioned.batch_shape
         model._latest = self._latest.supposing(X)
         return model
-
-    def _as_gaussian(
-        self, process: PosteriorProcess, inputs: Tensor, targets: Tensor, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Outcomes and noise variances, ``... x m x q``, to condition the process on.
-
-        Args:
-            process: That is conditioned.
-            inputs: After :meth:`transform_inputs`, ``... x q x d``.
-            targets: Supposed outcomes in transformed units, ``... x m x q``.
-            noise: Their variances, or None for the model's own.
-        """
-        return targets, self.noise_at(inputs) if noise is None else noise
 
     def _supposing(self, process: PosteriorProcess) -> Self:
         """A model of the same class with this process, sharing hyperparameters and memory."""
@@ -1057,6 +1135,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return self
 
     def _prepare_refit(self) -> None:
+        if not self._units.rescales:
+            return
         self._standardize_by(self._memory.totals)
         settled = self._units.settled(self._memory.totals)
         if settled is not self._units:

@@ -163,6 +163,11 @@ class Hyperparameters(Module):
         return [p.requires_grad_() for name, p in self.named_parameters() if name not in names]
 
     @property
+    def moving(self) -> list[Parameter]:
+        """The parameters that require gradients, as those of the model did."""
+        return [p for p in self.parameters() if p.requires_grad]
+
+    @property
     def are_valid(self) -> bool:
         """Whether all are finite, and positive where a constraint says so."""
         named = self.named_parameters_and_constraints()

@@ -12,10 +12,10 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
 from torch import Tensor
 
-from bo_stream.models.memory import Measured, Memory, WhitenedMemory
+from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.memory import Measured, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup, combine
 from bo_stream.models.outcomes.base import Outcomes
-from bo_stream.models.outcomes.noise import LEAST_NOISE, NOISE_FLOOR
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.tensors import State, is_in, state_of
 from bo_stream.weights import GaussianEvidence
@@ -58,6 +58,17 @@ class Prior:
         """Whether nothing has changed since."""
         return is_in(self.model, state)
 
+    def copied(self) -> Hyperparameters:
+        """Copy the hyperparameters in float64, to move them apart from the model."""
+        return Hyperparameters(self.kernel, self.mean_module, self.likelihood)
+
+    @torch.no_grad()
+    def take_over(self, hyper: Hyperparameters) -> None:
+        """Set the model's hyperparameters to others, which are rounded to its dtype."""
+        dtype = next(self.kernel.parameters()).dtype
+        for name, value in hyper.rounded(dtype).named_parameters():
+            self.model.get_parameter(name).copy_(value)
+
     @property
     def shape(self) -> torch.Size:
         """``batch_shape x m``."""
@@ -82,9 +93,14 @@ class Prior:
         return self.chain.offset_and_scale(self.outcomes.shift)[1]
 
     @property
+    def is_gaussian(self) -> bool:
+        """Whether the likelihood is Gaussian with a noise variance to learn."""
+        return isinstance(self.likelihood, GaussianLikelihood)
+
+    @property
     def inferred_noise(self) -> Tensor | None:
         """The likelihood's noise variance where it learns one, ``batch_shape x m``."""
-        if isinstance(self.likelihood, GaussianLikelihood):
+        if self.is_gaussian:
             return self.per_output(self.likelihood.noise.squeeze(-1))
         return None
 
@@ -103,22 +119,6 @@ class Prior:
         if inferred is None and self.outcomes.floor.any_zero:
             return self.zero_noise
         return inferred
-
-    def mean_known_noise(self, memory: Memory) -> Tensor:
-        """Return the mean of the positive known noise variances, ``batch_shape x m``.
-
-        Where all that are known are zero: what they are raised to.
-        """
-        mean = memory.mean_known_noise()
-        if mean is None:
-            zeros = self.outcomes.floor.any_zero
-            return self.zero_noise if zeros else torch.full_like(self.scale, NOISE_FLOOR)
-        return (mean / self.scale.square()).clamp_min(LEAST_NOISE)
-
-    def noise_level(self, memory: Memory) -> Tensor:
-        """Return the inferred noise variance, or :meth:`mean_known_noise`, ``batch_shape x m``."""
-        inferred = self.inferred_noise
-        return self.mean_known_noise(memory) if inferred is None else inferred
 
     def standardized(self, data: Measured) -> tuple[Tensor, Tensor]:
         """Return outcomes and noise variances as the process has them, ``batch x m x n`` each."""

@@ -25,7 +25,6 @@ from bo_stream.models.inducing.online_update import Natural, OnlineUpdate, unit_
 from bo_stream.models.inducing.points import basis_of_independent
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.latent_choice import check_steps, check_transform, latent_kernel
-from bo_stream.models.latent_outcomes import LatentOutcomes
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
@@ -35,7 +34,7 @@ ROUND = 20
 """Steps of the hyperparameters before the inducing points are placed anew for them."""
 
 
-class OSVGP(LatentOutcomes, InducingGP[InducingMemory]):
+class OSVGP(InducingGP[InducingMemory]):
     """Streaming sparse inference for outcomes that are not normal: labels, counts, outliers.
 
     An outcome enters the memory as a Gaussian *site* at its function value, found by natural
@@ -130,7 +129,7 @@ class OSVGP(LatentOutcomes, InducingGP[InducingMemory]):
         check_transform(outcome_transform, likelihood)
         check_steps(beta, natural_rate, natural_steps, hyper_steps, fantasy_steps)
         self._begin(train_X, train_Y, None, outcome_transform)
-        self._units = LikelihoodOutcomes.of(self._units.shift)
+        self._units = LikelihoodOutcomes.of(self._units.shift, beta, fantasy_steps)
         input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         if covar_module is None:
@@ -142,7 +141,6 @@ class OSVGP(LatentOutcomes, InducingGP[InducingMemory]):
             self.likelihood = deepcopy(likelihood)
         self.beta, self.natural_steps, self.natural_rate = beta, natural_steps, natural_rate
         self.hyper_steps, self.learning_rate = hyper_steps, learning_rate
-        self.fantasy_steps = fantasy_steps
         self._fixed = [name for name, p in self.named_parameters() if not p.requires_grad]
         self._moments: dict[str, Any] | None = None
         self.likelihood.requires_grad_(False)
@@ -189,7 +187,7 @@ class OSVGP(LatentOutcomes, InducingGP[InducingMemory]):
 
     def _check_retractable(self, X: Tensor) -> None:
         super()._check_retractable(X)
-        if X.shape[-2] > 0 and not self._is_gaussian:
+        if X.shape[-2] > 0 and not self._prior.is_gaussian:
             raise UnsupportedError(
                 f"retract needs a Gaussian likelihood, got {type(self.likelihood).__name__}: what "
                 "an outcome left in memory depends on all that was there when it came. Build the "

@@ -313,7 +313,7 @@ class GridInference(Inference[Memory, GridCache]):
         kernel = self.kernel(prior)
         if isinstance(memory, RowMemory):
             return _log_marginal_likelihood_of_rows(memory, kernel, prior), cache
-        cache, noise = cache or GridCache.of(memory), prior.noise_level(memory)
+        cache, noise = cache or GridCache.of(memory), prior.outcomes.noise_level(prior, memory)
         space = cache.learning
         if space is None or not space.holds(kernel, noise):
             space = LearningSpace.around(kernel, noise, memory, self.tolerance, self.max_rank)
@@ -404,7 +404,7 @@ class GridInference(Inference[Memory, GridCache]):
         Of known noise variances the harmonic mean counts: precise observations tell small
         differences apart however imprecise others are.
         """
-        noise, known = prior.noise_level(memory), memory.typical_known_noise()
+        noise, known = prior.outcomes.noise_level(prior, memory), memory.typical_known_noise()
         if known is not None:
             precise = (known / prior.scale.square()).clamp_min(NOISE_FLOOR)
             noise = noise.minimum(precise)
