@@ -309,7 +309,8 @@ class HeteroscedasticWISKI(GridGP):
     @keeps_tensors
     def merge(self, other: Self) -> Self:
         """Add another model's memories to this one's; see :meth:`GridGP.merge`."""
-        memory = joined(self._memory, other._memory.map_targets(self._targets_of(other)))
+        matrix = self._targets_of(other)
+        memory = joined(self._memory, other._memory.map_targets(matrix))
         mine, theirs = self.noise_model, other.noise_model
         noise = joined(mine._memory, theirs._memory.map_targets(mine._targets_of(theirs)))
         self._set_merged(memory, other)
