@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self, cast
 
@@ -20,6 +20,9 @@ from bo_stream.sufficient_statistics import target_columns
 
 ROWS = 2048
 """Observations that a bound of all of them visits at a time."""
+
+FIRST_ROWS = 1024
+"""Observations of a data set that a model begins with, unless its minibatches have another size."""
 
 
 @dataclass(frozen=True)
@@ -303,6 +306,16 @@ class DatasetReplay(Replay):
             raise InputDataError("Expected a Dataset of at least one observation, got none.")
         first = _pair(dataset, 0)
         return cls(dataset, first.rows(slice(0, 0)), tuple(range(first.Y.shape[-1])))
+
+    def first(self, options: Mapping[str, Any], place: int) -> Batch:
+        """Draw the minibatch that a model begins with.
+
+        Args:
+            options: Of the model: its ``batch_size`` and ``seed`` count, if they are given.
+            place: Of the random numbers.
+        """
+        size = min(options.get("batch_size") or FIRST_ROWS, self.held)
+        return self.draw(size, generator_at(options.get("seed", 0), place))
 
     @property
     def count(self) -> int:
