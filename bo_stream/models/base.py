@@ -466,9 +466,19 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """
         return self._numerical_log
 
-    def log_event(self, what: str, size: int = 0, jitter: float = 0.0) -> None:
-        """Put a jitter or a fallback on record; see :class:`NumericalEvent`."""
-        event = NumericalEvent(what, size, jitter, self.num_observations)
+    def log_event(
+        self, what: str, size: int = 0, jitter: float = 0.0, observations: float | None = None
+    ) -> None:
+        """Put a jitter or a fallback on record; see :class:`NumericalEvent`.
+
+        Args:
+            what: Was done.
+            size: Of the matrix, or the number of points.
+            jitter: Relative to the mean of the diagonal.
+            observations: In memory; by default as many as are in it now.
+        """
+        observations = self.num_observations if observations is None else observations
+        event = NumericalEvent(what, size, jitter, observations)
         self._numerical_log = with_event(self._numerical_log, event)
 
     def has_said(self, what: str) -> bool:
