@@ -193,8 +193,9 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
 
     def cleared(self, memory: Memory, prior: Prior) -> Memory:
         """Keep the functions, with weights as in the prior."""
-        points = memory.layout.points.to(memory.progress.posterior.coefficients.device)
-        return self.filled(self.empty(memory.layout, points, prior), points, prior)
+        X = memory.replay.in_units(memory.replay.nothing, prior).X
+        empty, points = self.empty(memory.layout, X, prior), memory.layout.points
+        return self.filled(empty, X if len(points) == 0 else points, prior)
 
     # --- the posterior, and the bound ---------------------------------------------------------
 

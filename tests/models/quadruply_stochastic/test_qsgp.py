@@ -319,6 +319,7 @@ def test_a_data_set_is_read_a_minibatch_at_a_time() -> None:
     with pytest.raises(UnsupportedError, match="Dataset takes no further"):
         read.update(X, Y)
     assert read.num_observations == 200
+    assert read.clear().update(X, Y).num_observations == 200
 
 
 def test_labels_are_told_apart() -> None:
