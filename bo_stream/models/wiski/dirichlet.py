@@ -17,12 +17,12 @@ from gpytorch.means import ConstantMean, Mean
 from torch import Size, Tensor
 
 from bo_stream.bases.grid.statistics import check_room
+from bo_stream.bases.stems import Stem
 from bo_stream.likelihoods.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
 from bo_stream.models.checks import check_inputs, check_instance
 from bo_stream.models.construction import check_stem, choose_likelihood
 from bo_stream.models.memory import Targets
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
-from bo_stream.models.stems import Stem
 from bo_stream.models.wiski.grid_gp import GridGP
 from bo_stream.models.wiski.labels import (
     DirichletScores,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bo_stream.bases.grid.mesh import Sizes, mesh_over
 from bo_stream.bases.grid.resolution import interpolation_error
+from bo_stream.bases.stems import Stem
 from bo_stream.models.construction import (
     check_rank,
     checked_projection,
@@ -27,7 +28,6 @@ from bo_stream.models.construction import (
     warn_of_scaling,
 )
 from bo_stream.models.inferred import InferredGP
-from bo_stream.models.stems import Stem
 from bo_stream.models.wiski.cache import GridCache, Whitening
 from bo_stream.models.wiski.inference import GridInference, Memory
 from bo_stream.models.wiski.resolution import GridSize, check_dim, choose_grid_size
