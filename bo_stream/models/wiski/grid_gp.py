@@ -18,6 +18,7 @@ from torch import Tensor
 from bo_stream.bases.grid.mesh import Sizes, mesh_over
 from bo_stream.bases.grid.resolution import interpolation_error
 from bo_stream.bases.stems import Stem
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import (
     check_rank,
     checked_projection,
@@ -27,16 +28,16 @@ from bo_stream.models.construction import (
     stretch_lengthscale,
     warn_of_scaling,
 )
-from bo_stream.models.inferred import InferredGP
-from bo_stream.models.wiski.cache import GridCache, Whitening
+from bo_stream.models.wiski.cache import Whitening
 from bo_stream.models.wiski.inference import GridInference, Memory
 from bo_stream.models.wiski.resolution import GridSize, check_dim, choose_grid_size
 from bo_stream.tensors import keeps_tensors
 
 
-class GridGP(InferredGP[Memory, GridCache]):
+class GridGP(StreamingGP):
     """A streaming Gaussian process on a grid: the body of every model on one."""
 
+    _memory: Memory
     _inference: GridInference
 
     def __init__(
