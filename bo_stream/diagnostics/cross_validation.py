@@ -19,12 +19,12 @@ from torch import Tensor
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.memory import staying
 from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.leave_one_out import leave_one_out as closed_form
 from bo_stream.models.memory import Observations
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.models.wiski.rows import RowMemory
 from bo_stream.process.distributions import IndependentOutputs
+from bo_stream.process.posteriors import leave_one_out as closed_form
 from bo_stream.process.process import ROWS, PosteriorProcess, WeightSpaceProcess
 
 Model = TypeVar("Model", bound=StreamingGP)

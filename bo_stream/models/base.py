@@ -40,17 +40,18 @@ from gpytorch.models.gp import GP
 from torch import Tensor
 
 from bo_stream.bases.kernels import TransformedKernel
+from bo_stream.bases.stems import Stem
 from bo_stream.models.checks import (
     check_finite,
     check_inputs,
     check_kernel,
+    check_mergeable,
     check_noise,
     check_objective,
     check_observations,
     check_sampler,
     check_supposed,
 )
-from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import (
     check_first_observations,
     check_mean,
@@ -64,7 +65,7 @@ from bo_stream.models.construction import (
     learn_bounds,
     observed_inputs,
 )
-from bo_stream.models.element_fit import fit_apart
+from bo_stream.models.fitting import fit_apart
 from bo_stream.models.hyperparameters import (
     as_index,
     check_outputs_exist,
@@ -82,15 +83,14 @@ from bo_stream.models.input_transforms import (
     keeps_boxes,
 )
 from bo_stream.models.memory import Cache, Observations, Targets
-from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes.base import Drawing, Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
-from bo_stream.models.posteriors import Predictive, outcome_distribution
 from bo_stream.models.prior import Prior
-from bo_stream.models.stems import Stem
 from bo_stream.models.trusted import Trusted, read_pickle
+from bo_stream.models.warnings import NumericalEvent, NumericalLog, with_event
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
+from bo_stream.process.posteriors import Predictive, outcome_distribution
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
 from bo_stream.storage import atomic_write
 from bo_stream.tensors import State, is_in, keeps_tensors, state_of
@@ -510,9 +510,19 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """
         return self._numerical_log
 
-    def log_event(self, what: str, size: int = 0, jitter: float = 0.0) -> None:
-        """Put a jitter or a fallback on record; see :class:`NumericalEvent`."""
-        event = NumericalEvent(what, size, jitter, self.num_observations)
+    def log_event(
+        self, what: str, size: int = 0, jitter: float = 0.0, observations: float | None = None
+    ) -> None:
+        """Put a jitter or a fallback on record; see :class:`NumericalEvent`.
+
+        Args:
+            what: Was done.
+            size: Of the matrix, or the number of points.
+            jitter: Relative to the mean of the diagonal.
+            observations: In memory; by default as many as are in it now.
+        """
+        observations = self.num_observations if observations is None else observations
+        event = NumericalEvent(what, size, jitter, observations)
         self._numerical_log = with_event(self._numerical_log, event)
 
     def has_said(self, what: str) -> bool:

@@ -157,6 +157,12 @@ class Hyperparameters(Module):
                 parameter.copy_(parameter.to(dtype))
         return self
 
+    @torch.no_grad()
+    def copy_to(self, model: TorchModule) -> None:
+        """Set a model's parameters of the same names to these values."""
+        for name, value in self.named_parameters():
+            model.get_parameter(name).copy_(value)
+
     def learned(self, fixed: Iterable[str]) -> list[Parameter]:
         """The parameters but some, by name."""
         names = set(fixed)

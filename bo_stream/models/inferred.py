@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, Self, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,21 @@ from bo_stream.tensors import keeps_tensors
 
 M = TypeVar("M", bound=MergedMemory)
 C = TypeVar("C")
+T = TypeVar("T")
+
+
+class InferenceOption(Generic[T]):
+    """An attribute of a model that is the option of its inference of the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, model: InferredGP[Any, Any] | None, owner: type) -> T:
+        value: T = self if model is None else getattr(model._inference, self._name)  # type: ignore[assignment]
+        return value
+
+    def __set__(self, model: InferredGP[Any, Any], value: T) -> None:
+        model._inference = replace(model._inference, **{self._name: value})  # type: ignore[type-var]
 
 
 class InferredGP(StreamingGP, Generic[M, C]):

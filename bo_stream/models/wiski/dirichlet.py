@@ -16,10 +16,11 @@ from torch import Size, Tensor
 
 from bo_stream.bases.grid.mesh import Sizes
 from bo_stream.bases.grid.resolution import interpolation_error
+from bo_stream.bases.stems import Stem
 from bo_stream.likelihoods.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
 from bo_stream.models.checks import check_inputs, check_instance
 from bo_stream.models.construction import check_rank, check_stem, choose_box, warn_of_scaling
-from bo_stream.models.inferred import InferredGP
+from bo_stream.models.inferred import InferenceOption, InferredGP
 from bo_stream.models.outcomes.labels import (
     DirichletScores,
     LabelOutcomes,
@@ -29,7 +30,6 @@ from bo_stream.models.outcomes.labels import (
     checked_first_labels,
     number_of_classes,
 )
-from bo_stream.models.stems import Stem
 from bo_stream.models.wiski.cache import GridCache, Whitening
 from bo_stream.models.wiski.inference import GridInference, Memory
 from bo_stream.models.wiski.resolution import GridSize, check_dim
@@ -72,6 +72,8 @@ class DirichletWISKI(InferredGP[Memory, GridCache]):
         >>> model.update(new_X, new_labels).class_probabilities(test_X)
     """
 
+    tolerance = InferenceOption[float]()
+    max_rank = InferenceOption[int]()
     _inference: GridInference
     _units: LabelOutcomes
     _outcomes_argument = "train_labels"
@@ -265,16 +267,6 @@ class DirichletWISKI(InferredGP[Memory, GridCache]):
         return model, probabilities.to(X)
 
     # --- the grid; see the methods of these names of :class:`~bo_stream.WISKI` -----------------
-
-    @property
-    def tolerance(self) -> float:
-        """Part of the kernel's trace that may be left out."""
-        return self._inference.tolerance
-
-    @property
-    def max_rank(self) -> int:
-        """Cap on the number of features."""
-        return self._inference.max_rank
 
     @property
     def bounds(self) -> Tensor:

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from bo_stream.bases.grid.mesh import Sizes
 from bo_stream.bases.grid.resolution import interpolation_error
+from bo_stream.bases.stems import Stem
 from bo_stream.models.construction import (
     check_rank,
     choose_box,
     stretch_lengthscale,
     warn_of_scaling,
 )
-from bo_stream.models.inferred import InferredGP
-from bo_stream.models.stems import Stem
+from bo_stream.models.inferred import InferenceOption, InferredGP
 from bo_stream.models.wiski.cache import GridCache, Whitening
 from bo_stream.models.wiski.inference import GridInference, Memory
 from bo_stream.models.wiski.resolution import GridSize, check_dim
@@ -32,6 +32,8 @@ from bo_stream.tensors import keeps_tensors
 class GridGP(InferredGP[Memory, GridCache]):
     """A streaming Gaussian process on a grid: the body of every model on one."""
 
+    tolerance = InferenceOption[float]()
+    max_rank = InferenceOption[int]()
     _inference: GridInference
 
     def __init__(
@@ -112,16 +114,6 @@ class GridGP(InferredGP[Memory, GridCache]):
         self._standardize_first(train_X, train_Y, train_Yvar)
         self._observe(train_X, train_Y, train_Yvar, 1.0)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
-
-    @property
-    def tolerance(self) -> float:
-        """Part of the kernel's trace that may be left out."""
-        return self._inference.tolerance
-
-    @property
-    def max_rank(self) -> int:
-        """Cap on the number of features."""
-        return self._inference.max_rank
 
     @property
     def bounds(self) -> Tensor:
