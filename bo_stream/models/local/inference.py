@@ -157,7 +157,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
     def log_marginal_likelihood(
         self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
     ) -> tuple[Tensor, LocalCache | None]:
-        """The objective is the log marginal likelihood of the data held."""
+        """Return the objective: that of the data held."""
         return self.objective(memory, cache, prior)
 
 
