@@ -106,7 +106,11 @@ def choose_likelihood(
 
 
 def choose_box(
-    bounds: Tensor | None, X: Tensor, inputs: Tensor, transform: InputTransform | None
+    bounds: Tensor | None,
+    X: Tensor,
+    inputs: Tensor,
+    transform: InputTransform | None,
+    stem: Stem | None = None,
 ) -> Tensor:
     """Choose the box to cover, ``2 x d`` in transformed inputs, float64 on the CPU.
 
@@ -120,7 +124,13 @@ def choose_box(
         X: First inputs, ``... x n x d``.
         inputs: X transformed as observations are.
         transform: Of inputs.
+        stem: That projects the inputs to the unit cube, if there is one.
+
+    Raises:
+        ValueError: Bounds are given with a stem.
     """
+    if stem is not None:
+        return _stem_box(bounds, stem)
     if bounds is not None:
         return _given_box(bounds, inputs, transform)
     box = _box_of_data(inputs)
@@ -313,12 +323,7 @@ def checked_projection(coordinates: Tensor) -> Tensor:
     return coordinates
 
 
-def stem_box(bounds: Tensor | None, stem: Stem) -> Tensor:
-    """Return the unit cube that a stem projects to, ``2 x k``.
-
-    Raises:
-        ValueError: Bounds are given too.
-    """
+def _stem_box(bounds: Tensor | None, stem: Stem) -> Tensor:
     if bounds is not None:
         raise ValueError("Expected no bounds with a stem: the grid covers the cube it projects to.")
     return torch.tensor([[0.0] * stem.k, [1.0] * stem.k], dtype=torch.float64)
