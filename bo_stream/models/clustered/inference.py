@@ -172,7 +172,7 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     def objective(
         self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
     ) -> tuple[Tensor, SolvedClusters | None]:
-        """Of all observations at their centres, exact. Cost O(M³), whatever the solver."""
+        """Return the log marginal likelihood of observations at their centres, exact, in O(M³)."""
         _, K = self.centres_and_prior(
             memory,
             prior,
