@@ -157,7 +157,9 @@ class _HeldRows:
 
     def process_without(self) -> PosteriorProcess:
         """Return the process given all others."""
-        return self.model._solve_rows(self.memory.without(self.observations))
+        return self.model._inference.solve_rows(
+            self.memory.without(self.observations), self.model._prior
+        )
 
     @cached_property
     def _process(self) -> ObservationSpaceProcess:

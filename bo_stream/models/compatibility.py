@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 
@@ -15,7 +16,8 @@ def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
     """Check that two memories speak of the same quantities.
 
     Raises:
-        UnsupportedError: They differ in class, shape, transforms or kind of noise.
+        UnsupportedError: They differ in class, shape, transforms or kind of noise, or in a
+            standardisation that cannot be learned anew.
     """
     mine, theirs = _signature(model), _signature(other)
     for name, value in mine.items():
@@ -23,6 +25,17 @@ def check_mergeable(model: StreamingGP, other: StreamingGP) -> None:
             raise UnsupportedError(
                 f"Cannot merge models with different {name}: {value} and {theirs[name]}."
             )
+    if not model._units.rescales and not _are_standardised_alike(model, other):
+        raise UnsupportedError(
+            "Expected a model whose outcomes are standardised alike, got another mean or "
+            "standard deviation: sites cannot change their units. Standardise Y yourself, the "
+            "same for both, and leave out outcome_transform."
+        )
+
+
+def _are_standardised_alike(model: StreamingGP, other: StreamingGP) -> bool:
+    mine, theirs = (m._outcomes.offset_and_scale(m._units.shift) for m in (model, other))
+    return all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
 
 def _signature(model: StreamingGP) -> dict[str, Any]:

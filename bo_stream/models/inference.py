@@ -58,13 +58,34 @@ class Inference(ABC, Generic[M, C]):
             X: Transformed inputs, ``... x d``, that the process must be able to take.
         """
 
-    @abstractmethod
-    def objective(self, memory: M, prior: Prior) -> Tensor:
-        """Return what a fit maximises beside the priors of hyperparameters, ``batch_shape x m``."""
+    def feature_process(
+        self, memory: M, cache: C | None, prior: Prior, X: Tensor | None = None
+    ) -> tuple[PosteriorProcess, C]:
+        """Return :meth:`process` in the weights of features: the only one, for most models."""
+        return self.process(memory, cache, prior, X)
+
+    def check_reach(self, process: PosteriorProcess, X: Tensor | None) -> None:
+        """Check that a process which is conditioned on hypothetical observations can take inputs.
+
+        Most take any.
+
+        Raises:
+            InputDataError: It cannot take these.
+        """
+        return
 
     @abstractmethod
-    def log_marginal_likelihood(self, memory: M, prior: Prior) -> Tensor:
-        """Return that of all observations, or its bound, ``batch_shape x m``."""
+    def objective(self, memory: M, cache: C | None, prior: Prior) -> tuple[Tensor, C | None]:
+        """Return what a fit maximises beside the priors of hyperparameters, and the cache.
+
+        Differentiable in the hyperparameters, ``batch_shape x m``.
+        """
+
+    @abstractmethod
+    def log_marginal_likelihood(
+        self, memory: M, cache: C | None, prior: Prior
+    ) -> tuple[Tensor, C | None]:
+        """Return that of all observations, or its bound, ``batch_shape x m``, and the cache."""
 
     @abstractmethod
     def refitted(self, memory: M, cache: C | None, prior: Prior) -> tuple[M, C | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator import LinearOperator, to_linear_operator
@@ -17,6 +19,19 @@ from bo_stream.process.process import Joint
 
 DENSE_LIMIT = 512
 """Up to this many points a joint posterior has a dense covariance, beyond it a lazy one."""
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """Mean and variance of outcomes at single points, ``... x q x m`` each.
+
+    Attributes:
+        mean: Of a label, its probability.
+        variance: Of the outcome, noise included.
+    """
+
+    mean: Tensor
+    variance: Tensor
 
 
 def outcome_distribution(

@@ -169,7 +169,9 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
             prior.mean.unsqueeze(-1).clone(),
         )
 
-    def objective(self, memory: ClusterMemory, prior: Prior) -> Tensor:
+    def objective(
+        self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
+    ) -> tuple[Tensor, SolvedClusters | None]:
         """Of all observations at their centres, exact. Cost O(M³), whatever the solver."""
         _, K = self.centres_and_prior(
             memory,
@@ -177,11 +179,13 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
             partial(differentiable_centre_matrix, prior.kernel, outputs=prior.num_outputs),
         )
         groups = prior.noise_groups(memory.statistics)
-        return clustered_log_marginal_likelihood(groups, prior.target_map(), K)
+        return clustered_log_marginal_likelihood(groups, prior.target_map(), K), cache
 
-    def log_marginal_likelihood(self, memory: ClusterMemory, prior: Prior) -> Tensor:
+    def log_marginal_likelihood(
+        self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
+    ) -> tuple[Tensor, SolvedClusters | None]:
         """The objective is the log marginal likelihood."""
-        return self.objective(memory, prior)
+        return self.objective(memory, cache, prior)
 
     def frozen_prior(self, memory: ClusterMemory, prior: Prior) -> tuple[Tensor, Tensor]:
         """Return centres and their covariance without gradients; see :meth:`centres_and_prior`."""

@@ -137,7 +137,9 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         mean = prior.mean.unsqueeze(-1).clone()
         return LocalProcess(kernel, prior.num_outputs, mean, experts, self.nearest)
 
-    def objective(self, memory: LocalMemory, prior: Prior) -> Tensor:
+    def objective(
+        self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
+    ) -> tuple[Tensor, LocalCache | None]:
         """Sum over the local models, each observation's likelihood to the power of its weight."""
         rows, outputs = memory.rows, prior.num_outputs
         K = in_dtype(
@@ -150,11 +152,13 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         white = solve_lower(factor, (root * centred).unsqueeze(-1)).squeeze(-1)
         logs = rows.weight * (2.0 * math.pi * variance).log()
         each = -0.5 * (logs + white.square()) - factor.diagonal(dim1=-2, dim2=-1).log()
-        return each.sum(-1).sum(0)
+        return each.sum(-1).sum(0), cache
 
-    def log_marginal_likelihood(self, memory: LocalMemory, prior: Prior) -> Tensor:
+    def log_marginal_likelihood(
+        self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
+    ) -> tuple[Tensor, LocalCache | None]:
         """The objective is the log marginal likelihood of the data held."""
-        return self.objective(memory, prior)
+        return self.objective(memory, cache, prior)
 
 
 def _state(prior: Prior) -> State:

@@ -108,7 +108,6 @@ class QuadrupleStart(QuadruplePosterior):
             check_log_concave(likelihood)
             self.likelihood = deepcopy(likelihood)
         self._fixed = [name for name, p in self.named_parameters() if not p.requires_grad]
-        self.beta, self.fantasy_steps = 1.0, 1
 
     def _choose_steps(self, options: StepOptions, learns: bool, columns: int, seed: int) -> None:
         self.batch_size, self.functions = options.batch_size, options.functions
@@ -361,7 +360,7 @@ class QuadrupleGP(QuadrupleBound):
         points, unless the weights are zero.
         """
         progress = self._memory.progress
-        wanted = self.control_points > 0 and self._is_gaussian
+        wanted = self.control_points > 0 and self._prior.is_gaussian
         if not wanted or self._drawn_functions >= progress.posterior.size:
             progress.control = None
             return

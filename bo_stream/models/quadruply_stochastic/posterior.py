@@ -14,7 +14,6 @@ from torch import Tensor
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.sampled import SampledBasis
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.latent_outcomes import LatentOutcomes
 from bo_stream.models.memory import Observations
 from bo_stream.models.quadruply_stochastic.choice import Layout
 from bo_stream.models.quadruply_stochastic.function_process import (
@@ -47,7 +46,7 @@ class KeptProcess:
     process: PosteriorProcess
 
 
-class QuadruplePosterior(LatentOutcomes, StreamingGP):
+class QuadruplePosterior(StreamingGP):
     """Weights of functions as a normal distribution, for any basis and likelihood."""
 
     _memory: QuadrupleMemory
@@ -100,9 +99,6 @@ class QuadruplePosterior(LatentOutcomes, StreamingGP):
 
     # --- memory -------------------------------------------------------------------------------
 
-    def _projected(self, inputs: Tensor) -> Tensor:
-        return inputs
-
     def _set_memory(self, memory: QuadrupleMemory) -> None:
         self._memory = memory
         self._solved = None
@@ -133,7 +129,7 @@ class QuadruplePosterior(LatentOutcomes, StreamingGP):
     def _empty(self, like: Tensor) -> Progress:
         """Of no weights yet."""
         like = like.new_empty(0, dtype=self.arithmetic)
-        outputs, measured = self._num_outputs, self._is_gaussian
+        outputs, measured = self._num_outputs, self._prior.is_gaussian
         return Progress.start(ChevronPosterior.empty(outputs, self.columns, measured, like))
 
     @torch.no_grad()
@@ -159,7 +155,7 @@ class QuadruplePosterior(LatentOutcomes, StreamingGP):
         wide = torch.ones(self._num_outputs, 1, dtype=torch.float64, device=X.device)
         scale = wide * basis.precision_diagonal(index).rsqrt()
         squares = None
-        if self._is_gaussian:
+        if self._prior.is_gaussian:
             squares = wide * basis.mean_squares(X[:_FIRST_ROWS])
             precision, noise = basis.precision_diagonal(index), self.noise_level()
             scale = proposition_1(squares, precision, count, noise)

@@ -23,7 +23,6 @@ from bo_stream.models.construction import check_stem, choose_likelihood
 from bo_stream.models.memory import Targets
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.stems import Stem
-from bo_stream.models.wiski.grid_choice import GridSize
 from bo_stream.models.wiski.grid_gp import GridGP
 from bo_stream.models.wiski.labels import (
     DirichletScores,
@@ -36,6 +35,7 @@ from bo_stream.models.wiski.labels import (
     number_of_classes,
     with_unseen_classes,
 )
+from bo_stream.models.wiski.resolution import GridSize
 from bo_stream.tensors import keeps_tensors
 
 OUTPUTSCALE = 6.0
