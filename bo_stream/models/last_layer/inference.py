@@ -92,7 +92,9 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedLayer]):
         weights = solve(prior.evidence(whitened(memory.statistics, scale)))
         return WeightSpaceProcess(basis, weights, prior.mean.unsqueeze(-1).clone())
 
-    def objective(self, memory: LastLayerMemory, prior: Prior) -> Tensor:
+    def objective(
+        self, memory: LastLayerMemory, cache: SolvedLayer | None, prior: Prior
+    ) -> tuple[Tensor, SolvedLayer | None]:
         """Return the log marginal likelihood of all observations.
 
         Exact where all of them are held as rows, and wherever the network stays as it is; else in
@@ -101,12 +103,14 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedLayer]):
         """
         network = network_of(prior)
         if any(parameter.requires_grad for parameter in network.parameters()):
-            return likelihood_of(memory.carried(), prior)
-        return likelihood_from(memory.at(network).statistics, prior)
+            return likelihood_of(memory.carried(), prior), cache
+        return likelihood_from(memory.at(network).statistics, prior), cache
 
-    def log_marginal_likelihood(self, memory: LastLayerMemory, prior: Prior) -> Tensor:
+    def log_marginal_likelihood(
+        self, memory: LastLayerMemory, cache: SolvedLayer | None, prior: Prior
+    ) -> tuple[Tensor, SolvedLayer | None]:
         """The objective is the log marginal likelihood."""
-        return self.objective(memory, prior)
+        return self.objective(memory, cache, prior)
 
     def refitted(
         self, memory: LastLayerMemory, cache: SolvedLayer | None, prior: Prior
