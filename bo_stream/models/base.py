@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
@@ -38,17 +40,18 @@ from gpytorch.models.gp import GP
 from torch import Tensor
 
 from bo_stream.bases.kernels import TransformedKernel
+from bo_stream.bases.stems import Stem
 from bo_stream.models.checks import (
     check_finite,
     check_inputs,
     check_kernel,
+    check_mergeable,
     check_noise,
     check_objective,
     check_observations,
     check_sampler,
     check_supposed,
 )
-from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import (
     check_first_observations,
     check_mean,
@@ -62,7 +65,7 @@ from bo_stream.models.construction import (
     learn_bounds,
     observed_inputs,
 )
-from bo_stream.models.element_fit import fit_apart
+from bo_stream.models.fitting import fit_apart
 from bo_stream.models.hyperparameters import (
     as_index,
     check_outputs_exist,
@@ -80,15 +83,14 @@ from bo_stream.models.input_transforms import (
     keeps_boxes,
 )
 from bo_stream.models.memory import Cache, Observations, Targets
-from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
 from bo_stream.models.outcomes.base import Drawing, Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
-from bo_stream.models.posteriors import Predictive, outcome_distribution
 from bo_stream.models.prior import Prior
-from bo_stream.models.stems import Stem
 from bo_stream.models.trusted import Trusted, read_pickle
+from bo_stream.models.warnings import NumericalEvent, NumericalLog, with_event
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
+from bo_stream.process.posteriors import Predictive, outcome_distribution
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
 from bo_stream.storage import atomic_write
 from bo_stream.tensors import State, is_in, keeps_tensors, state_of
@@ -113,6 +115,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _input_dim: int
     _process_dim: int
     _memory: Any
+    _inference: Any
+    _cache: Any
     _units: Outcomes
     _solved: Any
     _supposed: PosteriorProcess | None
@@ -122,6 +126,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _said: tuple[str, ...] = ()  # plain values, which a saved model may hold
     _is_fitting: bool = False
     _latest: LatestInputs = LatestInputs()
+    _outcomes_argument: ClassVar[str] = "train_Y"  # of the constructor
     _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
 
     # --- what differs between models ---------------------------------------------------------
@@ -288,14 +293,17 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Args:
             X: ``batch_shape x n x d``; n = 0 changes nothing.
-            Y: ``batch_shape x n x m``.
-            Yvar: Known noise variances shaped as Y; NaN: unknown.
+            Y: ``batch_shape x n x m``. For a classifier labels, ``n`` or ``n x 1``: whole numbers
+                from 0, of any dtype. One beyond the known classes brings in all up to it, as if
+                they had been there from the start, unless the classes were fixed.
+            Yvar: Known noise variances shaped as Y; NaN: unknown. None with labels.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit the model.
             InputDataError: Dtype, device, NaN, infinity, negative variance; on a grid, inputs too
-                far outside.
-            UnsupportedError: The model supposes data.
+                far outside; labels that are none, or of an unknown class where these are fixed.
+            UnsupportedError: The model supposes data, or lacks some classes; variances are given
+                that it does not take.
             ValueError: The memory would become too large.
         """
         return self._changed("update", X, Y, Yvar, 1.0)
@@ -314,12 +322,48 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @keeps_tensors
     def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
         self._check_not_supposed(verb)
-        self._check_observations(X, Y, Yvar)
-        if sign < 0:
-            self._check_retractable(X)
-        if X.shape[-2] > 0:
-            self._enter_or_leave(X, Y, Yvar, sign)
+        self._units.check_whole(verb)
+        enters = sign > 0.0
+        outputs = self._units.outputs_after(self._prior, X, Y) if enters else self._num_outputs
+        with self._having(outputs):
+            self._check_observations(X, Y, Yvar)
+            if not enters:
+                self._check_retractable(X)
+            if X.shape[-2] > 0:
+                self._enter_or_leave(X, Y, Yvar, sign)
         return self
+
+    @contextmanager
+    def _having(self, outputs: int) -> Iterator[None]:
+        """Have more outputs, unless what is done meanwhile raises."""
+        if outputs == self._num_outputs:
+            yield
+            return
+        former = self._shallow_copy()
+        try:
+            self._grow(outputs)
+            yield
+        except BaseException:
+            self._num_outputs, self._units = former._num_outputs, former._units
+            self._memory, self._cache = former._memory, former._cache
+            self.likelihood = former.likelihood
+            raise
+
+    def _grow(self, outputs: int) -> None:
+        """Take outputs that all observations had and none named: classes without a label so far."""
+        memory = self._inference.grown(self._memory, self._prior, outputs)
+        self._units, self._num_outputs = self._units.grown(outputs), outputs
+        self._set_memory(memory)
+        self.likelihood = choose_likelihood(None, self._units.shift, self._parameter_shape)
+        self._refresh_fixed_noise()
+
+    def _of_outputs(self, outputs: int) -> Self:
+        """This model, or a copy that has more outputs; hyperparameters are shared."""
+        if self._units.grown(outputs) is self._units:
+            return self
+        model = self._shallow_copy()
+        model._grow(outputs)
+        return model
 
     def _enter_or_leave(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         former = self._units
@@ -631,6 +675,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         )
 
     def _check_observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+        prior = self._prior
+        self._units.check_given(prior, X, Y, Yvar)
+        Y, Yvar = self._units.columns(Y, Yvar, X)
         check_observations(
             X,
             Y,
@@ -640,13 +687,51 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             batch_shape=self._batch_shape,
             like=self.train_targets,
         )
-        self._units.check(self._prior, Y, Yvar)
+        self._units.check(prior, Y, Yvar)
 
     @torch.no_grad()
     def coordinates(self, X: Tensor) -> Tensor:
         """Inputs of observations as they enter memory now, ``... x d -> ... x k``."""
         inputs, stem = observed_inputs(X, self._input_transform).detach(), self._stem
         return inputs if stem is None else checked_projection(stem(inputs))
+
+    def calibrated_inputs(self, X: Tensor) -> Tensor:
+        """Inputs as the process takes them by a stem that is calibrated on them, differentiable.
+
+        Args:
+            X: ``... x n x d``.
+        """
+        stem = self._stem
+        if stem is None:
+            return self.hypothetical_inputs(X)
+        return stem.calibrated_forward(observed_inputs(X, self._input_transform))
+
+    def _reprojected(
+        self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None
+    ) -> tuple[Observations, Observations]:
+        """Observations in memory, to be taken out where they entered, and in where they are now.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            Y: ``batch_shape x n x m``.
+            former: Where they entered, ``batch_shape x n x k``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit.
+            InputDataError: As :meth:`update`, and more observations than are in memory.
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("reproject")
+        self._check_observations(X, Y, Yvar)
+        self._check_retractable(X)
+        if former.shape != (*X.shape[:-1], self._process_dim):
+            raise BotorchTensorDimensionError(
+                f"Expected former of shape `{tuple(X.shape[:-1])} x {self._process_dim}`, the "
+                f"coordinates of X, got {tuple(former.shape)}."
+            )
+        new = self._observations(X, Y, Yvar, 1.0)
+        return replace(new, X=checked_projection(former.to(new.X)), sign=-1.0), new
 
     @torch.no_grad()
     def standardized(
@@ -672,6 +757,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def _measured(self, Y: Tensor, Yvar: Tensor | None) -> Targets:
         """Targets less the shift, noise variances, and where these are known."""
         infers = isinstance(self.likelihood, GaussianLikelihood)
+        Y, Yvar = self._units.columns(Y, Yvar, self._units.shift)
         return self._units.encode(self._outcomes, Y, Yvar, infers)
 
     # --- prediction --------------------------------------------------------------------------
@@ -947,33 +1033,36 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 likelihood is not Gaussian.
         """
         self._check_fantasy(X, sampler)
-        drawing = self._units.drawing(self._prior)
+        self._units.check_whole("fantasize")
+        drawing = self._units.drawing(self._prior, observation_noise)
         if drawing is None:
             model: Self = super().fantasize(X, sampler, observation_noise, **kwargs)
             return model
-        if observation_noise is not None:
-            raise UnsupportedError(
-                f"Expected no observation_noise with a {type(self.likelihood).__name__}: it has "
-                "its own."
-            )
-        return self.condition_on_observations(X, self._drawn(X, sampler, drawing))
+        return self.condition_on_observations(X, *self._drawn(X, sampler, drawing))
 
     def _check_fantasy(self, X: Tensor, sampler: MCSampler) -> None:
         self._check_inputs(X)
         check_sampler(sampler)
 
-    def _drawn(self, X: Tensor, sampler: MCSampler, drawing: Drawing) -> Tensor:
-        """Outcomes drawn from their joint posterior at X, ``sample_shape x ... x q x m``."""
+    def _drawn(
+        self, X: Tensor, sampler: MCSampler, drawing: Drawing
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outcomes drawn from their joint posterior at X, ``sample_shape x ... x q x m``.
+
+        And their noise variances where these are not the model's own.
+        """
         if X.shape[-2] == 0:
-            return X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
+            nothing = X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
+            return nothing, None
         with fantasize_flag():
             samples = sampler(self.posterior(X))
         values = self._standardized(samples.to(torch.float64)).mT
         kept = values.shape[values.ndim - len(self._batch_shape) - 2 :]
         flat = values.reshape(sampler.sample_shape.numel(), -1, *kept)
-        outcomes = drawing(flat, sampler.seed).view(values.shape)
+        outcomes, noise = drawing(flat, sampler.seed)
         offset, scale = self._offset_and_scale()
-        return (offset + scale * outcomes).mT.to(X)
+        Y = (offset + scale * outcomes.view(values.shape)).mT.to(X)
+        return Y, None if noise is None else noise.view(values.shape).mT.to(X)
 
     def get_fantasy_model(
         self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
@@ -1074,7 +1163,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     def _select_memory(self, outputs: list[int]) -> None:
         self._set_memory(self._memory.select(outputs))
-        self._units = self._units.map(lambda value: value[..., outputs])
+        self._units = self._units.select(outputs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the memory along to another device, where it stays in float64, and all priors."""
@@ -1186,7 +1275,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @classmethod
     def construct_inputs(cls, training_data: SupervisedDataset, **kwargs: Any) -> dict[str, Any]:
         """Constructor arguments from a data set; further keyword arguments are passed on."""
-        return {**super().construct_inputs(training_data), **kwargs}
+        arguments = super().construct_inputs(training_data)
+        outcomes = arguments.pop("train_Y")
+        return {cls._outcomes_argument: outcomes, **arguments, **kwargs}
 
     def save(self, path: str | Path) -> None:
         """Write the whole model, memory included; a crash leaves an old file whole.

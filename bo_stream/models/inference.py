@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream.models.memory import MergedMemory, Observations
@@ -102,6 +103,20 @@ class Inference(ABC, Generic[M, C]):
     @abstractmethod
     def cleared(self, memory: M, prior: Prior) -> M:
         """Return a memory of no observations with the same places."""
+
+    def grown(self, memory: M, prior: Prior, outputs: int) -> M:
+        """Return the memory with outputs that all observations had and none named.
+
+        Args:
+            memory: Of all outputs so far.
+            prior: The hyperparameters.
+            outputs: How many there are to be.
+
+        Raises:
+            UnsupportedError: The memory cannot have more.
+            ValueError: It would become too large.
+        """
+        raise UnsupportedError(f"Expected {prior.num_outputs} outputs, got {outputs}.")
 
     def moved(self, memory: M, cache: C | None, device: torch.device) -> tuple[M, C | None]:
         """Return the memory on another device, and a cache of it, if that is not solved anew."""

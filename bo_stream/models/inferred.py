@@ -95,14 +95,17 @@ class InferredGP(StreamingGP, Generic[M, C]):
             UnsupportedError: Another class, shape, transform, or a model that supposes data.
             ValueError: The memory would become too large.
         """
-        matrix = self._targets_of(other)
-        theirs = other._memory.map_targets(matrix)
-        with torch.no_grad():
-            self._memory, self._cache = self._inference.merged(
-                self._memory, self._cache, theirs, self._prior
-            )
-        self._refer_to_both(other)
-        self._refresh_fixed_noise()
+        outputs = self._units.outputs_with(getattr(other, "_units", None))
+        with self._having(outputs):
+            alike = other._of_outputs(outputs) if isinstance(other, StreamingGP) else other
+            matrix = self._targets_of(alike)
+            theirs = alike._memory.map_targets(matrix)
+            with torch.no_grad():
+                self._memory, self._cache = self._inference.merged(
+                    self._memory, self._cache, theirs, self._prior
+                )
+            self._refer_to_both(alike)
+            self._refresh_fixed_noise()
         return self
 
     @keeps_tensors

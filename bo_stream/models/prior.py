@@ -55,7 +55,7 @@ class Prior:
         return state_of(self.model)
 
     def is_in(self, state: State) -> bool:
-        """Whether nothing has changed since."""
+        """Say whether nothing has changed since."""
         return is_in(self.model, state)
 
     def copied(self) -> Hyperparameters:

@@ -11,9 +11,9 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI
+from bo_stream.bases.stems import LinearStem, MLPStem, Stem
 from bo_stream.learning import OnlineLearner, pretrain
 from bo_stream.learning.online import Follower, Kept, Reservoir
-from bo_stream.models.stems import LinearStem, MLPStem, Stem
 from tests.comparisons import assert_untouched, fingerprint
 from tests.learning.test_pretraining import ridge
 from tests.oracles.reference import reference

@@ -172,7 +172,7 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     def objective(
         self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
     ) -> tuple[Tensor, SolvedClusters | None]:
-        """Of all observations at their centres, exact. Cost O(M³), whatever the solver."""
+        """Return the log marginal likelihood of observations at their centres, exact, in O(M³)."""
         _, K = self.centres_and_prior(
             memory,
             prior,
@@ -184,7 +184,7 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     def log_marginal_likelihood(
         self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
     ) -> tuple[Tensor, SolvedClusters | None]:
-        """The objective is the log marginal likelihood."""
+        """Return the objective."""
         return self.objective(memory, cache, prior)
 
     def frozen_prior(self, memory: ClusterMemory, prior: Prior) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ from bo_stream.models.inferred import InferredGP
 from bo_stream.models.kept_process import KeptProcess
 from bo_stream.models.latent_choice import check_transform, latent_kernel
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
-from bo_stream.models.stochastic.replay import DatasetReplay, generator_at
+from bo_stream.models.stochastic.replay import DatasetReplay
 from bo_stream.models.stochastic.start import set_kernel, set_outcomes
 from bo_stream.models.stochastic.training import Training, check_limits, train
 
@@ -215,8 +215,7 @@ class DecoupledGP(InferredGP[DecoupledMemory, KeptProcess]):
             UnsupportedError: It can only be iterated.
         """
         replay = DatasetReplay.of(dataset)
-        size = min(options.get("batch_size") or 1024, replay.held)
-        first = replay.draw(size, generator_at(options.get("seed", 0), -1 % 2**31))
+        first = replay.first(options, 2**31 - 1)
         model = cls(first.X, first.Y, **options)
         model._set_memory(replace(model._memory, replay=replay))
         return model

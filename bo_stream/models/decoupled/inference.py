@@ -11,6 +11,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
+from bo_stream.bases.differentiable_kernel import in_dtype
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.inducing import frozen
 from bo_stream.likelihoods.outcome_model import OutcomeModel
@@ -37,7 +38,6 @@ from bo_stream.models.decoupled.posterior import (
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.inference import Inference
 from bo_stream.models.kept_process import KeptProcess
-from bo_stream.models.live_kernel import in_dtype
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
 from bo_stream.models.stochastic.replay import ROWS, Batch, StreamReplay, generator_at

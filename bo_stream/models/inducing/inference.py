@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.selection import capped
+from bo_stream.bases.differentiable_kernel import prior_of_values
 from bo_stream.bases.inducing import InducingBasis, members
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.memory import InducingMemory, Rows, TraceTerm
@@ -27,7 +28,6 @@ from bo_stream.models.inducing.points import (
     moved_points,
 )
 from bo_stream.models.inference import Inference
-from bo_stream.models.live_kernel import prior_of_values
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup, subspace_log_marginal_likelihood
 from bo_stream.models.prior import Prior

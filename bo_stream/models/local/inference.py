@@ -11,11 +11,11 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
+from bo_stream.bases.differentiable_kernel import in_dtype
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.kernels import stacked_kernel
 from bo_stream.linalg import solve_lower
 from bo_stream.models.inference import Inference
-from bo_stream.models.live_kernel import in_dtype
 from bo_stream.models.local.memory import LocalMemory, Router, Rows
 from bo_stream.models.local.process import (
     Experts,
@@ -157,7 +157,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
     def log_marginal_likelihood(
         self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
     ) -> tuple[Tensor, LocalCache | None]:
-        """The objective is the log marginal likelihood of the data held."""
+        """Return the objective: that of the data held."""
         return self.objective(memory, cache, prior)
 
 

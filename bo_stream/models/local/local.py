@@ -129,7 +129,7 @@ class LocalGP(InferredGP[LocalMemory, LocalCache]):
         return self._inference.nearest
 
     def solved_gram(self) -> Tensor:
-        """What the observations add to the identity in the matrices that a posterior solves.
+        """Return what the observations add to the identity in the matrices that a posterior solves.
 
         ``S K S`` of each local model, S the root of the noise precision, ``C x batch_shape x m x s
         x s``.

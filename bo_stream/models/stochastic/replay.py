@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self, cast
 
@@ -20,6 +20,9 @@ from bo_stream.sufficient_statistics import target_columns
 
 ROWS = 2048
 """Observations that a bound of all of them visits at a time."""
+
+FIRST_ROWS = 1024
+"""Observations of a data set that a model begins with, unless its minibatches have another size."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,11 @@ class Replay(ABC):
     @abstractmethod
     def held(self) -> int:
         """Number of rows that can be drawn, at most n."""
+
+    @property
+    @abstractmethod
+    def nothing(self) -> Batch:
+        """No rows, of the shapes, dtypes and device of those that are drawn."""
 
     @property
     def weight(self) -> float:
@@ -204,6 +212,11 @@ class StreamReplay(Replay):
         """All of them, or ``capacity``."""
         return self.size
 
+    @property
+    def nothing(self) -> Batch:
+        """No rows."""
+        return self.room.data.rows(slice(0, 0))
+
     def at(self, index: Tensor) -> Batch:
         """Rows by their places."""
         return self.room.data.rows(index.to(self.room.data.X.device))
@@ -304,6 +317,16 @@ class DatasetReplay(Replay):
         first = _pair(dataset, 0)
         return cls(dataset, first.rows(slice(0, 0)), tuple(range(first.Y.shape[-1])))
 
+    def first(self, options: Mapping[str, Any], place: int) -> Batch:
+        """Draw the minibatch that a model begins with.
+
+        Args:
+            options: Of the model: its ``batch_size`` and ``seed`` count, if they are given.
+            place: Of the random numbers.
+        """
+        size = min(options.get("batch_size") or FIRST_ROWS, self.held)
+        return self.draw(size, generator_at(options.get("seed", 0), place))
+
     @property
     def count(self) -> int:
         """Length of the data set."""
@@ -313,6 +336,11 @@ class DatasetReplay(Replay):
     def held(self) -> int:
         """All of it."""
         return self.count
+
+    @property
+    def nothing(self) -> Batch:
+        """No rows."""
+        return Batch(self.like.X, self.like.Y[:, list(self.outputs)])
 
     def at(self, index: Tensor) -> Batch:
         """Read rows by their places."""

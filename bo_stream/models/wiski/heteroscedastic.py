@@ -15,10 +15,10 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
+from bo_stream.bases.stems import Stem
 from bo_stream.models.construction import choose_likelihood
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
-from bo_stream.models.stems import Stem
 from bo_stream.models.wiski.grid_gp import GridGP
 from bo_stream.models.wiski.inference import grid_of
 from bo_stream.models.wiski.log_noise import (
