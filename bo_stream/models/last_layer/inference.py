@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from bo_stream.bases.differentiable_kernel import in_dtype
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.inference import Inference
 from bo_stream.models.last_layer.memory import Carried, LastLayerMemory
 from bo_stream.models.last_layer.network import LayerBasis, layer_features
-from bo_stream.models.live_kernel import in_dtype
 from bo_stream.models.memory import Observations, Whitened, WhitenedMemory
 from bo_stream.models.prior import Prior
 from bo_stream.models.stochastic.optimisers import Ascent
