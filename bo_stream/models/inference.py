@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
@@ -12,6 +13,21 @@ from torch import Tensor
 from bo_stream.models.memory import MergedMemory, Observations
 from bo_stream.models.prior import Prior
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.tensors import State
+
+
+@dataclass(frozen=True)
+class KeptProcess:
+    """A cache of the posterior process alone.
+
+    Attributes:
+        state: Of the hyperparameters.
+        process: The posterior.
+    """
+
+    state: State
+    process: PosteriorProcess
+
 
 M = TypeVar("M", bound=MergedMemory)
 C = TypeVar("C")
@@ -82,15 +98,21 @@ class Inference(ABC, Generic[M, C]):
         Differentiable in the hyperparameters, ``batch_shape x m``.
         """
 
-    @abstractmethod
     def log_marginal_likelihood(
         self, memory: M, cache: C | None, prior: Prior
     ) -> tuple[Tensor, C | None]:
-        """Return that of all observations, or its bound, ``batch_shape x m``, and the cache."""
+        """Return that of all observations, or its bound, ``batch_shape x m``, and the cache.
 
-    @abstractmethod
+        For most models the objective of a fit.
+        """
+        return self.objective(memory, cache, prior)
+
     def refitted(self, memory: M, cache: C | None, prior: Prior) -> tuple[M, C | None]:
-        """Return the memory as new hyperparameters want it, after a refit, and a cache of it."""
+        """Return the memory as new hyperparameters want it, after a refit, and a cache of it.
+
+        For most models it stays.
+        """
+        return memory, cache
 
     @abstractmethod
     def merged(self, memory: M, cache: C | None, other: M, prior: Prior) -> tuple[M, C | None]:

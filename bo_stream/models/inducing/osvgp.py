@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
@@ -158,7 +157,9 @@ class OSVGP(InferredGP[InducingMemory, InducingCache]):
     @allocator.setter
     def allocator(self, allocator: Allocator | None) -> None:
         check_allocator(allocator)
-        self._memory = replace(self._memory, allocator=deepcopy(allocator))
+        self._memory, self._cache = self._inference.with_allocator(
+            self._memory, self._cache, deepcopy(allocator)
+        )
 
     @property
     def inducing_points(self) -> Tensor:
