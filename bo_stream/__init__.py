@@ -15,12 +15,14 @@ if TYPE_CHECKING:
         select_from_pool,
         select_labels_from_pool,
     )
+    from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection
     from bo_stream.learning import OnlineLearner, learn_points, maximise_stochastically, pretrain
     from bo_stream.likelihoods.outcome_model import LogisticLikelihood
     from bo_stream.models.clustered.clustered import ClusteredGP
     from bo_stream.models.decoupled.decoupled import DecoupledGP
     from bo_stream.models.inducing.osgpr import OSGPR
     from bo_stream.models.inducing.osvgp import OSVGP
+    from bo_stream.models.last_layer.last_layer import BayesianLastLayer
     from bo_stream.models.local.local import LocalGP
     from bo_stream.models.quadruply_stochastic.choice import (
         Chevron,
@@ -30,7 +32,6 @@ if TYPE_CHECKING:
     )
     from bo_stream.models.quadruply_stochastic.qsgp import QSGP
     from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
-    from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection
     from bo_stream.models.warnings import CoarsePointsWarning, ProjectionWarning
     from bo_stream.models.wiski.dirichlet import DirichletWISKI
     from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
@@ -45,6 +46,7 @@ __all__ = [
     "QSGP",
     "QSRVM",
     "WISKI",
+    "BayesianLastLayer",
     "Chevron",
     "ClusteredGP",
     "CoarsePointsWarning",
@@ -95,6 +97,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "models.decoupled.decoupled": ("DecoupledGP",),
     "models.wiski.dirichlet": ("DirichletWISKI",),
     "models.wiski.heteroscedastic": ("HeteroscedasticWISKI",),
+    "models.last_layer.last_layer": ("BayesianLastLayer",),
     "models.local.local": ("LocalGP",),
     "likelihoods.outcome_model": ("LogisticLikelihood",),
     "models.inducing.osgpr": ("OSGPR",),
@@ -103,7 +106,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "models.quadruply_stochastic.qsgp": ("QSGP",),
     "models.quadruply_stochastic.qsrvm": ("QSRVM",),
     "models.wiski.resolution": ("GridResolutionWarning",),
-    "models.stems": (
+    "bases.stems": (
         "LinearStem",
         "MLPStem",
         "RandomProjection",

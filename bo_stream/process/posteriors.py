@@ -1,4 +1,4 @@
-"""The joint normal distribution of outcomes, as BoTorch takes it, from the process's."""
+"""Distributions of outcomes, as BoTorch takes them, from those of a process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Predictive:
 def outcome_distribution(
     joint: Joint, offset: Tensor, scale: Tensor, noise: Tensor | None, dtype: torch.dtype
 ) -> MultivariateNormal:
-    """The normal ``offset + scale · joint``, with ``noise`` on the joint's diagonal."""
+    """Return the normal ``offset + scale · joint``, with ``noise`` on the joint's diagonal."""
     if joint.mean.shape[-2] == 1:
         joint, offset, scale = joint.only_output(), offset.squeeze(-2), scale.squeeze(-2)
         noise = None if noise is None else noise.squeeze(-2)
@@ -86,3 +86,23 @@ def _lazy_covariance(
     if noise is None:
         return lazy
     return lazy + DiagLinearOperator((noise * square).expand(shape).to(dtype))
+
+
+def leave_one_out(
+    outcomes: Tensor, mean: Tensor, variance: Tensor, noise: Tensor, least_share: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance at each observation, had it not been observed.
+
+    Of the posterior variance v and the noise variance s, the share ``(s − v) / s`` is what the
+    others leave to the observation itself: ``v / share`` is the variance without it, and
+    ``y − (y − mean) / share`` the mean.
+
+    Args:
+        outcomes: What was observed, ``...``.
+        mean: Posterior mean there, given all.
+        variance: Posterior variance there, given all.
+        noise: Of the observations.
+        least_share: What smaller shares are raised to.
+    """
+    share = (1.0 - variance / noise).clamp_min(least_share)
+    return outcomes - (outcomes - mean) / share, variance / share

@@ -1,0 +1,291 @@
+"""Inference for outcomes of any likelihood: each enters the statistics as a Gaussian site."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from torch import Tensor
+
+from bo_stream.bases.inducing import InducingBasis, kernel_matrix
+from bo_stream.likelihoods.outcome_model import OutcomeModel
+from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, Sites, fit_sites
+from bo_stream.likelihoods.sites import Prior as Marginal
+from bo_stream.linalg import safe_cholesky
+from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.inducing.inference import InducingCache, InducingInference
+from bo_stream.models.inducing.memory import InducingMemory, PointStatistics, TraceTerm
+from bo_stream.models.inducing.points import basis_of_independent
+from bo_stream.models.memory import Observations, Whitened, WhitenedMemory
+from bo_stream.models.objective import NoiseGroup, expected_misfit
+from bo_stream.models.prior import Prior
+from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.sufficient_statistics import SufficientStatistics, target_columns
+from bo_stream.tensors import state_of
+from bo_stream.weights import WeightPosterior, at_noise, solve
+
+ROUND = 20
+"""Steps of the hyperparameters before the inducing points are placed anew for them."""
+
+WARM_STEPS = 3
+"""Most natural-gradient steps after one step of the hyperparameters."""
+
+
+@dataclass(frozen=True)
+class SiteInference(InducingInference):
+    """Inference by sites that natural gradients find, in the uncollapsed online bound.
+
+    Attributes:
+        beta: Weight of the divergences in the bound, in (0, 1].
+        natural_steps: Most natural-gradient steps on a batch.
+        natural_rate: Of a step, in (0, 1].
+        hyper_steps: Steps of Adam on the hyperparameters in an update.
+        learning_rate: Of those.
+        fixed: Names of the hyperparameters that are not learned.
+    """
+
+    beta: float
+    natural_steps: int
+    natural_rate: float
+    hyper_steps: int
+    learning_rate: float
+    fixed: tuple[str, ...]
+
+    def observe(
+        self, memory: InducingMemory, cache: InducingCache | None, data: Observations, prior: Prior
+    ) -> tuple[InducingMemory, InducingCache | None]:
+        """Learn the hyperparameters, place the points, and find the sites of a batch.
+
+        Cost O(n M² + M³), times the steps.
+
+        Raises:
+            UnsupportedError: Sites that depend on others are to be taken out.
+        """
+        if data.sign < 0.0 and not prior.is_gaussian:
+            raise UnsupportedError(
+                f"retract needs a Gaussian likelihood, got {type(prior.likelihood).__name__}: what "
+                "an outcome left in memory depends on all that was there when it came. Build the "
+                "model anew, or forget."
+            )
+        before = self.current(memory, cache, prior)
+        hyper = Hyperparameters(prior.kernel, prior.mean_module, prior.likelihood)
+        steps = self.hyper_steps if data.sign > 0.0 else 0
+        ascent = Ascent(hyper, hyper.learned(self.fixed), self.learning_rate, memory.moments)
+        for first in range(0, steps, ROUND):
+            _, update = self._begun(before, hyper, data, prior, moved=first > 0)
+            update.learn(ascent, min(ROUND, steps - first))
+        hyper = hyper.rounded(next(prior.kernel.parameters()).dtype)
+        now, update = self._begun(before, hyper, data, prior, moved=steps > 0)
+        after, state = replace(now.memory, whole=update.remembered(update.fit())), now.state
+        if data.sign < 0.0:
+            self.check_solvable(after, prior)
+        if steps > 0:
+            after = replace(after, moments=ascent.moments())
+            hyper.copy_to(prior.model)
+            state = state_of(prior.kernel)
+        return self.remembered(before, InducingCache(state, after, now.basis), prior)
+
+    def _begun(
+        self,
+        before: InducingCache,
+        hyper: Hyperparameters,
+        data: Observations,
+        prior: Prior,
+        moved: bool,
+    ) -> tuple[InducingCache, OnlineUpdate]:
+        """Place the points at hyperparameters that may have moved, and begin the update there."""
+        now = before
+        if moved:
+            basis = basis_of_independent(hyper.covar_module, before.basis.Z, prior.num_outputs)
+            now = InducingCache(before.state, before.memory.in_basis(basis), basis)
+        if data.sign > 0.0:
+            now = self.placed(now, data.X, prior)
+        return now, OnlineUpdate(now.memory.whole, now.basis, hyper, data, self)
+
+    def refitted(
+        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
+    ) -> tuple[InducingMemory, InducingCache | None]:
+        """Leave points and sites as they are."""
+        return memory, cache
+
+    def noise_groups(self, statistics: WhitenedMemory, prior: Prior) -> list[NoiseGroup]:
+        """Return the sites, whose noise is in the statistics."""
+        return [unit_noise(statistics.learned)]
+
+    def trace_term(self, trace: TraceTerm, prior: Prior) -> Tensor:
+        """Return it as it is, for it is in units of the sites' noise."""
+        return trace.learned
+
+
+@dataclass(frozen=True)
+class OnlineUpdate:
+    """The online bound of a batch after what is in memory, at some hyperparameters.
+
+    ``Σ E_q log p(y | f) + β (E_q log old sites − KL(q ‖ prior))``: the old posterior over the old
+    prior is the old sites, so that two of the paper's three divergences are one expectation.
+    Divided by β: the likelihood of the batch has the power 1 / β. [Bui2017, eq. 5; Stanton2021,
+    eq. A.8]
+
+    Attributes:
+        memory: Of earlier batches, in the basis.
+        basis: Of the hyperparameters; differentiable in them where they are to be learned.
+        hyper: Mean and likelihood.
+        data: The batch.
+        options: Of the bound and of the steps.
+    """
+
+    memory: PointStatistics
+    basis: InducingBasis
+    hyper: Hyperparameters
+    data: Observations
+    options: SiteInference
+
+    @property
+    def _batch(self) -> torch.Size:
+        return self.data.targets.shape[:-1]
+
+    @cached_property
+    @torch.enable_grad()
+    def _view(self) -> _View:
+        """The same for fits and for gradients, whoever asks first."""
+        mean = self.hyper.constant(self._batch)
+        targets = torch.stack((torch.ones_like(mean), -mean), -1).unsqueeze(-1)
+        features = self.basis.features(self.data.X).expand(*self._batch, -1, -1)
+        residual = self.basis.residual_variance(self.data.X, features)
+        return _View(mean.unsqueeze(-1), targets, features, residual)
+
+    def _weights(self, statistics: Whitened) -> WeightPosterior:
+        group = unit_noise(statistics)
+        return solve(at_noise(group.statistics, group.level, self._view.targets))
+
+    def _outcomes(self) -> ExpectedLogProb:
+        model = OutcomeModel(self.hyper.likelihood, self._batch[-1])
+        return model.expected_log_prob(self.data.targets)
+
+    @torch.no_grad()
+    def fit(self, start: Sites | None = None) -> Fit:
+        """Find the batch's sites at the optimum of the bound. Cost O(n M² + M³) a step, at most.
+
+        Args:
+            start: Sites near it: few steps are taken then.
+        """
+        view, options = self._view, self.options
+        weights = self._weights(self.memory.statistics.learned)
+        prior = Marginal(view.predicted(weights), view.features @ weights.root, view.residual)
+        most = options.natural_steps
+        steps, power = most if start is None else min(most, WARM_STEPS), 1.0 / options.beta
+        return fit_sites(prior, self._outcomes(), power, steps, options.natural_rate, start=start)
+
+    def remembered(self, fit: Fit) -> PointStatistics:
+        """Add the batch's sites to the statistics, or take them out. Cost O(n M²)."""
+        data, view, memory = self.data, self._view, self.memory
+        batch = site_statistics(view.features, fit, data.targets).scale(data.sign)
+        truncated = data.sign * (view.residual * fit.sites.precision).sum(-1)
+        return replace(
+            memory,
+            statistics=WhitenedMemory(memory.statistics.learned + batch, None),
+            trace=memory.trace + TraceTerm(truncated, torch.zeros_like(truncated)),
+        )
+
+    def bound(self, fit: Fit) -> Tensor:
+        """Compute the bound up to a constant, differentiable in hyperparameters, ``... x m``.
+
+        At the q of some sites, held in whitened weights: where they are optimal its gradient is
+        that of the optimal bound.
+        """
+        view = self._view
+        with torch.no_grad():
+            batch = site_statistics(view.features, fit, self.data.targets)
+            weights = self._weights(self.memory.statistics.learned + batch)
+        variance = (view.features @ weights.root).square().sum(-1) + view.residual
+        new = self._outcomes()(view.predicted(weights), variance).sum(-1)
+        return new + self.options.beta * self._expected_old(weights)
+
+    def _expected_old(self, weights: WeightPosterior) -> Tensor:
+        """Compute ``E_q log`` of the old sites, up to a constant."""
+        old = self.memory.statistics.learned
+        second_moment = weights.covariance() + weights.mean @ weights.mean.mT
+        spread = (old.gram * second_moment).sum((-2, -1))
+        misfit = expected_misfit(unit_noise(old), self._view.targets, weights.mean, spread)
+        return -misfit - 0.5 * self.memory.trace.learned
+
+    def at(self, hyper: Hyperparameters, basis: InducingBasis) -> OnlineUpdate:
+        """Return the same at other hyperparameters, and in their basis."""
+        return replace(self, memory=self.memory.in_basis(basis), basis=basis, hyper=hyper)
+
+    def _differentiable(self) -> InducingBasis:
+        """Return the basis of the hyperparameters, at the same points."""
+        Z, outputs, kernel = self.basis.Z, self.basis.outputs, self.hyper.covar_module
+        return InducingBasis(
+            kernel, Z, outputs, safe_cholesky(kernel_matrix(kernel, Z, Z, outputs))
+        )
+
+    def learn(self, ascent: Ascent, steps: int) -> None:
+        """Move the hyperparameters up the bound and their priors, q at its optimum for each step.
+
+        Cost O(n M² + M³) a step, and that of the natural gradients between them.
+        """
+        sites = None
+        for _ in range(steps):
+            with torch.enable_grad():
+                update = self.at(self.hyper, self._differentiable())
+                fit = update.fit(sites)
+                ascent.ascend(update.bound(fit).sum() + self.hyper.log_prior())
+            sites = fit.sites
+
+
+@dataclass(frozen=True)
+class _View:
+    """A batch as hyperparameters have it.
+
+    Attributes:
+        mean: The prior mean, ``... x m x 1``.
+        targets: ``[Y, 1] @ targets`` are pseudo-outcomes less the mean, ``... x m x 2 x 1``.
+        features: Whitened, ``... x m x n x M``.
+        residual: Prior variance that these leave out, ``... x m x n``.
+    """
+
+    mean: Tensor
+    targets: Tensor
+    features: Tensor
+    residual: Tensor
+
+    def predicted(self, weights: WeightPosterior) -> Tensor:
+        """Compute the mean of the process, ``... x m x n``."""
+        return self.mean + (self.features @ weights.mean).squeeze(-1)
+
+
+def unit_noise(statistics: Whitened) -> NoiseGroup:
+    """Make sites a group of observations: their noise is in the statistics."""
+    return NoiseGroup(statistics, torch.ones_like(statistics.count))
+
+
+def site_statistics(features: Tensor, fit: Fit, targets: Tensor) -> Whitened:
+    """Return statistics whose likelihood is the product of sites at their scales. Cost O(n M²).
+
+    A site is a Gaussian observation of ``shift / precision`` with variance ``1 / precision``, so
+    that a constant mean may change after the data are gone. The energy holds the scales too: the
+    collapsed bound of the statistics is the online bound. The noise is all in the columns.
+
+    Args:
+        features: Whitened, ``... x m x n x M``.
+        fit: Of the sites, ``... x m x n``.
+        targets: Outcomes, ``... x m x n``.
+    """
+    precision, shift = fit.sites.precision, fit.sites.shift
+    columns = torch.stack((shift, precision), -1)
+    outcomes = target_columns(targets)
+    first = -2.0 * fit.log_scale.sum(-1) - math.log(2.0 * math.pi) * targets.shape[-1]
+    cross, last = shift.sum(-1), precision.sum(-1)
+    zero = torch.zeros_like(cross)
+    return SufficientStatistics(
+        features.mT @ (features * precision.unsqueeze(-1)),
+        features.mT @ columns,
+        torch.stack((torch.stack((first, cross), -1), torch.stack((cross, last), -1)), -2),
+        outcomes.mT @ outcomes,
+        zero,
+        zero,
+    )
