@@ -256,6 +256,75 @@ _MODELS = (
     ),
 )
 
+_FAMILIES = (
+    Mutant(
+        "features of a kernel that has moved",
+        "models/wiski/inference.py",
+        "if whitening is None or not is_in(prior.kernel, whitening.state):",
+        "if whitening is None:",
+    ),
+    Mutant(
+        "a posterior that takes in what leaves",
+        "models/wiski/cache.py",
+        "small and young and data.sign > 0 and self.process.basis is basis",
+        "small and young and self.process.basis is basis",
+    ),
+    Mutant(
+        "log squares told apart by a share, not its square",
+        "models/wiski/log_noise.py",
+        "LOG_SQUARE_VARIANCE / share.square()",
+        "LOG_SQUARE_VARIANCE / share",
+    ),
+    Mutant(
+        "what old points alone knew forgotten in the bound",
+        "models/inducing/memory.py",
+        "PointStatistics(basis.values, statistics, self.trace + gone)",
+        "PointStatistics(basis.values, statistics, self.trace)",
+    ),
+    Mutant(
+        "a window one row too wide",
+        "models/inducing/memory.py",
+        "left = max(0, window - len(new))",
+        "left = max(0, window - len(new) + 1)",
+    ),
+    Mutant(
+        "some columns for all in a divergence",
+        "models/decoupled/bound.py",
+        "len(self.posterior.alpha) / max(len(columns.index), 1)",
+        "1.0",
+    ),
+    Mutant(
+        "a best posterior without the prior mean",
+        "models/decoupled/collapse.py",
+        "sites.shift - precision * now.constant.unsqueeze(-1)",
+        "sites.shift",
+    ),
+    Mutant(
+        "a best variance for the best deviation",
+        "models/quadruply_stochastic/weight_posterior.py",
+        "(noise / (count * mean_squares + noise * precision)).sqrt()",
+        "(noise / (count * mean_squares + noise * precision))",
+    ),
+    Mutant(
+        "a control variate of half a mean",
+        "models/quadruply_stochastic/sampled.py",
+        "squares = squares + control.misfit(*sums)",
+        "squares = squares + 0.5 * control.misfit(*sums)",
+    ),
+    Mutant(
+        "a sample whose earlier values change with it",
+        "models/stochastic/replay.py",
+        "data = map_tensors(self.room.data, torch.clone)",
+        "data = self.room.data",
+    ),
+    Mutant(
+        "a change of features without a transpose",
+        "models/last_layer/memory.py",
+        "T = MatrixMap(A.mT)",
+        "T = MatrixMap(A)",
+    ),
+)
+
 MUTANTS = (
     *_LINEAR_ALGEBRA,
     *_PROCESSES,
@@ -263,4 +332,5 @@ MUTANTS = (
     *_LIKELIHOODS_AND_POINTS,
     *_ACQUISITION,
     *_MODELS,
+    *_FAMILIES,
 )
