@@ -13,8 +13,9 @@ from torch import Tensor
 from bo_stream.bases.sampled import SampledBasis
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, Schedule
+from bo_stream.models.quadruply_stochastic.control_variate import ControlPoints
+from bo_stream.models.quadruply_stochastic.estimator import Drawn
 from bo_stream.models.quadruply_stochastic.memory import FourierLayout, PointLayout, Progress
-from bo_stream.models.quadruply_stochastic.sampled_gradient import ControlPoints, Drawn
 from bo_stream.models.quadruply_stochastic.steps import Steps
 from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior
 from tests.oracles.weight_space import WeightSpace

@@ -25,6 +25,13 @@ from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
 from bo_stream.models.quadruply_stochastic.choice import Schedule
+from bo_stream.models.quadruply_stochastic.control_variate import SAMPLE, ControlPoints
+from bo_stream.models.quadruply_stochastic.estimator import (
+    Drawn,
+    Estimator,
+    SampledGradient,
+    measured_scale,
+)
 from bo_stream.models.quadruply_stochastic.function_process import (
     Augmentation,
     FunctionProcess,
@@ -34,14 +41,6 @@ from bo_stream.models.quadruply_stochastic.memory import (
     Layout,
     Progress,
     QuadruplyStochasticMemory,
-)
-from bo_stream.models.quadruply_stochastic.sampled_gradient import (
-    SAMPLE,
-    ControlPoints,
-    Drawn,
-    Estimator,
-    SampledGradient,
-    measured_scale,
 )
 from bo_stream.models.quadruply_stochastic.steps import Steps
 from bo_stream.models.quadruply_stochastic.weight_posterior import (

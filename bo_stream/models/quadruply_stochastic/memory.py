@@ -20,7 +20,7 @@ from bo_stream.bases.sampled import (
 )
 from bo_stream.models.hyperparameters import subset_module, subset_moments
 from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData
-from bo_stream.models.quadruply_stochastic.sampled_gradient import ControlPoints
+from bo_stream.models.quadruply_stochastic.control_variate import ControlPoints
 from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior
 from bo_stream.models.stochastic.replay import Batch, HoldsRows, Replay
 from bo_stream.tensors import map_tensors

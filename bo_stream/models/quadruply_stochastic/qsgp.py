@@ -36,13 +36,13 @@ from bo_stream.models.quadruply_stochastic.choice import (
     choose_empirical_bayes,
     choose_transform,
 )
+from bo_stream.models.quadruply_stochastic.estimator import SampledGradient
 from bo_stream.models.quadruply_stochastic.inference import (
     SUPPORT_PLACE,
     QuadruplyStochasticInference,
     fit,
 )
 from bo_stream.models.quadruply_stochastic.memory import QuadruplyStochasticMemory, layout_of
-from bo_stream.models.quadruply_stochastic.sampled_gradient import SampledGradient
 from bo_stream.models.stochastic.replay import DatasetReplay
 from bo_stream.models.stochastic.training import Training
 

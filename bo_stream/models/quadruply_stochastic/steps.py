@@ -13,13 +13,8 @@ from torch.nn import Parameter
 
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.quadruply_stochastic.choice import Schedule
+from bo_stream.models.quadruply_stochastic.estimator import Drawn, Estimator, Leaf, SampledGradient
 from bo_stream.models.quadruply_stochastic.memory import Layout, Progress
-from bo_stream.models.quadruply_stochastic.sampled_gradient import (
-    Drawn,
-    Estimator,
-    Leaf,
-    SampledGradient,
-)
 from bo_stream.models.quadruply_stochastic.weight_posterior import LARGEST, best_precisions
 from bo_stream.models.stochastic.optimisers import Ascent
 from bo_stream.models.stochastic.replay import generator_at

@@ -10,7 +10,8 @@ from gpytorch.likelihoods import BernoulliLikelihood, LaplaceLikelihood
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
-from bo_stream.models.quadruply_stochastic.sampled_gradient import Projection, SampledGradient
+from bo_stream.models.quadruply_stochastic.control_variate import Projection
+from bo_stream.models.quadruply_stochastic.estimator import SampledGradient
 from tests.oracles.likelihoods import log_probs
 from tests.oracles.weight_space import bound_of_likelihood, bound_of_single_functions
 from tests.problems.weights import DATA, SIZE, Problem
