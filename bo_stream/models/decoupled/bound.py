@@ -14,7 +14,7 @@ from bo_stream.bases.functions import FunctionBasis
 from bo_stream.bases.inducing import kernel_variance
 from bo_stream.likelihoods.sites import ExpectedLogProb
 from bo_stream.linalg import row_product
-from bo_stream.models.decoupled.posterior import DecoupledPosterior, HybridSpread
+from bo_stream.models.decoupled.posterior import DecoupledPosterior, HybridCovariance
 from bo_stream.models.hyperparameters import Hyperparameters
 
 COLUMNS = 1024
@@ -47,12 +47,12 @@ class Expanded:
     def basis(self) -> FunctionBasis:
         """Features of β. Cost O(M_β³)."""
         p = self.posterior
-        return p.spread.basis(self.kernel, p.beta, self.outputs)
+        return p.covariance.basis(self.kernel, p.beta, self.outputs)
 
     @cached_property
     def weights(self) -> tuple[Tensor, Tensor]:
         """Mean and root of their weights."""
-        return self.posterior.spread.weights()
+        return self.posterior.covariance.weights()
 
     @cached_property
     def coefficients(self) -> Tensor:
@@ -65,7 +65,7 @@ class Expanded:
         Cost O(c S (d + M_β) + c M_β²) for a basis of S functions.
         """
         p = self.posterior
-        if not isinstance(p.spread, HybridSpread):
+        if not isinstance(p.covariance, HybridCovariance):
             return None
         some = p.alpha.rows(index)
         return self.basis.whitened(p.beta.with_functions(self.kernel, some, self.outputs))
@@ -77,7 +77,7 @@ class Expanded:
         Cost O(M_α S d).
         """
         p = self.posterior
-        if not isinstance(p.spread, HybridSpread):
+        if not isinstance(p.covariance, HybridCovariance):
             return torch.zeros_like(self.weights[0])
         a = self.coefficients
         values, _ = p.alpha.weighted_functions(self.kernel, p.beta, self.outputs, a)
@@ -127,7 +127,7 @@ class Expanded:
 
     def covariance_divergence(self) -> Tensor:
         """The rest of the divergence, ``... x m``. Cost O(M_β³)."""
-        return self.posterior.spread.divergence(self.basis)
+        return self.posterior.covariance.divergence(self.basis)
 
     def at(self, X: Tensor) -> Marginals:
         """What there is at inputs, ``... x n x d``. Cost O(n M_α d + n M_β²)."""
@@ -135,8 +135,8 @@ class Expanded:
         mean, cross = alpha.weighted_values(self.kernel, X, self.outputs, self.coefficients)
         mean = mean + (features @ self.remaining).squeeze(-1) + self.constant.unsqueeze(-1)
         left = kernel_variance(self.kernel, X, self.outputs) - features.square().sum(-1)
-        spread = row_product(features, self.weights[1]).square().sum(-1)
-        return Marginals(cross, features, mean, left.clamp_min(0.0) + spread)
+        covariance = row_product(features, self.weights[1]).square().sum(-1)
+        return Marginals(cross, features, mean, left.clamp_min(0.0) + covariance)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from bo_stream.linalg import cholesky_with_nugget, solve_lower
 from bo_stream.models.decoupled.bound import Expanded
 from bo_stream.models.decoupled.posterior import (
     DecoupledPosterior,
-    HybridSpread,
-    SpectralSpread,
+    HybridCovariance,
+    SpectralCovariance,
 )
 
 _RIDGE = 1e-6
@@ -43,16 +43,18 @@ def with_eigenfunctions(now: Expanded, X: Tensor, span: int, most: int) -> Decou
     beta = before.alpha.rows(slice(0, span))
     root = cholesky_with_nugget(beta.with_functions(kernel, beta, m), _RIDGE)
     features = solve_lower(root, beta.with_values(kernel, X, m))
-    spread = _known_nothing_of(_leading(root, features @ features.mT, most))
-    basis = spread.basis(kernel, beta, m)
+    covariance = _known_nothing_of(_leading(root, features @ features.mT, most))
+    basis = covariance.basis(kernel, beta, m)
     coefficients = now.coefficients.clone()
-    if isinstance(before.spread, SpectralSpread) and len(before.beta) > 0:
-        own = before.spread.expansion(now.basis)
+    if isinstance(before.covariance, SpectralCovariance) and len(before.beta) > 0:
+        own = before.covariance.expansion(now.basis)
         coefficients[..., : own.shape[-2]] += (own @ now.remaining).squeeze(-1)
         overlap = basis.whitened(beta.with_functions(kernel, before.beta, m) @ own).mT
-        spread = replace(spread, gram=overlap @ before.spread.gram @ overlap.mT)
-    after = replace(before, beta=beta, spread=spread).with_expansion(coefficients, kernel, m)
-    return _of_the_mean(replace(now, posterior=after), spread)
+        covariance = replace(covariance, gram=overlap @ before.covariance.gram @ overlap.mT)
+    after = replace(before, beta=beta, covariance=covariance).with_expansion(
+        coefficients, kernel, m
+    )
+    return _of_the_mean(replace(now, posterior=after), covariance)
 
 
 @torch.no_grad()
@@ -69,30 +71,30 @@ def with_best_functions(now: Expanded, root: Tensor, gram: Tensor, most: int) ->
         most: Number M_β.
     """
     before = now.posterior
-    spread = _known_nothing_of(_leading(root, gram, most))
-    seen = spread.basis(now.kernel, before.alpha, now.outputs).whitened(root)
-    spread = replace(spread, gram=seen.mT @ gram @ seen)
-    after = replace(before, beta=before.alpha, spread=spread)
-    return _of_the_mean(replace(now, posterior=after), spread)
+    covariance = _known_nothing_of(_leading(root, gram, most))
+    seen = covariance.basis(now.kernel, before.alpha, now.outputs).whitened(root)
+    covariance = replace(covariance, gram=seen.mT @ gram @ seen)
+    after = replace(before, beta=before.alpha, covariance=covariance)
+    return _of_the_mean(replace(now, posterior=after), covariance)
 
 
 def without_functions(posterior: DecoupledPosterior) -> DecoupledPosterior:
     """A spectral posterior without any for its covariance; the mean is ``k(x, α) a`` alone."""
     none = posterior.coefficients.new_zeros(*posterior.coefficients.shape[:-1], 0, 0)
     beta = posterior.alpha.rows(slice(0, 0))
-    return replace(posterior, beta=beta, spread=_known_nothing_of(none))
+    return replace(posterior, beta=beta, covariance=_known_nothing_of(none))
 
 
-def _of_the_mean(now: Expanded, spread: SpectralSpread) -> DecoupledPosterior:
+def _of_the_mean(now: Expanded, covariance: SpectralCovariance) -> DecoupledPosterior:
     """The posterior with the weights' mean that k(x, α) a makes of them, which adds nothing."""
     explained = now.explained
-    moment = explained + spread.gram @ explained
-    return replace(now.posterior, spread=replace(spread, moment=moment))
+    moment = explained + covariance.gram @ explained
+    return replace(now.posterior, covariance=replace(covariance, moment=moment))
 
 
-def _known_nothing_of(combination: Tensor) -> SpectralSpread:
+def _known_nothing_of(combination: Tensor) -> SpectralCovariance:
     none = combination.new_zeros(*combination.shape[:-2], combination.shape[-1], 1)
-    return SpectralSpread(none, none @ none.mT, combination)
+    return SpectralCovariance(none, none @ none.mT, combination)
 
 
 def _leading(root: Tensor, gram: Tensor, most: int) -> Tensor:
@@ -148,7 +150,7 @@ class Growth:
 
     def finished(self, posterior: DecoupledPosterior) -> bool:
         """Whether both caps are reached."""
-        spectral = isinstance(posterior.spread, SpectralSpread)
+        spectral = isinstance(posterior.covariance, SpectralCovariance)
         full = spectral or len(posterior.beta) >= self.covariance
         return full and len(posterior.alpha) >= self.mean
 
@@ -169,7 +171,7 @@ class Growth:
         """
         if self.finished(posterior):
             return posterior
-        if isinstance(posterior.spread, SpectralSpread):
+        if isinstance(posterior.covariance, SpectralCovariance):
             most = min(self.mean - len(posterior.alpha), self.step)
             return posterior.with_mean_values(_points(X, posterior, most))
         room = self.covariance - len(posterior.beta)
@@ -177,7 +179,7 @@ class Growth:
         first = points[..., : min(room, self.step), :]
         grown = posterior.with_covariance_values(first, kernel, outputs)
         rest = points
-        if isinstance(posterior.spread, HybridSpread):
+        if isinstance(posterior.covariance, HybridCovariance):
             rest = points[..., first.shape[-2] :, :]
         more = rest[..., : min(self.mean - len(posterior.alpha), self.step), :]
         return grown.with_mean_values(more)
@@ -193,7 +195,7 @@ class Growth:
             kernel: The prior's.
             outputs: m.
         """
-        if not isinstance(nothing.spread, SpectralSpread):
+        if not isinstance(nothing.covariance, SpectralCovariance):
             nothing = nothing.with_covariance_values(before.beta.points, kernel, outputs)
         return nothing.with_mean_values(before.alpha.points)
 
@@ -203,7 +205,9 @@ class Growth:
 
     def spans_more(self, posterior: DecoupledPosterior) -> bool:
         """Whether it combines more functions than a step should: the best posterior's does."""
-        return isinstance(posterior.spread, SpectralSpread) and len(posterior.beta) > self.span
+        return (
+            isinstance(posterior.covariance, SpectralCovariance) and len(posterior.beta) > self.span
+        )
 
     def renewed(self, now: Expanded, X: Tensor) -> DecoupledPosterior:
         """A spectral parametrization with the eigenfunctions of now, by some inputs."""

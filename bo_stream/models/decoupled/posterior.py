@@ -25,7 +25,7 @@ close together have rounding errors larger than what they leave of the kernel.
 """
 
 
-class Spread(ABC):
+class VariationalCovariance(ABC):
     """What gives the process its covariance; frozen tensors, one entry a function of β."""
 
     @abstractmethod
@@ -41,12 +41,14 @@ class Spread(ABC):
         """KL of the covariances, ``... x m``: that of q from the prior were their means equal."""
 
     @abstractmethod
-    def widened(self, kernel: Kernel, functions: InducingFunctions, outputs: int) -> Spread:
+    def widened(
+        self, kernel: Kernel, functions: InducingFunctions, outputs: int
+    ) -> VariationalCovariance:
         """With room for further functions, which say little or nothing so far."""
 
 
 @dataclass(frozen=True)
-class DirectSpread(Spread):
+class DirectCovariance(VariationalCovariance):
     """Noisy values at β of precision ``B = L Lᵀ``, as in [Cheng2017, eq. 8 and 9].
 
     ``k − k_xβ (B⁻¹ + K_β)⁻¹ k_βx = k − |z|²`` with ``z = F⁻¹ Lᵀ k_βx`` and ``F Fᵀ = I + Lᵀ K_β L``.
@@ -78,7 +80,9 @@ class DirectSpread(Spread):
         trace = (1.0 - inverse.square().sum(-2)).sum(-1)
         return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * trace
 
-    def widened(self, kernel: Kernel, functions: InducingFunctions, outputs: int) -> DirectSpread:
+    def widened(
+        self, kernel: Kernel, functions: InducingFunctions, outputs: int
+    ) -> DirectCovariance:
         """Each new value as if observed with noise of the prior's variance; 0 would never leave."""
         variance = functions.variance(kernel, outputs).expand(functions.points.shape[:-1])
         new = variance.sqrt() if self.jacobi else variance.rsqrt()
@@ -86,7 +90,7 @@ class DirectSpread(Spread):
 
 
 @dataclass(frozen=True)
-class HybridSpread(Spread):
+class HybridCovariance(VariationalCovariance):
     """Values at β with a posterior of their own, of [Cheng2017, eq. 11 to 14].
 
     Whitened weights ``v = F⁻¹ f(β)``, ``F Fᵀ = K_β`` with ``NUGGET``, in natural parameters, along
@@ -116,18 +120,20 @@ class HybridSpread(Spread):
         log_precision = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return 0.5 * (root.square().sum((-2, -1)) - root.shape[-1] + log_precision)
 
-    def widened(self, kernel: Kernel, functions: InducingFunctions, outputs: int) -> HybridSpread:
+    def widened(
+        self, kernel: Kernel, functions: InducingFunctions, outputs: int
+    ) -> HybridCovariance:
         """Further weights as before any data; the others stay, for F grows at its lower end."""
         more = functions.points[..., :1]
         empty = torch.zeros_like(more @ more.mT)
-        return HybridSpread(
+        return HybridCovariance(
             torch.cat((self.moment, torch.zeros_like(more)), -2),
             _block_diagonal(self.gram, empty),
         )
 
 
 @dataclass(frozen=True)
-class SpectralSpread(HybridSpread):
+class SpectralCovariance(HybridCovariance):
     """A hybrid's, of combinations of the values at β, which are the first functions of α.
 
     Attributes:
@@ -155,14 +161,14 @@ class DecoupledPosterior:
         alpha: α, ``M_α`` functions.
         coefficients: a, ``... x m x M_α``; with a preconditioner ``diag(K_α) a``.
         beta: β, ``M_β`` functions.
-        spread: The covariance.
+        covariance: The covariance.
         jacobi: Whether a is so preconditioned. [Cheng2017, A.1]
     """
 
     alpha: InducingFunctions
     coefficients: Tensor
     beta: InducingFunctions
-    spread: Spread
+    covariance: VariationalCovariance
     jacobi: bool = False
 
     def expansion(self, kernel: Kernel, outputs: int) -> Tensor:
@@ -192,7 +198,7 @@ class DecoupledPosterior:
         """With values at further points, ``... x m x k x d``, in β."""
         beta = self.beta.followed_by(points)
         new = beta.rows(slice(len(self.beta), None))
-        return replace(self, beta=beta, spread=self.spread.widened(kernel, new, outputs))
+        return replace(self, beta=beta, covariance=self.covariance.widened(kernel, new, outputs))
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Estimator:
             return [first]
         return [first, draw(count, size, generator, device)]
 
-    def leaves(self, draws: list[Draw], data: Drawn, learns: bool) -> list[Leaf]:
+    def evaluated(self, draws: list[Draw], data: Minibatch, learns: bool) -> list[DrawnFunctions]:
         """Evaluate the functions. Cost O((b + s) k (d + columns)) for k functions.
 
         Args:
@@ -65,13 +65,15 @@ class Estimator:
         """
         with torch.set_grad_enabled(learns):
             basis = self.basis(self.hyper)
-            return [self._leaf(basis, one, data, len(draws) > 1) for one in draws]
+            return [self._evaluated(basis, one, data, len(draws) > 1) for one in draws]
 
-    def _leaf(self, basis: SampledBasis, one: Draw, data: Drawn, controlled: bool) -> Leaf:
+    def _evaluated(
+        self, basis: SampledBasis, one: Draw, data: Minibatch, controlled: bool
+    ) -> DrawnFunctions:
         posterior, index = self.posterior, one.index
         control = self.control if controlled and self._is_gaussian else None
         functions = basis.functions(data.X, index).to(data.X)
-        return Leaf(
+        return DrawnFunctions(
             one,
             functions,
             functions.square().sum(-2),
@@ -80,17 +82,17 @@ class Estimator:
             posterior.learned_scale(index).requires_grad_(),
         )
 
-    def value(self, leaves: list[Leaf], data: Drawn, learns: bool) -> Tensor:
-        """The bound, estimated, ``m``; arguments as for :meth:`leaves`."""
+    def value(self, evaluated: list[DrawnFunctions], data: Minibatch, learns: bool) -> Tensor:
+        """The bound, estimated, ``m``; arguments as for :meth:`evaluated`."""
         with torch.set_grad_enabled(learns):
             basis = self.basis(self.hyper)
             mean = self.hyper.constant(data.targets.shape[:1]).unsqueeze(-1).to(data.targets)
-        first, *others = (self._sample(basis, leaf, data.count) for leaf in leaves)
+        first, *others = (self._sample(basis, one, data.count) for one in evaluated)
         samples = first, others[-1] if others else first
         if not self._is_gaussian:
             return self._of_likelihood(data, basis, samples, mean)
         noise = self._noise().to(mean)
-        controls = self._controls(leaves, mean.detach())
+        controls = self._controls(evaluated, mean.detach())
         return gaussian_estimate(
             data,
             data.targets - mean,
@@ -103,7 +105,7 @@ class Estimator:
 
     def _of_likelihood(
         self,
-        data: Drawn,
+        data: Minibatch,
         basis: SampledBasis,
         samples: tuple[Sample, Sample],
         mean: Tensor,
@@ -119,29 +121,33 @@ class Estimator:
     def _noise(self) -> Tensor:
         return self.hyper.likelihood.noise.reshape(-1)
 
-    def _sample(self, basis: SampledBasis, leaf: Leaf, count: float) -> Sample:
-        index = leaf.draw.index
+    def _sample(self, basis: SampledBasis, one: DrawnFunctions, count: float) -> Sample:
+        index = one.draw.index
         measured = measured_scale(self.posterior, basis, index, count, self.hyper.likelihood)
-        weights = Slice.of(index, leaf.coefficients, leaf.log_scale, measured)
-        return Sample(leaf.draw, leaf.functions, leaf.squares, weights)
+        weights = Slice.of(index, one.coefficients, one.log_scale, measured)
+        return Sample(one.draw, one.functions, one.squares, weights)
 
-    def _controls(self, leaves: list[Leaf], mean: Tensor) -> tuple[Control, Tensor, Tensor] | None:
-        first, second = leaves[0].support, leaves[-1].support
+    def _controls(
+        self, evaluated: list[DrawnFunctions], mean: Tensor
+    ) -> tuple[Control, Tensor, Tensor] | None:
+        first, second = evaluated[0].support, evaluated[-1].support
         if self.control is None or first is None or second is None:
             return None
         return self.control.control(mean), first, second
 
-    def sampled(self, data: Drawn, generator: torch.Generator) -> tuple[Tensor, SampledGradient]:
+    def sampled(
+        self, data: Minibatch, generator: torch.Generator
+    ) -> tuple[Tensor, SampledGradient]:
         """One unbiased draw of the bound, ``m``, and of its gradient in the weights."""
-        leaves = self.leaves(self.draws(generator), data, learns=False)
+        evaluated = self.evaluated(self.draws(generator), data, learns=False)
         with torch.enable_grad():
-            value = self.value(leaves, data, learns=False)
+            value = self.value(evaluated, data, learns=False)
             (-value.sum()).backward()
-        return value.detach(), SampledGradient.of(leaves)
+        return value.detach(), SampledGradient.of(evaluated)
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Minibatch:
     """Data of a step.
 
     Attributes:
@@ -161,7 +167,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class DrawnFunctions:
     """A draw of functions, and what their weights are differentiated in.
 
     Attributes:
@@ -191,27 +197,27 @@ class SampledGradient:
         log_scale: ``m x k``.
     """
 
-    drawn: Union
+    drawn: DrawIndex
     coefficients: Tensor
     log_scale: Tensor
 
     @classmethod
-    def of(cls, leaves: list[Leaf]) -> SampledGradient:
-        """Of leaves through which a loss, the bound's negative, was differentiated."""
-        drawn = Union.of([leaf.draw.index for leaf in leaves])
-        coefficients = -drawn.total([_gradient(leaf.coefficients) for leaf in leaves])
+    def of(cls, evaluated: list[DrawnFunctions]) -> SampledGradient:
+        """Of evaluated through which a loss, the bound's negative, was differentiated."""
+        drawn = DrawIndex.of([one.draw.index for one in evaluated])
+        coefficients = -drawn.total([_gradient(one.coefficients) for one in evaluated])
         columns = torch.arange(coefficients.shape[-1] - 1, device=drawn.index.device)
         coefficients[..., 1:] *= drawn.index.unsqueeze(-1) > columns  # above: no parameters
-        log_scale = -drawn.total([_gradient(leaf.log_scale) for leaf in leaves])
+        log_scale = -drawn.total([_gradient(one.log_scale) for one in evaluated])
         return cls(drawn, coefficients, log_scale)
 
 
-def _gradient(leaf: Tensor) -> Tensor:
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+def _gradient(one: Tensor) -> Tensor:
+    return torch.zeros_like(one) if one.grad is None else one.grad
 
 
 @dataclass(frozen=True)
-class Union:
+class DrawIndex:
     """All that several draws drew.
 
     Attributes:
@@ -225,7 +231,7 @@ class Union:
     times: Tensor | None
 
     @classmethod
-    def of(cls, draws: list[Tensor]) -> Union:
+    def of(cls, draws: list[Tensor]) -> DrawIndex:
         """Of the indices of one draw or several."""
         if len(draws) == 1:
             return cls(draws[0], None, None)
@@ -274,7 +280,7 @@ def measured_scale(
 
 @dataclass(frozen=True)
 class Sample:
-    """Drawn functions at a batch, and their weights.
+    """functions at a batch, and their weights.
 
     Attributes:
         draw: Which.
@@ -366,7 +372,7 @@ def _diagonal_quadratic(basis: SampledBasis, sample: Sample) -> Tensor:
 
 
 def gaussian_estimate(
-    data: Drawn,
+    data: Minibatch,
     residual: Tensor,
     noise: Tensor,
     basis: SampledBasis,

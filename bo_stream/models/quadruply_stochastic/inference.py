@@ -27,8 +27,8 @@ from bo_stream.models.prior import Prior
 from bo_stream.models.quadruply_stochastic.choice import Schedule
 from bo_stream.models.quadruply_stochastic.control_variate import SAMPLE, ControlPoints
 from bo_stream.models.quadruply_stochastic.estimator import (
-    Drawn,
     Estimator,
+    Minibatch,
     SampledGradient,
     measured_scale,
 )
@@ -252,8 +252,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         """
         generator = self._checked_generator(memory, generator)
         data, estimator = self.data(memory, prior, generator), self.estimator(memory, prior)
-        leaves = estimator.leaves(estimator.draws(generator), data, learns=False)
-        return estimator.value(leaves, data, learns=False).double()
+        evaluated = estimator.evaluated(estimator.draws(generator), data, learns=False)
+        return estimator.value(evaluated, data, learns=False).double()
 
     def gradient_estimate(
         self, memory: Memory, prior: Prior, generator: torch.Generator | None
@@ -304,12 +304,12 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
                     f"got {asked}."
                 )
 
-    def data(self, memory: Memory, prior: Prior, generator: torch.Generator) -> Drawn:
+    def data(self, memory: Memory, prior: Prior, generator: torch.Generator) -> Minibatch:
         """Draw a minibatch."""
         replay = memory.replay
         rows = replay.in_units(replay.draw(self.schedule.rows(replay.held), generator), prior)
         X, targets = rows.X.to(self.arithmetic), rows.targets.to(self.arithmetic)
-        return Drawn(X, targets, float(replay.count))
+        return Minibatch(X, targets, float(replay.count))
 
     def _some_rows(self, memory: Memory, prior: Prior, most: int) -> Batch:
         """Rows to look at before there are steps, the same at all times while they are held."""

@@ -13,10 +13,15 @@ from torch.nn import Parameter
 
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.quadruply_stochastic.choice import Schedule
-from bo_stream.models.quadruply_stochastic.estimator import Drawn, Estimator, Leaf, SampledGradient
+from bo_stream.models.quadruply_stochastic.estimator import (
+    DrawnFunctions,
+    Estimator,
+    Minibatch,
+    SampledGradient,
+)
 from bo_stream.models.quadruply_stochastic.memory import Layout, Progress
 from bo_stream.models.quadruply_stochastic.weight_posterior import LARGEST, best_precisions
-from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.models.stochastic.replay import generator_at
 from bo_stream.models.stochastic.training import all_finite
 
@@ -32,7 +37,7 @@ class Steps:
         progress: Progress,
         hyper: Hyperparameters,
         layout: Layout,
-        data: Callable[[torch.Generator], Drawn],
+        data: Callable[[torch.Generator], Minibatch],
         num_data: float,
         schedule: Schedule,
         learned: list[Parameter],
@@ -57,8 +62,8 @@ class Steps:
         self._parameters = learned if schedule.hyper_rate > 0.0 else []
         self._ascent = self._new_ascent(progress.moments)
 
-    def _new_ascent(self, moments: dict[str, Any] | None) -> Ascent:
-        return Ascent(self.hyper, self._parameters, self._schedule.hyper_rate, moments)
+    def _new_ascent(self, moments: dict[str, Any] | None) -> ConstrainedAdam:
+        return ConstrainedAdam(self.hyper, self._parameters, self._schedule.hyper_rate, moments)
 
     @property
     def num_steps(self) -> int:
@@ -114,26 +119,26 @@ class Steps:
         generator = generator_at(schedule.seed, progress.steps)
         data = self._data(generator)
         learns = bool(self._parameters) and progress.steps >= schedule.freeze_steps
-        leaves = estimator.leaves(estimator.draws(generator), data, learns)
+        evaluated = estimator.evaluated(estimator.draws(generator), data, learns)
         with torch.enable_grad():
-            value = estimator.value(leaves, data, learns).sum()
+            value = estimator.value(evaluated, data, learns).sum()
             if learns:
                 self._ascent.set_rate(schedule.hyper_rate * schedule.decay(progress.steps))
                 self._ascent.ascend(value + self.hyper.log_prior())
             else:
                 (-value).backward()
-        self._move(leaves)
-        self._measure(leaves, data)
+        self._move(evaluated)
+        self._measure(evaluated, data)
         if progress.steps >= schedule.freeze_steps:
-            self._relevance(leaves, data)
+            self._relevance(evaluated, data)
         progress.steps += 1
         return float(value.detach())
 
     @torch.no_grad()
-    def _move(self, leaves: list[Leaf]) -> None:
+    def _move(self, evaluated: list[DrawnFunctions]) -> None:
         """AdaGrad on what was drawn, and the control variate after it."""
         progress, schedule = self.progress, self._schedule
-        posterior, gradient = progress.posterior, SampledGradient.of(leaves)
+        posterior, gradient = progress.posterior, SampledGradient.of(evaluated)
         rate, index = schedule.learning_rate * schedule.decay(progress.steps), gradient.drawn.index
         rates = torch.full_like(gradient.coefficients[:1, :1], COVARIANCE_RATE * rate)
         rates[..., 0] = rate
@@ -142,26 +147,26 @@ class Steps:
         before = posterior.learned_scale(index[learned])
         scales = gradient.log_scale[:, learned]
         progress.scaled.ascend(posterior.log_scale, index[learned], scales, rate)
-        supports = [leaf.support for leaf in leaves if leaf.support is not None]
+        supports = [one.support for one in evaluated if one.support is not None]
         if progress.control is not None and supports:
             diagonal = posterior.learned_scale(index[learned]).exp() - before.exp()
             moves[:, learned] += _on_diagonal(diagonal, index[learned], posterior.columns)
             progress.control.follow(torch.cat(supports, -1), gradient.drawn.parts(moves))
 
     @torch.no_grad()
-    def _measure(self, leaves: list[Leaf], data: Drawn) -> None:
+    def _measure(self, evaluated: list[DrawnFunctions], data: Minibatch) -> None:
         """Mean squares of the drawn functions, averaged over about one pass through the data."""
         measured = self.progress.posterior.mean_squares
         if measured is None:
             return
-        visits = 1.0 + self.progress.steps * len(leaves[0].draw.index) / measured.shape[-1]
+        visits = 1.0 + self.progress.steps * len(evaluated[0].draw.index) / measured.shape[-1]
         share = max(1.0 / visits, min(1.0, 1.0 / data.weight))
-        for leaf in leaves:
-            index, squares = leaf.draw.index, leaf.squares.detach() / len(data.X)
+        for one in evaluated:
+            index, squares = one.draw.index, one.squares.detach() / len(data.X)
             measured[:, index] += share * (squares - measured[:, index])
 
     @torch.no_grad()
-    def _relevance(self, leaves: list[Leaf], data: Drawn) -> None:
+    def _relevance(self, evaluated: list[DrawnFunctions], data: Minibatch) -> None:
         """Precisions of the drawn functions, where they have their own, at the bound's maximum.
 
         Of those whose column is dense ``1 / E w²``, which raises the bound and has the same fixed
@@ -171,8 +176,8 @@ class Steps:
         if precisions is None or posterior.mean_squares is None:
             return
         noise = self.hyper.likelihood.noise.reshape(-1, 1).to(precisions)
-        for leaf in leaves:
-            index = leaf.draw.index
+        for one in evaluated:
+            index = one.draw.index
             moment = posterior.dense_columns(index).square().sum(-1)
             sharpness = data.count * posterior.mean_squares[:, index] / noise
             single = best_precisions(moment, sharpness)

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 
-def coordinates_of(model: Module, parameters: Iterable[Parameter]) -> list[Coordinate]:
+def constrained_parameters(
+    model: Module, parameters: Iterable[Parameter]
+) -> list[ConstrainedParameter]:
     """Of some of a model's parameters.
 
     Args:
@@ -23,11 +25,11 @@ def coordinates_of(model: Module, parameters: Iterable[Parameter]) -> list[Coord
     """
     named: Any = model.named_parameters_and_constraints
     constraints = {id(p): constraint for _, p, constraint in named()}
-    return [Coordinate.of(p, constraints.get(id(p))) for p in parameters]
+    return [ConstrainedParameter.of(p, constraints.get(id(p))) for p in parameters]
 
 
 @dataclass(frozen=True)
-class Coordinate:
+class ConstrainedParameter:
     """A parameter and what is moved for it: its logarithm where a constraint bounds it directly.
 
     BoTorch's default constraints bound noise and lengthscales without a transform that would
@@ -44,7 +46,7 @@ class Coordinate:
     constraint: Interval | None
 
     @classmethod
-    def of(cls, parameter: Parameter, constraint: object) -> Coordinate:
+    def of(cls, parameter: Parameter, constraint: object) -> ConstrainedParameter:
         """Of a parameter with its constraint, or None."""
         direct = isinstance(constraint, Interval) and not constraint.enforced
         bound = constraint if direct and isinstance(constraint, Interval) else None
@@ -76,7 +78,7 @@ class Coordinate:
         self.parameter.copy_(value)
 
 
-class Ascent:
+class ConstrainedAdam:
     """Adam on some of a model's parameters, kept inside their constraints."""
 
     def __init__(
@@ -99,7 +101,7 @@ class Ascent:
         """
         if rate < 0.0:
             raise ValueError(f"Expected a learning rate of at least 0, got {rate}.")
-        self._coordinates = coordinates_of(model, parameters if rate > 0.0 else ())
+        self._coordinates = constrained_parameters(model, parameters if rate > 0.0 else ())
         moved = [coordinate.moved for coordinate in self._coordinates]
         self._adam = torch.optim.Adam(moved, lr=rate, fused=True) if moved else None
         if self._adam is not None and moments is not None:
@@ -144,7 +146,7 @@ class Ascent:
             coordinate.after()
 
 
-def climb(bound: Callable[[], Tensor], variables: list[Tensor], maxiter: int) -> None:
+def maximise(bound: Callable[[], Tensor], variables: list[Tensor], maxiter: int) -> None:
     """Move tensors to where a bound is at a local maximum, or on the way there; in place.
 
     Args:

@@ -23,7 +23,7 @@ from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.inducing import kernel_variance
 from bo_stream.linalg import cholesky_with_nugget, solve_lower
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.stochastic.optimisers import climb
+from bo_stream.models.stochastic.optimisers import maximise
 from bo_stream.models.stochastic.replay import Batch
 
 
@@ -203,7 +203,7 @@ def set_scales(hyper: Hyperparameters, data: Batch, size: Sizes, total: int) -> 
         scale = _per_output(log_scale.clamp_max(0.0).exp(), outputs)
         return bound(scale, _per_output(noise * log_noise.exp(), outputs)).sum()
 
-    climb(objective, [t for t in (log_scale, log_noise) if t.requires_grad], _ITERATIONS)
+    maximise(objective, [t for t in (log_scale, log_noise) if t.requires_grad], _ITERATIONS)
     with torch.no_grad():
         if scaled and _is_near(log_scale):
             kernel.outputscale = first * log_scale.clamp_max(0.0).exp()
