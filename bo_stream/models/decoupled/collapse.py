@@ -37,7 +37,7 @@ def optimum(
     weight: float,
     rank: int | None = None,
 ) -> DecoupledPosterior:
-    """The mean and, where β's weights have one, the covariance that maximise the bound.
+    """Find the mean and, if β's weights have one, the covariance that maximise the bound.
 
     For a Gaussian likelihood: normal equations of the mean's functions, and the weights' precision
     ``I + Σ p z zᵀ``. For another the same of its sites, a Newton step. A direct parametrization's
@@ -94,7 +94,7 @@ class _Functions:
         return cls(p.alpha, p.beta if apart else None)
 
     def covariance(self, now: Expanded) -> Tensor:
-        """``... x m x M x M``."""
+        """Compute the functions' covariance, ``... x m x M x M``."""
         alpha, kernel, m = self.alpha, now.kernel, now.outputs
         own = alpha.with_functions(kernel, alpha, m)
         if self.beta is None:
@@ -106,7 +106,7 @@ class _Functions:
         )
 
     def at(self, now: Expanded, X: Tensor, there: Marginals) -> Tensor:
-        """``... x m x M x n``, of inputs where α's part is known already."""
+        """Evaluate at inputs where α's part is known already, ``... x m x M x n``."""
         if self.beta is None:
             return there.cross
         return torch.cat((there.cross, self.beta.with_values(now.kernel, X, now.outputs)), -2)
@@ -129,7 +129,7 @@ class _Sums:
     def plus(
         self, now: Expanded, there: Marginals, expected: ExpectedLogProb, features: Tensor
     ) -> _Sums:
-        """With a batch, whose marginals and whitened functions are given."""
+        """Add a batch, whose marginals and whitened functions are given."""
         sites, _ = local_sites(expected, there.mean.detach(), there.variance.detach())
         z, precision = there.features, sites.precision
         shift = sites.shift - precision * now.constant.unsqueeze(-1)
@@ -148,7 +148,7 @@ def _one_plus(gram: Tensor) -> Tensor:
 def between(
     before: DecoupledPosterior, after: DecoupledPosterior, share: float
 ) -> DecoupledPosterior:
-    """Some of the way from one posterior of the same functions to another.
+    """Go some of the way from one posterior of the same functions to another.
 
     Args:
         before: The one.
@@ -194,7 +194,7 @@ class CollapsedBound:
     rank: int
 
     def at(self, hyper: Hyperparameters, learned: list[Tensor]) -> Valued:
-        """Cost O(n (M_α + M_β)² + M_α³), and memory O(M_α²).
+        """Evaluate the bound. Cost O(n (M_α + M_β)² + M_α³), and memory O(M_α²).
 
         Args:
             hyper: In float64.
@@ -231,7 +231,7 @@ class Valued:
 
 @dataclass(frozen=True)
 class Collapsed:
-    """The best that a climb has seen.
+    """The best that a maximisation has seen.
 
     Attributes:
         hyper: Hyperparameters.
@@ -290,7 +290,7 @@ class _Best:
 
 
 class _Search:
-    """A climb under way."""
+    """A maximisation under way."""
 
     def __init__(
         self,
@@ -311,7 +311,7 @@ class _Search:
         return [coordinate.moved for coordinate in self._coordinates]
 
     def first(self, bar: Bar) -> None:
-        """The value where it begins, without which there is none to keep."""
+        """Evaluate where it begins, without which there is no posterior to keep."""
         found = self._evaluated(bar)
         if not bool(found.bound.isfinite()):
             raise ModelFittingError(
@@ -321,7 +321,7 @@ class _Search:
         self._known = found
 
     def value(self, bar: Bar) -> Tensor:
-        """The bound, differentiable once in what is moved."""
+        """Return the bound, differentiable once in what is moved."""
         found, self._known = self._known, None
         if found is None:
             found = self._next(bar)
@@ -358,7 +358,7 @@ class _Search:
         return found
 
     def result(self) -> Collapsed:
-        """The best."""
+        """Return the best that was seen."""
         self._hyper.load_state_dict(self._best.state)
         spent = time.monotonic() - self._began
         training = Training(len(self._trace), spent, tuple(self._trace))
@@ -366,7 +366,7 @@ class _Search:
 
 
 def _gradient(value: Tensor, learned: list[Tensor]) -> list[Tensor]:
-    """Zero of what it does not depend on."""
+    """Differentiate a value; zero in what it does not depend on."""
     if not learned or not value.requires_grad:
         return [torch.zeros_like(tensor) for tensor in learned]
     found = torch.autograd.grad(value, learned, allow_unused=True)

@@ -381,7 +381,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         return memory.posterior
 
     def _widely_spanned(self, memory: DecoupledMemory, prior: Prior, now: Expanded) -> Expanded:
-        """With covariance functions, if spectral, that combine all of the mean's."""
+        """Let covariance functions, if spectral, combine all of the mean's."""
         p, replay = now.posterior, memory.replay
         if not isinstance(p.covariance, SpectralCovariance) or len(p.beta) == len(p.alpha):
             return now

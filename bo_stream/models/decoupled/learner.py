@@ -65,11 +65,11 @@ class Schedule:
     seed: int
 
     def decay(self, step: int) -> float:
-        """``1 / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
+        """Compute ``1 / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
         return 1.0 / (1.0 + 0.1 * step**0.5)
 
     def size(self, held: int) -> int:
-        """Of a minibatch."""
+        """Return the size of a minibatch."""
         return min(1024, held) if self.batch_size is None else self.batch_size
 
 
@@ -124,7 +124,7 @@ class DecoupledLearner:
 
     @property
     def memory(self) -> DecoupledMemory:
-        """As it is now."""
+        """The memory as it is now."""
         return replace(
             self._memory,
             hyper_names=self._names,
@@ -134,12 +134,12 @@ class DecoupledLearner:
 
     @property
     def num_steps(self) -> int:
-        """Taken so far."""
+        """Steps taken so far."""
         return self._memory.steps
 
     @property
     def learning_rate(self) -> float:
-        """Of Adam, at first."""
+        """Adam's, at first."""
         return self._schedule.learning_rate
 
     @property
@@ -153,7 +153,7 @@ class DecoupledLearner:
         return self.hyper.are_valid and all_finite(self._memory.posterior)
 
     def learned_state(self) -> _State:
-        """The memory, which is a value, and copies of the hyperparameters."""
+        """Return the memory, which is a value, and copies of the hyperparameters."""
         values = {name: p.detach().clone() for name, p in self.hyper.named_parameters()}
         return _State(self.memory, values)
 
@@ -264,7 +264,7 @@ class VariationalParameters(Module):
     def __init__(
         self, posterior: DecoupledPosterior, coefficients: bool, mean_points: bool, unit: float
     ) -> None:
-        """Copy them.
+        """Copy tensors.
 
         Args:
             posterior: With M > 0 functions or none.
@@ -291,7 +291,7 @@ class VariationalParameters(Module):
         self.register_parameter(name, Parameter(value.detach().clone()))
 
     def posterior(self) -> DecoupledPosterior:
-        """The posterior with these in it, differentiable in them."""
+        """Return the posterior with these in it, differentiable in them."""
         p, own = self._posterior, dict(self.named_parameters())
         covariance = p.covariance
         if isinstance(covariance, DirectCovariance):
@@ -316,7 +316,7 @@ class VariationalParameters(Module):
         return InducingFunctions(points, own.get(f"{name}_factors"))
 
     def moved(self, posterior: DecoupledPosterior) -> DecoupledPosterior:
-        """A posterior whose other tensors have moved, with these as they are now."""
+        """Put these as they are now into a posterior whose other tensors have moved."""
         self._posterior = posterior
         return map_tensors(self.posterior(), lambda tensor: tensor.detach().clone())
 
@@ -324,7 +324,7 @@ class VariationalParameters(Module):
 def _adam_on(
     leaves: VariationalParameters, rate: float, moments: Moments | None
 ) -> ConstrainedAdam:
-    """Of all leaves, from moments of as many functions or fewer: further ones have none yet."""
+    """Go on from moments of as many functions or fewer: further ones have none yet."""
     parameters = list(leaves.parameters())
     if moments is not None:
         moments = _padded(moments, parameters)
@@ -341,7 +341,7 @@ def _padded(moments: Moments, parameters: list[Parameter]) -> Moments:
 
 
 def _in_corner(value: Tensor, shape: torch.Size) -> Tensor:
-    """A tensor's values at the beginning of each dimension, and zeros."""
+    """Put a tensor at the beginning of each dimension of zeros."""
     result = value.new_zeros(shape)
     result[tuple(slice(0, size) for size in value.shape)] = value
     return result
@@ -358,7 +358,7 @@ _ROUNDING = 1e-6
 def natural_step(
     draw: Draw, expected: ExpectedLogProb, rate: float, mean_rate: float | None
 ) -> DecoupledPosterior:
-    """The posterior after a step towards what a minibatch asks for.
+    """Step towards what a minibatch asks for.
 
     β's weights move along the natural gradient (Hensman et al., 2013; for any likelihood Khan and
     Lin, 2017). The mean's coefficients move by a Newton step in the block J of the draw's columns:
@@ -383,7 +383,7 @@ def natural_step(
 def _moved_weights(
     draw: Draw, covariance: HybridCovariance, sites: Sites, rate: float
 ) -> HybridCovariance:
-    """``(1 − rate)`` times the natural parameters and ``rate`` times those of the minibatch."""
+    """Mix ``1 − rate`` of the natural parameters with ``rate`` of those of the minibatch."""
     z, there = draw.there.features.detach(), draw.there
     v, _ = draw.expanded.weights
     others = there.mean.detach() - (z @ v.detach()).squeeze(-1)  # the mean without these weights
@@ -399,7 +399,7 @@ def _moved_weights(
 def _moved_coefficients(
     draw: Draw, posterior: DecoupledPosterior, sites: Sites, rate: float
 ) -> Tensor:
-    """A damped Newton step in the block J: ``a_J − rate H_JJ⁻¹ g_J``.
+    """Take a damped Newton step in the block J: ``a_J − rate H_JJ⁻¹ g_J``.
 
     The data's part of H is that of the minibatch and of as many of α, which are inputs too: of the
     minibatch alone it would be of one accident with g, and steps would end where ``H⁻¹ g`` is zero
@@ -424,20 +424,20 @@ def _moved_coefficients(
 
 
 def _divergence_block(columns: Columns) -> tuple[Tensor, Tensor]:
-    """The mean's divergence in the block: its Hessian, ``... x c x c``, and its gradient."""
+    """Return the Hessian of the mean's divergence in the block, ``... x c x c``, and gradient."""
     inner = columns.cross[..., columns.index, :]
     return _less(inner, columns.features, columns.features), columns.slopes.detach().unsqueeze(-1)
 
 
 def _less(covariance: Tensor, mine: Tensor | None, theirs: Tensor | None) -> Tensor:
-    """What β's features leave of a covariance, ``... x c x n``; all where they have no mean."""
+    """Subtract what β's features explain of a covariance, ``... x c x n``, if they have a mean."""
     if mine is None or theirs is None:
         return covariance
     return covariance - mine.detach() @ theirs.detach().mT
 
 
 def _curvature(draw: Draw, slopes: Tensor, precision: Tensor) -> Tensor:
-    """``Σ p k k ᵀ`` over all data, from a minibatch and some of α, ``... x m x c x c``."""
+    """Estimate ``Σ p k kᵀ`` over all data by a minibatch and some of α, ``... x m x c x c``."""
     size, total = precision.shape[-1], draw.weight * precision.shape[-1]
     others = _others(draw.columns.index, len(draw.expanded.posterior.alpha), size)
     seen = (slopes * precision.unsqueeze(-2)) @ slopes.mT
@@ -452,7 +452,7 @@ def _curvature(draw: Draw, slopes: Tensor, precision: Tensor) -> Tensor:
 
 
 def _others(index: Tensor, total: int, most: int) -> Tensor:
-    """Some places that are not among those given, evenly from first to last."""
+    """Choose places that are not among those given, evenly from first to last."""
     free = torch.ones(total, dtype=torch.bool, device=index.device)
     free[index] = False
     places = torch.nonzero(free).flatten()
@@ -460,5 +460,5 @@ def _others(index: Tensor, total: int, most: int) -> Tensor:
 
 
 def _mean_diagonal(matrix: Tensor) -> Tensor:
-    """``... x n x n -> ... x 1``."""
+    """Average the diagonal, ``... x n x n -> ... x 1``."""
     return matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)

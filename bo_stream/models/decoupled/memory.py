@@ -52,7 +52,7 @@ class DecoupledMemory(HoldsRows):
         return like.new_full(self._batch, float(self.replay.count))
 
     def select(self, outputs: list[int]) -> DecoupledMemory:
-        """A copy for some of the outputs."""
+        """Copy for some of the outputs."""
         *lead, of = self._batch
         hyper, leaves = self.hyper_moments, self.variational_moments
         index = torch.tensor(outputs, device=self.posterior.coefficients.device)
@@ -65,7 +65,7 @@ class DecoupledMemory(HoldsRows):
         )
 
     def to(self, device: torch.device) -> DecoupledMemory:
-        """On another device, Adam's moments too."""
+        """Move to another device, Adam's moments too."""
         hyper, leaves = self.hyper_moments, self.variational_moments
         return replace(
             self,
@@ -77,7 +77,7 @@ class DecoupledMemory(HoldsRows):
 
 
 def _of_outputs(moments: Moments, dimension: int, outputs: list[int]) -> Moments:
-    """A copy for some of the outputs, which stay a dimension of their own."""
+    """Copy for some of the outputs, which stay a dimension of their own."""
     picked = deepcopy(moments)
     for state in picked["state"].values():
         for name, value in state.items():
@@ -88,7 +88,7 @@ def _of_outputs(moments: Moments, dimension: int, outputs: list[int]) -> Moments
 
 
 def _on(moments: Moments, device: torch.device) -> Moments:
-    """Adam's state on another device, but for its counts of steps, which stay on the CPU."""
+    """Move Adam's state to a device, but for its counts of steps, which stay on the CPU."""
     state = {
         number: {name: t if name == "step" else t.to(device) for name, t in tensors.items()}
         for number, tensors in moments["state"].items()

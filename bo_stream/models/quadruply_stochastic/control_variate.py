@@ -55,7 +55,7 @@ class ControlPoints:
         count: float,
         posterior: ChevronPosterior,
     ) -> ControlPoints:
-        """At some weights. Cost O(s p + N s²) for s points, or O(N s²) where weights are zero.
+        """Begin at some weights. Cost O(s p + N s²) for s points, or O(N s²) if weights are zero.
 
         Args:
             basis: Of a frozen kernel.
@@ -76,7 +76,7 @@ class ControlPoints:
         return points
 
     def functions(self, index: Tensor) -> Tensor:
-        """``Φ_p`` of some functions, ``m x s x k``. Cost O(s k d)."""
+        """Evaluate ``Φ_p`` of some functions, ``m x s x k``. Cost O(s k d)."""
         with torch.no_grad():
             return self.basis.functions(self.X, index).to(self.X)
 
@@ -90,7 +90,7 @@ class ControlPoints:
         self.values.add_(functions @ moves)
 
     def control(self, mean: Tensor) -> Control:
-        """The control variate.
+        """Return the control variate at a prior mean.
 
         Args:
             mean: The prior mean, ``m x 1``.
@@ -100,7 +100,7 @@ class ControlPoints:
         return Control(self.values.clone(), known.root, residual, self.prior_root)
 
     def clone(self) -> ControlPoints:
-        """With values of its own."""
+        """Copy the values."""
         return replace(self, values=self.values.clone())
 
 
@@ -127,14 +127,14 @@ class Control:
     prior_root: Tensor | None
 
     def misfit(self, one: Tensor, other: Tensor) -> Tensor:
-        """What to add to the sum of squares, on average 0, ``m``; arguments as :meth:`penalty`."""
+        """Correct the sum of squares by what is 0 on average, ``m``; args as :meth:`penalty`."""
         gap = self.residual.unsqueeze(-1)
         said = (self.data_root @ v for v in (self.values, one, other))
         ours, first, second = (torch.cat((v[..., :1] - gap, v[..., 1:]), -1) for v in said)
         return _difference(ours, first, second)
 
     def penalty(self, one: Tensor, other: Tensor) -> Tensor:
-        """The same for ``μᵀ S μ + Σ c_rᵀ S c_r``, ``m``.
+        """Correct ``μᵀ S μ + Σ c_rᵀ S c_r`` by what is 0 on average, ``m``.
 
         Args:
             one: Estimate of a by one draw, ``m x s x (1 + columns)``.
@@ -146,7 +146,7 @@ class Control:
 
 
 def _difference(exact: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """``|a|² − â · ǎ``, with the gradient of ``|a|²`` estimated through both estimates of a.
+    """Compute ``|a|² − â · ǎ``, its gradient in ``|a|²`` estimated through both estimates of a.
 
     Each gives the gradient in the weights drawn, as often as to stand for all. [appendix F.1]
     """
@@ -179,7 +179,7 @@ class Projection:
     def of(
         cls, kernel: Kernel, X: Tensor, sample: tuple[Tensor, Tensor], weight: float
     ) -> Projection:
-        """Cost O(N s²).
+        """Regress a sample on the support points. Cost O(N s²).
 
         Args:
             kernel: Of the process.
@@ -198,7 +198,7 @@ class Projection:
         return cls((root * R).to(X), (root * t).to(X), (root * Q.sum(-2)).to(X))
 
     def select(self, of: int, outputs: list[int]) -> Projection:
-        """Of some of the outputs."""
+        """Select some of the outputs."""
         root, ones = (t[outputs] if t.shape[0] == of else t for t in (self.root, self.ones))
         return Projection(root, self.targets[outputs], ones)
 

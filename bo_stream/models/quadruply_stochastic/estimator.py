@@ -47,7 +47,7 @@ class Estimator:
         return isinstance(self.hyper.likelihood, GaussianLikelihood)
 
     def draws(self, generator: torch.Generator) -> list[Draw]:
-        """Two independent draws of functions, or one where no product needs two."""
+        """Draw functions twice, independently, or once where no product needs two."""
         size, device = self.posterior.size, self.posterior.coefficients.device
         count = min(self.functions, size)
         first = draw(count, size, generator, device)
@@ -83,7 +83,7 @@ class Estimator:
         )
 
     def value(self, evaluated: list[DrawnFunctions], data: Minibatch, learns: bool) -> Tensor:
-        """The bound, estimated, ``m``; arguments as for :meth:`evaluated`."""
+        """Estimate the bound, ``m``; arguments as for :meth:`evaluated`."""
         with torch.set_grad_enabled(learns):
             basis = self.basis(self.hyper)
             mean = self.hyper.constant(data.targets.shape[:1]).unsqueeze(-1).to(data.targets)
@@ -138,7 +138,7 @@ class Estimator:
     def sampled(
         self, data: Minibatch, generator: torch.Generator
     ) -> tuple[Tensor, SampledGradient]:
-        """One unbiased draw of the bound, ``m``, and of its gradient in the weights."""
+        """Draw the bound, ``m``, and its gradient in the weights, both without bias."""
         evaluated = self.evaluated(self.draws(generator), data, learns=False)
         with torch.enable_grad():
             value = self.value(evaluated, data, learns=False)
@@ -203,7 +203,7 @@ class SampledGradient:
 
     @classmethod
     def of(cls, evaluated: list[DrawnFunctions]) -> SampledGradient:
-        """Of evaluated through which a loss, the bound's negative, was differentiated."""
+        """Collect the gradients of a loss, the bound's negative, in what was evaluated."""
         drawn = DrawIndex.of([one.draw.index for one in evaluated])
         coefficients = -drawn.total([_gradient(one.coefficients) for one in evaluated])
         columns = torch.arange(coefficients.shape[-1] - 1, device=drawn.index.device)
@@ -232,13 +232,13 @@ class DrawIndex:
 
     @classmethod
     def of(cls, draws: list[Tensor]) -> DrawIndex:
-        """Of the indices of one draw or several."""
+        """Join the indices of one draw or several."""
         if len(draws) == 1:
             return cls(draws[0], None, None)
         return cls(*torch.unique(torch.cat(draws), return_inverse=True, return_counts=True))
 
     def total(self, parts: list[Tensor]) -> Tensor:
-        """Sum of what the draws have for each, ``m x k ...``."""
+        """Sum what the draws have for each, ``m x k ...``."""
         if self.places is None:
             return parts[0]
         whole = torch.cat(parts, 1)
@@ -246,7 +246,7 @@ class DrawIndex:
         return total.index_add_(1, self.places, whole)
 
     def parts(self, whole: Tensor) -> Tensor:
-        """What is had once for each, shared by the draws: undoes :meth:`total`."""
+        """Share what is had once for each among the draws: undo :meth:`total`."""
         if self.places is None or self.times is None:
             return whole
         return (whole / self.times[:, None])[:, self.places]
@@ -260,7 +260,7 @@ def measured_scale(
     count: float,
     likelihood: Likelihood,
 ) -> Tensor | None:
-    """Entries of the diagonal by Proposition 1, ``m x k``; None where they are learned.
+    """Compute the diagonal by Proposition 1, ``m x k``; None where it is learned.
 
     Held: where they are best the bound has no slope in them.
 
@@ -300,16 +300,16 @@ class Sample:
         return self.draw.weight.to(self.weights.mean)
 
     def sums(self, functions: Tensor) -> Tensor:
-        """``φ μ`` and ``φ c_r`` of the dense columns, estimated, ``m x b x (1 + columns)``."""
+        """Estimate ``φ μ`` and ``φ c_r`` of the dense columns, ``m x b x (1 + columns)``."""
         return functions @ (self.weights.columns * self.share.unsqueeze(-1))
 
     def power(self) -> Tensor:
-        """``Σ φ² c²`` of the diagonal columns and of the batch, estimated, ``m``."""
+        """Estimate ``Σ φ² c²`` of the diagonal columns and of the batch, ``m``."""
         return (self.squares * self.weights.scale.square() * self.share).sum(-1)
 
 
 def sum_of_squares(residual: Tensor, weight: float, one: Sample, other: Sample) -> Tensor:
-    """``E_q |y − f|²`` of all data, estimated, ``m``. [Evans2020, theorems 1 and 2].
+    """Estimate ``E_q |y − f|²`` of all data, ``m``. [Evans2020, theorems 1 and 2].
 
     Products of sums of independent draws; what is linear in a draw is averaged over both.
 
@@ -331,7 +331,7 @@ def sum_of_squares(residual: Tensor, weight: float, one: Sample, other: Sample) 
 def divergence(
     basis: SampledBasis, one: Sample, other: Sample, log_precision: Tensor | None
 ) -> Tensor:
-    """``KL(q ‖ p)`` of all weights, estimated, ``m``. [Evans2020, theorems 1 and 2, proposition 2].
+    """Estimate ``KL(q ‖ p)`` of all weights, ``m``. [Evans2020, theorems 1, 2, proposition 2].
 
     Args:
         basis: For S.
@@ -346,7 +346,7 @@ def divergence(
 
 
 def _linear_divergence(basis: SampledBasis, sample: Sample, own: bool) -> Tensor:
-    """``Σ s c² − 2 log c_rr``, and ``− log s`` where the determinant of S is its own, ``m``."""
+    """Estimate ``Σ s c² − 2 log c_rr``, and ``− log s`` if the determinant is its own, ``m``."""
     weights = sample.weights
     precision = basis.precision_diagonal(sample.draw.index).to(sample.weights.mean)
     terms = precision * weights.scale.square() - 2.0 * weights.log_diagonal
@@ -356,7 +356,7 @@ def _linear_divergence(basis: SampledBasis, sample: Sample, own: bool) -> Tensor
 
 
 def quadratic(basis: SampledBasis, one: Sample, other: Sample) -> Tensor:
-    """``μᵀ S μ + Σ c_rᵀ S c_r`` of the dense columns, estimated, ``m``."""
+    """Estimate ``μᵀ S μ + Σ c_rᵀ S c_r`` of the dense columns, ``m``."""
     if basis.is_diagonal:
         parts = [_diagonal_quadratic(basis, sample) for sample in (one, other)]
         return 0.5 * (parts[0] + parts[1])
@@ -380,7 +380,7 @@ def gaussian_estimate(
     log_precision: Tensor | None,
     controls: tuple[Control, Tensor, Tensor] | None,
 ) -> Tensor:
-    """The bound for a Gaussian likelihood, unbiased, ``m``. [Evans2020, eq. 2].
+    """Estimate the bound for a Gaussian likelihood without bias, ``m``. [Evans2020, eq. 2].
 
     Args:
         data: Of the step.
@@ -408,7 +408,7 @@ def likelihood_estimate(
     samples: tuple[Sample, Sample],
     log_precision: Tensor | None,
 ) -> Tensor:
-    """A bound below the bound for a log-concave likelihood, ``m``. [Evans2020, theorem 3].
+    """Estimate a bound below that for a log-concave likelihood, ``m``. [Evans2020, theorem 3].
 
     Corrected: ``f = φ μ + φ C ε`` with ``ε ~ N(0, I)`` is estimated by a draw, linearly and without
     bias, inside a concave function; the paper scales ε by a variance for a standard deviation.

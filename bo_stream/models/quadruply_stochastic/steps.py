@@ -67,12 +67,12 @@ class Steps:
 
     @property
     def num_steps(self) -> int:
-        """Taken so far."""
+        """Steps taken so far."""
         return self.progress.steps
 
     @property
     def learning_rate(self) -> float:
-        """Of the first step."""
+        """AdaGrad's, of the first step."""
         return self._schedule.learning_rate
 
     @property
@@ -81,7 +81,7 @@ class Steps:
         return self.hyper.are_valid and all_finite(self.progress.posterior)
 
     def learned_state(self) -> tuple[Progress, dict[str, Any]]:
-        """A copy of all that steps change. Cost O(p)."""
+        """Copy all that steps change. Cost O(p)."""
         progress = replace(self.progress.clone(), moments=self.moments)
         return progress, deepcopy(self.hyper.state_dict())
 
@@ -99,7 +99,7 @@ class Steps:
 
     @property
     def estimator(self) -> Estimator:
-        """Of the bound as it is now."""
+        """Estimates of the bound as it is now."""
         progress = self.progress
         return Estimator(
             progress.posterior,
@@ -136,7 +136,7 @@ class Steps:
 
     @torch.no_grad()
     def _move(self, evaluated: list[DrawnFunctions]) -> None:
-        """AdaGrad on what was drawn, and the control variate after it."""
+        """Move what was drawn by AdaGrad, and the control variate after it."""
         progress, schedule = self.progress, self._schedule
         posterior, gradient = progress.posterior, SampledGradient.of(evaluated)
         rate, index = schedule.learning_rate * schedule.decay(progress.steps), gradient.drawn.index
@@ -155,7 +155,7 @@ class Steps:
 
     @torch.no_grad()
     def _measure(self, evaluated: list[DrawnFunctions], data: Minibatch) -> None:
-        """Mean squares of the drawn functions, averaged over about one pass through the data."""
+        """Average squares of the drawn functions over about one pass through the data."""
         measured = self.progress.posterior.mean_squares
         if measured is None:
             return
@@ -167,7 +167,7 @@ class Steps:
 
     @torch.no_grad()
     def _relevance(self, evaluated: list[DrawnFunctions], data: Minibatch) -> None:
-        """Precisions of the drawn functions, where they have their own, at the bound's maximum.
+        """Set precisions of the drawn functions, if they have their own, to the bound's maximum.
 
         Of those whose column is dense ``1 / E w²``, which raises the bound and has the same fixed
         points. [Tipping2001]
@@ -186,6 +186,6 @@ class Steps:
 
 
 def _on_diagonal(values: Tensor, index: Tensor, columns: int) -> Tensor:
-    """Entries of the diagonal as rows of mean and dense columns, ``m x k x (1 + columns)``."""
+    """Put entries of the diagonal into rows of mean and columns, ``m x k x (1 + columns)``."""
     places = torch.arange(-1, columns, device=index.device)
     return values.unsqueeze(-1) * (index.unsqueeze(-1) == places)

@@ -1,4 +1,4 @@
-"""L-BFGS with a line search, on torch's tensors."""
+"""Adam and L-BFGS on parameters that are kept inside their constraints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn import Parameter
 def constrained_parameters(
     model: Module, parameters: Iterable[Parameter]
 ) -> list[ConstrainedParameter]:
-    """Of some of a model's parameters.
+    """Constrain some of a model's parameters.
 
     Args:
         model: Whose constraints to keep.
@@ -47,7 +47,7 @@ class ConstrainedParameter:
 
     @classmethod
     def of(cls, parameter: Parameter, constraint: object) -> ConstrainedParameter:
-        """Of a parameter with its constraint, or None."""
+        """Constrain a parameter, or not where the constraint is None."""
         direct = isinstance(constraint, Interval) and not constraint.enforced
         bound = constraint if direct and isinstance(constraint, Interval) else None
         if bound is None or bool((bound.lower_bound < 0).any()):
@@ -66,7 +66,7 @@ class ConstrainedParameter:
             self.moved.grad = self.slope(self.parameter.grad)
 
     def slope(self, gradient: Tensor) -> Tensor:
-        """A gradient in the parameter as one in what is moved."""
+        """Turn a gradient in the parameter into one in what is moved."""
         return gradient * self.parameter.detach() if self.relative else gradient
 
     def after(self) -> None:
@@ -108,7 +108,7 @@ class ConstrainedAdam:
             self._adam.load_state_dict(deepcopy(moments))
 
     def moments(self) -> dict[str, Any] | None:
-        """A copy of Adam's state, for an ascent that goes on from here."""
+        """Copy Adam's state, for one that goes on from here."""
         return None if self._adam is None else deepcopy(self._adam.state_dict())
 
     @property
@@ -117,12 +117,12 @@ class ConstrainedAdam:
         return self._adam is not None
 
     def set_rate(self, rate: float) -> None:
-        """Of the steps from now on."""
+        """Set the rate of the steps from now on."""
         for group in self._adam.param_groups if self._adam is not None else ():
             group["lr"] = rate
 
     def ascend(self, value: Tensor) -> None:
-        """One step that raises a scalar, along its gradient in the parameters."""
+        """Take a step that raises a scalar, along its gradient in the parameters."""
         if self._adam is None:
             return
         self.clear()
@@ -136,7 +136,7 @@ class ConstrainedAdam:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step against the gradients that the parameters have."""
+        """Take a step against the gradients that the parameters have."""
         if self._adam is None:
             return
         for coordinate in self._coordinates:
