@@ -13,7 +13,7 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from benchmarks.exact_learning import learn_exactly
-from bo_stream.models.stems import Stem
+from bo_stream.bases.stems import Stem
 
 _CHUNK = 1_000
 

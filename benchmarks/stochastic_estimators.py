@@ -76,6 +76,11 @@ def with_prior_weights(model: QSGP, seed: int) -> QSGP:
     return model
 
 
+def place_support(model: QSGP) -> None:
+    """Let its control variate begin at the weights as they are."""
+    model._set_memory(model._inference.supported(model._memory, model._prior))
+
+
 def gradient(model: QSGP, seed: int) -> tuple[Tensor, Tensor]:
     """One draw of the bound and of its gradient in all coefficients, zeros where none was drawn."""
     value, sampled = model.elbo_gradient_estimate(torch.Generator().manual_seed(seed))
@@ -94,7 +99,7 @@ def errors_of(rows: Rows, draws: int, **options: Any) -> tuple[float, float]:
     part = model_of(rows, covariance=covariance, batch_size=30, functions=12, **options)
     for model in (full, part):
         with_prior_weights(model, 0)
-        model._place_support()
+        place_support(model)
     expected = torch.cat([t.flatten() for t in gradient(full, 0)])
     total = squares = torch.zeros_like(expected)
     for seed in range(draws):
@@ -129,7 +134,7 @@ def variance(rows: Rows, points: int, draws: int, size: int, drawn: int) -> floa
     """Of the gradient, mean over all weights."""
     options = {"basis": FourierFeatures(size), "functions": drawn, "batch_size": drawn}
     model = with_prior_weights(model_of(rows, control_points=points, **options), 0)
-    model._place_support()
+    place_support(model)
     total = squares = torch.zeros(1)
     for seed in range(draws):
         _, one = gradient(model, seed)
@@ -157,8 +162,8 @@ def steps_of(rows: Rows, size: int, drawn: int, batch: int) -> Callable[[], obje
     options: dict[str, Any] = {"functions": drawn, "batch_size": batch, "control_points": 300}
     basis = FourierFeatures(size, seed=1)
     model = model_of(rows, basis=basis, arithmetic=torch.float32, **options)
-    model._place_support()
-    return model._learner(learns=False, exact=False).take_step
+    place_support(model)
+    return model._inference.learner(model._memory, model._prior, False, False).take_step
 
 
 def median_seconds(tasks: dict[str, Callable[[], object]], turns: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         select_from_pool,
         select_labels_from_pool,
     )
+    from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection
     from bo_stream.learning import OnlineLearner, learn_points, maximise_stochastically, pretrain
     from bo_stream.likelihoods.outcome_model import LogisticLikelihood
     from bo_stream.models.clustered.clustered import ClusteredGP
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     )
     from bo_stream.models.quadruply_stochastic.qsgp import QSGP
     from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
-    from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection
     from bo_stream.models.warnings import CoarsePointsWarning, ProjectionWarning
     from bo_stream.models.wiski.dirichlet import DirichletWISKI
     from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
@@ -105,7 +105,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "models.quadruply_stochastic.qsgp": ("QSGP",),
     "models.quadruply_stochastic.qsrvm": ("QSRVM",),
     "models.wiski.resolution": ("GridResolutionWarning",),
-    "models.stems": (
+    "bases.stems": (
         "LinearStem",
         "MLPStem",
         "RandomProjection",

@@ -19,7 +19,7 @@ from botorch.models.model import Model
 from botorch.utils.transforms import concatenate_pending_points, t_batch_mode_transform
 from torch import Tensor
 
-from bo_stream.acquisition.weight_space import feature_process, weight_space
+from bo_stream.acquisition.weight_space import weight_space
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.grid.gram import NodeGram
 from bo_stream.bases.grid.integrals import integrated_gram
@@ -117,12 +117,12 @@ class FeatureNIPV(AcquisitionFunction):
     def _current(self, X: Tensor) -> _Integrated:
         """Integrate anew if the model has changed, or where X needs a wider basis."""
         inputs = box_of(torch.cat((self.measure.corners, X.detach().flatten(0, -2))))
-        if feature_process(self.model, inputs) is not self._integrated.process:
+        if self.model.feature_process(inputs) is not self._integrated.process:
             self._integrated = self._integrate(inputs)
         return self._integrated
 
     def _integrate(self, corners: Tensor) -> _Integrated:
-        process = feature_process(self.model, corners)
+        process = self.model.feature_process(corners)
         space = weight_space(process, corners)
         root = space.weights.root
         return _Integrated(process, space, root.mT @ self.measure.gram(space.basis) @ root)

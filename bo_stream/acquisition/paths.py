@@ -19,7 +19,6 @@ from torch.nn import ModuleList
 from bo_stream.acquisition.process_paths import PathTerm, draw_terms, mean_terms, shape_of, sum_of
 from bo_stream.acquisition.weight_space import (
     anywhere,
-    feature_process,
     in_weight_space,
     weight_space,
 )
@@ -90,7 +89,7 @@ def _draw(model: StreamingGP, sample_shape: Size, seed: int | None) -> SamplePat
 
 def _folded(model: StreamingGP) -> PosteriorProcess:
     """Return the posterior, on a grid with hypothetical observations folded into its weights."""
-    process, X = feature_process(model), anywhere(model)
+    process, X = model.feature_process(), anywhere(model)
     return weight_space(process, X) if in_weight_space(process, X) else process
 
 

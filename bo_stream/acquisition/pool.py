@@ -26,7 +26,6 @@ from bo_stream.acquisition.sites import Sites, sites
 from bo_stream.acquisition.weight_space import (
     Change,
     WeightCovariance,
-    feature_process,
     in_weight_space,
     low_rank_change,
     same,
@@ -140,7 +139,7 @@ class PoolSelector:
         """
         available = available_candidates(exclude, self._pool, q)
         costs = self._checked_costs(costs)
-        process = feature_process(self._model, self._corners)
+        process = self._model.feature_process(self._corners)
         if in_weight_space(process, self._corners):
             before = self._gains(weight_space(process, self._corners))
             picks, after = self._pick(before, q, available, costs)

@@ -26,7 +26,7 @@ from bo_stream.bases.sampled import KernelFunctions
 from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
 from bo_stream.linalg import row_product, solve_lower
 from bo_stream.models.clustered.solver import ClusteredProcess, cross_matrix
-from bo_stream.models.decoupled.process import KernelExpansion, ShiftedProcess
+from bo_stream.models.decoupled.posterior import KernelExpansion, ShiftedProcess
 from bo_stream.models.local.process import LocalProcess
 from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess

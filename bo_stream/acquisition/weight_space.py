@@ -12,7 +12,6 @@ from bo_stream.bases.basis import Basis
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.wiski.grid_posterior import GridPosterior
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
@@ -30,7 +29,7 @@ def weight_space(process: PosteriorProcess, X: Tensor) -> WeightSpaceProcess:
     Cost nothing for a model's own process, O(q r²) for each batch of q hypothetical observations.
 
     Args:
-        process: A process that :func:`feature_process` or ``model.process`` returned.
+        process: A process that ``model.feature_process`` or ``model.process`` returned.
         X: Any transformed inputs, ``... x n x d``, at which the basis must leave no residual.
 
     Raises:
@@ -60,15 +59,6 @@ def in_weight_space(process: PosteriorProcess, X: Tensor) -> bool:
 def lives_in_features(model: StreamingGP) -> bool:
     """Tell whether :func:`weight_space` accepts a model's posterior."""
     return in_weight_space(model.process(), anywhere(model))
-
-
-def feature_process(model: StreamingGP, X: Tensor | None = None) -> PosteriorProcess:
-    """Return a model's posterior in the weights of its features, where it has one.
-
-    A grid model of few observations predicts in their space, which is cheaper. ``X`` are
-    transformed inputs that the process must take.
-    """
-    return model.feature_process(X) if isinstance(model, GridPosterior) else model.process(X)
 
 
 def anywhere(model: StreamingGP) -> Tensor:

@@ -16,7 +16,7 @@ from botorch.utils.sampling import draw_sobol_samples
 from torch import Tensor
 
 from bo_stream.acquisition import FeatureNIPV
-from bo_stream.acquisition.weight_space import feature_process, lives_in_features
+from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.models.base import StreamingGP
 
@@ -110,7 +110,7 @@ def integrated_variance(
 def _integrates_boxes(model: StreamingGP) -> bool:
     if not (model.maps_boxes and lives_in_features(model)):
         return False
-    return isinstance(getattr(feature_process(model), "basis", None), GridBasis)
+    return isinstance(getattr(model.feature_process(), "basis", None), GridBasis)
 
 
 def model_of_metric(model: Model, metrics: list[str], metric: str) -> Model:

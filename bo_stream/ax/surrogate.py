@@ -33,8 +33,8 @@ from bo_stream.ax.rows import Difference, Rows, difference, noise_floor
 from bo_stream.diagnostics import leave_one_out, without
 from bo_stream.loops.refits import FEW_PER_INPUT, learn, thin
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.fitting import Hyperparameters, learned_values
 from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.refit import Hyperparameters, learned_values
 from bo_stream.models.wiski.grid_gp import GridGP
 from bo_stream.tensors import State, is_in, state_of
 

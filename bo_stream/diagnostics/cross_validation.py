@@ -19,12 +19,12 @@ from torch import Tensor
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.memory import staying
 from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.leave_one_out import leave_one_out as closed_form
 from bo_stream.models.memory import Observations
 from bo_stream.models.wiski.grid_gp import GridGP
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.models.wiski.rows import RowMemory
 from bo_stream.process.distributions import IndependentOutputs
+from bo_stream.process.posteriors import leave_one_out as closed_form
 from bo_stream.process.process import ROWS, PosteriorProcess, WeightSpaceProcess
 
 Model = TypeVar("Model", bound=StreamingGP)
@@ -157,7 +157,9 @@ class _HeldRows:
 
     def process_without(self) -> PosteriorProcess:
         """Return the process given all others."""
-        return self.model._solve_rows(self.memory.without(self.observations))
+        return self.model._inference.solve_rows(
+            self.memory.without(self.observations), self.model._prior
+        )
 
     @cached_property
     def _process(self) -> ObservationSpaceProcess:

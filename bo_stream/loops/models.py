@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from gpytorch.likelihoods import Likelihood
     from torch import Tensor
 
-    from bo_stream import OSVGP, WISKI, ClusteredGP
+    from bo_stream import OSGPR, OSVGP, WISKI, ClusteredGP
     from bo_stream.models.base import StreamingGP
-    from bo_stream.models.inducing.inducing_gp import InducingGP
 
 
 Option = int | float | str
@@ -207,7 +206,7 @@ def _describe_grid(model: WISKI) -> dict[str, Any]:
     }
 
 
-def _describe_points(model: InducingGP[Any]) -> dict[str, Any]:
+def _describe_points(model: OSGPR | OSVGP) -> dict[str, Any]:
     return {"inducing_points": len(model.inducing_points)}
 
 

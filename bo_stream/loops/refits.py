@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.refit import Hyperparameters, relearn
+from bo_stream.models.fitting import Hyperparameters, relearn
 from bo_stream.models.wiski.wiski import WISKI
 
 LEFT_OUT = 1e-4

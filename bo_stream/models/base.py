@@ -37,28 +37,32 @@ from gpytorch.models.gp import GP
 from torch import Tensor
 
 from bo_stream.bases.kernels import TransformedKernel
+from bo_stream.bases.stems import Stem
 from bo_stream.models.checks import (
     check_finite,
     check_inputs,
     check_kernel,
+    check_mergeable,
     check_noise,
     check_objective,
     check_observations,
     check_sampler,
     check_supposed,
 )
-from bo_stream.models.compatibility import check_mergeable
 from bo_stream.models.construction import (
     check_first_observations,
     check_mean,
     check_outputs,
+    check_stem,
+    checked_projection,
     choose_likelihood,
+    first_projected,
     first_totals,
     first_transformed,
     learn_bounds,
     observed_inputs,
 )
-from bo_stream.models.element_fit import fit_apart
+from bo_stream.models.fitting import fit_apart
 from bo_stream.models.hyperparameters import (
     as_index,
     check_outputs_exist,
@@ -77,15 +81,14 @@ from bo_stream.models.input_transforms import (
 )
 from bo_stream.models.memory import Cache, Observations, Targets
 from bo_stream.models.model_file import read_model, write_model
-from bo_stream.models.numerical_log import NumericalEvent, NumericalLog, with_event
-from bo_stream.models.outcomes.base import Outcomes
+from bo_stream.models.outcomes.base import Drawing, Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
-from bo_stream.models.outcomes.noise import LEAST_NOISE, NOISE_FLOOR
 from bo_stream.models.outcomes.transform import OutcomeChain
-from bo_stream.models.posteriors import outcome_distribution
 from bo_stream.models.prior import Prior
 from bo_stream.models.trusted import Trusted
+from bo_stream.models.warnings import NumericalEvent, NumericalLog, with_event
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
+from bo_stream.process.posteriors import Predictive, outcome_distribution
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
 from bo_stream.tensors import State, is_in, keeps_tensors, state_of
 
@@ -144,9 +147,16 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """The posterior of the present memory, with the present state of the hyperparameters."""
         raise NotImplementedError
 
-    @abstractmethod
-    def _projected(self, inputs: Tensor) -> Tensor:
-        """Transformed inputs as they enter memory."""
+    def feature_process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """Return the posterior as a process in the weights of features, where the model has one.
+
+        For acquisition in feature space. A model of no features has one process only, and so has
+        one that is conditioned on hypothetical observations.
+
+        Args:
+            X: As for :meth:`process`.
+        """
+        return self.process(X)
 
     @abstractmethod
     def _take(self, data: Observations) -> None:
@@ -200,12 +210,18 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
         self._units = GaussianOutcomes.of(targets)
 
-    def _first_inputs(self, X: Tensor, transform: InputTransform | None) -> Tensor:
-        """Let the input transform, if any, learn its bounds, and apply it."""
+    def _first_inputs(
+        self, X: Tensor, transform: InputTransform | None, stem: Stem | None = None
+    ) -> Tensor:
+        """Let the input transform and the stem, if any, learn from the first inputs; apply them."""
         inputs = X
         if transform is not None:
             self.input_transform = transform
             inputs = first_transformed(X, transform)
+        check_stem(stem)
+        if stem is not None:
+            self.stem = stem
+            inputs = first_projected(inputs, stem)
         self._process_dim = inputs.shape[-1]
         return inputs
 
@@ -404,7 +420,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @property
     def maps_boxes(self) -> bool:
         """Whether a box of inputs is one after :meth:`transform_inputs` too."""
-        return keeps_boxes(self._input_transform)
+        return self._stem is None and keeps_boxes(self._input_transform)
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -447,9 +463,19 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """
         return self._numerical_log
 
-    def log_event(self, what: str, size: int = 0, jitter: float = 0.0) -> None:
-        """Put a jitter or a fallback on record; see :class:`NumericalEvent`."""
-        event = NumericalEvent(what, size, jitter, self.num_observations)
+    def log_event(
+        self, what: str, size: int = 0, jitter: float = 0.0, observations: float | None = None
+    ) -> None:
+        """Put a jitter or a fallback on record; see :class:`NumericalEvent`.
+
+        Args:
+            what: Was done.
+            size: Of the matrix, or the number of points.
+            jitter: Relative to the mean of the diagonal.
+            observations: In memory; by default as many as are in it now.
+        """
+        observations = self.num_observations if observations is None else observations
+        event = NumericalEvent(what, size, jitter, observations)
         self._numerical_log = with_event(self._numerical_log, event)
 
     def has_said(self, what: str) -> bool:
@@ -523,6 +549,11 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         transform: Any = self._modules.get("input_transform")
         return transform
 
+    @property
+    def _stem(self) -> Stem | None:
+        stem: Any = self._modules.get("stem")
+        return stem
+
     def _from_per_output(self, value: Tensor) -> Tensor:
         return value.squeeze(-1) if self.num_outputs == 1 else value
 
@@ -552,36 +583,34 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def noise_at(self, inputs: Tensor) -> Tensor:
         """Variance of the noise of an observation at inputs, in transformed units.
 
-        The noise level, unless a model's noise depends on the inputs; differentiable then.
+        The noise level, unless a model's noise depends on the inputs; differentiable then. Of
+        real outcomes under another likelihood their variance given the process.
 
         Args:
             inputs: After :meth:`transform_inputs`, ``... x q x d``.
 
         Returns:
             Broadcastable to ``... x m x q``, float64.
+
+        Raises:
+            UnsupportedError: A likelihood of labels or counts.
         """
-        return self.noise_level().detach().unsqueeze(-1)
+        return self._units.noise_variance(self._prior, self._memory).detach().unsqueeze(-1)
 
     def noise_level(self) -> Tensor:
         """The learned noise variance, or the mean of the positive known ones, ``batch_shape x m``.
 
         Where all that are known are zero: what they are raised to.
-        """
-        inferred = self._prior.inferred_noise
-        return self._mean_known_noise() if inferred is None else inferred
 
-    def _mean_known_noise(self) -> Tensor:
-        scale = self.outcome_scale()
-        mean = self._memory.mean_known_noise()
-        if mean is None:
-            zeros = self._units.floor.any_zero
-            return self._prior.zero_noise if zeros else torch.full_like(scale, NOISE_FLOOR)
-        return (mean / scale.square()).clamp_min(LEAST_NOISE)
+        Raises:
+            UnsupportedError: The likelihood has no Gaussian noise.
+        """
+        return self._units.noise_level(self._prior, self._memory)
 
     def _refresh_fixed_noise(self) -> None:
         """Keep a fixed-noise likelihood at the mean known variance, for BoTorch's fantasies."""
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
-            level = self._from_per_output(self._mean_known_noise()).unsqueeze(-1)
+            level = self._from_per_output(self.noise_level()).unsqueeze(-1)
             self.likelihood.noise_covar.noise = level.to(self._dtype)
 
     @property
@@ -608,11 +637,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             batch_shape=self._batch_shape,
             like=self.train_targets,
         )
+        self._units.check(self._prior, Y, Yvar)
 
     @torch.no_grad()
     def coordinates(self, X: Tensor) -> Tensor:
         """Inputs of observations as they enter memory now, ``... x d -> ... x k``."""
-        return self._projected(observed_inputs(X, self._input_transform).detach())
+        inputs, stem = observed_inputs(X, self._input_transform).detach(), self._stem
+        return inputs if stem is None else checked_projection(stem(inputs))
 
     @torch.no_grad()
     def standardized(
@@ -696,6 +727,73 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         outcomes = self._outcomes.select(chosen, self.num_outputs)
         posterior = outcomes.untransform(GPyTorchPosterior(distribution))
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
+
+    def predictive(self, X: Tensor) -> Predictive:
+        """Mean and variance of outcomes at single points; differentiable in X.
+
+        Of the likelihood's marginal: in closed form where gpytorch has one (Bernoulli, Gaussian),
+        else by quadrature. Cost as that of a posterior's variances.
+
+        Args:
+            X: ``... x q x d``.
+
+        Raises:
+            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
+            InputDataError: X has a wrong dtype or device, or is not finite.
+            UnsupportedError: An outcome transform other than ``Standardize``.
+        """
+        inputs, mean, variance = self._marginals(X)
+        noise = partial(self.noise_at, inputs)
+        mean, variance = self._units.moments(self._prior, mean, variance, noise)
+        offset, scale = self._offset_and_scale()
+        return Predictive((offset + scale * mean).mT.to(X), (scale.square() * variance).mT.to(X))
+
+    def log_predictive(self, X: Tensor, Y: Tensor) -> Tensor:
+        """Log density, or log probability, of each outcome at its point, ``... x q x m``.
+
+        In closed form as :meth:`predictive`, and of a Laplace likelihood; else by quadrature, which
+        is rough where the process is many times less certain than the likelihood is wide.
+
+        Args:
+            X: ``... x q x d``.
+            Y: ``...' x q x m``, leading dimensions broadcast against those of X.
+
+        Raises:
+            BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
+            InputDataError: A wrong dtype or device, NaN or infinity; outcomes that the likelihood
+                cannot have.
+            UnsupportedError: An outcome transform other than ``Standardize``.
+        """
+        inputs, mean, variance = self._marginals(X)
+        check_supposed(mean.mT.to(X), Y, None, self.num_outputs)
+        targets, noise = self._standardized(Y.to(torch.float64)).mT, partial(self.noise_at, inputs)
+        density = self._units.log_density(self._prior, targets, mean, variance, noise)
+        return (density - self._offset_and_scale()[1].log()).mT.to(X)
+
+    def _marginals(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, and mean and variance of the process at single points, ``... x m x q`` each."""
+        self.eval()
+        inputs = self.process_inputs(X)
+        mean, variance = torch.broadcast_tensors(*self.process(inputs).marginals(inputs))
+        return inputs, mean, variance
+
+    def _offset_and_scale(self) -> tuple[Tensor, Tensor]:
+        """Outcomes are ``offset + scale ·`` what the process has, ``batch_shape x m x 1``."""
+        offset, scale = self._outcomes.offset_and_scale(self._counts())
+        return offset.unsqueeze(-1), scale.unsqueeze(-1)
+
+    def transform_inputs(self, X: Tensor, input_transform: torch.nn.Module | None = None) -> Tensor:
+        """Inputs as the process takes them: transformed, then projected by a stem, if there is one.
+
+        Differentiable.
+
+        Args:
+            X: ``... x d``.
+            input_transform: Instead of the model's own.
+        """
+        inputs: Tensor = super().transform_inputs(X, input_transform)
+        stem = self._stem
+        return inputs if stem is None else stem(inputs)
 
     def process_inputs(self, X: Tensor) -> Tensor:
         """Check inputs and transform them as the process takes them, differentiable, float64.
@@ -826,26 +924,53 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     ) -> Self:
         """Condition on hypothetical observations that are drawn from the posterior at X.
 
+        Under another likelihood than a Gaussian one, the process is drawn by the sampler, and
+        outcomes from the likelihood of each draw with the sampler's seed, the same for every batch
+        of inputs. Gradients flow through the points, and through the draws of a continuous
+        likelihood; a draw of labels or counts is a step in X.
+
         Args:
             X: ``batch_shape x q x d``.
             sampler: Of normal samples; its shape comes first in the returned model's batches.
             observation_noise: Variances ``batch_shape x (q or 1) x m`` in transformed units; the
-                model's own if omitted.
+                model's own if omitted. None with a likelihood that is not Gaussian.
             kwargs: For BoTorch.
 
         Raises:
             BotorchTensorDimensionError: X has the wrong width or too few dimensions.
             InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
                 bounds; a variance is negative or not finite.
-            UnsupportedError: ``sampler`` draws nothing.
+            UnsupportedError: ``sampler`` draws nothing; ``observation_noise`` is given and the
+                likelihood is not Gaussian.
         """
         self._check_fantasy(X, sampler)
-        model: Self = super().fantasize(X, sampler, observation_noise, **kwargs)
-        return model
+        drawing = self._units.drawing(self._prior)
+        if drawing is None:
+            model: Self = super().fantasize(X, sampler, observation_noise, **kwargs)
+            return model
+        if observation_noise is not None:
+            raise UnsupportedError(
+                f"Expected no observation_noise with a {type(self.likelihood).__name__}: it has "
+                "its own."
+            )
+        return self.condition_on_observations(X, self._drawn(X, sampler, drawing))
 
     def _check_fantasy(self, X: Tensor, sampler: MCSampler) -> None:
         self._check_inputs(X)
         check_sampler(sampler)
+
+    def _drawn(self, X: Tensor, sampler: MCSampler, drawing: Drawing) -> Tensor:
+        """Outcomes drawn from their joint posterior at X, ``sample_shape x ... x q x m``."""
+        if X.shape[-2] == 0:
+            return X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
+        with fantasize_flag():
+            samples = sampler(self.posterior(X))
+        values = self._standardized(samples.to(torch.float64)).mT
+        kept = values.shape[values.ndim - len(self._batch_shape) - 2 :]
+        flat = values.reshape(sampler.sample_shape.numel(), -1, *kept)
+        outcomes = drawing(flat, sampler.seed).view(values.shape)
+        offset, scale = self._offset_and_scale()
+        return (offset + scale * outcomes).mT.to(X)
 
     def get_fantasy_model(
         self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
@@ -894,30 +1019,21 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             noise: Shaped as targets, or None for the model's own.
         """
         process = self.process(inputs)
-        outcomes, variances = self._as_gaussian(process, inputs, targets, noise)
+        outcomes, variances = self._units.pseudo_observations(
+            self._prior, process, inputs, targets, noise, self.noise_at
+        )
         conditioned = process.condition(inputs, outcomes, variances)
         model = self._supposing(conditioned)
         model._fantasy_batch_shape = conditioned.batch_shape
         model._latest = self._latest.supposing(X)
         return model
 
-    def _as_gaussian(
-        self, process: PosteriorProcess, inputs: Tensor, targets: Tensor, noise: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Outcomes and noise variances, ``... x m x q``, to condition the process on.
-
-        Args:
-            process: That is conditioned.
-            inputs: After :meth:`transform_inputs`, ``... x q x d``.
-            targets: Supposed outcomes in transformed units, ``... x m x q``.
-            noise: Their variances, or None for the model's own.
-        """
-        return targets, self.noise_at(inputs) if noise is None else noise
-
     def _supposing(self, process: PosteriorProcess) -> Self:
         """A model of the same class with this process, sharing hyperparameters and memory."""
         model = self._shallow_copy()
         model._supposed = process
+        if self._stem is not None and self._supposed is None:
+            model.stem = deepcopy(self._stem)  # this one's may go on learning
         return model
 
     def _shallow_copy(self) -> Self:
@@ -1026,6 +1142,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return self
 
     def _prepare_refit(self) -> None:
+        if not self._units.rescales:
+            return
         self._standardize_by(self._memory.totals)
         settled = self._units.settled(self._memory.totals)
         if settled is not self._units:

@@ -18,6 +18,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
+from bo_stream.bases.stems import Stem
 from bo_stream.models.checks import (
     check_batch_shape,
     check_finite,
@@ -26,7 +27,6 @@ from bo_stream.models.checks import (
     check_observations,
 )
 from bo_stream.models.input_transforms import is_learnable
-from bo_stream.models.stems import Stem
 from bo_stream.sufficient_statistics import target_columns
 
 _MARGIN = 0.1
@@ -275,7 +275,7 @@ def check_stem(stem: object) -> None:
     if stem is not None and not isinstance(stem, Stem):
         raise UnsupportedError(
             f"Expected stem to be a LinearStem, an MLPStem, a RandomProjection, or of a class of "
-            f"your own that inherits from bo_stream.models.stems.Stem, got {type(stem).__name__}."
+            f"your own that inherits from bo_stream.bases.stems.Stem, got {type(stem).__name__}."
         )
 
 

@@ -157,10 +157,21 @@ class Hyperparameters(Module):
                 parameter.copy_(parameter.to(dtype))
         return self
 
+    @torch.no_grad()
+    def copy_to(self, model: TorchModule) -> None:
+        """Set a model's parameters of the same names to these values."""
+        for name, value in self.named_parameters():
+            model.get_parameter(name).copy_(value)
+
     def learned(self, fixed: Iterable[str]) -> list[Parameter]:
         """The parameters but some, by name."""
         names = set(fixed)
         return [p.requires_grad_() for name, p in self.named_parameters() if name not in names]
+
+    @property
+    def moving(self) -> list[Parameter]:
+        """The parameters that require gradients, as those of the model did."""
+        return [p for p in self.parameters() if p.requires_grad]
 
     @property
     def are_valid(self) -> bool:

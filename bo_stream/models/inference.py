@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from bo_stream.models.memory import MergedMemory, Observations
@@ -57,21 +58,42 @@ class Inference(ABC, Generic[M, C]):
             X: Transformed inputs, ``... x d``, that the process must be able to take.
         """
 
-    @abstractmethod
-    def objective(self, memory: M, prior: Prior) -> Tensor:
-        """Return what a fit maximises beside the priors of hyperparameters, ``batch_shape x m``."""
+    def feature_process(
+        self, memory: M, cache: C | None, prior: Prior, X: Tensor | None = None
+    ) -> tuple[PosteriorProcess, C]:
+        """Return :meth:`process` in the weights of features: the only one, for most models."""
+        return self.process(memory, cache, prior, X)
+
+    def check_reach(self, process: PosteriorProcess, X: Tensor | None) -> None:
+        """Check that a process which is conditioned on hypothetical observations can take inputs.
+
+        Most take any.
+
+        Raises:
+            InputDataError: It cannot take these.
+        """
+        return
 
     @abstractmethod
-    def log_marginal_likelihood(self, memory: M, prior: Prior) -> Tensor:
-        """Return that of all observations, or its bound, ``batch_shape x m``."""
+    def objective(self, memory: M, cache: C | None, prior: Prior) -> tuple[Tensor, C | None]:
+        """Return what a fit maximises beside the priors of hyperparameters, and the cache.
+
+        Differentiable in the hyperparameters, ``batch_shape x m``.
+        """
 
     @abstractmethod
-    def refitted(self, memory: M, prior: Prior) -> M:
-        """Return the memory as new hyperparameters want it, after a refit."""
+    def log_marginal_likelihood(
+        self, memory: M, cache: C | None, prior: Prior
+    ) -> tuple[Tensor, C | None]:
+        """Return that of all observations, or its bound, ``batch_shape x m``, and the cache."""
 
     @abstractmethod
-    def merged(self, memory: M, other: M, prior: Prior) -> M:
-        """Return the memory of both, whose targets are in the same units.
+    def refitted(self, memory: M, cache: C | None, prior: Prior) -> tuple[M, C | None]:
+        """Return the memory as new hyperparameters want it, after a refit, and a cache of it."""
+
+    @abstractmethod
+    def merged(self, memory: M, cache: C | None, other: M, prior: Prior) -> tuple[M, C | None]:
+        """Return the memory of both, whose targets are in the same units, and a cache of it.
 
         Raises:
             ValueError: The memory would become too large.
@@ -80,3 +102,7 @@ class Inference(ABC, Generic[M, C]):
     @abstractmethod
     def cleared(self, memory: M, prior: Prior) -> M:
         """Return a memory of no observations with the same places."""
+
+    def moved(self, memory: M, cache: C | None, device: torch.device) -> tuple[M, C | None]:
+        """Return the memory on another device, and a cache of it, if that is not solved anew."""
+        return memory.to(device), None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Generic, Self, TypeVar
+from dataclasses import replace
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,21 @@ from bo_stream.tensors import keeps_tensors
 
 M = TypeVar("M", bound=MergedMemory)
 C = TypeVar("C")
+T = TypeVar("T")
+
+
+class InferenceOption(Generic[T]):
+    """An attribute of a model that is the option of its inference of the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, model: InferredGP[Any, Any] | None, owner: type) -> T:
+        value: T = self if model is None else getattr(model._inference, self._name)  # type: ignore[assignment]
+        return value
+
+    def __set__(self, model: InferredGP[Any, Any], value: T) -> None:
+        model._inference = replace(model._inference, **{self._name: value})  # type: ignore[type-var]
 
 
 class InferredGP(StreamingGP, Generic[M, C]):
@@ -31,9 +47,23 @@ class InferredGP(StreamingGP, Generic[M, C]):
         if X is not None:
             check_finite("X", X)
         if self._supposed is not None:
+            self._inference.check_reach(self._supposed, X)
             return self._supposed
         with torch.no_grad():
             process, self._cache = self._inference.process(
+                self._memory, self._cache, self._prior, X
+            )
+        return process
+
+    @keeps_tensors
+    def feature_process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """The posterior in the weights of features; see :class:`StreamingGP`."""
+        if self._supposed is not None:
+            return self.process(X)
+        if X is not None:
+            check_finite("X", X)
+        with torch.no_grad():
+            process, self._cache = self._inference.feature_process(
                 self._memory, self._cache, self._prior, X
             )
         return process
@@ -50,12 +80,10 @@ class InferredGP(StreamingGP, Generic[M, C]):
 
     @torch.no_grad()
     def _finish_refit(self) -> None:
-        memory = self._inference.refitted(self._memory, self._prior)
-        if memory is not self._memory:
-            self._set_memory(memory)
+        self._memory, self._cache = self._inference.refitted(self._memory, self._cache, self._prior)
 
-    def _projected(self, inputs: Tensor) -> Tensor:
-        return inputs
+    def _move(self, device: torch.device) -> None:
+        self._memory, self._cache = self._inference.moved(self._memory, self._cache, device)
 
     @keeps_tensors
     def merge(self, other: Self) -> Self:
@@ -69,7 +97,12 @@ class InferredGP(StreamingGP, Generic[M, C]):
         """
         matrix = self._targets_of(other)
         theirs = other._memory.map_targets(matrix)
-        self._set_merged(self._inference.merged(self._memory, theirs, self._prior), other)
+        with torch.no_grad():
+            self._memory, self._cache = self._inference.merged(
+                self._memory, self._cache, theirs, self._prior
+            )
+        self._refer_to_both(other)
+        self._refresh_fixed_noise()
         return self
 
     @keeps_tensors
@@ -84,7 +117,11 @@ class InferredGP(StreamingGP, Generic[M, C]):
         return self
 
     def _learning_objective(self) -> Tensor:
-        return self._inference.objective(self._memory, self._prior)
+        value, self._cache = self._inference.objective(self._memory, self._cache, self._prior)
+        return value
 
     def _log_marginal_likelihood(self) -> Tensor:
-        return self._inference.log_marginal_likelihood(self._memory, self._prior)
+        value, self._cache = self._inference.log_marginal_likelihood(
+            self._memory, self._cache, self._prior
+        )
+        return value

@@ -12,6 +12,7 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
 from torch import Tensor
 
+from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.memory import Measured, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup, combine
 from bo_stream.models.outcomes.base import Outcomes
@@ -57,6 +58,17 @@ class Prior:
         """Whether nothing has changed since."""
         return is_in(self.model, state)
 
+    def copied(self) -> Hyperparameters:
+        """Copy the hyperparameters in float64, to move them apart from the model."""
+        return Hyperparameters(self.kernel, self.mean_module, self.likelihood)
+
+    @torch.no_grad()
+    def take_over(self, hyper: Hyperparameters) -> None:
+        """Set the model's hyperparameters to others, which are rounded to its dtype."""
+        dtype = next(self.kernel.parameters()).dtype
+        for name, value in hyper.rounded(dtype).named_parameters():
+            self.model.get_parameter(name).copy_(value)
+
     @property
     def shape(self) -> torch.Size:
         """``batch_shape x m``."""
@@ -81,9 +93,14 @@ class Prior:
         return self.chain.offset_and_scale(self.outcomes.shift)[1]
 
     @property
+    def is_gaussian(self) -> bool:
+        """Whether the likelihood is Gaussian with a noise variance to learn."""
+        return isinstance(self.likelihood, GaussianLikelihood)
+
+    @property
     def inferred_noise(self) -> Tensor | None:
         """The likelihood's noise variance where it learns one, ``batch_shape x m``."""
-        if isinstance(self.likelihood, GaussianLikelihood):
+        if self.is_gaussian:
             return self.per_output(self.likelihood.noise.squeeze(-1))
         return None
 

@@ -9,7 +9,7 @@ import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 
-from bo_stream.acquisition.weight_space import check_inside, feature_process, weight_space
+from bo_stream.acquisition.weight_space import check_inside, weight_space
 from bo_stream.bases.basis import Basis
 from bo_stream.linalg import row_product
 from bo_stream.process.process import WeightSpaceProcess
@@ -43,7 +43,7 @@ def rand(*shape: int) -> Tensor:
 
 
 def test_of_a_model_is_its_own() -> None:
-    process = feature_process(small_model(some()))
+    process = small_model(some()).feature_process()
     assert weight_space(process, rand(1, 2)) is process
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.allocation import OIPS, CoverTree
+from bo_stream.bases.stems import LinearStem
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
@@ -37,7 +38,6 @@ from bo_stream.models.local.local import LocalGP
 from bo_stream.models.quadruply_stochastic.choice import Chevron, FourierFeatures, InducingAtData
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
 from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
-from bo_stream.models.stems import LinearStem
 from bo_stream.models.wiski import rows as row_memory
 from tests.laws.registry import (
     DIM,

@@ -199,7 +199,7 @@ def the_prior_comes_before_the_data(stream: Stream) -> None:
 def _kept(model: StreamingGP) -> dict[str, Any]:
     """All that a model holds but the posteriors that it keeps for queries outside its bounds."""
     everything = fingerprint(model).items()
-    return {path: value for path, value in everything if not path.startswith("._wider")}
+    return {path: value for path, value in everything if not path.startswith("._cache.wider")}
 
 
 @law

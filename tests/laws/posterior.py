@@ -136,6 +136,24 @@ def gradients_are_those_of_differences(stream: Stream) -> None:
 
 
 @law
+@of_outcomes
+@of_gaussian_noise
+def outcomes_are_predicted_with_their_noise(stream: Stream) -> None:
+    model, X = stream.model(stream.data(10)), stream.points
+    noisy = model.posterior(X, observation_noise=True)
+    Y = noisy.rsample(torch.Size([3])).detach()
+    if isinstance(noisy, TransformedPosterior):
+        with pytest.raises(UnsupportedError, match="outcome_transform"):
+            model.log_predictive(X, Y)
+        return
+    predicted, expected = model.predictive(X), gaussian(noisy)
+    assert_close(predicted.mean, expected.mean)
+    assert_close(predicted.variance, expected.variance)
+    normal = torch.distributions.Normal(expected.mean, expected.variance.sqrt())
+    assert_close(model.log_predictive(X, Y), normal.log_prob(Y))
+
+
+@law
 @of_gaussian_noise
 def observation_noise_is_added_to_the_variance(stream: Stream) -> None:
     model, X = stream.model(stream.data(10)), stream.points

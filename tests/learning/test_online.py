@@ -11,10 +11,9 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from torch.utils.flop_counter import FlopCounterMode
 
 from bo_stream import WISKI
+from bo_stream.bases.stems import LinearStem, MLPStem, Stem
 from bo_stream.learning import OnlineLearner, pretrain
-from bo_stream.learning.online import Kept, Reservoir
-from bo_stream.models.stems import LinearStem, MLPStem, Stem
-from bo_stream.models.wiski.online_objective import Follower
+from bo_stream.learning.online import Follower, Kept, Reservoir
 from tests.comparisons import assert_untouched, fingerprint
 from tests.learning.test_pretraining import ridge
 from tests.oracles.reference import reference
@@ -237,7 +236,7 @@ def test_the_work_of_a_step_does_not_grow_with_the_stream() -> None:
         learner.step(*observations(1, D).astuple())
         with FlopCounterMode(display=False) as counter:
             learner.step(*more.astuple())
-        work.append((counter.get_total_flops(), model._subspace.basis.rank))
+        work.append((counter.get_total_flops(), model._cache.subspace.basis.rank))
     per_rank = [flops / rank**3 for flops, rank in work]
     assert per_rank[1] < 1.5 * per_rank[0]
     assert work[1][1] <= 64  # of the grid's 8 x 8 nodes

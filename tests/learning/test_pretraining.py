@@ -13,8 +13,8 @@ from botorch.exceptions.errors import (
 )
 
 from bo_stream import WISKI
+from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection
 from bo_stream.learning import pretrain
-from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection
 from tests.problems import OpenStem, observations
 from tests.tolerances import assert_close
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from bo_stream import WISKI
-from bo_stream.models.caches import SOLVED_ROWS, WHITENED_ROWS, WIDER_GRIDS
+from bo_stream.models.wiski.cache import SOLVED_ROWS, WIDER_GRIDS
+from bo_stream.models.wiski.learning import WHITENED_ROWS
 from tests.oracles.reference import joint_covariance
 from tests.problems import kernel, observations
 from tests.tolerances import assert_close
@@ -24,7 +25,7 @@ def model() -> WISKI:
 
 def without_caches(warm: WISKI) -> WISKI:
     cold = copy.deepcopy(warm)
-    cold._whitening = cold._solved = cold._rows_solved = None
+    cold._cache = None
     return cold
 
 
@@ -103,17 +104,16 @@ def test_queries_outside_are_solved_once_and_follow_the_stream() -> None:
     for n in (1, 3):
         data = observations(n).with_noise("mixed")
         warm.update(*data.astuple())
-        carried = [wider.whitening for wider in warm._wider]
+        carried = [wider.whitening for wider in warm._cache.wider]
         assert len(carried) == 2
         cold = without_caches(warm)
-        cold._wider = ()
         for shift in (0.3, 0.8, 0.0):
             assert_close(warm.posterior(T + shift).mean, cold.posterior(T + shift).mean)
             assert_close(
                 joint_covariance(warm.posterior(T + shift)),
                 joint_covariance(cold.posterior(T + shift)),
             )
-        kept = {id(wider.whitening.basis) for wider in warm._wider if wider.whitening}
+        kept = {id(wider.whitening.basis) for wider in warm._cache.wider if wider.whitening}
         assert kept == {id(whitening.basis) for whitening in carried if whitening}
 
 
@@ -122,7 +122,7 @@ def test_queries_outside_that_ended_cost_updates_nothing() -> None:
     wider_processes(warm, torch.rand(5, 2).double())
     for _ in range(2):
         warm.update(*observations(1).with_noise("mixed").astuple())
-    assert warm._wider == ()
+    assert warm._cache.wider == ()
 
 
 def test_few_wider_grids_are_kept() -> None:
@@ -130,4 +130,4 @@ def test_few_wider_grids_are_kept() -> None:
     for shift in torch.linspace(0.01, 1.5, 12).tolist():
         warm.posterior(torch.tensor([[1.0 + shift, 0.5]]).double())
         warm.posterior(torch.tensor([[-shift, 0.5]]).double())
-    assert len(warm._wider) == WIDER_GRIDS
+    assert len(warm._cache.wider) == WIDER_GRIDS

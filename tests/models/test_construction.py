@@ -29,7 +29,7 @@ from bo_stream.models.construction import (
     first_transformed,
     reference_outcome,
 )
-from bo_stream.models.wiski.grid_choice import choose_grid_size
+from bo_stream.models.wiski.resolution import choose_grid_size
 from bo_stream.models.wiski.wiski import WISKI
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close

@@ -84,11 +84,12 @@ def test_a_refit_with_few_observations_takes_the_root(outputs: int, noise: str) 
     losses, gradients = [], []
     for rooted in (True, False):
         model._learning_objective()
-        assert model._learning is not None
-        roots = model._learning.roots
+        assert model._cache.learning is not None
+        roots = model._cache.learning.roots
         assert any(root is not None and root.G.shape[-1] > 0 for root in roots)
         if not rooted:
-            model._learning = replace(model._learning, roots=(None, None))
+            learning = replace(model._cache.learning, roots=(None, None))
+            model._cache = replace(model._cache, learning=learning)
         loss = model.compute_custom_loss(mll).sum()
         losses.append(loss)
         gradients.append(torch.autograd.grad(loss, parameters))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bo_stream.bases.sampled import SampledBasis
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, FourierLayout, PointLayout
-from bo_stream.models.quadruply_stochastic.memory import Progress, Schedule
+from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, Schedule
+from bo_stream.models.quadruply_stochastic.memory import FourierLayout, PointLayout, Progress
 from bo_stream.models.quadruply_stochastic.sampled_gradient import ControlPoints, Drawn
 from bo_stream.models.quadruply_stochastic.steps import Steps
 from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior
@@ -88,7 +88,7 @@ class Problem:
         if not basis.is_diagonal:
             index = torch.arange(SIZE)
             log_precision = torch.logdet(basis.precision(index, index)).detach()
-        schedule = Schedule(self.drawn, 0.1, 0.01, 0, 1e9, 0)
+        schedule = Schedule(None, self.drawn, 0, 0, 0, 0, 0.1, 0.01, 1e9)
         learned = self.hyper.learned([]) if basis.is_diagonal else []
         layout = LAYOUTS[self.kind]
         data = self.data, DATA

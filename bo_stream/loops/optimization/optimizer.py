@@ -23,7 +23,7 @@ from bo_stream.loops.refits import FEW_PER_INPUT, learn
 from bo_stream.loops.settings import check_whole
 from bo_stream.loops.units import is_off, unit_of
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.refit import (
+from bo_stream.models.fitting import (
     Hyperparameters,
     hyperparameters,
     learned_values,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.cover_tree.tree import CoverTree
+from bo_stream.bases.differentiable_kernel import differentiable_matrix
 from bo_stream.models.clustered.inference import ClusterInference, Solver, precisions
 from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.objective import (
@@ -30,7 +31,6 @@ from bo_stream.models.clustered.solver import ConjugateGradients, SolvedClusters
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inferred import InferredGP
 from bo_stream.models.input_transforms import split_transform
-from bo_stream.models.live_kernel import differentiable_matrix
 from bo_stream.tensors import keeps_tensors
 
 MAX_CENTRES = 1024

@@ -105,7 +105,13 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
             memory = memory.at_resolution(2.0 * memory.tree.resolution)
         return memory
 
-    def merged(self, memory: ClusterMemory, other: ClusterMemory, prior: Prior) -> ClusterMemory:
+    def merged(
+        self,
+        memory: ClusterMemory,
+        cache: SolvedClusters | None,
+        other: ClusterMemory,
+        prior: Prior,
+    ) -> tuple[ClusterMemory, SolvedClusters | None]:
         """Unite the trees; a cluster within the resolution of another's centre moves there."""
         both, exact = memory.joined(other)
         both = self._capped(both)
@@ -117,16 +123,18 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
                 ProjectionWarning,
                 stacklevel=users_stack_level(),
             )
-        return both
+        return both, None
 
     def cleared(self, memory: ClusterMemory, prior: Prior) -> ClusterMemory:
         """Keep the tree and its centres."""
         return ClusterMemory.empty(memory.tree, memory.centres, prior.shape)
 
-    def refitted(self, memory: ClusterMemory, prior: Prior) -> ClusterMemory:
+    def refitted(
+        self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
+    ) -> tuple[ClusterMemory, SolvedClusters | None]:
         """Check the centres against the new kernel."""
         self._warn_of_coarse_centres(memory, prior)
-        return memory
+        return memory, cache
 
     # --- the posterior, and the likelihood --------------------------------------------------
 
@@ -161,7 +169,9 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
             prior.mean.unsqueeze(-1).clone(),
         )
 
-    def objective(self, memory: ClusterMemory, prior: Prior) -> Tensor:
+    def objective(
+        self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
+    ) -> tuple[Tensor, SolvedClusters | None]:
         """Of all observations at their centres, exact. Cost O(M³), whatever the solver."""
         _, K = self.centres_and_prior(
             memory,
@@ -169,11 +179,13 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
             partial(differentiable_centre_matrix, prior.kernel, outputs=prior.num_outputs),
         )
         groups = prior.noise_groups(memory.statistics)
-        return clustered_log_marginal_likelihood(groups, prior.target_map(), K)
+        return clustered_log_marginal_likelihood(groups, prior.target_map(), K), cache
 
-    def log_marginal_likelihood(self, memory: ClusterMemory, prior: Prior) -> Tensor:
+    def log_marginal_likelihood(
+        self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
+    ) -> tuple[Tensor, SolvedClusters | None]:
         """The objective is the log marginal likelihood."""
-        return self.objective(memory, prior)
+        return self.objective(memory, cache, prior)
 
     def frozen_prior(self, memory: ClusterMemory, prior: Prior) -> tuple[Tensor, Tensor]:
         """Return centres and their covariance without gradients; see :meth:`centres_and_prior`."""

@@ -12,10 +12,10 @@ from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.linear_cg import linear_cg
 from torch import Tensor
 
+from bo_stream.bases.differentiable_kernel import in_dtype
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import matrix_between
 from bo_stream.linalg import inverse_root, row_product
-from bo_stream.models.live_kernel import in_dtype
 from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
 from bo_stream.tensors import State
 from bo_stream.weights import GaussianEvidence

@@ -15,6 +15,7 @@ from bo_stream.bases.inducing import kernel_variance
 from bo_stream.likelihoods.sites import ExpectedLogProb
 from bo_stream.linalg import row_product
 from bo_stream.models.decoupled.posterior import DecoupledPosterior, HybridSpread
+from bo_stream.models.hyperparameters import Hyperparameters
 
 COLUMNS = 1024
 """Columns of K_α that an exact divergence visits at a time."""
@@ -35,6 +36,12 @@ class Expanded:
     kernel: Kernel
     constant: Tensor
     outputs: int
+
+    @classmethod
+    def of(cls, posterior: DecoupledPosterior, hyper: Hyperparameters) -> Expanded:
+        """With the kernel and the prior mean of some hyperparameters."""
+        batch = posterior.coefficients.shape[:-1]
+        return cls(posterior, hyper.covar_module, hyper.constant(batch), batch[-1])
 
     @cached_property
     def basis(self) -> FunctionBasis:

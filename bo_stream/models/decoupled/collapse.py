@@ -18,12 +18,13 @@ from bo_stream.bases.functions import InducingFunctions
 from bo_stream.likelihoods.sites import ExpectedLogProb, local_sites
 from bo_stream.linalg import cholesky_with_nugget, safe_cholesky, solve_lower
 from bo_stream.models.decoupled.bound import Expanded, Marginals, bound_terms
-from bo_stream.models.decoupled.growth import (
+from bo_stream.models.decoupled.growth import with_best_functions, without_functions
+from bo_stream.models.decoupled.posterior import (
+    NUGGET,
+    DecoupledPosterior,
+    HybridSpread,
     SpectralSpread,
-    with_best_functions,
-    without_functions,
 )
-from bo_stream.models.decoupled.posterior import NUGGET, DecoupledPosterior, HybridSpread
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.stochastic.optimisers import climb, coordinates_of
 from bo_stream.models.stochastic.training import NUMERICAL_ERRORS, Bar, Training
@@ -198,22 +199,17 @@ class CollapsedBound:
             learned: Tensors of theirs to find the gradient in.
         """
         with torch.no_grad():
-            now = self._expanded(hyper, self.functions)
+            now = Expanded.of(self.functions, hyper)
             best = optimum(now, self.batches(hyper), self.weight, self.rank)
         prior = hyper.log_prior()
         value, gradient = prior.detach(), _gradient(prior, learned)
         terms = bound_terms(self.batches(hyper), self.weight)
         while some := list(islice(terms, _TERMS)):
-            now = self._expanded(hyper, best)
+            now = Expanded.of(best, hyper)
             part = torch.stack([term(now).sum() for term in some]).sum()
             value = value + part.detach()
             gradient = [a + b for a, b in zip(gradient, _gradient(part, learned), strict=True)]
         return Valued(value / self.count, [g / self.count for g in gradient], best)
-
-    def _expanded(self, hyper: Hyperparameters, posterior: DecoupledPosterior) -> Expanded:
-        *batch, m, _ = posterior.coefficients.shape
-        constant = hyper.constant(torch.Size((*batch, m)))
-        return Expanded(posterior, hyper.covar_module, constant, m)
 
 
 @dataclass(frozen=True)
@@ -249,13 +245,12 @@ class Collapsed:
 def climb_collapsed(
     bound: CollapsedBound,
     hyper: Hyperparameters,
-    fixed: list[str],
     evaluations: int,
     seconds: float | None,
     *,
     progress: bool,
 ) -> Collapsed:
-    """Move hyperparameters up the bound by L-BFGS.
+    """Move hyperparameters that require gradients up the bound by L-BFGS.
 
     Ends early where no direction leads up, or where a bound beyond the first is not finite or a
     matrix cannot be factorised.
@@ -263,7 +258,6 @@ def climb_collapsed(
     Args:
         bound: To climb.
         hyper: In float64; moved in place.
-        fixed: Names of those that stay.
         evaluations: Most values of the bound, each of which takes all data; at least one is taken.
         seconds: Begin no evaluation after so many.
         progress: Whether to draw a bar on a terminal.
@@ -271,7 +265,7 @@ def climb_collapsed(
     Raises:
         ModelFittingError: The first value is not finite.
     """
-    search = _Search(bound, hyper, fixed, evaluations, seconds)
+    search = _Search(bound, hyper, evaluations, seconds)
     with Bar(progress) as bar:
         try:
             search.first(bar)
@@ -300,13 +294,12 @@ class _Search:
         self,
         bound: CollapsedBound,
         hyper: Hyperparameters,
-        fixed: list[str],
         evaluations: int,
         seconds: float | None,
     ) -> None:
         self._bound, self._hyper = bound, hyper
         self._evaluations, self._seconds = evaluations, math.inf if seconds is None else seconds
-        self._coordinates = coordinates_of(hyper, hyper.learned(fixed))
+        self._coordinates = coordinates_of(hyper, hyper.moving)
         self._began, self._trace = time.monotonic(), list[tuple[int, float]]()
         self._known: Valued | None = None
         self._best = _Best(-math.inf, {}, bound.functions)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from gpytorch.kernels import Kernel
@@ -15,19 +17,29 @@ from gpytorch.means import Mean
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.functions import check_factors
 from bo_stream.likelihoods.outcome_model import check_likelihood
-from bo_stream.models.decoupled.body import DecoupledRefinement
-from bo_stream.models.decoupled.choice import DecoupledOptions, Parametrization, Preconditioner
 from bo_stream.models.decoupled.growth import Growth
-from bo_stream.models.decoupled.learner import Schedule
-from bo_stream.models.decoupled.start import set_kernel, set_outcomes
+from bo_stream.models.decoupled.inference import (
+    DecoupledInference,
+    Parametrization,
+    check_among,
+)
+from bo_stream.models.decoupled.learner import DecoupledLearner, Schedule
+from bo_stream.models.decoupled.memory import DecoupledMemory
+from bo_stream.models.inferred import InferredGP
+from bo_stream.models.kept_process import KeptProcess
 from bo_stream.models.latent_choice import check_transform, latent_kernel
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
-from bo_stream.models.stochastic.replay import DatasetReplay, generator_at
+from bo_stream.models.stochastic.replay import DatasetReplay
+from bo_stream.models.stochastic.start import set_kernel, set_outcomes
+from bo_stream.models.stochastic.training import Training, check_limits, train
+
+Preconditioner = Literal["block", "jacobi"]
 
 
-class DecoupledGP(DecoupledRefinement):
+class DecoupledGP(InferredGP[DecoupledMemory, KeptProcess]):
     """A variational Gaussian process with thousands of basis functions for its mean.
 
     The mean is ``k(x, α) a`` and the covariance ``k − k_xβ (B⁻¹ + K_β)⁻¹ k_βx``, in two bases α and
@@ -61,6 +73,8 @@ class DecoupledGP(DecoupledRefinement):
         >>> model.fit_collapsed(evaluations=10)
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
+
+    _inference: DecoupledInference
 
     def __init__(
         self,
@@ -145,24 +159,30 @@ class DecoupledGP(DecoupledRefinement):
         """
         check_transform(outcome_transform, likelihood)
         growth = Growth.checked(num_mean, num_covar, num_added, num_span)
-        newton = mean_rate if preconditioner == "block" else None
-        columns = max(min(512, num_mean), 1) if num_columns is None else num_columns
+        schedule = Schedule(
+            batch_size,
+            max(min(512, num_mean), 1) if num_columns is None else num_columns,
+            learning_rate,
+            natural_rate,
+            mean_rate if preconditioner == "block" else None,
+            learn_mean_points,
+            seed,
+        )
         if initial_points is None:
             initial_points = 0 if lengthscale_factors else 1000
-        schedule = Schedule(batch_size, columns, learning_rate, natural_rate, newton, seed)
         self._begin(train_X, train_Y, None, outcome_transform)
-        self._options = DecoupledOptions(
+        check_among("preconditioner", preconditioner, (*get_args(Preconditioner), None))
+        self._inference = DecoupledInference(
             growth,
             schedule,
             parametrization,
-            preconditioner,
+            preconditioner == "jacobi",
             lengthscale_factors,
-            learn_mean_points,
             update_steps,
             max_rows,
             initial_points,
-        ).checked()
-        self._units = LikelihoodOutcomes.of(self._units.shift)
+        )
+        self._units = LikelihoodOutcomes.of(self._units.shift, fantasy_steps=fantasy_steps)
         inputs = self._first_inputs(train_X, input_transform)
         given = (likelihood is not None, covar_module is not None, mean_module is not None)
         if covar_module is None:
@@ -173,9 +193,7 @@ class DecoupledGP(DecoupledRefinement):
             self.likelihood = deepcopy(likelihood)
         if lengthscale_factors:
             check_factors(self.covar_module)
-        self.beta, self.fantasy_steps = 1.0, fantasy_steps
-        self._solved = None
-        self._set_memory(self._nothing(inputs))
+        self._memory = self._inference.empty(inputs, self._prior)
         self._standardize_first(train_X, train_Y, None)
         self._check_observations(train_X, train_Y, None)
         self._guess(inputs, train_Y, *given)
@@ -197,8 +215,7 @@ class DecoupledGP(DecoupledRefinement):
             UnsupportedError: It can only be iterated.
         """
         replay = DatasetReplay.of(dataset)
-        size = min(options.get("batch_size") or 1024, replay.held)
-        first = replay.draw(size, generator_at(options.get("seed", 0), -1 % 2**31))
+        first = replay.first(options, 2**31 - 1)
         model = cls(first.X, first.Y, **options)
         model._set_memory(replace(model._memory, replay=replay))
         return model
@@ -215,3 +232,158 @@ class DecoupledGP(DecoupledRefinement):
             None if mean or not real else self.mean_module,
             targets,
         )
+
+    def fit(
+        self, steps: int | None = None, seconds: float | None = None, *, progress: bool = True
+    ) -> Training:
+        """Take steps of learning, in place; another call goes on where the last one ended.
+
+        Each step draws a minibatch, adds basis functions from it up to the caps, and moves
+        everything once. [Cheng2017, algorithm 1] Ctrl-C leaves a model that can be used.
+
+        The first call, of a model that has taken fewer than 100 steps, learns hyperparameters by an
+        exact GP of ``initial_points`` observations, and begins anew with them.
+
+        Args:
+            steps: Most steps; where neither limit is given 2000.
+            seconds: Begin no step after so many.
+            progress: Whether to draw a bar on a terminal.
+
+        Returns:
+            What was done, with the trace of the bound.
+
+        Raises:
+            InputDataError: There are no observations.
+            ModelFittingError: It diverged; the model is as it was when it was still good.
+            UnsupportedError: The model supposes data.
+            ValueError: A limit is negative; fewer observations are held than ``batch_size``.
+        """
+        self._check_not_supposed("fit")
+        inference = self._inference
+        inference.check_observed(self._memory)
+        check_limits(steps, seconds)
+        begin = time.monotonic()
+        self._set_memory(inference.begun(self._memory, self._prior, progress))
+        spent = time.monotonic() - begin
+        learner = inference.learner(self._memory, self._prior, growing=True)
+        try:
+            training = train(learner, steps, _less(seconds, spent), progress=progress)
+        finally:
+            self._adopt(learner)
+        return training.after(spent)
+
+    def _adopt(self, learner: DecoupledLearner) -> None:
+        self._prior.take_over(learner.hyper)
+        self._set_memory(learner.memory)
+
+    def fit_collapsed(
+        self, evaluations: int = 20, seconds: float | None = None, *, progress: bool = True
+    ) -> Training:
+        """Learn hyperparameters from all held data at once, with the best posterior, in place.
+
+        L-BFGS on the bound with the best mean and covariance of the functions given the
+        hyperparameters, which is a closed form [Titsias2009, in two bases]. Steps of :meth:`fit`
+        see hyperparameters beside a mean that lags behind them; here it does not. The functions of
+        the mean first grow to ``num_mean``, if steps have not taken them there. With a direct
+        parametrization the variance's stays.
+
+        An evaluation costs little more than :meth:`optimize_posterior`; some ten after :meth:`fit`
+        are most of what can be had. Ctrl-C leaves the model as it was when the climb began.
+
+        Args:
+            evaluations: Most values of the bound.
+            seconds: Begin no evaluation after so many.
+            progress: Whether to draw a bar on a terminal.
+
+        Returns:
+            What was done, where a step is an evaluation, with the bound, and log priors, at each.
+
+        Raises:
+            InputDataError: There are no observations.
+            ModelFittingError: The bound is not finite with the present hyperparameters.
+            UnsupportedError: The model supposes data, or its likelihood is not Gaussian.
+            ValueError: No evaluations, or negative seconds.
+        """
+        self._check_not_supposed("fit_collapsed")
+        if not isinstance(self.likelihood, GaussianLikelihood):
+            raise UnsupportedError(
+                "Expected a GaussianLikelihood, got "
+                f"{type(self.likelihood).__name__}: the best posterior of others has no closed "
+                "form. Call fit, then optimize_posterior."
+            )
+        inference, prior = self._inference, self._prior
+        inference.check_observed(self._memory)
+        checked_number("evaluations", evaluations)
+        check_limits(None, seconds)
+        begin = time.monotonic()
+        self._set_memory(inference.begun(self._memory, prior, progress))
+        self._set_memory(inference.with_all_functions(self._memory, prior))
+        spent = time.monotonic() - begin
+        left = _less(seconds, spent)
+        found = inference.collapsed(self._memory, prior, evaluations, left, progress)
+        prior.take_over(found.hyper)
+        memory = replace(self._memory, posterior=found.posterior, hyper_moments=None)
+        self._set_memory(memory)
+        return found.training.after(spent)
+
+    def optimize_posterior(self, rounds: int = 1, *, progress: bool = True) -> Self:
+        """Let the mean and the variance be the best for all data that are held, in place.
+
+        Of the functions and hyperparameters as they are, but that a spectral parametrization's
+        covariance functions may now combine all of the mean's, where steps combine ``num_span``.
+        Exact in one round for a Gaussian likelihood; for another a round is a Newton step,
+        shortened until the bound is no lower. Steps come near to it, but for the noise of their
+        minibatches and their last moves of the hyperparameters: call it after :meth:`fit`, or see
+        :meth:`fit_collapsed`. A direct parametrization's variance stays.
+
+        Cost O(n (M_α + M_β)² + M_α³) a round, and memory O(M_α²): with 2,048 functions the time of
+        some 120 steps for 4 · 10⁴ observations.
+
+        Args:
+            rounds: At least 1.
+            progress: Whether to draw a bar on a terminal.
+
+        Raises:
+            InputDataError: There are no observations.
+            UnsupportedError: The model supposes data.
+            ValueError: No rounds.
+        """
+        self._check_not_supposed("optimize_posterior")
+        self._inference.check_observed(self._memory)
+        for _ in range(checked_number("rounds", rounds)):
+            self._set_memory(self._inference.optimized(self._memory, self._prior, progress))
+        return self
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken so far, by updates and fits."""
+        return self._memory.steps
+
+    @torch.no_grad()
+    def elbo(self) -> Tensor:
+        """The bound on the log marginal likelihood, ``batch_shape x m``, without m if that is 1.
+
+        Exact for the observations that are held; of a sample its unbiased scaling to all n. Cost
+        O(n (M_α d + M_β²) + M_α² d + M_β³). [Cheng2017, eq. 9 and 10]
+        """
+        return self.log_marginal_likelihood()
+
+    def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
+        """One unbiased draw of :meth:`elbo`, at the cost of a step.
+
+        Args:
+            generator: Of minibatch and columns, on the CPU; torch's own if omitted.
+
+        Raises:
+            InputDataError: There are no observations.
+            ValueError: Fewer are held than ``batch_size``.
+        """
+        self._inference.check_observed(self._memory)
+        if generator is None:
+            generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
+        estimate = self._inference.estimate(self._memory, self._prior, generator)
+        return self._from_per_output(estimate)
+
+
+def _less(seconds: float | None, spent: float) -> float | None:
+    return None if seconds is None else max(seconds - spent, 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,40 +9,18 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.bases.functions import FunctionBasis, InducingFunctions
 from bo_stream.linalg import cholesky_with_nugget, solve_lower
 from bo_stream.models.decoupled.bound import Expanded
-from bo_stream.models.decoupled.posterior import NUGGET, DecoupledPosterior, HybridSpread
+from bo_stream.models.decoupled.posterior import (
+    DecoupledPosterior,
+    HybridSpread,
+    SpectralSpread,
+)
 
 _RIDGE = 1e-6
 """Noise of the values that are combined, in parts of their variance, when eigenfunctions are
 sought: where values say almost the same, their differences are left out of the combinations.
 """
-
-
-@dataclass(frozen=True)
-class SpectralSpread(HybridSpread):
-    """A hybrid's, of combinations of the values at β, which are the first functions of α.
-
-    Attributes:
-        combination: L, ``... x m x S x M``; a function a column.
-    """
-
-    combination: Tensor
-
-    def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
-        """Of combinations. Cost O(S² (d + M) + M³)."""
-        left = self.combination
-        inner = left.mT @ beta.with_functions(kernel, beta, outputs) @ left
-        return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), left)
-
-    def expansion(self, basis: FunctionBasis) -> Tensor:
-        """What values at β each feature is made of, ``... x m x S x M``: ``L F⁻ᵀ``."""
-        return solve_lower(basis.factor, self.combination.mT).mT
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> SpectralSpread:
-        """A rule for the tensors."""
-        return SpectralSpread(rule(self.moment), rule(self.gram), rule(self.combination))
 
 
 @torch.no_grad()

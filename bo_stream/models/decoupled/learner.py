@@ -2,25 +2,345 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
+from gpytorch import Module
 from torch import Tensor
+from torch.nn import Parameter
 
+from bo_stream.bases.functions import InducingFunctions
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb, Sites, local_sites
 from bo_stream.linalg import safe_cholesky
 from bo_stream.models.decoupled.bound import Columns, Draw, Expanded, drawn_columns
-from bo_stream.models.decoupled.growth import Growth, SpectralSpread
-from bo_stream.models.decoupled.memory import DecoupledMemory, Learned, Leaves, ascent_of
-from bo_stream.models.decoupled.posterior import DecoupledPosterior, HybridSpread
-from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.memory import Observations
+from bo_stream.models.decoupled.growth import Growth
+from bo_stream.models.decoupled.memory import DecoupledMemory, Moments
+from bo_stream.models.decoupled.posterior import (
+    DecoupledPosterior,
+    DirectSpread,
+    HybridSpread,
+    SpectralSpread,
+)
+from bo_stream.models.prior import Prior
 from bo_stream.models.stochastic.optimisers import Ascent
 from bo_stream.models.stochastic.replay import Batch, generator_at
 from bo_stream.models.stochastic.training import all_finite
+
+_RENEWED = 10
+"""Steps after which eigenfunctions are sought anew: the kernel has moved."""
+
+INPUTS = 4
+"""Inputs that eigenfunctions are sought by, for each value that they combine."""
+
+_APART = 2**31
+"""Between the random numbers of a step and those of such inputs."""
+
+_CAPS = 2**33
+"""The same, of growing to the caps."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Sizes of a step.
+
+    Attributes:
+        batch_size: Observations of a minibatch; None: 1024, or as many as there are.
+        columns: Most columns of K_α that it visits.
+        learning_rate: Of Adam, at first.
+        natural_rate: Of natural-gradient steps of β's weights, at first.
+        mean_rate: Of Newton steps of the mean's coefficients, at first; None: they move by Adam.
+        mean_points: Whether α's points move by Adam.
+        seed: Of minibatches and columns.
+    """
+
+    batch_size: int | None
+    columns: int
+    learning_rate: float
+    natural_rate: float
+    mean_rate: float | None
+    mean_points: bool
+    seed: int
+
+    def decay(self, step: int) -> float:
+        """``1 / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
+        return 1.0 / (1.0 + 0.1 * step**0.5)
+
+    def size(self, held: int) -> int:
+        """Of a minibatch."""
+        return min(1024, held) if self.batch_size is None else self.batch_size
+
+
+@dataclass(frozen=True)
+class _State:
+    memory: DecoupledMemory
+    values: dict[str, Tensor]
+
+
+class DecoupledLearner:
+    """The state of a decoupled model apart from it, that steps move; a ``Trainable``."""
+
+    def __init__(
+        self,
+        memory: DecoupledMemory,
+        prior: Prior,
+        growth: Growth,
+        schedule: Schedule,
+        growing: bool,
+    ) -> None:
+        """Begin where the memory stands.
+
+        Args:
+            memory: The model's.
+            prior: Its hyperparameters, of which steps move copies.
+            growth: Of the bases.
+            schedule: Of steps.
+            growing: Whether minibatches become basis functions.
+        """
+        self.hyper, self._prior = prior.copied(), prior
+        self._growth, self._schedule, self._growing = growth, schedule, growing
+        self._begin(memory)
+
+    def _begin(self, memory: DecoupledMemory) -> None:
+        self._memory, rate = memory, self._schedule.learning_rate
+        moments = memory.hyper_moments if memory.hyper_names == self._names else None
+        self._hyper_ascent = Ascent(self.hyper, self.hyper.moving, rate, moments)
+        self._plant(memory.posterior, memory.leaf_moments)
+
+    def _plant(self, posterior: DecoupledPosterior, moments: Moments | None) -> None:
+        schedule = self._schedule
+        by_adam = schedule.mean_rate is None
+        self._leaves = Leaves(posterior, by_adam, schedule.mean_points, self._memory.unit)
+        self._leaf_ascent = _ascent_of(self._leaves, schedule.learning_rate, moments)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        """Hyperparameters that learn."""
+        return tuple(name for name, p in self.hyper.named_parameters() if p.requires_grad)
+
+    @property
+    def memory(self) -> DecoupledMemory:
+        """As it is now."""
+        return replace(
+            self._memory,
+            hyper_names=self._names,
+            hyper_moments=self._hyper_ascent.moments(),
+            leaf_moments=self._leaf_ascent.moments(),
+        )
+
+    @property
+    def num_steps(self) -> int:
+        """Taken so far."""
+        return self._memory.steps
+
+    @property
+    def learning_rate(self) -> float:
+        """Of Adam, at first."""
+        return self._schedule.learning_rate
+
+    @property
+    def num_data(self) -> float:
+        """Observations that came."""
+        return self._memory.replay.count
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether all that steps move is finite, and positive where it has to be."""
+        return self.hyper.are_valid and all_finite(self._memory.posterior.map)
+
+    def learned_state(self) -> _State:
+        """The memory, which is a value, and copies of the hyperparameters."""
+        values = {name: p.detach().clone() for name, p in self.hyper.named_parameters()}
+        return _State(self.memory, values)
+
+    @torch.no_grad()
+    def restore(self, state: _State) -> None:
+        """Go back; observations stay as they are."""
+        for name, parameter in self.hyper.named_parameters():
+            parameter.copy_(state.values[name])
+        self._begin(replace(state.memory, replay=self._memory.replay))
+
+    @torch.no_grad()
+    def grow(self, X: Tensor) -> bool:
+        """Let inputs become further basis functions, up to the caps.
+
+        Returns:
+            Whether eigenfunctions were sought anew, as long as more of the mean's can be combined.
+        """
+        before = self._memory.posterior
+        m = before.coefficients.shape[-2]
+        grown = self._growth.grown(before, X, self.hyper.covar_module, m)
+        if grown is not before:
+            self._set_posterior(grown)
+        more = not self._growth.spans_all(grown)
+        if more:
+            self._renew()
+        return more
+
+    def grow_to_the_caps(self) -> None:
+        """Let observations become basis functions, as many as there are room for and inputs."""
+        growth = self._growth
+        if growth.finished(self._memory.posterior):
+            return
+        generator = generator_at(self._schedule.seed, _CAPS + self.num_steps)
+        data = self._drawn(min(INPUTS * growth.mean, self._memory.replay.held), generator)
+        order = torch.randperm(len(data), generator=generator).to(data.X.device)
+        for rows in order.split(2 * growth.step):
+            self.grow(data.X[..., rows, :])
+
+    def _set_posterior(self, posterior: DecoupledPosterior) -> None:
+        self._memory = replace(self._memory, posterior=posterior)
+        self._plant(posterior, self._leaf_ascent.moments())
+
+    @torch.no_grad()
+    def _renew(self) -> None:
+        """Let the covariance's functions be the kernel's eigenfunctions again, if they are such."""
+        if not isinstance(self._memory.posterior.spread, SpectralSpread):
+            return
+        replay, growth = self._memory.replay, self._growth
+        if replay.held == 0 or growth.span == 0:
+            return
+        generator = generator_at(self._schedule.seed, _APART + self.num_steps)
+        some = self._drawn(min(INPUTS * growth.span, replay.held), generator)
+        self._set_posterior(growth.renewed(self._expanded(), some.X))
+
+    @torch.enable_grad()
+    def take_step(self) -> float:
+        """Draw, grow, and move everything once. Cost as of the draw and its gradients."""
+        schedule, replay = self._schedule, self._memory.replay
+        generator = generator_at(schedule.seed, self.num_steps)
+        data = self._drawn(schedule.size(replay.held), generator)
+        renewed = self._growing and self._grow_from(data, generator)
+        wide = self._growth.spans_more(self._memory.posterior)
+        if (wide or self.num_steps % _RENEWED == 0) and not renewed:
+            self._renew()
+        expanded = self._expanded()
+        index = drawn_columns(expanded.posterior, schedule.columns, generator)
+        outcomes = OutcomeModel(self.hyper.likelihood, expanded.outputs)
+        expected = outcomes.expected_log_prob(data.targets)
+        draw = Draw.of(expanded, data.X, expected, replay.count / len(data), index)
+        decay = schedule.decay(self.num_steps)
+        posterior = natural_step(
+            draw,
+            expected,
+            schedule.natural_rate * decay,
+            None if schedule.mean_rate is None else schedule.mean_rate * decay,
+        )
+        objective = (draw.value.sum() + self.hyper.log_prior()) / replay.count
+        self._ascend(objective, schedule.learning_rate * decay)
+        posterior = self._leaves.moved(posterior)
+        self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps + 1)
+        return float(draw.value.detach().sum())
+
+    def _drawn(self, size: int, generator: torch.Generator) -> Batch:
+        replay = self._memory.replay
+        return replay.in_units(replay.draw(size, generator), self._prior)
+
+    def _grow_from(self, data: Batch, generator: torch.Generator) -> bool:
+        order = torch.randperm(len(data), generator=generator).to(data.X.device)
+        return self.grow(data.X[..., order, :])
+
+    def _expanded(self) -> Expanded:
+        return Expanded.of(self._leaves.planted(), self.hyper)
+
+    def _ascend(self, objective: Tensor, rate: float) -> None:
+        ascents = (self._hyper_ascent, self._leaf_ascent)
+        for ascent in ascents:
+            ascent.clear()
+        if objective.requires_grad:
+            (-objective).backward()
+            for ascent in ascents:
+                ascent.set_rate(rate)
+                ascent.step()
+
+
+class Leaves(Module):
+    """Tensors of a posterior as parameters, points in units of what inputs vary by."""
+
+    def __init__(
+        self, posterior: DecoupledPosterior, coefficients: bool, mean_points: bool, unit: float
+    ) -> None:
+        """Copy them.
+
+        Args:
+            posterior: With M > 0 functions or none.
+            coefficients: Whether the mean's are among them.
+            mean_points: Whether α's points are, and factors if it has any.
+            unit: What inputs vary by: a step of points is relative to it.
+        """
+        super().__init__()
+        self._posterior, self._unit = posterior, unit
+        self._tied = isinstance(posterior.spread, SpectralSpread)
+        chosen = {} if self._tied else {"beta": posterior.beta}
+        if mean_points:
+            chosen["alpha"] = posterior.alpha
+        for name, functions in chosen.items():
+            self._add(f"{name}_points", functions.points / unit)
+            if functions.log_factors is not None:
+                self._add(f"{name}_factors", functions.log_factors)
+        if isinstance(posterior.spread, DirectSpread):
+            self._add("root", posterior.spread.root)
+        if coefficients:
+            self._add("coefficients", posterior.coefficients)
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self.register_parameter(name, Parameter(value.detach().clone()))
+
+    def planted(self) -> DecoupledPosterior:
+        """The posterior with these in it, differentiable in them."""
+        p, own = self._posterior, dict(self.named_parameters())
+        spread = p.spread
+        if isinstance(spread, DirectSpread):
+            spread = replace(spread, root=own["root"])
+        alpha, beta = (self._functions(n, getattr(p, n), own) for n in ("alpha", "beta"))
+        if self._tied:
+            beta = alpha.rows(slice(0, len(beta)))
+        return replace(
+            p,
+            alpha=alpha,
+            beta=beta,
+            coefficients=own.get("coefficients", p.coefficients),
+            spread=spread,
+        )
+
+    def _functions(
+        self, name: str, functions: InducingFunctions, own: dict[str, Parameter]
+    ) -> InducingFunctions:
+        if f"{name}_points" not in own:
+            return functions
+        points = own[f"{name}_points"] * self._unit
+        return InducingFunctions(points, own.get(f"{name}_factors"))
+
+    def moved(self, posterior: DecoupledPosterior) -> DecoupledPosterior:
+        """A posterior whose other tensors have moved, with these as they are now."""
+        self._posterior = posterior
+        return self.planted().map(lambda tensor: tensor.detach().clone())
+
+
+def _ascent_of(leaves: Leaves, rate: float, moments: Moments | None) -> Ascent:
+    """Of all leaves, from moments of as many functions or fewer: further ones have none yet."""
+    parameters = list(leaves.parameters())
+    if moments is not None:
+        moments = _padded(moments, parameters)
+    return Ascent(leaves, parameters, rate, moments)
+
+
+def _padded(moments: Moments, parameters: list[Parameter]) -> Moments:
+    padded = deepcopy(moments)
+    for i, parameter in enumerate(parameters):
+        for name, value in padded["state"].get(i, {}).items():
+            if name != "step":
+                padded["state"][i][name] = _in_corner(value, parameter.shape)
+    return padded
+
+
+def _in_corner(value: Tensor, shape: torch.Size) -> Tensor:
+    """A tensor's values at the beginning of each dimension, and zeros."""
+    result = value.new_zeros(shape)
+    result[tuple(slice(0, size) for size in value.shape)] = value
+    return result
+
 
 _DAMPING = 1e-5
 """Of a block of the mean's Hessian, relative to its mean diagonal."""
@@ -135,243 +455,3 @@ def _others(index: Tensor, total: int, most: int) -> Tensor:
 def _mean_diagonal(matrix: Tensor) -> Tensor:
     """``... x n x n -> ... x 1``."""
     return matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
-
-
-_RENEWED = 10
-"""Steps after which eigenfunctions are sought anew: the kernel has moved."""
-
-INPUTS = 4
-"""Inputs that eigenfunctions are sought by, for each value that they combine."""
-
-_APART = 2**31
-"""Between the random numbers of a step and those of such inputs."""
-
-_CAPS = 2**33
-"""The same, of growing to the caps."""
-
-Entered = Callable[[Batch], Observations]
-"""Observations of a replay as the process has them."""
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Sizes of a step.
-
-    Attributes:
-        batch_size: Observations of a minibatch; None: 1024, or as many as there are.
-        columns: Most columns of K_α that it visits.
-        learning_rate: Of Adam, at first.
-        natural_rate: Of natural-gradient steps of β's weights, at first.
-        mean_rate: Of Newton steps of the mean's coefficients, at first; None: they move by Adam.
-        seed: Of minibatches and columns.
-    """
-
-    batch_size: int | None
-    columns: int
-    learning_rate: float
-    natural_rate: float
-    mean_rate: float | None
-    seed: int
-
-    def decay(self, step: int) -> float:
-        """``1 / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
-        return 1.0 / (1.0 + 0.1 * step**0.5)
-
-    def size(self, held: int) -> int:
-        """Of a minibatch."""
-        return min(1024, held) if self.batch_size is None else self.batch_size
-
-
-@dataclass(frozen=True)
-class _State:
-    memory: DecoupledMemory
-    values: dict[str, Tensor]
-
-
-class DecoupledLearner:
-    """The state of a decoupled model apart from it, that steps move; a ``Trainable``."""
-
-    def __init__(
-        self,
-        memory: DecoupledMemory,
-        hyper: Hyperparameters,
-        fixed: list[str],
-        entered: Entered,
-        growth: Growth,
-        schedule: Schedule,
-        learned: Learned,
-        growing: bool,
-    ) -> None:
-        """Begin where the memory stands.
-
-        Args:
-            memory: The model's.
-            hyper: Copies of its hyperparameters, which steps move.
-            fixed: Names of those that stay.
-            entered: Brings what is drawn into the process's units.
-            growth: Of the bases.
-            schedule: Of steps.
-            learned: Which variational parameters move by Adam.
-            growing: Whether minibatches become basis functions.
-        """
-        self.hyper, self._fixed, self._entered = hyper, fixed, entered
-        self._growth, self._schedule, self._learned = growth, schedule, learned
-        self._growing = growing
-        self._begin(memory)
-
-    def _begin(self, memory: DecoupledMemory) -> None:
-        self._memory, rate = memory, self._schedule.learning_rate
-        moments = memory.hyper_moments if memory.hyper_names == self._names else None
-        chosen = self.hyper.learned(self._fixed)
-        self._hyper_ascent = Ascent(self.hyper, chosen, rate, moments)
-        self._plant(memory.posterior, memory.leaf_moments)
-
-    def _plant(self, posterior: DecoupledPosterior, moments: Any) -> None:
-        self._leaves = Leaves(posterior, self._learned)
-        self._leaf_ascent = ascent_of(self._leaves, self._schedule.learning_rate, moments)
-
-    @property
-    def _names(self) -> tuple[str, ...]:
-        """Hyperparameters that learn."""
-        return tuple(n for n, _ in self.hyper.named_parameters() if n not in self._fixed)
-
-    @property
-    def memory(self) -> DecoupledMemory:
-        """As it is now."""
-        return replace(
-            self._memory,
-            hyper_names=self._names,
-            hyper_moments=self._hyper_ascent.moments(),
-            leaf_moments=self._leaf_ascent.moments(),
-        )
-
-    @property
-    def num_steps(self) -> int:
-        """Taken so far."""
-        return self._memory.steps
-
-    @property
-    def learning_rate(self) -> float:
-        """Of Adam, at first."""
-        return self._schedule.learning_rate
-
-    @property
-    def num_data(self) -> float:
-        """Observations that came."""
-        return self._memory.replay.count
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether all that steps move is finite, and positive where it has to be."""
-        return self.hyper.are_valid and all_finite(self._memory.posterior.map)
-
-    def learned_state(self) -> _State:
-        """The memory, which is a value, and copies of the hyperparameters."""
-        values = {name: p.detach().clone() for name, p in self.hyper.named_parameters()}
-        return _State(self.memory, values)
-
-    @torch.no_grad()
-    def restore(self, state: _State) -> None:
-        """Go back; observations stay as they are."""
-        for name, parameter in self.hyper.named_parameters():
-            parameter.copy_(state.values[name])
-        self._begin(replace(state.memory, replay=self._memory.replay))
-
-    @torch.no_grad()
-    def grow(self, X: Tensor) -> bool:
-        """Let inputs become further basis functions, up to the caps.
-
-        Returns:
-            Whether eigenfunctions were sought anew, as long as more of the mean's can be combined.
-        """
-        before = self._memory.posterior
-        m = before.coefficients.shape[-2]
-        grown = self._growth.grown(before, X, self.hyper.covar_module, m)
-        if grown is not before:
-            self._set_posterior(grown)
-        more = not self._growth.spans_all(grown)
-        if more:
-            self._renew()
-        return more
-
-    def grow_to_the_caps(self) -> None:
-        """Let observations become basis functions, as many as there are room for and inputs."""
-        replay, growth = self._memory.replay, self._growth
-        if growth.finished(self._memory.posterior):
-            return
-        generator = generator_at(self._schedule.seed, _CAPS + self.num_steps)
-        size = min(INPUTS * growth.mean, replay.held)
-        data = self._entered(replay.draw(size, generator))
-        order = torch.randperm(size, generator=generator).to(data.X.device)
-        for rows in order.split(2 * growth.step):
-            self.grow(data.X[..., rows, :])
-
-    def _set_posterior(self, posterior: DecoupledPosterior) -> None:
-        self._memory = replace(self._memory, posterior=posterior)
-        self._plant(posterior, self._leaf_ascent.moments())
-
-    @torch.no_grad()
-    def _renew(self) -> None:
-        """Let the covariance's functions be the kernel's eigenfunctions again, if they are such."""
-        if not isinstance(self._memory.posterior.spread, SpectralSpread):
-            return
-        replay, growth = self._memory.replay, self._growth
-        if replay.held == 0 or growth.span == 0:
-            return
-        generator = generator_at(self._schedule.seed, _APART + self.num_steps)
-        some = self._entered(replay.draw(min(INPUTS * growth.span, replay.held), generator))
-        self._set_posterior(growth.renewed(self._expanded(), some.X))
-
-    @torch.enable_grad()
-    def take_step(self) -> float:
-        """Draw, grow, and move everything once. Cost as of the draw and its gradients."""
-        schedule, replay = self._schedule, self._memory.replay
-        generator = generator_at(schedule.seed, self.num_steps)
-        data = self._entered(replay.draw(schedule.size(replay.held), generator))
-        renewed = self._growing and self._grow_from(data, generator)
-        wide = self._growth.spans_more(self._memory.posterior)
-        if (wide or self.num_steps % _RENEWED == 0) and not renewed:
-            self._renew()
-        expanded = self._expanded()
-        index = drawn_columns(expanded.posterior, schedule.columns, generator)
-        draw = self._draw(expanded, data, index)
-        decay = schedule.decay(self.num_steps)
-        posterior = natural_step(
-            draw,
-            self._expected(data),
-            schedule.natural_rate * decay,
-            None if schedule.mean_rate is None else schedule.mean_rate * decay,
-        )
-        objective = (draw.value.sum() + self.hyper.log_prior()) / replay.count
-        self._ascend(objective, schedule.learning_rate * decay)
-        posterior = self._leaves.moved(posterior)
-        self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps + 1)
-        return float(draw.value.detach().sum())
-
-    def _grow_from(self, data: Observations, generator: torch.Generator) -> bool:
-        order = torch.randperm(len(data), generator=generator).to(data.X.device)
-        return self.grow(data.X[..., order, :])
-
-    def _expanded(self) -> Expanded:
-        posterior = self._leaves.planted()
-        *batch, m, _ = posterior.coefficients.shape
-        constant = self.hyper.constant(torch.Size((*batch, m)))
-        return Expanded(posterior, self.hyper.covar_module, constant, m)
-
-    def _expected(self, data: Observations) -> ExpectedLogProb:
-        outcomes = OutcomeModel(self.hyper.likelihood, data.targets.shape[-2])
-        return outcomes.expected_log_prob(data.targets)
-
-    def _draw(self, expanded: Expanded, data: Observations, index: Tensor) -> Draw:
-        weight = self._memory.replay.count / len(data)
-        return Draw.of(expanded, data.X, self._expected(data), weight, index)
-
-    def _ascend(self, objective: Tensor, rate: float) -> None:
-        ascents = (self._hyper_ascent, self._leaf_ascent)
-        for ascent in ascents:
-            ascent.clear()
-        if objective.requires_grad:
-            (-objective).backward()
-            for ascent in ascents:
-                ascent.set_rate(rate)
-                ascent.step()

@@ -1,4 +1,4 @@
-"""A decoupled model's variational posterior: a basis for the mean, one for the covariance."""
+"""The variational posterior of a decoupled model in its two bases, and the process it gives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.bases.functions import FunctionBasis, InducingFunctions
-from bo_stream.linalg import cholesky_with_nugget, inverse_root, safe_cholesky, solve_lower
+from bo_stream.linalg import (
+    cholesky_with_nugget,
+    inverse_root,
+    row_product,
+    safe_cholesky,
+    solve_lower,
+)
+from bo_stream.process.process import Joint, Points, PosteriorProcess
 
 NUGGET = 1e-9
 """Noise of the values at β, in parts of their variance: without any, features of points that lie
@@ -133,6 +140,31 @@ class HybridSpread(Spread):
 
 
 @dataclass(frozen=True)
+class SpectralSpread(HybridSpread):
+    """A hybrid's, of combinations of the values at β, which are the first functions of α.
+
+    Attributes:
+        combination: L, ``... x m x S x M``; a function a column.
+    """
+
+    combination: Tensor
+
+    def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
+        """Of combinations. Cost O(S² (d + M) + M³)."""
+        left = self.combination
+        inner = left.mT @ beta.with_functions(kernel, beta, outputs) @ left
+        return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), left)
+
+    def expansion(self, basis: FunctionBasis) -> Tensor:
+        """What values at β each feature is made of, ``... x m x S x M``: ``L F⁻ᵀ``."""
+        return solve_lower(basis.factor, self.combination.mT).mT
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> SpectralSpread:
+        """A rule for the tensors."""
+        return SpectralSpread(rule(self.moment), rule(self.gram), rule(self.combination))
+
+
+@dataclass(frozen=True)
 class DecoupledPosterior:
     """``m(x) = k(x, α) a`` beside the mean of β's weights, if these have one; β's covariance.
 
@@ -188,6 +220,60 @@ class DecoupledPosterior:
         beta = self.beta.followed_by(points)
         new = beta.rows(slice(len(self.beta), None))
         return replace(self, beta=beta, spread=self.spread.widened(kernel, new, outputs))
+
+
+@dataclass(frozen=True)
+class KernelExpansion:
+    """A function ``x ↦ k(x, α) a`` of each output.
+
+    Attributes:
+        kernel: Any.
+        functions: α.
+        weights: a, ``... x m x M``.
+    """
+
+    kernel: Kernel
+    functions: InducingFunctions
+    weights: Tensor
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """Values at ``... x n x d`` inputs, ``... x m x n``. Cost O(n M d)."""
+        cross = self.functions.with_values(self.kernel, X, self.weights.shape[-2])
+        return row_product(self.weights.unsqueeze(-2), cross).squeeze(-2)
+
+
+@dataclass(frozen=True)
+class ShiftedProcess(PosteriorProcess):
+    """A process with a function added to its mean; covariances are the base's.
+
+    Attributes:
+        base: The process before.
+        shift: The function.
+    """
+
+    base: PosteriorProcess
+    shift: KernelExpansion
+
+    def at(self, X: Tensor) -> Points:
+        """Evaluate the base's features."""
+        return self.base.at(X)
+
+    def mean_at(self, points: Points) -> Tensor:
+        """The base's and the function."""
+        return self.base.mean_at(points) + self.shift(points.X)
+
+    def cross_covariance(self, points: Points, others: Points) -> Tensor:
+        """The base's."""
+        return self.base.cross_covariance(points, others)
+
+    def variance_at(self, points: Points) -> Tensor:
+        """The base's."""
+        return self.base.variance_at(points)
+
+    def joint_at(self, points: Points) -> Joint:
+        """The base's factors around another mean."""
+        base = self.base.joint_at(points)
+        return Joint(base.mean + self.shift(points.X), base.root, base.downdate, base.residual)
 
 
 def _eye(like: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from copy import copy
-from functools import partial
+from copy import deepcopy
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -16,28 +16,23 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator, checked_number
-from bo_stream.bases.inducing import InducingBasis
-from bo_stream.models.caches import Solved
 from bo_stream.models.construction import warn_of_scaling
-from bo_stream.models.inducing.inducing_gp import MAX_POINTS, InducingGP
-from bo_stream.models.inducing.memory import Missed, WindowedMemory
-from bo_stream.models.inducing.points import (
-    check_points,
-    check_points_fit,
-    checked_cap,
-    moved_points,
+from bo_stream.models.inducing.inference import (
+    MAX_POINTS,
+    CollapsedInference,
+    InducingCache,
+    first_memory,
 )
+from bo_stream.models.inducing.memory import InducingMemory
+from bo_stream.models.inducing.points import check_allocator, check_cap, check_points
+from bo_stream.models.inferred import InferenceOption, InferredGP
 from bo_stream.models.input_transforms import split_transform
-from bo_stream.models.memory import Observations, WhitenedMemory
-from bo_stream.models.objective import NoiseGroup
-from bo_stream.tensors import is_in
-from bo_stream.weights import log_marginal_likelihood, solve
 
 WINDOW = 512
 """Rows that are held beside the statistics."""
 
 
-class OSGPR(InducingGP[WindowedMemory]):
+class OSGPR(InferredGP[InducingMemory, InducingCache]):
     """Streaming sparse regression at inducing points, for any kernel and any number of inputs.
 
     The memory are the data's sufficient statistics in the process's values at M inducing points Z.
@@ -62,6 +57,9 @@ class OSGPR(InducingGP[WindowedMemory]):
       no more data than the window it is the exact log marginal likelihood. Points and
       hyperparameters together, from a window of thousands of rows: ``bo_stream.learn_points``. A
       move forgets some of what came before the window, so learn well while the window holds all.
+    - ``merge``: equal to one stream of both models' data where the inducing points are equal. Other
+      points join by this model's allocator (none: they do not), and what they carry beyond is lost,
+      with a :class:`ProjectionWarning`.
     - When: more inputs than a grid can take (WISKI: four), and no projection wanted.
 
     Example:
@@ -69,6 +67,10 @@ class OSGPR(InducingGP[WindowedMemory]):
         >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
+
+    _inference: CollapsedInference
+    max_points = InferenceOption[int]()
+    window = InferenceOption[int]()
 
     def __init__(
         self,
@@ -127,55 +129,37 @@ class OSGPR(InducingGP[WindowedMemory]):
         inputs = self._first_inputs(train_X, input_transform)
         self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
         inputs = self._learn_transform(learned, inputs)
-        self.window = checked_number("window", window, least=0)
-        self._begin_points(inducing_points, allocator, max_points, train_X)
+        window = checked_number("window", window, least=0)
+        self._memory = first_memory(self, inducing_points, allocator, max_points, train_X)
+        self._inference = CollapsedInference(max_points, window)
         self._standardize_first(train_X, train_Y, train_Yvar)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, train_Yvar, 1.0)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
 
-    def _nothing_in(self, basis: InducingBasis) -> WindowedMemory:
-        return WindowedMemory.empty(basis, self._batch_shape, self._num_outputs, self.window)
+    @property
+    def allocator(self) -> Allocator | None:
+        """Where the points go as the stream goes by; None: they stay. Any other may be set."""
+        return self._memory.allocator
 
-    @torch.no_grad()
-    def _take(self, data: Observations) -> None:
-        memory, basis = self._current()
-        allocator = copy(self._allocator)
-        if allocator is not None and data.sign > 0:
-            seen = (data.X,) if self._memory.is_in(basis) else (memory.recent.X, data.X)
-            memory, basis = self._placed(allocator, memory, basis, torch.cat(seen, -2))
-        features = basis.features(data.X).expand(*self._output_batch, -1, -1)
-        new = memory.after(data, basis, features)
-        if data.sign < 0.0:
-            self._check_solvable(new.whole)
-        solved = self._solved_after(data, basis, features)
-        self._remember(new, basis, allocator)
-        self._solved = solved
-        self._refresh_fixed_noise()
+    @allocator.setter
+    def allocator(self, allocator: Allocator | None) -> None:
+        check_allocator(allocator)
+        self._memory = replace(self._memory, allocator=deepcopy(allocator))
 
-    @torch.no_grad()
-    def _finish_refit(self) -> None:
-        """Place the points anew for the new kernel."""
-        memory, basis = self._current()
-        allocator = copy(self._allocator)
-        moved = not self._memory.is_in(basis)
-        if moved and allocator is not None and len(memory.recent) > 0:
-            memory, basis = self._placed(allocator, memory, basis, memory.recent.X)
-        if moved:
-            self._remember(memory, basis, allocator)
-            self._warn_of_coarse_points()
+    @property
+    def inducing_points(self) -> Tensor:
+        """Z, ``M x d``, in transformed inputs: a copy."""
+        return self._memory.values.Z.to(self.train_targets, copy=True)
 
-    def _solved_after(
-        self, data: Observations, basis: InducingBasis, features: Tensor
-    ) -> Solved | None:
-        """The posterior after a batch, where it was solved in the same basis."""
-        solved = self._solved
-        if solved is None or not is_in(self, solved.state):
-            return None
-        if not solved.can_take(data, basis):
-            return None
-        outcomes, noise = self._prior.standardized(data)
-        return solved.after(features, outcomes, noise)
+    def elbo(self) -> Tensor:
+        """Compute the online bound on the log marginal likelihood, ``batch_shape x m``, no m if 1.
+
+        That of batch SGPR for what is in the statistics; the rows of the window enter with their
+        full covariance. Never more than the exact log marginal likelihood where Z and
+        hyperparameters have stayed. [Bui2017, eq. 7; Titsias2009, eq. 9].
+        """
+        return self.log_marginal_likelihood()
 
     def optimize_points(self, maxiter: int = 100) -> Self:
         """Move the inducing points to a local maximum of the online bound, in place.
@@ -190,15 +174,13 @@ class OSGPR(InducingGP[WindowedMemory]):
             UnsupportedError: The model supposes data.
         """
         self._check_not_supposed("optimize_points")
-        memory, basis = self._current()
-        if maxiter > 0 and basis.rank > 0:
-            with torch.enable_grad():
-                Z = moved_points(partial(self._bound_in_all, memory, basis), basis.Z, maxiter)
-            self.place_points(Z)
+        if maxiter > 0 and len(self._memory.values.Z) > 0:
+            memory, cache, prior = self._memory, self._cache, self._prior
+            self.place_points(self._inference.optimized_points(memory, cache, prior, maxiter))
         return self
 
     def bound_at(self, Z: Tensor) -> Tensor:
-        """The online bound with the inducing points at Z, ``batch_shape x m``.
+        """Compute the online bound with the inducing points at Z, ``batch_shape x m``.
 
         Differentiable in Z and in the hyperparameters; with the present ones and Z where the points
         are it is that of all observations as statistics, hence at most :meth:`elbo`, in which the
@@ -208,7 +190,7 @@ class OSGPR(InducingGP[WindowedMemory]):
             Z: ``M x d``, in transformed inputs, float64.
         """
         self._check_not_supposed("bound_at")
-        return self._bound_at(self._memory, self.covar_module, Z)
+        return self._inference.bound_at(self._memory, self._prior, self.covar_module, Z)
 
     @torch.no_grad()
     def place_points(self, Z: Tensor) -> Self:
@@ -224,28 +206,9 @@ class OSGPR(InducingGP[WindowedMemory]):
             ValueError: Too many points.
         """
         self._check_not_supposed("place_points")
-        check_points("Z", Z, self.inducing_points.shape[-1])
-        checked_cap(self.max_points, Z)
-        check_points_fit(len(Z), self._output_batch.numel())
-        moved = self._basis_at(Z.detach().double())
-        self._remember(self._memory.in_basis(moved), moved, self._allocator)
+        check_points("Z", Z, self._memory.values.Z.shape[-1])
+        check_cap(self.max_points, Z)
+        self._memory, self._cache = self._inference.at_points(
+            self._memory, self._prior, Z.detach().double()
+        )
         return self
-
-    def _bound_in_all(self, memory: WindowedMemory, basis: InducingBasis, Z: Tensor) -> Tensor:
-        """The bound with other points, summed over outputs, differentiable in them alone."""
-        return self._bound_at(memory, basis.kernel, Z).sum()
-
-    def _bound_at(self, memory: WindowedMemory, kernel: Kernel, Z: Tensor) -> Tensor:
-        moved = memory.in_basis(InducingBasis.live(kernel, Z, self._num_outputs)).whole
-        evidence = self._prior.evidence_of(self._groups(moved.statistics))
-        posterior = solve(evidence)
-        value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
-        return value - 0.5 * self._missed_variance(moved.missed)
-
-    def _groups(self, memory: WhitenedMemory) -> list[NoiseGroup]:
-        return self._prior.noise_groups(memory)
-
-    def _missed_variance(self, missed: Missed) -> Tensor:
-        total = missed.known * self.outcome_scale().square()
-        level = self._prior.common_noise
-        return total if level is None else total + missed.learned / level

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from copy import copy, deepcopy
-from typing import Any, Self
+from copy import deepcopy
+from dataclasses import replace
 
-import torch
-from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -16,26 +14,18 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
-from bo_stream.bases.inducing import InducingBasis
 from bo_stream.likelihoods.outcome_model import check_likelihood
-from bo_stream.models.hyperparameters import Hyperparameters, subset_moments
-from bo_stream.models.inducing.inducing_gp import MAX_POINTS, InducingGP
-from bo_stream.models.inducing.memory import InducingMemory, Missed
-from bo_stream.models.inducing.online_update import Natural, OnlineUpdate, unit_noise
-from bo_stream.models.inducing.points import basis_of_independent
+from bo_stream.models.inducing.inference import MAX_POINTS, InducingCache, first_memory
+from bo_stream.models.inducing.memory import InducingMemory
+from bo_stream.models.inducing.points import check_allocator
+from bo_stream.models.inducing.sites import SiteInference
+from bo_stream.models.inferred import InferenceOption, InferredGP
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.latent_choice import check_steps, check_transform, latent_kernel
-from bo_stream.models.latent_outcomes import LatentOutcomes
-from bo_stream.models.memory import Observations, WhitenedMemory
-from bo_stream.models.objective import NoiseGroup
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
-from bo_stream.models.stochastic.optimisers import Ascent
-
-ROUND = 20
-"""Steps of the hyperparameters before the inducing points are placed anew for them."""
 
 
-class OSVGP(LatentOutcomes, InducingGP[InducingMemory]):
+class OSVGP(InferredGP[InducingMemory, InducingCache]):
     """Streaming sparse inference for outcomes that are not normal: labels, counts, outliers.
 
     An outcome enters the memory as a Gaussian *site* at its function value, found by natural
@@ -59,6 +49,7 @@ class OSVGP(LatentOutcomes, InducingGP[InducingMemory]):
       does not matter; kernel, mean and the likelihood's parameters by ``hyper_steps`` steps of Adam
       on the online bound in each update. A fit leaves the likelihood's parameters alone, for they
       need the outcomes, which are gone.
+    - ``merge``: as of OSGPR, for models whose outcomes are standardised alike.
     - When: labels, counts, heavy tails, in any number of inputs. For Gaussian noise OSGPR.
 
     ``posterior`` is that of the latent process, as BoTorch's ``SingleTaskVariationalGP`` has it;
@@ -69,6 +60,14 @@ class OSVGP(LatentOutcomes, InducingGP[InducingMemory]):
         >>> model.hyper_steps = 2
         >>> model.update(new_X, new_labels).predictive(test_X).mean
     """
+
+    _inference: SiteInference
+    _units: LikelihoodOutcomes
+    max_points = InferenceOption[int]()
+    natural_steps = InferenceOption[int]()
+    natural_rate = InferenceOption[float]()
+    hyper_steps = InferenceOption[int]()
+    learning_rate = InferenceOption[float]()
 
     def __init__(
         self,
@@ -130,7 +129,7 @@ class OSVGP(LatentOutcomes, InducingGP[InducingMemory]):
         check_transform(outcome_transform, likelihood)
         check_steps(beta, natural_rate, natural_steps, hyper_steps, fantasy_steps)
         self._begin(train_X, train_Y, None, outcome_transform)
-        self._units = LikelihoodOutcomes.of(self._units.shift)
+        self._units = LikelihoodOutcomes.of(self._units.shift, beta, fantasy_steps)
         input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         if covar_module is None:
@@ -140,84 +139,45 @@ class OSVGP(LatentOutcomes, InducingGP[InducingMemory]):
         if likelihood is not None:
             check_likelihood(likelihood, self._parameter_shape)
             self.likelihood = deepcopy(likelihood)
-        self.beta, self.natural_steps, self.natural_rate = beta, natural_steps, natural_rate
-        self.hyper_steps, self.learning_rate = hyper_steps, learning_rate
-        self.fantasy_steps = fantasy_steps
-        self._fixed = [name for name, p in self.named_parameters() if not p.requires_grad]
-        self._moments: dict[str, Any] | None = None
+        fixed = tuple(name for name, p in self.named_parameters() if not p.requires_grad)
         self.likelihood.requires_grad_(False)
-        self._begin_points(inducing_points, allocator, max_points, train_X)
+        self._memory = first_memory(self, inducing_points, allocator, max_points, train_X)
+        self._inference = SiteInference(
+            max_points, beta, natural_steps, natural_rate, hyper_steps, learning_rate, fixed
+        )
         self._standardize_first(train_X, train_Y, None)
         self._check_observations(train_X, train_Y, None)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, None, 1.0)
 
-    @torch.no_grad()
-    def _take(self, data: Observations) -> None:
-        hyper = Hyperparameters(self.covar_module, self.mean_module, self.likelihood)
-        steps = self.hyper_steps if data.sign > 0 else 0
-        ascent = Ascent(hyper, hyper.learned(self._fixed), self.learning_rate, self._moments)
-        for first in range(0, steps, ROUND):
-            update, _ = self._online_update(hyper, data, moved=first > 0)
-            update.learn(ascent, min(ROUND, steps - first))
-        update, allocator = self._online_update(hyper.rounded(self._dtype), data, moved=steps > 0)
-        new = update.remembered(update.fit())
-        if data.sign < 0.0:
-            self._check_solvable(new)
-        if steps > 0:
-            self._adopt(hyper, ascent)
-        self._remember(new, update.basis, allocator)
+    @property
+    def allocator(self) -> Allocator | None:
+        """Where the points go as the stream goes by; None: they stay. Any other may be set."""
+        return self._memory.allocator
 
-    def _online_update(
-        self, hyper: Hyperparameters, data: Observations, moved: bool
-    ) -> tuple[OnlineUpdate, Allocator | None]:
-        """The update at hyperparameters that may have moved from the model's, Z placed for them."""
-        memory, basis = self._current()
-        if moved:
-            basis = basis_of_independent(hyper.covar_module, basis.Z, self._num_outputs)
-            memory = memory.in_basis(basis)
-        allocator = copy(self._allocator)
-        if allocator is not None and data.sign > 0:
-            memory, basis = self._placed(allocator, memory, basis, data.X)
-        natural = Natural(self.beta, self.natural_steps, self.natural_rate)
-        return OnlineUpdate(memory, basis, hyper, data, natural), allocator
+    @allocator.setter
+    def allocator(self, allocator: Allocator | None) -> None:
+        check_allocator(allocator)
+        self._memory = replace(self._memory, allocator=deepcopy(allocator))
 
-    def _adopt(self, hyper: Hyperparameters, ascent: Ascent) -> None:
-        self._moments = ascent.moments()
-        for name, learned in hyper.named_parameters():
-            self.get_parameter(name).copy_(learned)
+    @property
+    def inducing_points(self) -> Tensor:
+        """Z, ``M x d``, in transformed inputs: a copy."""
+        return self._memory.values.Z.to(self.train_targets, copy=True)
 
-    def _check_retractable(self, X: Tensor) -> None:
-        super()._check_retractable(X)
-        if X.shape[-2] > 0 and not self._is_gaussian:
-            raise UnsupportedError(
-                f"retract needs a Gaussian likelihood, got {type(self.likelihood).__name__}: what "
-                "an outcome left in memory depends on all that was there when it came. Build the "
-                "model anew, or forget."
-            )
+    @property
+    def beta(self) -> float:
+        """Weight of the divergences in the bound."""
+        return self._inference.beta
 
-    def _targets_of(self, other: Self) -> Tensor:
-        matrix = super()._targets_of(other)
-        mine, theirs = (m._outcomes.offset_and_scale(m._counts()) for m in (self, other))
-        if not all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True)):
-            raise UnsupportedError(
-                "Expected a model whose outcomes are standardised alike, got another mean or "
-                "standard deviation: sites cannot change their units. Standardise Y yourself, the "
-                "same for both, and leave out outcome_transform."
-            )
-        return matrix
+    @property
+    def fantasy_steps(self) -> int:
+        """Natural-gradient steps on hypothetical outcomes."""
+        return self._units.fantasy_steps
 
-    def _select_memory(self, outputs: list[int]) -> None:
-        if self._moments is not None:
-            of = self._units.shift.shape[-1]
-            self._moments = subset_moments(self._moments, self._batch_shape, of, outputs)
-        super()._select_memory(outputs)
+    def elbo(self) -> Tensor:
+        """Compute the online bound on the log marginal likelihood, ``batch_shape x m``, no m if 1.
 
-    def _groups(self, memory: WhitenedMemory) -> list[NoiseGroup]:
-        return [unit_noise(memory.learned)]
-
-    def _missed_variance(self, missed: Missed) -> Tensor:
-        return missed.learned
-
-    def _nothing_in(self, basis: InducingBasis) -> InducingMemory:
-        return InducingMemory.empty(basis, self._output_batch)
+        Of the last batch times the sites of earlier ones. [Bui2017, eq. 5].
+        """
+        return self.log_marginal_likelihood()

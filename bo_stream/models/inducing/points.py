@@ -18,9 +18,9 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator, checked_number
+from bo_stream.allocation.novelty import Novelty
 from bo_stream.bases.inducing import InducingBasis, central, frozen, kernel_matrix
 from bo_stream.linalg import check_memory, independent_rows
-from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_floating_point, check_type
 from bo_stream.models.stochastic.optimisers import climb
 
@@ -58,14 +58,6 @@ def _of_some(kernel: Kernel, near: Tensor, outputs: int) -> InducingBasis:
         return InducingBasis.of(kernel, near[independent_rows(matrix)], outputs)
 
 
-def log_basis(model: StreamingGP, basis: InducingBasis) -> None:
-    """Put on a model's record what a basis took."""
-    if basis.left_out > 0:
-        model.log_event("inducing points left out", basis.rank + basis.left_out)
-    if basis.jitter > 0.0:
-        model.log_event("jitter on the kernel matrix of inducing points", basis.rank, basis.jitter)
-
-
 MEMORY_LIMIT_GIB = 4.0
 """Of all matrices over the inducing points together."""
 
@@ -76,17 +68,18 @@ MATRICES = 3
 def first_points(
     inducing_points: Tensor | None,
     allocator: Allocator | _DefaultType | None,
-    default: Allocator,
+    max_points: int,
     X: Tensor,
 ) -> tuple[Tensor, Allocator | None]:
-    """The points to begin with, ``M x d`` in units of X, and a copy of the allocator.
+    """Return the points to begin with, ``M x d`` in units of X, and a copy of the allocator.
 
     Raises:
-        ValueError: Neither is given.
+        ValueError: Neither is given, or there are more than ``max_points``.
         BotorchTensorDimensionError: Points of another shape.
         InputDataError: Points of another dtype or device, or not finite.
         UnsupportedError: An allocator of another kind.
     """
+    default = Novelty(checked_number("max_points", max_points))
     if isinstance(allocator, _DefaultType):
         allocator = default if inducing_points is None else None
     check_allocator(allocator)
@@ -98,6 +91,7 @@ def first_points(
         return X.new_zeros(0, X.shape[-1]), deepcopy(allocator)
     check_points("inducing_points", inducing_points, X.shape[-1])
     check_type("inducing_points", inducing_points, X)
+    check_cap(max_points, inducing_points)
     return inducing_points.detach().clone(), deepcopy(allocator)
 
 
@@ -132,19 +126,17 @@ def check_allocator(allocator: object) -> None:
         )
 
 
-def checked_cap(max_points: int, Z: Tensor) -> int:
-    """The cap, if the first points fit under it.
+def check_cap(max_points: int, Z: Tensor) -> None:
+    """Check that points fit under their cap.
 
     Raises:
-        ValueError: They do not, or it is not a positive whole number.
+        ValueError: They do not.
     """
-    max_points = checked_number("max_points", max_points)
     if max_points < len(Z):
         raise ValueError(
             f"Expected max_points of at least {len(Z)}, the inducing points given, got "
             f"{max_points}."
         )
-    return max_points
 
 
 def check_points_fit(points: int, outputs: int) -> None:

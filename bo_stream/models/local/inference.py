@@ -11,11 +11,11 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
+from bo_stream.bases.differentiable_kernel import in_dtype
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.kernels import stacked_kernel
 from bo_stream.linalg import solve_lower
 from bo_stream.models.inference import Inference
-from bo_stream.models.live_kernel import in_dtype
 from bo_stream.models.local.memory import LocalMemory, Router, Rows
 from bo_stream.models.local.process import (
     Experts,
@@ -82,7 +82,9 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
             cache = replace(cache, touched=cache.touched | touched)
         return memory.counting(rows), cache
 
-    def merged(self, memory: LocalMemory, other: LocalMemory, prior: Prior) -> LocalMemory:
+    def merged(
+        self, memory: LocalMemory, cache: LocalCache | None, other: LocalMemory, prior: Prior
+    ) -> tuple[LocalMemory, LocalCache | None]:
         """Route each local model of the other to one of these, as an observation at its centre."""
         kernel = frozen(prior.kernel)
         totals = memory.totals + other.totals
@@ -92,16 +94,18 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
             model = self.router.models_for(centre, memory, kernel, prior.num_outputs)
             models = torch.where(rows.weight > 0.0, model, -1)
             memory = memory.with_room(int(models.max()) + 1).with_rows(rows, models)
-        return LocalMemory(memory.rows, memory.entered, totals)
+        return LocalMemory(memory.rows, memory.entered, totals), None
 
     def cleared(self, memory: LocalMemory, prior: Prior) -> LocalMemory:
         """Drop the local models."""
         dim, device = memory.rows.X.shape[-1], memory.entered.device
         return LocalMemory.empty(memory.entered.shape[1:], self.max_size, dim, device)
 
-    def refitted(self, memory: LocalMemory, prior: Prior) -> LocalMemory:
+    def refitted(
+        self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
+    ) -> tuple[LocalMemory, LocalCache | None]:
         """Leave observations where they were put."""
-        return memory
+        return memory, cache
 
     def process(
         self,
@@ -133,7 +137,9 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         mean = prior.mean.unsqueeze(-1).clone()
         return LocalProcess(kernel, prior.num_outputs, mean, experts, self.nearest)
 
-    def objective(self, memory: LocalMemory, prior: Prior) -> Tensor:
+    def objective(
+        self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
+    ) -> tuple[Tensor, LocalCache | None]:
         """Sum over the local models, each observation's likelihood to the power of its weight."""
         rows, outputs = memory.rows, prior.num_outputs
         K = in_dtype(
@@ -146,11 +152,13 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         white = solve_lower(factor, (root * centred).unsqueeze(-1)).squeeze(-1)
         logs = rows.weight * (2.0 * math.pi * variance).log()
         each = -0.5 * (logs + white.square()) - factor.diagonal(dim1=-2, dim2=-1).log()
-        return each.sum(-1).sum(0)
+        return each.sum(-1).sum(0), cache
 
-    def log_marginal_likelihood(self, memory: LocalMemory, prior: Prior) -> Tensor:
+    def log_marginal_likelihood(
+        self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
+    ) -> tuple[Tensor, LocalCache | None]:
         """The objective is the log marginal likelihood of the data held."""
-        return self.objective(memory, prior)
+        return self.objective(memory, cache, prior)
 
 
 def _state(prior: Prior) -> State:

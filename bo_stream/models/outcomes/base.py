@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from torch import Tensor
 
-from bo_stream.models.memory import Measured, Targets
+from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.noise import NoiseFloor
 from bo_stream.models.outcomes.transform import OutcomeChain
+from bo_stream.process.process import PosteriorProcess
+
+if TYPE_CHECKING:
+    from bo_stream.models.prior import Prior
+
+Noise = Callable[[Tensor], Tensor]
+"""Maps inputs of the process, ``... x q x d``, to noise variances, ``... x m x q`` or broadcast."""
+
+Drawing = Callable[[Tensor, int], Tensor]
+"""Maps values of the process, ``S x ... x m x q``, and a seed to outcomes of the same shape."""
 
 
 class Outcomes(ABC):
@@ -25,6 +35,22 @@ class Outcomes(ABC):
 
     shift: Tensor
     floor: NoiseFloor
+
+    # --- what is observed ------------------------------------------------------------------
+
+    @abstractmethod
+    def check(self, prior: Prior, Y: Tensor, Yvar: Tensor | None) -> None:
+        """Check that there can be such outcomes.
+
+        Args:
+            prior: The hyperparameters.
+            Y: ``batch x n x m``, of fitting shape, dtype and device.
+            Yvar: Noise variances shaped as Y, or None.
+
+        Raises:
+            InputDataError: The likelihood cannot have them.
+            UnsupportedError: The likelihood takes no known variances.
+        """
 
     @abstractmethod
     def encode(
@@ -66,6 +92,94 @@ class Outcomes(ABC):
         Returns:
             ``batch x m x 2 x 1``.
         """
+
+    # --- what is predicted, and what a fantasy observes ---------------------------------------
+
+    @abstractmethod
+    def noise_level(self, prior: Prior, memory: Memory) -> Tensor:
+        """Return the variance of Gaussian noise, inferred or the mean known one, ``batch x m``.
+
+        Raises:
+            UnsupportedError: The likelihood has no Gaussian noise.
+        """
+
+    @abstractmethod
+    def noise_variance(self, prior: Prior, memory: Memory) -> Tensor:
+        """Return the variance of a real outcome given the process, ``batch x m``.
+
+        Raises:
+            UnsupportedError: Outcomes are labels or counts.
+        """
+
+    @abstractmethod
+    def moments(
+        self, prior: Prior, mean: Tensor, variance: Tensor, noise: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of outcomes at single points, in units of the process.
+
+        Args:
+            prior: The hyperparameters.
+            mean: Of the process there, ``... x m x q``.
+            variance: Of the process there, shaped as mean.
+            noise: Gives the noise variances there.
+        """
+
+    @abstractmethod
+    def log_density(
+        self,
+        prior: Prior,
+        targets: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        noise: Callable[[], Tensor],
+    ) -> Tensor:
+        """Return the log density of outcomes at single points, ``... x m x q``.
+
+        Args:
+            prior: The hyperparameters.
+            targets: Outcomes in units of the process, ``...' x m x q``.
+            mean: As for :meth:`moments`.
+            variance: As there.
+            noise: As there.
+
+        Raises:
+            InputDataError: The likelihood cannot have such outcomes.
+        """
+
+    @abstractmethod
+    def pseudo_observations(
+        self,
+        prior: Prior,
+        process: PosteriorProcess,
+        inputs: Tensor,
+        targets: Tensor,
+        noise: Tensor | None,
+        own_noise: Noise,
+    ) -> tuple[Tensor, Tensor]:
+        """Return Gaussian outcomes and noise variances that a fantasy conditions the process on.
+
+        Args:
+            prior: The hyperparameters.
+            process: That is conditioned.
+            inputs: Transformed, ``... x q x d``.
+            targets: Hypothetical outcomes in units of the process, ``... x m x q``.
+            noise: Their variances, or None for the model's own.
+            own_noise: Gives these.
+
+        Returns:
+            Two tensors that broadcast to ``... x m x q``.
+        """
+
+    @abstractmethod
+    def drawing(self, prior: Prior) -> Drawing | None:
+        """Return how outcomes are drawn given the process; None: by adding Gaussian noise."""
+
+    # --- the units of the memory --------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def rescales(self) -> bool:
+        """Whether targets in memory can be standardised anew."""
 
     @property
     @abstractmethod

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
+from torch.distributions import Normal
 
 from bo_stream.models.checks import check_finite
 from bo_stream.models.construction import first_totals, reference_outcome
-from bo_stream.models.memory import Measured, Targets
-from bo_stream.models.outcomes.base import Outcomes
+from bo_stream.models.memory import Measured, Memory, Targets
+from bo_stream.models.outcomes.base import Drawing, Noise, Outcomes
 from bo_stream.models.outcomes.noise import (
+    LEAST_NOISE,
+    NOISE_FLOOR,
     NoiseFloor,
     known_noise,
     outcome_variance,
@@ -21,7 +25,11 @@ from bo_stream.models.outcomes.noise import (
     zero_rows,
 )
 from bo_stream.models.outcomes.transform import OutcomeChain
+from bo_stream.process.process import PosteriorProcess
 from bo_stream.sufficient_statistics import target_columns
+
+if TYPE_CHECKING:
+    from bo_stream.models.prior import Prior
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,79 @@ class GaussianOutcomes(Outcomes):
         """Take the shift from the first targets, ``batch x n x m``; the floor is set later."""
         shift = reference_outcome(targets)
         return cls(shift, NoiseFloor.of(torch.ones_like(shift)), targets.shape[-2] > 0)
+
+    def check(self, prior: Prior, Y: Tensor, Yvar: Tensor | None) -> None:
+        """Check nothing: any real number can be observed."""
+
+    def noise_level(self, prior: Prior, memory: Memory) -> Tensor:
+        """Return the inferred noise variance, or the mean of the positive known ones.
+
+        Where all that are known are zero: what they are raised to.
+        """
+        inferred = prior.inferred_noise
+        return self.mean_known_noise(prior, memory) if inferred is None else inferred
+
+    def mean_known_noise(self, prior: Prior, memory: Memory) -> Tensor:
+        """Return the mean of the positive known noise variances, ``batch x m``."""
+        scale, mean = prior.chain.offset_and_scale(memory.counts)[1], memory.mean_known_noise()
+        if mean is None:
+            zeros = self.floor.any_zero
+            return prior.zero_noise if zeros else torch.full_like(scale, NOISE_FLOOR)
+        return (mean / scale.square()).clamp_min(LEAST_NOISE)
+
+    def noise_variance(self, prior: Prior, memory: Memory) -> Tensor:
+        """Return the noise level."""
+        return self.noise_level(prior, memory)
+
+    def moments(
+        self, prior: Prior, mean: Tensor, variance: Tensor, noise: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Add the noise variance; see :class:`Outcomes`.
+
+        Raises:
+            UnsupportedError: The transformed outcomes are no multiples of those observed.
+        """
+        if prior.chain.fixed:
+            names = ", ".join(type(step).__name__ for step in prior.chain.fixed)
+            raise UnsupportedError(
+                f"Expected outcome_transform to be Standardize or None, got {names}: outcomes have "
+                "another distribution than the transformed ones. Use posterior."
+            )
+        return mean, variance + noise()
+
+    def log_density(
+        self,
+        prior: Prior,
+        targets: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        noise: Callable[[], Tensor],
+    ) -> Tensor:
+        """Return the normal log density; see :class:`Outcomes`."""
+        mean, variance = self.moments(prior, mean, variance, noise)
+        density: Tensor = Normal(mean, variance.sqrt(), validate_args=False).log_prob(targets)
+        return density
+
+    def pseudo_observations(
+        self,
+        prior: Prior,
+        process: PosteriorProcess,
+        inputs: Tensor,
+        targets: Tensor,
+        noise: Tensor | None,
+        own_noise: Noise,
+    ) -> tuple[Tensor, Tensor]:
+        """Return targets and variances as they are; see :class:`Outcomes`."""
+        return targets, own_noise(inputs) if noise is None else noise
+
+    def drawing(self, prior: Prior) -> Drawing | None:
+        """Return None: noise is Gaussian."""
+        return None
+
+    @property
+    def rescales(self) -> bool:
+        """Always: targets are in the units of the outcomes."""
+        return True
 
     def found(self, is_found: bool) -> Self:
         """Say whether the shift was taken from observations that are in memory."""

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
+from bo_stream.likelihoods.outcome_model import OutcomeModel
+from bo_stream.likelihoods.sites import Prior as Marginal
+from bo_stream.likelihoods.sites import fit_sites, local_sites
 from bo_stream.models.checks import check_finite
-from bo_stream.models.memory import Measured, Targets
-from bo_stream.models.outcomes.base import Outcomes
+from bo_stream.models.latent_choice import REAL
+from bo_stream.models.memory import Measured, Memory, Targets
+from bo_stream.models.outcomes.base import Drawing, Noise, Outcomes
 from bo_stream.models.outcomes.noise import NoiseFloor
 from bo_stream.models.outcomes.transform import OutcomeChain
+from bo_stream.process.process import PosteriorProcess
+
+if TYPE_CHECKING:
+    from bo_stream.models.prior import Prior
 
 
 @dataclass(frozen=True)
@@ -26,16 +35,28 @@ class LikelihoodOutcomes(Outcomes):
     Attributes:
         shift: Zero, ``batch x m``.
         floor: Of no use.
+        beta: Weight of the divergence in the bound that a posterior maximises, in (0, 1].
+        fantasy_steps: Natural-gradient steps on hypothetical outcomes.
     """
 
     shift: Tensor
     floor: NoiseFloor
+    beta: float = 1.0
+    fantasy_steps: int = 1
 
     @classmethod
-    def of(cls, like: Tensor) -> Self:
+    def of(cls, like: Tensor, beta: float = 1.0, fantasy_steps: int = 1) -> Self:
         """Build them for tensors of a shape ``batch x m``, dtype and device."""
         zero = torch.zeros_like(like)
-        return cls(zero, NoiseFloor.of(zero))
+        return cls(zero, NoiseFloor.of(zero), beta, fantasy_steps)
+
+    def check(self, prior: Prior, Y: Tensor, Yvar: Tensor | None) -> None:
+        """Check that the likelihood can have such outcomes; see :class:`Outcomes`."""
+        if Yvar is not None:
+            raise UnsupportedError(
+                "Expected no Yvar: the noise is the likelihood's. For known variances use OSGPR."
+            )
+        _model(prior).check(Y.detach().double().mT)
 
     def encode(
         self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None, infers_noise: bool
@@ -56,6 +77,79 @@ class LikelihoodOutcomes(Outcomes):
     def target_map(self, chain: OutcomeChain, mean: Tensor) -> Tensor:
         """Subtract the prior mean."""
         return torch.stack((torch.ones_like(mean), -mean), -1).unsqueeze(-1)
+
+    def noise_level(self, prior: Prior, memory: Memory) -> Tensor:
+        """Return the noise variance of a Gaussian likelihood; see :class:`Outcomes`."""
+        inferred = prior.inferred_noise
+        if inferred is not None:
+            return inferred
+        raise UnsupportedError(
+            f"A {type(prior.likelihood).__name__} has no Gaussian noise to add "
+            "(observation_noise=True): the posterior is of the latent process. For outcomes use "
+            "predictive or log_predictive."
+        )
+
+    def noise_variance(self, prior: Prior, memory: Memory) -> Tensor:
+        """Return the variance of a real outcome given the process; see :class:`Outcomes`."""
+        if prior.is_gaussian or not isinstance(prior.likelihood, REAL):
+            return self.noise_level(prior, memory)
+        nowhere = torch.zeros_like(prior.mean).unsqueeze(-1)
+        return _model(prior).variance(nowhere).squeeze(-1)
+
+    def moments(
+        self, prior: Prior, mean: Tensor, variance: Tensor, noise: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return those of the likelihood's marginal; see :class:`Outcomes`."""
+        return _model(prior).moments(mean, variance)
+
+    def log_density(
+        self,
+        prior: Prior,
+        targets: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        noise: Callable[[], Tensor],
+    ) -> Tensor:
+        """Return that of the likelihood's marginal; see :class:`Outcomes`."""
+        model = _model(prior)
+        model.check(targets)
+        return model.log_marginal(targets, mean, variance)
+
+    def pseudo_observations(
+        self,
+        prior: Prior,
+        process: PosteriorProcess,
+        inputs: Tensor,
+        targets: Tensor,
+        noise: Tensor | None,
+        own_noise: Noise,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sites of outcomes as observations: a dual update (Chang et al., 2023)."""
+        if prior.is_gaussian:
+            return targets, self.beta * (own_noise(inputs) if noise is None else noise)
+        if noise is not None:
+            raise UnsupportedError(
+                f"Expected no noise with a {type(prior.likelihood).__name__}: it has its own."
+            )
+        model = _model(prior)
+        model.check(targets)
+        expected, power = model.expected_log_prob(targets), 1.0 / self.beta
+        if self.fantasy_steps == 1:
+            _, mean, variance = torch.broadcast_tensors(targets, *process.marginals(inputs))
+            sites, _ = local_sites(expected, mean, variance, power)
+        else:
+            marginal = Marginal.of(process.mean(inputs), process.covariance(inputs), targets.shape)
+            sites = fit_sites(marginal, expected, power, self.fantasy_steps).sites
+        return sites.pseudo_observations()
+
+    def drawing(self, prior: Prior) -> Drawing | None:
+        """Return draws of the likelihood; see :class:`Outcomes`."""
+        return None if prior.is_gaussian else _model(prior).draw
+
+    @property
+    def rescales(self) -> bool:
+        """Never."""
+        return False
 
     @property
     def awaits(self) -> bool:
@@ -95,4 +189,8 @@ class LikelihoodOutcomes(Outcomes):
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
         """Apply a rule to all tensors."""
-        return type(self)(rule(self.shift), self.floor.map(rule))
+        return replace(self, shift=rule(self.shift), floor=self.floor.map(rule))
+
+
+def _model(prior: Prior) -> OutcomeModel:
+    return OutcomeModel.of(prior.likelihood, prior.num_outputs)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import _DefaultType
-from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    LaplaceLikelihood,
+    Likelihood,
+    PoissonLikelihood,
+)
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.bases.sampled import (
-    FourierBasis,
-    PointBasis,
-    RelevanceBasis,
-    SampledBasis,
-    check_spectral,
-)
+from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.latent_choice import REAL, check_transform
+
+BATCH_SIZE = 500
+"""Observations of a step where the user does not say."""
+
+FUNCTIONS = 20_000
+"""Functions of a draw where the user does not say."""
 
 
 @dataclass(frozen=True)
@@ -81,163 +85,21 @@ class Chevron:
         checked_number("columns", self.columns)
 
 
-class Layout(ABC):
-    """The functions of a model, as they are now."""
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """Number p of functions."""
-
-    @abstractmethod
-    def basis(self, kernel: Kernel, precisions: Tensor | None) -> SampledBasis:
-        """Of a kernel, and of precisions ``m x p`` where functions have their own."""
-
-    @abstractmethod
-    def grown(self, X: Tensor) -> Layout:
-        """With functions for further inputs, ``n x d``, or the same."""
-
-    @property
-    @abstractmethod
-    def points(self) -> Tensor:
-        """Where the functions are, ``p x d``; none where they are nowhere."""
-
-    @abstractmethod
-    def since(self, start: int) -> Layout:
-        """The functions from one on, as functions of their own."""
-
-    @abstractmethod
-    def select(self, outputs: list[int]) -> Layout:
-        """Of some outputs."""
-
-    @abstractmethod
-    def to(self, device: torch.device) -> Layout:
-        """On another device."""
-
-
 @dataclass(frozen=True)
-class FourierLayout(Layout):
-    """Features from a seed.
+class Schedule:
+    """How a model learns; see :class:`~bo_stream.QSGP` for the defaults.
 
     Attributes:
-        choice: What the user said.
-    """
-
-    choice: FourierFeatures
-
-    @property
-    def size(self) -> int:
-        """Number p of features."""
-        return self.choice.count
-
-    def basis(self, kernel: Kernel, precisions: Tensor | None) -> SampledBasis:
-        """Of a kernel."""
-        return FourierBasis(kernel, self.choice.count, self.choice.seed)
-
-    def grown(self, X: Tensor) -> Layout:
-        """The same."""
-        return self
-
-    @property
-    def points(self) -> Tensor:
-        """None."""
-        return torch.zeros(0, 0)
-
-    def since(self, start: int) -> Layout:
-        """All: they come at once."""
-        return self
-
-    def select(self, outputs: list[int]) -> Layout:
-        """The same: outputs differ by their kernels only."""
-        return self
-
-    def to(self, device: torch.device) -> Layout:
-        """The same."""
-        return self
-
-
-@dataclass(frozen=True)
-class PointLayout(Layout):
-    """Kernel functions at points.
-
-    Attributes:
-        Z: ``p x d``.
-        outputs: m.
-        limit: Most points.
-    """
-
-    Z: Tensor
-    outputs: int
-    limit: int
-
-    @property
-    def size(self) -> int:
-        """Number p of points."""
-        return len(self.Z)
-
-    def basis(self, kernel: Kernel, precisions: Tensor | None) -> SampledBasis:
-        """With ``S = K_ZZ``, or with precisions of their own."""
-        if precisions is None:
-            return PointBasis(kernel, self.Z, self.outputs)
-        return RelevanceBasis(kernel, self.Z, self.outputs, precisions)
-
-    def grown(self, X: Tensor) -> Layout:
-        """With the inputs as points, as many as there is room for."""
-        room = max(0, self.limit - len(self.Z))
-        return self if room == 0 else replace(self, Z=torch.cat((self.Z, X[:room].to(self.Z))))
-
-    @property
-    def points(self) -> Tensor:
-        """Z."""
-        return self.Z
-
-    def since(self, start: int) -> Layout:
-        """At the later points."""
-        return replace(self, Z=self.Z[start:])
-
-    def select(self, outputs: list[int]) -> Layout:
-        """At the same points."""
-        return replace(self, outputs=len(outputs))
-
-    def to(self, device: torch.device) -> Layout:
-        """On another device."""
-        return replace(self, Z=self.Z.to(device))
-
-
-def layout_of(
-    choice: FourierFeatures | InducingAtData, kernel: Kernel, X: Tensor, outputs: int
-) -> Layout:
-    """The first functions.
-
-    Args:
-        choice: Of the user.
-        kernel: Of the model.
-        X: First inputs, ``n x d``, float64; none of them is a point yet.
-        outputs: m.
-
-    Raises:
-        UnsupportedError: The kernel has no such features.
-    """
-    if isinstance(choice, FourierFeatures):
-        check_spectral(kernel)
-        return FourierLayout(choice)
-    return PointLayout(X[:0], outputs, choice.max_points)
-
-
-@dataclass(frozen=True)
-class StepOptions:
-    """How a model learns; see :class:`~bo_stream.QSGP` for what each means.
-
-    Attributes:
-        batch_size: Of data.
-        functions: Drawn.
+        batch_size: Observations of a step.
+        functions: Basis functions m̃ of a draw.
         control_points: Of the control variate.
         update_steps: Of an update.
-        initial_points: Of the exact GP.
-        freeze_steps: Of the hyperparameters.
-        learning_rate: Of weights.
-        hyper_rate: Of hyperparameters.
-        half_life: Of both.
+        initial_points: Observations of the exact GP before the first step of a fit.
+        freeze_steps: Steps before the hyperparameters begin to move.
+        learning_rate: AdaGrad's, of the weights.
+        hyper_rate: Adam's, of the hyperparameters; 0: they stay.
+        half_life: Steps in which both rates fall to half.
+        seed: Of all draws.
     """
 
     batch_size: int | None
@@ -249,6 +111,7 @@ class StepOptions:
     learning_rate: float
     hyper_rate: float
     half_life: float
+    seed: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -267,6 +130,18 @@ class StepOptions:
                 raise ValueError(f"Expected {name} to be positive, got {getattr(self, name)}.")
         if not self.hyper_rate >= 0.0:
             raise ValueError(f"Expected hyper_rate to be at least 0, got {self.hyper_rate}.")
+
+    def rows(self, held: int) -> int:
+        """Observations of a minibatch of those that are held."""
+        return min(BATCH_SIZE, held) if self.batch_size is None else self.batch_size
+
+    def drawn(self, size: int) -> int:
+        """Functions of a draw from so many."""
+        return min(FUNCTIONS, size) if self.functions is None else self.functions
+
+    def decay(self, step: int) -> float:
+        """Of both rates at a step."""
+        return float(0.5 ** (step / self.half_life))
 
 
 def choose_empirical_bayes(asked: bool | None, basis: FourierFeatures | InducingAtData) -> bool:
@@ -346,4 +221,30 @@ def check_gaussian(likelihood: Likelihood | None) -> None:
         raise UnsupportedError(
             f"Expected likelihood to be a GaussianLikelihood, got {type(likelihood).__name__}: "
             "precisions are learned for that alone. For other likelihoods take QSGP."
+        )
+
+
+LOG_CONCAVE = (
+    GaussianLikelihood,
+    LaplaceLikelihood,
+    BernoulliLikelihood,
+    LogisticLikelihood,
+    PoissonLikelihood,
+)
+"""Likelihoods whose logarithm is concave in the function value."""
+
+
+def check_log_concave(likelihood: Likelihood) -> None:
+    """Check that Theorem 3 bounds a likelihood.
+
+    Raises:
+        UnsupportedError: Its logarithm is not known to be concave.
+    """
+    if not isinstance(likelihood, LOG_CONCAVE):
+        names = ", ".join(one.__name__ for one in LOG_CONCAVE)
+        raise UnsupportedError(
+            f"Expected a likelihood whose logarithm is concave ({names}), got "
+            f"{type(likelihood).__name__}: with a few functions drawn, Jensen's inequality would "
+            "not make the estimate a lower bound. For outliers take LaplaceLikelihood, for any "
+            "likelihood OSVGP."
         )

@@ -2,21 +2,91 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from bo_stream.bases.sampled import SampledBasis
+from bo_stream.bases.sampled import (
+    FourierBasis,
+    PointBasis,
+    RelevanceBasis,
+    SampledBasis,
+    check_spectral,
+)
 from bo_stream.models.hyperparameters import subset_module, subset_moments
-from bo_stream.models.quadruply_stochastic.choice import Layout
+from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData
 from bo_stream.models.quadruply_stochastic.sampled_gradient import ControlPoints
 from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior
 from bo_stream.models.stochastic.replay import Batch, HoldsRows, Replay
 
 _TINY = 1e-20
+
+
+@dataclass(frozen=True)
+class QuadruplyStochasticMemory(HoldsRows):
+    """A value, but that steps move the tensors of its progress in place.
+
+    Attributes:
+        replay: Observations in units of the process, ``n x d`` and ``n x m``.
+        layout: The functions.
+        progress: Of learning.
+        begun: Whether there was a call to fit.
+    """
+
+    replay: Replay
+    layout: Layout
+    progress: Progress
+    begun: bool = False
+
+    def basis(self, kernel: Kernel) -> SampledBasis:
+        """Return the functions of a kernel, and of their own precisions if they have any."""
+        return self.layout.basis(kernel, self.progress.precisions)
+
+    @property
+    def _outputs(self) -> int:
+        return self.progress.posterior.coefficients.shape[0]
+
+    @property
+    def counts(self) -> Tensor:
+        """Number n of observations that came, ``m``."""
+        like = self.progress.posterior.coefficients
+        return like.new_full((self._outputs,), float(self.replay.count), dtype=torch.float64)
+
+    def after(self, new: Batch) -> QuadruplyStochasticMemory:
+        """With more observations to draw from, and a progress of its own. Cost O(p)."""
+        return replace(self, replay=self.replay.plus(new), progress=self.progress.clone())
+
+    def select(self, outputs: list[int]) -> QuadruplyStochasticMemory:
+        """A copy for some of the outputs."""
+        progress, of = self.progress, self._outputs
+        chosen = progress.map(lambda t: t[outputs])
+        moments = progress.moments
+        if moments is not None:
+            moments = subset_moments(moments, torch.Size(), of, outputs)
+        control = None
+        if progress.control is not None:
+            control = _of_outputs(progress.control, of, outputs)
+        return replace(
+            self,
+            replay=self.replay.select(outputs),
+            layout=self.layout.select(outputs),
+            progress=replace(chosen, moments=moments, control=control),
+        )
+
+    def to(self, device: torch.device) -> QuadruplyStochasticMemory:
+        """On another device; Adam and the control variate begin anew there."""
+        progress = self.progress.map(lambda t: t.to(device))
+        return replace(
+            self,
+            replay=self.replay.to(device),
+            layout=self.layout.to(device),
+            progress=replace(progress, moments=None),
+        )
 
 
 @dataclass(frozen=True)
@@ -53,31 +123,6 @@ class AdaGrad:
         moves = rate * gradient / (squares + _TINY).sqrt()
         values.index_add_(1, index, moves)
         return moves
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How steps are taken.
-
-    Attributes:
-        functions: Basis functions m̃ of a draw.
-        rate: AdaGrad's, of the weights.
-        hyper_rate: Adam's, of the hyperparameters; 0: they stay.
-        frozen: Steps before the hyperparameters begin to move.
-        half_life: Steps in which both rates fall to half.
-        seed: Of all draws.
-    """
-
-    functions: int
-    rate: float
-    hyper_rate: float
-    frozen: int
-    half_life: float
-    seed: int
-
-    def decay(self, step: int) -> float:
-        """Of both rates at a step."""
-        return float(0.5 ** (step / self.half_life))
 
 
 @dataclass
@@ -140,56 +185,147 @@ class Progress:
         return replace(copy, control=None if self.control is None else self.control.clone())
 
 
+class Layout(ABC):
+    """The functions of a model, as they are now."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Number p of functions."""
+
+    @abstractmethod
+    def basis(self, kernel: Kernel, precisions: Tensor | None) -> SampledBasis:
+        """Of a kernel, and of precisions ``m x p`` where functions have their own."""
+
+    @abstractmethod
+    def grown(self, X: Tensor) -> Layout:
+        """With functions for further inputs, ``n x d``, or the same."""
+
+    @property
+    @abstractmethod
+    def points(self) -> Tensor:
+        """Where the functions are, ``p x d``; none where they are nowhere."""
+
+    @abstractmethod
+    def since(self, start: int) -> Layout:
+        """The functions from one on, as functions of their own."""
+
+    @abstractmethod
+    def select(self, outputs: list[int]) -> Layout:
+        """Of some outputs."""
+
+    @abstractmethod
+    def to(self, device: torch.device) -> Layout:
+        """On another device."""
+
+
 @dataclass(frozen=True)
-class QuadrupleMemory(HoldsRows):
-    """A value, but that steps move the tensors of its progress in place.
+class FourierLayout(Layout):
+    """Features from a seed.
 
     Attributes:
-        replay: Observations in units of the process, ``n x d`` and ``n x m``.
-        layout: The functions.
-        progress: Of learning.
+        choice: What the user said.
     """
 
-    replay: Replay
-    layout: Layout
-    progress: Progress
+    choice: FourierFeatures
 
     @property
-    def _outputs(self) -> int:
-        return self.progress.posterior.coefficients.shape[0]
+    def size(self) -> int:
+        """Number p of features."""
+        return self.choice.count
+
+    def basis(self, kernel: Kernel, precisions: Tensor | None) -> SampledBasis:
+        """Of a kernel."""
+        return FourierBasis(kernel, self.choice.count, self.choice.seed)
+
+    def grown(self, X: Tensor) -> Layout:
+        """The same."""
+        return self
 
     @property
-    def counts(self) -> Tensor:
-        """Number n of observations that came, ``m``."""
-        like = self.progress.posterior.coefficients
-        return like.new_full((self._outputs,), float(self.replay.count), dtype=torch.float64)
+    def points(self) -> Tensor:
+        """None."""
+        return torch.zeros(0, 0)
 
-    def after(self, new: Batch) -> QuadrupleMemory:
-        """With more observations to draw from, and a progress of its own. Cost O(p)."""
-        return replace(self, replay=self.replay.plus(new), progress=self.progress.clone())
+    def since(self, start: int) -> Layout:
+        """All: they come at once."""
+        return self
 
-    def select(self, outputs: list[int]) -> QuadrupleMemory:
-        """A copy for some of the outputs."""
-        progress, of = self.progress, self._outputs
-        chosen = progress.map(lambda t: t[outputs])
-        moments = progress.moments
-        if moments is not None:
-            moments = subset_moments(moments, torch.Size(), of, outputs)
-        control = None
-        if progress.control is not None:
-            control = _of_outputs(progress.control, of, outputs)
-        return QuadrupleMemory(
-            self.replay.select(outputs),
-            self.layout.select(outputs),
-            replace(chosen, moments=moments, control=control),
-        )
+    def select(self, outputs: list[int]) -> Layout:
+        """The same: outputs differ by their kernels only."""
+        return self
 
-    def to(self, device: torch.device) -> QuadrupleMemory:
-        """On another device; Adam and the control variate begin anew there."""
-        progress = self.progress.map(lambda t: t.to(device))
-        return QuadrupleMemory(
-            self.replay.to(device), self.layout.to(device), replace(progress, moments=None)
-        )
+    def to(self, device: torch.device) -> Layout:
+        """The same."""
+        return self
+
+
+@dataclass(frozen=True)
+class PointLayout(Layout):
+    """Kernel functions at points.
+
+    Attributes:
+        Z: ``p x d``.
+        outputs: m.
+        limit: Most points.
+    """
+
+    Z: Tensor
+    outputs: int
+    limit: int
+
+    @property
+    def size(self) -> int:
+        """Number p of points."""
+        return len(self.Z)
+
+    def basis(self, kernel: Kernel, precisions: Tensor | None) -> SampledBasis:
+        """With ``S = K_ZZ``, or with precisions of their own."""
+        if precisions is None:
+            return PointBasis(kernel, self.Z, self.outputs)
+        return RelevanceBasis(kernel, self.Z, self.outputs, precisions)
+
+    def grown(self, X: Tensor) -> Layout:
+        """With the inputs as points, as many as there is room for."""
+        room = max(0, self.limit - len(self.Z))
+        return self if room == 0 else replace(self, Z=torch.cat((self.Z, X[:room].to(self.Z))))
+
+    @property
+    def points(self) -> Tensor:
+        """Z."""
+        return self.Z
+
+    def since(self, start: int) -> Layout:
+        """At the later points."""
+        return replace(self, Z=self.Z[start:])
+
+    def select(self, outputs: list[int]) -> Layout:
+        """At the same points."""
+        return replace(self, outputs=len(outputs))
+
+    def to(self, device: torch.device) -> Layout:
+        """On another device."""
+        return replace(self, Z=self.Z.to(device))
+
+
+def layout_of(
+    choice: FourierFeatures | InducingAtData, kernel: Kernel, X: Tensor, outputs: int
+) -> Layout:
+    """The first functions.
+
+    Args:
+        choice: Of the user.
+        kernel: Of the model.
+        X: First inputs, ``n x d``, float64; none of them is a point yet.
+        outputs: m.
+
+    Raises:
+        UnsupportedError: The kernel has no such features.
+    """
+    if isinstance(choice, FourierFeatures):
+        check_spectral(kernel)
+        return FourierLayout(choice)
+    return PointLayout(X[:0], outputs, choice.max_points)
 
 
 def _of_outputs(control: ControlPoints, of: int, outputs: list[int]) -> ControlPoints:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, Self
 
 import torch
 from botorch.models.transforms.input import InputTransform
@@ -12,22 +15,39 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from bo_stream.bases.sampled import SampledBasis
+from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.checks import check_instance
+from bo_stream.models.inferred import InferredGP
+from bo_stream.models.kept_process import KeptProcess
+from bo_stream.models.latent_choice import latent_kernel
+from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.quadruply_stochastic.choice import (
     Chevron,
     FourierFeatures,
     InducingAtData,
     MeanField,
-    StepOptions,
+    Schedule,
+    check_arithmetic,
     check_columns,
+    check_log_concave,
+    check_unbatched,
     choose_empirical_bayes,
+    choose_transform,
 )
-from bo_stream.models.quadruply_stochastic.gp import QuadrupleGP
+from bo_stream.models.quadruply_stochastic.inference import (
+    SUPPORT_PLACE,
+    QuadruplyStochasticInference,
+    fit,
+)
+from bo_stream.models.quadruply_stochastic.memory import QuadruplyStochasticMemory, layout_of
+from bo_stream.models.quadruply_stochastic.sampled_gradient import SampledGradient
+from bo_stream.models.stochastic.replay import DatasetReplay
+from bo_stream.models.stochastic.training import Training
 
 
-class QSGP(QuadrupleGP):
+class QSGP(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
     """A weighted sum of very many functions, learned from a few of them and a few data a step.
 
     Weights have a normal posterior, whose bound and gradient are estimated without bias from a
@@ -56,6 +76,8 @@ class QSGP(QuadrupleGP):
         >>> model.fit(seconds=600)
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
+
+    _inference: QuadruplyStochasticInference
 
     def __init__(
         self,
@@ -130,7 +152,7 @@ class QSGP(QuadrupleGP):
         columns = covariance.columns
         check_columns(columns, chosen)
         learns = choose_empirical_bayes(empirical_bayes, chosen)
-        options = StepOptions(
+        schedule = Schedule(
             batch_size,
             functions,
             control_points,
@@ -140,14 +162,114 @@ class QSGP(QuadrupleGP):
             learning_rate,
             hyper_rate,
             half_life,
+            seed,
         )
-        self._start(train_X, train_Y, likelihood, outcome_transform, arithmetic)
+        check_unbatched(train_X)
+        self._inference = QuadruplyStochasticInference(
+            schedule, columns, check_arithmetic(arithmetic), max_rows, learns, relevance=False
+        )
+        self._begin(train_X, train_Y, None, choose_transform(outcome_transform, likelihood))
+        self._units = LikelihoodOutcomes.of(self._units.shift)
         inputs = self._first_inputs(train_X, input_transform)
-        self._choose_modules(inputs, likelihood, covar_module, mean_module)
-        self._choose_steps(options, learns, columns, seed)
-        self._begin_memory(chosen, inputs, max_rows)
+        if covar_module is None:
+            covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape)
+        self._set_modules(inputs.shape[-1], None, None, covar_module, mean_module)
+        if likelihood is not None:
+            check_likelihood(likelihood, self._parameter_shape)
+            check_log_concave(likelihood)
+            self.likelihood = deepcopy(likelihood)
+        inputs = inputs.detach().double()
+        layout = layout_of(chosen, self.covar_module, inputs, self._num_outputs)
+        self._memory = self._inference.empty(layout, inputs, self._prior)
         self._standardize_first(train_X, train_Y, None)
-        self._first_update(train_X, train_Y)
+        self._check_observations(train_X, train_Y, None)
+        inputs = self.coordinates(train_X).double()
+        self._memory = self._inference.filled(self._memory, inputs, self._prior)
+        if train_X.shape[-2] > 0:
+            self._observe(train_X, train_Y, None, 1.0)
 
-    def _first_precisions(self, basis: SampledBasis) -> Tensor | None:
-        return None
+    @classmethod
+    def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
+        """A model that learns from a ``torch.utils.data.Dataset``, read a minibatch at a time.
+
+        It begins with a minibatch of it: transforms are of that, and so are functions at the data.
+        Its n is the data set's length. It takes no updates.
+
+        Args:
+            dataset: Has a length; items are pairs of an input, ``d``, and an outcome, ``m``.
+            options: The constructor's.
+
+        Raises:
+            InputDataError: It is empty, or its items are no pairs.
+            UnsupportedError: It can only be iterated.
+        """
+        replay = DatasetReplay.of(dataset)
+        first = replay.first(options, SUPPORT_PLACE)
+        model = cls(first.X, first.Y, **options)
+        model._set_memory(replace(model._memory, replay=replay))
+        return model
+
+    def fit(
+        self, steps: int | None = None, seconds: float | None = None, progress: bool = True
+    ) -> Training:
+        """Learn weights, and hyperparameters where ``empirical_bayes``; another call goes on.
+
+        The first call learns hyperparameters by an exact GP of ``initial_points`` observations, and
+        begins the weights anew for them. After Ctrl-C the model is as it was at the last check.
+
+        Args:
+            steps: Most steps to take.
+            seconds: Begin no step after so many; of both limits the first to be reached counts, of
+                neither a default of steps.
+            progress: Whether to draw a bar, where standard error is a terminal.
+
+        Raises:
+            InputDataError: There are no data.
+            ModelFittingError: The bound diverged; the model is as it was when it was good.
+            UnsupportedError: The model supposes data.
+            ValueError: A limit is negative; more data or functions for a step than there are.
+        """
+        self._check_not_supposed("fit")
+        learning = self._inference, self._memory, self._prior
+        return fit(*learning, steps, seconds, progress, keep=self._set_memory)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken so far, by updates and fits."""
+        return self._memory.progress.steps
+
+    @torch.no_grad()
+    def elbo(self) -> Tensor:
+        """The bound on the log marginal likelihood of all data, ``m``, without m if that is 1.
+
+        Of all that are held, in nats and in transformed units. Cost O(n p). Where S is not
+        diagonal, and functions are more than ``DETERMINED``, it lacks ``½ log |S|``, a constant.
+        """
+        return self.log_marginal_likelihood()
+
+    @torch.no_grad()
+    def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
+        """One unbiased draw of :meth:`elbo`, from the data and functions of one step.
+
+        For other likelihoods than the Gaussian it is on average below the bound, the less the more
+        functions are drawn. [Evans2020, theorem 3]
+
+        Args:
+            generator: On the CPU; torch's own if omitted.
+
+        Raises:
+            InputDataError: There are no data.
+            ValueError: More data or functions for a step than there are.
+        """
+        estimate = self._inference.estimate(self._memory, self._prior, generator)
+        return self._from_per_output(estimate)
+
+    def elbo_gradient_estimate(
+        self, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, SampledGradient]:
+        """One unbiased draw of :meth:`elbo`, ``m``, and of its gradient in the weights.
+
+        The gradient is that of the functions drawn; of all others it is 0. Args and errors as
+        :meth:`elbo_estimate`.
+        """
+        return self._inference.gradient_estimate(self._memory, self._prior, generator)

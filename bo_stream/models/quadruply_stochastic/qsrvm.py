@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, Self
 
 import torch
 from botorch.models.transforms.input import InputTransform
@@ -13,23 +16,38 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from bo_stream.bases.sampled import SampledBasis
+from bo_stream.likelihoods.outcome_model import check_likelihood
+from bo_stream.models.inferred import InferredGP
+from bo_stream.models.kept_process import KeptProcess
+from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.quadruply_stochastic.choice import (
     Chevron,
     InducingAtData,
     MeanField,
-    StepOptions,
+    Schedule,
+    check_arithmetic,
     check_columns,
     check_gaussian,
+    check_unbatched,
+    choose_transform,
 )
-from bo_stream.models.quadruply_stochastic.gp import QuadrupleGP
+from bo_stream.models.quadruply_stochastic.inference import (
+    SUPPORT_PLACE,
+    QuadruplyStochasticInference,
+    fit,
+)
+from bo_stream.models.quadruply_stochastic.memory import QuadruplyStochasticMemory, layout_of
+from bo_stream.models.quadruply_stochastic.sampled_gradient import SampledGradient
+from bo_stream.models.stochastic.replay import DatasetReplay
+from bo_stream.models.stochastic.training import Training
 
 RELEVANT = 1e4
 """Precisions below it are finite. [Evans2020, section I.3]"""
 
 
-class QSRVM(QuadrupleGP):
+class QSRVM(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
     """A weighted sum of kernel functions at the data, of which most weights become zero.
 
     Each weight has a prior precision of its own, which is learned; where it goes to infinity the
@@ -49,6 +67,8 @@ class QSRVM(QuadrupleGP):
         >>> model.fit(steps=2000)
         >>> model.relevance_vectors
     """
+
+    _inference: QuadruplyStochasticInference
 
     def __init__(
         self,
@@ -112,7 +132,7 @@ class QSRVM(QuadrupleGP):
         columns = (MeanField() if covariance is None else covariance).columns
         check_columns(columns, chosen)
         check_gaussian(likelihood)
-        options = StepOptions(
+        schedule = Schedule(
             batch_size,
             functions,
             control_points,
@@ -122,23 +142,37 @@ class QSRVM(QuadrupleGP):
             learning_rate,
             hyper_rate,
             half_life,
+            seed,
         )
-        self._start(train_X, train_Y, likelihood, outcome_transform, arithmetic)
+        check_unbatched(train_X)
+        self._inference = QuadruplyStochasticInference(
+            schedule,
+            columns,
+            check_arithmetic(arithmetic),
+            max_rows,
+            empirical_bayes,
+            relevance=True,
+        )
+        self._begin(train_X, train_Y, None, choose_transform(outcome_transform, likelihood))
+        self._units = LikelihoodOutcomes.of(self._units.shift)
         inputs = self._first_inputs(train_X, input_transform)
         if covar_module is None:
             covar_module = get_covar_module_with_dim_scaled_prior(
                 inputs.shape[-1], batch_shape=self._parameter_shape
             )
-        self._choose_modules(inputs, likelihood, covar_module, mean_module)
-        self._choose_steps(options, empirical_bayes, columns, seed)
-        self._begin_memory(chosen, inputs, max_rows)
+        self._set_modules(inputs.shape[-1], None, None, covar_module, mean_module)
+        if likelihood is not None:
+            check_likelihood(likelihood, self._parameter_shape)
+            self.likelihood = deepcopy(likelihood)
+        inputs = inputs.detach().double()
+        layout = layout_of(chosen, self.covar_module, inputs, self._num_outputs)
+        self._memory = self._inference.empty(layout, inputs, self._prior)
         self._standardize_first(train_X, train_Y, None)
-        self._first_update(train_X, train_Y)
-
-    def _first_precisions(self, basis: SampledBasis) -> Tensor | None:
-        """1 each: what a weight of a standardised outcome may well be."""
-        device = self._units.shift.device
-        return torch.ones(self._num_outputs, basis.size, dtype=torch.float64, device=device)
+        self._check_observations(train_X, train_Y, None)
+        inputs = self.coordinates(train_X).double()
+        self._memory = self._inference.filled(self._memory, inputs, self._prior)
+        if train_X.shape[-2] > 0:
+            self._observe(train_X, train_Y, None, 1.0)
 
     @property
     def precisions(self) -> Tensor:
@@ -153,3 +187,42 @@ class QSRVM(QuadrupleGP):
         """Points, in transformed inputs, whose function any output has use for, ``k x d``."""
         relevant = (self.precisions < RELEVANT).reshape(self._num_outputs, -1).any(0)
         return self._memory.layout.points[relevant].to(self.train_targets)
+
+    @classmethod
+    def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
+        """A model that learns from a data set, a minibatch at a time; see :class:`QSGP`."""
+        replay = DatasetReplay.of(dataset)
+        first = replay.first(options, SUPPORT_PLACE)
+        model = cls(first.X, first.Y, **options)
+        model._set_memory(replace(model._memory, replay=replay))
+        return model
+
+    def fit(
+        self, steps: int | None = None, seconds: float | None = None, progress: bool = True
+    ) -> Training:
+        """Learn weights, precisions and hyperparameters by steps; see :meth:`QSGP.fit`."""
+        self._check_not_supposed("fit")
+        learning = self._inference, self._memory, self._prior
+        return fit(*learning, steps, seconds, progress, keep=self._set_memory)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken so far, by updates and fits."""
+        return self._memory.progress.steps
+
+    @torch.no_grad()
+    def elbo(self) -> Tensor:
+        """The bound on the log marginal likelihood of all data; see :meth:`QSGP.elbo`."""
+        return self.log_marginal_likelihood()
+
+    @torch.no_grad()
+    def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
+        """One unbiased draw of :meth:`elbo`; see :meth:`QSGP.elbo_estimate`."""
+        estimate = self._inference.estimate(self._memory, self._prior, generator)
+        return self._from_per_output(estimate)
+
+    def elbo_gradient_estimate(
+        self, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, SampledGradient]:
+        """The same, and its gradient in the weights; see :meth:`QSGP.elbo_gradient_estimate`."""
+        return self._inference.gradient_estimate(self._memory, self._prior, generator)

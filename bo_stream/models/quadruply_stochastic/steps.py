@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.nn import Parameter
 
-from bo_stream.bases.sampled import SampledBasis
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.quadruply_stochastic.memory import Progress, Schedule
+from bo_stream.models.quadruply_stochastic.choice import Schedule
+from bo_stream.models.quadruply_stochastic.memory import Layout, Progress
 from bo_stream.models.quadruply_stochastic.sampled_gradient import (
     Drawn,
     Estimator,
@@ -30,14 +29,6 @@ COVARIANCE_RATE = 0.1
 """Rate of the dense columns of C, relative to that of the mean."""
 
 
-class Functions(Protocol):
-    """What steps ask of a layout."""
-
-    def basis(self, kernel: Kernel, precisions: Tensor | None, /) -> SampledBasis:
-        """Of a kernel, and of precisions ``m x p`` where functions have their own."""
-        ...
-
-
 class Steps:
     """Learning by steps, for :func:`~bo_stream.models.stochastic.training.train`."""
 
@@ -45,7 +36,7 @@ class Steps:
         self,
         progress: Progress,
         hyper: Hyperparameters,
-        layout: Functions,
+        layout: Layout,
         data: Callable[[torch.Generator], Drawn],
         num_data: float,
         schedule: Schedule,
@@ -82,7 +73,7 @@ class Steps:
     @property
     def learning_rate(self) -> float:
         """Of the first step."""
-        return self._schedule.rate
+        return self._schedule.learning_rate
 
     @property
     def is_valid(self) -> bool:
@@ -103,8 +94,8 @@ class Steps:
 
     @property
     def moments(self) -> dict[str, Any] | None:
-        """A copy of Adam's."""
-        return self._ascent.moments()
+        """A copy of Adam's, or those that it began with where no hyperparameter is learned."""
+        return self._ascent.moments() or self.progress.moments
 
     @property
     def estimator(self) -> Estimator:
@@ -115,7 +106,7 @@ class Steps:
             progress.control,
             self.hyper,
             lambda hyper: self._layout.basis(hyper.covar_module, progress.precisions),
-            self._schedule.functions,
+            self._schedule.drawn(progress.posterior.size),
             self._log_precision,
         )
 
@@ -127,7 +118,7 @@ class Steps:
         progress, schedule, estimator = self.progress, self._schedule, self.estimator
         generator = generator_at(schedule.seed, progress.steps)
         data = self._data(generator)
-        learns = bool(self._parameters) and progress.steps >= schedule.frozen
+        learns = bool(self._parameters) and progress.steps >= schedule.freeze_steps
         leaves = estimator.leaves(estimator.draws(generator), data, learns)
         with torch.enable_grad():
             value = estimator.value(leaves, data, learns).sum()
@@ -138,7 +129,7 @@ class Steps:
                 (-value).backward()
         self._move(leaves)
         self._measure(leaves, data)
-        if progress.steps >= schedule.frozen:
+        if progress.steps >= schedule.freeze_steps:
             self._relevance(leaves, data)
         progress.steps += 1
         return float(value.detach())
@@ -148,7 +139,7 @@ class Steps:
         """AdaGrad on what was drawn, and the control variate after it."""
         progress, schedule = self.progress, self._schedule
         posterior, gradient = progress.posterior, SampledGradient.of(leaves)
-        rate, index = schedule.rate * schedule.decay(progress.steps), gradient.drawn.index
+        rate, index = schedule.learning_rate * schedule.decay(progress.steps), gradient.drawn.index
         rates = torch.full_like(gradient.coefficients[:1, :1], COVARIANCE_RATE * rate)
         rates[..., 0] = rate
         moves = progress.moved.ascend(posterior.coefficients, index, gradient.coefficients, rates)

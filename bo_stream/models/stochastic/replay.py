@@ -1,23 +1,33 @@
-"""What a memory can be asked that holds observations to draw from instead of statistics."""
+"""Observations to draw from, for models that learn from these instead of from statistics."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, Self, cast
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
+from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
+from bo_stream.likelihoods.outcome_model import OutcomeModel
+from bo_stream.likelihoods.sites import ExpectedLogProb
+from bo_stream.models.prior import Prior
 from bo_stream.sufficient_statistics import target_columns
+
+ROWS = 2048
+"""Observations that a bound of all of them visits at a time."""
+
+FIRST_ROWS = 1024
+"""Observations of a data set that a model begins with, unless its minibatches have another size."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some observations, in the units in which they came.
+    """Some observations.
 
     Attributes:
         X: ``batch_shape x n x d``.
@@ -29,6 +39,11 @@ class Batch:
 
     def __len__(self) -> int:
         return self.X.shape[-2]
+
+    @property
+    def targets(self) -> Tensor:
+        """Outcomes, ``batch_shape x m x n``."""
+        return self.Y.mT
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> Batch:
         """A rule for both tensors."""
@@ -56,9 +71,27 @@ class Replay(ABC):
     def held(self) -> int:
         """Number of rows that can be drawn, at most n."""
 
+    @property
+    @abstractmethod
+    def nothing(self) -> Batch:
+        """No rows, of the shapes, dtypes and device of those that are drawn."""
+
+    @property
+    def weight(self) -> float:
+        """Observations that came for each row that is held."""
+        return self.count / max(self.held, 1)
+
     @abstractmethod
     def at(self, index: Tensor) -> Batch:
-        """Rows by their places, ``k`` whole numbers below ``held``."""
+        """Return rows by their places, ``k`` whole numbers below ``held``."""
+
+    @abstractmethod
+    def in_units(self, rows: Batch, prior: Prior) -> Batch:
+        """Bring rows that were drawn to the units of the process, and to float64.
+
+        Raises:
+            InputDataError: What a data set gave is not finite, or the likelihood cannot have it.
+        """
 
     @abstractmethod
     def plus(self, new: Batch) -> Replay:
@@ -101,6 +134,15 @@ class Replay(ABC):
         """All rows that are held, in order, ``size`` at a time."""
         for index in torch.arange(self.held).split(size):
             yield self.at(index)
+
+    def outcomes(
+        self, prior: Prior, likelihood: Likelihood
+    ) -> Iterator[tuple[Tensor, ExpectedLogProb]]:
+        """Yield inputs of all rows, some at a time, with a likelihood of their outcomes."""
+        model = OutcomeModel(likelihood, prior.num_outputs)
+        for batch in self.chunks(ROWS):
+            rows = self.in_units(batch, prior)
+            yield rows.X, model.expected_log_prob(rows.targets)
 
 
 def generator_at(seed: int, position: int) -> torch.Generator:
@@ -170,9 +212,18 @@ class StreamReplay(Replay):
         """All of them, or ``capacity``."""
         return self.size
 
+    @property
+    def nothing(self) -> Batch:
+        """No rows."""
+        return self.room.data.rows(slice(0, 0))
+
     def at(self, index: Tensor) -> Batch:
         """Rows by their places."""
         return self.room.data.rows(index.to(self.room.data.X.device))
+
+    def in_units(self, rows: Batch, prior: Prior) -> Batch:
+        """Return the rows: they were put in as the process has them."""
+        return rows
 
     def plus(self, new: Batch) -> StreamReplay:
         """With more observations, of which a full sample keeps each with its fair chance."""
@@ -266,6 +317,16 @@ class DatasetReplay(Replay):
         first = _pair(dataset, 0)
         return cls(dataset, first.rows(slice(0, 0)), tuple(range(first.Y.shape[-1])))
 
+    def first(self, options: Mapping[str, Any], place: int) -> Batch:
+        """Draw the minibatch that a model begins with.
+
+        Args:
+            options: Of the model: its ``batch_size`` and ``seed`` count, if they are given.
+            place: Of the random numbers.
+        """
+        size = min(options.get("batch_size") or FIRST_ROWS, self.held)
+        return self.draw(size, generator_at(options.get("seed", 0), place))
+
     @property
     def count(self) -> int:
         """Length of the data set."""
@@ -276,11 +337,23 @@ class DatasetReplay(Replay):
         """All of it."""
         return self.count
 
+    @property
+    def nothing(self) -> Batch:
+        """No rows."""
+        return Batch(self.like.X, self.like.Y[:, list(self.outputs)])
+
     def at(self, index: Tensor) -> Batch:
         """Read rows by their places."""
         pairs = [_pair(self.dataset, i) for i in index.tolist()]
         X, Y = (torch.cat(part) for part in ([p.X for p in pairs], [p.Y for p in pairs]))
         return Batch(X.to(self.like.X), Y[:, list(self.outputs)].to(self.like.Y))
+
+    def in_units(self, rows: Batch, prior: Prior) -> Batch:
+        """Check and transform rows as the model does in an update."""
+        model = prior.model
+        rows = rows.map(lambda tensor: tensor.to(model.train_targets))
+        targets, _ = model.standardized(rows.X, rows.Y)
+        return Batch(model.coordinates(rows.X).double(), targets.mT)
 
     def plus(self, new: Batch) -> DatasetReplay:
         """Refused, but for no observations."""
@@ -336,11 +409,15 @@ class HoldsRows(ABC):
         for batch in self.replay.chunks(_ROWS):
             columns = target_columns(batch.Y.to(total).mT)
             total = total + columns.mT @ columns
-        return total * (self.replay.count / max(self.replay.held, 1))
+        return total * self.replay.weight
 
     def mean_known_noise(self) -> Tensor | None:
         """None: the noise is the likelihood's."""
         return None
+
+    def map_targets(self, matrix: Tensor) -> Self:
+        """Return the same: under a likelihood all models have their targets in one unit."""
+        return self
 
     def scale(self, factor: float) -> NoReturn:
         """Refused.

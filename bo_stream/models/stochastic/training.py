@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
 from typing import Any, Protocol, TypeVar
 
@@ -111,6 +111,10 @@ class Training:
     steps: int
     seconds: float
     trace: tuple[tuple[int, float], ...]
+
+    def after(self, seconds: float) -> Training:
+        """Count the time before it, too."""
+        return replace(self, seconds=seconds + self.seconds)
 
 
 def train(

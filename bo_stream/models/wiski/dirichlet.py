@@ -17,13 +17,12 @@ from gpytorch.means import ConstantMean, Mean
 from torch import Size, Tensor
 
 from bo_stream.bases.grid.statistics import check_room
+from bo_stream.bases.stems import Stem
 from bo_stream.likelihoods.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
 from bo_stream.models.checks import check_inputs, check_instance
 from bo_stream.models.construction import check_stem, choose_likelihood
 from bo_stream.models.memory import Targets
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
-from bo_stream.models.stems import Stem
-from bo_stream.models.wiski.grid_choice import GridSize
 from bo_stream.models.wiski.grid_gp import GridGP
 from bo_stream.models.wiski.labels import (
     DirichletScores,
@@ -36,6 +35,7 @@ from bo_stream.models.wiski.labels import (
     number_of_classes,
     with_unseen_classes,
 )
+from bo_stream.models.wiski.resolution import GridSize
 from bo_stream.tensors import keeps_tensors
 
 OUTPUTSCALE = 6.0

@@ -1,4 +1,4 @@
-"""A grid model's memory as a stream changes it."""
+"""A streaming Gaussian process on a grid."""
 
 from __future__ import annotations
 
@@ -7,190 +7,191 @@ from typing import Self
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.models.caches import WHITENED_ROWS, Solved, Whitening, Wider
+from bo_stream.bases.grid.mesh import Sizes, mesh_over
+from bo_stream.bases.grid.resolution import interpolation_error
+from bo_stream.bases.stems import Stem
 from bo_stream.models.construction import (
+    check_rank,
     checked_projection,
+    choose_box,
+    observed_inputs,
+    stem_box,
+    stretch_lengthscale,
+    warn_of_scaling,
 )
-from bo_stream.models.memory import Observations, WhitenedMemory
-from bo_stream.models.remainder import check_remainder
-from bo_stream.models.wiski.grid_choice import GridSize, choose_grid_size
-from bo_stream.models.wiski.grid_posterior import GridPosterior
-from bo_stream.models.wiski.memory import StreamMemory
-from bo_stream.models.wiski.observation_space import SolvedRows
-from bo_stream.models.wiski.rows import RowMemory, joined, on_grid
-from bo_stream.tensors import is_in, keeps_tensors
+from bo_stream.models.inferred import InferredGP
+from bo_stream.models.wiski.cache import GridCache, Whitening
+from bo_stream.models.wiski.inference import GridInference, Memory
+from bo_stream.models.wiski.resolution import GridSize, check_dim, choose_grid_size
+from bo_stream.tensors import keeps_tensors
 
 
-class GridGP(GridPosterior):
+class GridGP(InferredGP[Memory, GridCache]):
     """A streaming Gaussian process on a grid: the body of every model on one."""
 
-    def _take(self, data: Observations) -> None:
-        memory = self._memory
-        if data.sign < 0.0 and isinstance(memory, StreamMemory):
-            self._check_holds(memory, data)
-        self._accumulate(data)
+    _inference: GridInference
 
-    @torch.no_grad()
-    def _check_holds(self, memory: StreamMemory, data: Observations) -> None:
-        """Check that without observations the memory is one of observations. Cost O(n r² + r³).
-
-        Raises:
-            InputDataError: They are not in memory.
-            UnsupportedError: There are observations on several grids.
-        """
-        memory.check_holds(data.X)
-        whitening = self._current_whitening()
-        check_remainder(self._whitened_without(memory, data, whitening), whitening.memory)
-
-    @staticmethod
-    def _whitened_without(
-        memory: StreamMemory, data: Observations, whitening: Whitening
-    ) -> WhitenedMemory:
-        if memory.all_on_current and len(data) <= WHITENED_ROWS:
-            return whitening.after(data, whitening.basis.features(data.X)).settled().memory
-        return memory.without(data).whitened(whitening.basis)
-
-    def _accumulate(self, data: Observations) -> None:
-        """Add observations, or take out some that are in memory; see :meth:`_check_holds`.
-
-        Raises:
-            InputDataError: One to take out is not among the rows in memory.
-        """
-        memory = self._memory
-        if data.sign < 0.0 and (isinstance(memory, RowMemory) or not memory.all_on_current):
-            self._set_memory(memory.without(data))
-        else:
-            self._add(data)
-        self._refresh_fixed_noise()
-
-    def _add(self, data: Observations) -> None:
-        self._make_room(data.X)
-        memory = self._memory_for(data)
-        whitening, solved = self._caches_after(self._whitening, self._solved, data)
-        rows_solved = self._rows_solved_after(memory, self._rows_solved, data)
-        wider = self._wider_after(memory, data)
-        subspace = None if self._subspace is None else self._subspace.after(data)
-        if isinstance(memory, StreamMemory):
-            memory.observe(data)
-        self._memory, self._whitening, self._solved = memory, whitening, solved
-        self._learning, self._subspace = None, subspace
-        self._rows_solved, self._wider = rows_solved, wider
-
-    def _memory_for(self, data: Observations) -> RowMemory | StreamMemory:
-        """Rows that hold a batch already, or statistics that have room for it."""
-        rows = self._memory
-        held = rows.observed(data) if isinstance(rows, RowMemory) else None
-        return on_grid(rows).with_noise_group_for(data) if held is None else held
-
-    @torch.no_grad()
-    def _rows_solved_after(
-        self, memory: RowMemory | StreamMemory, solved: SolvedRows | None, data: Observations
-    ) -> SolvedRows | None:
-        if isinstance(memory, StreamMemory) or solved is None or not is_in(self, solved.state):
-            return None
-        return solved.after(data.X, *self._prior.standardized(data))
-
-    @torch.no_grad()
-    def _caches_after(
-        self, whitening: Whitening | None, solved: Solved | None, data: Observations
-    ) -> tuple[Whitening | None, Solved | None]:
-        if whitening is None or data.X.shape[-2] > WHITENED_ROWS:
-            return None, None
-        solvable = solved is not None and solved.can_take(data, whitening.basis)
-        if solved is None or not solvable or not is_in(self, solved.state):
-            return self._whitening_after(whitening, data), None
-        features = whitening.basis.features(data.X)
-        outcomes, noise = self._prior.standardized(data)
-        return whitening.after(data, features), solved.after(features, outcomes, noise)
-
-    def _wider_after(
-        self, memory: RowMemory | StreamMemory, data: Observations
-    ) -> tuple[Wider, ...]:
-        """What is kept for queries outside the bounds, as far as it was asked for."""
-        return tuple(
-            Wider(
-                wider.grid,
-                *self._caches_after(wider.whitening, wider.solved, data),
-                self._rows_solved_after(memory, wider.rows_solved, data),
-                asked=False,
-            )
-            for wider in self._wider
-            if wider.asked
-        )
-
-    def _whitening_after(self, whitening: Whitening, data: Observations) -> Whitening | None:
-        if not is_in(self.covar_module, whitening.state):
-            return None
-        return whitening.after(data, whitening.basis.features(data.X))
-
-    def _make_room(self, X: Tensor) -> None:
-        """Grow the grid, exactly, so that its box holds transformed inputs."""
-        memory = self._memory.covering(X)
-        if memory is not self._memory:
-            self._set_memory(memory)
-
-    @keeps_tensors
-    def merge(self, other: Self) -> Self:
-        """Add another model's memory to this one's, in place; hyperparameters stay as they are.
-
-        Exact: equal to one stream of both models' data. Rows of both stay rows while these are few.
-        Else grids that share their nodes, up to the rounding of the inputs' dtype, are joined; a
-        different grid is kept beside this one, its observations interpolated from its own nodes.
-
-        Raises:
-            UnsupportedError: Another class, shape, transform, or a model that supposes data.
-        """
-        self._set_merged(self._merged_memory(other), other)
-        return self
-
-    def _merged_memory(self, other: Self) -> RowMemory | StreamMemory:
-        matrix = self._targets_of(other)
-        rounding = max(torch.finfo(model._dtype).eps for model in (self, other))
-        return joined(self._memory, other._memory.with_targets(matrix), rounding)
-
-    def reproject(self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None = None) -> Self:
-        """Replace observations by themselves as the stem projects them now.
-
-        Exact: equal to a memory that they had entered by the present stem.
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        likelihood: _GaussianLikelihoodBase | None = None,
+        covar_module: Kernel | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+        bounds: Tensor | None = None,
+        grid_size: GridSize | None = None,
+        tolerance: float = 1e-9,
+        max_rank: int = 1024,
+        stem: Stem | None = None,
+    ) -> None:
+        """Build the model and put the first observations into memory.
 
         Args:
-            X: ``n x d``, observed before.
-            Y: ``n x m``.
-            former: Their coordinates when they entered, ``n x k``: what :meth:`coordinates` was.
-            Yvar: Known noise variances shaped as Y; NaN: unknown.
+            train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
+            train_Y: ``batch_shape x n x m``.
+            train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: unknown,
+                learned. Zero is raised to ``NOISE_FLOOR`` of the outcomes' variance, a positive one
+                to ``LEAST_NOISE`` of it, with a warning.
+            likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
+                fixed noise where every variance is known.
+            covar_module: RBF, Matérn 1/2, 3/2, 5/2, periodic and spectral mixture kernels, scaled,
+                multiplied and added as you like. A sum gives a grid to each of its parts, over that
+                part's ``active_dims`` (at most four; parts may share inputs); parts on one and the
+                same single input share a grid. A Matérn kernel is the product of one-dimensional
+                ones here; a spectral mixture in several dimensions is gpytorch's product of
+                one-dimensional mixtures. Default: BoTorch's own default, with its
+                first lengthscales in parts of the box's widths.
+            mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
+            outcome_transform: Default: ``Standardize``, learned anew from the running sums,
+                exactly, whenever the model is refitted. ``Log``, ``Power`` and ``Bilog``, alone or
+                chained with a final ``Standardize``, work too; others raise.
+            input_transform: Any without parameters to learn; bounds that it learns come from the
+                first observations. One with learnable parameters (``Warp``) raises. One that makes
+                several inputs of each (``InputPerturbation``, ``AppendFeatures``) acts on what a
+                posterior is asked for; observations are as they come.
+            bounds: The box of the inputs, ``2 x d``, before the input transform. Default: the unit
+                cube if it holds the (transformed) data, else the data's box with a margin of a
+                tenth of its width on each side; in both cases with room for perturbations.
+            grid_size: Nodes per dimension, one number or d, at least 4; for a sum of kernels also
+                such a tuple for each grid, as :attr:`grid_size` has them. Default: by the number of
+                inputs of a grid and the kernel's smoothness, see
+                ``bo_stream.bases.grid.resolution``; the model then says once, after a fit, where
+                its interpolation error is several times the noise variance
+                (``CoarsePointsWarning``).
+            tolerance: Part of the kernel's trace that may be left out; 0 keeps every eigenvector.
+            max_rank: Cap on the number r of features, whatever the tolerance.
+            stem: A projection of any number of (transformed) inputs to one to three, on which the
+                kernel then acts; the grid covers the unit cube that it projects to. One that is
+                not calibrated yet is so on train_X.
 
         Raises:
-            BotorchTensorDimensionError: ``former`` has another shape.
-            InputDataError: As :meth:`update`, and more observations than are in memory.
-            UnsupportedError: There are observations on several grids, after :meth:`refine`.
+            BotorchTensorDimensionError: Shapes do not fit together.
+            InputDataError: Wrong dtypes or devices, NaN, infinities, negative variances.
+            UnsupportedError: More than four inputs of one grid; a kernel, mean, likelihood or
+                transform that a stream on a grid cannot represent.
+            ValueError: ``grid_size``, ``bounds``, ``tolerance`` or ``max_rank`` is out of range, or
+                the grid is too large for memory (said before it is allocated).
         """
-        self._check_not_supposed("reproject")
-        self._check_observations(X, Y, Yvar)
-        self._check_retractable(X)
-        if former.shape != (*X.shape[:-1], self._grid_dim):
-            raise BotorchTensorDimensionError(
-                f"Expected former of shape `{tuple(X.shape[:-1])} x {self._grid_dim}`, the "
-                f"coordinates of X, got {tuple(former.shape)}."
-            )
-        new = self._observations(X, Y, Yvar, 1.0)
-        old = replace(new, X=checked_projection(former.to(new.X)), sign=-1.0)
-        if isinstance(self._memory, StreamMemory):
-            self._memory.check_holds(old.X)
-        self._accumulate(old)
-        self._accumulate(new)
-        return self
+        self._begin(train_X, train_Y, train_Yvar, outcome_transform)
+        tolerance, max_rank = check_rank(tolerance, max_rank)
+        inputs = self._first_inputs(train_X, input_transform, stem)
+        dim = check_dim(inputs.shape[-1], covar_module)
+        self._set_modules(dim, train_Yvar, likelihood, covar_module, mean_module)
+        box = (
+            choose_box(bounds, train_X, inputs, input_transform)
+            if stem is None
+            else stem_box(bounds, stem)
+        )
+        if covar_module is None:
+            stretch_lengthscale(self.covar_module, box)
+        self._inference = GridInference(dim, tolerance, max_rank, grid_size is None)
+        kernel = self._inference.kernel(self._prior)
+        grid = mesh_over(box, kernel.groups(dim), choose_grid_size(grid_size, kernel, dim))
+        self._memory = self._inference.empty(grid, self._output_batch, train_X)
+        self._standardize_first(train_X, train_Y, train_Yvar)
+        self._observe(train_X, train_Y, train_Yvar, 1.0)
+        warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
 
-    @keeps_tensors
-    def clear(self) -> Self:
-        """Drop all observations; hyperparameters, stem and standardisation stay.
+    @property
+    def tolerance(self) -> float:
+        """Part of the kernel's trace that may be left out."""
+        return self._inference.tolerance
+
+    @property
+    def max_rank(self) -> int:
+        """Cap on the number of features."""
+        return self._inference.max_rank
+
+    @property
+    def bounds(self) -> Tensor:
+        """The box that the grid covers, ``2 x d``, in transformed inputs.
+
+        Models built with these bounds and this :attr:`grid_size` share its nodes, up to the
+        rounding of the dtype; not so those with grids over common inputs that have grown.
+        """
+        return self._memory.grid.bounds.to(self.train_targets)
+
+    @property
+    def grid_size(self) -> tuple[int, ...] | Sizes:
+        """Nodes per dimension (of each grid of a sum), one beyond the box at each end included."""
+        return self._memory.grid.size
+
+    def interpolation_error(self) -> float:
+        """Bound on the error of the interpolated kernel, in parts of the prior variance."""
+        return interpolation_error(self._inference.kernel(self._prior), self._memory.grid)
+
+    @property
+    def rank(self) -> int:
+        """Number r of features at the present hyperparameters."""
+        return self._whitened().basis.rank
+
+    @property
+    def dropped(self) -> float:
+        """Part of the kernel's trace that the r features leave out."""
+        return self._whitened().basis.dropped
+
+    @torch.no_grad()
+    def solved_gram(self) -> Tensor:
+        """What the observations add to the identity in the matrix that a posterior solves.
+
+        ``Φᵀ N⁻¹ Φ`` of the whitened features at the present hyperparameters, ``batch_shape x m x r
+        x r``: the precision of the weights is ``I`` more.
+        """
+        return self._prior.evidence(self._whitened().memory).gram
+
+    def _whitened(self) -> Whitening:
+        whitening, self._cache = self._inference.whitened(self._memory, self._cache, self._prior)
+        return whitening
+
+    def truncate(self, left_out: float) -> Self:
+        """Keep only as many features as the noise level asks for, at the present hyperparameters.
+
+        Sets ``tolerance``; the memory stays whole, so a later call undoes it. A posterior from few
+        observations that are held as rows is exact all the same. With 1e-4 a posterior
+        on 500 noisy outcomes in 3-D had half the features, its mean was off by 0.001 of its
+        standard deviation and its variance by 0.2 %.
+
+        Args:
+            left_out: Prior variance that may be left out, in parts of the noise variance.
 
         Raises:
+            ValueError: It is not in [0, 1).
             UnsupportedError: The model supposes data.
         """
-        self._begin_to_clear()
-        self._set_memory(self._empty_memory(self._memory.grid, self._memory.counts.device))
+        self._check_not_supposed("truncate")
+        self._inference = self._inference.truncated(left_out, self._memory, self._prior)
+        self._set_memory(self._memory)
         return self
 
     @keeps_tensors
@@ -214,7 +215,65 @@ class GridGP(GridPosterior):
             UnsupportedError: The model supposes data.
         """
         self._check_not_supposed("refine")
-        sizes = choose_grid_size(grid_size, self._factors(), self._grid_dim)
-        self._set_memory(self._memory.refined(self._memory.grid.resized(sizes)))
-        self._vouches_for_grid = False
+        self._inference, memory = self._inference.refined(self._memory, grid_size, self._prior)
+        self._set_memory(memory)
+        return self
+
+    def batch_log_marginal_likelihood(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
+    ) -> Tensor:
+        """That of these observations instead of those in memory.
+
+        Differentiable in the hyperparameters and in the stem; exact where no feature is left out.
+        Cost O(n r² + r³). Shaped as :meth:`log_marginal_likelihood`.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            Y: ``batch_shape x n x m``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+            recalibrate: Calibrate the stem on X, as part of what is differentiated.
+        """
+        self._check_observations(X, Y, Yvar)
+        inputs, grid = self._differentiable_inputs(X, recalibrate), self._memory.grid
+        value = self._inference.batch_log_marginal_likelihood(
+            grid, inputs, self._measured(Y, Yvar), self._prior
+        )
+        return self._from_per_output(value)
+
+    def _differentiable_inputs(self, X: Tensor, recalibrate: bool) -> Tensor:
+        stem = self._stem
+        if stem is None or not recalibrate:
+            return self.hypothetical_inputs(X)
+        return stem.calibrated_forward(observed_inputs(X, self._input_transform))
+
+    def reproject(self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Replace observations by themselves as the stem projects them now.
+
+        Exact: equal to a memory that they had entered by the present stem.
+
+        Args:
+            X: ``n x d``, observed before.
+            Y: ``n x m``.
+            former: Their coordinates when they entered, ``n x k``: what :meth:`coordinates` was.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+
+        Raises:
+            BotorchTensorDimensionError: ``former`` has another shape.
+            InputDataError: As :meth:`update`, and more observations than are in memory.
+            UnsupportedError: There are observations on several grids, after :meth:`refine`.
+        """
+        self._check_not_supposed("reproject")
+        self._check_observations(X, Y, Yvar)
+        self._check_retractable(X)
+        if former.shape != (*X.shape[:-1], self._inference.dim):
+            raise BotorchTensorDimensionError(
+                f"Expected former of shape `{tuple(X.shape[:-1])} x {self._inference.dim}`, the "
+                f"coordinates of X, got {tuple(former.shape)}."
+            )
+        new = self._observations(X, Y, Yvar, 1.0)
+        old = replace(new, X=checked_projection(former.to(new.X)), sign=-1.0)
+        self._memory, self._cache = self._inference.replaced(
+            self._memory, self._cache, old, new, self._prior
+        )
+        self._refresh_fixed_noise()
         return self

@@ -15,12 +15,12 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
+from bo_stream.bases.stems import Stem
 from bo_stream.models.construction import choose_likelihood
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
-from bo_stream.models.stems import Stem
-from bo_stream.models.wiski.grid_choice import MAX_DIM, GridSize
 from bo_stream.models.wiski.grid_gp import GridGP
+from bo_stream.models.wiski.inference import grid_of
 from bo_stream.models.wiski.log_noise import (
     Entry,
     FirstBatch,
@@ -33,6 +33,8 @@ from bo_stream.models.wiski.log_noise import (
     observed,
     predicted_noise,
 )
+from bo_stream.models.wiski.resolution import MAX_DIM, GridSize
+from bo_stream.models.wiski.rows import joined
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.tensors import keeps_tensors
 
@@ -141,9 +143,9 @@ class HeteroscedasticWISKI(GridGP):
         self.likelihood = choose_likelihood(None, train_Y, aug_batch)
         kernel = noise_covar_module
         if kernel is None:
-            _check_default_noise(self._grid_dim)
-            kernel = noise_kernel(self._grid_dim, aug_batch)
-        nothing = train_X.new_empty(*self._batch_shape, 0, self._grid_dim)
+            _check_default_noise(self._inference.dim)
+            kernel = noise_kernel(self._inference.dim, aug_batch)
+        nothing = train_X.new_empty(*self._batch_shape, 0, self._inference.dim)
         no_squares = train_Y[..., :0, :]
         self.noise_model = noise_gp(
             nothing, no_squares, no_squares, kernel, self.bounds, noise_grid_size
@@ -307,8 +309,10 @@ class HeteroscedasticWISKI(GridGP):
     @keeps_tensors
     def merge(self, other: Self) -> Self:
         """Add another model's memories to this one's; see :meth:`GridGP.merge`."""
-        memory = self._merged_memory(other)
-        noise = self.noise_model._merged_memory(other.noise_model)
+        matrix = self._targets_of(other)
+        memory = joined(self._memory, other._memory.map_targets(matrix))
+        mine, theirs = self.noise_model, other.noise_model
+        noise = joined(mine._memory, theirs._memory.map_targets(mine._targets_of(theirs)))
         self._set_merged(memory, other)
         self.noise_model._set_merged(noise, other.noise_model)
         return self
@@ -330,7 +334,7 @@ class HeteroscedasticWISKI(GridGP):
     def _supposing(self, process: PosteriorProcess) -> Self:
         model = super()._supposing(process)
         if self._supposed is None:  # this one's noise model may go on learning
-            box = model._basis_grid.bounds.to(self._device)
+            box = (grid_of(process) or self._memory.grid).bounds.to(self._device)
             model.noise_model = self.noise_model._supposing(self.noise_model.process(box))
         return model
 

@@ -15,12 +15,11 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.priors import GammaPrior
 from torch import Tensor
 
-from bo_stream.models.leave_one_out import leave_one_out
+from bo_stream.models.fitting import relearn
 from bo_stream.models.memory import Observations
-from bo_stream.models.refit import relearn
-from bo_stream.models.wiski.grid_choice import GridSize
 from bo_stream.models.wiski.grid_gp import GridGP
-from bo_stream.models.wiski.resolution import GridResolutionWarning
+from bo_stream.models.wiski.resolution import GridResolutionWarning, GridSize
+from bo_stream.process.posteriors import leave_one_out
 
 LOG_SQUARE_MEAN = float(torch.digamma(torch.tensor(0.5, dtype=torch.float64))) + math.log(2.0)
 """Mean of the log of a squared standard normal number, ψ(1/2) + log 2 = −1.27."""

@@ -26,11 +26,13 @@ class StreamMemory:
         current: New observations go here.
         earlier: Observations from before a refinement, or merged from another grid.
         first: The current grid before it grew.
+        rounding: Relative rounding error of the inputs, by which nodes that are the same differ.
     """
 
     current: GridMemory
     earlier: tuple[GridMemory, ...]
     first: Mesh
+    rounding: float = torch.finfo(torch.float64).eps
 
     @classmethod
     def empty(
@@ -162,7 +164,7 @@ class StreamMemory:
         current, *earlier = (memory.map(rule) for memory in self)
         return replace(self, current=current, earlier=tuple(earlier))
 
-    def with_targets(self, matrix: Tensor) -> StreamMemory:
+    def map_targets(self, matrix: Tensor) -> StreamMemory:
         """A copy with the target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``."""
         return self.map(lambda statistics: statistics.map_targets(matrix).scale(1.0))
 
@@ -215,7 +217,7 @@ class StreamMemory:
         lead, outputs = self.counts.shape[:-1], self.counts.shape[-1]
         fresh = StreamMemory.empty(grid, lead, outputs, self.counts.device)
         kept = tuple(memory for memory in self if bool(memory.totals[..., 1, 1].any()))
-        return replace(fresh, earlier=kept)
+        return replace(fresh, earlier=kept, rounding=self.rounding)
 
 
 def grown_to(grid: Mesh, first: Mesh, X: Tensor) -> Mesh:

@@ -59,12 +59,14 @@ class RowMemory:
         first: The grid before it grew.
         rows: The observations, each to be added.
         most: Up to how many are held.
+        rounding: Relative rounding error of the inputs, by which nodes that are the same differ.
     """
 
     grid: Mesh
     first: Mesh
     rows: Observations
     most: int
+    rounding: float = torch.finfo(torch.float64).eps
 
     @classmethod
     def empty(
@@ -232,7 +234,9 @@ class RowMemory:
         device = self.rows.targets.device
         grid = deepcopy(self.grid)  # which caches where its box lies, while this one stays as it is
         empty = StreamMemory.empty(grid, torch.Size(batch), outputs, device)
-        memory = replace(empty, first=self.first).with_noise_group_for(self.rows)
+        memory = replace(empty, first=self.first, rounding=self.rounding).with_noise_group_for(
+            self.rows
+        )
         if len(self.rows) > 0:
             memory.observe(self.rows)
         return memory
@@ -259,7 +263,7 @@ class RowMemory:
         """The memory on another device."""
         return replace(self, rows=self.rows.to(device))
 
-    def with_targets(self, matrix: Tensor) -> RowMemory:
+    def map_targets(self, matrix: Tensor) -> RowMemory:
         """The target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``, of which the last stays."""
         targets = (target_columns(self.rows.targets) @ matrix)[..., 0]
         return replace(self, rows=replace(self.rows, targets=targets))
@@ -270,22 +274,32 @@ def on_grid(memory: RowMemory | StreamMemory) -> StreamMemory:
     return memory.on_grid() if isinstance(memory, RowMemory) else memory
 
 
+def with_room_for(memory: RowMemory | StreamMemory, data: Observations) -> RowMemory | StreamMemory:
+    """Rows that hold a batch already, or statistics that have room for it.
+
+    Args:
+        memory: On a grid whose box holds the batch.
+        data: The batch.
+    """
+    held = memory.observed(data) if isinstance(memory, RowMemory) else None
+    return on_grid(memory).with_noise_group_for(data) if held is None else held
+
+
 def joined(
-    memory: RowMemory | StreamMemory, other: RowMemory | StreamMemory, rounding: float
+    memory: RowMemory | StreamMemory, other: RowMemory | StreamMemory
 ) -> RowMemory | StreamMemory:
     """Both memories: as rows while these are few, else as statistics on their grids.
 
     Args:
         memory: Whose grid takes new observations.
         other: A copy of a memory that goes on changing.
-        rounding: Relative rounding error of inputs, by which nodes that are the same may differ.
 
     Raises:
         UnsupportedError: The grids are of other groups of inputs.
         InputDataError: The common grid would become too wide.
     """
     check_same_groups(memory.grid, other.grid)
-    other = other.aligned(memory.grid, rounding)
+    other = other.aligned(memory.grid, max(memory.rounding, other.rounding))
     if isinstance(memory, RowMemory) and isinstance(other, RowMemory):
         both = memory.covering(other.grid.bounds).observed(other.rows)
         if both is not None:

@@ -51,7 +51,7 @@ def dense(model: DecoupledGP, X: Tensor, Y: Tensor) -> Tensor:
     kernel, Z = model.covar_module, model._memory.posterior.alpha.points[0]
     K, cross, inner = (kernel(*p).to_dense() for p in ((X, X), (X, Z), (Z, Z)))
     y, noise = Y[:, 0] - model.mean_module.constant, model.likelihood.noise.squeeze()
-    return two_basis_bound(K, cross, inner, y, noise, model._options.growth.covariance)
+    return two_basis_bound(K, cross, inner, y, noise, model._inference.growth.covariance)
 
 
 def hyper_prior(model: DecoupledGP) -> Tensor:
@@ -61,9 +61,8 @@ def hyper_prior(model: DecoupledGP) -> Tensor:
 
 def collapsed(model: DecoupledGP) -> tuple[Valued, Hyperparameters]:
     """Its value at the model's own hyperparameters."""
-    hyper, memory, rank = model._copied(), model._memory, model._options.growth.covariance
-    count = memory.replay.count
-    bound = CollapsedBound(memory.posterior, model._batches, model._weight, count, rank)
+    hyper = model._prior.copied()
+    bound = model._inference.collapsed_bound(model._memory, model._prior)
     return bound.at(hyper, hyper.learned([])), hyper
 
 
@@ -106,7 +105,7 @@ def test_the_gradient_is_that_of_the_value(parametrization: str, preconditioner:
 
 
 def test_few_terms_at_a_time_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bo_stream.models.decoupled.body.ROWS", 20)
+    monkeypatch.setattr("bo_stream.models.stochastic.replay.ROWS", 20)
     X, Y = data()
     model = small(X, Y)
     whole, _ = collapsed(model)

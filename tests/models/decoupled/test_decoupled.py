@@ -16,8 +16,12 @@ from bo_stream import DecoupledGP
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.decoupled.bound import Draw, Expanded, drawn_columns
-from bo_stream.models.decoupled.growth import SpectralSpread
-from bo_stream.models.decoupled.posterior import DecoupledPosterior, DirectSpread, HybridSpread
+from bo_stream.models.decoupled.posterior import (
+    DecoupledPosterior,
+    DirectSpread,
+    HybridSpread,
+    SpectralSpread,
+)
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.stochastic.replay import generator_at
 from tests.comparisons import assert_gradient
@@ -322,7 +326,7 @@ def draw_with_gradient(model: DecoupledGP, generator: torch.Generator | None) ->
     )
     size, columns = (N, M_ALPHA) if generator is None else (7, 3)
     generator = generator or generator_at(0, 0)
-    batch = model._entered(memory.replay.draw(size, generator))
+    batch = memory.replay.in_units(memory.replay.draw(size, generator), model._prior)
     expected = OutcomeModel(hyper.likelihood, m).expected_log_prob(batch.targets)
     index = drawn_columns(posterior, columns, generator)
     value = Draw.of(expanded, batch.X, expected, N / size, index).value.sum()

@@ -77,7 +77,7 @@ def test_growth_changes_no_posterior_and_repeats_no_point() -> None:
     model = small(X, Y, update_steps=0, num_mean=30, parametrization="hybrid")
     model.fit(1, progress=False)
     before = model.posterior(X[:5])
-    learner = model._learner(model._memory, growing=True)
+    learner = model._inference.learner(model._memory, model._prior, growing=True)
     learner.grow(X[:, :].flip(0))
     learner.grow(X.flip(0))
     model._adopt(learner)
@@ -301,6 +301,20 @@ def test_a_failed_update_changes_nothing() -> None:
     with pytest.raises(InputDataError):
         model.update(X[:3], Y[:3] / 0.0)
     assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("parametrization", ["spectral", "hybrid", "direct"])
+def test_a_cleared_model_keeps_its_functions_and_learns_anew(parametrization: str) -> None:
+    X, Y = data()
+    model = small(X, Y, parametrization=parametrization)
+    model.fit(10, progress=False)
+    points = model._memory.posterior.alpha.points
+    assert model.clear().num_observations == model.num_steps == 0
+    assert torch.equal(model._memory.posterior.alpha.points, points)
+    mean = model.posterior(X[:5]).mean
+    torch.testing.assert_close(mean, model.mean_module.constant.detach().expand_as(mean))
+    model.update(X, Y).fit(60, progress=False)
+    assert float((model.posterior(X).mean - Y).square().mean()) < 3.0 * NOISE
 
 
 # --- data ---------------------------------------------------------------------------------------

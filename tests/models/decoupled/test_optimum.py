@@ -13,11 +13,10 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream import DecoupledGP
-from bo_stream.models.decoupled import body as decoupled_refinement
+from bo_stream.models.decoupled import inference as decoupled_inference
 from bo_stream.models.decoupled.bound import Expanded
 from bo_stream.models.decoupled.collapse import between
-from bo_stream.models.decoupled.growth import SpectralSpread
-from bo_stream.models.decoupled.posterior import DirectSpread
+from bo_stream.models.decoupled.posterior import DirectSpread, SpectralSpread
 from tests.comparisons import assert_same_posterior, assert_untouched, fingerprint
 from tests.oracles.inducing import SGPR, two_basis_bound
 from tests.oracles.kernels import dense_kernel
@@ -191,18 +190,18 @@ def test_a_step_that_is_too_long_is_shortened(monkeypatch: pytest.MonkeyPatch) -
     X, Y = data("bernoulli")
     model = model_of(X, Y, "bernoulli")
     before = float(model.elbo())
-    whole = decoupled_refinement.optimum
+    whole = decoupled_inference.optimum
 
     def too_far(now: Expanded, *given: Any) -> Any:
         return between(now.posterior, whole(now, *given), 4.0)
 
-    monkeypatch.setattr(decoupled_refinement, "optimum", too_far)
+    monkeypatch.setattr(decoupled_inference, "optimum", too_far)
     assert float(model.optimize_posterior().elbo()) > before
 
     def away(now: Expanded, *_: Any) -> Any:
         return replace(now.posterior, coefficients=now.posterior.coefficients + 1e3)
 
-    monkeypatch.setattr(decoupled_refinement, "optimum", away)
+    monkeypatch.setattr(decoupled_inference, "optimum", away)
     better = float(model.elbo())
     assert float(model.optimize_posterior().elbo()) >= better
 

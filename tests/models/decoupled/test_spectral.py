@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bo_stream import DecoupledGP
 from bo_stream.models.decoupled.bound import Expanded
-from bo_stream.models.decoupled.growth import _RIDGE, SpectralSpread, with_eigenfunctions
-from bo_stream.models.decoupled.posterior import DecoupledPosterior
+from bo_stream.models.decoupled.growth import _RIDGE, with_eigenfunctions
+from bo_stream.models.decoupled.posterior import DecoupledPosterior, SpectralSpread
 from tests.comparisons import assert_gradient
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import joint_covariance

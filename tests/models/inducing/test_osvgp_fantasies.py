@@ -15,6 +15,7 @@ from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 
 from bo_stream import OSVGP
+from bo_stream.models.inducing.points import basis_of_independent
 from tests.comparisons import assert_gradient, assert_untouched, fingerprint, moments
 from tests.oracles.likelihoods import Normal, log_probs, moments_given_outcomes, variational_optimum
 from tests.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
@@ -104,9 +105,8 @@ def test_supposing_is_nearly_updating(name: str) -> None:
     Y = supposed_pairs(name)[1]
     torch.manual_seed(0)
     model = fitted(name, fantasy_steps=60, natural_steps=60)
-    model._set_memory(
-        model._memory.in_basis(model._basis_at(torch.cat((model.inducing_points, X))))
-    )
+    Z = torch.cat((model.inducing_points, X))
+    model._set_memory(model._memory.in_basis(basis_of_independent(model.covar_module, Z, 1)))
     supposed = model.condition_on_observations(X, Y)
     updated = copy.deepcopy(model).update(X, Y)
     T = torch.rand(5, 2, dtype=torch.float64)
@@ -180,7 +180,9 @@ def test_draws_are_the_sampler_s_and_the_same_for_every_batch(name: str) -> None
 def test_draws_have_the_predictive_distribution() -> None:
     model = fitted("poisson")
     X = torch.rand(3, 2, dtype=torch.float64)
-    drawn = model._drawn(X, SobolQMCNormalSampler(torch.Size([4096]), seed=0))
+    drawing = model._units.drawing(model._prior)
+    assert drawing is not None
+    drawn = model._drawn(X, SobolQMCNormalSampler(torch.Size([4096]), seed=0), drawing)
     found = model.predictive(X)
     torch.testing.assert_close(drawn.mean(0), found.mean, rtol=0.05, atol=0.0)
     torch.testing.assert_close(drawn.var(0), found.variance, rtol=0.1, atol=0.0)

@@ -65,7 +65,7 @@ def _model(X: Tensor, Y: Tensor, **options: Any) -> QSGP:
 
 def _space(model: QSGP, X: Tensor, Y: Tensor) -> WeightSpace:
     """The model's weights, dense."""
-    basis = model._basis(model.covar_module)
+    basis = model._memory.basis(model.covar_module)
     index = torch.arange(basis.size)
     functions, precision = basis.functions(X, index)[0], basis.precision(index, index)[0]
     y = Y[:, 0] - model.mean_module.constant
@@ -92,12 +92,13 @@ def test_with_all_columns_the_exact_posterior_is_the_optimum(basis: Any) -> None
     posterior.log_scale[0] = root.diagonal().log()
     assert_close(model.elbo(), space.log_marginal_likelihood(), factor=100)
     generator = torch.Generator()
-    estimator = model._estimator(model._hyper())
-    _, gradient = estimator.sampled(model._data(generator), generator)
+    inference, state = model._inference, (model._memory, model._prior)
+    data, estimator = inference.data(*state, generator), inference.estimator(*state)
+    _, gradient = estimator.sampled(data, generator)
     for slope in (gradient.coefficients, gradient.log_scale):
         assert_close(slope, torch.zeros_like(slope), factor=1e4)
     T = torch.rand(5, DIM, dtype=torch.float64)
-    functions = model._basis(model.covar_module).functions(T, torch.arange(size))[0].detach()
+    functions = model._memory.basis(model.covar_module).functions(T, torch.arange(size))[0].detach()
     assert_close(model.process().mean(T)[0], functions @ exact.mean)
     if isinstance(basis, FourierFeatures):
         covariance = functions @ exact.covariance @ functions.mT
@@ -142,12 +143,15 @@ def test_the_estimated_bound_is_the_bound_on_average() -> None:
 
 
 @pytest.mark.parametrize("basis", [FourierFeatures(10), InducingAtData(8)])
-def test_the_bound_is_differentiable_in_the_hyperparameters(basis: Any) -> None:
+def test_the_bound_is_differentiable_in_the_hyperparameters(
+    basis: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     X, Y = _data()
     model = _model(X, Y, basis=basis, covariance=Chevron(2))
     model.fit(steps=5, progress=False)
-    held = model._moments(model._basis(model.covar_module))
-    model._moments = lambda _: held  # type: ignore[method-assign]
+    inference, basis = model._inference, model._memory.basis(model.covar_module)
+    held = inference.moments(model._memory, model._prior, basis)
+    monkeypatch.setattr(type(inference), "moments", lambda *_: held)
     raw = model.covar_module.base_kernel.raw_lengthscale
 
     def bound(value: Tensor) -> Tensor:
@@ -315,6 +319,7 @@ def test_a_data_set_is_read_a_minibatch_at_a_time() -> None:
     with pytest.raises(UnsupportedError, match="Dataset takes no further"):
         read.update(X, Y)
     assert read.num_observations == 200
+    assert read.clear().update(X, Y).num_observations == 200
 
 
 def test_labels_are_told_apart() -> None:
@@ -433,6 +438,20 @@ def test_a_rate_that_explodes_without_an_overflow_is_found_out() -> None:
     with pytest.raises(ModelFittingError, match=r"the bound fell.*learning_rate.*1000"):
         model.fit(steps=400, progress=False)
     assert model.num_steps < 100
+
+
+@pytest.mark.parametrize("basis", BASES)
+def test_a_cleared_model_keeps_its_functions_and_learns_anew(basis: Any) -> None:
+    X, Y = _data()
+    model = _model(X, Y, basis=basis, learning_rate=0.5)
+    model.fit(steps=20, progress=False)
+    fitted = float(model.elbo())
+    assert model.clear().clear().num_observations == model.num_steps == 0
+    assert model._memory.layout.size == model._memory.progress.posterior.size > 0
+    constant = model.mean_module.constant.detach()
+    assert_close(model.posterior(X).mean, constant.expand(30, 1))
+    model.update(X, Y).fit(steps=20, progress=False)
+    assert float(model.elbo()) == pytest.approx(fitted, rel=0.1)
 
 
 def test_bad_updates_change_nothing() -> None:

@@ -58,3 +58,11 @@ def test_other_likelihoods_are_refused() -> None:
     X = torch.rand(4, 1, dtype=torch.float64)
     with pytest.raises(UnsupportedError, match=r"LaplaceLikelihood.*QSGP"):
         QSRVM(X, X, LaplaceLikelihood())
+
+
+def test_a_cleared_model_has_forgotten_its_precisions() -> None:
+    X = torch.rand(12, 1, dtype=torch.float64)
+    model = QSRVM(X, X.sin(), freeze_steps=0)
+    assert bool((model.precisions != 1.0).any())
+    assert bool((model.clear().precisions == 1.0).all())
+    assert model.update(X, X.sin()).num_observations == 12

@@ -13,7 +13,7 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
-from bo_stream.models.quadruply_stochastic.site_noise import site_noise
+from bo_stream.models.quadruply_stochastic.inference import site_noise
 from tests.tolerances import assert_close
 
 

@@ -12,7 +12,7 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.memory import Observations
+from bo_stream.models.stochastic.replay import Batch
 from bo_stream.models.stochastic.start import ScaleBound, Sizes, set_scales
 from tests.oracles.inducing import SGPR, two_basis_bound
 from tests.oracles.kernels import dense_kernel
@@ -21,12 +21,11 @@ from tests.problems.likelihoods import LIKELIHOODS
 D, N = 2, 60
 
 
-def observations(outputs: int = 1, batch: tuple[int, ...] = ()) -> Observations:
+def observations(outputs: int = 1, batch: tuple[int, ...] = ()) -> Batch:
     X = torch.rand(*batch, N, D, dtype=torch.float64)
     Y = (8.0 * X[..., :1]).sin() * torch.arange(1.0, outputs + 1).double()
     targets = (Y + 0.3 * torch.randn_like(Y)).mT
-    unknown = torch.zeros_like(targets[..., :1, :], dtype=torch.bool)
-    return Observations(X, targets, torch.ones_like(targets), unknown, 1.0)
+    return Batch(X, targets.mT)
 
 
 def hyperparameters(
@@ -107,8 +106,7 @@ def test_outputs_and_batches_are_each_alone(batch: tuple[int, ...]) -> None:
     set_scales(both, data, Sizes(20, 6), N)
     for place in range(2):
         one = hyperparameters(batch=batch)
-        targets = data.targets[..., place : place + 1, :]
-        alone = Observations(data.X, targets, torch.ones_like(targets), data.known, 1.0)
+        alone = Batch(data.X, data.Y[..., place : place + 1])
         set_scales(one, alone, Sizes(20, 6), N)
         scale = both.covar_module.outputscale[..., place]
         torch.testing.assert_close(scale, one.covar_module.outputscale, rtol=1e-2, atol=0.0)
@@ -161,6 +159,6 @@ def test_without_functions_of_the_covariance_the_scale_stays() -> None:
 
 def test_outcomes_that_do_not_vary_leave_numbers_finite() -> None:
     data, hyper = observations(), hyperparameters()
-    flat = Observations(data.X, torch.full_like(data.targets, 0.2), data.noise, data.known, 1.0)
+    flat = Batch(data.X, torch.full_like(data.Y, 0.2))
     set_scales(hyper, flat, Sizes(20, 6), N)
     assert all(p.isfinite().all() for p in hyper.parameters())

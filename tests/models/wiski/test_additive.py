@@ -194,7 +194,7 @@ def test_a_part_that_comes_to_matter_enters_the_objective() -> None:
     loss_of(model)
     small.outputscale = 1.0
     fresh = copy.deepcopy(model)
-    fresh._learning = None
+    fresh._cache = None
     assert_close(loss_of(model), loss_of(fresh), factor=100)
 
 

@@ -136,8 +136,8 @@ def test_the_space_has_as_many_features_as_the_noise_asks_for(
         model.likelihood.noise = noise
         own, dense = loss_of(model).detach(), dense_loss(model, data).detach()
         assert 0.0 < float((own - dense).abs()) < learning.MOST_LEFT_OUT
-        assert model._learning is not None
-        ranks.append(model._learning.basis.rank)
+        assert model._cache.learning is not None
+        ranks.append(model._cache.learning.basis.rank)
     assert 5 < ranks[0] < ranks[1] < ranks[2]
 
 

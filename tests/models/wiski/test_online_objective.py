@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, Sc
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.models.caches import WHITENED_ROWS
-from bo_stream.models.wiski.online_objective import LEFT_OUT, Follower
+from bo_stream.learning.online import LEFT_OUT, Follower
+from bo_stream.models.wiski.learning import WHITENED_ROWS
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
 
@@ -77,24 +78,24 @@ def test_likelihood_and_gradient_are_the_models(kernel: str, noise: str, outputs
 def test_a_kernel_that_moved_is_another_prior_in_the_same_features(kernel: str) -> None:
     model = model_of(kernel)
     Follower(model, left_out=0.0)
-    before = model._subspace
+    before = model._cache.subspace
     move(model, 0.2)
     assert_follows(model, factor=1e5)
-    assert model._subspace is before
+    assert model._cache.subspace is before
 
 
 def test_features_are_chosen_anew_when_too_much_lies_outside() -> None:
     model = model_of(n=200)
     Follower(model)
-    before = model._subspace
+    before = model._cache.subspace
     move(model, -0.01)
     Follower(model)
-    assert model._subspace is before
+    assert model._cache.subspace is before
     move(model, -1.0)
     Follower(model)
     assert before is not None
-    assert model._subspace is not None
-    assert model._subspace.basis.rank > before.basis.rank
+    assert model._cache.subspace is not None
+    assert model._cache.subspace.basis.rank > before.basis.rank
 
 
 def test_few_features_lose_little() -> None:
@@ -104,8 +105,8 @@ def test_few_features_lose_little() -> None:
     model.likelihood.noise = 0.05
     more = observations(20, 2)
     follower = Follower(model)
-    assert model._subspace is not None
-    assert model._subspace.basis.rank < 0.6 * model.rank
+    assert model._cache.subspace is not None
+    assert model._cache.subspace.basis.rank < 0.6 * model.rank
     exact = Follower(_copy_without_subspace(model), left_out=0.0)
     short = exact.log_density(*more.astuple()) - follower.log_density(*more.astuple())
     assert abs(short) < 2 * LEFT_OUT * 20
@@ -115,7 +116,7 @@ def test_few_features_lose_little() -> None:
 
 def _copy_without_subspace(model: WISKI) -> WISKI:
     copy = model._shallow_copy()
-    copy._subspace = None
+    copy._cache = replace(copy._cache, subspace=None)
     return copy
 
 

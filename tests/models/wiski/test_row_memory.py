@@ -278,8 +278,8 @@ def test_queries_outside_are_solved_once_and_follow_the_rows() -> None:
     assert model.process(T) is outside
     assert model.process() is inside
     model.update(*more.astuple())
-    assert [wider.rows_solved is not None for wider in model._wider] == [True]
-    assert model.process(T) is model._wider[0].rows_solved.process
+    assert [wider.rows is not None for wider in model._cache.wider] == [True]
+    assert model.process(T) is model._cache.wider[0].rows.process
     anew = copy.deepcopy(model)
     anew._set_memory(anew._memory)
     assert_close(model.posterior(T).mean, anew.posterior(T).mean)

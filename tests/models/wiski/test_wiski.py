@@ -426,7 +426,7 @@ def test_many_rows_at_once_are_taken_out_as_one_by_one(
     data, T = problem.data(20), problem.points()
     model = problem.model(data)
     few = copy.deepcopy(model).retract(*data[:9].astuple())
-    monkeypatch.setattr("bo_stream.models.wiski.grid_gp.WHITENED_ROWS", 8)
+    monkeypatch.setattr("bo_stream.models.wiski.inference.WHITENED_ROWS", 8)
     assert_close(model.retract(*data[:9].astuple()).posterior(T).mean, few.posterior(T).mean)
     with pytest.raises(InputDataError, match="in memory"):
         model.retract(*data[:9].astuple())

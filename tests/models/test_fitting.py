@@ -10,9 +10,9 @@ from botorch.exceptions.errors import ModelFittingError
 from torch import Tensor
 
 from bo_stream import OSGPR, WISKI
-from bo_stream.models import refit
+from bo_stream.models import fitting
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.refit import hyperparameters, relearn, set_hyperparameters
+from bo_stream.models.fitting import hyperparameters, relearn, set_hyperparameters
 
 
 def waves() -> tuple[Tensor, Tensor]:
@@ -78,15 +78,15 @@ def test_points_are_placed_for_the_hyperparameters_that_are_kept(better: str) ->
 def test_a_start_that_fails_costs_nothing_but_a_line_on_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, learn = in_a_poor_maximum("WISKI"), refit.learn_hyperparameters
+    model, learn = in_a_poor_maximum("WISKI"), fitting.learn_hyperparameters
     starts = [hyperparameters(model), hyperparameters(model_of("WISKI"))]
 
     def fail_once(model: StreamingGP) -> None:
-        monkeypatch.setattr(refit, "learn_hyperparameters", learn)
+        monkeypatch.setattr(fitting, "learn_hyperparameters", learn)
         model.train()
         raise ModelFittingError("no luck")
 
-    monkeypatch.setattr(refit, "learn_hyperparameters", fail_once)
+    monkeypatch.setattr(fitting, "learn_hyperparameters", fail_once)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         relearn(model, starts[1:])

@@ -1,6 +1,8 @@
-"""The joint normal distribution of outcomes, as BoTorch takes it, from the process's."""
+"""Distributions of outcomes, as BoTorch takes them, from those of a process."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -17,6 +19,19 @@ from bo_stream.process.process import Joint
 
 DENSE_LIMIT = 512
 """Up to this many points a joint posterior has a dense covariance, beyond it a lazy one."""
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """Mean and variance of outcomes at single points, ``... x q x m`` each.
+
+    Attributes:
+        mean: Of a label, its probability.
+        variance: Of the outcome, noise included.
+    """
+
+    mean: Tensor
+    variance: Tensor
 
 
 def outcome_distribution(
@@ -71,3 +86,23 @@ def _lazy_covariance(
     if noise is None:
         return lazy
     return lazy + DiagLinearOperator((noise * square).expand(shape).to(dtype))
+
+
+def leave_one_out(
+    outcomes: Tensor, mean: Tensor, variance: Tensor, noise: Tensor, least_share: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance at each observation, had it not been observed.
+
+    Of the posterior variance v and the noise variance s, the share ``(s − v) / s`` is what the
+    others leave to the observation itself: ``v / share`` is the variance without it, and
+    ``y − (y − mean) / share`` the mean.
+
+    Args:
+        outcomes: What was observed, ``...``.
+        mean: Posterior mean there, given all.
+        variance: Posterior variance there, given all.
+        noise: Of the observations.
+        least_share: What smaller shares are raised to.
+    """
+    share = (1.0 - variance / noise).clamp_min(least_share)
+    return outcomes - (outcomes - mean) / share, variance / share

@@ -21,7 +21,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI, DirichletWISKI, FeatureNIPV
-from bo_stream.models.stems import LinearStem, MLPStem, RandomProjection, Stem
+from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection, Stem
 from tests.comparisons import assert_untouched, fingerprint
 from tests.problems import OpenStem, observations
 from tests.smooth_points import smooth_points

@@ -1,0 +1,420 @@
+"""Variational inference with one basis for the mean and another for the covariance [Cheng2017]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NoReturn, get_args
+
+import torch
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from gpytorch.likelihoods import GaussianLikelihood
+from torch import Tensor
+
+from bo_stream.allocation.allocator import checked_number
+from bo_stream.bases.differentiable_kernel import in_dtype
+from bo_stream.bases.functions import InducingFunctions
+from bo_stream.bases.inducing import frozen
+from bo_stream.likelihoods.outcome_model import OutcomeModel
+from bo_stream.models.decoupled.bound import Draw, Expanded, drawn_columns, exact_bound
+from bo_stream.models.decoupled.collapse import (
+    Collapsed,
+    CollapsedBound,
+    between,
+    climb_collapsed,
+    optimum,
+)
+from bo_stream.models.decoupled.growth import Growth, with_eigenfunctions
+from bo_stream.models.decoupled.learner import INPUTS, DecoupledLearner, Schedule
+from bo_stream.models.decoupled.memory import DecoupledMemory
+from bo_stream.models.decoupled.posterior import (
+    DecoupledPosterior,
+    DirectSpread,
+    HybridSpread,
+    KernelExpansion,
+    ShiftedProcess,
+    SpectralSpread,
+    Spread,
+)
+from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.inference import Inference
+from bo_stream.models.kept_process import KeptProcess
+from bo_stream.models.memory import Observations
+from bo_stream.models.prior import Prior
+from bo_stream.models.stochastic.replay import ROWS, Batch, StreamReplay, generator_at
+from bo_stream.models.stochastic.start import Sizes, begin_hyperparameters, input_scale
+from bo_stream.models.stochastic.training import tracked, train, waiting
+from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.weights import WeightPosterior
+
+Parametrization = Literal["spectral", "hybrid", "direct"]
+
+YOUNG = 100
+"""Steps after which hyperparameters that were learned from a stream are not begun anew."""
+
+BEFORE_STEPS = 2**32
+"""Place of the random numbers before the first step, far from those of steps."""
+
+LOOKED_AT = 4096
+"""Observations that the first output scale and noise are chosen by."""
+
+HALVINGS = 6
+"""Shorter Newton steps that are tried."""
+
+
+@dataclass(frozen=True)
+class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
+    """Steps on an unbiased estimate of the bound, and the bound's optimum for all data at once.
+
+    What steps learned, their count and the moments of their optimisers are part of the memory, so
+    that a training goes on where the last one ended.
+
+    Attributes:
+        growth: Caps of the bases.
+        schedule: Of steps.
+        parametrization: Of the covariance.
+        jacobi: Whether the mean's coefficients are preconditioned by the diagonal of K_α.
+        factors: Whether inducing functions have lengthscale factors.
+        update_steps: Steps of an update.
+        max_rows: Most observations to hold.
+        initial_points: Of the exact process before the first step of a fit; 0: none.
+    """
+
+    growth: Growth
+    schedule: Schedule
+    parametrization: Parametrization
+    jacobi: bool
+    factors: bool
+    update_steps: int
+    max_rows: int | None
+    initial_points: int
+
+    def __post_init__(self) -> None:
+        """Check the options.
+
+        Raises:
+            ValueError: One is out of range.
+        """
+        schedule = self.schedule
+        checked_number("update_steps", self.update_steps, 0)
+        checked_number("initial_points", self.initial_points, 0)
+        checked_number("num_columns", schedule.columns)
+        for name, number in (("batch_size", schedule.batch_size), ("max_rows", self.max_rows)):
+            if number is not None:
+                checked_number(name, number)
+        if schedule.columns > max(self.growth.mean, 1):
+            raise ValueError(
+                f"Expected num_columns of at most num_mean = {self.growth.mean}, got "
+                f"{schedule.columns}: a step cannot visit more columns than there are."
+            )
+        if self.max_rows is not None and (schedule.batch_size or 0) > self.max_rows:
+            raise ValueError(
+                f"Expected batch_size of at most max_rows = {self.max_rows}, got "
+                f"{schedule.batch_size}."
+            )
+        if not schedule.learning_rate >= 0.0:
+            raise ValueError(f"Expected learning_rate of at least 0, got {schedule.learning_rate}.")
+        rates = {"natural_rate": schedule.natural_rate, "mean_rate": schedule.mean_rate}
+        for name, rate in rates.items():
+            if rate is not None and not 0.0 < rate <= 1.0:
+                raise ValueError(f"Expected {name} in (0, 1], got {rate}.")
+        check_among("parametrization", self.parametrization, get_args(Parametrization))
+        if self.factors and self.parametrization == "spectral" and not schedule.mean_points:
+            raise ValueError(
+                "Expected learn_mean_points with lengthscale_factors, got False: the functions of "
+                "a spectral parametrization combine the mean's, which would stay as they are. "
+                "Give it, or the parametrization 'hybrid'."
+            )
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def empty(self, X: Tensor, prior: Prior) -> DecoupledMemory:
+        """Return a memory without functions or observations.
+
+        Args:
+            X: First inputs, ``... x n x d``, transformed: what they vary by is the unit of steps.
+            prior: Of the batch shape and the number of outputs.
+        """
+        like = X[..., :0, :].double()
+        posterior = self._without_functions(prior.shape, like)
+        outcomes = like.new_zeros(*prior.batch_shape, 0, prior.num_outputs)
+        replay = StreamReplay.empty(Batch(like, outcomes), self.max_rows, self.schedule.seed)
+        return DecoupledMemory(posterior, replay, 0, float(input_scale(X.double()).mean()))
+
+    def _without_functions(self, batch: torch.Size, like: Tensor) -> DecoupledPosterior:
+        none = like.new_zeros(*batch, 0, like.shape[-1])
+        functions = InducingFunctions(none, none if self.factors else None)
+        spread = self._spread(like.new_zeros(*batch, 0, 0), like.new_zeros(*batch, 0, 1))
+        return DecoupledPosterior(functions, none[..., 0], functions, spread, self.jacobi)
+
+    def _spread(self, square: Tensor, moment: Tensor) -> Spread:
+        if self.parametrization == "direct":
+            return DirectSpread(square, self.jacobi)
+        if self.parametrization == "hybrid":
+            return HybridSpread(moment, square)
+        return SpectralSpread(moment, square, square)
+
+    def observe(
+        self,
+        memory: DecoupledMemory,
+        cache: KeptProcess | None,
+        data: Observations,
+        prior: Prior,
+    ) -> tuple[DecoupledMemory, None]:
+        """Put a batch beside the others, let it become functions, and take steps.
+
+        Hyperparameters that learn have moved afterwards.
+
+        Raises:
+            ModelFittingError: A step diverged.
+            UnsupportedError: The batch is to be taken out.
+            ValueError: Fewer observations are held than ``batch_size``.
+        """
+        if data.sign < 0.0:
+            raise UnsupportedError(
+                "A DecoupledGP cannot retract observations: its steps have learned from them. "
+                "Build it anew without them."
+            )
+        replay = memory.replay.plus(Batch(data.X, data.targets.mT))
+        learner = self.learner(replace(memory, replay=replay), prior, growing=False)
+        learner.grow(data.X)
+        train(learner, self.update_steps, None, progress=False)
+        prior.take_over(learner.hyper)
+        return learner.memory, None
+
+    def learner(self, memory: DecoupledMemory, prior: Prior, growing: bool) -> DecoupledLearner:
+        """Return what takes steps from a memory, on copies of the hyperparameters.
+
+        Args:
+            memory: Where to begin.
+            prior: The hyperparameters.
+            growing: Whether minibatches become basis functions.
+        """
+        return DecoupledLearner(memory, prior, self.growth, self.schedule, growing)
+
+    def refitted(
+        self, memory: DecoupledMemory, cache: KeptProcess | None, prior: Prior
+    ) -> tuple[DecoupledMemory, KeptProcess | None]:
+        """Return the same memory: variational parameters move by steps alone."""
+        return memory, cache
+
+    def merged(
+        self,
+        memory: DecoupledMemory,
+        cache: KeptProcess | None,
+        other: DecoupledMemory,
+        prior: Prior,
+    ) -> NoReturn:
+        """Refuse: steps on one model's data cannot be added to another's.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "DecoupledGPs cannot be merged: their posteriors are not sums over data. Update one "
+            "with the other's data."
+        )
+
+    def cleared(self, memory: DecoupledMemory, prior: Prior) -> DecoupledMemory:
+        """Keep the functions, of which nothing is known, and what inputs vary by."""
+        posterior = self._anew(memory.posterior, prior.copied())
+        points = posterior.alpha.points
+        nothing = points.new_zeros(*prior.batch_shape, 0, points.shape[-1])
+        return replace(self.empty(nothing, prior), posterior=posterior, unit=memory.unit)
+
+    def _anew(self, before: DecoupledPosterior, hyper: Hyperparameters) -> DecoupledPosterior:
+        nothing = self._without_functions(before.coefficients.shape[:-1], before.alpha.points)
+        return self.growth.anew(nothing, before, hyper.covar_module, before.coefficients.shape[-2])
+
+    # --- the posterior, and the bound ---------------------------------------------------------
+
+    @torch.no_grad()
+    def process(
+        self,
+        memory: DecoupledMemory,
+        cache: KeptProcess | None,
+        prior: Prior,
+        X: Tensor | None = None,
+    ) -> tuple[PosteriorProcess, KeptProcess]:
+        """Put the process together, in O(M_α S d + S³), unless kept."""
+        if cache is None or not prior.is_in(cache.state):
+            cache = KeptProcess(prior.state(), self._process(memory.posterior, prior))
+        return cache.process, cache
+
+    def _process(self, posterior: DecoupledPosterior, prior: Prior) -> PosteriorProcess:
+        kernel, constant = frozen(prior.kernel), prior.mean.clone()
+        now = Expanded(posterior, kernel, constant, prior.num_outputs)
+        weights = WeightPosterior.of(now.remaining, now.weights[1])
+        base = WeightSpaceProcess(now.basis, weights, constant.unsqueeze(-1))
+        return ShiftedProcess(base, KernelExpansion(kernel, posterior.alpha, now.coefficients))
+
+    def objective(
+        self, memory: DecoupledMemory, cache: KeptProcess | None, prior: Prior
+    ) -> tuple[Tensor, KeptProcess | None]:
+        """Return the bound at the variational parameters as they are, [Cheng2017, eq. 9 and 10].
+
+        Exact for the observations that are held; of a sample its unbiased scaling to all n. Cost
+        O(n (M_α d + M_β²) + M_α² d + M_β³).
+        """
+        value = in_dtype(_shared(prior), torch.float64, lambda h: self._bound(memory, prior, h))
+        return value, cache
+
+    def _bound(self, memory: DecoupledMemory, prior: Prior, hyper: Hyperparameters) -> Tensor:
+        replay = memory.replay
+        batches = replay.outcomes(prior, hyper.likelihood)
+        return exact_bound(Expanded.of(memory.posterior, hyper), batches, replay.weight)
+
+    def log_marginal_likelihood(
+        self, memory: DecoupledMemory, cache: KeptProcess | None, prior: Prior
+    ) -> tuple[Tensor, KeptProcess | None]:
+        """Return the bound on it."""
+        return self.objective(memory, cache, prior)
+
+    def estimate(self, memory: DecoupledMemory, prior: Prior, generator: torch.Generator) -> Tensor:
+        """Draw an unbiased estimate of the bound, ``batch_shape x m``, at the cost of a step.
+
+        Raises:
+            ValueError: Fewer observations are held than ``batch_size``.
+        """
+        replay, schedule = memory.replay, self.schedule
+        drawn = replay.draw(schedule.size(replay.held), generator)
+        data = replay.in_units(drawn, prior)
+        index = drawn_columns(memory.posterior, schedule.columns, generator)
+        weight = replay.count / len(data)
+
+        def draw(hyper: Hyperparameters) -> Tensor:
+            outcomes = OutcomeModel(hyper.likelihood, prior.num_outputs)
+            expected = outcomes.expected_log_prob(data.targets)
+            return Draw.of(
+                Expanded.of(memory.posterior, hyper), data.X, expected, weight, index
+            ).value
+
+        return in_dtype(_shared(prior), torch.float64, draw)
+
+    # --- trainings ----------------------------------------------------------------------------
+
+    def check_observed(self, memory: DecoupledMemory) -> None:
+        """Check that there is something to learn from.
+
+        Raises:
+            InputDataError: There is not.
+        """
+        if memory.replay.held == 0:
+            raise InputDataError(
+                "Expected observations to learn from, got an empty stream. Give train_X and "
+                "train_Y, or update the model first."
+            )
+
+    def begun(self, memory: DecoupledMemory, prior: Prior, progress: bool) -> DecoupledMemory:
+        """Begin with the hyperparameters of an exact process, where little was learned before.
+
+        Args:
+            memory: Whose functions stay, but are known nothing of then.
+            prior: The hyperparameters, which change.
+            progress: Whether to show on a terminal that there is something to wait for.
+
+        Raises:
+            ValueError: Fewer observations are held than ``batch_size``.
+        """
+        if memory.begun:
+            return memory
+        replay, schedule, hyper = memory.replay, self.schedule, prior.copied()
+        replay.draw(schedule.size(replay.held), generator_at(schedule.seed, BEFORE_STEPS))
+        learns = schedule.learning_rate > 0.0 and len(hyper.moving) > 0
+        if learns and self.initial_points > 0 and replay.held > 1 and memory.steps < YOUNG:
+            with waiting("an exact GP of some observations", progress):
+                memory = self._with_first_hyperparameters(memory, prior, hyper)
+        return replace(memory, begun=True)
+
+    def _with_first_hyperparameters(
+        self, memory: DecoupledMemory, prior: Prior, hyper: Hyperparameters
+    ) -> DecoupledMemory:
+        replay, generator = memory.replay, generator_at(self.schedule.seed, BEFORE_STEPS)
+        few, more = (
+            replay.in_units(replay.draw(min(size, replay.held), generator), prior)
+            for size in (self.initial_points, LOOKED_AT)
+        )
+        sizes = Sizes(self.growth.span, self.growth.covariance)
+        begin_hyperparameters(hyper, few, more, sizes, replay.count)
+        prior.take_over(hyper)
+        posterior = self._anew(memory.posterior, hyper)
+        return replace(memory, posterior=posterior, hyper_moments=None, leaf_moments=None)
+
+    def with_all_functions(self, memory: DecoupledMemory, prior: Prior) -> DecoupledMemory:
+        """Let observations become functions, up to the caps."""
+        learner = self.learner(memory, prior, growing=False)
+        learner.grow_to_the_caps()
+        return learner.memory
+
+    def collapsed(
+        self,
+        memory: DecoupledMemory,
+        prior: Prior,
+        evaluations: int,
+        seconds: float | None,
+        progress: bool,
+    ) -> Collapsed:
+        """Maximise the bound at its best posterior in hyperparameters; see ``fit_collapsed``.
+
+        Raises:
+            ModelFittingError: The first value is not finite.
+        """
+        bound, hyper = self.collapsed_bound(memory, prior), prior.copied()
+        return climb_collapsed(bound, hyper, evaluations, seconds, progress=progress)
+
+    def collapsed_bound(self, memory: DecoupledMemory, prior: Prior) -> CollapsedBound:
+        """Return the bound at its best posterior, as a function of hyperparameters."""
+        replay = memory.replay
+        return CollapsedBound(
+            memory.posterior,
+            lambda hyper: replay.outcomes(prior, hyper.likelihood),
+            replay.weight,
+            replay.count,
+            self.growth.covariance,
+        )
+
+    @torch.no_grad()
+    def optimized(self, memory: DecoupledMemory, prior: Prior, progress: bool) -> DecoupledMemory:
+        """Move mean and variance to their best for all data, or by a Newton step towards it."""
+        return replace(memory, posterior=self._better(memory, prior, progress))
+
+    def _better(self, memory: DecoupledMemory, prior: Prior, progress: bool) -> DecoupledPosterior:
+        replay, hyper = memory.replay, prior.copied()
+        before, weight = Expanded.of(memory.posterior, hyper), replay.weight
+        chunks = -(-replay.held // ROWS)
+        batches = tracked(replay.outcomes(prior, hyper.likelihood), chunks, progress)
+        if isinstance(hyper.likelihood, GaussianLikelihood):
+            return optimum(before, batches, weight, self.growth.covariance)
+        now = self._widely_spanned(memory, prior, before)
+        best, bound = optimum(now, batches, weight), self._bound(memory, prior, hyper)
+        for halvings in range(HALVINGS):
+            tried = between(now.posterior, best, 0.5**halvings)
+            there = self._bound(replace(memory, posterior=tried), prior, hyper)
+            if bool((there >= bound).all()):
+                return tried
+        return memory.posterior
+
+    def _widely_spanned(self, memory: DecoupledMemory, prior: Prior, now: Expanded) -> Expanded:
+        """With covariance functions, if spectral, that combine all of the mean's."""
+        p, replay = now.posterior, memory.replay
+        if not isinstance(p.spread, SpectralSpread) or len(p.beta) == len(p.alpha):
+            return now
+        most = min(INPUTS * len(p.alpha), replay.held)
+        some = replay.in_units(
+            replay.draw(most, generator_at(self.schedule.seed, BEFORE_STEPS)), prior
+        )
+        wide = with_eigenfunctions(now, some.X, len(p.alpha), self.growth.covariance)
+        return replace(now, posterior=wide)
+
+
+def check_among(name: str, value: object, known: tuple[object, ...]) -> None:
+    """Check that an option is among those that there are.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if value not in known:
+        raise ValueError(f"Expected {name} to be one of {known}, got {value!r}.")
+
+
+def _shared(prior: Prior) -> Hyperparameters:
+    return Hyperparameters.shared(prior.kernel, prior.mean_module, prior.likelihood)

@@ -1,0 +1,448 @@
+"""From statistics at inducing points to a posterior, and to where the points go next."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, replace
+
+import torch
+from botorch.utils.types import _DefaultType
+from gpytorch.kernels import Kernel
+from linear_operator.utils.errors import NotPSDError
+from torch import Tensor
+
+from bo_stream.allocation.allocator import Allocator
+from bo_stream.allocation.selection import capped
+from bo_stream.bases.differentiable_kernel import prior_of_values
+from bo_stream.bases.inducing import InducingBasis, members
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.inducing.memory import InducingMemory, Rows, TraceTerm
+from bo_stream.models.inducing.points import (
+    basis_of_independent,
+    check_points_fit,
+    checked_allocation,
+    first_points,
+    moved_points,
+)
+from bo_stream.models.inference import Inference
+from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.objective import NoiseGroup, subspace_log_marginal_likelihood
+from bo_stream.models.prior import Prior
+from bo_stream.models.remainder import never_in
+from bo_stream.models.warnings import (
+    MOST_ERROR,
+    ProjectionWarning,
+    error_of_rounding,
+    users_stack_level,
+    warn_of_coarse_points,
+    warn_of_rounding,
+)
+from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.tensors import State, is_in, state_of
+from bo_stream.weights import log_marginal_likelihood, solve, weight_precision
+
+MAX_POINTS = 512
+
+SOLVED_ROWS = 64
+"""Larger updates drop the solved posterior."""
+
+SOLVED_OBSERVED = 192
+"""Observations after which it is solved anew, so that neither costs nor rounding errors add up."""
+
+COARSE, ROUNDING = "coarse points", "rounding"
+"""What a model says once."""
+
+
+@dataclass(frozen=True)
+class InducingCache:
+    """The memory in the basis of the kernel as it is, and the posterior that was solved in it.
+
+    Hyperparameters may be tried and left again: what is in memory stays as it was expressed last,
+    until something is observed.
+
+    Attributes:
+        state: Of the kernel.
+        memory: In the basis.
+        basis: Of the kernel in this state.
+        solved: The posterior, if known.
+    """
+
+    state: State
+    memory: InducingMemory
+    basis: InducingBasis
+    solved: Solved | None = None
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The posterior process at one state of all hyperparameters.
+
+    Attributes:
+        state: Of the model.
+        process: The posterior.
+    """
+
+    state: State
+    process: WeightSpaceProcess
+
+    def can_take(self, data: Observations, basis: InducingBasis) -> bool:
+        """Whether a batch is small, adds, and meets the basis that was solved in."""
+        n = len(data)
+        young = self.process.weights.observed + n <= min(SOLVED_OBSERVED, basis.rank)
+        return n <= SOLVED_ROWS and young and data.sign > 0 and self.process.basis is basis
+
+    def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> Solved:
+        """Condition on a batch of standardised outcomes. Cost O(n M²)."""
+        centred = outcomes - self.process.prior_mean
+        weights = self.process.weights.observe(features, centred, noise)
+        return Solved(self.state, replace(self.process, weights=weights))
+
+
+@dataclass(frozen=True)
+class InducingInference(Inference[InducingMemory, InducingCache]):
+    """The process's values at M inducing points Z, from the statistics of all observations.
+
+    Attributes:
+        max_points: Cap on M.
+    """
+
+    max_points: int
+
+    @abstractmethod
+    def noise_groups(self, statistics: WhitenedMemory, prior: Prior) -> list[NoiseGroup]:
+        """Return the statistics with their noise variances."""
+
+    @abstractmethod
+    def trace_term(self, trace: TraceTerm, prior: Prior) -> Tensor:
+        """Return the trace term in units of the noise, ``batch_shape x m``."""
+
+    # --- the posterior, and the bound ----------------------------------------------------------
+
+    def process(
+        self,
+        memory: InducingMemory,
+        cache: InducingCache | None,
+        prior: Prior,
+        X: Tensor | None = None,
+    ) -> tuple[PosteriorProcess, InducingCache]:
+        """Solve for the weights in O(M³), unless that has been done."""
+        if cache is not None and cache.solved is not None and prior.is_in(cache.solved.state):
+            return cache.solved.process, cache
+        cache = self.present(memory, cache, prior)
+        solved = Solved(prior.state(), self._solve(cache, prior))
+        return solved.process, replace(cache, solved=solved)
+
+    def _solve(self, cache: InducingCache, prior: Prior) -> WeightSpaceProcess:
+        groups = self.noise_groups(cache.memory.whole.statistics, prior)
+        weights = solve(prior.evidence_of(groups))
+        _warn_of_rounding(weights.mean, groups, cache.memory.counts, prior)
+        return WeightSpaceProcess(cache.basis, weights, prior.mean.unsqueeze(-1).clone())
+
+    def present(
+        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
+    ) -> InducingCache:
+        """Express the memory in the basis of the kernel as it is, in O(M³), unless that is kept."""
+        if cache is not None and is_in(prior.kernel, cache.state):
+            return cache
+        basis = basis_of_independent(prior.kernel, memory.values.Z, prior.num_outputs)
+        log_basis(prior.model, basis, memory)
+        return InducingCache(state_of(prior.kernel), memory.in_basis(basis), basis)
+
+    def objective(
+        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
+    ) -> tuple[Tensor, InducingCache | None]:
+        """Return the online bound; rows of the window enter with their full covariance.
+
+        That of batch SGPR for what is in the statistics [Bui2017, eq. 7; Titsias2009, eq. 9].
+        Cost O((M + window)³).
+        """
+        told = memory.as_values
+        covariance = prior_of_values(prior.kernel, told.values, prior.num_outputs)
+        groups = self.noise_groups(told.statistics, prior)
+        bound = subspace_log_marginal_likelihood(groups, prior.target_map(), covariance)
+        return bound - 0.5 * self.trace_term(told.trace, prior), cache
+
+    def log_marginal_likelihood(
+        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
+    ) -> tuple[Tensor, InducingCache | None]:
+        """Return the bound, which is never more."""
+        return self.objective(memory, cache, prior)
+
+    # --- memory --------------------------------------------------------------------------------
+
+    def merged(
+        self,
+        memory: InducingMemory,
+        cache: InducingCache | None,
+        other: InducingMemory,
+        prior: Prior,
+    ) -> tuple[InducingMemory, InducingCache | None]:
+        """Let the allocator take the other's points, and project its statistics onto what it took.
+
+        Without an allocator the points stay.
+        """
+        cache = self.present(memory, cache, prior)
+        basis, theirs, allocator = cache.basis, other.whole, copy(memory.allocator)
+        if allocator is not None and not _same_points(theirs.values.Z, basis.Z):
+            Z = self._allocated(allocator, basis, theirs.values.Z, prior)
+            basis = basis_of_independent(prior.kernel, Z, prior.num_outputs)
+        if not bool(members(theirs.values.Z, basis.Z).all()):
+            warnings.warn(
+                "merge projects the other model's memory onto this one's inducing points, for they "
+                "are not the same: an approximation. Give both the same inducing_points.",
+                ProjectionWarning,
+                stacklevel=users_stack_level(),
+            )
+        both = cache.memory.in_basis(basis).plus(theirs.in_basis(basis))
+        both = replace(both, allocator=allocator)
+        return self.remembered(both, replace(cache, solved=None), basis, prior)
+
+    def cleared(self, memory: InducingMemory, prior: Prior) -> InducingMemory:
+        """Keep the points, and what places them."""
+        return memory.emptied()
+
+    def moved(
+        self, memory: InducingMemory, cache: InducingCache | None, device: torch.device
+    ) -> tuple[InducingMemory, InducingCache | None]:
+        """Keep the basis, for one that is made anew differs by rounding or a jitter."""
+        after = memory.to(device)
+        if cache is None:
+            return after, None
+        present = after if cache.memory.whole is memory.whole else cache.memory.to(device)
+        basis = replace(cache.basis.to(device), root=present.values.root)
+        return after, InducingCache(tuple(t.to(device) for t in cache.state), present, basis)
+
+    # --- inducing points -----------------------------------------------------------------------
+
+    def placed(
+        self,
+        allocator: Allocator,
+        memory: InducingMemory,
+        basis: InducingBasis,
+        X: Tensor,
+        prior: Prior,
+    ) -> tuple[InducingMemory, InducingBasis]:
+        """Express the memory at the points that an allocator wants for some inputs.
+
+        Args:
+            allocator: Is shown the inputs, and may change.
+            memory: In the basis.
+            basis: Of the present points.
+            X: ``batch_shape x n x d``.
+            prior: The hyperparameters.
+        """
+        Z, M = self._allocated(allocator, basis, X.flatten(0, -2), prior), basis.rank
+        if _same_points(Z, basis.Z):
+            return memory, basis
+        if M > 0 and _same_points(Z[:M], basis.Z):
+            with suppress(NotPSDError):  # then some are left out
+                basis = basis.grown(Z[M:])
+                return memory.grown(basis), basis
+        basis = basis_of_independent(basis.kernel, Z, prior.num_outputs)
+        return memory.in_basis(basis), basis
+
+    def _allocated(
+        self, allocator: Allocator, basis: InducingBasis, X: Tensor, prior: Prior
+    ) -> Tensor:
+        wanted = checked_allocation(allocator.update(basis.Z, X, basis.kernel), X)
+        check_points_fit(min(len(wanted), self.max_points), prior.shape.numel())
+        return capped(basis.Z, wanted, basis.kernel, self.max_points)
+
+    def remembered(
+        self, memory: InducingMemory, cache: InducingCache, basis: InducingBasis, prior: Prior
+    ) -> tuple[InducingMemory, InducingCache]:
+        """Return a memory in a basis of the present kernel, and the cache that follows.
+
+        Args:
+            memory: After a change.
+            cache: Of the present kernel, before the points were placed, with what is solved now.
+            basis: In which the memory is.
+            prior: The hyperparameters.
+        """
+        if basis is not cache.basis:
+            log_basis(prior.model, basis, memory)
+            self.warn_of_coarse_points(memory, prior)
+        return memory, InducingCache(cache.state, memory, basis, cache.solved)
+
+    def warn_of_coarse_points(self, memory: InducingMemory, prior: Prior) -> None:
+        """Warn once, if the points place themselves, and not before a first training has ended."""
+        model = prior.model
+        if model.training or model.has_said(COARSE) or memory.allocator is None:
+            return
+        total = self.trace_term(memory.whole.trace, prior)
+        ratio = float((total / memory.counts.clamp_min(1.0)).max())
+        if ratio > 1.0:
+            model.says(COARSE)
+            warn_of_coarse_points(ratio, len(memory.values.Z), self.max_points)
+
+    def check_solvable(self, memory: InducingMemory, prior: Prior) -> None:
+        """Check that a memory from which observations were taken out has a posterior. Cost O(M³).
+
+        Raises:
+            InputDataError: It has none, so they were not in it.
+        """
+        gram = prior.evidence_of(self.noise_groups(memory.whole.statistics, prior)).gram
+        if bool(torch.linalg.cholesky_ex(weight_precision(gram))[1].any()):
+            raise never_in()
+
+
+@dataclass(frozen=True)
+class CollapsedInference(InducingInference):
+    """Inference for Gaussian noise: observations enter the statistics as they are.
+
+    The bound is collapsed: the optimal posterior of the values at the points is solved for (Bui,
+    Nguyen and Turner, 2017).
+
+    Attributes:
+        window: How many of the latest observations are held as rows.
+    """
+
+    window: int
+
+    def observe(
+        self,
+        memory: InducingMemory,
+        cache: InducingCache | None,
+        data: Observations,
+        prior: Prior,
+    ) -> tuple[InducingMemory, InducingCache | None]:
+        """Place the points, then add the batch to the statistics in O(n M²)."""
+        cache = self.present(memory, cache, prior)
+        now, basis, allocator = cache.memory, cache.basis, copy(memory.allocator)
+        if allocator is not None and data.sign > 0:
+            seen = (data.X,) if memory.is_in(basis) else (now.recent.X, data.X)
+            now, basis = self.placed(allocator, now, basis, torch.cat(seen, -2), prior)
+        rows = Rows.of(data, basis, prior.shape)
+        after = replace(now.after(rows, self.window), allocator=allocator)
+        if data.sign < 0.0:
+            self.check_solvable(after, prior)
+        solved = _solved_after(cache.solved, rows, basis, prior)
+        return self.remembered(after, replace(cache, solved=solved), basis, prior)
+
+    def refitted(
+        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
+    ) -> tuple[InducingMemory, InducingCache | None]:
+        """Place the points anew for the new kernel, among the rows of the window."""
+        cache = self.present(memory, cache, prior)
+        now, basis, allocator = cache.memory, cache.basis, copy(memory.allocator)
+        if memory.is_in(basis):
+            return memory, cache
+        if allocator is not None and len(now.recent) > 0:
+            now, basis = self.placed(allocator, now, basis, now.recent.X, prior)
+        now = replace(now, allocator=allocator)
+        self.warn_of_coarse_points(now, prior)
+        return self.remembered(now, replace(cache, solved=None), basis, prior)
+
+    def noise_groups(self, statistics: WhitenedMemory, prior: Prior) -> list[NoiseGroup]:
+        """Return observations with inferred and with known noise."""
+        return prior.noise_groups(statistics)
+
+    def trace_term(self, trace: TraceTerm, prior: Prior) -> Tensor:
+        """Divide by the noise variance where that is inferred."""
+        total, level = trace.known * prior.scale.square(), prior.common_noise
+        return total if level is None else total + trace.learned / level
+
+    # --- points that move by the bound ---------------------------------------------------------
+
+    def at_points(
+        self, memory: InducingMemory, prior: Prior, Z: Tensor
+    ) -> tuple[InducingMemory, InducingCache]:
+        """Put the inducing points elsewhere, to Z, ``M x d``; the window's rows stay exact."""
+        check_points_fit(len(Z), prior.shape.numel())
+        basis = basis_of_independent(prior.kernel, Z, prior.num_outputs)
+        log_basis(prior.model, basis, memory)
+        moved = memory.in_basis(basis)
+        self.warn_of_coarse_points(moved, prior)
+        return moved, InducingCache(state_of(prior.kernel), moved, basis)
+
+    def bound_at(self, memory: InducingMemory, prior: Prior, kernel: Kernel, Z: Tensor) -> Tensor:
+        """Return the bound with the points at Z and all observations as statistics, ``batch x m``.
+
+        Args:
+            memory: In any basis.
+            prior: Of mean and noise; differentiable in these.
+            kernel: Differentiable in its parameters, unless it is frozen.
+            Z: ``M x d``, differentiable.
+        """
+        moved = memory.in_basis(InducingBasis.live(kernel, Z, prior.num_outputs)).whole
+        evidence = prior.evidence_of(self.noise_groups(moved.statistics, prior))
+        weights = solve(evidence)
+        value = log_marginal_likelihood(evidence, weights.mean, weights.log_precision())
+        return value - 0.5 * self.trace_term(moved.trace, prior)
+
+    def optimized_points(
+        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior, maxiter: int
+    ) -> Tensor:
+        """Return points at a local maximum of the bound, ``M x d``; see :func:`moved_points`."""
+        cache = self.present(memory, cache, prior)
+        now, basis = cache.memory, cache.basis
+        if basis.rank == 0:
+            return basis.Z
+        with torch.enable_grad():
+            return moved_points(
+                lambda Z: self.bound_at(now, prior, basis.kernel, Z).sum(), basis.Z, maxiter
+            )
+
+
+def first_memory(
+    model: StreamingGP,
+    inducing_points: Tensor | None,
+    allocator: Allocator | _DefaultType | None,
+    max_points: int,
+    X: Tensor,
+) -> InducingMemory:
+    """Bring a model to the device of X, and make its memory at the first points.
+
+    Raises:
+        BotorchTensorDimensionError: Points of another shape.
+        InputDataError: Points of another dtype or device, or not finite.
+        UnsupportedError: An allocator of another kind.
+        ValueError: Too many points, a cap out of range, or neither points nor an allocator.
+    """
+    model.to(X)
+    Z, allocator = first_points(inducing_points, allocator, max_points, X)
+    prior = model._prior
+    check_points_fit(len(Z), prior.shape.numel())
+    Z = model.coordinates(Z) if len(Z) > 0 else Z.new_zeros(0, model._process_dim)
+    basis = basis_of_independent(prior.kernel, Z.to(torch.float64), prior.num_outputs)
+    memory = InducingMemory.empty(basis.values, prior.shape, allocator)
+    log_basis(model, basis, memory)
+    return memory
+
+
+def log_basis(model: StreamingGP, basis: InducingBasis, memory: InducingMemory) -> None:
+    """Put on a model's record what a basis of a memory took."""
+    count = float(memory.counts.reshape(-1)[0])
+    if basis.left_out > 0:
+        points = basis.rank + basis.left_out
+        model.log_event("inducing points left out", points, observations=count)
+    if basis.jitter > 0.0:
+        what = "jitter on the kernel matrix of inducing points"
+        model.log_event(what, basis.rank, basis.jitter, count)
+
+
+def _same_points(A: Tensor, B: Tensor) -> bool:
+    return A.shape == B.shape and torch.equal(A, B)
+
+
+def _solved_after(
+    solved: Solved | None, rows: Rows, basis: InducingBasis, prior: Prior
+) -> Solved | None:
+    """Condition the posterior on a batch, where it was solved in the same basis."""
+    if solved is None or not prior.is_in(solved.state) or not solved.can_take(rows.data, basis):
+        return None
+    return solved.after(rows.features, *prior.standardized(rows.data))
+
+
+def _warn_of_rounding(
+    weights: Tensor, groups: list[NoiseGroup], counts: Tensor, prior: Prior
+) -> None:
+    """Warn once, where outcomes are too far out for float64."""
+    total = torch.stack([g.statistics.energy[..., 1, 1] / g.level for g in groups]).sum(0)
+    error, model = error_of_rounding(weights, total / counts.clamp_min(1.0)), prior.model
+    if error > MOST_ERROR and not model.has_said(ROUNDING):
+        model.says(ROUNDING)
+        warn_of_rounding(error)

@@ -1,0 +1,346 @@
+"""Inference for outcomes of any likelihood: each enters the statistics as a Gaussian site."""
+
+from __future__ import annotations
+
+import math
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from torch import Tensor
+
+from bo_stream.allocation.allocator import Allocator
+from bo_stream.bases.inducing import InducingBasis, kernel_matrix
+from bo_stream.likelihoods.outcome_model import OutcomeModel
+from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, Sites, fit_sites
+from bo_stream.likelihoods.sites import Prior as Marginal
+from bo_stream.linalg import safe_cholesky
+from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.inducing.inference import InducingCache, InducingInference
+from bo_stream.models.inducing.memory import InducingMemory, PointStatistics, TraceTerm
+from bo_stream.models.inducing.points import basis_of_independent
+from bo_stream.models.memory import Observations, Whitened, WhitenedMemory
+from bo_stream.models.objective import NoiseGroup, expected_misfit
+from bo_stream.models.prior import Prior
+from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.sufficient_statistics import SufficientStatistics, target_columns
+from bo_stream.tensors import state_of
+from bo_stream.weights import WeightPosterior, at_noise, solve
+
+ROUND = 20
+"""Steps of the hyperparameters before the inducing points are placed anew for them."""
+
+WARM_STEPS = 3
+"""Most natural-gradient steps after one step of the hyperparameters."""
+
+
+@dataclass(frozen=True)
+class SiteInference(InducingInference):
+    """Inference by sites that natural gradients find, in the uncollapsed online bound.
+
+    Attributes:
+        beta: Weight of the divergences in the bound, in (0, 1].
+        natural_steps: Most natural-gradient steps on a batch.
+        natural_rate: Of a step, in (0, 1].
+        hyper_steps: Steps of Adam on the hyperparameters in an update.
+        learning_rate: Of those.
+        fixed: Names of the hyperparameters that are not learned.
+    """
+
+    beta: float
+    natural_steps: int
+    natural_rate: float
+    hyper_steps: int
+    learning_rate: float
+    fixed: tuple[str, ...]
+
+    def observe(
+        self,
+        memory: InducingMemory,
+        cache: InducingCache | None,
+        data: Observations,
+        prior: Prior,
+    ) -> tuple[InducingMemory, InducingCache | None]:
+        """Learn the hyperparameters, place the points, and find the sites of a batch.
+
+        Cost O(n M² + M³), times the steps.
+
+        Raises:
+            UnsupportedError: Sites that depend on others are to be taken out.
+        """
+        if data.sign < 0.0:
+            _check_retractable(prior)
+        cache = self.present(memory, cache, prior)
+        hyper = Hyperparameters(prior.kernel, prior.mean_module, prior.likelihood)
+        steps = self.hyper_steps if data.sign > 0.0 else 0
+        ascent = Ascent(hyper, hyper.learned(self.fixed), self.learning_rate, memory.moments)
+        for first in range(0, steps, ROUND):
+            _, update, _ = self._online_update(memory, cache, hyper, data, prior, first > 0)
+            update.learn(ascent, min(ROUND, steps - first))
+        hyper = hyper.rounded(next(prior.kernel.parameters()).dtype)
+        now, update, allocator = self._online_update(memory, cache, hyper, data, prior, steps > 0)
+        whole = update.remembered(update.fit())
+        after = replace(now, whole=whole, allocator=allocator, moments=memory.moments)
+        if data.sign < 0.0:
+            self.check_solvable(after, prior)
+        cache = replace(cache, solved=None)
+        if steps > 0:
+            after = replace(after, moments=ascent.moments())
+            hyper.copy_to(prior.model)
+            cache = replace(cache, state=state_of(prior.kernel))
+        return self.remembered(after, cache, update.basis, prior)
+
+    def _online_update(
+        self,
+        memory: InducingMemory,
+        cache: InducingCache,
+        hyper: Hyperparameters,
+        data: Observations,
+        prior: Prior,
+        moved: bool,
+    ) -> tuple[InducingMemory, OnlineUpdate, Allocator | None]:
+        """Begin the update at hyperparameters that may have moved, Z placed for them.
+
+        Returns:
+            The memory at these points, the update of its statistics, and the allocator after it.
+        """
+        now, basis, allocator = cache.memory, cache.basis, copy(memory.allocator)
+        if moved:
+            basis = basis_of_independent(hyper.covar_module, basis.Z, prior.num_outputs)
+            now = now.in_basis(basis)
+        if allocator is not None and data.sign > 0.0:
+            now, basis = self.placed(allocator, now, basis, data.X, prior)
+        natural = Natural(self.beta, self.natural_steps, self.natural_rate)
+        return now, OnlineUpdate(now.whole, basis, hyper, data, natural), allocator
+
+    def refitted(
+        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
+    ) -> tuple[InducingMemory, InducingCache | None]:
+        """Leave points and sites as they are."""
+        return memory, cache
+
+    def noise_groups(self, statistics: WhitenedMemory, prior: Prior) -> list[NoiseGroup]:
+        """Return the sites, whose noise is in the statistics."""
+        return [unit_noise(statistics.learned)]
+
+    def trace_term(self, trace: TraceTerm, prior: Prior) -> Tensor:
+        """Return it as it is, for it is in units of the sites' noise."""
+        return trace.learned
+
+
+def _check_retractable(prior: Prior) -> None:
+    if not prior.is_gaussian:
+        raise UnsupportedError(
+            f"retract needs a Gaussian likelihood, got {type(prior.likelihood).__name__}: what "
+            "an outcome left in memory depends on all that was there when it came. Build the "
+            "model anew, or forget."
+        )
+
+
+@dataclass(frozen=True)
+class Natural:
+    """How natural-gradient steps are taken.
+
+    Attributes:
+        beta: Weight of the divergences in the bound.
+        steps: Most steps for a batch.
+        rate: Of a step, in (0, 1].
+    """
+
+    beta: float
+    steps: int
+    rate: float
+
+
+@dataclass(frozen=True)
+class OnlineUpdate:
+    """The online bound of a batch after what is in memory, at some hyperparameters.
+
+    ``Σ E_q log p(y | f) + β (E_q log old sites − KL(q ‖ prior))``: the old posterior over the old
+    prior is the old sites, so that two of the paper's three divergences are one expectation.
+    Divided by β: the likelihood of the batch has the power 1 / β. [Bui2017, eq. 5; Stanton2021,
+    eq. A.8]
+
+    Attributes:
+        memory: Of earlier batches, in the basis.
+        basis: Of the hyperparameters; differentiable in them where they are to be learned.
+        hyper: Mean and likelihood.
+        data: The batch.
+        natural: How to step.
+    """
+
+    memory: PointStatistics
+    basis: InducingBasis
+    hyper: Hyperparameters
+    data: Observations
+    natural: Natural
+
+    @property
+    def _batch(self) -> torch.Size:
+        return self.data.targets.shape[:-1]
+
+    @cached_property
+    @torch.enable_grad()
+    def _view(self) -> _View:
+        """The same for fits and for gradients, whoever asks first."""
+        mean = self.hyper.constant(self._batch)
+        targets = torch.stack((torch.ones_like(mean), -mean), -1).unsqueeze(-1)
+        features = self.basis.features(self.data.X).expand(*self._batch, -1, -1)
+        residual = self.basis.residual_variance(self.data.X, features)
+        return _View(mean.unsqueeze(-1), targets, features, residual)
+
+    def _weights(self, statistics: Whitened) -> WeightPosterior:
+        group = unit_noise(statistics)
+        return solve(at_noise(group.statistics, group.level, self._view.targets))
+
+    def _outcomes(self) -> ExpectedLogProb:
+        model = OutcomeModel(self.hyper.likelihood, self._batch[-1])
+        return model.expected_log_prob(self.data.targets)
+
+    @torch.no_grad()
+    def fit(self, start: Sites | None = None) -> Fit:
+        """Find the batch's sites at the optimum of the bound. Cost O(n M² + M³) a step, at most.
+
+        Args:
+            start: Sites near it: few steps are taken then.
+        """
+        view, natural = self._view, self.natural
+        weights = self._weights(self.memory.statistics.learned)
+        prior = Marginal(view.predicted(weights), view.features @ weights.root, view.residual)
+        steps = natural.steps if start is None else min(natural.steps, WARM_STEPS)
+        power = 1.0 / natural.beta
+        return fit_sites(prior, self._outcomes(), power, steps, natural.rate, start=start)
+
+    def remembered(self, fit: Fit) -> PointStatistics:
+        """Return the statistics with the batch's sites. Cost O(n M²)."""
+        data, view = self.data, self._view
+        return with_sites(self.memory, view.features, view.residual, fit, data.targets, data.sign)
+
+    def bound(self, fit: Fit) -> Tensor:
+        """Compute the bound up to a constant, differentiable in hyperparameters, ``... x m``.
+
+        At the q of some sites, held in whitened weights: where they are optimal its gradient is
+        that of the optimal bound.
+        """
+        view = self._view
+        with torch.no_grad():
+            batch = site_statistics(view.features, fit, self.data.targets)
+            weights = self._weights(self.memory.statistics.learned + batch)
+        variance = (view.features @ weights.root).square().sum(-1) + view.residual
+        new = self._outcomes()(view.predicted(weights), variance).sum(-1)
+        return new + self.natural.beta * self._expected_old(weights)
+
+    def _expected_old(self, weights: WeightPosterior) -> Tensor:
+        """Compute ``E_q log`` of the old sites, up to a constant."""
+        old = self.memory.statistics.learned
+        second_moment = weights.covariance() + weights.mean @ weights.mean.mT
+        spread = (old.gram * second_moment).sum((-2, -1))
+        misfit = expected_misfit(unit_noise(old), self._view.targets, weights.mean, spread)
+        return -misfit - 0.5 * self.memory.trace.learned
+
+    def at(self, hyper: Hyperparameters, basis: InducingBasis) -> OnlineUpdate:
+        """Return the same at other hyperparameters, and in their basis."""
+        return replace(self, memory=self.memory.in_basis(basis), basis=basis, hyper=hyper)
+
+    def _differentiable(self) -> InducingBasis:
+        """Return the basis of the hyperparameters, at the same points."""
+        Z, outputs, kernel = self.basis.Z, self.basis.outputs, self.hyper.covar_module
+        return InducingBasis(
+            kernel, Z, outputs, safe_cholesky(kernel_matrix(kernel, Z, Z, outputs))
+        )
+
+    def learn(self, ascent: Ascent, steps: int) -> None:
+        """Move the hyperparameters up the bound and their priors, q at its optimum for each step.
+
+        Cost O(n M² + M³) a step, and that of the natural gradients between them.
+        """
+        sites = None
+        for _ in range(steps):
+            with torch.enable_grad():
+                update = self.at(self.hyper, self._differentiable())
+                fit = update.fit(sites)
+                ascent.ascend(update.bound(fit).sum() + self.hyper.log_prior())
+            sites = fit.sites
+
+
+@dataclass(frozen=True)
+class _View:
+    """A batch as hyperparameters have it.
+
+    Attributes:
+        mean: The prior mean, ``... x m x 1``.
+        targets: ``[Y, 1] @ targets`` are pseudo-outcomes less the mean, ``... x m x 2 x 1``.
+        features: Whitened, ``... x m x n x M``.
+        residual: Prior variance that these leave out, ``... x m x n``.
+    """
+
+    mean: Tensor
+    targets: Tensor
+    features: Tensor
+    residual: Tensor
+
+    def predicted(self, weights: WeightPosterior) -> Tensor:
+        """Compute the mean of the process, ``... x m x n``."""
+        return self.mean + (self.features @ weights.mean).squeeze(-1)
+
+
+def unit_noise(statistics: Whitened) -> NoiseGroup:
+    """Make sites a group of observations: their noise is in the statistics."""
+    return NoiseGroup(statistics, torch.ones_like(statistics.count))
+
+
+def site_statistics(features: Tensor, fit: Fit, targets: Tensor) -> Whitened:
+    """Return statistics whose likelihood is the product of sites at their scales. Cost O(n M²).
+
+    A site is a Gaussian observation of ``shift / precision`` with variance ``1 / precision``, so
+    that a constant mean may change after the data are gone. The energy holds the scales too: the
+    collapsed bound of the statistics is the online bound. The noise is all in the columns.
+
+    Args:
+        features: Whitened, ``... x m x n x M``.
+        fit: Of the sites, ``... x m x n``.
+        targets: Outcomes, ``... x m x n``.
+    """
+    precision, shift = fit.sites.precision, fit.sites.shift
+    columns = torch.stack((shift, precision), -1)
+    outcomes = target_columns(targets)
+    first = -2.0 * fit.log_scale.sum(-1) - math.log(2.0 * math.pi) * targets.shape[-1]
+    cross, last = shift.sum(-1), precision.sum(-1)
+    zero = torch.zeros_like(cross)
+    return SufficientStatistics(
+        features.mT @ (features * precision.unsqueeze(-1)),
+        features.mT @ columns,
+        torch.stack((torch.stack((first, cross), -1), torch.stack((cross, last), -1)), -2),
+        outcomes.mT @ outcomes,
+        zero,
+        zero,
+    )
+
+
+def with_sites(
+    memory: PointStatistics,
+    features: Tensor,
+    residual: Tensor,
+    fit: Fit,
+    targets: Tensor,
+    sign: float,
+) -> PointStatistics:
+    """Add a batch of sites to statistics, or take it out.
+
+    Args:
+        memory: In the basis of the features.
+        features: Whitened, ``... x m x n x M``.
+        residual: Prior variance that these leave out, ``... x m x n``.
+        fit: Of the sites.
+        targets: Outcomes, ``... x m x n``.
+        sign: 1 to add, −1 to take out.
+    """
+    batch = site_statistics(features, fit, targets).scale(sign)
+    truncated = sign * (residual * fit.sites.precision).sum(-1)
+    return replace(
+        memory,
+        statistics=WhitenedMemory(memory.statistics.learned + batch, None),
+        trace=memory.trace + TraceTerm(truncated, torch.zeros_like(truncated)),
+    )

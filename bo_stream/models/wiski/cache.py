@@ -1,0 +1,183 @@
+"""What a grid inference keeps between calls: recomputed when stale, carried along small updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.grid.interpolation import GridBasis
+from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.prior import Prior
+from bo_stream.models.wiski.learning import WHITENED_ROWS, LearningSpace, Subspace
+from bo_stream.models.wiski.memory import StreamMemory
+from bo_stream.models.wiski.observation_space import SolvedRows
+from bo_stream.models.wiski.rows import RowMemory
+from bo_stream.process.process import WeightSpaceProcess
+from bo_stream.tensors import State, is_in
+
+SOLVED_ROWS = 64
+"""Larger updates drop the solved posterior."""
+
+SOLVED_OBSERVED = 192
+"""Observations after which it is solved anew, so that neither costs nor rounding errors add up."""
+
+WIDER_GRIDS = 4
+"""Wider grids than the memory's whose posteriors are kept for queries outside the bounds."""
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """The memory in the whitened weights of the kernel at one state of its hyperparameters.
+
+    Attributes:
+        state: Of the kernel.
+        basis: Its features.
+        memory: Statistics in those features.
+        pending: Small batches still to be added to them, with their features.
+    """
+
+    state: State
+    basis: GridBasis
+    memory: WhitenedMemory
+    pending: tuple[tuple[Observations, Tensor], ...] = ()
+
+    def after(self, data: Observations, features: Tensor) -> Whitening:
+        """Add a batch. Cost O(n r), and O(n r²) once the statistics are needed."""
+        data = replace(data, X=data.X.new_empty(*data.X.shape[:-1], 0))  # the features are enough
+        waiting = sum(batch.X.shape[-2] for batch, _ in self.pending)
+        if waiting + data.X.shape[-2] > WHITENED_ROWS:
+            return replace(self.settled(), pending=((data, features),))
+        return replace(self, pending=(*self.pending, (data, features)))
+
+    def settled(self) -> Whitening:
+        """Add all that is pending: many small batches as one."""
+        if not self.pending:
+            return self
+        memory = self.memory
+        for sign in (1.0, -1.0):
+            batches = [pair for pair in self.pending if pair[0].sign == sign]
+            if batches:
+                data = Observations.joined([batch for batch, _ in batches])
+                memory = memory.observed(torch.cat([f for _, f in batches], -2), data)
+        return replace(self, memory=memory, pending=())
+
+
+@dataclass(frozen=True)
+class SolvedWeights:
+    """The posterior in the weights of features at one state of all hyperparameters.
+
+    Attributes:
+        state: Of the model.
+        process: The posterior.
+    """
+
+    state: State
+    process: WeightSpaceProcess
+
+    def can_take(self, data: Observations, basis: GridBasis) -> bool:
+        """Say whether a batch is small, adds, and meets the basis that was solved in."""
+        n = data.X.shape[-2]
+        small = n <= SOLVED_ROWS
+        young = self.process.weights.observed + n <= min(SOLVED_OBSERVED, basis.rank)
+        return small and young and data.sign > 0 and self.process.basis is basis
+
+    def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedWeights:
+        """Condition on a batch of standardised outcomes. Cost O(n r²)."""
+        residual = outcomes - self.process.prior_mean
+        weights = self.process.weights.observe(features, residual, noise)
+        return SolvedWeights(self.state, replace(self.process, weights=weights))
+
+
+@dataclass(frozen=True)
+class GridSolution:
+    """The posterior from one grid, as far as it is known: the memory's own, or a wider one.
+
+    Attributes:
+        grid: Its nodes.
+        whitening: The memory in the features of the kernel there.
+        weights: The posterior in the weights of those features.
+        rows: The posterior in observation space.
+        asked: Whether it has served a query since the last update.
+    """
+
+    grid: Mesh
+    whitening: Whitening | None = None
+    weights: SolvedWeights | None = None
+    rows: SolvedRows | None = None
+    asked: bool = True
+
+    def after(self, data: Observations, prior: Prior, holds_rows: bool) -> GridSolution:
+        """Carry along what a batch changes at a small cost, and drop the rest.
+
+        Args:
+            data: The batch.
+            prior: The hyperparameters.
+            holds_rows: Whether the memory with the batch is one of rows.
+        """
+        whitening, weights, rows = self.whitening, self.weights, None
+        if whitening is None or data.X.shape[-2] > WHITENED_ROWS:
+            whitening = weights = None
+        elif weights is not None and weights.can_take(data, whitening.basis):
+            whitening, weights = self._with_features(whitening, weights, data, prior)
+        else:
+            whitening, weights = _whitening_after(whitening, data, prior), None
+        if holds_rows and self.rows is not None and prior.is_in(self.rows.state):
+            rows = self.rows.after(data.X, *prior.standardized(data))
+        return GridSolution(self.grid, whitening, weights, rows, asked=False)
+
+    @staticmethod
+    def _with_features(
+        whitening: Whitening, weights: SolvedWeights, data: Observations, prior: Prior
+    ) -> tuple[Whitening | None, SolvedWeights | None]:
+        if not prior.is_in(weights.state):
+            return _whitening_after(whitening, data, prior), None
+        features = whitening.basis.features(data.X)
+        outcomes, noise = prior.standardized(data)
+        return whitening.after(data, features), weights.after(features, outcomes, noise)
+
+
+def _whitening_after(whitening: Whitening, data: Observations, prior: Prior) -> Whitening | None:
+    if not is_in(prior.kernel, whitening.state):
+        return None
+    return whitening.after(data, whitening.basis.features(data.X))
+
+
+@dataclass(frozen=True)
+class GridCache:
+    """All that a grid inference derived from a memory.
+
+    Attributes:
+        own: The posterior from the memory's grid.
+        wider: Those from wider grids, for queries outside the bounds, the latest one last.
+        learning: The space in which a fit evaluates its objective.
+        subspace: The features in which hyperparameters follow a stream.
+        checked: State of the kernel when the grid was last found fine enough, or was warned of.
+    """
+
+    own: GridSolution
+    wider: tuple[GridSolution, ...] = ()
+    learning: LearningSpace | None = None
+    subspace: Subspace | None = None
+    checked: State | None = None
+
+    @classmethod
+    def of(cls, memory: RowMemory | StreamMemory) -> GridCache:
+        """Begin with nothing derived."""
+        return cls(GridSolution(memory.grid))
+
+    @torch.no_grad()
+    def after(self, data: Observations, prior: Prior, holds_rows: bool) -> GridCache:
+        """Carry along what a batch changes at a small cost; see :meth:`GridSolution.after`.
+
+        Of wider grids only those that were asked for since the last update.
+        """
+        wider = (w.after(data, prior, holds_rows) for w in self.wider if w.asked)
+        return GridCache(
+            self.own.after(data, prior, holds_rows),
+            tuple(wider),
+            subspace=None if self.subspace is None else self.subspace.after(data),
+            checked=self.checked,
+        )

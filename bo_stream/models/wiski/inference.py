@@ -1,0 +1,461 @@
+"""Inference on a grid: exact for an interpolated kernel, from few rows or from statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
+from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
+from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.bases.grid.sensitivity import prior_covariance
+from bo_stream.models.inference import Inference
+from bo_stream.models.memory import Measured, Observations, WhitenedMemory
+from bo_stream.models.objective import (
+    batch_log_marginal_likelihood,
+    dense_log_marginal_likelihood,
+    differentiable_log_marginal_likelihood,
+    subspace_log_marginal_likelihood,
+)
+from bo_stream.models.outcomes.noise import NOISE_FLOOR
+from bo_stream.models.prior import Prior
+from bo_stream.models.remainder import check_remainder
+from bo_stream.models.wiski import rows as row_memory
+from bo_stream.models.wiski.cache import (
+    WIDER_GRIDS,
+    GridCache,
+    GridSolution,
+    SolvedWeights,
+    Whitening,
+)
+from bo_stream.models.wiski.learning import WHITENED_ROWS, LearningSpace, Subspace
+from bo_stream.models.wiski.memory import StreamMemory
+from bo_stream.models.wiski.observation_space import (
+    GridPrior,
+    ObservationSpaceProcess,
+    SolvedRows,
+    Told,
+)
+from bo_stream.models.wiski.resolution import (
+    GridSize,
+    choose_grid_size,
+    warn_of_coarse_grid,
+    warn_of_resolution,
+    warn_of_truncation,
+)
+from bo_stream.models.wiski.rows import RowMemory
+from bo_stream.process.process import (
+    ConditionedProcess,
+    PosteriorProcess,
+    SelectedProcess,
+    WeightSpaceProcess,
+)
+from bo_stream.tensors import is_in, state_of
+from bo_stream.weights import solve
+
+COARSE = "coarse grid"
+
+_LARGEST_TOLERANCE = 0.5
+
+Memory = RowMemory | StreamMemory
+"""Rows while they are few, then statistics on the grid."""
+
+
+@dataclass(frozen=True)
+class GridInference(Inference[Memory, GridCache]):
+    """The exact posterior for the kernel ``w(x)ᵀ K w(x')`` that is interpolated from a grid.
+
+    In the space of the observations while the memory holds these as rows, else in the weights of
+    the kernel's r largest eigenvectors.
+
+    Attributes:
+        dim: Number of inputs that the grid covers.
+        tolerance: Part of the kernel's trace that may be left out.
+        max_rank: Cap on r.
+        chose_grid: Whether the grid's size is the default.
+    """
+
+    dim: int
+    tolerance: float
+    max_rank: int
+    chose_grid: bool
+
+    def kernel(self, prior: Prior) -> GridKernel:
+        """Return the kernel before it is interpolated, differentiable in the hyperparameters."""
+        return grid_kernel(prior.kernel, self.dim, prior.num_outputs)
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def empty(self, grid: Mesh, shape: torch.Size, like: Tensor) -> Memory:
+        """Return a memory of no observations, which holds rows while they are few.
+
+        Args:
+            grid: That they will be interpolated from.
+            shape: ``batch_shape x m``.
+            like: Inputs, of whose dtype and on whose device observations will be.
+        """
+        batch, outputs, device = shape[:-1], shape[-1], like.device
+        most, rounding = row_memory.MOST_ROWS, torch.finfo(like.dtype).eps
+        if most == 0 or self.max_rank < most:  # features are wanted that leave a part out
+            return replace(StreamMemory.empty(grid, batch, outputs, device), rounding=rounding)
+        return replace(RowMemory.empty(grid, batch, outputs, device, most), rounding=rounding)
+
+    def cleared(self, memory: Memory, prior: Prior) -> Memory:
+        """Drop the observations; the grid stays."""
+        nothing = self.empty(memory.grid, prior.shape, memory.counts)
+        return replace(nothing, rounding=memory.rounding)
+
+    def observe(
+        self, memory: Memory, cache: GridCache | None, data: Observations, prior: Prior
+    ) -> tuple[Memory, GridCache | None]:
+        """Add to the rows, or to the statistics at the nodes around each input, in place.
+
+        The grid grows first where that is needed. Cost O(n 7^d) on the grid, to take observations
+        out O(n r² + r³) besides.
+        """
+        if data.sign < 0.0 and isinstance(memory, StreamMemory):
+            cache = self._check_holds(memory, cache, data, prior)
+        return self._accumulated(memory, cache, data, prior)
+
+    @torch.no_grad()
+    def _check_holds(
+        self, memory: StreamMemory, cache: GridCache | None, data: Observations, prior: Prior
+    ) -> GridCache:
+        """Check that without observations the memory is one of observations.
+
+        Raises:
+            InputDataError: They are not in memory.
+            UnsupportedError: There are observations on several grids.
+        """
+        memory.check_holds(data.X)
+        whitening, cache = self.whitened(memory, cache, prior)
+        check_remainder(_whitened_without(memory, data, whitening), whitening.memory)
+        return cache
+
+    @staticmethod
+    def _accumulated(
+        memory: Memory, cache: GridCache | None, data: Observations, prior: Prior
+    ) -> tuple[Memory, GridCache | None]:
+        if data.sign < 0.0 and (isinstance(memory, RowMemory) or not memory.all_on_current):
+            return memory.without(data), None
+        roomy = memory.covering(data.X)
+        if roomy is not memory:
+            cache = None
+        held = row_memory.with_room_for(roomy, data)
+        if cache is not None:
+            cache = cache.after(data, prior, isinstance(held, RowMemory))
+        if isinstance(held, StreamMemory):
+            held.observe(data)
+        return held, cache
+
+    def replaced(
+        self,
+        memory: Memory,
+        cache: GridCache | None,
+        old: Observations,
+        new: Observations,
+        prior: Prior,
+    ) -> tuple[Memory, GridCache | None]:
+        """Take some observations out, which are not looked for on a grid, and put others in.
+
+        Raises:
+            InputDataError: One is outside the bounds, or not among the rows.
+            UnsupportedError: There are observations on several grids.
+        """
+        if isinstance(memory, StreamMemory):
+            memory.check_holds(old.X)
+        memory, cache = self._accumulated(memory, cache, old, prior)
+        return self._accumulated(memory, cache, new, prior)
+
+    def merged(
+        self, memory: Memory, cache: GridCache | None, other: Memory, prior: Prior
+    ) -> tuple[Memory, GridCache | None]:
+        """Join rows while they are few, else statistics; a different grid is kept beside."""
+        return row_memory.joined(memory, other), None
+
+    def refined(
+        self, memory: Memory, grid_size: GridSize, prior: Prior
+    ) -> tuple[GridInference, Memory]:
+        """Return the inference and the memory with another grid over the same box.
+
+        Raises:
+            ValueError: The size is out of range or too large for memory.
+        """
+        sizes = choose_grid_size(grid_size, self.kernel(prior), self.dim)
+        return replace(self, chose_grid=False), memory.refined(memory.grid.resized(sizes))
+
+    # --- the posterior ------------------------------------------------------------------------
+
+    def process(
+        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None = None
+    ) -> tuple[PosteriorProcess, GridCache]:
+        """Solve in the space of the rows, or in the weights of features, unless that is kept.
+
+        Inputs outside the bounds are predicted from a wider grid, whose kernel is the same, with
+        features of its own; what the model predicts inside the bounds stays as it is.
+        """
+        solution, cache = self._solution(memory, cache, prior, X, isinstance(memory, RowMemory))
+        solved = solution.rows if isinstance(memory, RowMemory) else solution.weights
+        assert solved is not None  # noqa: S101 (it was just solved)
+        return solved.process, cache
+
+    def feature_process(
+        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None = None
+    ) -> tuple[PosteriorProcess, GridCache]:
+        """Solve in the weights of features, however many rows there are."""
+        solution, cache = self._solution(memory, cache, prior, X, in_rows=False)
+        assert solution.weights is not None  # noqa: S101 (it was just solved)
+        return solution.weights.process, cache
+
+    def _solution(
+        self,
+        memory: Memory,
+        cache: GridCache | None,
+        prior: Prior,
+        X: Tensor | None,
+        in_rows: bool,
+    ) -> tuple[GridSolution, GridCache]:
+        cache = GridCache.of(memory) if cache is None else cache
+        if X is None or memory.grid.contains(X):
+            own = self._solved(cache.own, memory, prior, in_rows)
+            return own, cache if own is cache.own else replace(cache, own=own)
+        grid = memory.grid_past(X)
+        kept = next((wider for wider in cache.wider if wider.grid == grid), GridSolution(grid))
+        latest = replace(self._solved(kept, memory, prior, in_rows), asked=True)
+        others = (wider for wider in cache.wider if wider.grid != grid)
+        return latest, replace(cache, wider=(*others, latest)[-WIDER_GRIDS:])
+
+    def _solved(
+        self, solution: GridSolution, memory: Memory, prior: Prior, in_rows: bool
+    ) -> GridSolution:
+        """Solve on a grid, in the space of the rows or in the weights, unless that is current."""
+        present = solution.rows if in_rows else solution.weights
+        if present is not None and prior.is_in(present.state):
+            return solution
+        state = prior.state()
+        if isinstance(memory, RowMemory) and in_rows:
+            process = self.solve_rows(memory, prior, solution.grid)
+            return replace(solution, rows=SolvedRows(state, process))
+        whitening = self._whitening(solution, memory, prior)
+        mean = prior.mean.unsqueeze(-1).clone()
+        weights = WeightSpaceProcess(whitening.basis, solve(prior.evidence(whitening.memory)), mean)
+        return replace(solution, whitening=whitening, weights=SolvedWeights(state, weights))
+
+    @torch.no_grad()
+    def solve_rows(
+        self, memory: RowMemory, prior: Prior, grid: Mesh | None = None
+    ) -> ObservationSpaceProcess:
+        """Solve in the space of the rows. Cost O(n³).
+
+        Args:
+            memory: The rows.
+            prior: The hyperparameters.
+            grid: That the kernel is interpolated from; the memory's if omitted.
+        """
+        outcomes, noise = prior.standardized(memory.rows)
+        mean = prior.mean.unsqueeze(-1).clone()
+        kernel, grid = self.kernel(prior).detached(), memory.grid if grid is None else grid
+        before = GridPrior(kernel, grid, mean, self.tolerance, self.max_rank)
+        told = Told(memory.rows.X, outcomes - mean, noise)
+        process, jitter = ObservationSpaceProcess.of(before, told)
+        if jitter > 0.0:
+            what = "jitter on the observations' covariance"
+            prior.model.log_event(what, len(memory.rows), jitter)
+        return process
+
+    @torch.no_grad()
+    def whitened(
+        self, memory: Memory, cache: GridCache | None, prior: Prior
+    ) -> tuple[Whitening, GridCache]:
+        """Return the memory in the features of the present kernel, and the cache that has it."""
+        cache = GridCache.of(memory) if cache is None else cache
+        whitening = self._whitening(cache.own, memory, prior)
+        if whitening is not cache.own.whitening:
+            cache = replace(cache, own=replace(cache.own, whitening=whitening))
+        return whitening, cache
+
+    def _whitening(self, solution: GridSolution, memory: Memory, prior: Prior) -> Whitening:
+        whitening = solution.whitening
+        if whitening is None or not is_in(prior.kernel, whitening.state):
+            basis = self.basis(solution.grid, prior)
+            warn_of_truncation(basis, self.max_rank)
+            whitening = Whitening(state_of(prior.kernel), basis, memory.whitened(basis))
+        return whitening.settled()
+
+    @torch.no_grad()
+    def basis(self, grid: Mesh, prior: Prior) -> GridBasis:
+        """Return the features of the present kernel on a grid."""
+        kernel = self.kernel(prior)
+        return grid_basis(grid, kernel, prior.shape, self.tolerance, self.max_rank)
+
+    def check_reach(self, process: PosteriorProcess, X: Tensor | None) -> None:
+        """Check that inputs are inside the grid of a conditioned process."""
+        grid = grid_of(process)
+        if X is not None and grid is not None and not grid.contains(X):
+            raise InputDataError(
+                "X lies outside the bounds of a model that supposes data, whose grid cannot grow. "
+                f"Build the model with wider bounds than {grid.bounds.tolist()}."
+            )
+
+    # --- learning -----------------------------------------------------------------------------
+
+    def objective(
+        self, memory: Memory, cache: GridCache | None, prior: Prior
+    ) -> tuple[Tensor, GridCache | None]:
+        """Return the log marginal likelihood, on a grid in a subspace that is kept for a while.
+
+        See :class:`~bo_stream.models.wiski.learning.LearningSpace`.
+        """
+        kernel = self.kernel(prior)
+        if isinstance(memory, RowMemory):
+            return _log_marginal_likelihood_of_rows(memory, kernel, prior), cache
+        cache, noise = cache or GridCache.of(memory), prior.outcomes.noise_level(prior, memory)
+        space = cache.learning
+        if space is None or not space.holds(kernel, noise):
+            space = LearningSpace.around(kernel, noise, memory, self.tolerance, self.max_rank)
+            cache = replace(cache, learning=space)
+        value = subspace_log_marginal_likelihood(
+            space.rooted(prior.noise_groups(space.memory, space.left_out(kernel))),
+            prior.target_map(),
+            prior_covariance(space.basis, kernel),
+        )
+        return value, cache
+
+    def log_marginal_likelihood(
+        self, memory: Memory, cache: GridCache | None, prior: Prior
+    ) -> tuple[Tensor, GridCache | None]:
+        """Return it exactly, where no feature is left out."""
+        kernel = self.kernel(prior)
+        if isinstance(memory, RowMemory):
+            return _log_marginal_likelihood_of_rows(memory, kernel, prior), cache
+        whitening, cache = self.whitened(memory, cache, prior)
+        groups = prior.noise_groups(whitening.memory)
+        value = differentiable_log_marginal_likelihood(
+            groups, prior.target_map(), whitening.basis, kernel
+        )
+        return value, cache
+
+    def batch_log_marginal_likelihood(
+        self, grid: Mesh, inputs: Tensor, data: Measured, prior: Prior
+    ) -> Tensor:
+        """Return that of other observations than those in memory, ``batch_shape x m``.
+
+        Differentiable in the hyperparameters and the inputs. Cost O(n r² + r³).
+
+        Args:
+            grid: The memory's.
+            inputs: As the process takes them, ``batch_shape x n x d``.
+            data: Outcomes and noise.
+            prior: The hyperparameters.
+        """
+        outcomes, noise = prior.standardized(data)
+        basis = self.basis(grid, prior)
+        return batch_log_marginal_likelihood(
+            basis.features(inputs.double()),
+            outcomes - prior.mean.unsqueeze(-1),
+            noise,
+            basis,
+            self.kernel(prior),
+        )
+
+    def refitted(
+        self, memory: Memory, cache: GridCache | None, prior: Prior
+    ) -> tuple[Memory, GridCache]:
+        """Check the grid against the new kernel."""
+        cache = GridCache.of(memory) if cache is None else cache
+        if cache.checked is not None and is_in(prior.kernel, cache.checked):
+            return memory, cache
+        if not warn_of_resolution(self.kernel(prior), memory.grid):
+            self._warn_of_coarse_grid(memory, prior)
+        return memory, replace(cache, checked=state_of(prior.kernel))
+
+    def _warn_of_coarse_grid(self, memory: Memory, prior: Prior) -> None:
+        """Warn once, if the grid's size is the default."""
+        vouches = self.chose_grid and not prior.model.has_said(COARSE)
+        if vouches and bool((memory.counts > 0.0).any()):
+            noise = self.typical_noise(memory, prior)
+            if warn_of_coarse_grid(self.kernel(prior), memory.grid, noise):
+                prior.model.says(COARSE)
+
+    # --- as few features as the noise asks for ------------------------------------------------
+
+    def truncated(self, left_out: float, memory: Memory, prior: Prior) -> GridInference:
+        """Return the inference with the tolerance that :meth:`share_of_noise` says.
+
+        Raises:
+            ValueError: ``left_out`` is not in [0, 1).
+        """
+        if not 0.0 <= left_out < 1.0:
+            raise ValueError(f"Expected left_out in [0, 1), got {left_out}.")
+        return replace(self, tolerance=self.share_of_noise(left_out, memory, prior))
+
+    def share_of_noise(self, left_out: float, memory: Memory, prior: Prior) -> float:
+        """Return ``left_out`` of the noise variance in parts of the prior variance, the least."""
+        return min(left_out * self.typical_noise(memory, prior), _LARGEST_TOLERANCE)
+
+    @torch.no_grad()
+    def typical_noise(self, memory: Memory, prior: Prior) -> float:
+        """Return the noise variance in parts of the prior variance, the least one of the outputs.
+
+        Of known noise variances the harmonic mean counts: precise observations tell small
+        differences apart however imprecise others are.
+        """
+        noise, known = prior.outcomes.noise_level(prior, memory), memory.typical_known_noise()
+        if known is not None:
+            precise = (known / prior.scale.square()).clamp_min(NOISE_FLOOR)
+            noise = noise.minimum(precise)
+        if prior.outcomes.floor.any_zero:
+            noise = noise.minimum(prior.zero_noise.clamp_min(NOISE_FLOOR))
+        return float((noise / self.kernel(prior).scale()).min())
+
+    def following(
+        self, memory: Memory, cache: GridCache | None, prior: Prior, left_out: float
+    ) -> tuple[Subspace, GridCache]:
+        """Choose features for hyperparameters that move with a stream.
+
+        Args:
+            memory: Of the observations.
+            cache: Of it, if there is one.
+            prior: The hyperparameters.
+            left_out: Prior variance to leave out, in parts of the noise variance.
+        """
+        share = self.share_of_noise(left_out, memory, prior)
+        subspace = Subspace.around(self.kernel(prior), memory, share, self.max_rank)
+        return subspace, replace(cache or GridCache.of(memory), subspace=subspace)
+
+
+def grid_kernel(kernel: Kernel, dim: int, outputs: int) -> GridKernel:
+    """Return a kernel in the factors that grids over ``dim`` inputs are made for."""
+    factors = kernel_factors(kernel, dim)
+    return factors.for_single_output() if outputs == 1 else factors
+
+
+def grid_of(process: PosteriorProcess) -> Mesh | None:
+    """Return the grid of a grid model's process, before it was conditioned; None: of no grid."""
+    while isinstance(process, ConditionedProcess | SelectedProcess):
+        process = process.base
+    if isinstance(process, ObservationSpaceProcess):
+        return process.prior.mesh
+    basis = process.basis if isinstance(process, WeightSpaceProcess) else None
+    return basis.grid if isinstance(basis, GridBasis) else None
+
+
+def _whitened_without(
+    memory: StreamMemory, data: Observations, whitening: Whitening
+) -> WhitenedMemory:
+    if memory.all_on_current and len(data) <= WHITENED_ROWS:
+        return whitening.after(data, whitening.basis.features(data.X)).settled().memory
+    return memory.without(data).whitened(whitening.basis)
+
+
+def _log_marginal_likelihood_of_rows(memory: RowMemory, kernel: GridKernel, prior: Prior) -> Tensor:
+    outcomes, noise = prior.standardized(memory.rows)
+    return dense_log_marginal_likelihood(
+        memory.covariance(kernel).expand(*outcomes.shape, outcomes.shape[-1]),
+        outcomes - prior.mean.unsqueeze(-1),
+        noise,
+    )
