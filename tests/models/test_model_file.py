@@ -348,15 +348,15 @@ def test_an_object_that_lacks_a_field(file: Path) -> None:
 
     def edit(document: dict[str, Any]) -> None:
         def search(node: Any) -> None:
-            if isinstance(node, dict) and node.get("object") == "InducingMemory":
-                node["state"].pop("evidence", None) or node["state"].popitem()
+            if isinstance(node, dict) and node.get("object") == "InducingBasis":
+                node["state"].pop("Z")
             for each in node.values() if isinstance(node, dict) else node:
                 if isinstance(each, dict | list):
                     search(each)
 
         search(document["model"])
 
-    assert re.search("its InducingMemory has no ", refusal(rewritten(file, edit)))
+    assert re.search("its InducingBasis has no Z", refusal(rewritten(file, edit)))
 
 
 def test_a_deep_tree(file: Path) -> None:
