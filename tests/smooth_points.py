@@ -17,7 +17,7 @@ from bo_stream.bases.grid.mesh import Grid, Mesh
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.local.local import LocalGP
 from bo_stream.models.local.process import LocalProcess
-from bo_stream.models.wiski.grid_gp import GridGP
+from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.process.process import PosteriorProcess
 
 MARGIN = 0.05
@@ -57,7 +57,7 @@ def is_smooth_at(model: StreamingGP, X: Tensor) -> Tensor:
     """Whether each of ``n x d`` points is away from all kinks of the model's posterior, ``n``."""
     if isinstance(model, LocalGP):
         return _has_no_tie(model.process(), X)
-    if not isinstance(model, GridGP):
+    if not isinstance(model, GridModel):
         return torch.ones(len(X), dtype=torch.bool, device=X.device)
     grids = [model, model.noise_model] if isinstance(model, HeteroscedasticWISKI) else [model]
     inputs = model.coordinates(X.to(model.train_targets)).double()

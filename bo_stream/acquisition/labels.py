@@ -175,7 +175,7 @@ def _check(model: DirichletWISKI, max_configurations: int) -> None:
             f"Expected model to be one of labels, such as DirichletWISKI, got "
             f"{type(model).__name__}."
         )
-    model._check_has_all_classes("An acquisition function of labels")
+    model._units.check_whole("An acquisition function of labels")
     if max_configurations < 1:
         raise ValueError(f"Expected max_configurations of at least 1, got {max_configurations}.")
 

@@ -16,7 +16,7 @@ from botorch.utils.datasets import SupervisedDataset
 from bo_stream.ax.rows import Rows
 from bo_stream.loops.models import MODELS
 from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.wiski.grid_gp import GridGP
+from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.wiski import WISKI
 
 logger = logging.getLogger("bo_stream.ax")
@@ -74,7 +74,7 @@ def suited(config: ModelConfig, dim: int) -> ModelConfig:
 
 def covers_a_box(config: ModelConfig, kind: type) -> bool:
     """Return whether a configuration's model has a grid over a box of the inputs themselves."""
-    return issubclass(kind, GridGP) and "stem" not in config.model_options
+    return issubclass(kind, GridModel) and "stem" not in config.model_options
 
 
 def within_reach(

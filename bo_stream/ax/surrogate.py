@@ -35,7 +35,7 @@ from bo_stream.loops.refits import FEW_PER_INPUT, learn, thin
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import Hyperparameters, learned_values
 from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.wiski.grid_gp import GridGP
+from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.tensors import State, is_in, state_of
 
 Moments = tuple[Tensor, Tensor]
@@ -251,7 +251,7 @@ class Stream:
             return None
         if len(change.gone) >= len(self.rows):
             return "none of its observations is left"
-        if not isinstance(self.model, GridGP):
+        if not isinstance(self.model, GridModel):
             name = type(self.model).__name__
             return f"{len(change.gone)} observations are gone, and {name} cannot take them out"
         return None

@@ -27,7 +27,7 @@ class _Asked(torch.nn.Module, Generic[M]):
 
 
 def in_dtype(module: M, dtype: torch.dtype, rule: Callable[[M], Tensor]) -> Tensor:
-    """What a rule makes of a copy of a kernel, or of modules, in a dtype, with its parameters."""
+    """Apply a rule to a copy of a module in a dtype, differentiable in the module's parameters."""
     still = _Asked(deepcopy(module).to(dtype).eval())
     parameters = {f"module.{name}": p.to(dtype) for name, p in module.named_parameters()}
     value: Tensor = torch.func.functional_call(still, parameters, (rule,))

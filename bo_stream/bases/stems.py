@@ -60,7 +60,7 @@ class Stem(torch.nn.Module, ABC):
 
     @abstractmethod
     def project(self, X: Tensor) -> Tensor:
-        """The projection before it is normalised, ``... x d -> ... x k``."""
+        """Project inputs, ``... x d -> ... x k``, before normalisation."""
 
     def forward(self, X: Tensor) -> Tensor:
         """Coordinates in the unit cube, ``... x d -> ... x k``, differentiable."""
@@ -150,7 +150,7 @@ class MLPStem(Stem):
         )
 
     def project(self, X: Tensor) -> Tensor:
-        """The network."""
+        """Apply the network."""
         for layer in self.layers[:-1]:
             X = torch.nn.functional.gelu(layer(X))
         projected: Tensor = self.layers[-1](X)

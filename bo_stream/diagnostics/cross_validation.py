@@ -20,7 +20,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.memory import staying
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.memory import Observations
-from bo_stream.models.wiski.grid_gp import GridGP
+from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.models.wiski.rows import RowMemory
 from bo_stream.process.distributions import IndependentOutputs
@@ -104,7 +104,7 @@ def _checked_rows(
     model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
 ) -> _WeightSpaceRows | _HeldRows:
     """Check observations of a model that holds them."""
-    if not isinstance(model, GridGP | OSGPR):
+    if not isinstance(model, GridModel | OSGPR):
         raise UnsupportedError(
             "Expected a model that is normal in its weights: WISKI, DirichletWISKI, "
             f"HeteroscedasticWISKI or OSGPR, got a {type(model).__name__}. For a model that "
@@ -114,7 +114,7 @@ def _checked_rows(
     model._check_not_supposed("Leaving observations out")
     outcomes, noise = model.standardized(X, Y, Yvar)
     model._check_retractable(X)
-    if isinstance(model, GridGP) and isinstance(model._memory, RowMemory):
+    if isinstance(model, GridModel) and isinstance(model._memory, RowMemory):
         return _HeldRows(model, model._memory, model._observations(X, Y, Yvar, 1.0))
     _check_as_they_were(model, X, Y, Yvar)
     inputs = model.coordinates(X).to(torch.float64)
@@ -134,7 +134,7 @@ class _HeldRows:
         observations: Rows to leave out.
     """
 
-    model: GridGP
+    model: GridModel
     memory: RowMemory
     observations: Observations
 
@@ -222,9 +222,11 @@ class _WeightSpaceRows:
         return WeightSpaceProcess(process.basis, weights, process.prior_mean)
 
 
-def _check_as_they_were(model: GridGP | OSGPR, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+def _check_as_they_were(
+    model: GridModel | OSGPR, X: Tensor, Y: Tensor, Yvar: Tensor | None
+) -> None:
     """Check that the memory holds the rows as its present basis would take them."""
-    if isinstance(model, GridGP):
+    if isinstance(model, GridModel):
         if len(model._memory.earlier) > 0:
             raise UnsupportedError(
                 "Expected a model on one grid, got one that was refined or merged: which of its "

@@ -21,7 +21,7 @@ from bo_stream.models.objective import (
     subspace_posterior,
 )
 from bo_stream.models.stochastic.optimisers import Ascent
-from bo_stream.models.wiski.grid_gp import GridGP
+from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.learning import Subspace
 
 LEFT_OUT = 1e-3
@@ -57,7 +57,7 @@ class OnlineLearner:
 
     def __init__(
         self,
-        model: GridGP,
+        model: GridModel,
         learning_rate: float = 0.005,
         stem_learning_rate: float = 0.0005,
         keep: int = 0,
@@ -197,7 +197,7 @@ class Follower:
     Cost: O(r³), with as few features r as leave out ``left_out`` of the noise variance.
     """
 
-    def __init__(self, model: GridGP, left_out: float = LEFT_OUT) -> None:
+    def __init__(self, model: GridModel, left_out: float = LEFT_OUT) -> None:
         """Take the model's features of before, or choose new ones.
 
         Args:

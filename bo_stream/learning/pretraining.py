@@ -12,14 +12,14 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream.learning.fits import minimise, with_priors
-from bo_stream.models.wiski.grid_gp import GridGP
+from bo_stream.models.wiski.grid_model import GridModel
 
 LEAST_POINTS = 10
 """Fewest points to learn a stem from."""
 
 
 def pretrain(
-    model: GridGP,
+    model: GridModel,
     X: Tensor,
     Y: Tensor,
     Yvar: Tensor | None = None,
@@ -65,7 +65,7 @@ def pretrain(
         raise
 
 
-def _check(model: GridGP, X: Tensor, maxiter: int) -> None:
+def _check(model: GridModel, X: Tensor, maxiter: int) -> None:
     if model._modules.get("stem") is None:
         raise UnsupportedError(
             "Expected a model with a stem to pretrain, got one without. Learn its hyperparameters "
@@ -80,7 +80,7 @@ def _check(model: GridGP, X: Tensor, maxiter: int) -> None:
 
 
 def _fitted(
-    model: GridGP,
+    model: GridModel,
     X: Tensor,
     Y: Tensor,
     Yvar: Tensor | None,

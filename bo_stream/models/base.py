@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
@@ -70,6 +71,7 @@ from bo_stream.models.hyperparameters import (
     move_priors,
     subset_module,
 )
+from bo_stream.models.inference import Inference, Solve
 from bo_stream.models.input_transforms import (
     LatestInputs,
     TrainInputs,
@@ -79,7 +81,7 @@ from bo_stream.models.input_transforms import (
     check_not_train_inputs,
     keeps_boxes,
 )
-from bo_stream.models.memory import Cache, Observations, Targets
+from bo_stream.models.memory import Observations, Targets
 from bo_stream.models.model_file import read_model, write_model
 from bo_stream.models.outcomes.base import Drawing, Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
@@ -90,7 +92,7 @@ from bo_stream.models.warnings import NumericalEvent, NumericalLog, with_event
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
 from bo_stream.process.posteriors import Predictive, outcome_distribution
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
-from bo_stream.tensors import State, is_in, keeps_tensors, state_of
+from bo_stream.tensors import keeps_tensors
 
 
 class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
@@ -111,7 +113,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _process_dim: int
     _memory: Any
     _units: Outcomes
-    _solved: Any
+    _inference: Inference[Any, Any]
+    _cache: Any = None
     _supposed: PosteriorProcess | None
     _fantasy_batch_shape: torch.Size | None = None
     _known: tuple[KnownPoints, ...] = ()
@@ -119,72 +122,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _said: tuple[str, ...] = ()  # plain values, which a saved model may hold
     _is_fitting: bool = False
     _latest: LatestInputs = LatestInputs()
+    _outcomes_argument: ClassVar[str] = "train_Y"  # of the constructor
     _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
-
-    # --- what differs between models ---------------------------------------------------------
-
-    @keeps_tensors
-    def process(self, X: Tensor | None = None) -> PosteriorProcess:
-        """Return the posterior as a process; solved once, then kept until something changes.
-
-        The process is over transformed inputs, in transformed outcome units.
-
-        Args:
-            X: Transformed inputs, ``... x d``, that the process must be able to take.
-
-        Raises:
-            InputDataError: X is not finite.
-        """
-        if X is not None:
-            check_finite("X", X)
-        if self._supposed is not None:
-            return self._supposed
-        if self._solved is None or not is_in(self, self._solved.state):
-            self._solved = self._solve(state_of(self))
-        return self._solved.process
-
-    def _solve(self, state: State) -> Cache:
-        """The posterior of the present memory, with the present state of the hyperparameters."""
-        raise NotImplementedError
-
-    def feature_process(self, X: Tensor | None = None) -> PosteriorProcess:
-        """Return the posterior as a process in the weights of features, where the model has one.
-
-        For acquisition in feature space. A model of no features has one process only, and so has
-        one that is conditioned on hypothetical observations.
-
-        Args:
-            X: As for :meth:`process`.
-        """
-        return self.process(X)
-
-    @abstractmethod
-    def _take(self, data: Observations) -> None:
-        """Put checked observations into memory, or take them out; all or nothing."""
-
-    @abstractmethod
-    def _set_memory(self, memory: Any) -> None:
-        """Replace the memory, and drop what was derived from it."""
-
-    @abstractmethod
-    def merge(self, other: Self) -> Self:
-        """Add another model's memory to this one's."""
-
-    @abstractmethod
-    def _log_marginal_likelihood(self) -> Tensor:
-        """Differentiable in the hyperparameters, ``batch_shape x m``."""
-
-    @abstractmethod
-    def _learning_objective(self) -> Tensor:
-        """What a fit maximises beside the priors, differentiable, ``batch_shape x m``."""
-
-    def _finish_refit(self) -> None:
-        """Called when a refit ends, with the new hyperparameters: nothing, for most models."""
-        return
-
-    def _move(self, device: torch.device) -> None:
-        """Bring the memory, and what places its points, to the device of the hyperparameters."""
-        self._set_memory(self._memory.to(device))
 
     # --- construction ------------------------------------------------------------------------
 
@@ -285,14 +224,17 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Args:
             X: ``batch_shape x n x d``; n = 0 changes nothing.
-            Y: ``batch_shape x n x m``.
-            Yvar: Known noise variances shaped as Y; NaN: unknown.
+            Y: ``batch_shape x n x m``. For a classifier labels, ``n`` or ``n x 1``: whole numbers
+                from 0, of any dtype. One beyond the known classes brings in all up to it, as if
+                they had been there from the start, unless the classes were fixed.
+            Yvar: Known noise variances shaped as Y; NaN: unknown. None with labels.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit the model.
             InputDataError: Dtype, device, NaN, infinity, negative variance; on a grid, inputs too
-                far outside.
-            UnsupportedError: The model supposes data.
+                far outside; labels that are none, or of an unknown class where these are fixed.
+            UnsupportedError: The model supposes data, or lacks some classes; variances are given
+                that it does not take.
             ValueError: The memory would become too large.
         """
         return self._changed("update", X, Y, Yvar, 1.0)
@@ -311,12 +253,48 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @keeps_tensors
     def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
         self._check_not_supposed(verb)
-        self._check_observations(X, Y, Yvar)
-        if sign < 0:
-            self._check_retractable(X)
-        if X.shape[-2] > 0:
-            self._enter_or_leave(X, Y, Yvar, sign)
+        self._units.check_whole(verb)
+        enters = sign > 0.0
+        outputs = self._units.outputs_after(self._prior, X, Y) if enters else self._num_outputs
+        with self._having(outputs):
+            self._check_observations(X, Y, Yvar)
+            if not enters:
+                self._check_retractable(X)
+            if X.shape[-2] > 0:
+                self._enter_or_leave(X, Y, Yvar, sign)
         return self
+
+    @contextmanager
+    def _having(self, outputs: int) -> Iterator[None]:
+        """Have more outputs, unless what is done meanwhile raises."""
+        if outputs == self._num_outputs:
+            yield
+            return
+        former = self._shallow_copy()
+        try:
+            self._grow(outputs)
+            yield
+        except BaseException:
+            self._num_outputs, self._units = former._num_outputs, former._units
+            self._memory, self._cache = former._memory, former._cache
+            self.likelihood = former.likelihood
+            raise
+
+    def _grow(self, outputs: int) -> None:
+        """Take outputs that all observations had and none named: classes without a label so far."""
+        memory = self._inference.grown(self._memory, self._prior, outputs)
+        self._units, self._num_outputs = self._units.grown(outputs), outputs
+        self._set_memory(memory)
+        self.likelihood = choose_likelihood(None, self._units.shift, self._parameter_shape)
+        self._refresh_fixed_noise()
+
+    def _of_outputs(self, outputs: int) -> Self:
+        """This model, or a copy that has more outputs; hyperparameters are shared."""
+        if self._units.grown(outputs) is self._units:
+            return self
+        model = self._shallow_copy()
+        model._grow(outputs)
+        return model
 
     def _enter_or_leave(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         former = self._units
@@ -356,6 +334,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         latest = self._latest
         self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
 
+    @torch.no_grad()
+    def _take(self, data: Observations) -> None:
+        self._memory, self._cache = self._inference.observe(
+            self._memory, self._cache, data, self._prior
+        )
+        self._refresh_fixed_noise()
+
     @keeps_tensors
     def forget(self, factor: float) -> Self:
         """Let every past observation count ``factor`` times: exponential forgetting.
@@ -373,8 +358,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._set_memory(self._memory.scale(factor))
         return self
 
-    def _begin_to_clear(self) -> None:
-        """Forget what refers to observations beside the memory.
+    def _set_memory(self, memory: Any) -> None:
+        """Replace the memory, and drop what was derived from it."""
+        self._memory, self._cache = memory, None
+
+    @keeps_tensors
+    def clear(self) -> Self:
+        """Drop all observations; hyperparameters, places and standardisation stay.
 
         Raises:
             UnsupportedError: The model supposes data.
@@ -382,6 +372,31 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._check_not_supposed("clear")
         self._units = self._units.forgotten()
         self._latest = LatestInputs()
+        self._set_memory(self._inference.cleared(self._memory, self._prior))
+        return self
+
+    @keeps_tensors
+    def merge(self, other: Self) -> Self:
+        """Add another model's memory to this one's, in place; hyperparameters stay as they are.
+
+        See the class for what is exact.
+
+        Raises:
+            UnsupportedError: Another class, shape, transform, or a model that supposes data.
+            ValueError: The memory would become too large.
+        """
+        outputs = self._units.outputs_with(getattr(other, "_units", None))
+        with self._having(outputs):
+            alike = other._of_outputs(outputs) if isinstance(other, StreamingGP) else other
+            matrix = self._targets_of(alike)
+            theirs = alike._memory.map_targets(matrix)
+            with torch.no_grad():
+                self._memory, self._cache = self._inference.merged(
+                    self._memory, self._cache, theirs, self._prior
+                )
+            self._refer_to_both(alike)
+            self._refresh_fixed_noise()
+        return self
 
     def _targets_of(self, other: Self) -> Tensor:
         """The map of another model's target columns to the merged ones, ``... x m x 2 x 2``.
@@ -628,6 +643,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         )
 
     def _check_observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+        prior = self._prior
+        self._units.check_given(prior, X, Y, Yvar)
+        Y, Yvar = self._units.columns(Y, Yvar, X)
         check_observations(
             X,
             Y,
@@ -637,13 +655,51 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             batch_shape=self._batch_shape,
             like=self.train_targets,
         )
-        self._units.check(self._prior, Y, Yvar)
+        self._units.check(prior, Y, Yvar)
 
     @torch.no_grad()
     def coordinates(self, X: Tensor) -> Tensor:
         """Inputs of observations as they enter memory now, ``... x d -> ... x k``."""
         inputs, stem = observed_inputs(X, self._input_transform).detach(), self._stem
         return inputs if stem is None else checked_projection(stem(inputs))
+
+    def calibrated_inputs(self, X: Tensor) -> Tensor:
+        """Inputs as the process takes them by a stem that is calibrated on them, differentiable.
+
+        Args:
+            X: ``... x n x d``.
+        """
+        stem = self._stem
+        if stem is None:
+            return self.hypothetical_inputs(X)
+        return stem.calibrated_forward(observed_inputs(X, self._input_transform))
+
+    def _reprojected(
+        self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None
+    ) -> tuple[Observations, Observations]:
+        """Observations in memory, to be taken out where they entered, and in where they are now.
+
+        Args:
+            X: ``batch_shape x n x d``.
+            Y: ``batch_shape x n x m``.
+            former: Where they entered, ``batch_shape x n x k``.
+            Yvar: Known noise variances shaped as Y; NaN: unknown.
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit.
+            InputDataError: As :meth:`update`, and more observations than are in memory.
+            UnsupportedError: The model supposes data.
+        """
+        self._check_not_supposed("reproject")
+        self._check_observations(X, Y, Yvar)
+        self._check_retractable(X)
+        if former.shape != (*X.shape[:-1], self._process_dim):
+            raise BotorchTensorDimensionError(
+                f"Expected former of shape `{tuple(X.shape[:-1])} x {self._process_dim}`, the "
+                f"coordinates of X, got {tuple(former.shape)}."
+            )
+        new = self._observations(X, Y, Yvar, 1.0)
+        return replace(new, X=checked_projection(former.to(new.X)), sign=-1.0), new
 
     @torch.no_grad()
     def standardized(
@@ -669,9 +725,46 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def _measured(self, Y: Tensor, Yvar: Tensor | None) -> Targets:
         """Targets less the shift, noise variances, and where these are known."""
         infers = isinstance(self.likelihood, GaussianLikelihood)
+        Y, Yvar = self._units.columns(Y, Yvar, self._units.shift)
         return self._units.encode(self._outcomes, Y, Yvar, infers)
 
     # --- prediction --------------------------------------------------------------------------
+
+    @keeps_tensors
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """Return the posterior as a process; solved once, then kept until something changes.
+
+        The process is over transformed inputs, in transformed outcome units.
+
+        Args:
+            X: Transformed inputs, ``... x d``, that the process must be able to take.
+
+        Raises:
+            InputDataError: X is not finite; on a grid, too far outside.
+        """
+        return self._solved(self._inference.process, X)
+
+    @keeps_tensors
+    def feature_process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """Return the posterior as a process in the weights of features, however many rows.
+
+        For acquisition in feature space. That of most models is :meth:`process`; a model that is
+        conditioned on hypothetical observations has one process only.
+
+        Args:
+            X: As for :meth:`process`.
+        """
+        return self._solved(self._inference.feature_process, X)
+
+    def _solved(self, solve: Solve, X: Tensor | None) -> PosteriorProcess:
+        if X is not None:
+            check_finite("X", X)
+        if self._supposed is not None:
+            self._inference.check_reach(self._supposed, X)
+            return self._supposed
+        with torch.no_grad():
+            process, self._cache = solve(self._memory, self._cache, self._prior, X)
+        return process
 
     def forward(self, X: Tensor) -> MultivariateNormal:
         """The posterior at transformed inputs, in transformed units.
@@ -944,33 +1037,36 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 likelihood is not Gaussian.
         """
         self._check_fantasy(X, sampler)
-        drawing = self._units.drawing(self._prior)
+        self._units.check_whole("fantasize")
+        drawing = self._units.drawing(self._prior, observation_noise)
         if drawing is None:
             model: Self = super().fantasize(X, sampler, observation_noise, **kwargs)
             return model
-        if observation_noise is not None:
-            raise UnsupportedError(
-                f"Expected no observation_noise with a {type(self.likelihood).__name__}: it has "
-                "its own."
-            )
-        return self.condition_on_observations(X, self._drawn(X, sampler, drawing))
+        return self.condition_on_observations(X, *self._drawn(X, sampler, drawing))
 
     def _check_fantasy(self, X: Tensor, sampler: MCSampler) -> None:
         self._check_inputs(X)
         check_sampler(sampler)
 
-    def _drawn(self, X: Tensor, sampler: MCSampler, drawing: Drawing) -> Tensor:
-        """Outcomes drawn from their joint posterior at X, ``sample_shape x ... x q x m``."""
+    def _drawn(
+        self, X: Tensor, sampler: MCSampler, drawing: Drawing
+    ) -> tuple[Tensor, Tensor | None]:
+        """Outcomes drawn from their joint posterior at X, ``sample_shape x ... x q x m``.
+
+        And their noise variances where these are not the model's own.
+        """
         if X.shape[-2] == 0:
-            return X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
+            nothing = X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
+            return nothing, None
         with fantasize_flag():
             samples = sampler(self.posterior(X))
         values = self._standardized(samples.to(torch.float64)).mT
         kept = values.shape[values.ndim - len(self._batch_shape) - 2 :]
         flat = values.reshape(sampler.sample_shape.numel(), -1, *kept)
-        outcomes = drawing(flat, sampler.seed).view(values.shape)
+        outcomes, noise = drawing(flat, sampler.seed)
         offset, scale = self._offset_and_scale()
-        return (offset + scale * outcomes).mT.to(X)
+        Y = (offset + scale * outcomes.view(values.shape)).mT.to(X)
+        return Y, None if noise is None else noise.view(values.shape).mT.to(X)
 
     def get_fantasy_model(
         self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
@@ -1071,7 +1167,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     def _select_memory(self, outputs: list[int]) -> None:
         self._set_memory(self._memory.select(outputs))
-        self._units = self._units.map(lambda value: value[..., outputs])
+        self._units = self._units.select(outputs)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the memory along to another device, where it stays in float64, and all priors."""
@@ -1081,7 +1177,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if device != self._units.shift.device:
             self._units = self._units.map(lambda value: value.to(device))
             self._latest = self._latest.to(device)
-            self._move(device)
+            self._memory, self._cache = self._inference.moved(self._memory, self._cache, device)
         return self
 
     # --- learning ----------------------------------------------------------------------------
@@ -1091,7 +1187,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Differentiable in the hyperparameters. Cost as a refit's step, whatever came before.
         """
-        return self._from_per_output(self._log_marginal_likelihood())
+        value, self._cache = self._inference.log_marginal_likelihood(
+            self._memory, self._cache, self._prior
+        )
+        return self._from_per_output(value)
 
     def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
         """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
@@ -1108,6 +1207,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         objective = self._from_per_output(self._learning_objective())
         value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
         return -value / self._from_per_output(self._counts()).clamp_min(1.0)
+
+    def _learning_objective(self) -> Tensor:
+        value, self._cache = self._inference.objective(self._memory, self._cache, self._prior)
+        return value
 
     @property
     def custom_fit(self) -> Callable[..., MarginalLogLikelihood]:
@@ -1138,7 +1241,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if mode and outcome_transform is not None:
             outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
         if was_training and not mode and self._supposed is None:
-            self._finish_refit()
+            with torch.no_grad():
+                self._memory, self._cache = self._inference.refitted(
+                    self._memory, self._cache, self._prior
+                )
         return self
 
     def _prepare_refit(self) -> None:
@@ -1183,7 +1289,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @classmethod
     def construct_inputs(cls, training_data: SupervisedDataset, **kwargs: Any) -> dict[str, Any]:
         """Constructor arguments from a data set; further keyword arguments are passed on."""
-        return {**super().construct_inputs(training_data), **kwargs}
+        arguments = super().construct_inputs(training_data)
+        outcomes = arguments.pop("train_Y")
+        return {cls._outcomes_argument: outcomes, **arguments, **kwargs}
 
     def save(self, path: str | Path) -> None:
         """Write the whole model, memory included; a crash leaves an old file whole.

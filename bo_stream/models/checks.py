@@ -41,7 +41,7 @@ def check_instance(name: str, value: object, kind: type | UnionType, example: st
 
 
 def spelled(value: object) -> str:
-    """What was given in place of an instance, for a message."""
+    """Spell what was given in place of an instance, for a message."""
     return f"the class {value.__name__}" if isinstance(value, type) else repr(value)
 
 

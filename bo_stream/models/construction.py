@@ -90,7 +90,7 @@ def check_mean(mean: Mean, shape: torch.Size) -> None:
 def choose_likelihood(
     likelihood: _GaussianLikelihoodBase | None, Yvar: Tensor | None, aug_batch: torch.Size
 ) -> _GaussianLikelihoodBase:
-    """The likelihood given, or BoTorch's default for this kind of noise."""
+    """Return the likelihood given, or BoTorch's default for this kind of noise."""
     if likelihood is not None:
         if not isinstance(likelihood, GaussianLikelihood):
             raise UnsupportedError(
@@ -106,9 +106,13 @@ def choose_likelihood(
 
 
 def choose_box(
-    bounds: Tensor | None, X: Tensor, inputs: Tensor, transform: InputTransform | None
+    bounds: Tensor | None,
+    X: Tensor,
+    inputs: Tensor,
+    transform: InputTransform | None,
+    stem: Stem | None = None,
 ) -> Tensor:
-    """The box to cover, ``2 x d`` in transformed inputs, float64 on the CPU.
+    """Choose the box to cover, ``2 x d`` in transformed inputs, float64 on the CPU.
 
     Given bounds are transformed like inputs. Without any: the unit cube if it holds the inputs,
     else their box with a margin, whose corners are numbers of the inputs' dtype, so that a model
@@ -120,7 +124,13 @@ def choose_box(
         X: First inputs, ``... x n x d``.
         inputs: X transformed as observations are.
         transform: Of inputs.
+        stem: That projects the inputs to the unit cube, if there is one.
+
+    Raises:
+        ValueError: Bounds are given with a stem.
     """
+    if stem is not None:
+        return _stem_box(bounds, stem)
     if bounds is not None:
         return _given_box(bounds, inputs, transform)
     box = _box_of_data(inputs)
@@ -145,7 +155,7 @@ def _box_of_data(inputs: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _asked_inputs(X: Tensor, transform: InputTransform | None) -> Tensor | None:
-    """What a posterior at ``n x d`` inputs is of, ``n x k x d'``, if k may be more than 1."""
+    """Transform inputs as a posterior does, ``n x d -> n x k x d'``, if k may be more than 1."""
     if transform is None or not transform.is_one_to_many or len(X) == 0:
         return None
     inputs: Tensor = transform.eval()(X)
@@ -200,7 +210,7 @@ def stretch_lengthscale(kernel: Kernel, box: Tensor) -> None:
 
 
 def reference_outcome(targets: Tensor) -> Tensor:
-    """A shift near the outcomes, ``batch x n x m -> batch x m``; what is left does not cancel."""
+    """Choose a shift near the outcomes, ``batch x n x m -> batch x m``: sums keep digits."""
     if targets.shape[-2] == 0:
         return torch.zeros(*targets.shape[:-2], targets.shape[-1], dtype=torch.float64).to(
             targets.device
@@ -299,7 +309,7 @@ def first_projected(inputs: Tensor, stem: Stem) -> Tensor:
 
 
 def checked_projection(coordinates: Tensor) -> Tensor:
-    """A stem's coordinates, if they lie in the unit cube.
+    """Check that a stem's coordinates lie in the unit cube.
 
     Raises:
         InputDataError: They do not.
@@ -313,12 +323,7 @@ def checked_projection(coordinates: Tensor) -> Tensor:
     return coordinates
 
 
-def stem_box(bounds: Tensor | None, stem: Stem) -> Tensor:
-    """The unit cube that a stem projects to, ``2 x k``.
-
-    Raises:
-        ValueError: Bounds are given too.
-    """
+def _stem_box(bounds: Tensor | None, stem: Stem) -> Tensor:
     if bounds is not None:
         raise ValueError("Expected no bounds with a stem: the grid covers the cube it projects to.")
     return torch.tensor([[0.0] * stem.k, [1.0] * stem.k], dtype=torch.float64)

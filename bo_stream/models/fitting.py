@@ -191,7 +191,7 @@ def fit_elements(
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Those of BoTorch's batched L-BFGS-B, or None where it does not have one of them."""
+    """Translate to options of BoTorch's batched L-BFGS-B; None where it lacks one of them."""
     if not options.keys() <= {*_OPTIONS, "ftol"}:
         return None
     known = {_OPTIONS[name]: value for name, value in options.items() if name != "ftol"}
@@ -199,7 +199,7 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def are_apart(mll: MarginalLogLikelihood, shape: torch.Size) -> bool:
-    """Whether there are hyperparameters to learn, and each of them is of one element.
+    """Say whether there are hyperparameters to learn, each of one element.
 
     Args:
         mll: Whose hyperparameters are learned.
@@ -214,7 +214,7 @@ def _learned(part: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 def _is_batched(part: torch.nn.Module, shape: torch.Size) -> bool:
-    """Whether leading dimensions of what a module learns are batch dimensions of this shape."""
+    """Say whether leading dimensions of what a module learns are batch dimensions of this shape."""
     batched = isinstance(part, Mean | Noise)
     batched = batched or (isinstance(part, Kernel) and part.batch_shape == shape)
     return batched and all(p.shape[: len(shape)] == shape for p in _learned(part))

@@ -59,7 +59,7 @@ def check_outputs_exist(outputs: list[int], of: int, name: str = "idcs") -> None
 
 
 def chosen_outputs(output_indices: list[int] | None, of: int) -> list[int]:
-    """The outputs that a posterior is asked for, counted from the first; none named: all.
+    """Count the outputs that a posterior is asked for from the first; none named: all.
 
     Raises:
         UnsupportedError: An index is out of range or repeated.
@@ -70,14 +70,14 @@ def chosen_outputs(output_indices: list[int] | None, of: int) -> list[int]:
 
 
 def as_index(outputs: list[int], of: int) -> slice | list[int]:
-    """An index of some of ``of`` outputs; of all a slice, for a list is uploaded to a device."""
+    """Index some of ``of`` outputs: all of them by a slice, for a list is uploaded to a device."""
     return slice(None) if outputs == list(range(of)) else outputs
 
 
 def subset_module(
     module: torch.nn.Module, batch_shape: torch.Size, of: int, outputs: list[int]
 ) -> torch.nn.Module:
-    """A copy of a gpytorch module of batch shape ``batch_shape x of`` for some outputs.
+    """Copy a gpytorch module of batch shape ``batch_shape x of`` for some outputs.
 
     A module that all outputs share is copied as it is.
     """
@@ -89,8 +89,8 @@ def subset_module(
     for part in copied.modules():
         if isinstance(part, Kernel) and part.batch_shape != old:
             continue  # shared by all outputs
-        if isinstance(part, InputTransform):
-            continue  # as many values as inputs, not as outputs
+        if isinstance(part, InputTransform) or not isinstance(part, Module):
+            continue  # a transform or a layer of a network: its values are not of outputs
         _subset_tensors(part, old, outputs)
         for name in ("batch_shape", "_batch_shape"):
             if part.__dict__.get(name) == old:
@@ -101,7 +101,7 @@ def subset_module(
 def subset_moments(
     moments: dict[str, Any], batch_shape: torch.Size, of: int, outputs: list[int]
 ) -> dict[str, Any]:
-    """A copy of Adam's state for the parameters that :func:`subset_module` leaves."""
+    """Copy Adam's state for the parameters that :func:`subset_module` leaves."""
     copied = deepcopy(moments)
     old = torch.Size((*batch_shape, of))
     for state in copied["state"].values() if of > 1 else ():
@@ -144,14 +144,14 @@ class Hyperparameters(Module):
 
     @classmethod
     def shared(cls, kernel: Kernel, mean: Mean, likelihood: Likelihood) -> Self:
-        """The modules themselves, in their dtype, to be read."""
+        """Share the modules themselves, in their dtype, to be read."""
         view = cls.__new__(cls)
         Module.__init__(view)
         view.covar_module, view.mean_module, view.likelihood = kernel, mean, likelihood
         return view
 
     def rounded(self, dtype: torch.dtype) -> Self:
-        """These, at values that a dtype can hold."""
+        """Round the values to those that a dtype can hold."""
         with torch.no_grad():
             for parameter in self.parameters():
                 parameter.copy_(parameter.to(dtype))
@@ -164,7 +164,7 @@ class Hyperparameters(Module):
             model.get_parameter(name).copy_(value)
 
     def learned(self, fixed: Iterable[str]) -> list[Parameter]:
-        """The parameters but some, by name."""
+        """Return the parameters but some, by name."""
         names = set(fixed)
         return [p.requires_grad_() for name, p in self.named_parameters() if name not in names]
 
@@ -180,7 +180,7 @@ class Hyperparameters(Module):
         return all(_is_valid(p.detach(), constraint) for _, p, constraint in named)
 
     def constant(self, batch: torch.Size) -> Tensor:
-        """The prior mean, ``batch_shape x m``."""
+        """Return the prior mean, ``batch_shape x m``."""
         if not isinstance(self.mean_module, ConstantMean):
             return torch.zeros(batch, dtype=torch.float64, device=self._device)
         value: Tensor = self.mean_module.constant

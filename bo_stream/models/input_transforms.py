@@ -21,7 +21,7 @@ from bo_stream.models.checks import check_instance
 
 
 def keeps_boxes(transform: InputTransform | None) -> bool:
-    """Whether the image of a box is a box, between the images of its corners."""
+    """Say whether the image of a box is a box, between the images of its corners."""
     if isinstance(transform, ChainedInputTransform):
         parts: list[Any] = list(transform.values())
         return all(keeps_boxes(part) for part in parts)
@@ -29,7 +29,7 @@ def keeps_boxes(transform: InputTransform | None) -> bool:
 
 
 def is_learnable(transform: InputTransform) -> bool:
-    """Whether an input transform has parameters that a fit would move.
+    """Say whether an input transform has parameters that a fit would move.
 
     Raises:
         UnsupportedError: It is no input transform.
@@ -170,12 +170,12 @@ class LatestInputs:
         return LatestInputs(parts, self.hypothetical)
 
     def followed_by(self, later: LatestInputs) -> LatestInputs:
-        """Those of another model, which observed all of its own later."""
+        """Append those of another model, which observed all of its own later."""
         observed = later.observed
         return self if observed is None else self.with_rows(observed)
 
     def without(self, gone: Tensor, coordinates: Callable[[Tensor], Tensor]) -> LatestInputs:
-        """Without the latest of those rows that were taken out, as often as each was.
+        """Drop the latest of those rows that were taken out, as often as each was.
 
         Args:
             gone: In some coordinates, ``... x n x k``.
@@ -194,12 +194,12 @@ class LatestInputs:
         return replace(self, hypothetical=(*self.hypothetical, X.detach()))
 
     def to(self, device: torch.device) -> LatestInputs:
-        """The inputs on another device."""
+        """Move the inputs to another device."""
         parts = tuple(X.to(device) for X in self.parts)
         return LatestInputs(parts, tuple(X.to(device) for X in self.hypothetical))
 
     def expanded(self, batch_shape: Size, like: Tensor, width: int) -> Tensor:
-        """All of them in one tensor, ``batch_shape x k x d``.
+        """Return all of them in one tensor, ``batch_shape x k x d``.
 
         Args:
             batch_shape: That the model's posteriors have.
@@ -214,13 +214,13 @@ class LatestInputs:
 
 
 def _last(X: Tensor) -> Tensor:
-    """The last ``LATEST`` rows."""
+    """Return the last ``LATEST`` rows."""
     surplus = X.shape[-2] - LATEST
     return X.narrow(-2, surplus, LATEST) if surplus > 0 else X
 
 
 def _as_rows(X: Tensor) -> Tensor:
-    """From ``batch_shape x n x d`` to ``n x (batch d)``: one row an observation of all batches."""
+    """Reshape ``batch_shape x n x d`` to ``n x (batch d)``: a row has all batches."""
     return X.double().movedim(-2, 0).flatten(1)
 
 
@@ -248,7 +248,7 @@ class TrainInputs(Tensor):
         return result
 
     def __getitem__(self, index: Any) -> Tensor:
-        """As of any tensor; the index -1 gives the last input after the input transform."""
+        """Index as any tensor; -1 gives the last input after the input transform."""
         if isinstance(index, int) and index == -1:
             return self.last_input()
         return torch.Tensor.__getitem__(self, index)

@@ -53,11 +53,11 @@ class Memory(Protocol):
         ...
 
     def select(self, outputs: list[int], /) -> Self:
-        """A copy for some of the outputs."""
+        """Copy the memory of some of the outputs."""
         ...
 
     def to(self, device: torch.device, /) -> Self:
-        """The memory on another device."""
+        """Move the memory to another device."""
         ...
 
 
@@ -149,7 +149,7 @@ class Observations:
         return self.X.shape[-2]
 
     def rows(self, which: slice | Tensor) -> Observations:
-        """Some of them."""
+        """Select some of them."""
         return Observations(
             self.X[..., which, :],
             self.targets[..., which],
@@ -159,7 +159,7 @@ class Observations:
         )
 
     def select(self, outputs: list[int]) -> Observations:
-        """Some of the outputs."""
+        """Select some of the outputs."""
         return replace(
             self, targets=self.targets[..., outputs, :], noise=self.noise[..., outputs, :]
         )
@@ -203,7 +203,7 @@ class WhitenedMemory:
     known: Whitened | None
 
     def __add__(self, other: WhitenedMemory) -> WhitenedMemory:
-        """Both memories."""
+        """Add two memories."""
         return WhitenedMemory(self.learned + other.learned, _add(self.known, other.known))
 
     def map(self, rule: Callable[[Whitened], Whitened]) -> WhitenedMemory:
@@ -223,15 +223,15 @@ class WhitenedMemory:
         return self.known.noise_sum / torch.where(self.known.count > 0, self.known.count, 1.0)
 
     def select(self, outputs: list[int]) -> WhitenedMemory:
-        """A copy for some of the outputs, where each has a gram of its own."""
+        """Copy the memory of some of the outputs."""
         return self.map(lambda statistics: _of_outputs(statistics, outputs))
 
     def leading(self, rank: int) -> WhitenedMemory:
-        """The memory in the first weights only."""
+        """Keep the first weights only."""
         return self.map(lambda statistics: _leading(statistics, rank))
 
     def continued(self, features: Tensor, data: Observations) -> WhitenedMemory:
-        """The memory with features more of observations that are in it, zero of all others.
+        """Append features of observations that are in memory, zero of all others.
 
         Args:
             features: All of these observations, ``... x m x n x p``, those in memory first.
@@ -244,13 +244,13 @@ class WhitenedMemory:
         return WhitenedMemory(learned, known)
 
     def observed(self, features: Tensor, data: Observations) -> WhitenedMemory:
-        """The memory after a batch with these whitened features. Cost O(n r²)."""
+        """Add a batch with these whitened features. Cost O(n r²)."""
         return self.observed_by(partial(weighted_statistics, features), data)
 
     def observed_by(
         self, rule: Callable[[Tensor, Tensor, Tensor], Whitened], data: Observations
     ) -> WhitenedMemory:
-        """The memory after a batch.
+        """Add a batch.
 
         Args:
             rule: Makes statistics of targets, noise and weights.
@@ -273,7 +273,9 @@ def _leading(statistics: Whitened, rank: int) -> Whitened:
 
 
 def _of_outputs(statistics: Whitened, outputs: list[int]) -> Whitened:
-    return _replaced(statistics, statistics.gram[..., outputs, :, :], outputs)
+    gram = statistics.gram
+    shared = gram.shape[-3] < statistics.moment.shape[-3]
+    return _replaced(statistics, gram if shared else gram[..., outputs, :, :], outputs)
 
 
 def _select(statistics: NodeStatistics, outputs: list[int]) -> NodeStatistics:
@@ -283,7 +285,7 @@ def _select(statistics: NodeStatistics, outputs: list[int]) -> NodeStatistics:
 def _replaced(
     statistics: SufficientStatistics[G], gram: G, outputs: list[int]
 ) -> SufficientStatistics[G]:
-    """The statistics of some outputs, whose gram is given."""
+    """Replace the gram of the statistics of some outputs."""
     return SufficientStatistics(
         gram,
         statistics.moment[..., outputs, :, :],
@@ -343,7 +345,7 @@ class GridMemory:
         return cls(grid, zero_statistics(grid, batch, 1, outputs, device), None)
 
     def with_noise_group_for(self, data: Observations) -> GridMemory:
-        """The same memory, with a known-noise group if the batch needs one."""
+        """Add a known-noise group if the batch needs one."""
         if self.known is None and data.any_known:
             return replace(self, known=self._zeros(data.noise.shape[-2]))
         return self
@@ -354,7 +356,7 @@ class GridMemory:
         return zero_statistics(self.grid, lead, noise_groups, outputs, self.learned.moment.device)
 
     def aligned(self, grid: Mesh, rounding: float) -> GridMemory:
-        """The same numbers, at another grid's nodes if these are them but for rounding."""
+        """Take another grid's nodes if they differ by rounding only."""
         return replace(self, grid=self.grid.aligned(grid, rounding))
 
     def on(self, grid: Mesh) -> GridMemory:
@@ -387,11 +389,11 @@ class GridMemory:
         )
 
     def select(self, outputs: list[int]) -> GridMemory:
-        """A copy for some of the outputs."""
+        """Copy the memory of some of the outputs."""
         return self.map(lambda statistics: _select(statistics, outputs))
 
     def __add__(self, other: GridMemory) -> GridMemory:
-        """Both memories, on the same grid."""
+        """Add two memories on the same grid."""
         return GridMemory(self.grid, self.learned + other.learned, _add(self.known, other.known))
 
     @property

@@ -59,7 +59,7 @@ class ThinRoot:
 
 
 def thin_root(statistics: Whitened) -> ThinRoot | None:
-    """By Cholesky with pivots. Cost O(r k²) for k columns; None where it would not pay."""
+    """Factorise by Cholesky with pivots, O(r k²) for k columns; None where it would not pay."""
     most = statistics.gram.shape[-1] // SHARE
     if bool((statistics.count > most).any()):
         return None
@@ -93,7 +93,7 @@ def _pivoted(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _rows(matrix: Tensor, index: Tensor) -> Tensor:
-    """Some rows of each matrix, ``... x k x c``."""
+    """Select some rows of each matrix, ``... x k x c``."""
     return matrix.gather(-2, index.unsqueeze(-1).expand(*index.shape, matrix.shape[-1]))
 
 
@@ -116,7 +116,7 @@ class SubspacePosterior:
 
 
 def subspace_posterior(evidence: GaussianEvidence, prior: Tensor) -> SubspacePosterior:
-    """By one LU factor. Cost O(r³).
+    """Solve by one LU factor. Cost O(r³).
 
     Args:
         evidence: Of the observations.
@@ -132,7 +132,7 @@ def subspace_posterior(evidence: GaussianEvidence, prior: Tensor) -> SubspacePos
 
 
 def thin_subspace_posterior(G: Tensor, b: Tensor, prior: Tensor) -> SubspacePosterior:
-    """The same from a root of the evidence. Cost O(r² k).
+    """Solve by a low-rank root of the evidence. Cost O(r² k).
 
     With ``A = G Gᵀ``: ``(I + A P)⁻¹ G = G (I + Gᵀ P G)⁻¹``.
 
@@ -182,7 +182,7 @@ def differentiable_log_marginal_likelihood(
     basis: GridBasis,
     factors: GridKernel,
 ) -> Tensor:
-    """The log marginal likelihood, ``... x m``, with its exact gradient. Cost O(r³).
+    """Return the log marginal likelihood, ``... x m``, with its exact gradient. Cost O(r³).
 
     The gradient is that of the expected complete-data log likelihood at the present posterior
     (Fisher's identity), in which posterior and eigenvectors are constants: no factorisation is
@@ -204,7 +204,7 @@ def differentiable_log_marginal_likelihood(
 
 
 def _solved(evidence: GaussianEvidence) -> tuple[Tensor, Tensor, Tensor]:
-    """The log marginal likelihood, the weights' posterior mean and ``E[w wᵀ]``."""
+    """Return the log marginal likelihood, the weights' posterior mean and ``E[w wᵀ]``."""
     posterior = solve(evidence)
     value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())
     covariance = product_of_triangular_root(posterior.root)
@@ -218,7 +218,7 @@ def batch_log_marginal_likelihood(
     basis: GridBasis,
     factors: GridKernel,
 ) -> Tensor:
-    """The log marginal likelihood of a batch, ``... x m``, with its exact gradient.
+    """Return the log marginal likelihood of a batch, ``... x m``, with its exact gradient.
 
     By Fisher's identity, as :func:`differentiable_log_marginal_likelihood`, and in the features
     too. Cost O(n r² + r³).
@@ -269,7 +269,7 @@ def dense_log_marginal_likelihood(covariance: Tensor, residual: Tensor, noise: T
 def subspace_log_marginal_likelihood(
     groups: Sequence[NoiseGroup], residual: Tensor, prior: Tensor
 ) -> Tensor:
-    """The log marginal likelihood for weights with prior N(0, prior), ``... x m``.
+    """Return the log marginal likelihood for weights with prior N(0, prior), ``... x m``.
 
     Cost O(r³), or O(r² k) where every group has a root of k columns.
 

@@ -31,7 +31,7 @@ def check_remainder(after: WhitenedMemory, before: WhitenedMemory) -> None:
 
 
 def never_in() -> InputDataError:
-    """The error for observations without which the memory would hold less than nothing."""
+    """Build the error for observations without which the memory would hold less than nothing."""
     return InputDataError(
         "Expected X, Y and Yvar of observations in memory, as they were given to update, got some "
         "without which its statistics would be of no observations: they were never put in, or with "
@@ -40,7 +40,7 @@ def never_in() -> InputDataError:
 
 
 def _may_be_data(left: Whitened, was: Whitened) -> Tensor:
-    """Whether statistics can be of observations, a rounding error of ``was`` aside, ``... x m``."""
+    """Say whether statistics can be of observations, up to rounding of ``was``: ``... x m``."""
     dense = left.gram.shape[-1] == left.gram.shape[-2]
     return _dense_may_be_data(left, was) if dense else _diagonal_may_be_data(left, was)
 

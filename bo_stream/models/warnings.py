@@ -147,7 +147,7 @@ NumericalLog = tuple[NumericalEvent, ...]
 
 
 def with_event(log: NumericalLog, event: NumericalEvent) -> NumericalLog:
-    """A log with one event more; one that differs in size and time only is counted."""
+    """Append an event to a log; one that differs in size and time only is counted."""
     for i, former in enumerate(log):
         if (former.what, former.jitter) == (event.what, event.jitter):
             again = replace(

@@ -37,7 +37,7 @@ class Predictive:
 def outcome_distribution(
     joint: Joint, offset: Tensor, scale: Tensor, noise: Tensor | None, dtype: torch.dtype
 ) -> MultivariateNormal:
-    """The normal ``offset + scale · joint``, with ``noise`` on the joint's diagonal."""
+    """Return the normal ``offset + scale · joint``, with ``noise`` on the joint's diagonal."""
     if joint.mean.shape[-2] == 1:
         joint, offset, scale = joint.only_output(), offset.squeeze(-2), scale.squeeze(-2)
         noise = None if noise is None else noise.squeeze(-2)

@@ -20,6 +20,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.cover_tree.tree import CoverTree
 from bo_stream.bases.differentiable_kernel import differentiable_matrix
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.inference import ClusterInference, Solver, precisions
 from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.objective import (
@@ -27,9 +28,8 @@ from bo_stream.models.clustered.objective import (
     clustered_kl_divergence,
     stochastic_objective,
 )
-from bo_stream.models.clustered.solver import ConjugateGradients, SolvedClusters
+from bo_stream.models.clustered.solver import ConjugateGradients
 from bo_stream.models.construction import warn_of_scaling
-from bo_stream.models.inferred import InferredGP
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.tensors import keeps_tensors
 
@@ -40,7 +40,7 @@ FINEST = 1e-4
 """Resolution by default, in parts of the diagonal of the box of the first inputs."""
 
 
-class ClusteredGP(InferredGP[ClusterMemory, SolvedClusters]):
+class ClusteredGP(StreamingGP):
     """The exact posterior for inputs moved to the centres of their clusters, for any kernel.
 
     A cover tree places centres at most ``resolution`` from every input and more than ``resolution``
@@ -75,6 +75,7 @@ class ClusteredGP(InferredGP[ClusterMemory, SolvedClusters]):
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 
+    _memory: ClusterMemory
     _inference: ClusterInference
 
     def __init__(
@@ -177,7 +178,7 @@ class ClusteredGP(InferredGP[ClusterMemory, SolvedClusters]):
 
     @property
     def centres(self) -> Tensor:
-        """Of the clusters, ``M x d``, in transformed inputs: a copy."""
+        """Centres of the clusters, ``M x d``, in transformed inputs: a copy."""
         return self._memory.centres.to(self.train_targets, copy=True)
 
     @property
@@ -215,7 +216,7 @@ class ClusteredGP(InferredGP[ClusterMemory, SolvedClusters]):
 
     @torch.no_grad()
     def kl_divergence(self) -> Tensor:
-        """From the prior to the posterior, ``batch_shape x m``, without m if that is 1.
+        """Return the divergence of the posterior from the prior, ``batch_shape (x m if m > 1)``.
 
         Cost O(M³). [Terenin2024, eq. 24]
         """
@@ -231,7 +232,7 @@ class ClusteredGP(InferredGP[ClusterMemory, SolvedClusters]):
         generator: torch.Generator | None = None,
         tolerance: float | None = None,
     ) -> Tensor:
-        """A number whose gradient is an unbiased estimate of the log marginal likelihood's.
+        """Return a number whose gradient estimates the log marginal likelihood's without bias.
 
         Its value is not the likelihood's. Unbiased up to the solver's tolerance. Cost O(M²) for
         each iteration of conjugate gradients, for the probes together, whatever the model's own
@@ -270,7 +271,7 @@ class ClusteredGP(InferredGP[ClusterMemory, SolvedClusters]):
 def checked_solver(
     solver: Solver | None, tolerance: float | None
 ) -> tuple[Solver | None, float | None]:
-    """A solver and a tolerance, if they are some.
+    """Check a solver and its tolerance.
 
     Raises:
         ValueError: They are not.
@@ -285,7 +286,7 @@ def checked_solver(
 def first_tree(
     tree: CoverTree | None, resolution: float | None, X: Tensor, like: Tensor
 ) -> CoverTree:
-    """A copy of the tree, or an empty one of the resolution.
+    """Copy the tree, or build an empty one of the resolution.
 
     Args:
         tree: That was given, if any.
@@ -310,7 +311,7 @@ def first_tree(
 
 
 def checked_dtype(dtype: torch.dtype) -> torch.dtype:
-    """A dtype to compute in.
+    """Check a dtype to compute in.
 
     Raises:
         ValueError: It is another than float64 and float32.
@@ -321,7 +322,7 @@ def checked_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def checked_most(max_centres: int, resolution: float | None, tree: CoverTree | None) -> int | None:
-    """The largest number of centres, if the model chooses its resolution; else None.
+    """Return the largest number of centres if the model chooses its resolution, else None.
 
     Raises:
         ValueError: It is not a positive whole number.

@@ -172,7 +172,7 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     def objective(
         self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
     ) -> tuple[Tensor, SolvedClusters | None]:
-        """Of all observations at their centres, exact. Cost O(M³), whatever the solver."""
+        """Return the log marginal likelihood of observations at their centres, exact, in O(M³)."""
         _, K = self.centres_and_prior(
             memory,
             prior,
@@ -180,12 +180,6 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         )
         groups = prior.noise_groups(memory.statistics)
         return clustered_log_marginal_likelihood(groups, prior.target_map(), K), cache
-
-    def log_marginal_likelihood(
-        self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
-    ) -> tuple[Tensor, SolvedClusters | None]:
-        """The objective is the log marginal likelihood."""
-        return self.objective(memory, cache, prior)
 
     def frozen_prior(self, memory: ClusterMemory, prior: Prior) -> tuple[Tensor, Tensor]:
         """Return centres and their covariance without gradients; see :meth:`centres_and_prior`."""

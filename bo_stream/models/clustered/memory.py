@@ -59,7 +59,7 @@ class ClusterMemory(HoldsStatistics):
         return cls(tree, centres, WhitenedMemory(statistics, None), sizes, moves)
 
     def covering(self, X: Tensor) -> ClusterMemory:
-        """With centres near some points: those there are, and more where there are none.
+        """Place centres near some points where there are none.
 
         Args:
             X: ``n x d``.
@@ -67,14 +67,14 @@ class ClusterMemory(HoldsStatistics):
         return self._grown(copy(self.tree).insert(X))
 
     def _grown(self, tree: CoverTree) -> ClusterMemory:
-        """With a tree that has the same centres first; exact."""
+        """Take a tree that has the same centres first; exact."""
         if not tree.levels or len(tree.centres) == len(self.centres):
             return replace(self, tree=tree)
         index = torch.arange(len(self.centres), device=self.centres.device)
         return self.regrouped(tree, index)
 
     def regrouped(self, tree: CoverTree, index: Tensor) -> ClusterMemory:
-        """With other centres, to which whole clusters go: their sums are added. Cost O(M).
+        """Move whole clusters to other centres, where their sums are added. Cost O(M).
 
         Args:
             tree: Of the new centres.
@@ -87,7 +87,7 @@ class ClusterMemory(HoldsStatistics):
         return ClusterMemory(tree, tree.centres, statistics, T.transpose(self.sizes), moves)
 
     def after(self, data: Observations, clusters: Tensor) -> ClusterMemory:
-        """The memory with a batch more, or less. Cost O(n + M).
+        """Add or take out a batch. Cost O(n + M).
 
         Args:
             data: The batch.
@@ -109,7 +109,7 @@ class ClusterMemory(HoldsStatistics):
         return left._without_remainders()
 
     def _without_remainders(self) -> ClusterMemory:
-        """With nothing, not even rounding errors, left of empty clusters."""
+        """Set the sums of empty clusters to zero, for rounding errors may be left."""
         held = (self.sizes > EMPTY).to(self.sizes)
         return replace(
             self,
@@ -122,7 +122,7 @@ class ClusterMemory(HoldsStatistics):
         )
 
     def joined(self, other: ClusterMemory) -> tuple[ClusterMemory, bool]:
-        """Both memories at the union of the centres, and whether all clusters stayed in place.
+        """Join two memories at the union of their centres; say whether all clusters stayed.
 
         A centre of the other tree within the resolution of one of this tree's is no new centre: its
         cluster goes to the nearest.
@@ -149,7 +149,7 @@ class ClusterMemory(HoldsStatistics):
         return (self.moves / count).clamp_min(0.0).sqrt()
 
     def at_resolution(self, resolution: float) -> ClusterMemory:
-        """With the tree's levels down to a resolution, made where there are none.
+        """Cut the tree's levels at a resolution.
 
         Coarser: clusters go to their centre's nearest on that level. Finer: clusters stay where
         they are, and what comes from now on gets centres closer by.
@@ -177,7 +177,7 @@ class ClusterMemory(HoldsStatistics):
         return replace(self, statistics=self.statistics.map(lambda s: s.map_targets(matrix)))
 
     def select(self, outputs: list[int]) -> ClusterMemory:
-        """A copy for some of the outputs."""
+        """Copy the memory of some of the outputs."""
         return replace(self, statistics=self.statistics.select(outputs))
 
     def to(self, device: torch.device) -> ClusterMemory:
@@ -190,7 +190,7 @@ class ClusterMemory(HoldsStatistics):
 
 
 def _with_points(tree: CoverTree, Z: Tensor) -> CoverTree:
-    """A copy that covers some points more; its new centres are at such points, not between them."""
+    """Cover some points more, by new centres that are at such points."""
     covering = copy(tree)
     covering.average = False
     covering.insert(Z)

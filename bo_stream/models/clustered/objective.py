@@ -52,7 +52,7 @@ class _Solution:
 def clustered_log_marginal_likelihood(
     groups: Sequence[NoiseGroup], residual: Tensor, prior: Tensor
 ) -> Tensor:
-    """Of all observations at the centres of their clusters, ``... x m``. Cost O(M³).
+    """Return the log marginal likelihood of all observations at their centres, ``... x m``: O(M³).
 
     Exact with its gradient, that of the expected complete-data log likelihood (Fisher's identity);
     ``∂/∂K = ½ (v vᵀ − R Q⁻¹ R)``: no factorisation is differentiated.
@@ -150,7 +150,7 @@ def stochastic_objective(
     make_solver: Callable[[Tensor], CentreSolver],
     probes: Probes,
 ) -> Tensor:
-    """A number whose gradient estimates that of the log marginal likelihood, ``... x m``.
+    """Return a number whose gradient estimates that of the log marginal likelihood, ``... x m``.
 
     Its value is not the likelihood's. Unbiased up to the solver's tolerance: traces by Hutchinson's
     probes, sums over pairs of centres by a minibatch of rows. Cost O(M²) for each solver's

@@ -39,7 +39,7 @@ def centre_matrix(kernel: Kernel, Z: Tensor, outputs: int) -> Tensor:
 
 
 def differentiable_centre_matrix(kernel: Kernel, Z: Tensor, outputs: int) -> Tensor:
-    """The same, in the dtype of Z, differentiable in the kernel's parameters."""
+    """Return the covariance of centres, differentiable in the kernel's parameters."""
     return in_dtype(kernel, Z.dtype, lambda copy: centre_matrix(copy, Z, outputs))
 
 
@@ -73,7 +73,7 @@ class RootEvidence:
 
     @classmethod
     def of(cls, evidence: GaussianEvidence, dtype: torch.dtype) -> RootEvidence:
-        """In the dtype that is to be computed in.
+        """Build the root of the evidence in the dtype to compute in.
 
         Args:
             evidence: Its gram a diagonal kept as a column.
@@ -102,7 +102,7 @@ class CentreSolver(ABC):
 
     @abstractmethod
     def prepared(self, prior: Tensor) -> Tensor:
-        """What points keep of their ``prior`` beside it."""
+        """Return what points keep beside their ``prior``."""
 
     @abstractmethod
     def explained(self, points: Points, others: Points) -> Tensor:
@@ -110,7 +110,7 @@ class CentreSolver(ABC):
 
     @abstractmethod
     def explained_variance(self, points: Points) -> Tensor:
-        """Its diagonal, ``... x m x n``."""
+        """Return the explained variance, ``... x m x n``."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class CholeskySolver(CentreSolver):
         return row_product(prior, self.root)
 
     def explained(self, points: Points, others: Points) -> Tensor:
-        """A product of what was prepared."""
+        """Return the explained covariance, a product of what was prepared."""
         return points.posterior @ others.posterior.mT
 
     def explained_variance(self, points: Points) -> Tensor:
@@ -183,7 +183,7 @@ class ConjugateGradients(CentreSolver):
         return _Solve.apply(columns, self)  # type: ignore[no-untyped-call]
 
     def prepared(self, prior: Tensor) -> Tensor:
-        """The same: solved for only where a covariance is asked for."""
+        """Keep ``prior``: it is solved for only where a covariance is asked for."""
         return prior
 
     def explained(self, points: Points, others: Points) -> Tensor:
@@ -312,7 +312,7 @@ class ClusteredProcess(PosteriorProcess):
         return (variance - self.solver.explained_variance(points)).clamp_min(0.0).double()
 
     def joint_at(self, points: Points) -> Joint:
-        """All covariance is the residual's."""
+        """Return the joint distribution, whose covariance is all the residual's."""
         mean = self.mean_at(points)
         nothing = torch.zeros_like(mean).unsqueeze(-1)[..., :0]
         residual = Residual(
@@ -345,12 +345,12 @@ class SolvedClusters:
     pending: tuple[Tensor, Tensor, Tensor] | None = None
 
     def can_take(self, count: int) -> bool:
-        """Whether so many more are few enough, and there is a factor to condition with."""
+        """Say whether so many rows more can be conditioned on cheaply, by a factor."""
         waiting = 0 if self.pending is None else self.pending[0].shape[-2]
         return waiting + count <= MOST_PENDING and isinstance(self.base.solver, CholeskySolver)
 
     def after(self, X: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedClusters:
-        """The posterior after a batch.
+        """Condition the posterior on a batch.
 
         Args:
             X: Centres of its clusters, ``... x q x d``.

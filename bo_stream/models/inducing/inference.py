@@ -131,17 +131,14 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         """Solve for the weights in O(M³), unless that has been done."""
         if cache is not None and cache.solved is not None and prior.is_in(cache.solved.state):
             return cache.solved.process, cache
-        cache = self.present(memory, cache, prior)
-        solved = Solved(prior.state(), self._solve(cache, prior))
-        return solved.process, replace(cache, solved=solved)
-
-    def _solve(self, cache: InducingCache, prior: Prior) -> WeightSpaceProcess:
+        cache = self.current(memory, cache, prior)
         groups = self.noise_groups(cache.memory.whole.statistics, prior)
         weights = solve(prior.evidence_of(groups))
-        _warn_of_rounding(weights.mean, groups, cache.memory.counts, prior)
-        return WeightSpaceProcess(cache.basis, weights, prior.mean.unsqueeze(-1).clone())
+        _warn_of_rounding(weights.mean, groups, memory.counts, prior)
+        process = WeightSpaceProcess(cache.basis, weights, prior.mean.unsqueeze(-1).clone())
+        return process, replace(cache, solved=Solved(prior.state(), process))
 
-    def present(
+    def current(
         self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
     ) -> InducingCache:
         """Express the memory in the basis of the kernel as it is, in O(M³), unless that is kept."""
@@ -165,12 +162,6 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         bound = subspace_log_marginal_likelihood(groups, prior.target_map(), covariance)
         return bound - 0.5 * self.trace_term(told.trace, prior), cache
 
-    def log_marginal_likelihood(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
-    ) -> tuple[Tensor, InducingCache | None]:
-        """Return the bound, which is never more."""
-        return self.objective(memory, cache, prior)
-
     # --- memory --------------------------------------------------------------------------------
 
     def merged(
@@ -184,8 +175,8 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
 
         Without an allocator the points stay.
         """
-        cache = self.present(memory, cache, prior)
-        basis, theirs, allocator = cache.basis, other.whole, copy(memory.allocator)
+        before = self.current(memory, cache, prior)
+        basis, theirs, allocator = before.basis, other.whole, copy(memory.allocator)
         if allocator is not None and not _same_points(theirs.values.Z, basis.Z):
             Z = self._allocated(allocator, basis, theirs.values.Z, prior)
             basis = basis_of_independent(prior.kernel, Z, prior.num_outputs)
@@ -196,9 +187,9 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
                 ProjectionWarning,
                 stacklevel=users_stack_level(),
             )
-        both = cache.memory.in_basis(basis).plus(theirs.in_basis(basis))
+        both = before.memory.in_basis(basis).plus(theirs.in_basis(basis))
         both = replace(both, allocator=allocator)
-        return self.remembered(both, replace(cache, solved=None), basis, prior)
+        return self.remembered(before, InducingCache(before.state, both, basis), prior)
 
     def cleared(self, memory: InducingMemory, prior: Prior) -> InducingMemory:
         """Keep the points, and what places them."""
@@ -211,38 +202,43 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         after = memory.to(device)
         if cache is None:
             return after, None
-        present = after if cache.memory.whole is memory.whole else cache.memory.to(device)
+        present = after if cache.memory is memory else cache.memory.to(device)
         basis = replace(cache.basis.to(device), root=present.values.root)
         return after, InducingCache(tuple(t.to(device) for t in cache.state), present, basis)
 
     # --- inducing points -----------------------------------------------------------------------
 
-    def placed(
-        self,
-        allocator: Allocator,
-        memory: InducingMemory,
-        basis: InducingBasis,
-        X: Tensor,
-        prior: Prior,
-    ) -> tuple[InducingMemory, InducingBasis]:
-        """Express the memory at the points that an allocator wants for some inputs.
+    def with_allocator(
+        self, memory: InducingMemory, cache: InducingCache | None, allocator: Allocator | None
+    ) -> tuple[InducingMemory, InducingCache | None]:
+        """Let another allocator place the points from now on."""
+        after = replace(memory, allocator=allocator)
+        if cache is None:
+            return after, None
+        present = after if cache.memory is memory else replace(cache.memory, allocator=allocator)
+        return after, replace(cache, memory=present)
+
+    def placed(self, cache: InducingCache, X: Tensor, prior: Prior) -> InducingCache:
+        """Express the memory at the points that its allocator wants for some inputs.
 
         Args:
-            allocator: Is shown the inputs, and may change.
-            memory: In the basis.
-            basis: Of the present points.
-            X: ``batch_shape x n x d``.
+            cache: The memory in a basis.
+            X: ``batch_shape x n x d``; a copy of the allocator is shown them.
             prior: The hyperparameters.
         """
+        basis, allocator = cache.basis, copy(cache.memory.allocator)
+        if allocator is None:
+            return cache
         Z, M = self._allocated(allocator, basis, X.flatten(0, -2), prior), basis.rank
+        memory = replace(cache.memory, allocator=allocator)
         if _same_points(Z, basis.Z):
-            return memory, basis
+            return replace(cache, memory=memory)
         if M > 0 and _same_points(Z[:M], basis.Z):
             with suppress(NotPSDError):  # then some are left out
                 basis = basis.grown(Z[M:])
-                return memory.grown(basis), basis
+                return InducingCache(cache.state, memory.grown(basis), basis)
         basis = basis_of_independent(basis.kernel, Z, prior.num_outputs)
-        return memory.in_basis(basis), basis
+        return InducingCache(cache.state, memory.in_basis(basis), basis)
 
     def _allocated(
         self, allocator: Allocator, basis: InducingBasis, X: Tensor, prior: Prior
@@ -252,20 +248,13 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         return capped(basis.Z, wanted, basis.kernel, self.max_points)
 
     def remembered(
-        self, memory: InducingMemory, cache: InducingCache, basis: InducingBasis, prior: Prior
+        self, before: InducingCache, after: InducingCache, prior: Prior
     ) -> tuple[InducingMemory, InducingCache]:
-        """Return a memory in a basis of the present kernel, and the cache that follows.
-
-        Args:
-            memory: After a change.
-            cache: Of the present kernel, before the points were placed, with what is solved now.
-            basis: In which the memory is.
-            prior: The hyperparameters.
-        """
-        if basis is not cache.basis:
-            log_basis(prior.model, basis, memory)
-            self.warn_of_coarse_points(memory, prior)
-        return memory, InducingCache(cache.state, memory, basis, cache.solved)
+        """Return the memory that a cache has, to be kept; look at its points if they have moved."""
+        if after.basis is not before.basis:
+            log_basis(prior.model, after.basis, after.memory)
+            self.warn_of_coarse_points(after.memory, prior)
+        return after.memory, after
 
     def warn_of_coarse_points(self, memory: InducingMemory, prior: Prior) -> None:
         """Warn once, if the points place themselves, and not before a first training has ended."""
@@ -303,38 +292,32 @@ class CollapsedInference(InducingInference):
     window: int
 
     def observe(
-        self,
-        memory: InducingMemory,
-        cache: InducingCache | None,
-        data: Observations,
-        prior: Prior,
+        self, memory: InducingMemory, cache: InducingCache | None, data: Observations, prior: Prior
     ) -> tuple[InducingMemory, InducingCache | None]:
         """Place the points, then add the batch to the statistics in O(n M²)."""
-        cache = self.present(memory, cache, prior)
-        now, basis, allocator = cache.memory, cache.basis, copy(memory.allocator)
-        if allocator is not None and data.sign > 0:
-            seen = (data.X,) if memory.is_in(basis) else (now.recent.X, data.X)
-            now, basis = self.placed(allocator, now, basis, torch.cat(seen, -2), prior)
-        rows = Rows.of(data, basis, prior.shape)
-        after = replace(now.after(rows, self.window), allocator=allocator)
+        now = before = self.current(memory, cache, prior)
+        if data.sign > 0.0:
+            moved = not memory.is_in(before.basis)  # then rows are placed as if they came now
+            X = torch.cat((before.memory.recent.X, data.X), -2) if moved else data.X
+            now = self.placed(before, X, prior)
+        rows = Rows.of(data, now.basis, prior.shape)
+        after = now.memory.after(rows, self.window)
         if data.sign < 0.0:
             self.check_solvable(after, prior)
-        solved = _solved_after(cache.solved, rows, basis, prior)
-        return self.remembered(after, replace(cache, solved=solved), basis, prior)
+        solved = _solved_after(before.solved, rows, now.basis, prior)
+        return self.remembered(before, InducingCache(now.state, after, now.basis, solved), prior)
 
     def refitted(
         self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
     ) -> tuple[InducingMemory, InducingCache | None]:
         """Place the points anew for the new kernel, among the rows of the window."""
-        cache = self.present(memory, cache, prior)
-        now, basis, allocator = cache.memory, cache.basis, copy(memory.allocator)
-        if memory.is_in(basis):
-            return memory, cache
-        if allocator is not None and len(now.recent) > 0:
-            now, basis = self.placed(allocator, now, basis, now.recent.X, prior)
-        now = replace(now, allocator=allocator)
-        self.warn_of_coarse_points(now, prior)
-        return self.remembered(now, replace(cache, solved=None), basis, prior)
+        now = before = self.current(memory, cache, prior)
+        if memory.is_in(before.basis):
+            return memory, before
+        if len(memory.recent) > 0:
+            now = self.placed(before, memory.recent.X, prior)
+        self.warn_of_coarse_points(now.memory, prior)
+        return self.remembered(before, now, prior)
 
     def noise_groups(self, statistics: WhitenedMemory, prior: Prior) -> list[NoiseGroup]:
         """Return observations with inferred and with known noise."""
@@ -377,14 +360,10 @@ class CollapsedInference(InducingInference):
         self, memory: InducingMemory, cache: InducingCache | None, prior: Prior, maxiter: int
     ) -> Tensor:
         """Return points at a local maximum of the bound, ``M x d``; see :func:`moved_points`."""
-        cache = self.present(memory, cache, prior)
-        now, basis = cache.memory, cache.basis
-        if basis.rank == 0:
-            return basis.Z
+        cache = self.current(memory, cache, prior)
+        now, kernel, Z = cache.memory, cache.basis.kernel, cache.basis.Z
         with torch.enable_grad():
-            return moved_points(
-                lambda Z: self.bound_at(now, prior, basis.kernel, Z).sum(), basis.Z, maxiter
-            )
+            return moved_points(lambda Z: self.bound_at(now, prior, kernel, Z).sum(), Z, maxiter)
 
 
 def first_memory(

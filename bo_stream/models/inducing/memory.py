@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +14,7 @@ from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.models.hyperparameters import subset_moments
 from bo_stream.models.memory import HoldsStatistics, Observations, Whitened, WhitenedMemory
 from bo_stream.sufficient_statistics import MatrixMap, padded, weighted_statistics
+from bo_stream.tensors import map_tensors
 
 
 @dataclass(frozen=True)
@@ -136,9 +136,8 @@ class InducingMemory:
 
     def to(self, device: torch.device) -> InducingMemory:
         """Return a copy on a device."""
-        whole, allocator = self.whole.to(device), self.allocator
-        allocator = None if allocator is None else allocator.to(whole.values.root)
-        return InducingMemory(whole, self.rows.to(device), allocator, self.moments)
+        moved, allocator = map_tensors(self, lambda t: t.to(device)), self.allocator
+        return moved if allocator is None else replace(moved, allocator=allocator.to(moved.totals))
 
     @cached_property
     def as_values(self) -> PointStatistics:
@@ -260,7 +259,7 @@ class PointStatistics(HoldsStatistics):
     def scale(self, factor: float) -> PointStatistics:
         """Let every observation count ``factor`` times."""
         statistics = self.statistics.map(lambda s: s.scale(factor))
-        trace = self.trace.map(lambda total: total * factor)
+        trace = map_tensors(self.trace, lambda total: total * factor)
         return PointStatistics(self.values, statistics, trace)
 
     def map_targets(self, matrix: Tensor) -> PointStatistics:
@@ -272,15 +271,7 @@ class PointStatistics(HoldsStatistics):
         return PointStatistics(
             self.values.select(outputs),
             self.statistics.select(outputs),
-            self.trace.map(lambda total: total[..., outputs]),
-        )
-
-    def to(self, device: torch.device) -> PointStatistics:
-        """Return a copy on a device."""
-        return PointStatistics(
-            self.values.to(device),
-            self.statistics.map(lambda s: s.to(device)),
-            self.trace.map(lambda total: total.to(device)),
+            map_tensors(self.trace, lambda total: total[..., outputs]),
         )
 
 
@@ -309,10 +300,6 @@ class TraceTerm:
     def __add__(self, other: TraceTerm) -> TraceTerm:
         """Add that of other observations."""
         return TraceTerm(self.learned + other.learned, self.known + other.known)
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> TraceTerm:
-        """Apply a rule to both."""
-        return TraceTerm(rule(self.learned), rule(self.known))
 
 
 @dataclass(frozen=True)
@@ -377,10 +364,6 @@ class Rows:
         """Select some of the outputs."""
         features, residual = self.features[..., outputs, :, :], self.residual[..., outputs, :]
         return Rows(self.data.select(outputs), features, residual)
-
-    def to(self, device: torch.device) -> Rows:
-        """Return a copy on a device."""
-        return Rows(self.data.to(device), self.features.to(device), self.residual.to(device))
 
 
 def staying(rows: Observations, data: Observations) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,7 +10,6 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator
 from bo_stream.bases.inducing import InducingBasis, kernel_matrix
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, Sites, fit_sites
@@ -57,11 +55,7 @@ class SiteInference(InducingInference):
     fixed: tuple[str, ...]
 
     def observe(
-        self,
-        memory: InducingMemory,
-        cache: InducingCache | None,
-        data: Observations,
-        prior: Prior,
+        self, memory: InducingMemory, cache: InducingCache | None, data: Observations, prior: Prior
     ) -> tuple[InducingMemory, InducingCache | None]:
         """Learn the hyperparameters, place the points, and find the sites of a batch.
 
@@ -70,50 +64,46 @@ class SiteInference(InducingInference):
         Raises:
             UnsupportedError: Sites that depend on others are to be taken out.
         """
-        if data.sign < 0.0:
-            _check_retractable(prior)
-        cache = self.present(memory, cache, prior)
+        if data.sign < 0.0 and not prior.is_gaussian:
+            raise UnsupportedError(
+                f"retract needs a Gaussian likelihood, got {type(prior.likelihood).__name__}: what "
+                "an outcome left in memory depends on all that was there when it came. Build the "
+                "model anew, or forget."
+            )
+        before = self.current(memory, cache, prior)
         hyper = Hyperparameters(prior.kernel, prior.mean_module, prior.likelihood)
         steps = self.hyper_steps if data.sign > 0.0 else 0
         ascent = Ascent(hyper, hyper.learned(self.fixed), self.learning_rate, memory.moments)
         for first in range(0, steps, ROUND):
-            _, update, _ = self._online_update(memory, cache, hyper, data, prior, first > 0)
+            _, update = self._begun(before, hyper, data, prior, moved=first > 0)
             update.learn(ascent, min(ROUND, steps - first))
         hyper = hyper.rounded(next(prior.kernel.parameters()).dtype)
-        now, update, allocator = self._online_update(memory, cache, hyper, data, prior, steps > 0)
-        whole = update.remembered(update.fit())
-        after = replace(now, whole=whole, allocator=allocator, moments=memory.moments)
+        now, update = self._begun(before, hyper, data, prior, moved=steps > 0)
+        after, state = replace(now.memory, whole=update.remembered(update.fit())), now.state
         if data.sign < 0.0:
             self.check_solvable(after, prior)
-        cache = replace(cache, solved=None)
         if steps > 0:
             after = replace(after, moments=ascent.moments())
             hyper.copy_to(prior.model)
-            cache = replace(cache, state=state_of(prior.kernel))
-        return self.remembered(after, cache, update.basis, prior)
+            state = state_of(prior.kernel)
+        return self.remembered(before, InducingCache(state, after, now.basis), prior)
 
-    def _online_update(
+    def _begun(
         self,
-        memory: InducingMemory,
-        cache: InducingCache,
+        before: InducingCache,
         hyper: Hyperparameters,
         data: Observations,
         prior: Prior,
         moved: bool,
-    ) -> tuple[InducingMemory, OnlineUpdate, Allocator | None]:
-        """Begin the update at hyperparameters that may have moved, Z placed for them.
-
-        Returns:
-            The memory at these points, the update of its statistics, and the allocator after it.
-        """
-        now, basis, allocator = cache.memory, cache.basis, copy(memory.allocator)
+    ) -> tuple[InducingCache, OnlineUpdate]:
+        """Place the points at hyperparameters that may have moved, and begin the update there."""
+        now = before
         if moved:
-            basis = basis_of_independent(hyper.covar_module, basis.Z, prior.num_outputs)
-            now = now.in_basis(basis)
-        if allocator is not None and data.sign > 0.0:
-            now, basis = self.placed(allocator, now, basis, data.X, prior)
-        natural = Natural(self.beta, self.natural_steps, self.natural_rate)
-        return now, OnlineUpdate(now.whole, basis, hyper, data, natural), allocator
+            basis = basis_of_independent(hyper.covar_module, before.basis.Z, prior.num_outputs)
+            now = InducingCache(before.state, before.memory.in_basis(basis), basis)
+        if data.sign > 0.0:
+            now = self.placed(now, data.X, prior)
+        return now, OnlineUpdate(now.memory.whole, now.basis, hyper, data, self)
 
     def refitted(
         self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
@@ -130,30 +120,6 @@ class SiteInference(InducingInference):
         return trace.learned
 
 
-def _check_retractable(prior: Prior) -> None:
-    if not prior.is_gaussian:
-        raise UnsupportedError(
-            f"retract needs a Gaussian likelihood, got {type(prior.likelihood).__name__}: what "
-            "an outcome left in memory depends on all that was there when it came. Build the "
-            "model anew, or forget."
-        )
-
-
-@dataclass(frozen=True)
-class Natural:
-    """How natural-gradient steps are taken.
-
-    Attributes:
-        beta: Weight of the divergences in the bound.
-        steps: Most steps for a batch.
-        rate: Of a step, in (0, 1].
-    """
-
-    beta: float
-    steps: int
-    rate: float
-
-
 @dataclass(frozen=True)
 class OnlineUpdate:
     """The online bound of a batch after what is in memory, at some hyperparameters.
@@ -168,14 +134,14 @@ class OnlineUpdate:
         basis: Of the hyperparameters; differentiable in them where they are to be learned.
         hyper: Mean and likelihood.
         data: The batch.
-        natural: How to step.
+        options: Of the bound and of the steps.
     """
 
     memory: PointStatistics
     basis: InducingBasis
     hyper: Hyperparameters
     data: Observations
-    natural: Natural
+    options: SiteInference
 
     @property
     def _batch(self) -> torch.Size:
@@ -206,17 +172,23 @@ class OnlineUpdate:
         Args:
             start: Sites near it: few steps are taken then.
         """
-        view, natural = self._view, self.natural
+        view, options = self._view, self.options
         weights = self._weights(self.memory.statistics.learned)
         prior = Marginal(view.predicted(weights), view.features @ weights.root, view.residual)
-        steps = natural.steps if start is None else min(natural.steps, WARM_STEPS)
-        power = 1.0 / natural.beta
-        return fit_sites(prior, self._outcomes(), power, steps, natural.rate, start=start)
+        most = options.natural_steps
+        steps, power = most if start is None else min(most, WARM_STEPS), 1.0 / options.beta
+        return fit_sites(prior, self._outcomes(), power, steps, options.natural_rate, start=start)
 
     def remembered(self, fit: Fit) -> PointStatistics:
-        """Return the statistics with the batch's sites. Cost O(n M²)."""
-        data, view = self.data, self._view
-        return with_sites(self.memory, view.features, view.residual, fit, data.targets, data.sign)
+        """Add the batch's sites to the statistics, or take them out. Cost O(n M²)."""
+        data, view, memory = self.data, self._view, self.memory
+        batch = site_statistics(view.features, fit, data.targets).scale(data.sign)
+        truncated = data.sign * (view.residual * fit.sites.precision).sum(-1)
+        return replace(
+            memory,
+            statistics=WhitenedMemory(memory.statistics.learned + batch, None),
+            trace=memory.trace + TraceTerm(truncated, torch.zeros_like(truncated)),
+        )
 
     def bound(self, fit: Fit) -> Tensor:
         """Compute the bound up to a constant, differentiable in hyperparameters, ``... x m``.
@@ -230,7 +202,7 @@ class OnlineUpdate:
             weights = self._weights(self.memory.statistics.learned + batch)
         variance = (view.features @ weights.root).square().sum(-1) + view.residual
         new = self._outcomes()(view.predicted(weights), variance).sum(-1)
-        return new + self.natural.beta * self._expected_old(weights)
+        return new + self.options.beta * self._expected_old(weights)
 
     def _expected_old(self, weights: WeightPosterior) -> Tensor:
         """Compute ``E_q log`` of the old sites, up to a constant."""
@@ -316,31 +288,4 @@ def site_statistics(features: Tensor, fit: Fit, targets: Tensor) -> Whitened:
         outcomes.mT @ outcomes,
         zero,
         zero,
-    )
-
-
-def with_sites(
-    memory: PointStatistics,
-    features: Tensor,
-    residual: Tensor,
-    fit: Fit,
-    targets: Tensor,
-    sign: float,
-) -> PointStatistics:
-    """Add a batch of sites to statistics, or take it out.
-
-    Args:
-        memory: In the basis of the features.
-        features: Whitened, ``... x m x n x M``.
-        residual: Prior variance that these leave out, ``... x m x n``.
-        fit: Of the sites.
-        targets: Outcomes, ``... x m x n``.
-        sign: 1 to add, −1 to take out.
-    """
-    batch = site_statistics(features, fit, targets).scale(sign)
-    truncated = sign * (residual * fit.sites.precision).sum(-1)
-    return replace(
-        memory,
-        statistics=WhitenedMemory(memory.statistics.learned + batch, None),
-        trace=memory.trace + TraceTerm(truncated, torch.zeros_like(truncated)),
     )

@@ -35,7 +35,7 @@ class Rows:
 
     @classmethod
     def of(cls, data: Observations) -> Rows:
-        """A batch, the same inputs for every output."""
+        """Hold a batch, the same inputs for every output."""
         shape = data.targets.shape
         X = data.X.unsqueeze(-3).expand(*shape, data.X.shape[-1])
         known = data.known.expand(shape)
@@ -48,18 +48,18 @@ class Rows:
         return cls(zero.new_zeros(*shape, dim), zero, zero + 1.0, zero > 0.0, zero)
 
     def __getitem__(self, rows: slice) -> Rows:
-        """Some of the observations."""
+        """Select some of the observations."""
         return Rows(self.X[..., rows, :], *(value[..., rows] for value in self._numbers()))
 
     def __len__(self) -> int:
         return self.targets.shape[-1]
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> Rows:
-        """A rule applied to every tensor."""
+        """Apply a rule to every tensor."""
         return Rows(*(rule(getattr(self, field.name)) for field in fields(self)))
 
     def combined(self, other: Rows, rule: Callable[[Tensor, Tensor], Tensor]) -> Rows:
-        """A rule applied to every pair of tensors."""
+        """Apply a rule to every pair of tensors."""
         names = [field.name for field in fields(self)]
         return Rows(*(rule(getattr(self, name), getattr(other, name)) for name in names))
 
@@ -118,7 +118,7 @@ class LocalMemory:
         return (total / count.clamp_min(1)).movedim(0, -2)
 
     def with_room(self, models: int) -> LocalMemory:
-        """With room for some models at least, in powers of two."""
+        """Make room for some models at least, in powers of two."""
         more = 2 ** (max(models, 1) - 1).bit_length() - len(self.entered)
         if more <= 0:
             return self
@@ -152,7 +152,7 @@ class LocalMemory:
         return replace(self, rows=_with_empty_places_filled(stored, after), entered=after)
 
     def counting(self, rows: Rows) -> LocalMemory:
-        """With the sums of some observations added."""
+        """Add the sums of some observations."""
         columns = target_columns(rows.targets)
         return replace(self, totals=self.totals + columns.mT @ (columns * rows.weight[..., None]))
 
@@ -174,7 +174,7 @@ class LocalMemory:
         return replace(self, rows=rows, totals=matrix.mT @ self.totals @ matrix)
 
     def select(self, outputs: list[int]) -> LocalMemory:
-        """A copy for some of the outputs."""
+        """Copy the memory of some of the outputs."""
         axis = self.entered.ndim - 1
         index = torch.tensor(outputs, device=self.entered.device)
         return LocalMemory(
@@ -215,7 +215,7 @@ def _with_empty_places_filled(rows: Rows, entered: Tensor) -> Rows:
 
 
 def _put(store: Tensor, new: Tensor, index: tuple[Tensor, ...], keep: Tensor, size: int) -> Tensor:
-    """A copy of ``C x ... x s (x d)`` with values of ``... x n (x d)`` at their places."""
+    """Copy ``C x ... x s (x d)`` with values of ``... x n (x d)`` put at their places."""
     changed = store.clone(memory_format=torch.contiguous_format)
     changed.view(len(store), len(keep), size, -1)[index] = new.reshape(*keep.shape, -1)[keep]
     return changed
@@ -268,7 +268,7 @@ class Router:
         return torch.stack([self._one(*arguments) for arguments in each]).view(likeness.shape[:-1])
 
     def _one(self, likeness: Tensor, pairs: Tensor, models: int) -> Tensor:
-        """Of one batch element and output, ``n``."""
+        """Select one batch element and output, ``n``."""
         best, chosen = likeness.max(-1)
         strangers = (best < self.w_gen).nonzero().squeeze(-1)
         alike = pairs[strangers][:, strangers] >= self.w_gen

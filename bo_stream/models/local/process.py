@@ -37,7 +37,7 @@ class Experts:
     answers: Tensor
 
     def with_models(self, numbers: Tensor, part: Experts) -> Experts:
-        """With some models replaced.
+        """Replace some models.
 
         Args:
             numbers: Of the models.
@@ -154,7 +154,7 @@ class LocalProcess(PosteriorProcess):
         return prior - points.posterior.square().sum(-1)
 
     def joint_at(self, points: Points) -> Joint:
-        """The prior part as a residual, less what the models know."""
+        """Return the prior part as a residual, less what the models know."""
         return Joint(
             self.mean_at(points),
             points.posterior[..., :0],

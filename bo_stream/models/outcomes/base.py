@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 Noise = Callable[[Tensor], Tensor]
 """Maps inputs of the process, ``... x q x d``, to noise variances, ``... x m x q`` or broadcast."""
 
-Drawing = Callable[[Tensor, int], Tensor]
-"""Maps values of the process, ``S x ... x m x q``, and a seed to outcomes of the same shape."""
+Drawing = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
+"""Maps values of the process, ``S x ... x m x q``, and a seed to outcomes of the same shape, with
+their noise variances where these are not the model's own.
+"""
 
 
 class Outcomes(ABC):
@@ -37,6 +39,32 @@ class Outcomes(ABC):
     floor: NoiseFloor
 
     # --- what is observed ------------------------------------------------------------------
+
+    def check_given(self, prior: Prior, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
+        """Check what :meth:`columns` cannot turn into outcomes: nothing, but for labels.
+
+        Args:
+            prior: The hyperparameters.
+            X: Inputs as they were given.
+            Y: Outcomes as they were given.
+            Yvar: Noise variances as they were given.
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit.
+            InputDataError: They are no labels, or of unknown classes.
+            UnsupportedError: There are variances.
+        """
+        return
+
+    def columns(self, Y: Tensor, Yvar: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what is observed of each output: outcomes as they were given, of labels scores.
+
+        Args:
+            Y: Outcomes, ``batch x n x m``, or checked labels.
+            Yvar: Their noise variances.
+            like: Of whose dtype scores are to be.
+        """
+        return Y, Yvar
 
     @abstractmethod
     def check(self, prior: Prior, Y: Tensor, Yvar: Tensor | None) -> None:
@@ -170,9 +198,55 @@ class Outcomes(ABC):
             Two tensors that broadcast to ``... x m x q``.
         """
 
-    @abstractmethod
-    def drawing(self, prior: Prior) -> Drawing | None:
-        """Return how outcomes are drawn given the process; None: by adding Gaussian noise."""
+    def drawing(self, prior: Prior, observation_noise: Tensor | None) -> Drawing | None:
+        """Return how outcomes are drawn given the process; None: by adding Gaussian noise.
+
+        Args:
+            prior: The hyperparameters.
+            observation_noise: Variances to add, or None for the model's own.
+
+        Raises:
+            UnsupportedError: Variances are given for outcomes that have none to add.
+        """
+        return None
+
+    # --- outputs that come and go --------------------------------------------------------------
+
+    def check_whole(self, verb: str) -> None:
+        """Check that outputs are not some of those that are only known together.
+
+        Raises:
+            UnsupportedError: They are.
+        """
+        return
+
+    def outputs_after(self, prior: Prior, X: Tensor, Y: Tensor) -> int:
+        """Return the number of outputs once Y is observed: as many as before, but for new classes.
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit.
+            InputDataError: Y are no labels, or there are too many classes.
+        """
+        return prior.num_outputs
+
+    def outputs_with(self, other: object) -> int:
+        """Return the number of outputs after a merge, for which one of the two may get more.
+
+        Args:
+            other: Outcomes of the other model, if it is one.
+
+        Raises:
+            UnsupportedError: The two cannot be merged.
+        """
+        return self.shift.shape[-1]
+
+    def grown(self, outputs: int) -> Self:
+        """Return the units of more outputs, which all observations had and none named."""
+        return self
+
+    def select(self, outputs: list[int]) -> Self:
+        """Return the units of some of the outputs."""
+        return self.map(lambda value: value[..., outputs])
 
     # --- the units of the memory --------------------------------------------------------------
 

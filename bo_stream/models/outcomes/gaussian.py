@@ -14,7 +14,7 @@ from torch.distributions import Normal
 from bo_stream.models.checks import check_finite
 from bo_stream.models.construction import first_totals, reference_outcome
 from bo_stream.models.memory import Measured, Memory, Targets
-from bo_stream.models.outcomes.base import Drawing, Noise, Outcomes
+from bo_stream.models.outcomes.base import Noise, Outcomes
 from bo_stream.models.outcomes.noise import (
     LEAST_NOISE,
     NOISE_FLOOR,
@@ -120,10 +120,6 @@ class GaussianOutcomes(Outcomes):
     ) -> tuple[Tensor, Tensor]:
         """Return targets and variances as they are; see :class:`Outcomes`."""
         return targets, own_noise(inputs) if noise is None else noise
-
-    def drawing(self, prior: Prior) -> Drawing | None:
-        """Return None: noise is Gaussian."""
-        return None
 
     @property
     def rescales(self) -> bool:

@@ -142,9 +142,17 @@ class LikelihoodOutcomes(Outcomes):
             sites = fit_sites(marginal, expected, power, self.fantasy_steps).sites
         return sites.pseudo_observations()
 
-    def drawing(self, prior: Prior) -> Drawing | None:
+    def drawing(self, prior: Prior, observation_noise: Tensor | None) -> Drawing | None:
         """Return draws of the likelihood; see :class:`Outcomes`."""
-        return None if prior.is_gaussian else _model(prior).draw
+        if prior.is_gaussian:
+            return None
+        if observation_noise is not None:
+            raise UnsupportedError(
+                f"Expected no observation_noise with a {type(prior.likelihood).__name__}: it has "
+                "its own."
+            )
+        draw = _model(prior).draw
+        return lambda values, seed: (draw(values, seed), None)
 
     @property
     def rescales(self) -> bool:

@@ -56,15 +56,15 @@ class NoiseFloor:
 
     @classmethod
     def of(cls, variance: Tensor) -> NoiseFloor:
-        """By a variance of the outcomes; nothing was raised yet."""
+        """Set the floor by a variance of the outcomes; nothing was raised yet."""
         return cls(variance, torch.zeros_like(variance), NOISE_FLOOR * variance)
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> NoiseFloor:
-        """A rule applied to all variances."""
+        """Apply a rule to all variances."""
         return NoiseFloor(rule(self.variance), rule(self.former), rule(self.zero), self.any_zero)
 
     def joined(self, other: NoiseFloor) -> NoiseFloor:
-        """The floor of two memories together: what was stored as it came in either is not below."""
+        """Join the floors of two memories: what was stored as it came in either is not below."""
         return NoiseFloor(
             self.variance.minimum(other.variance),
             self.former.maximum(other.former),
@@ -73,7 +73,7 @@ class NoiseFloor:
         )
 
     def with_zeros(self, totals: Tensor) -> NoiseFloor:
-        """The floor for a batch with observations that are kept apart.
+        """Set the floor for a batch with observations that are kept apart.
 
         What all of them have for noise moves where it is ``MOVED`` times too small or too large.
 
@@ -86,7 +86,7 @@ class NoiseFloor:
         return settled if moved else replace(settled, zero=self.zero)
 
     def settled(self, totals: Tensor) -> NoiseFloor:
-        """The floor with the noise that zeros have for the outcomes' variance now.
+        """Set the noise that zeros have by the outcomes' variance now.
 
         Args:
             totals: As in :meth:`for_update`.
@@ -97,7 +97,7 @@ class NoiseFloor:
         return replace(self, variance=lower, zero=zero)
 
     def below(self, noise: Tensor) -> Tensor:
-        """Which variances, ``batch x m x n``, are too small. False where they are NaN."""
+        """Find variances, ``batch x m x n``, that are too small. False where they are NaN."""
         return noise < LEAST_NOISE * self.variance.unsqueeze(-1)
 
     def raised(self, noise: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class NoiseFloor:
         return torch.where(noise.isnan(), noise, noise.maximum(least))
 
     def for_update(self, noise: Tensor, totals: Tensor) -> NoiseFloor:
-        """The floor for a batch; warns of what it raises.
+        """Set the floor for a batch; warn of what it raises.
 
         Args:
             noise: Variances as given, ``batch x m x n``.
@@ -219,5 +219,5 @@ def known_noise(
 
 
 def zero_rows(noise: Tensor) -> Tensor:
-    """Which observations have no noise in any output, ``batch x m x n -> batch x 1 x n``."""
+    """Find observations without noise in any output, ``batch x m x n -> batch x 1 x n``."""
     return (noise == 0.0).all(-2, keepdim=True)

@@ -74,7 +74,7 @@ class OutcomeChain:
         return Y, Yvar
 
     def select(self, outputs: Sequence[int], of: int) -> OutcomeChain:
-        """The chain for some of ``of`` outputs."""
+        """Select the chain for some of ``of`` outputs."""
         chosen = list(outputs)
         if not self.fixed or chosen == list(range(of)):
             return self
@@ -87,7 +87,7 @@ class OutcomeChain:
         return posterior
 
     def offset_and_scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the standardisation, ``batch x m`` each, shaped like ``like``: 0 and 1 without one."""
+        """Return mean and deviation that standardise, shaped like ``like``; 0 and 1 without any."""
         if self.standardize is None:
             return torch.zeros_like(like), torch.ones_like(like)
         means = self.standardize.means.to(like).squeeze(-2)

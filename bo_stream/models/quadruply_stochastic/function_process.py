@@ -41,7 +41,7 @@ class WeightMoments:
     scale: Tensor
 
     def at(self, index: Tensor) -> WeightMoments:
-        """Of some functions, in float64."""
+        """Evaluate some functions, in float64."""
         parts = (self.mean[:, index], self.rows[:, index], self.scale[:, index])
         return WeightMoments(*(part.double() for part in parts))
 

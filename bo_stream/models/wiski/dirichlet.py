@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.utils import fantasize as fantasize_flag
 from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
-from botorch.sampling.base import MCSampler
-from botorch.utils.datasets import SupervisedDataset
 from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.means import ConstantMean, Mean
 from torch import Size, Tensor
 
-from bo_stream.bases.grid.statistics import check_room
+from bo_stream.bases.grid.mesh import Sizes
+from bo_stream.bases.grid.resolution import interpolation_error
 from bo_stream.bases.stems import Stem
 from bo_stream.likelihoods.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_inputs, check_instance
-from bo_stream.models.construction import check_stem, choose_likelihood
-from bo_stream.models.memory import Targets
-from bo_stream.models.outcomes.gaussian import GaussianOutcomes
-from bo_stream.models.wiski.grid_gp import GridGP
-from bo_stream.models.wiski.labels import (
+from bo_stream.models.construction import check_rank, check_stem, choose_box, warn_of_scaling
+from bo_stream.models.inference import InferenceOption
+from bo_stream.models.outcomes.labels import (
     DirichletScores,
+    LabelOutcomes,
     check_alpha,
     check_known,
-    check_no_variances,
     check_num_classes,
     checked_first_labels,
-    checked_labels,
     number_of_classes,
-    with_unseen_classes,
 )
-from bo_stream.models.wiski.resolution import GridSize
+from bo_stream.models.wiski.cache import Whitening
+from bo_stream.models.wiski.inference import GridInference, Memory
+from bo_stream.models.wiski.resolution import GridSize, check_dim
 from bo_stream.tensors import keeps_tensors
 
 OUTPUTSCALE = 6.0
@@ -45,7 +43,7 @@ MEAN = -3.0
 """At the start."""
 
 
-class DirichletWISKI(GridGP):
+class DirichletWISKI(StreamingGP):
     """A streaming classifier: a Gaussian process per class on one grid, with known noise.
 
     A label is a noisy observation of every class's latent score (Milios et al., 2018; Stanton,
@@ -75,10 +73,12 @@ class DirichletWISKI(GridGP):
         >>> model.update(new_X, new_labels).class_probabilities(test_X)
     """
 
-    _scores: DirichletScores
-    _num_classes: int | None
-    _has_all_classes: bool
-    _units: GaussianOutcomes
+    tolerance = InferenceOption[float]()
+    max_rank = InferenceOption[int]()
+    _memory: Memory
+    _inference: GridInference
+    _units: LabelOutcomes
+    _outcomes_argument = "train_labels"
 
     def __init__(
         self,
@@ -122,157 +122,36 @@ class DirichletWISKI(GridGP):
                 come; and as in :class:`~bo_stream.WISKI`.
             ValueError: ``num_classes`` or ``alpha_epsilon`` out of range; as there.
         """
-        self._num_classes = check_num_classes(num_classes)
-        self._scores = DirichletScores(check_alpha(alpha_epsilon))
-        self._has_all_classes = True
-        labels = checked_first_labels(train_X, train_labels)
-        classes = num_classes or number_of_classes(labels, at_least=2)
-        check_known(labels, classes, fixed=True)
-        if num_classes is None:
+        classes, labels = (
+            check_num_classes(num_classes),
+            checked_first_labels(train_X, train_labels),
+        )
+        scores = DirichletScores(check_alpha(alpha_epsilon))
+        present = classes or number_of_classes(labels, at_least=2)
+        check_known(labels, present, fixed=True)
+        if classes is None:
             check_shared(covar_module, mean_module)
         check_stem(stem)
-        dim = train_X.shape[-1] if stem is None else stem.k
-        scores, noise = self._scores.of(labels, classes, train_X.dtype)
-        super().__init__(
-            train_X,
-            scores,
-            noise,
-            covar_module=default_kernel(dim) if covar_module is None else covar_module,
-            mean_module=default_mean() if mean_module is None else mean_module,
-            outcome_transform=None,
-            input_transform=input_transform,
-            bounds=bounds,
-            grid_size=grid_size,
-            tolerance=tolerance,
-            max_rank=max_rank,
-            stem=stem,
+        targets, noise = scores.of(labels, present, train_X.dtype)
+        self._begin(train_X, targets, noise, None)
+        self._units = replace(LabelOutcomes.of(targets), scores=scores, num_classes=classes)
+        rank = check_rank(tolerance, max_rank)
+        inputs = self._first_inputs(train_X, input_transform, stem)
+        kernel = default_kernel(inputs.shape[-1]) if covar_module is None else covar_module
+        mean = default_mean() if mean_module is None else mean_module
+        self._set_modules(check_dim(inputs.shape[-1], kernel), noise, None, kernel, mean)
+        box = choose_box(bounds, train_X, inputs, input_transform, stem)
+        self._inference, self._memory = GridInference.start(
+            self._prior, box, grid_size, rank, train_X
         )
-
-    # --- memory -------------------------------------------------------------------------------
-
-    @keeps_tensors
-    def update(self, X: Tensor, labels: Tensor, Yvar: Tensor | None = None) -> Self:
-        """Put n labels into memory, in place. Cost O(n m (7^d + r²)), whatever came before.
-
-        A label beyond the known classes brings in all up to it, as if they had been there from the
-        start, unless the classes were fixed. Inputs outside the bounds grow the grid. Bad input
-        raises and changes nothing.
-
-        Args:
-            X: ``n x d``; n = 0 changes nothing.
-            labels: ``n`` or ``n x 1``, whole numbers from 0, of any dtype.
-            Yvar: None: a label's noise is known from ``alpha_epsilon``.
-
-        Raises:
-            BotorchTensorDimensionError: Shapes do not fit the model.
-            InputDataError: Dtype, device, NaN, infinity, inputs too far outside; labels that are no
-                whole numbers from 0, beyond ``MAX_CLASSES``, or of an unknown class where the
-                classes are fixed.
-            UnsupportedError: The model supposes data, lacks some classes, or Yvar is given.
-            ValueError: The grown grid, or that of so many classes, is too large for memory.
-        """
-        self._check_has_all_classes("update")
-        classes = self._num_outputs
-        if self._num_classes is None and self._supposed is None:
-            check_inputs(X, self._input_dim, self.train_targets)
-            classes = number_of_classes(checked_labels(labels, X), at_least=classes)
-        grown = self._with_classes(classes)
-        return self._become(super(DirichletWISKI, grown).update(X, labels, Yvar))
-
-    @keeps_tensors
-    def retract(self, X: Tensor, labels: Tensor, Yvar: Tensor | None = None) -> Self:
-        """Take labels out of memory: undoes :meth:`update` with the same arguments.
-
-        Classes stay known. Args and errors as there; also InputDataError for labels of an unknown
-        class, or more than are in memory.
-        """
-        self._check_has_all_classes("retract")
-        return super().retract(X, labels, Yvar)
-
-    @keeps_tensors
-    def merge(self, other: Self) -> Self:
-        """Add another model's memory to this one's, in place, with the classes of both.
-
-        Exact as in :class:`~bo_stream.WISKI`; what one of them has not met is a miss there.
-
-        Raises:
-            UnsupportedError: Another class, ``alpha_epsilon``, shape or transform, a model that
-                supposes data or lacks some classes, or more classes than this one's fixed ones.
-        """
-        if not isinstance(other, DirichletWISKI):
-            raise UnsupportedError(f"Expected other to be a model of labels, got {type(other)}.")
-        self._check_same_labels(other)
-        classes = max(self._num_outputs, other._num_outputs)
-        mine, theirs = self._with_classes(classes), other._with_classes(classes)
-        return self._become(super(DirichletWISKI, mine).merge(theirs))
-
-    def _check_same_labels(self, other: DirichletWISKI) -> None:
-        for model in (self, other):
-            model._check_has_all_classes("merge")
-            model._check_not_supposed("merge")
-        if self._scores != other._scores:
-            raise UnsupportedError(
-                f"Cannot merge models with different alpha_epsilon: {self.alpha_epsilon} and "
-                f"{other.alpha_epsilon}."
-            )
-        if self._num_classes is not None and other._num_outputs > self._num_classes:
-            raise UnsupportedError(
-                f"Cannot merge a model of {other._num_outputs} classes into one that was built "
-                f"with num_classes={self._num_classes}."
-            )
-
-    @classmethod
-    def construct_inputs(cls, training_data: SupervisedDataset, **kwargs: Any) -> dict[str, Any]:
-        """Constructor arguments from a data set whose Y are labels, ``n x 1``."""
-        arguments = super().construct_inputs(training_data)
-        return {"train_labels": arguments.pop("train_Y"), **arguments, **kwargs}
-
-    def _with_classes(self, classes: int) -> DirichletWISKI:
-        """This model, or one that shares all but its memory, which has more classes."""
-        if classes == self._num_outputs:
-            return self
-        check_room(self._memory.grid, classes)
-        model, more = self._shallow_copy(), classes - self._num_outputs
-        model._set_memory(with_unseen_classes(self._memory, classes, self._scores))
-        model._num_outputs = classes
-        shift = _longer(self._units.shift, more, self._scores.miss_target)
-        floor = self._units.floor.map(lambda v: _longer(v, more, float(v[0])))
-        model._units = replace(self._units, shift=shift, floor=floor)
-        model.likelihood = choose_likelihood(None, shift, torch.Size([classes]))
-        model._refresh_fixed_noise()
-        return model
-
-    def _become(self, model: DirichletWISKI) -> Self:
-        self.__dict__.update(model.__dict__)
-        return self
-
-    def _select_memory(self, outputs: list[int]) -> None:
-        super()._select_memory(outputs)
-        self._has_all_classes = False
+        self._standardize_first(train_X, targets, noise)
+        self._observe(train_X, labels, None, 1.0)
+        warn_of_scaling(inputs, targets.double(), custom_kernel=True)
 
     @property
     def alpha_epsilon(self) -> float:
         """Concentration of the classes that a label does not name."""
-        return self._scores.alpha_epsilon
-
-    def _check_has_all_classes(self, verb: str) -> None:
-        if not self._has_all_classes:
-            raise UnsupportedError(
-                f"{verb} needs the scores of all classes, got a model of some (subset_output). Use "
-                "it on the original model."
-            )
-
-    def _check_observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-        check_no_variances(Yvar)
-        check_inputs(X, self._input_dim, self.train_targets)
-        labels = checked_labels(Y, X)
-        check_known(labels, self.num_outputs, fixed=self._num_classes is not None)
-        super()._check_observations(X, *self._scores.of(labels, self.num_outputs, X.dtype))
-
-    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> Targets:
-        # the constructor passes scores with their noise, which is least for the label's class
-        labels = Y.reshape(-1).long() if Yvar is None else Yvar.argmin(-1)
-        return super()._measured(*self._scores.of(labels, self.num_outputs, torch.float64))
+        return self._units.scores.alpha_epsilon
 
     # --- prediction -------------------------------------------------------------------------------
 
@@ -325,7 +204,7 @@ class DirichletWISKI(GridGP):
             UnsupportedError: The model has the scores of some classes only.
             ValueError: Another method, or ``num_samples`` less than one.
         """
-        self._check_has_all_classes("class_probabilities")
+        self._units.check_whole("class_probabilities")
         if method == "quadrature":
             return self.label_moments(X).probabilities.to(X)
         if method != "sampling" or num_samples < 1:
@@ -354,55 +233,11 @@ class DirichletWISKI(GridGP):
                 numbers from 0, or of unknown classes.
             UnsupportedError: The model has the scores of some classes only.
         """
-        self._check_has_all_classes("condition_on_labels")
+        self._units.check_whole("condition_on_labels")
         check_inputs(X, self._input_dim, self.train_targets)
-        known = checked_labels(labels, X)
-        check_known(known, self.num_outputs, fixed=self._num_classes is not None)
-        scores, noise = self._scores.of(known, self.num_outputs, torch.float64)
+        known = self._units.known_labels(labels, X)
+        scores, noise = self._units.scores.of(known, self.num_outputs, torch.float64)
         return self.condition_on_observations(X, scores.to(X), noise=noise.to(X))
-
-    def fantasize(
-        self,
-        X: Tensor,
-        sampler: MCSampler,
-        observation_noise: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """A model that supposes labels drawn from their joint posterior at X.
-
-        Scores are drawn by the sampler, and a label from the softmax of each by Gumbel noise from
-        the sampler's seed, the same for every batch element. The draw is a step in X: gradients
-        flow through where the labels are supposed, not through which; for those that are exact see
-        :meth:`suppose_each_label`.
-
-        Args:
-            X: ``... x q x d``.
-            sampler: Of normal samples; its shape comes first in the returned model's batches.
-            observation_noise: None: a label's noise is known.
-            kwargs: Ignored, for BoTorch's callers.
-
-        Raises:
-            UnsupportedError: ``observation_noise`` is given, or the model has the scores of some
-                classes only.
-        """
-        self._check_has_all_classes("fantasize")
-        check_no_variances(observation_noise)
-        return self.condition_on_labels(X, self._drawn_labels(X, sampler))
-
-    @torch.no_grad()
-    def _drawn_labels(self, X: Tensor, sampler: MCSampler) -> Tensor:
-        self._check_fantasy(X, sampler)
-        if X.shape[-2] == 0:
-            return X.new_empty(*sampler.sample_shape, *X.shape[:-1], 1)
-        with fantasize_flag():
-            scores = sampler(self.posterior(X))
-        samples = sampler.sample_shape
-        batches = scores.ndim - len(samples) - 2
-        shape = (*samples, *[1] * batches, *scores.shape[-2:])
-        generator = torch.Generator().manual_seed(sampler.seed)
-        uniform = torch.rand(shape, generator=generator, dtype=torch.float64).to(scores.device)
-        gumbel = -(-uniform.clamp_min(1e-300).log()).log()
-        return (scores + gumbel).argmax(-1, keepdim=True)
 
     def suppose_each_label(self, X: Tensor) -> tuple[Self, Tensor]:
         """Models that suppose each possible label at one point, and how probable it is.
@@ -419,7 +254,7 @@ class DirichletWISKI(GridGP):
         Raises:
             UnsupportedError: More than one point; suppose them one after the other.
         """
-        self._check_has_all_classes("suppose_each_label")
+        self._units.check_whole("suppose_each_label")
         check_inputs(X, self._input_dim, self.train_targets)
         if X.shape[-2] != 1:
             raise UnsupportedError(
@@ -432,6 +267,78 @@ class DirichletWISKI(GridGP):
         labels = classes.view(-1, *[1] * (probabilities.ndim - 1), 1, 1)
         model = self.condition_on_labels(X, labels.expand(*probabilities.shape, 1, 1))
         return model, probabilities.to(X)
+
+    # --- the grid; see the methods of these names of :class:`~bo_stream.WISKI` -----------------
+
+    @property
+    def bounds(self) -> Tensor:
+        """The box that the grid covers, ``2 x d``, in transformed inputs."""
+        return self._memory.grid.bounds.to(self.train_targets)
+
+    @property
+    def grid_size(self) -> tuple[int, ...] | Sizes:
+        """Nodes per dimension."""
+        return self._memory.grid.size
+
+    def interpolation_error(self) -> float:
+        """Bound on the error of the interpolated kernel, in parts of the prior variance."""
+        return interpolation_error(self._inference.kernel(self._prior), self._memory.grid)
+
+    @property
+    def rank(self) -> int:
+        """Number r of features at the present hyperparameters."""
+        return self._whitened().basis.rank
+
+    @property
+    def dropped(self) -> float:
+        """Part of the kernel's trace that the r features leave out."""
+        return self._whitened().basis.dropped
+
+    @torch.no_grad()
+    def solved_gram(self) -> Tensor:
+        """What the observations add to the identity in the matrix that a posterior solves."""
+        return self._prior.evidence(self._whitened().memory).gram
+
+    def _whitened(self) -> Whitening:
+        whitening, self._cache = self._inference.whitened(self._memory, self._cache, self._prior)
+        return whitening
+
+    def truncate(self, left_out: float) -> Self:
+        """Keep only as many features as the noise level asks for."""
+        self._check_not_supposed("truncate")
+        self._inference = self._inference.truncated(left_out, self._memory, self._prior)
+        self._set_memory(self._memory)
+        return self
+
+    @keeps_tensors
+    def refine(self, grid_size: GridSize) -> Self:
+        """Move to a finer (or coarser) grid over the same box, hyperparameters kept."""
+        self._check_not_supposed("refine")
+        self._inference, memory = self._inference.refined(self._memory, grid_size, self._prior)
+        self._set_memory(memory)
+        return self
+
+    def batch_log_marginal_likelihood(
+        self, X: Tensor, labels: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
+    ) -> Tensor:
+        """That of these labels instead of those in memory."""
+        self._check_observations(X, labels, Yvar)
+        inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
+        value = self._inference.batch_log_marginal_likelihood(
+            self._memory.grid, inputs, self._measured(labels, Yvar), self._prior
+        )
+        return self._from_per_output(value)
+
+    def reproject(
+        self, X: Tensor, labels: Tensor, former: Tensor, Yvar: Tensor | None = None
+    ) -> Self:
+        """Replace labels by themselves as the stem projects them now."""
+        old, new = self._reprojected(X, labels, former, Yvar)
+        self._memory, self._cache = self._inference.replaced(
+            self._memory, self._cache, old, new, self._prior
+        )
+        self._refresh_fixed_noise()
+        return self
 
 
 def default_kernel(dim: int) -> Kernel:
@@ -466,7 +373,3 @@ def check_shared(kernel: Kernel | None, mean: Mean | None) -> None:
                 f"{tuple(shape)}: a class that comes late has the kernel and mean of all. Pass "
                 "num_classes for modules per class."
             )
-
-
-def _longer(values: Tensor, more: int, value: float) -> Tensor:
-    return torch.cat((values, values.new_full((more,), value)))

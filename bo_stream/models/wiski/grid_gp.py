@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Self
 
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -15,29 +13,30 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.bases.grid.mesh import Sizes, mesh_over
+from bo_stream.bases.grid.mesh import Sizes
 from bo_stream.bases.grid.resolution import interpolation_error
 from bo_stream.bases.stems import Stem
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import (
     check_rank,
-    checked_projection,
     choose_box,
-    observed_inputs,
-    stem_box,
     stretch_lengthscale,
     warn_of_scaling,
 )
-from bo_stream.models.inferred import InferredGP
-from bo_stream.models.wiski.cache import GridCache, Whitening
+from bo_stream.models.inference import InferenceOption
+from bo_stream.models.wiski.cache import Whitening
 from bo_stream.models.wiski.inference import GridInference, Memory
-from bo_stream.models.wiski.resolution import GridSize, check_dim, choose_grid_size
+from bo_stream.models.wiski.resolution import GridSize, check_dim
 from bo_stream.tensors import keeps_tensors
 
 
-class GridGP(InferredGP[Memory, GridCache]):
+class GridGP(StreamingGP):
     """A streaming Gaussian process on a grid: the body of every model on one."""
 
+    _memory: Memory
     _inference: GridInference
+    tolerance = InferenceOption[float]()
+    max_rank = InferenceOption[int]()
 
     def __init__(
         self,
@@ -104,34 +103,19 @@ class GridGP(InferredGP[Memory, GridCache]):
                 the grid is too large for memory (said before it is allocated).
         """
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
-        tolerance, max_rank = check_rank(tolerance, max_rank)
+        rank = check_rank(tolerance, max_rank)
         inputs = self._first_inputs(train_X, input_transform, stem)
         dim = check_dim(inputs.shape[-1], covar_module)
         self._set_modules(dim, train_Yvar, likelihood, covar_module, mean_module)
-        box = (
-            choose_box(bounds, train_X, inputs, input_transform)
-            if stem is None
-            else stem_box(bounds, stem)
-        )
+        box = choose_box(bounds, train_X, inputs, input_transform, stem)
         if covar_module is None:
             stretch_lengthscale(self.covar_module, box)
-        self._inference = GridInference(dim, tolerance, max_rank, grid_size is None)
-        kernel = self._inference.kernel(self._prior)
-        grid = mesh_over(box, kernel.groups(dim), choose_grid_size(grid_size, kernel, dim))
-        self._memory = self._inference.empty(grid, self._output_batch, train_X)
+        self._inference, self._memory = GridInference.start(
+            self._prior, box, grid_size, rank, train_X
+        )
         self._standardize_first(train_X, train_Y, train_Yvar)
         self._observe(train_X, train_Y, train_Yvar, 1.0)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
-
-    @property
-    def tolerance(self) -> float:
-        """Part of the kernel's trace that may be left out."""
-        return self._inference.tolerance
-
-    @property
-    def max_rank(self) -> int:
-        """Cap on the number of features."""
-        return self._inference.max_rank
 
     @property
     def bounds(self) -> Tensor:
@@ -234,17 +218,11 @@ class GridGP(InferredGP[Memory, GridCache]):
             recalibrate: Calibrate the stem on X, as part of what is differentiated.
         """
         self._check_observations(X, Y, Yvar)
-        inputs, grid = self._differentiable_inputs(X, recalibrate), self._memory.grid
+        inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
         value = self._inference.batch_log_marginal_likelihood(
-            grid, inputs, self._measured(Y, Yvar), self._prior
+            self._memory.grid, inputs, self._measured(Y, Yvar), self._prior
         )
         return self._from_per_output(value)
-
-    def _differentiable_inputs(self, X: Tensor, recalibrate: bool) -> Tensor:
-        stem = self._stem
-        if stem is None or not recalibrate:
-            return self.hypothetical_inputs(X)
-        return stem.calibrated_forward(observed_inputs(X, self._input_transform))
 
     def reproject(self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None = None) -> Self:
         """Replace observations by themselves as the stem projects them now.
@@ -262,16 +240,7 @@ class GridGP(InferredGP[Memory, GridCache]):
             InputDataError: As :meth:`update`, and more observations than are in memory.
             UnsupportedError: There are observations on several grids, after :meth:`refine`.
         """
-        self._check_not_supposed("reproject")
-        self._check_observations(X, Y, Yvar)
-        self._check_retractable(X)
-        if former.shape != (*X.shape[:-1], self._inference.dim):
-            raise BotorchTensorDimensionError(
-                f"Expected former of shape `{tuple(X.shape[:-1])} x {self._inference.dim}`, the "
-                f"coordinates of X, got {tuple(former.shape)}."
-            )
-        new = self._observations(X, Y, Yvar, 1.0)
-        old = replace(new, X=checked_projection(former.to(new.X)), sign=-1.0)
+        old, new = self._reprojected(X, Y, former, Yvar)
         self._memory, self._cache = self._inference.replaced(
             self._memory, self._cache, old, new, self._prior
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
-from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.bases.grid.mesh import Mesh, mesh_over
 from bo_stream.bases.grid.sensitivity import prior_covariance
+from bo_stream.bases.grid.statistics import check_room
 from bo_stream.models.inference import Inference
 from bo_stream.models.memory import Measured, Observations, WhitenedMemory
 from bo_stream.models.objective import (
@@ -21,6 +23,7 @@ from bo_stream.models.objective import (
     differentiable_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
+from bo_stream.models.outcomes.labels import LabelOutcomes
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.prior import Prior
 from bo_stream.models.remainder import check_remainder
@@ -32,6 +35,7 @@ from bo_stream.models.wiski.cache import (
     SolvedWeights,
     Whitening,
 )
+from bo_stream.models.wiski.labels import with_unseen_classes
 from bo_stream.models.wiski.learning import WHITENED_ROWS, LearningSpace, Subspace
 from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.models.wiski.observation_space import (
@@ -83,6 +87,33 @@ class GridInference(Inference[Memory, GridCache]):
     tolerance: float
     max_rank: int
     chose_grid: bool
+
+    @classmethod
+    def start(
+        cls,
+        prior: Prior,
+        box: Tensor,
+        grid_size: GridSize | None,
+        rank: tuple[float, int],
+        like: Tensor,
+    ) -> tuple[Self, Memory]:
+        """Build the inference, and a memory of no observations.
+
+        Args:
+            prior: The hyperparameters.
+            box: That the grid covers, ``2 x d``.
+            grid_size: Nodes per dimension; None: by the kernel.
+            rank: ``tolerance`` and ``max_rank``.
+            like: Inputs, of whose dtype and on whose device observations will be.
+
+        Raises:
+            ValueError: The size is out of range, or the grid too large for memory.
+        """
+        inference = cls(box.shape[-1], *rank, grid_size is None)
+        kernel = inference.kernel(prior)
+        sizes = choose_grid_size(grid_size, kernel, inference.dim)
+        grid = mesh_over(box, kernel.groups(inference.dim), sizes)
+        return inference, inference.empty(grid, prior.shape, like)
 
     def kernel(self, prior: Prior) -> GridKernel:
         """Return the kernel before it is interpolated, differentiable in the hyperparameters."""
@@ -187,6 +218,13 @@ class GridInference(Inference[Memory, GridCache]):
         """
         sizes = choose_grid_size(grid_size, self.kernel(prior), self.dim)
         return replace(self, chose_grid=False), memory.refined(memory.grid.resized(sizes))
+
+    def grown(self, memory: Memory, prior: Prior, outputs: int) -> Memory:
+        """Return the memory with classes that every label has missed; see :class:`Inference`."""
+        if not isinstance(prior.outcomes, LabelOutcomes):
+            return super().grown(memory, prior, outputs)
+        check_room(memory.grid, outputs)
+        return with_unseen_classes(memory, outputs, prior.outcomes.scores)
 
     # --- the posterior ------------------------------------------------------------------------
 

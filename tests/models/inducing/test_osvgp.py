@@ -269,8 +269,8 @@ def test_the_gradient_that_updates_follow(name: str, beta: float) -> None:
 def online_update(model: OSVGP, new: Any) -> OnlineUpdate:
     hyper = Hyperparameters(model.covar_module, model.mean_module, model.likelihood)
     inference, memory, prior = model._inference, model._memory, model._prior
-    cache = inference.present(memory, None, prior)
-    return inference._online_update(memory, cache, hyper, new, prior, moved=False)[1]
+    before = inference.current(memory, None, prior)
+    return inference._begun(before, hyper, new, prior, moved=False)[1]
 
 
 # --- learning -----------------------------------------------------------------------------------

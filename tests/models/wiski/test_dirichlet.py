@@ -27,7 +27,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import DirichletWISKI, LinearStem, OnlineLearner, pretrain
-from bo_stream.models.wiski.labels import MAX_CLASSES, DirichletScores
+from bo_stream.models.outcomes.labels import MAX_CLASSES, DirichletScores
 from tests.comparisons import (
     assert_gradient,
     assert_same_model,
@@ -345,7 +345,8 @@ def test_fantasies_of_one_draw_are_consistent_between_points() -> None:
     model = small_classifier(*labelled(4, 2))
     near = torch.tensor([[0.5, 0.5], [0.48, 0.5]], dtype=torch.float64)
     model.clear()
-    drawn = model._drawn_labels(near, sampler(4096)).squeeze(-1)
+    scores, _ = model._drawn(near, sampler(4096), model._units.drawing(model._prior, None))
+    drawn = scores.argmax(-1)
     p = model.class_probabilities(near)[0]
     agreement = (drawn[:, 0] == drawn[:, 1]).double().mean()
     assert agreement > p.square().sum() + 0.05

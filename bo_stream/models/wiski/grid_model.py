@@ -1,0 +1,8 @@
+"""The models on a grid, for functions that take any of them."""
+
+from __future__ import annotations
+
+from bo_stream.models.wiski.dirichlet import DirichletWISKI
+from bo_stream.models.wiski.grid_gp import GridGP
+
+GridModel = GridGP | DirichletWISKI
