@@ -60,6 +60,7 @@ class BayesianLastLayer(StreamingGP):
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 
+    _memory: LastLayerMemory
     _inference: LastLayerInference
 
     def __init__(
