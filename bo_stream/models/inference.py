@@ -3,15 +3,63 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
+from bo_stream.bases.basis import Basis
 from bo_stream.models.memory import MergedMemory, Observations
 from bo_stream.models.prior import Prior
-from bo_stream.process.process import PosteriorProcess
+from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.tensors import State
+
+SOLVED_ROWS = 64
+"""Larger updates drop the solved posterior."""
+
+SOLVED_OBSERVED = 192
+"""Observations after which it is solved anew, so that neither costs nor rounding errors add up."""
+
+
+@dataclass(frozen=True)
+class KeptProcess:
+    """A cache of the posterior process alone.
+
+    Attributes:
+        state: Of the hyperparameters.
+        process: The posterior.
+    """
+
+    state: State
+    process: PosteriorProcess
+
+
+@dataclass(frozen=True)
+class SolvedWeights:
+    """The posterior in the weights of features at one state of all hyperparameters.
+
+    Attributes:
+        state: Of the model.
+        process: The posterior.
+    """
+
+    state: State
+    process: WeightSpaceProcess
+
+    def can_take(self, data: Observations, basis: Basis) -> bool:
+        """Say whether a batch is small, adds, and meets the basis that was solved in."""
+        n = len(data)
+        young = self.process.weights.observed + n <= min(SOLVED_OBSERVED, basis.rank)
+        return n <= SOLVED_ROWS and young and data.sign > 0 and self.process.basis is basis
+
+    def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedWeights:
+        """Condition on a batch of standardised outcomes. Cost O(n r²)."""
+        centred = outcomes - self.process.prior_mean
+        weights = self.process.weights.observe(features, centred, noise)
+        return SolvedWeights(self.state, replace(self.process, weights=weights))
+
 
 M = TypeVar("M", bound=MergedMemory)
 C = TypeVar("C")
@@ -82,15 +130,21 @@ class Inference(ABC, Generic[M, C]):
         Differentiable in the hyperparameters, ``batch_shape x m``.
         """
 
-    @abstractmethod
     def log_marginal_likelihood(
         self, memory: M, cache: C | None, prior: Prior
     ) -> tuple[Tensor, C | None]:
-        """Return that of all observations, or its bound, ``batch_shape x m``, and the cache."""
+        """Return that of all observations, or its bound, ``batch_shape x m``, and the cache.
 
-    @abstractmethod
+        For most models the objective of a fit.
+        """
+        return self.objective(memory, cache, prior)
+
     def refitted(self, memory: M, cache: C | None, prior: Prior) -> tuple[M, C | None]:
-        """Return the memory as new hyperparameters want it, after a refit, and a cache of it."""
+        """Return the memory as new hyperparameters want it, after a refit, and a cache of it.
+
+        For most models it stays.
+        """
+        return memory, cache
 
     @abstractmethod
     def merged(self, memory: M, cache: C | None, other: M, prior: Prior) -> tuple[M, C | None]:

@@ -28,8 +28,8 @@ from bo_stream.models.decoupled.inference import (
 )
 from bo_stream.models.decoupled.learner import DecoupledLearner, Schedule
 from bo_stream.models.decoupled.memory import DecoupledMemory
+from bo_stream.models.inference import KeptProcess
 from bo_stream.models.inferred import InferredGP
-from bo_stream.models.kept_process import KeptProcess
 from bo_stream.models.latent_choice import check_transform, latent_kernel
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.stochastic.replay import DatasetReplay

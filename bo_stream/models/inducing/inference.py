@@ -27,8 +27,7 @@ from bo_stream.models.inducing.points import (
     first_points,
     moved_points,
 )
-from bo_stream.models.inference import Inference
-from bo_stream.models.kept_process import SolvedWeights
+from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup, subspace_log_marginal_likelihood
 from bo_stream.models.prior import Prior
@@ -131,12 +130,6 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         groups = self.noise_groups(told.statistics, prior)
         bound = subspace_log_marginal_likelihood(groups, prior.target_map(), covariance)
         return bound - 0.5 * self.trace_term(told.trace, prior), cache
-
-    def log_marginal_likelihood(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
-    ) -> tuple[Tensor, InducingCache | None]:
-        """Return the bound, which is never more."""
-        return self.objective(memory, cache, prior)
 
     # --- memory --------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bo_stream.likelihoods.outcome_model import check_likelihood
+from bo_stream.models.inference import KeptProcess
 from bo_stream.models.inferred import InferredGP
-from bo_stream.models.kept_process import KeptProcess
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.quadruply_stochastic.choice import (
     Chevron,

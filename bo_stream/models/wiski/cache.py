@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.models.kept_process import SolvedWeights
+from bo_stream.models.inference import SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.prior import Prior
 from bo_stream.models.wiski.learning import WHITENED_ROWS, LearningSpace, Subspace

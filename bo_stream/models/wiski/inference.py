@@ -15,8 +15,7 @@ from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh, mesh_over
 from bo_stream.bases.grid.sensitivity import prior_covariance
 from bo_stream.bases.grid.statistics import check_room
-from bo_stream.models.inference import Inference
-from bo_stream.models.kept_process import SolvedWeights
+from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.memory import Measured, Observations, WhitenedMemory
 from bo_stream.models.objective import (
     batch_log_marginal_likelihood,
