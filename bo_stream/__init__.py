@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bo_stream.models.decoupled.decoupled import DecoupledGP
     from bo_stream.models.inducing.osgpr import OSGPR
     from bo_stream.models.inducing.osvgp import OSVGP
+    from bo_stream.models.last_layer.last_layer import BayesianLastLayer
     from bo_stream.models.local.local import LocalGP
     from bo_stream.models.quadruply_stochastic.choice import (
         Chevron,
@@ -45,6 +46,7 @@ __all__ = [
     "QSGP",
     "QSRVM",
     "WISKI",
+    "BayesianLastLayer",
     "Chevron",
     "ClusteredGP",
     "CoarsePointsWarning",
@@ -95,6 +97,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "models.decoupled.decoupled": ("DecoupledGP",),
     "models.wiski.dirichlet": ("DirichletWISKI",),
     "models.wiski.heteroscedastic": ("HeteroscedasticWISKI",),
+    "models.last_layer.last_layer": ("BayesianLastLayer",),
     "models.local.local": ("LocalGP",),
     "likelihoods.outcome_model": ("LogisticLikelihood",),
     "models.inducing.osgpr": ("OSGPR",),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -15,6 +16,9 @@ from bo_stream.models.memory import MergedMemory, Observations
 from bo_stream.models.prior import Prior
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State
+
+if TYPE_CHECKING:
+    from bo_stream.models.base import StreamingGP
 
 SOLVED_ROWS = 64
 """Larger updates drop the solved posterior."""
@@ -63,6 +67,10 @@ class SolvedWeights:
 
 M = TypeVar("M", bound=MergedMemory)
 C = TypeVar("C")
+T = TypeVar("T")
+
+Solve = Callable[[Any, Any, Prior, Tensor | None], tuple[PosteriorProcess, Any]]
+"""Maps memory, cache, prior and inputs to a process and the cache that has it."""
 
 
 class Inference(ABC, Generic[M, C]):
@@ -175,3 +183,17 @@ class Inference(ABC, Generic[M, C]):
     def moved(self, memory: M, cache: C | None, device: torch.device) -> tuple[M, C | None]:
         """Return the memory on another device, and a cache of it, if that is not solved anew."""
         return memory.to(device), None
+
+
+class InferenceOption(Generic[T]):
+    """An attribute of a model that is the option of its inference of the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, model: StreamingGP | None, owner: type) -> T:
+        value: T = self if model is None else getattr(model._inference, self._name)  # type: ignore[assignment]
+        return value
+
+    def __set__(self, model: StreamingGP, value: T) -> None:
+        model._inference = replace(model._inference, **{self._name: value})  # type: ignore[type-var]
