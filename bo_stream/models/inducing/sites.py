@@ -71,7 +71,7 @@ class SiteInference(InducingInference):
                 "model anew, or forget."
             )
         before = self.current(memory, cache, prior)
-        hyper = Hyperparameters(prior.kernel, prior.mean_module, prior.likelihood)
+        hyper = prior.copied()
         steps = self.hyper_steps if data.sign > 0.0 else 0
         ascent = ConstrainedAdam(
             hyper, hyper.learned(self.fixed), self.learning_rate, memory.moments
@@ -81,14 +81,16 @@ class SiteInference(InducingInference):
             update.learn(ascent, min(ROUND, steps - first))
         hyper = hyper.rounded(next(prior.kernel.parameters()).dtype)
         now, update = self._begun(before, hyper, data, prior, moved=steps > 0)
-        after, state = replace(now.memory, whole=update.remembered(update.fit())), now.state
+        after = replace(now.memory, whole=update.remembered(update.fit()))
         if data.sign < 0.0:
             self.check_solvable(after, prior)
         if steps > 0:
             after = replace(after, moments=ascent.moments())
-            hyper.copy_to(prior.model)
-            state = state_of(prior.kernel)
-        return self.remembered(before, InducingCache(state, after, now.basis), prior)
+        after, kept = self.remembered(before, replace(now, memory=after, solved=None), prior)
+        if steps > 0:
+            prior.take_over(hyper)  # last, for what raises before leaves the model as it was
+            kept = replace(kept, state=state_of(prior.kernel))
+        return after, kept
 
     def _begun(
         self,
@@ -152,7 +154,7 @@ class OnlineUpdate:
     @cached_property
     @torch.enable_grad()
     def _view(self) -> _View:
-        """The same for fits and for gradients, whoever asks first."""
+        """Evaluate the batch once, for fits and for gradients, whoever asks first."""
         mean = self.hyper.constant(self._batch)
         targets = torch.stack((torch.ones_like(mean), -mean), -1).unsqueeze(-1)
         features = self.basis.features(self.data.X).expand(*self._batch, -1, -1)
@@ -241,7 +243,7 @@ class OnlineUpdate:
 
 @dataclass(frozen=True)
 class _View:
-    """A batch as hyperparameters have it.
+    """A batch under some hyperparameters.
 
     Attributes:
         mean: The prior mean, ``... x m x 1``.
