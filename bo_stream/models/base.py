@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -83,19 +82,17 @@ from bo_stream.models.input_transforms import (
     keeps_boxes,
 )
 from bo_stream.models.memory import Observations, Targets
+from bo_stream.models.model_file import read_model, write_model
 from bo_stream.models.outcomes.base import Drawing, Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.prior import Prior
-from bo_stream.models.trusted import Trusted, read_pickle
+from bo_stream.models.trusted import Trusted
 from bo_stream.models.warnings import NumericalEvent, NumericalLog, with_event
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
 from bo_stream.process.posteriors import Predictive, outcome_distribution
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
-from bo_stream.storage import atomic_write
 from bo_stream.tensors import keeps_tensors
-
-FILE_FORMAT = 1
 
 
 class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
@@ -1302,11 +1299,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Raises:
             OSError: The file cannot be written.
         """
-        content = {"format": FILE_FORMAT, "class": type(self).__name__, "model": self}
-        buffer = BytesIO()  # torch would hide a failed write behind an error about its archive
-        torch.save(content, buffer)
-        with atomic_write(path) as file:
-            file.write(buffer.getbuffer())
+        about = {
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "observations": self.num_observations,
+            "outputs": self.num_outputs,
+            "dimensions": self._input_dim,
+        }
+        write_model(path, self, about)
 
     @classmethod
     def load(
@@ -1332,15 +1331,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             ValueError: The file is damaged, names what is not trusted, or holds another class or
                 format.
         """
-        content = read_pickle(path, map_location, trusted)
-        if not isinstance(content, dict) or content.get("format") != FILE_FORMAT:
-            raise ValueError(f"{path} is no model file of format {FILE_FORMAT}.")
-        if content.get("class") != cls.__name__:
-            raise ValueError(f"{path} holds a {content.get('class')}, expected a {cls.__name__}.")
-        model = content.get("model")
-        if not isinstance(model, cls):
-            raise ValueError(f"{path} holds a {type(model).__name__}, expected a {cls.__name__}.")
-        return model
+        return read_model(path, cls, map_location, trusted)
 
 
 def _shifted_targets(shift: Tensor) -> Tensor:
