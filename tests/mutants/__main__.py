@@ -124,11 +124,12 @@ def verdict(mutant: Mutant, rotation: int, all_matrix: bool) -> Verdict:
 
 def failing_anyway(verdicts: Sequence[Verdict], rotation: int) -> set[str]:
     """The killing tests that fail without any mutant."""
-    tests = sorted({each.by for each in verdicts if "::" in each.by})
+    tests = sorted({each.by for each in verdicts if each.by})
     if not tests:
         return set()
     with copy_of_the_repository() as copy:
-        return set(failed(copy, ["--rotation", str(rotation), *tests]))
+        options = ["--rotation", str(rotation), "--continue-on-collection-errors"]
+        return set(failed(copy, [*options, *tests]))
 
 
 def table(verdicts: Sequence[Verdict], anyway: set[str]) -> Table:
