@@ -656,6 +656,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Noise as it depends on the inputs, or None; see :meth:`Inference.noise`."""
         if self._supposed is not None:
             return self._supposed_noise
+        if not self._inference.noise_varies:
+            return None
+        if X is not None:
+            check_finite("X", X)
         noise: NoiseAtInputs | None
         noise, self._cache = self._inference.noise(
             self._memory, self._cache, self._prior, X, process

@@ -289,7 +289,7 @@ def _noise_draft(part: GridPart, inputs: Tensor, measured: Tensor, noise: Tensor
 
 def _fitted(draft: WISKI, part: GridPart) -> WISKI:
     """A draft with hyperparameters of its own; what that took is on the record of the part."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore", GridResolutionWarning)  # of a draft nobody predicts with
         relearn(draft)
     for event in draft.numerical_log:
