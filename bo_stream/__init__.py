@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bo_stream.models.decoupled.decoupled import DecoupledGP
     from bo_stream.models.inducing.osgpr import OSGPR
     from bo_stream.models.inducing.osvgp import OSVGP
+    from bo_stream.models.last_layer.last_layer import BayesianLastLayer
     from bo_stream.models.local.local import LocalGP
     from bo_stream.models.quadruply_stochastic.choice import (
         Chevron,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
     from bo_stream.models.wiski.resolution import GridResolutionWarning
     from bo_stream.models.wiski.wiski import WISKI
+    from bo_stream.storage import describe_file
 
 __version__ = version("bo-stream")
 
@@ -45,6 +47,7 @@ __all__ = [
     "QSGP",
     "QSRVM",
     "WISKI",
+    "BayesianLastLayer",
     "Chevron",
     "ClusteredGP",
     "CoarsePointsWarning",
@@ -66,6 +69,7 @@ __all__ = [
     "ProjectionWarning",
     "RandomProjection",
     "__version__",
+    "describe_file",
     "learn_points",
     "maximise_stochastically",
     "pretrain",
@@ -95,6 +99,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "models.decoupled.decoupled": ("DecoupledGP",),
     "models.wiski.dirichlet": ("DirichletWISKI",),
     "models.wiski.heteroscedastic": ("HeteroscedasticWISKI",),
+    "models.last_layer.last_layer": ("BayesianLastLayer",),
     "models.local.local": ("LocalGP",),
     "likelihoods.outcome_model": ("LogisticLikelihood",),
     "models.inducing.osgpr": ("OSGPR",),
@@ -115,6 +120,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "MeanField",
     ),
     "models.wiski.wiski": ("WISKI",),
+    "storage": ("describe_file",),
     "allocation": (),
     "bases": (),
     "diagnostics": (),

@@ -115,8 +115,8 @@ def _difference(a: Tensor, b: Tensor) -> float:
 def compare(now: dict[str, Results | str], before: dict[str, Results | str], most: float) -> int:
     """Print the cases that differ by more than so much; how many there are."""
     differing = 0
-    for name in sorted(now.keys() | before.keys()):
-        a, b = now.get(name, "absent"), before.get(name, "absent")
+    for name in sorted(before):
+        a, b = now.get(name, "absent"), before[name]
         if isinstance(a, str) or isinstance(b, str):
             differs, said = a != b, f"{b} -> {a}"
         else:
@@ -126,7 +126,8 @@ def compare(now: dict[str, Results | str], before: dict[str, Results | str], mos
         if differs:
             differing += 1
             print(f"{name}: {said}")
-    print(f"{len(now)} cases, {differing} differ by more than {most:g}")
+    new = len(now.keys() - before.keys())
+    print(f"{len(now)} cases, {differing} differ by more than {most:g}, {new} are new")
     return differing
 
 

@@ -22,7 +22,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-FAMILIES = ("wiski", "inducing", "clustered", "decoupled", "quadruply_stochastic", "local")
+FAMILIES = (
+    "wiski",
+    "inducing",
+    "clustered",
+    "decoupled",
+    "quadruply_stochastic",
+    "local",
+    "last_layer",
+)
 """Markers of the folders of models, and of what is tested of their models elsewhere."""
 
 MOST_WORKERS = 8

@@ -45,6 +45,7 @@ from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.last_layer.last_layer import BayesianLastLayer
 from bo_stream.models.local.local import LocalGP
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
 from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
@@ -58,6 +59,7 @@ STORED_MODELS = (
     OSVGP,
     ClusteredGP,
     LocalGP,
+    BayesianLastLayer,
     HeteroscedasticWISKI,
     DecoupledGP,
     QSGP,

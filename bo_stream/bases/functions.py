@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from bo_stream.bases.inducing import KernelBasis
 from bo_stream.bases.kernels import SquaredExponential, stacked_kernel, stacked_variance
 from bo_stream.linalg import solve_lower
+from bo_stream.tensors import map_tensors
 
 
 @dataclass(frozen=True)
@@ -75,14 +75,9 @@ class InducingFunctions:
     def __len__(self) -> int:
         return self.points.shape[-2]
 
-    def map(self, rule: Callable[[Tensor], Tensor]) -> InducingFunctions:
-        """Apply a rule to the tensors."""
-        factors = None if self.log_factors is None else rule(self.log_factors)
-        return InducingFunctions(rule(self.points), factors)
-
     def rows(self, which: slice | Tensor) -> InducingFunctions:
         """Select some of the functions."""
-        return self.map(lambda tensor: tensor[..., which, :])
+        return map_tensors(self, lambda tensor: tensor[..., which, :])
 
     def followed_by(self, points: Tensor) -> InducingFunctions:
         """Append values at further points."""

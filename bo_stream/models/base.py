@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -73,6 +71,7 @@ from bo_stream.models.hyperparameters import (
     move_priors,
     subset_module,
 )
+from bo_stream.models.inference import Inference, Solve
 from bo_stream.models.input_transforms import (
     LatestInputs,
     TrainInputs,
@@ -82,20 +81,18 @@ from bo_stream.models.input_transforms import (
     check_not_train_inputs,
     keeps_boxes,
 )
-from bo_stream.models.memory import Cache, Observations, Targets
+from bo_stream.models.memory import Observations, Targets
+from bo_stream.models.model_file import read_model, write_model
 from bo_stream.models.outcomes.base import Drawing, NoiseAtInputs, Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.prior import Prior
-from bo_stream.models.trusted import Trusted, read_pickle
+from bo_stream.models.trusted import Trusted
 from bo_stream.models.warnings import NumericalEvent, NumericalLog, with_event
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
 from bo_stream.process.posteriors import Predictive, outcome_distribution
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
-from bo_stream.storage import atomic_write
-from bo_stream.tensors import State, is_in, keeps_tensors, state_of
-
-FILE_FORMAT = 1
+from bo_stream.tensors import keeps_tensors
 
 
 class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
@@ -115,10 +112,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _input_dim: int
     _process_dim: int
     _memory: Any
-    _inference: Any
-    _cache: Any
     _units: Outcomes
-    _solved: Any
+    _inference: Inference[Any, Any]
+    _cache: Any = None
     _supposed: PosteriorProcess | None
     _supposed_noise: NoiseAtInputs | None = None
     _fantasy_batch_shape: torch.Size | None = None
@@ -129,71 +125,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _latest: LatestInputs = LatestInputs()
     _outcomes_argument: ClassVar[str] = "train_Y"  # of the constructor
     _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
-
-    # --- what differs between models ---------------------------------------------------------
-
-    @keeps_tensors
-    def process(self, X: Tensor | None = None) -> PosteriorProcess:
-        """Return the posterior as a process; solved once, then kept until something changes.
-
-        The process is over transformed inputs, in transformed outcome units.
-
-        Args:
-            X: Transformed inputs, ``... x d``, that the process must be able to take.
-
-        Raises:
-            InputDataError: X is not finite.
-        """
-        if X is not None:
-            check_finite("X", X)
-        if self._supposed is not None:
-            return self._supposed
-        if self._solved is None or not is_in(self, self._solved.state):
-            self._solved = self._solve(state_of(self))
-        return self._solved.process
-
-    def _solve(self, state: State) -> Cache:
-        """The posterior of the present memory, with the present state of the hyperparameters."""
-        raise NotImplementedError
-
-    def feature_process(self, X: Tensor | None = None) -> PosteriorProcess:
-        """Return the posterior as a process in the weights of features, where the model has one.
-
-        For acquisition in feature space. A model of no features has one process only, and so has
-        one that is conditioned on hypothetical observations.
-
-        Args:
-            X: As for :meth:`process`.
-        """
-        return self.process(X)
-
-    @abstractmethod
-    def _take(self, data: Observations) -> None:
-        """Put checked observations into memory, or take them out; all or nothing."""
-
-    @abstractmethod
-    def _set_memory(self, memory: Any) -> None:
-        """Replace the memory, and drop what was derived from it."""
-
-    @abstractmethod
-    def merge(self, other: Self) -> Self:
-        """Add another model's memory to this one's."""
-
-    @abstractmethod
-    def _log_marginal_likelihood(self) -> Tensor:
-        """Differentiable in the hyperparameters, ``batch_shape x m``."""
-
-    @abstractmethod
-    def _learning_objective(self) -> Tensor:
-        """What a fit maximises beside the priors, differentiable, ``batch_shape x m``."""
-
-    def _finish_refit(self) -> None:
-        """Called when a refit ends, with the new hyperparameters: nothing, for most models."""
-        return
-
-    def _move(self, device: torch.device) -> None:
-        """Bring the memory, and what places its points, to the device of the hyperparameters."""
-        self._set_memory(self._memory.to(device))
 
     # --- construction ------------------------------------------------------------------------
 
@@ -404,6 +335,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         latest = self._latest
         self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
 
+    @torch.no_grad()
+    def _take(self, data: Observations) -> None:
+        self._memory, self._cache = self._inference.observe(
+            self._memory, self._cache, data, self._prior
+        )
+        self._refresh_fixed_noise()
+
     @keeps_tensors
     def forget(self, factor: float) -> Self:
         """Let every past observation count ``factor`` times: exponential forgetting.
@@ -421,8 +359,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._set_memory(self._memory.scale(factor))
         return self
 
-    def _begin_to_clear(self) -> None:
-        """Forget what refers to observations beside the memory.
+    def _set_memory(self, memory: Any) -> None:
+        """Replace the memory, and drop what was derived from it."""
+        self._memory, self._cache = memory, None
+
+    @keeps_tensors
+    def clear(self) -> Self:
+        """Drop all observations; hyperparameters, places and standardisation stay.
 
         Raises:
             UnsupportedError: The model supposes data.
@@ -430,6 +373,31 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._check_not_supposed("clear")
         self._units = self._units.forgotten()
         self._latest = LatestInputs()
+        self._set_memory(self._inference.cleared(self._memory, self._prior))
+        return self
+
+    @keeps_tensors
+    def merge(self, other: Self) -> Self:
+        """Add another model's memory to this one's, in place; hyperparameters stay as they are.
+
+        See the class for what is exact.
+
+        Raises:
+            UnsupportedError: Another class, shape, transform, or a model that supposes data.
+            ValueError: The memory would become too large.
+        """
+        outputs = self._units.outputs_with(getattr(other, "_units", None))
+        with self._having(outputs):
+            alike = other._of_outputs(outputs) if isinstance(other, StreamingGP) else other
+            matrix = self._targets_of(alike)
+            theirs = alike._memory.map_targets(matrix)
+            with torch.no_grad():
+                self._memory, self._cache = self._inference.merged(
+                    self._memory, self._cache, theirs, self._prior
+                )
+            self._refer_to_both(alike)
+            self._refresh_fixed_noise()
+        return self
 
     def _targets_of(self, other: Self) -> Tensor:
         """The map of another model's target columns to the merged ones, ``... x m x 2 x 2``.
@@ -786,6 +754,42 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return self._units.encode(self._outcomes, Y, Yvar, infers)
 
     # --- prediction --------------------------------------------------------------------------
+
+    @keeps_tensors
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """Return the posterior as a process; solved once, then kept until something changes.
+
+        The process is over transformed inputs, in transformed outcome units.
+
+        Args:
+            X: Transformed inputs, ``... x d``, that the process must be able to take.
+
+        Raises:
+            InputDataError: X is not finite; on a grid, too far outside.
+        """
+        return self._solved(self._inference.process, X)
+
+    @keeps_tensors
+    def feature_process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """Return the posterior as a process in the weights of features, however many rows.
+
+        For acquisition in feature space. That of most models is :meth:`process`; a model that is
+        conditioned on hypothetical observations has one process only.
+
+        Args:
+            X: As for :meth:`process`.
+        """
+        return self._solved(self._inference.feature_process, X)
+
+    def _solved(self, solve: Solve, X: Tensor | None) -> PosteriorProcess:
+        if X is not None:
+            check_finite("X", X)
+        if self._supposed is not None:
+            self._inference.check_reach(self._supposed, X)
+            return self._supposed
+        with torch.no_grad():
+            process, self._cache = solve(self._memory, self._cache, self._prior, X)
+        return process
 
     def forward(self, X: Tensor) -> MultivariateNormal:
         """The posterior at transformed inputs, in transformed units.
@@ -1205,7 +1209,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if device != self._units.shift.device:
             self._units = self._units.map(lambda value: value.to(device))
             self._latest = self._latest.to(device)
-            self._move(device)
+            self._memory, self._cache = self._inference.moved(self._memory, self._cache, device)
         return self
 
     # --- learning ----------------------------------------------------------------------------
@@ -1215,7 +1219,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Differentiable in the hyperparameters. Cost as a refit's step, whatever came before.
         """
-        return self._from_per_output(self._log_marginal_likelihood())
+        value, self._cache = self._inference.log_marginal_likelihood(
+            self._memory, self._cache, self._prior
+        )
+        return self._from_per_output(value)
 
     def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
         """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
@@ -1232,6 +1239,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         objective = self._from_per_output(self._learning_objective())
         value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
         return -value / self._from_per_output(self._counts()).clamp_min(1.0)
+
+    def _learning_objective(self) -> Tensor:
+        value, self._cache = self._inference.objective(self._memory, self._cache, self._prior)
+        return value
 
     @property
     def custom_fit(self) -> Callable[..., MarginalLogLikelihood]:
@@ -1262,7 +1273,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if mode and outcome_transform is not None:
             outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
         if was_training and not mode and self._supposed is None:
-            self._finish_refit()
+            with torch.no_grad():
+                self._memory, self._cache = self._inference.refitted(
+                    self._memory, self._cache, self._prior
+                )
         return self
 
     def _prepare_refit(self) -> None:
@@ -1317,11 +1331,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Raises:
             OSError: The file cannot be written.
         """
-        content = {"format": FILE_FORMAT, "class": type(self).__name__, "model": self}
-        buffer = BytesIO()  # torch would hide a failed write behind an error about its archive
-        torch.save(content, buffer)
-        with atomic_write(path) as file:
-            file.write(buffer.getbuffer())
+        about = {
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "observations": self.num_observations,
+            "outputs": self.num_outputs,
+            "dimensions": self._input_dim,
+        }
+        write_model(path, self, about)
 
     @classmethod
     def load(
@@ -1347,15 +1363,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             ValueError: The file is damaged, names what is not trusted, or holds another class or
                 format.
         """
-        content = read_pickle(path, map_location, trusted)
-        if not isinstance(content, dict) or content.get("format") != FILE_FORMAT:
-            raise ValueError(f"{path} is no model file of format {FILE_FORMAT}.")
-        if content.get("class") != cls.__name__:
-            raise ValueError(f"{path} holds a {content.get('class')}, expected a {cls.__name__}.")
-        model = content.get("model")
-        if not isinstance(model, cls):
-            raise ValueError(f"{path} holds a {type(model).__name__}, expected a {cls.__name__}.")
-        return model
+        return read_model(path, cls, map_location, trusted)
 
 
 def _shifted_targets(shift: Tensor) -> Tensor:

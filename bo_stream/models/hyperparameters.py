@@ -89,8 +89,8 @@ def subset_module(
     for part in copied.modules():
         if isinstance(part, Kernel) and part.batch_shape != old:
             continue  # shared by all outputs
-        if isinstance(part, InputTransform):
-            continue  # as many values as inputs, not as outputs
+        if isinstance(part, InputTransform) or not isinstance(part, Module):
+            continue  # a transform or a layer of a network: its values are not of outputs
         _subset_tensors(part, old, outputs)
         for name in ("batch_shape", "_batch_shape"):
             if part.__dict__.get(name) == old:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -13,9 +15,31 @@ from bo_stream.models.memory import MergedMemory, Observations
 from bo_stream.models.outcomes.base import NoiseAtInputs
 from bo_stream.models.prior import Prior
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.tensors import State
+
+if TYPE_CHECKING:
+    from bo_stream.models.base import StreamingGP
+
+
+@dataclass(frozen=True)
+class KeptProcess:
+    """A cache of the posterior process alone.
+
+    Attributes:
+        state: Of the hyperparameters.
+        process: The posterior.
+    """
+
+    state: State
+    process: PosteriorProcess
+
 
 M = TypeVar("M", bound=MergedMemory)
 C = TypeVar("C")
+T = TypeVar("T")
+
+Solve = Callable[[Any, Any, Prior, Tensor | None], tuple[PosteriorProcess, Any]]
+"""Maps memory, cache, prior and inputs to a process and the cache that has it."""
 
 
 class Inference(ABC, Generic[M, C]):
@@ -105,15 +129,21 @@ class Inference(ABC, Generic[M, C]):
         Differentiable in the hyperparameters, ``batch_shape x m``.
         """
 
-    @abstractmethod
     def log_marginal_likelihood(
         self, memory: M, cache: C | None, prior: Prior
     ) -> tuple[Tensor, C | None]:
-        """Return that of all observations, or its bound, ``batch_shape x m``, and the cache."""
+        """Return that of all observations, or its bound, ``batch_shape x m``, and the cache.
 
-    @abstractmethod
+        For most models the objective of a fit.
+        """
+        return self.objective(memory, cache, prior)
+
     def refitted(self, memory: M, cache: C | None, prior: Prior) -> tuple[M, C | None]:
-        """Return the memory as new hyperparameters want it, after a refit, and a cache of it."""
+        """Return the memory as new hyperparameters want it, after a refit, and a cache of it.
+
+        For most models it stays.
+        """
+        return memory, cache
 
     @abstractmethod
     def merged(self, memory: M, cache: C | None, other: M, prior: Prior) -> tuple[M, C | None]:
@@ -144,3 +174,17 @@ class Inference(ABC, Generic[M, C]):
     def moved(self, memory: M, cache: C | None, device: torch.device) -> tuple[M, C | None]:
         """Return the memory on another device, and a cache of it, if that is not solved anew."""
         return memory.to(device), None
+
+
+class InferenceOption(Generic[T]):
+    """An attribute of a model that is the option of its inference of the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, model: StreamingGP | None, owner: type) -> T:
+        value: T = self if model is None else getattr(model._inference, self._name)  # type: ignore[assignment]
+        return value
+
+    def __set__(self, model: StreamingGP, value: T) -> None:
+        model._inference = replace(model._inference, **{self._name: value})  # type: ignore[type-var]

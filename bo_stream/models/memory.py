@@ -223,7 +223,7 @@ class WhitenedMemory:
         return self.known.noise_sum / torch.where(self.known.count > 0, self.known.count, 1.0)
 
     def select(self, outputs: list[int]) -> WhitenedMemory:
-        """Copy the memory of some of the outputs, where each has a gram of its own."""
+        """Copy the memory of some of the outputs."""
         return self.map(lambda statistics: _of_outputs(statistics, outputs))
 
     def leading(self, rank: int) -> WhitenedMemory:
@@ -273,7 +273,9 @@ def _leading(statistics: Whitened, rank: int) -> Whitened:
 
 
 def _of_outputs(statistics: Whitened, outputs: list[int]) -> Whitened:
-    return _replaced(statistics, statistics.gram[..., outputs, :, :], outputs)
+    gram = statistics.gram
+    shared = gram.shape[-3] < statistics.moment.shape[-3]
+    return _replaced(statistics, gram if shared else gram[..., outputs, :, :], outputs)
 
 
 def _select(statistics: NodeStatistics, outputs: list[int]) -> NodeStatistics:

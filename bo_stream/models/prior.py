@@ -62,12 +62,9 @@ class Prior:
         """Copy the hyperparameters in float64, to move them apart from the model."""
         return Hyperparameters(self.kernel, self.mean_module, self.likelihood)
 
-    @torch.no_grad()
     def take_over(self, hyper: Hyperparameters) -> None:
         """Set the model's hyperparameters to others, which are rounded to its dtype."""
-        dtype = next(self.kernel.parameters()).dtype
-        for name, value in hyper.rounded(dtype).named_parameters():
-            self.model.get_parameter(name).copy_(value)
+        hyper.rounded(next(self.kernel.parameters()).dtype).copy_to(self.model)
 
     @property
     def shape(self) -> torch.Size:

@@ -34,6 +34,8 @@ from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.last_layer.last_layer import BayesianLastLayer
+from bo_stream.models.last_layer.network import default_network
 from bo_stream.models.local.local import LocalGP
 from bo_stream.models.quadruply_stochastic.choice import Chevron, FourierFeatures, InducingAtData
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
@@ -258,6 +260,27 @@ def _decoupled(
     return build
 
 
+def _last_layer(window: int, **options: Any) -> Callable[[Observations], BayesianLastLayer]:
+    """A factory of models of few features that hold so many rows."""
+
+    def build(data: Observations) -> BayesianLastLayer:
+        network, chosen = default_network(DIM, 6), {k: v(data) for k, v in options.items()}
+        defaults = {"network": network, "train_Yvar": data.Yvar, "window": window}
+        return BayesianLastLayer(data.X, data.Y, **{**defaults, **chosen})
+
+    return build
+
+
+def _unlearned(_: Observations) -> torch.nn.Module:
+    """A network of buffers, whose features stay when hyperparameters move."""
+    network = default_network(DIM, 6)
+    for layer in network:
+        for name, value in list(layer.named_parameters()):
+            delattr(layer, name)
+            layer.register_buffer(name, value.detach())
+    return network
+
+
 @cache
 def _wide_tree() -> CoverTree:
     """So dense that no further input gets a centre of its own."""
@@ -418,6 +441,30 @@ CASES: tuple[Case, ...] = (
         blended=True,
         settings=(Setting(batch_shape=(2,)),),
     ),
+    Case("BayesianLastLayer", _last_layer(40), settings=EVERY_SETTING),
+    Case("BayesianLastLayer, known noise", _last_layer(40), noise="known"),
+    Case(
+        "BayesianLastLayer, known noise in part",
+        _last_layer(
+            40, likelihood=lambda data: GaussianLikelihood(batch_shape=_parameter_shape(data))
+        ),
+        noise="mixed",
+    ),
+    Case(
+        "BayesianLastLayer, no rows held",
+        _last_layer(0, network=_unlearned),
+        settings=EVERY_SETTING,
+    ),
+    Case(
+        "BayesianLastLayer, no rows held, known noise in part",
+        _last_layer(
+            0,
+            network=_unlearned,
+            likelihood=lambda data: GaussianLikelihood(batch_shape=_parameter_shape(data)),
+        ),
+        noise="mixed",
+    ),
+    Case("BayesianLastLayer, few rows held", _last_layer(7), residual=True, rows=True),
     Case("OSVGP, Gaussian", _osvgp(_gaussian_likelihood), residual=True),
     Case(
         "OSVGP, learning",

@@ -44,6 +44,7 @@ FAMILIES = {
     "QSGP": "quadruply_stochastic",
     "QSRVM": "quadruply_stochastic",
     "LocalGP": "local",
+    "BayesianLastLayer": "last_layer",
 }
 """The family of each model, which is also the marker of its tests."""
 

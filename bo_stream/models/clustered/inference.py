@@ -181,12 +181,6 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         groups = prior.noise_groups(memory.statistics)
         return clustered_log_marginal_likelihood(groups, prior.target_map(), K), cache
 
-    def log_marginal_likelihood(
-        self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
-    ) -> tuple[Tensor, SolvedClusters | None]:
-        """Return the objective."""
-        return self.objective(memory, cache, prior)
-
     def frozen_prior(self, memory: ClusterMemory, prior: Prior) -> tuple[Tensor, Tensor]:
         """Return centres and their covariance without gradients; see :meth:`centres_and_prior`."""
         kernel, outputs = prior.kernel, prior.num_outputs

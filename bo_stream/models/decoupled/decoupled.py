@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.functions import check_factors
 from bo_stream.likelihoods.outcome_model import check_likelihood
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.decoupled.growth import Growth
 from bo_stream.models.decoupled.inference import (
     DecoupledInference,
@@ -28,8 +29,6 @@ from bo_stream.models.decoupled.inference import (
 )
 from bo_stream.models.decoupled.learner import DecoupledLearner, Schedule
 from bo_stream.models.decoupled.memory import DecoupledMemory
-from bo_stream.models.inferred import InferredGP
-from bo_stream.models.kept_process import KeptProcess
 from bo_stream.models.latent_choice import check_transform, latent_kernel
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.stochastic.replay import DatasetReplay
@@ -39,7 +38,7 @@ from bo_stream.models.stochastic.training import Training, check_limits, train
 Preconditioner = Literal["block", "jacobi"]
 
 
-class DecoupledGP(InferredGP[DecoupledMemory, KeptProcess]):
+class DecoupledGP(StreamingGP):
     """A variational Gaussian process with thousands of basis functions for its mean.
 
     The mean is ``k(x, α) a`` and the covariance ``k − k_xβ (B⁻¹ + K_β)⁻¹ k_βx``, in two bases α and
@@ -74,6 +73,7 @@ class DecoupledGP(InferredGP[DecoupledMemory, KeptProcess]):
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 
+    _memory: DecoupledMemory
     _inference: DecoupledInference
 
     def __init__(

@@ -36,8 +36,7 @@ from bo_stream.models.decoupled.posterior import (
     Spread,
 )
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.inference import Inference
-from bo_stream.models.kept_process import KeptProcess
+from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
 from bo_stream.models.stochastic.replay import ROWS, Batch, StreamReplay, generator_at
@@ -191,12 +190,6 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         """
         return DecoupledLearner(memory, prior, self.growth, self.schedule, growing)
 
-    def refitted(
-        self, memory: DecoupledMemory, cache: KeptProcess | None, prior: Prior
-    ) -> tuple[DecoupledMemory, KeptProcess | None]:
-        """Return the same memory: variational parameters move by steps alone."""
-        return memory, cache
-
     def merged(
         self,
         memory: DecoupledMemory,
@@ -262,12 +255,6 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         replay = memory.replay
         batches = replay.outcomes(prior, hyper.likelihood)
         return exact_bound(Expanded.of(memory.posterior, hyper), batches, replay.weight)
-
-    def log_marginal_likelihood(
-        self, memory: DecoupledMemory, cache: KeptProcess | None, prior: Prior
-    ) -> tuple[Tensor, KeptProcess | None]:
-        """Return the bound on it."""
-        return self.objective(memory, cache, prior)
 
     def estimate(self, memory: DecoupledMemory, prior: Prior, generator: torch.Generator) -> Tensor:
         """Draw an unbiased estimate of the bound, ``batch_shape x m``, at the cost of a step.

@@ -27,6 +27,7 @@ from bo_stream.models.prior import Prior
 from bo_stream.models.stochastic.optimisers import Ascent
 from bo_stream.models.stochastic.replay import Batch, generator_at
 from bo_stream.models.stochastic.training import all_finite
+from bo_stream.tensors import map_tensors
 
 _RENEWED = 10
 """Steps after which eigenfunctions are sought anew: the kernel has moved."""
@@ -147,7 +148,7 @@ class DecoupledLearner:
     @property
     def is_valid(self) -> bool:
         """Whether all that steps move is finite, and positive where it has to be."""
-        return self.hyper.are_valid and all_finite(self._memory.posterior.map)
+        return self.hyper.are_valid and all_finite(self._memory.posterior)
 
     def learned_state(self) -> _State:
         """The memory, which is a value, and copies of the hyperparameters."""
@@ -315,7 +316,7 @@ class Leaves(Module):
     def moved(self, posterior: DecoupledPosterior) -> DecoupledPosterior:
         """A posterior whose other tensors have moved, with these as they are now."""
         self._posterior = posterior
-        return self.planted().map(lambda tensor: tensor.detach().clone())
+        return map_tensors(self.planted(), lambda tensor: tensor.detach().clone())
 
 
 def _ascent_of(leaves: Leaves, rate: float, moments: Moments | None) -> Ascent:
@@ -365,7 +366,7 @@ def natural_step(
         rate: Size of the step of β's weights, in (0, 1].
         mean_rate: Of the mean's coefficients; None: they stay.
     """
-    there, posterior = draw.there, draw.expanded.posterior.map(torch.detach)
+    there, posterior = draw.there, map_tensors(draw.expanded.posterior, torch.detach)
     sites, _ = local_sites(expected, there.mean.detach(), there.variance.detach())
     if isinstance(posterior.spread, HybridSpread):
         spread = _moved_weights(draw, posterior.spread, sites, rate)

@@ -12,6 +12,7 @@ from torch import Tensor
 from bo_stream.models.decoupled.posterior import DecoupledPosterior
 from bo_stream.models.hyperparameters import subset_moments
 from bo_stream.models.stochastic.replay import HoldsRows, Replay
+from bo_stream.tensors import map_tensors
 
 Moments = dict[str, Any]
 
@@ -57,7 +58,7 @@ class DecoupledMemory(HoldsRows):
         index = torch.tensor(outputs, device=self.posterior.coefficients.device)
         return replace(
             self,
-            posterior=self.posterior.map(lambda t: t.index_select(len(lead), index)),
+            posterior=map_tensors(self.posterior, lambda t: t.index_select(len(lead), index)),
             replay=self.replay.select(outputs),
             hyper_moments=hyper and subset_moments(hyper, torch.Size(lead), of, outputs),
             leaf_moments=leaves and _of_outputs(leaves, len(lead), outputs),
@@ -68,7 +69,7 @@ class DecoupledMemory(HoldsRows):
         hyper, leaves = self.hyper_moments, self.leaf_moments
         return replace(
             self,
-            posterior=self.posterior.map(lambda t: t.to(device)),
+            posterior=map_tensors(self.posterior, lambda t: t.to(device)),
             replay=self.replay.to(device),
             hyper_moments=hyper and _on(hyper, device),
             leaf_moments=leaves and _on(leaves, device),

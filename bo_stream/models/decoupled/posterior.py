@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,10 +44,6 @@ class Spread(ABC):
     def widened(self, kernel: Kernel, functions: InducingFunctions, outputs: int) -> Spread:
         """With room for further functions, which say little or nothing so far."""
 
-    @abstractmethod
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Spread:
-        """A rule for the tensors, whose first dimensions are ``... x m``."""
-
 
 @dataclass(frozen=True)
 class DirectSpread(Spread):
@@ -88,10 +83,6 @@ class DirectSpread(Spread):
         variance = functions.variance(kernel, outputs).expand(functions.points.shape[:-1])
         new = variance.sqrt() if self.jacobi else variance.rsqrt()
         return replace(self, root=_block_diagonal(self.root, torch.diag_embed(new)))
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> DirectSpread:
-        """A rule for L."""
-        return replace(self, root=rule(self.root))
 
 
 @dataclass(frozen=True)
@@ -134,10 +125,6 @@ class HybridSpread(Spread):
             _block_diagonal(self.gram, empty),
         )
 
-    def map(self, rule: Callable[[Tensor], Tensor]) -> HybridSpread:
-        """A rule for both tensors."""
-        return HybridSpread(rule(self.moment), rule(self.gram))
-
 
 @dataclass(frozen=True)
 class SpectralSpread(HybridSpread):
@@ -158,10 +145,6 @@ class SpectralSpread(HybridSpread):
     def expansion(self, basis: FunctionBasis) -> Tensor:
         """What values at β each feature is made of, ``... x m x S x M``: ``L F⁻ᵀ``."""
         return solve_lower(basis.factor, self.combination.mT).mT
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> SpectralSpread:
-        """A rule for the tensors."""
-        return SpectralSpread(rule(self.moment), rule(self.gram), rule(self.combination))
 
 
 @dataclass(frozen=True)
@@ -193,16 +176,6 @@ class DecoupledPosterior:
         if self.jacobi:
             a = a * self.alpha.variance(kernel, outputs)
         return replace(self, coefficients=a)
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> DecoupledPosterior:
-        """A rule for all tensors, whose first dimensions are ``... x m``."""
-        return replace(
-            self,
-            alpha=self.alpha.map(rule),
-            coefficients=rule(self.coefficients),
-            beta=self.beta.map(rule),
-            spread=self.spread.map(rule),
-        )
 
     def with_mean_values(self, points: Tensor) -> DecoupledPosterior:
         """With values at further points, ``... x m x k x d``, in α; the mean stays."""

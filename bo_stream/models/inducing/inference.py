@@ -162,12 +162,6 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         bound = subspace_log_marginal_likelihood(groups, prior.target_map(), covariance)
         return bound - 0.5 * self.trace_term(told.trace, prior), cache
 
-    def log_marginal_likelihood(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
-    ) -> tuple[Tensor, InducingCache | None]:
-        """Return the bound, which is never more."""
-        return self.objective(memory, cache, prior)
-
     # --- memory --------------------------------------------------------------------------------
 
     def merged(

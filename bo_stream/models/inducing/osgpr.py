@@ -15,23 +15,23 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator, checked_number
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     CollapsedInference,
-    InducingCache,
     first_memory,
 )
 from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.inducing.points import check_allocator, check_cap, check_points
-from bo_stream.models.inferred import InferenceOption, InferredGP
+from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
 
 WINDOW = 512
 """Rows that are held beside the statistics."""
 
 
-class OSGPR(InferredGP[InducingMemory, InducingCache]):
+class OSGPR(StreamingGP):
     """Streaming sparse regression at inducing points, for any kernel and any number of inputs.
 
     The memory are the data's sufficient statistics in the process's values at M inducing points Z.
@@ -67,6 +67,7 @@ class OSGPR(InferredGP[InducingMemory, InducingCache]):
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 
+    _memory: InducingMemory
     _inference: CollapsedInference
     max_points = InferenceOption[int]()
     window = InferenceOption[int]()

@@ -14,17 +14,18 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.likelihoods.outcome_model import check_likelihood
-from bo_stream.models.inducing.inference import MAX_POINTS, InducingCache, first_memory
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.inducing.inference import MAX_POINTS, first_memory
 from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.inducing.points import check_allocator
 from bo_stream.models.inducing.sites import SiteInference
-from bo_stream.models.inferred import InferenceOption, InferredGP
+from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.latent_choice import check_steps, check_transform, latent_kernel
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 
 
-class OSVGP(InferredGP[InducingMemory, InducingCache]):
+class OSVGP(StreamingGP):
     """Streaming sparse inference for outcomes that are not normal: labels, counts, outliers.
 
     An outcome enters the memory as a Gaussian *site* at its function value, found by natural
@@ -60,6 +61,7 @@ class OSVGP(InferredGP[InducingMemory, InducingCache]):
         >>> model.update(new_X, new_labels).predictive(test_X).mean
     """
 
+    _memory: InducingMemory
     _inference: SiteInference
     _units: LikelihoodOutcomes
     max_points = InferenceOption[int]()

@@ -101,12 +101,6 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         dim, device = memory.rows.X.shape[-1], memory.entered.device
         return LocalMemory.empty(memory.entered.shape[1:], self.max_size, dim, device)
 
-    def refitted(
-        self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
-    ) -> tuple[LocalMemory, LocalCache | None]:
-        """Leave observations where they were put."""
-        return memory, cache
-
     def process(
         self,
         memory: LocalMemory,
@@ -153,12 +147,6 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         logs = rows.weight * (2.0 * math.pi * variance).log()
         each = -0.5 * (logs + white.square()) - factor.diagonal(dim1=-2, dim2=-1).log()
         return each.sum(-1).sum(0), cache
-
-    def log_marginal_likelihood(
-        self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
-    ) -> tuple[Tensor, LocalCache | None]:
-        """Return the objective: that of the data held."""
-        return self.objective(memory, cache, prior)
 
 
 def _state(prior: Prior) -> State:

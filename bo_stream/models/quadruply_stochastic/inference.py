@@ -21,8 +21,7 @@ from torch import Tensor
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.sampled import SampledBasis
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
-from bo_stream.models.inference import Inference
-from bo_stream.models.kept_process import KeptProcess
+from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
 from bo_stream.models.quadruply_stochastic.choice import Schedule
@@ -172,12 +171,6 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         train(learner, steps, None, progress=False)
         return replace(after, progress=learner.progress), None
 
-    def refitted(
-        self, memory: Memory, cache: KeptProcess | None, prior: Prior
-    ) -> tuple[Memory, KeptProcess | None]:
-        """Return the same memory: weights move by steps alone."""
-        return memory, cache
-
     def merged(
         self, memory: Memory, cache: KeptProcess | None, other: Memory, prior: Prior
     ) -> NoReturn:
@@ -250,12 +243,6 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         apart = full_divergence(process.basis, posterior, measured)
         batches = replay.outcomes(prior, prior.likelihood)
         return full_bound(process, batches, replay.weight, apart), cache
-
-    def log_marginal_likelihood(
-        self, memory: Memory, cache: KeptProcess | None, prior: Prior
-    ) -> tuple[Tensor, KeptProcess | None]:
-        """Return the bound on it."""
-        return self.objective(memory, cache, prior)
 
     def estimate(self, memory: Memory, prior: Prior, generator: torch.Generator | None) -> Tensor:
         """Draw an unbiased estimate of the bound, ``m``, from the data and functions of a step.

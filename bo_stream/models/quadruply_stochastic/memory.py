@@ -23,6 +23,7 @@ from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, Induci
 from bo_stream.models.quadruply_stochastic.sampled_gradient import ControlPoints
 from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior
 from bo_stream.models.stochastic.replay import Batch, HoldsRows, Replay
+from bo_stream.tensors import map_tensors
 
 _TINY = 1e-20
 
@@ -154,15 +155,8 @@ class Progress:
         return cls(posterior, moved, scaled, precisions=precisions)
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> Progress:
-        """A rule for all tensors of the weights, ``m x ...``, without support points."""
-        return replace(
-            self,
-            posterior=self.posterior.map(rule),
-            moved=AdaGrad(rule(self.moved.squares)),
-            scaled=AdaGrad(rule(self.scaled.squares)),
-            control=None,
-            precisions=None if self.precisions is None else rule(self.precisions),
-        )
+        """Apply a rule to all tensors of the weights, ``m x ...``; support points are left out."""
+        return map_tensors(replace(self, control=None), rule)
 
     def grown(self, first: Progress) -> Progress:
         """With further functions, as another progress has them before its first step."""

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bo_stream.likelihoods.outcome_model import check_likelihood
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_instance
-from bo_stream.models.inferred import InferredGP
-from bo_stream.models.kept_process import KeptProcess
 from bo_stream.models.latent_choice import latent_kernel
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.quadruply_stochastic.choice import (
@@ -47,7 +46,7 @@ from bo_stream.models.stochastic.replay import DatasetReplay
 from bo_stream.models.stochastic.training import Training
 
 
-class QSGP(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
+class QSGP(StreamingGP):
     """A weighted sum of very many functions, learned from a few of them and a few data a step.
 
     Weights have a normal posterior, whose bound and gradient are estimated without bias from a
@@ -77,6 +76,7 @@ class QSGP(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 
+    _memory: QuadruplyStochasticMemory
     _inference: QuadruplyStochasticInference
 
     def __init__(

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bo_stream.likelihoods.outcome_model import check_likelihood
-from bo_stream.models.inferred import InferredGP
-from bo_stream.models.kept_process import KeptProcess
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.quadruply_stochastic.choice import (
     Chevron,
@@ -47,7 +46,7 @@ RELEVANT = 1e4
 """Precisions below it are finite. [Evans2020, section I.3]"""
 
 
-class QSRVM(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
+class QSRVM(StreamingGP):
     """A weighted sum of kernel functions at the data, of which most weights become zero.
 
     Each weight has a prior precision of its own, which is learned; where it goes to infinity the
@@ -68,6 +67,7 @@ class QSRVM(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
         >>> model.relevance_vectors
     """
 
+    _memory: QuadruplyStochasticMemory
     _inference: QuadruplyStochasticInference
 
     def __init__(

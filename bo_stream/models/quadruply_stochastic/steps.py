@@ -78,7 +78,7 @@ class Steps:
     @property
     def is_valid(self) -> bool:
         """Whether all that steps move is finite, and positive where it has to be. Cost O(p)."""
-        return self.hyper.are_valid and all_finite(self.progress.posterior.map)
+        return self.hyper.are_valid and all_finite(self.progress.posterior)
 
     def learned_state(self) -> tuple[Progress, dict[str, Any]]:
         """A copy of all that steps change. Cost O(p)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -60,11 +60,6 @@ class ChevronPosterior:
     def is_measured(self) -> bool:
         """Whether Proposition 1 gives the diagonal beyond the first k entries."""
         return self.mean_squares is not None
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> ChevronPosterior:
-        """A rule for all tensors."""
-        squares = None if self.mean_squares is None else rule(self.mean_squares)
-        return ChevronPosterior(rule(self.coefficients), rule(self.log_scale), squares)
 
     def learned_scale(self, index: Tensor) -> Tensor:
         """What is learned of the diagonal, ``m x k``; zeros where it is not."""

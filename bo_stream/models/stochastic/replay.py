@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self, cast
 
@@ -17,6 +17,7 @@ from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb
 from bo_stream.models.prior import Prior
 from bo_stream.sufficient_statistics import target_columns
+from bo_stream.tensors import map_tensors
 
 ROWS = 2048
 """Observations that a bound of all of them visits at a time."""
@@ -45,13 +46,9 @@ class Batch:
         """Outcomes, ``batch_shape x m x n``."""
         return self.Y.mT
 
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Batch:
-        """A rule for both tensors."""
-        return Batch(rule(self.X), rule(self.Y))
-
     def rows(self, which: slice | Tensor) -> Batch:
         """Some of them."""
-        return self.map(lambda tensor: tensor[..., which, :])
+        return map_tensors(self, lambda tensor: tensor[..., which, :])
 
 
 class Replay(ABC):
@@ -251,7 +248,7 @@ class StreamReplay(Replay):
             result[..., : self.size, :] = tensor[..., : self.size, :]
             return result
 
-        return _Rows(self.room.data.map(wider), self.size)
+        return _Rows(map_tensors(self.room.data, wider), self.size)
 
     def _sampled(self, new: Batch) -> StreamReplay:
         """A full sample after more observations."""
@@ -267,7 +264,7 @@ class StreamReplay(Replay):
         seen = self.seen + len(new)
         if not kept:
             return replace(self, seen=seen)
-        data = self.room.data.map(torch.clone)
+        data = map_tensors(self.room.data, torch.clone)
         to, of = (torch.tensor(list(part)) for part in (kept.keys(), kept.values()))
         for whole, part in ((data.X, new.X), (data.Y, new.Y)):
             whole[..., to.to(whole.device), :] = part[..., of.to(part.device), :]
@@ -281,7 +278,8 @@ class StreamReplay(Replay):
 
     def to(self, device: torch.device) -> StreamReplay:
         """On another device."""
-        return replace(self, room=_Rows(self.room.data.map(lambda t: t.to(device)), self.size))
+        data = map_tensors(self.room.data, lambda tensor: tensor.to(device))
+        return replace(self, room=_Rows(data, self.size))
 
 
 @dataclass(frozen=True)
@@ -351,7 +349,7 @@ class DatasetReplay(Replay):
     def in_units(self, rows: Batch, prior: Prior) -> Batch:
         """Check and transform rows as the model does in an update."""
         model = prior.model
-        rows = rows.map(lambda tensor: tensor.to(model.train_targets))
+        rows = map_tensors(rows, lambda tensor: tensor.to(model.train_targets))
         targets, _ = model.standardized(rows.X, rows.Y)
         return Batch(model.coordinates(rows.X).double(), targets.mT)
 
@@ -370,7 +368,7 @@ class DatasetReplay(Replay):
 
     def to(self, device: torch.device) -> DatasetReplay:
         """Rows are put there when they are read."""
-        return replace(self, like=self.like.map(lambda t: t.to(device)))
+        return replace(self, like=map_tensors(self.like, lambda t: t.to(device)))
 
 
 def _pair(dataset: Dataset[Any], i: int) -> Batch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from statistics import fmean, pstdev
@@ -24,6 +24,8 @@ from rich.progress import (
     track,
 )
 from torch import Tensor
+
+from bo_stream.tensors import map_tensors
 
 DEFAULT_STEPS = 2000
 """Steps of a training that is given neither steps nor seconds. Source: [Cheng2017, section 4]."""
@@ -82,19 +84,15 @@ class Trainable(Protocol):
         ...
 
 
-def all_finite(map_tensors: Callable[[Callable[[Tensor], Tensor]], object]) -> bool:
-    """Whether all numbers of a value are.
-
-    Args:
-        map_tensors: The value's ``map``, which applies a rule to all its tensors.
-    """
+def all_finite(value: object) -> bool:
+    """Say whether all tensors of a value are finite; see :func:`map_tensors`."""
     finite = list[bool]()
 
     def look(tensor: Tensor) -> Tensor:
         finite.append(bool(tensor.isfinite().all()))
         return tensor
 
-    map_tensors(look)
+    map_tensors(value, look)
     return all(finite)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from bo_stream.bases.grid.mesh import Sizes
 from bo_stream.bases.grid.resolution import interpolation_error
 from bo_stream.bases.stems import Stem
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import (
     check_rank,
     choose_box,
@@ -24,7 +25,7 @@ from bo_stream.models.construction import (
     stretch_lengthscale,
     warn_of_scaling,
 )
-from bo_stream.models.inferred import InferenceOption, InferredGP
+from bo_stream.models.inference import InferenceOption
 from bo_stream.models.wiski.cache import Whitening
 from bo_stream.models.wiski.heteroscedastic_inference import (
     FIRST_ROWS,
@@ -39,7 +40,7 @@ from bo_stream.models.wiski.wiski import WISKI
 from bo_stream.tensors import keeps_tensors
 
 
-class HeteroscedasticWISKI(InferredGP[HeteroscedasticMemory, HeteroscedasticCache]):
+class HeteroscedasticWISKI(StreamingGP):
     """A streaming Gaussian process on a grid whose noise depends on the inputs.
 
     A second grid model, ``noise_model``, learns the log noise variance g from the log squared
@@ -69,6 +70,7 @@ class HeteroscedasticWISKI(InferredGP[HeteroscedasticMemory, HeteroscedasticCach
     """
 
     rounds = InferenceOption[int]()
+    _memory: HeteroscedasticMemory
     _inference: HeteroscedasticInference
 
     def __init__(

@@ -16,20 +16,21 @@ from torch import Tensor
 from bo_stream.bases.grid.mesh import Sizes
 from bo_stream.bases.grid.resolution import interpolation_error
 from bo_stream.bases.stems import Stem
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import (
     check_rank,
     choose_box,
     stretch_lengthscale,
     warn_of_scaling,
 )
-from bo_stream.models.inferred import InferenceOption, InferredGP
-from bo_stream.models.wiski.cache import GridCache, Whitening
+from bo_stream.models.inference import InferenceOption
+from bo_stream.models.wiski.cache import Whitening
 from bo_stream.models.wiski.inference import GridInference, Memory
 from bo_stream.models.wiski.resolution import GridSize, check_dim
 from bo_stream.tensors import keeps_tensors
 
 
-class WISKI(InferredGP[Memory, GridCache]):
+class WISKI(StreamingGP):
     """A streaming Gaussian process on grids, for few inputs, or more in a sum or through a stem.
 
     The kernel is interpolated from a grid, ``k̃(x, x') = w(x)ᵀ K w(x')`` with K a Kronecker product
@@ -69,6 +70,7 @@ class WISKI(InferredGP[Memory, GridCache]):
 
     tolerance = InferenceOption[float]()
     max_rank = InferenceOption[int]()
+    _memory: Memory
     _inference: GridInference
 
     def __init__(

@@ -24,6 +24,7 @@ from bo_stream.models.decoupled.posterior import (
 )
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.stochastic.replay import generator_at
+from bo_stream.tensors import map_tensors
 from tests.comparisons import assert_gradient
 from tests.oracles.decoupled import DecoupledOracle, hybrid_divergence
 from tests.oracles.kernels import averaged_kernel, dense_kernel
@@ -310,14 +311,14 @@ def test_no_covariance_basis_is_kernel_ridge_regression(parametrization: str) ->
 
 def leaves(posterior: DecoupledPosterior) -> list[Tensor]:
     found: list[Tensor] = []
-    posterior.map(lambda tensor: found.append(tensor) or tensor)
+    map_tensors(posterior, lambda tensor: found.append(tensor) or tensor)
     return found
 
 
 def draw_with_gradient(model: DecoupledGP, generator: torch.Generator | None) -> Tensor:
     """The bound, or a draw of it, and all its gradients, in one vector."""
     memory = model._memory
-    posterior = memory.posterior.map(lambda t: t.detach().clone().requires_grad_())
+    posterior = map_tensors(memory.posterior, lambda t: t.detach().clone().requires_grad_())
     hyper = Hyperparameters(model.covar_module, model.mean_module, model.likelihood)
     hyper.requires_grad_(True)
     m = posterior.coefficients.shape[-2]

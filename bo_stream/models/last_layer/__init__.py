@@ -1,0 +1,1 @@
+"""Bayesian linear regression on the last features of a network that is learned along."""

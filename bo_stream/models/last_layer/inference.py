@@ -1,0 +1,237 @@
+"""Exact Bayesian linear regression on a network's features, and the steps that learn these."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from bo_stream.bases.differentiable_kernel import in_dtype
+from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.inference import Inference
+from bo_stream.models.last_layer.memory import Carried, LastLayerMemory
+from bo_stream.models.last_layer.network import LayerBasis, layer_features
+from bo_stream.models.memory import Observations, Whitened, WhitenedMemory
+from bo_stream.models.prior import Prior
+from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.tensors import State
+from bo_stream.weights import log_marginal_likelihood, solve
+
+FEW = 32
+"""Observations of an update by which a solved posterior is conditioned; by more it is dropped."""
+
+AGE = 128
+"""Observations by which it is conditioned before it is solved anew."""
+
+
+@dataclass(frozen=True)
+class SolvedLayer:
+    """The posterior process at one state of all hyperparameters.
+
+    Attributes:
+        state: Of the model.
+        process: The posterior.
+    """
+
+    state: State
+    process: WeightSpaceProcess
+
+    def can_take(self, data: Observations) -> bool:
+        """Whether a batch is small and adds, and few were taken since the posterior was solved."""
+        n, weights = len(data), self.process.weights
+        return data.sign > 0 and n <= FEW and weights.observed + n <= AGE
+
+    def after(self, data: Observations, features: Tensor, prior: Prior) -> SolvedLayer:
+        """The posterior after a batch of features φ. Cost O(n r²)."""
+        process, (outcomes, noise) = self.process, prior.standardized(data)
+        basis: Any = process.basis
+        z = features * basis.scale[..., None, None]
+        weights = process.weights.observe(z, outcomes - process.prior_mean, noise)
+        return replace(self, process=replace(process, weights=weights))
+
+
+@dataclass(frozen=True)
+class LastLayerInference(Inference[LastLayerMemory, SolvedLayer]):
+    """Weights of the features φ have the prior N(0, s² I); given the network all is conjugate."""
+
+    def observe(
+        self,
+        memory: LastLayerMemory,
+        cache: SolvedLayer | None,
+        data: Observations,
+        prior: Prior,
+    ) -> tuple[LastLayerMemory, SolvedLayer | None]:
+        """Add a batch to the statistics, in the features of the network as it is now. O(n r²)."""
+        memory = memory.at(network_of(prior))
+        features = memory.features(data.X)
+        after = memory.after(data, features)
+        if cache is None or not cache.can_take(data) or not prior.is_in(cache.state):
+            return after, None
+        return after, cache.after(data, features, prior)
+
+    def process(
+        self,
+        memory: LastLayerMemory,
+        cache: SolvedLayer | None,
+        prior: Prior,
+        X: Tensor | None = None,
+    ) -> tuple[PosteriorProcess, SolvedLayer]:
+        """Solve for the weights, in O(r³), unless kept."""
+        if cache is None or not prior.is_in(cache.state):
+            cache = SolvedLayer(prior.state(), self._solve(memory.at(network_of(prior)), prior))
+        return cache.process, cache
+
+    def _solve(self, memory: LastLayerMemory, prior: Prior) -> WeightSpaceProcess:
+        scale = weight_scale(prior, memory.rank)
+        basis = LayerBasis(memory.network, scale, memory.rank)
+        weights = solve(prior.evidence(whitened(memory.statistics, scale)))
+        return WeightSpaceProcess(basis, weights, prior.mean.unsqueeze(-1).clone())
+
+    def objective(
+        self, memory: LastLayerMemory, cache: SolvedLayer | None, prior: Prior
+    ) -> tuple[Tensor, SolvedLayer | None]:
+        """Return the log marginal likelihood of all observations.
+
+        Exact where all of them are held as rows, and wherever the network stays as it is; else in
+        the features that the others are carried over to, see :class:`Carried`. Cost O(r³) while the
+        network is not learned, else O(w r² + r³) for w rows, and that of the network.
+        """
+        network = network_of(prior)
+        if any(parameter.requires_grad for parameter in network.parameters()):
+            return likelihood_of(memory.carried(), prior), cache
+        return likelihood_from(memory.at(network).statistics, prior), cache
+
+    def log_marginal_likelihood(
+        self, memory: LastLayerMemory, cache: SolvedLayer | None, prior: Prior
+    ) -> tuple[Tensor, SolvedLayer | None]:
+        """The objective is the log marginal likelihood."""
+        return self.objective(memory, cache, prior)
+
+    def refitted(
+        self, memory: LastLayerMemory, cache: SolvedLayer | None, prior: Prior
+    ) -> tuple[LastLayerMemory, SolvedLayer | None]:
+        """Leave the statistics in the features in which they are exact, until something enters."""
+        return memory, cache
+
+    def merged(
+        self,
+        memory: LastLayerMemory,
+        cache: SolvedLayer | None,
+        other: LastLayerMemory,
+        prior: Prior,
+    ) -> tuple[LastLayerMemory, SolvedLayer | None]:
+        """Add the statistics, both in the features of this model's network as it is now."""
+        network = network_of(prior)
+        return memory.at(network).plus(other.at(network)), None
+
+    def cleared(self, memory: LastLayerMemory, prior: Prior) -> LastLayerMemory:
+        """Keep the size of the window."""
+        X, rank, window = memory.rows.X, memory.rank, memory.window
+        return LastLayerMemory.empty(network_of(prior), X, prior.shape, rank, window)
+
+
+def network_of(prior: Prior) -> Module:
+    """Return the network as it is now."""
+    kernel: Any = prior.kernel
+    network: Module = kernel.base_kernel.network
+    return network
+
+
+def weight_scale(prior: Prior, rank: int) -> Tensor:
+    """Return the prior standard deviation s of the weights of φ, ``batch_shape x m``."""
+    kernel: Any = prior.kernel
+    return (prior.per_output(kernel.outputscale) / rank).sqrt()
+
+
+def whitened(memory: WhitenedMemory, scale: Tensor) -> WhitenedMemory:
+    """Return statistics of φ as those of ``s φ``."""
+    root = scale[..., None, None]
+
+    def rule(statistics: Whitened) -> Whitened:
+        gram, moment = statistics.gram * root.square(), statistics.moment * root
+        return replace(statistics, gram=gram, moment=moment)
+
+    return memory.map(rule)
+
+
+def likelihood_of(carried: Carried, prior: Prior) -> Tensor:
+    """Return the log marginal likelihood, differentiable in the network, ``batch_shape x m``."""
+    X = carried.rows.X
+    features = in_dtype(network_of(prior), X.dtype, lambda network: layer_features(network, X))
+    return likelihood_from(carried.into(features.unsqueeze(-3)), prior)
+
+
+def likelihood_from(statistics: WhitenedMemory, prior: Prior) -> Tensor:
+    """Return the log marginal likelihood from statistics of φ, ``batch_shape x m``. Cost O(r³)."""
+    scale = weight_scale(prior, statistics.learned.gram.shape[-1])
+    evidence = prior.evidence(whitened(statistics, scale))
+    weights = solve(evidence)
+    return log_marginal_likelihood(evidence, weights.mean, weights.log_precision())
+
+
+class LayerSteps:
+    """Steps of Adam on network and hyperparameters; what ``train`` of stochastic models takes.
+
+    A step's estimate is the log marginal likelihood of some rows drawn without replacement, and of
+    as many of the observations that are not held as there are for them, times the inverse of their
+    share. It is that of all of them where all rows are taken.
+    """
+
+    def __init__(
+        self, memory: LastLayerMemory, prior: Prior, rate: float, batch_size: int, seed: int
+    ) -> None:
+        """Begin.
+
+        Args:
+            memory: Of which statistics and rows are taken, at its own network.
+            prior: The model's, whose modules are learned in place.
+            rate: Learning rate of Adam.
+            batch_size: Most rows of a step.
+            seed: Of the draws.
+
+        Raises:
+            ValueError: The rate is negative.
+        """
+        self._prior, self._carried = prior, memory.carried()
+        self._hyper = Hyperparameters.shared(prior.kernel, prior.mean_module, prior.likelihood)
+        self._parameters = [p for p in self._hyper.parameters() if p.requires_grad]
+        self._ascent = Ascent(self._hyper, self._parameters, rate)
+        self._size = min(batch_size, len(memory.rows))
+        self._generator = torch.Generator().manual_seed(seed)
+        self.num_steps, self.learning_rate = 0, rate
+        self.num_data = float(memory.counts.sum())
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether all hyperparameters are finite, and positive where they have to be."""
+        return self._hyper.are_valid
+
+    def take_step(self) -> float:
+        """Take a step; returns its estimate of the log marginal likelihood."""
+        rows = len(self._carried.rows)
+        carried, share = self._carried, self._size / rows
+        if self._size < rows:
+            index = torch.randperm(rows, generator=self._generator)[: self._size]
+            carried = carried.thinned(index.to(carried.weight.device))
+        estimate = likelihood_of(carried, self._prior).sum() / share
+        self._ascent.ascend((estimate + self._hyper.log_prior()) / self.num_data)
+        self.num_steps += 1
+        return float(estimate.detach())
+
+    def learned_state(self) -> Any:
+        """A copy of the hyperparameters, the moments, and the number of steps."""
+        values = [p.detach().clone() for p in self._parameters]
+        return values, deepcopy(self._ascent.moments()), self.num_steps
+
+    @torch.no_grad()
+    def restore(self, state: Any) -> None:
+        """Go back to a copy."""
+        values, moments, self.num_steps = state
+        for parameter, value in zip(self._parameters, values, strict=True):
+            parameter.copy_(value)
+        self._ascent = Ascent(self._hyper, self._parameters, self.learning_rate, moments)

@@ -1,0 +1,395 @@
+"""A Bayesian last layer against linear regression on the same features."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    ModelFittingError,
+    UnsupportedError,
+)
+from botorch.fit import fit_gpytorch_mll
+from botorch.models.transforms.input import Warp
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+from torch.nn import BatchNorm1d, Dropout, Linear, Module, Sequential, Tanh
+
+from bo_stream import BayesianLastLayer
+from bo_stream.models.last_layer.memory import RIDGE
+from bo_stream.models.last_layer.network import WIDTH, default_network
+from tests.comparisons import assert_same_posterior, assert_untouched, fingerprint, moments
+from tests.oracles.last_layer import LinearRegression, carried_features
+from tests.problems import Observations, observations
+from tests.tolerances import assert_close
+
+NOISE, MEAN, SCALE = 0.05, 0.3, 1.7
+UNITS = 5
+
+
+class Waves(Module):
+    """A class that the package does not know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frequency = torch.nn.Parameter(torch.linspace(1.0, 4.0, UNITS).double())
+
+    def forward(self, X: Tensor) -> Tensor:
+        return (X.sum(-1, keepdim=True) * self.frequency).sin()
+
+
+def raw(
+    data: Observations, network: Module | None = None, window: int = 100, **options: object
+) -> BayesianLastLayer:
+    """A model whose units are those of the data, with hyperparameters that a test knows."""
+    network = default_network(2, UNITS) if network is None else network
+    none = data[:0]
+    model = BayesianLastLayer(
+        none.X, none.Y, network, none.Yvar, outcome_transform=None, window=window, **options
+    )
+    with torch.no_grad():
+        model.mean_module.constant.fill_(MEAN)
+        model.covar_module.outputscale = torch.tensor(SCALE, dtype=torch.float64)
+        if isinstance(model.likelihood, GaussianLikelihood):
+            model.likelihood.noise = torch.tensor([NOISE], dtype=torch.float64)
+    return model.eval().update(*data.astuple())
+
+
+def phi(network: Module, X: Tensor) -> Tensor:
+    return torch.cat((network(X), torch.ones_like(X[..., :1])), -1)
+
+
+def regression(model: BayesianLastLayer, data: Observations, features: Tensor) -> LinearRegression:
+    """What the model must be of some observations with these features."""
+    noise = torch.full_like(data.Y, NOISE) if data.Yvar is None else data.Yvar.nan_to_num(NOISE)
+    variance = torch.tensor(SCALE / features.shape[-1], dtype=torch.float64)
+    return LinearRegression(features, data.Y[:, 0] - MEAN, noise[:, 0], variance)
+
+
+def dense(model: BayesianLastLayer, data: Observations) -> LinearRegression:
+    return regression(model, data, phi(model.network, data.X).detach())
+
+
+def assert_is(model: BayesianLastLayer, expected: LinearRegression, T: Tensor) -> None:
+    mean, covariance = expected.posterior(phi(model.network, T).detach())
+    found = moments(model, T)
+    assert_close(found[0][:, 0], mean + MEAN)
+    assert_close(found[1][0], covariance)
+
+
+def data_of(n: int, noise: str = "learned") -> Observations:
+    return observations(n).with_noise(noise)
+
+
+POINTS = torch.quasirandom.SobolEngine(2).draw(6, dtype=torch.float64)
+
+
+# --- the posterior ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noise", ["learned", "known", "mixed"])
+@pytest.mark.parametrize("window", [100, 4, 0])
+def test_a_stream_is_linear_regression_on_features(noise: str, window: int) -> None:
+    data = data_of(30, noise)
+    options = {"likelihood": GaussianLikelihood()} if noise == "mixed" else {}
+    model = raw(data[:12], window=window, **options)
+    model.posterior(POINTS)
+    for rows in (slice(12, 13), slice(13, 20), slice(20, 30)):
+        model.update(*data[rows].astuple())
+    expected = dense(model, data)
+    assert_is(model, expected, POINTS)
+    assert_close(model.log_marginal_likelihood().detach(), expected.log_marginal_likelihood())
+    assert model.num_rows == min(window, 30)
+
+
+def test_fantasies_are_regression_on_more_data() -> None:
+    data, more = data_of(20), data_of(4)
+    model = raw(data)
+    fantasy = model.condition_on_observations(more.X, more.Y)
+    both = Observations(torch.cat((data.X, more.X)), torch.cat((data.Y, more.Y)))
+    assert_is(fantasy, dense(model, both), POINTS)
+
+
+def test_the_prior_is_the_kernel() -> None:
+    model = raw(data_of(0))
+    expected = SCALE * phi(model.network, POINTS) @ phi(model.network, POINTS).mT / model.rank
+    with torch.no_grad():
+        assert_close(model.covar_module(POINTS).to_dense(), expected)
+        assert_close(model.covar_module(POINTS, diag=True), expected.diagonal())
+    assert_close(moments(model, POINTS)[1][0], expected.detach())
+
+
+def test_features_of_each_output_have_a_scale_of_their_own() -> None:
+    data = observations(15, outputs=2)
+    both = BayesianLastLayer(data.X, data.Y, default_network(2, UNITS))
+    with torch.no_grad():
+        both.covar_module.outputscale = torch.tensor([0.5, 3.0])
+        both.likelihood.noise = torch.tensor([[0.1], [0.02]])
+    for i in range(2):
+        one = BayesianLastLayer(data.X, data.Y[:, i : i + 1], default_network(2, UNITS))
+        one.load_state_dict(both.subset_output([i]).state_dict())
+        assert_same_posterior(both.subset_output([i]), one, POINTS)
+
+
+def test_a_layer_as_wide_as_there_are_outputs_is_not_cut() -> None:
+    data = observations(15, outputs=2)
+    model = BayesianLastLayer(data.X, data.Y, Sequential(Linear(2, 2), Tanh(), Linear(2, 3)))
+    mean, _ = moments(model, POINTS)
+    part = model.subset_output([1])
+    assert part.network[0].weight.shape == (2, 2)
+    assert_close(moments(part, POINTS)[0], mean[..., 1:])
+
+
+# --- the network changes ------------------------------------------------------------------------
+
+
+def moved(model: BayesianLastLayer, size: float = 0.3) -> BayesianLastLayer:
+    """With other parameters of the network."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.network.parameters():
+            parameter += size * torch.randn(parameter.shape, generator=generator).to(parameter)
+    return model
+
+
+def test_rows_that_are_held_follow_the_network_exactly() -> None:
+    data, more = data_of(20), data_of(5)
+    model = moved(raw(data))
+    assert_is(model, dense(model, data), POINTS)
+    model.update(*more.astuple())
+    both = Observations(torch.cat((data.X, more.X)), torch.cat((data.Y, more.Y)))
+    assert_is(model, dense(model, both), POINTS)
+    weighed = copy.deepcopy(model).forget(0.5)
+    again = moved(copy.deepcopy(weighed), size=-0.2)
+    expected = dense(again, both)
+    halved = LinearRegression(
+        expected.features, expected.y, 2.0 * expected.noise, expected.variance
+    )
+    assert_is(again, halved, POINTS)
+
+
+@pytest.mark.parametrize("window", [12, 3, 0])
+def test_what_came_before_the_window_counts_with_features_fitted_to_it(window: int) -> None:
+    data = data_of(40)
+    model = raw(data, window=window)
+    former = phi(model.network, data.X).detach()
+    moved(model)
+    features = phi(model.network, data.X).detach()
+    old, held = slice(0, 40 - window), slice(40 - window, 40)
+    others = carried_features(former[old], features[held], former[held], RIDGE)
+    expected = regression(model, data, torch.cat((others, features[held])))
+    for each in (model, copy.deepcopy(model).train().eval()):
+        assert_is(each, expected, POINTS)
+        found = each.log_marginal_likelihood().detach()
+        assert_close(found, expected.log_marginal_likelihood())
+    assert model.num_observations == 40
+
+
+def test_the_objectives_gradient_is_that_of_the_dense_likelihood() -> None:
+    data = data_of(25)
+    model = raw(data)
+    parameters = [*model.network.parameters()]
+    found = torch.autograd.grad(model.log_marginal_likelihood(), parameters)
+    expected = regression(model, data, phi(model.network, data.X)).log_marginal_likelihood()
+    for own, theirs in zip(found, torch.autograd.grad(expected, parameters), strict=True):
+        assert_close(own, theirs, factor=100.0)
+
+
+def test_merging_takes_over_what_another_network_saw() -> None:
+    data, other = data_of(20), data_of(15)
+    model, theirs = raw(data), moved(raw(other))
+    before = fingerprint(theirs)
+    model.merge(theirs)
+    both = Observations(torch.cat((data.X, other.X)), torch.cat((data.Y, other.Y)))
+    assert_is(model, dense(model, both), POINTS)
+    assert model.num_rows == 35
+    assert_untouched(theirs, before)
+
+
+# --- learning -----------------------------------------------------------------------------------
+
+
+def test_fit_learns_the_network() -> None:
+    data = data_of(60)
+    model = BayesianLastLayer(data.X, data.Y)
+    before = float(model.log_marginal_likelihood().detach())
+    weights = model.network[0].weight.detach().clone()
+    training = model.fit(steps=60, batch_size=40, learning_rate=0.01, progress=False)
+    assert training.steps == 60
+    assert not model.training
+    assert not torch.equal(weights, model.network[0].weight)
+    assert float(model.log_marginal_likelihood().detach()) > before + 5.0
+    assert model.fit(seconds=0.0, progress=False).steps == 0
+
+
+def test_fits_are_repeatable_and_leave_the_generator_alone() -> None:
+    data = data_of(30)
+    state = torch.get_rng_state()
+    ends = []
+    for _ in range(2):
+        model = BayesianLastLayer(data.X, data.Y, default_network(2, UNITS))
+        model.fit(steps=5, batch_size=10, progress=False)
+        ends.append(fingerprint(model))
+    assert torch.equal(state, torch.get_rng_state())
+    for path, value in ends[0].items():
+        assert not isinstance(value, Tensor) or torch.equal(value, ends[1][path])
+
+
+def test_botorchs_fit_learns_the_network_too() -> None:
+    data = data_of(40)
+    model = BayesianLastLayer(data.X, data.Y, default_network(2, UNITS))
+    before, weights = model.log_marginal_likelihood().detach(), model.network[0].weight.clone()
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": 20}})
+    assert float(model.log_marginal_likelihood().detach() - before) > 5.0
+    assert not torch.equal(weights, model.network[0].weight)
+
+
+def test_the_head_is_learned_alone_from_statistics_alone() -> None:
+    data = data_of(200)
+    model = BayesianLastLayer(data.X, data.Y, default_network(2, UNITS), window=0)
+    whole = BayesianLastLayer(data.X, data.Y, default_network(2, UNITS), window=200)
+    for each in (model, whole):
+        each.network.requires_grad_(False)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(each.likelihood, each))
+    assert_close(model.log_marginal_likelihood(), whole.log_marginal_likelihood(), factor=1e4)
+    assert_close(model.noise_level().detach(), whole.noise_level().detach(), factor=1e6)
+
+
+def test_a_fit_that_diverges_leaves_the_model_as_it_was() -> None:
+    data = data_of(30)
+    model = BayesianLastLayer(data.X, data.Y, default_network(2, UNITS)).eval()
+    model.posterior(POINTS)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ModelFittingError, match="diverged"):
+        model.fit(steps=50, learning_rate=1e12, progress=False)
+    after = model.state_dict()
+    for name, value in before.items():
+        assert torch.equal(after[name], value), name
+
+
+def test_there_must_be_rows_to_learn_from() -> None:
+    data = data_of(5)
+    with pytest.raises(InputDataError, match="window=0"):
+        BayesianLastLayer(data.X, data.Y, window=0).fit(steps=1)
+    with pytest.raises(InputDataError, match="update first"):
+        BayesianLastLayer(data.X[:0], data.Y[:0]).fit(steps=1)
+    model = BayesianLastLayer(data.X, data.Y)
+    with pytest.raises(ValueError, match="batch_size"):
+        model.fit(steps=1, batch_size=0)
+    with pytest.raises(ValueError, match="steps"):
+        model.fit(steps=-1)
+    with pytest.raises(UnsupportedError, match="fit"):
+        model.condition_on_observations(data.X, data.Y).fit(steps=1)
+
+
+def test_rows_that_are_taken_out_are_not_learned_from() -> None:
+    data = data_of(12)
+    model = BayesianLastLayer(data.X, data.Y, default_network(2, UNITS))
+    model.retract(data.X[3:5], data.Y[3:5])
+    assert model.num_rows == 10
+    left = [i for i in range(12) if i not in (3, 4)]
+    assert_close(model._memory.rows.X, data.X[left])
+
+
+# --- networks -----------------------------------------------------------------------------------
+
+
+class ByBatch(Module):
+    def forward(self, X: Tensor) -> Tensor:
+        return X - X.mean(-2, keepdim=True)
+
+
+class AlwaysDropping(Module):
+    def forward(self, X: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(X, 0.5)
+
+
+class Flat(Module):
+    def forward(self, X: Tensor) -> Tensor:
+        return X.sum(-1)
+
+
+class Logarithm(Module):
+    def forward(self, X: Tensor) -> Tensor:
+        return (X - 10.0).log()
+
+
+BAD: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "a function": (lambda: torch.tanh, UnsupportedError, "network"),
+    "a class": (lambda: Tanh, UnsupportedError, "the class Tanh"),
+    "of the batch": (ByBatch, UnsupportedError, "other inputs of a batch"),
+    "random": (AlwaysDropping, UnsupportedError, "random"),
+    "no features": (Flat, BotorchTensorDimensionError, "x r"),
+    "not finite": (Logarithm, UnsupportedError, "finite"),
+    "of other inputs": (lambda: Linear(3, 4), BotorchTensorDimensionError, "network"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_network_of_each_input_is_refused(name: str) -> None:
+    build, error, message = BAD[name]
+    data = data_of(8)
+    with pytest.raises(error, match=message):
+        BayesianLastLayer(data.X, data.Y, build())
+
+
+def test_a_learnable_transform_is_refused() -> None:
+    data = data_of(8)
+    with pytest.raises(UnsupportedError, match="Warp"):
+        BayesianLastLayer(data.X, data.Y, input_transform=Warp(2, [0, 1]))
+
+
+def test_normalisation_and_dropout_are_in_evaluation_mode_always() -> None:
+    data = data_of(30)
+    network = Sequential(Linear(2, 8), BatchNorm1d(8), Tanh(), Dropout(0.5))
+    model = BayesianLastLayer(data.X, data.Y, network)
+    running = network[1].running_mean.clone()
+    model.fit(steps=3, progress=False)
+    model.train()
+    assert not any(part.training for part in network.modules())
+    assert torch.equal(running, network[1].running_mean)
+    assert_same_posterior(model, copy.deepcopy(model), POINTS, bits=True)
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_network_takes_the_dtype_of_the_data(given: torch.dtype, dtype: torch.dtype) -> None:
+    data = observations(20, dtype=dtype)
+    model = BayesianLastLayer(data.X, data.Y, default_network(2, UNITS).to(given))
+    assert {p.dtype for p in model.network.parameters()} == {dtype}
+    model.fit(steps=2, progress=False)
+    posterior = model.posterior(POINTS.to(dtype))
+    assert posterior.mean.dtype == dtype
+    exact = observations(20)
+    other = BayesianLastLayer(exact.X, exact.Y).posterior(POINTS)
+    assert other.mean.dtype == torch.float64
+
+
+def test_the_default_network_is_always_the_same() -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = default_network(3).state_dict()
+    assert torch.equal(state, torch.get_rng_state())
+    torch.manual_seed(2)
+    for name, value in default_network(3).state_dict().items():
+        assert torch.equal(value, first[name])
+    model = BayesianLastLayer(POINTS, POINTS[:, :1])
+    assert model.rank == WIDTH + 1
+
+
+def test_a_network_of_the_users_own_is_loaded_if_trusted(tmp_path: Path) -> None:
+    data = data_of(10)
+    model = BayesianLastLayer(data.X, data.Y, Waves())
+    model.save(tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="Waves"):
+        BayesianLastLayer.load(tmp_path / "model.pt")
+    loaded = BayesianLastLayer.load(tmp_path / "model.pt", trusted=[Waves])
+    assert_same_posterior(loaded, model, POINTS, bits=True)
+    assert "covar_module.base_kernel.network.frequency" in loaded.state_dict()
