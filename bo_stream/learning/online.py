@@ -20,7 +20,7 @@ from bo_stream.models.objective import (
     subspace_log_marginal_likelihood,
     subspace_posterior,
 )
-from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.learning import Subspace
 
@@ -78,8 +78,8 @@ class OnlineLearner:
         self.model = model.eval()
         self._mll = ExactMarginalLogLikelihood(model.likelihood, model)
         self._reservoir = Reservoir(keep, seed)
-        self._kernel = Ascent(model, hyperparameters(model), learning_rate)
-        self._stem = Ascent(model, stem_parameters(model), stem_learning_rate)
+        self._kernel = ConstrainedAdam(model, hyperparameters(model), learning_rate)
+        self._stem = ConstrainedAdam(model, stem_parameters(model), stem_learning_rate)
 
     def step(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> float:
         """Observe a batch and learn from it. Bad input raises and changes nothing.

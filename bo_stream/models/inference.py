@@ -11,13 +11,20 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
+from bo_stream.bases.basis import Basis
 from bo_stream.models.memory import MergedMemory, Observations
 from bo_stream.models.prior import Prior
-from bo_stream.process.process import PosteriorProcess
+from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
+
+SOLVED_ROWS = 64
+"""Larger updates drop the solved posterior."""
+
+SOLVED_OBSERVED = 192
+"""Observations after which it is solved anew, so that neither costs nor rounding errors add up."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,31 @@ class KeptProcess:
 
     state: State
     process: PosteriorProcess
+
+
+@dataclass(frozen=True)
+class SolvedWeights:
+    """The posterior in the weights of features at one state of all hyperparameters.
+
+    Attributes:
+        state: Of the model.
+        process: The posterior.
+    """
+
+    state: State
+    process: WeightSpaceProcess
+
+    def can_take(self, data: Observations, basis: Basis) -> bool:
+        """Say whether a batch is small, adds, and meets the basis that was solved in."""
+        n = len(data)
+        young = self.process.weights.observed + n <= min(SOLVED_OBSERVED, basis.rank)
+        return n <= SOLVED_ROWS and young and data.sign > 0 and self.process.basis is basis
+
+    def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedWeights:
+        """Condition on a batch of standardised outcomes. Cost O(n r²)."""
+        centred = outcomes - self.process.prior_mean
+        weights = self.process.weights.observe(features, centred, noise)
+        return SolvedWeights(self.state, replace(self.process, weights=weights))
 
 
 M = TypeVar("M", bound=MergedMemory)

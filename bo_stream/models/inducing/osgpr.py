@@ -44,8 +44,8 @@ class OSGPR(StreamingGP):
       point; O(M³) when points were dropped or a hyperparameter has changed since the last one. The
       next posterior solves once in O(M³).
     - A step of a refit: O((M + window)³).
-    - A fantasy: O(q M) cross-covariances and one q x q factor; it conditions the process, residual
-      included, and so knows what is supposed far from every inducing point.
+    - A fantasy: O(q M) cross-covariances and one q x q factor. It conditions the process with its
+      residual covariance, so that outcomes far from every inducing point count in full.
     - Exact: with Z and hyperparameters fixed, any stream equals batch SGPR (Titsias, 2009) on all
       data, and updates, merges and retractions are exact; with Z the observed inputs, as by default
       up to ``max_points`` distinct ones, it is the exact GP. Noise level, mean and standardisation
@@ -139,7 +139,7 @@ class OSGPR(StreamingGP):
 
     @property
     def allocator(self) -> Allocator | None:
-        """Where the points go as the stream goes by; None: they stay. Any other may be set."""
+        """Allocator that places the points as the stream goes by; None: they stay. May be set."""
         return self._memory.allocator
 
     @allocator.setter
@@ -151,7 +151,7 @@ class OSGPR(StreamingGP):
 
     @property
     def inducing_points(self) -> Tensor:
-        """Z, ``M x d``, in transformed inputs: a copy."""
+        """Inducing points Z, ``M x d``, in transformed inputs: a copy."""
         return self._memory.values.Z.to(self.train_targets, copy=True)
 
     def elbo(self) -> Tensor:
@@ -166,14 +166,14 @@ class OSGPR(StreamingGP):
     def optimize_points(self, maxiter: int = 100) -> Self:
         """Move the inducing points to a local maximum of the online bound, in place.
 
-        What it knows of the data are the statistics and the rows of the window: points do not move
-        to where the memory knows nothing. An iteration costs O(M³ + window M²).
+        The bound is that of the statistics and the window's rows, so that points do not move to
+        where the memory knows nothing. An iteration costs O(M³ + window M²).
 
         Args:
             maxiter: Most iterations of L-BFGS; 0 changes nothing.
 
         Raises:
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical observations.
         """
         self._check_not_supposed("optimize_points")
         if maxiter > 0 and len(self._memory.values.Z) > 0:
@@ -204,7 +204,7 @@ class OSGPR(StreamingGP):
         Raises:
             BotorchTensorDimensionError: Another shape.
             InputDataError: NaN or infinity.
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical observations.
             ValueError: Too many points.
         """
         self._check_not_supposed("place_points")

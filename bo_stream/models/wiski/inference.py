@@ -15,7 +15,7 @@ from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh, mesh_over
 from bo_stream.bases.grid.sensitivity import prior_covariance
 from bo_stream.bases.grid.statistics import check_room
-from bo_stream.models.inference import Inference
+from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.memory import Measured, Observations, WhitenedMemory
 from bo_stream.models.objective import (
     batch_log_marginal_likelihood,
@@ -32,7 +32,6 @@ from bo_stream.models.wiski.cache import (
     WIDER_GRIDS,
     GridCache,
     GridSolution,
-    SolvedWeights,
     Whitening,
 )
 from bo_stream.models.wiski.labels import with_unseen_classes
