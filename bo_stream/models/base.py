@@ -1328,8 +1328,16 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def save(self, path: str | Path) -> None:
         """Write the whole model, memory included; a crash leaves an old file whole.
 
+        The file is one of ``safetensors``: other programs can read its tensors, and
+        :func:`bo_stream.describe_file` what it says of itself.
+
+        Args:
+            path: Of the file, by custom ``*.safetensors``.
+
         Raises:
             OSError: The file cannot be written.
+            ValueError: The model holds what is neither a tensor, a plain value nor an object of an
+                importable class, such as a lambda.
         """
         about = {
             "dtype": str(self._dtype).removeprefix("torch."),
@@ -1354,14 +1362,14 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Args:
             path: Of the file.
-            map_location: Device of the tensors, as in ``torch.load``.
+            map_location: Device of the tensors; default: where they were.
             trusted: Classes and functions of your own (a kernel, a likelihood, a transform) that
                 the file may name.
 
         Raises:
             OSError: The file cannot be opened.
-            ValueError: The file is damaged, names what is not trusted, or holds another class or
-                format.
+            ValueError: The file is of another format, version or class, is damaged, or names what
+                is not trusted.
         """
         return read_model(path, cls, map_location, trusted)
 
