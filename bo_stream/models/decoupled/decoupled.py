@@ -202,7 +202,7 @@ class DecoupledGP(StreamingGP):
 
     @classmethod
     def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
-        """A model that learns from a ``torch.utils.data.Dataset``, read a minibatch at a time.
+        """Build a model that learns from a ``torch.utils.data.Dataset``, a minibatch at a time.
 
         It begins with a minibatch of it; its n is the data set's length. It takes no updates.
 
@@ -222,7 +222,7 @@ class DecoupledGP(StreamingGP):
 
     @torch.no_grad()
     def _guess(self, inputs: Tensor, Y: Tensor, likelihood: bool, kernel: bool, mean: bool) -> None:
-        """Let hyperparameters begin by the first outcomes, but those that were given."""
+        """Set hyperparameters by the first outcomes, but those that were given."""
         targets = self._standardized(Y.double())
         real = isinstance(self.likelihood, GaussianLikelihood)
         if not kernel:
@@ -361,7 +361,7 @@ class DecoupledGP(StreamingGP):
 
     @torch.no_grad()
     def elbo(self) -> Tensor:
-        """The bound on the log marginal likelihood, ``batch_shape x m``, without m if that is 1.
+        """Compute the bound on the log marginal likelihood, ``batch_shape x m``, without m if 1.
 
         Exact for the observations that are held; of a sample its unbiased scaling to all n. Cost
         O(n (M_α d + M_β²) + M_α² d + M_β³). [Cheng2017, eq. 9 and 10]
@@ -369,7 +369,7 @@ class DecoupledGP(StreamingGP):
         return self.log_marginal_likelihood()
 
     def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
-        """One unbiased draw of :meth:`elbo`, at the cost of a step.
+        """Draw an unbiased estimate of :meth:`elbo`, at the cost of a step.
 
         Args:
             generator: Of minibatch and columns, on the CPU; torch's own if omitted.

@@ -22,7 +22,7 @@ from bo_stream.allocation.novelty import Novelty
 from bo_stream.bases.inducing import InducingBasis, central, frozen, kernel_matrix
 from bo_stream.linalg import check_memory, independent_rows
 from bo_stream.models.checks import check_finite, check_floating_point, check_type
-from bo_stream.models.stochastic.optimisers import climb
+from bo_stream.models.stochastic.optimisers import maximise
 
 MEMORY_LIMIT_GIB = 4.0
 """Of all matrices over the inducing points together."""
@@ -182,7 +182,7 @@ def moved_points(bound: Callable[[Tensor], Tensor], Z: Tensor, maxiter: int) -> 
     """
     start = Z.detach().clone()
     points = start.clone().requires_grad_(True)
-    climb(lambda: bound(points), [points], maxiter)
+    maximise(lambda: bound(points), [points], maxiter)
     reached = points.detach()
     with torch.no_grad():
         better = bool(reached.isfinite().all()) and bool(bound(reached) >= bound(start))

@@ -22,7 +22,7 @@ from bo_stream.models.inducing.points import basis_of_independent
 from bo_stream.models.memory import Observations, Whitened, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup, expected_misfit
 from bo_stream.models.prior import Prior
-from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.sufficient_statistics import SufficientStatistics, target_columns
 from bo_stream.tensors import state_of
 from bo_stream.weights import WeightPosterior, at_noise, solve
@@ -73,7 +73,9 @@ class SiteInference(InducingInference):
         before = self.current(memory, cache, prior)
         hyper = prior.copied()
         steps = self.hyper_steps if data.sign > 0.0 else 0
-        ascent = Ascent(hyper, hyper.learned(self.fixed), self.learning_rate, memory.moments)
+        ascent = ConstrainedAdam(
+            hyper, hyper.learned(self.fixed), self.learning_rate, memory.moments
+        )
         for first in range(0, steps, ROUND):
             _, update = self._begun(before, hyper, data, prior, moved=first > 0)
             update.learn(ascent, min(ROUND, steps - first))
@@ -225,7 +227,7 @@ class OnlineUpdate:
             kernel, Z, outputs, safe_cholesky(kernel_matrix(kernel, Z, Z, outputs))
         )
 
-    def learn(self, ascent: Ascent, steps: int) -> None:
+    def learn(self, ascent: ConstrainedAdam, steps: int) -> None:
         """Move the hyperparameters up the bound and their priors, q at its optimum for each step.
 
         Cost O(n M² + M³) a step, and that of the natural gradients between them.

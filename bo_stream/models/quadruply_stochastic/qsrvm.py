@@ -32,13 +32,13 @@ from bo_stream.models.quadruply_stochastic.choice import (
     check_unbatched,
     choose_transform,
 )
+from bo_stream.models.quadruply_stochastic.estimator import SampledGradient
 from bo_stream.models.quadruply_stochastic.inference import (
     SUPPORT_PLACE,
     QuadruplyStochasticInference,
     fit,
 )
 from bo_stream.models.quadruply_stochastic.memory import QuadruplyStochasticMemory, layout_of
-from bo_stream.models.quadruply_stochastic.sampled_gradient import SampledGradient
 from bo_stream.models.stochastic.replay import DatasetReplay
 from bo_stream.models.stochastic.training import Training
 
@@ -190,7 +190,7 @@ class QSRVM(StreamingGP):
 
     @classmethod
     def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
-        """A model that learns from a data set, a minibatch at a time; see :class:`QSGP`."""
+        """Build a model that learns from a data set; see :meth:`QSGP.from_dataset`."""
         replay = DatasetReplay.of(dataset)
         first = replay.first(options, SUPPORT_PLACE)
         model = cls(first.X, first.Y, **options)
@@ -212,17 +212,17 @@ class QSRVM(StreamingGP):
 
     @torch.no_grad()
     def elbo(self) -> Tensor:
-        """The bound on the log marginal likelihood of all data; see :meth:`QSGP.elbo`."""
+        """Compute the bound on the log marginal likelihood; see :meth:`QSGP.elbo`."""
         return self.log_marginal_likelihood()
 
     @torch.no_grad()
     def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
-        """One unbiased draw of :meth:`elbo`; see :meth:`QSGP.elbo_estimate`."""
+        """Draw an unbiased estimate of :meth:`elbo`; see :meth:`QSGP.elbo_estimate`."""
         estimate = self._inference.estimate(self._memory, self._prior, generator)
         return self._from_per_output(estimate)
 
     def elbo_gradient_estimate(
         self, generator: torch.Generator | None = None
     ) -> tuple[Tensor, SampledGradient]:
-        """The same, and its gradient in the weights; see :meth:`QSGP.elbo_gradient_estimate`."""
+        """Draw the bound and its gradient; see :meth:`QSGP.elbo_gradient_estimate`."""
         return self._inference.gradient_estimate(self._memory, self._prior, generator)
