@@ -69,11 +69,6 @@ class Replay(ABC):
         """Number of rows that can be drawn, at most n."""
 
     @property
-    @abstractmethod
-    def nothing(self) -> Batch:
-        """No rows, of the shapes, dtypes and device of those that are drawn."""
-
-    @property
     def weight(self) -> float:
         """Observations that came for each row that is held."""
         return self.count / max(self.held, 1)
@@ -209,11 +204,6 @@ class StreamReplay(Replay):
         """All of them, or ``capacity``."""
         return self.size
 
-    @property
-    def nothing(self) -> Batch:
-        """No rows."""
-        return self.room.data.rows(slice(0, 0))
-
     def at(self, index: Tensor) -> Batch:
         """Return rows by their places."""
         return self.room.data.rows(index.to(self.room.data.X.device))
@@ -334,11 +324,6 @@ class DatasetReplay(Replay):
     def held(self) -> int:
         """All of it."""
         return self.count
-
-    @property
-    def nothing(self) -> Batch:
-        """No rows."""
-        return Batch(self.like.X, self.like.Y[:, list(self.outputs)])
 
     def at(self, index: Tensor) -> Batch:
         """Read rows by their places."""
