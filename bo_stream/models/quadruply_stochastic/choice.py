@@ -1,4 +1,4 @@
-"""What the constructor of a quadruply stochastic model checks and chooses."""
+"""Choices of functions and covariance, and checks of a constructor's arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a quadruply stochastic model remembers: data to draw from, and what steps made of them."""
+"""Memory of a quadruply stochastic model: observations to draw from, functions, and weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TINY = 1e-20
 
 @dataclass(frozen=True)
 class QuadruplyStochasticMemory(HoldsRows):
-    """A value, but that steps move the tensors of its progress in place.
+    """Observations, functions, and weights; steps move the tensors of the progress in place.
 
     Attributes:
         replay: Observations in units of the process, ``n x d`` and ``n x m``.
@@ -91,7 +91,7 @@ class QuadruplyStochasticMemory(HoldsRows):
 
 @dataclass(frozen=True)
 class AdaGrad:
-    """Steps along gradients, each number's over the root of its own sum of squares so far.
+    """AdaGrad: each number moves along its gradient over the root of its sum of squares so far.
 
     Numbers whose gradient is not among those given stay, and so do their sums: a step costs what it
     moves. [Duchi2011; Evans2020, section 2.4]
@@ -127,7 +127,7 @@ class AdaGrad:
 
 @dataclass
 class Progress:
-    """What steps change, beside the hyperparameters.
+    """Weights and optimisers' state: what steps change, beside the hyperparameters.
 
     Attributes:
         posterior: Of the weights.

@@ -1,4 +1,4 @@
-"""Steps of a quadruply stochastic Gaussian process: a few data, a few functions, a few moves."""
+"""Steps of a quadruply stochastic model: draw data and functions, estimate, move."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FUNCTIONS = 20_000
 
 
 class Steps:
-    """Learning by steps, for :func:`~bo_stream.models.stochastic.training.train`."""
+    """A learner that steps move, for :func:`~bo_stream.models.stochastic.training.train`."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Steps:
         self._layout, self._data, self._schedule = layout, data, schedule
         self._log_precision = log_precision
         self._parameters = learned if schedule.hyper_rate > 0.0 else []
-        self._ascent = self._new_ascent(progress.moments)
+        self._adam = self._new_adam(progress.moments)
 
-    def _new_ascent(self, moments: dict[str, Any] | None) -> ConstrainedAdam:
+    def _new_adam(self, moments: dict[str, Any] | None) -> ConstrainedAdam:
         return ConstrainedAdam(self.hyper, self._parameters, self._schedule.hyper_rate, moments)
 
     @property
@@ -96,12 +96,12 @@ class Steps:
         progress, hyper = state
         self.progress = progress.clone()
         self.hyper.load_state_dict(hyper)
-        self._ascent = self._new_ascent(progress.moments)
+        self._adam = self._new_adam(progress.moments)
 
     @property
     def moments(self) -> dict[str, Any] | None:
         """A copy of Adam's, or those that it began with where no hyperparameter is learned."""
-        return self._ascent.moments() or self.progress.moments
+        return self._adam.moments() or self.progress.moments
 
     @property
     def estimator(self) -> Estimator:
@@ -129,8 +129,8 @@ class Steps:
         with torch.enable_grad():
             value = estimator.value(evaluated, data, learns).sum()
             if learns:
-                self._ascent.set_rate(schedule.hyper_rate * schedule.decay(progress.steps))
-                self._ascent.ascend(value + self.hyper.log_prior())
+                self._adam.set_rate(schedule.hyper_rate * schedule.decay(progress.steps))
+                self._adam.ascend(value + self.hyper.log_prior())
             else:
                 (-value).backward()
         self._move(evaluated)
@@ -199,7 +199,7 @@ def _on_diagonal(values: Tensor, index: Tensor, columns: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a model learns; see :class:`~bo_stream.QSGP` for the defaults.
+    """Sizes and rates of steps; see :class:`~bo_stream.QSGP` for the defaults.
 
     Attributes:
         batch_size: Observations of a step.

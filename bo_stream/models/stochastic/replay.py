@@ -28,7 +28,7 @@ FIRST_ROWS = 1024
 
 @dataclass(frozen=True)
 class Batch:
-    """Some observations.
+    """Inputs and outcomes of some observations.
 
     Attributes:
         X: ``batch_shape x n x d``.
@@ -157,7 +157,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class StreamReplay(Replay):
-    """What a stream brought: all of it, or a uniform sample of at most ``capacity`` rows.
+    """All rows of a stream, or a uniform sample of at most ``capacity`` of them.
 
     Unbounded, memory is O(n) and adding k rows costs O(k), amortised. Bounded, memory is O(c) for a
     capacity c and adding costs O(k + c); each observation of the n that came is held with the same
