@@ -191,7 +191,7 @@ class Growth:
 
         Args:
             nothing: A posterior of no functions.
-            before: Whose functions to take; a spectral covariance has none yet.
+            before: Whose functions to take; those of a spectral covariance are computed later.
             kernel: The prior's.
             outputs: m.
         """
