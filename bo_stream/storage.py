@@ -2,8 +2,8 @@
 
 A model's file is laid out as ``safetensors`` defines it, so that other programs can read its
 tensors: eight bytes with the length of a header, the header in JSON, then the arrays. The index of
-a checkpoint is one object in JSON. Both begin with what :func:`describe_file` returns, and both
-hold the SHA-256 of everything else in them.
+a checkpoint is one object in JSON, and so is a snapshot of Ax. All begin with what
+:func:`describe_file` returns, and hold the SHA-256 of everything else in them.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ class FileFormat:
 
 
 def describe_file(path: str | Path) -> dict[str, Any]:
-    """Read what a file says about itself; nothing is built, and torch is not imported.
+    """Read what a file says about itself, before anything is built from it.
 
     Args:
-        path: Of a model's file, or of the index of a checkpoint.
+        path: Of a model's file, of the index of a checkpoint, or of a snapshot of Ax.
 
     Returns:
         ``format``, ``version`` of the format, ``bo_stream`` (the version that wrote the file) and

@@ -83,7 +83,7 @@ from bo_stream.models.input_transforms import (
 )
 from bo_stream.models.memory import Observations, Targets
 from bo_stream.models.model_file import read_model, write_model
-from bo_stream.models.outcomes.base import Drawing, Outcomes
+from bo_stream.models.outcomes.base import Drawing, NoiseAtInputs, Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.prior import Prior
@@ -116,6 +116,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _inference: Inference[Any, Any]
     _cache: Any = None
     _supposed: PosteriorProcess | None
+    _supposed_noise: NoiseAtInputs | None = None
     _fantasy_batch_shape: torch.Size | None = None
     _known: tuple[KnownPoints, ...] = ()
     _numerical_log: NumericalLog = ()
@@ -300,7 +301,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         former = self._units
         try:
             if self._units.awaits:
-                targets, *_ = self._measured(Y, Yvar)
+                targets, *_ = self._measured(Y, Yvar, learns=True)
                 self._units = self._units.referring_to(targets, self.outcome_scale())
             self._observe(X, Y, Yvar, sign)
             if sign < 0.0:
@@ -330,7 +331,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         self._settle_noise_floor(Y, Yvar, sign)
-        self._take(self._observations(X, Y, Yvar, sign))
+        self._take(self._observations(X, Y, Yvar, sign, learns=True))
         latest = self._latest
         self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
 
@@ -610,7 +611,28 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Raises:
             UnsupportedError: A likelihood of labels or counts.
         """
+        noise = self._noise(inputs)
+        if noise is not None:
+            return noise(inputs)
         return self._units.noise_variance(self._prior, self._memory).detach().unsqueeze(-1)
+
+    @keeps_tensors
+    @torch.no_grad()
+    def _noise(
+        self, X: Tensor | None = None, process: PosteriorProcess | None = None
+    ) -> NoiseAtInputs | None:
+        """Noise as it depends on the inputs, or None; see :meth:`Inference.noise`."""
+        if self._supposed is not None:
+            return self._supposed_noise
+        if not self._inference.noise_varies:
+            return None
+        if X is not None:
+            check_finite("X", X)
+        noise: NoiseAtInputs | None
+        noise, self._cache = self._inference.noise(
+            self._memory, self._cache, self._prior, X, process
+        )
+        return noise
 
     def noise_level(self) -> Tensor:
         """The learned noise variance, or the mean of the positive known ones, ``batch_shape x m``.
@@ -718,13 +740,16 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def _standardized(self, Y: Tensor) -> Tensor:
         return self._outcomes.standardized(Y, self._units.shift)
 
-    def _observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Observations:
-        targets, noise, known = self._measured(Y, Yvar)
+    def _observations(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float, learns: bool = False
+    ) -> Observations:
+        targets, noise, known = self._measured(Y, Yvar, learns)
         return Observations(self.coordinates(X).to(torch.float64), targets, noise, known, sign)
 
-    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> Targets:
+    def _measured(self, Y: Tensor, Yvar: Tensor | None, learns: bool = False) -> Targets:
         """Targets less the shift, noise variances, and where these are known."""
         infers = isinstance(self.likelihood, GaussianLikelihood)
+        infers = infers or (learns and self._inference.noise_varies)
         Y, Yvar = self._units.columns(Y, Yvar, self._units.shift)
         return self._units.encode(self._outcomes, Y, Yvar, infers)
 
@@ -1040,6 +1065,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._units.check_whole("fantasize")
         drawing = self._units.drawing(self._prior, observation_noise)
         if drawing is None:
+            if observation_noise is None and self._inference.noise_varies:
+                observation_noise = self.noise_at(self.hypothetical_inputs(X)).mT.to(X)
             model: Self = super().fantasize(X, sampler, observation_noise, **kwargs)
             return model
         return self.condition_on_observations(X, *self._drawn(X, sampler, drawing))
@@ -1127,7 +1154,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def _supposing(self, process: PosteriorProcess) -> Self:
         """A model of the same class with this process, sharing hyperparameters and memory."""
         model = self._shallow_copy()
-        model._supposed = process
+        model._supposed, model._supposed_noise = process, self._noise(process=process)
         if self._stem is not None and self._supposed is None:
             model.stem = deepcopy(self._stem)  # this one's may go on learning
         return model
@@ -1156,12 +1183,17 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         model._num_outputs = len(idcs)
         if self._supposed is not None:
             model._supposed = SelectedProcess(self._supposed, tuple(idcs))
+        if self._supposed_noise is not None:
+            model._supposed_noise = self._supposed_noise.select(idcs)
         for name in ("covar_module", "mean_module", "likelihood"):
             module = subset_module(getattr(self, name), self._batch_shape, self.num_outputs, idcs)
             model._modules[name] = module
         transform = self._modules.get("outcome_transform")
         if isinstance(transform, OutcomeTransform):
             model._modules["outcome_transform"] = transform.subset_output(idcs)
+        for name, part in self._modules.items():
+            if isinstance(part, StreamingGP):
+                model._modules[name] = part.subset_output(idcs)
         model._select_memory(idcs)
         return model
 
@@ -1296,8 +1328,16 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def save(self, path: str | Path) -> None:
         """Write the whole model, memory included; a crash leaves an old file whole.
 
+        The file is one of ``safetensors``: other programs can read its tensors, and
+        :func:`bo_stream.describe_file` what it says of itself.
+
+        Args:
+            path: Of the file, by custom ``*.safetensors``.
+
         Raises:
             OSError: The file cannot be written.
+            ValueError: The model holds what is neither a tensor, a plain value nor an object of an
+                importable class, such as a lambda.
         """
         about = {
             "dtype": str(self._dtype).removeprefix("torch."),
@@ -1322,14 +1362,14 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Args:
             path: Of the file.
-            map_location: Device of the tensors, as in ``torch.load``.
+            map_location: Device of the tensors; default: where they were.
             trusted: Classes and functions of your own (a kernel, a likelihood, a transform) that
                 the file may name.
 
         Raises:
             OSError: The file cannot be opened.
-            ValueError: The file is damaged, names what is not trusted, or holds another class or
-                format.
+            ValueError: The file is of another format, version or class, is damaged, or names what
+                is not trusted.
         """
         return read_model(path, cls, map_location, trusted)
 

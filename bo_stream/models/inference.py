@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bo_stream.bases.basis import Basis
 from bo_stream.models.memory import MergedMemory, Observations
+from bo_stream.models.outcomes.base import NoiseAtInputs
 from bo_stream.models.prior import Prior
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State
@@ -81,6 +82,9 @@ class Inference(ABC, Generic[M, C]):
     that it is of. Numerical events and what a user is told once are put on record in the model.
     """
 
+    noise_varies: ClassVar[bool] = False
+    """Whether the noise variance depends on the inputs, and is learned where it is not known."""
+
     @abstractmethod
     def observe(
         self, memory: M, cache: C | None, data: Observations, prior: Prior
@@ -130,6 +134,25 @@ class Inference(ABC, Generic[M, C]):
             InputDataError: It cannot take these.
         """
         return
+
+    def noise(
+        self,
+        memory: M,
+        cache: C | None,
+        prior: Prior,
+        X: Tensor | None = None,
+        process: PosteriorProcess | None = None,
+    ) -> tuple[NoiseAtInputs | None, C | None]:
+        """Return the noise variance as it depends on the inputs, or None: for most models.
+
+        Args:
+            memory: Of the observations.
+            cache: Of it, if there is one.
+            prior: The hyperparameters.
+            X: Transformed inputs, ``... x d``, of which it will be asked.
+            process: Instead of X: a posterior, wherever which can be asked, it will be.
+        """
+        return None, cache
 
     @abstractmethod
     def objective(self, memory: M, cache: C | None, prior: Prior) -> tuple[Tensor, C | None]:

@@ -407,10 +407,10 @@ class GridInference(Inference[Memory, GridCache]):
         if cache.checked is not None and is_in(prior.kernel, cache.checked):
             return memory, cache
         if not warn_of_resolution(self.kernel(prior), memory.grid):
-            self._warn_of_coarse_grid(memory, prior)
+            self.warn_of_coarse_grid(memory, prior)
         return memory, replace(cache, checked=state_of(prior.kernel))
 
-    def _warn_of_coarse_grid(self, memory: Memory, prior: Prior) -> None:
+    def warn_of_coarse_grid(self, memory: Memory, prior: Prior) -> None:
         """Warn once, if the grid's size is the default."""
         vouches = self.chose_grid and not prior.model.has_said(COARSE)
         if vouches and bool((memory.counts > 0.0).any()):
