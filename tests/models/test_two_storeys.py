@@ -21,7 +21,7 @@ MODELS = sorted(
     key=lambda model: model.__name__,
 )
 MODELS = [model for model in MODELS if model is not StreamingGP]
-OWNED = {"_memory", "_inference", "_cache", "_units"}
+OWNED = {"_memory", "_inference", "_cache", "_units", "_latest"}
 
 
 def below(kind: type) -> set[type]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.quadruply_stochastic.choice import Schedule
 from bo_stream.models.quadruply_stochastic.estimator import (
     DrawnFunctions,
