@@ -22,7 +22,7 @@ from bo_stream.models.decoupled.posterior import (
     HybridCovariance,
     SpectralCovariance,
 )
-from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.stochastic.replay import generator_at
 from bo_stream.tensors import map_tensors
 from tests.comparisons import assert_gradient
