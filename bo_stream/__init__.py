@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
     from bo_stream.models.wiski.resolution import GridResolutionWarning
     from bo_stream.models.wiski.wiski import WISKI
+    from bo_stream.storage import describe_file
 
 __version__ = version("bo-stream")
 
@@ -68,6 +69,7 @@ __all__ = [
     "ProjectionWarning",
     "RandomProjection",
     "__version__",
+    "describe_file",
     "learn_points",
     "maximise_stochastically",
     "pretrain",
@@ -118,6 +120,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "MeanField",
     ),
     "models.wiski.wiski": ("WISKI",),
+    "storage": ("describe_file",),
     "allocation": (),
     "bases": (),
     "diagnostics": (),

@@ -440,7 +440,7 @@ print(f"after retract by {(right - before).abs().max():.0e}")
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
-    file = Path(folder) / "campaign.pt"
+    file = Path(folder) / "campaign.safetensors"
     for saved in (lasting, model):
         saved.save(file)
         size = file.stat().st_size / 2**20

@@ -17,6 +17,7 @@ from bo_stream.ax.processes import (  # noqa: E402
 )
 from bo_stream.ax.storage import (  # noqa: E402
     close_storage,
+    load_snapshot,
     register,
     save_snapshot,
     storage_config,
@@ -39,6 +40,7 @@ __all__ = [
     "analyses",
     "close_storage",
     "generation_strategy",
+    "load_snapshot",
     "orchestrator_options",
     "register_pool",
     "run_trials",

@@ -10,6 +10,7 @@ import json
 import math
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
@@ -51,7 +52,7 @@ from bo_stream.models.quadruply_stochastic.qsgp import QSGP
 from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
 from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
 from bo_stream.models.wiski.wiski import WISKI
-from bo_stream.storage import atomic_write
+from bo_stream.storage import FileFormat, read_index, write_index
 
 STORED_MODELS = (
     WISKI,
@@ -67,6 +68,7 @@ STORED_MODELS = (
 )
 STORED_ACQUISITIONS = (FeatureNIPV, StreamNIPV, qNegIntegratedPosteriorVariance)
 TRANSFORMS = (ExactCandidates, FiniteOutcomes, OutcomeUnits, ReportedMetrics, SteadyWinsorize)
+SNAPSHOT = FileFormat("bo_stream Ax snapshot", 1)
 NEEDED_BY_SQL = ("sqlalchemy", "tabulate")
 """Modules of Ax's SQL storage: one that it imports, one that it calls without declaring it."""
 
@@ -81,13 +83,33 @@ def save_snapshot(client: Client, path: str | Path) -> None:
 
     Args:
         client: A client with an experiment.
-        path: Path of the file, for ``Client.load_from_json_file``.
+        path: Path of the file, for :func:`load_snapshot`.
 
     Raises:
         OSError: The file cannot be written; a former one is left whole.
     """
-    with atomic_write(path) as file:
-        client.save_to_json_file(file.name)
+    with TemporaryDirectory() as folder:
+        draft = Path(folder) / "snapshot.json"
+        client.save_to_json_file(str(draft))
+        content = json.loads(draft.read_text())
+    write_index(Path(path), SNAPSHOT, content)
+
+
+def load_snapshot(path: str | Path, config: StorageConfig | None = None) -> Client:
+    """Read what :func:`save_snapshot` wrote, after a look at its format, version and digest.
+
+    ``Client.load_from_json_file`` reads the file, too, without that look.
+
+    Args:
+        path: Path of the file.
+        config: As in ``Client.load_from_json_file``.
+
+    Raises:
+        OSError: The file cannot be opened.
+        ValueError: It is of another format or version, or damaged.
+    """
+    read_index(Path(path), SNAPSHOT)
+    return Client.load_from_json_file(str(path), storage_config=config)
 
 
 def storage_config(database: str | Path) -> StorageConfig:

@@ -20,7 +20,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.memory import staying
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.memory import Observations
-from bo_stream.models.wiski.grid_model import GridModel
+from bo_stream.models.wiski.grid_model import GridModel, process_parts
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.models.wiski.rows import RowMemory
 from bo_stream.process.distributions import IndependentOutputs
@@ -114,8 +114,10 @@ def _checked_rows(
     model._check_not_supposed("Leaving observations out")
     outcomes, noise = model.standardized(X, Y, Yvar)
     model._check_retractable(X)
-    if isinstance(model, GridModel) and isinstance(model._memory, RowMemory):
-        return _HeldRows(model, model._memory, model._observations(X, Y, Yvar, 1.0))
+    if isinstance(model, GridModel):
+        _, memory = process_parts(model)
+        if isinstance(memory, RowMemory):
+            return _HeldRows(model, memory, model._observations(X, Y, Yvar, 1.0))
     _check_as_they_were(model, X, Y, Yvar)
     inputs = model.coordinates(X).to(torch.float64)
     process = model.process(inputs)
@@ -157,9 +159,8 @@ class _HeldRows:
 
     def process_without(self) -> PosteriorProcess:
         """Return the process given all others."""
-        return self.model._inference.solve_rows(
-            self.memory.without(self.observations), self.model._prior
-        )
+        inference, _ = process_parts(self.model)
+        return inference.solve_rows(self.memory.without(self.observations), self.model._prior)
 
     @cached_property
     def _process(self) -> ObservationSpaceProcess:
@@ -227,7 +228,7 @@ def _check_as_they_were(
 ) -> None:
     """Check that the memory holds the rows as its present basis would take them."""
     if isinstance(model, GridModel):
-        if len(model._memory.earlier) > 0:
+        if len(process_parts(model)[1].earlier) > 0:
             raise UnsupportedError(
                 "Expected a model on one grid, got one that was refined or merged: which of its "
                 "grids an observation entered on is not known. Build it anew on the present grid."

@@ -20,9 +20,10 @@ from bo_stream.models.objective import (
     subspace_log_marginal_likelihood,
     subspace_posterior,
 )
-from bo_stream.models.stochastic.optimisers import Ascent
-from bo_stream.models.wiski.grid_model import GridModel
+from bo_stream.models.stochastic.optimisers import ConstrainedAdam
+from bo_stream.models.wiski.dirichlet import DirichletWISKI
 from bo_stream.models.wiski.learning import Subspace
+from bo_stream.models.wiski.wiski import WISKI
 
 LEFT_OUT = 1e-3
 """Prior variance that may lie outside the features, in parts of the noise variance."""
@@ -57,7 +58,7 @@ class OnlineLearner:
 
     def __init__(
         self,
-        model: GridModel,
+        model: WISKI | DirichletWISKI,
         learning_rate: float = 0.005,
         stem_learning_rate: float = 0.0005,
         keep: int = 0,
@@ -78,8 +79,8 @@ class OnlineLearner:
         self.model = model.eval()
         self._mll = ExactMarginalLogLikelihood(model.likelihood, model)
         self._reservoir = Reservoir(keep, seed)
-        self._kernel = Ascent(model, hyperparameters(model), learning_rate)
-        self._stem = Ascent(model, stem_parameters(model), stem_learning_rate)
+        self._kernel = ConstrainedAdam(model, hyperparameters(model), learning_rate)
+        self._stem = ConstrainedAdam(model, stem_parameters(model), stem_learning_rate)
 
     def step(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> float:
         """Observe a batch and learn from it. Bad input raises and changes nothing.
@@ -197,7 +198,7 @@ class Follower:
     Cost: O(r³), with as few features r as leave out ``left_out`` of the noise variance.
     """
 
-    def __init__(self, model: GridModel, left_out: float = LEFT_OUT) -> None:
+    def __init__(self, model: WISKI | DirichletWISKI, left_out: float = LEFT_OUT) -> None:
         """Take the model's features of before, or choose new ones.
 
         Args:

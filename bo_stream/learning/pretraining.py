@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
@@ -53,7 +54,8 @@ def pretrain(
     model._check_not_supposed("pretrain")
     model.standardized(X, Y, Yvar)  # raises what update would, before anything is dropped
     _check(model, X, maxiter)
-    memory, units, state = model._memory, model._units, deepcopy(model.state_dict())
+    units, state = model._units, deepcopy(model.state_dict())
+    memory: Any = model._memory
     try:
         return _fitted(model, X, Y, Yvar, maxiter, report)
     except BaseException:

@@ -7,7 +7,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from bo_stream.learning.fits import hyperparameters, with_priors
 from bo_stream.models.clustered.clustered import ClusteredGP
-from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 
 
 def maximise_stochastically(
@@ -41,7 +41,7 @@ def maximise_stochastically(
         ValueError: The learning rate is negative.
     """
     model.train()
-    ascent = Ascent(model, hyperparameters(model), learning_rate)
+    ascent = ConstrainedAdam(model, hyperparameters(model), learning_rate)
     generator = torch.Generator().manual_seed(seed)
     mll = ExactMarginalLogLikelihood(model.likelihood, model)
     count = max(model.num_observations, 1.0)

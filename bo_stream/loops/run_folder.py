@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import uuid4
@@ -17,7 +15,14 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.storage import atomic_write
+from bo_stream.storage import (
+    FileFormat,
+    OtherVersionError,
+    describe_file,
+    package_version,
+    read_index,
+    write_index,
+)
 
 if TYPE_CHECKING:  # the command holds a folder before torch is imported
     from bo_stream.models.base import StreamingGP
@@ -29,8 +34,7 @@ LOCK = ".lock"
 
 HOLDER = ".lock-holder.json"
 
-_MODELS = "model-*.pt"
-_HEAD = ("format", "bo_stream", "sha256")
+_MODELS = "model-*.safetensors"
 _DAMAGE = (
     OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
@@ -40,17 +44,17 @@ _PACKAGES = ("bo-stream", "torch", "botorch", "gpytorch", "linear-operator", "nu
 
 @dataclass(frozen=True)
 class CheckpointFormat:
-    """A format of checkpoints: an index in JSON with its digest, and the models that it names.
+    """A format of checkpoints: an index in JSON, and files of the models that it names.
 
     Attributes:
         name: File name of the index.
         run: Name of what is saved, for messages.
-        number: Version, which grows whenever older files can no longer be read.
+        format: Format of the index.
     """
 
     name: str
     run: str
-    number: int
+    format: FileFormat
 
     def save(
         self, folder: Path, content: Mapping[str, Any], models: Mapping[str, StreamingGP]
@@ -73,16 +77,11 @@ class CheckpointFormat:
         try:
             files = {key: ModelFile.write(folder, key, model) for key, model in models.items()}
             records = {key: asdict(file) for key, file in files.items()}
-            self._write_index(folder / self.name, {**content, "models": records})
+            write_index(folder / self.name, self.format, {"models": records, **content})
         except BaseException:
             _remove(set(folder.glob(_MODELS)) - former)
             raise
         _remove(former)
-
-    def _write_index(self, path: Path, content: Mapping[str, Any]) -> None:
-        head = (self.number, package_version("bo-stream"), _digest_of_content(content))
-        with atomic_write(path) as file:
-            file.write(json.dumps({**dict(zip(_HEAD, head, strict=True)), **content}).encode())
 
     @contextmanager
     def opened(self, folder: Path) -> Iterator[dict[str, Any]]:
@@ -97,29 +96,25 @@ class CheckpointFormat:
                 f"There is no {self.run} to resume in {folder}: it has no {self.name}."
             )
         try:
-            yield self._content(path)
+            content = read_index(path, self.format)
+        except OtherVersionError as error:
+            raise UsageError(f"{error} Or start anew in another folder.") from error
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{error} {_CURE}") from error
+        try:
+            yield content
         except UsageError:
             raise
         except _DAMAGE as error:
             raise UsageError(f"{path} is damaged or no checkpoint ({error!r}). {_CURE}") from error
 
-    def _content(self, path: Path) -> dict[str, Any]:
-        whole: dict[str, Any] = json.loads(path.read_text())
-        mine, writer = package_version("bo-stream"), whole["bo_stream"]
-        if whole["format"] != self.number or writer != mine:
-            raise UsageError(
-                f"{path} was written by bo_stream {writer} (checkpoint format {whole['format']}); "
-                f"this is {mine} (format {self.number}). Resume it with that version, or "
-                "start anew in another folder."
-            )
-        content = {name: value for name, value in whole.items() if name not in _HEAD}
-        if _digest_of_content(content) != whole["sha256"]:
-            raise ValueError(f"its SHA-256 is not {str(whole['sha256'])[:12]}... as it was written")
-        return content
 
-
-SAMPLING = CheckpointFormat("checkpoint.json", "run", 5)
-OPTIMIZATION = CheckpointFormat("optimization.json", "optimization", 5)
+SAMPLING = CheckpointFormat(
+    "checkpoint.json", "run", FileFormat("bo_stream sampling checkpoint", 6, True)
+)
+OPTIMIZATION = CheckpointFormat(
+    "optimization.json", "optimization", FileFormat("bo_stream optimization checkpoint", 6, True)
+)
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,7 @@ class ModelFile:
 
     Attributes:
         name: File name, in the folder of the index.
-        sha256: Digest of the file, in hexadecimal digits.
+        sha256: Digest that the file says of itself, in hexadecimal digits.
         observations: Number of observations in the model.
     """
 
@@ -144,9 +139,9 @@ class ModelFile:
             OSError: The folder cannot be written, or the disk is full.
         """
         observations = round(model.num_observations)
-        path = folder / f"model-{key}-{observations:07d}-{uuid4().hex[:8]}.pt"
+        path = folder / f"model-{key}-{observations:07d}-{uuid4().hex[:8]}.safetensors"
         model.save(path)
-        return cls(path.name, _digest_of_file(path), observations)
+        return cls(path.name, describe_file(path)["sha256"], observations)
 
     def read(self, folder: Path, kind: type[StreamingGP], device: str) -> StreamingGP:
         """Load the model; nothing in the file is executed (see :meth:`StreamingGP.load`).
@@ -166,7 +161,7 @@ class ModelFile:
             model = kind.load(path, map_location=device)
         except (OSError, ValueError) as error:
             raise UsageError(
-                f"{path}, part of the checkpoint, cannot be read: {error} {_CURE}"
+                f"The checkpoint in {folder} cannot be read: {error} {_CURE}"
             ) from error
         found = round(model.num_observations)
         if found != self.observations:
@@ -177,10 +172,11 @@ class ModelFile:
         return model
 
     def _check_digest(self, path: Path) -> None:
-        found = _digest_of_file(path)
+        """Check that it is the file that was written: that it is whole is checked by loading."""
+        found = describe_file(path)["sha256"]
         if found != self.sha256:
             raise ValueError(
-                f"it is not the file that was written (SHA-256 {self.sha256[:12]}..., got "
+                f"{path} is not the file that was written (SHA-256 {self.sha256[:12]}..., got "
                 f"{found[:12]}...)."
             )
 
@@ -202,14 +198,6 @@ def _as_tuples(value: Any) -> Any:
 def all_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that affect a result."""
     return {"python": platform.python_version()} | {n: package_version(n) for n in _PACKAGES}
-
-
-def package_version(name: str) -> str:
-    """Return the installed version of a package, ``unknown`` if it runs from a source tree."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "unknown"
 
 
 @contextmanager
@@ -244,15 +232,6 @@ def _holder(folder: Path) -> str:
     except (OSError, ValueError, TypeError):
         return "another process"
     return f"process {number} on {host}"
-
-
-def _digest_of_content(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _digest_of_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _remove(paths: Iterable[Path]) -> None:

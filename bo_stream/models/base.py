@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -73,6 +71,7 @@ from bo_stream.models.hyperparameters import (
     move_priors,
     subset_module,
 )
+from bo_stream.models.inference import Inference, Solve
 from bo_stream.models.input_transforms import (
     LatestInputs,
     TrainInputs,
@@ -82,20 +81,18 @@ from bo_stream.models.input_transforms import (
     check_not_train_inputs,
     keeps_boxes,
 )
-from bo_stream.models.memory import Cache, Observations, Targets
-from bo_stream.models.outcomes.base import Drawing, Outcomes
+from bo_stream.models.memory import Observations, Targets
+from bo_stream.models.model_file import read_model, write_model
+from bo_stream.models.outcomes.base import Drawing, NoiseAtInputs, Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.prior import Prior
-from bo_stream.models.trusted import Trusted, read_pickle
+from bo_stream.models.trusted import Trusted
 from bo_stream.models.warnings import NumericalEvent, NumericalLog, with_event
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
 from bo_stream.process.posteriors import Predictive, outcome_distribution
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
-from bo_stream.storage import atomic_write
-from bo_stream.tensors import State, is_in, keeps_tensors, state_of
-
-FILE_FORMAT = 1
+from bo_stream.tensors import keeps_tensors
 
 
 class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
@@ -115,11 +112,11 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _input_dim: int
     _process_dim: int
     _memory: Any
-    _inference: Any
-    _cache: Any
     _units: Outcomes
-    _solved: Any
+    _inference: Inference[Any, Any]
+    _cache: Any = None
     _supposed: PosteriorProcess | None
+    _supposed_noise: NoiseAtInputs | None = None
     _fantasy_batch_shape: torch.Size | None = None
     _known: tuple[KnownPoints, ...] = ()
     _numerical_log: NumericalLog = ()
@@ -128,71 +125,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _latest: LatestInputs = LatestInputs()
     _outcomes_argument: ClassVar[str] = "train_Y"  # of the constructor
     _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
-
-    # --- what differs between models ---------------------------------------------------------
-
-    @keeps_tensors
-    def process(self, X: Tensor | None = None) -> PosteriorProcess:
-        """Return the posterior as a process; solved once, then kept until something changes.
-
-        The process is over transformed inputs, in transformed outcome units.
-
-        Args:
-            X: Transformed inputs, ``... x d``, that the process must be able to take.
-
-        Raises:
-            InputDataError: X is not finite.
-        """
-        if X is not None:
-            check_finite("X", X)
-        if self._supposed is not None:
-            return self._supposed
-        if self._solved is None or not is_in(self, self._solved.state):
-            self._solved = self._solve(state_of(self))
-        return self._solved.process
-
-    def _solve(self, state: State) -> Cache:
-        """The posterior of the present memory, with the present state of the hyperparameters."""
-        raise NotImplementedError
-
-    def feature_process(self, X: Tensor | None = None) -> PosteriorProcess:
-        """Return the posterior as a process in the weights of features, where the model has one.
-
-        For acquisition in feature space. A model of no features has one process only, and so has
-        one that is conditioned on hypothetical observations.
-
-        Args:
-            X: As for :meth:`process`.
-        """
-        return self.process(X)
-
-    @abstractmethod
-    def _take(self, data: Observations) -> None:
-        """Put checked observations into memory, or take them out; all or nothing."""
-
-    @abstractmethod
-    def _set_memory(self, memory: Any) -> None:
-        """Replace the memory, and drop what was derived from it."""
-
-    @abstractmethod
-    def merge(self, other: Self) -> Self:
-        """Add another model's memory to this one's."""
-
-    @abstractmethod
-    def _log_marginal_likelihood(self) -> Tensor:
-        """Differentiable in the hyperparameters, ``batch_shape x m``."""
-
-    @abstractmethod
-    def _learning_objective(self) -> Tensor:
-        """What a fit maximises beside the priors, differentiable, ``batch_shape x m``."""
-
-    def _finish_refit(self) -> None:
-        """Called when a refit ends, with the new hyperparameters: nothing, for most models."""
-        return
-
-    def _move(self, device: torch.device) -> None:
-        """Bring the memory, and what places its points, to the device of the hyperparameters."""
-        self._set_memory(self._memory.to(device))
 
     # --- construction ------------------------------------------------------------------------
 
@@ -369,7 +301,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         former = self._units
         try:
             if self._units.awaits:
-                targets, *_ = self._measured(Y, Yvar)
+                targets, *_ = self._measured(Y, Yvar, learns=True)
                 self._units = self._units.referring_to(targets, self.outcome_scale())
             self._observe(X, Y, Yvar, sign)
             if sign < 0.0:
@@ -399,9 +331,16 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
         self._settle_noise_floor(Y, Yvar, sign)
-        self._take(self._observations(X, Y, Yvar, sign))
+        self._take(self._observations(X, Y, Yvar, sign, learns=True))
         latest = self._latest
         self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
+
+    @torch.no_grad()
+    def _take(self, data: Observations) -> None:
+        self._memory, self._cache = self._inference.observe(
+            self._memory, self._cache, data, self._prior
+        )
+        self._refresh_fixed_noise()
 
     @keeps_tensors
     def forget(self, factor: float) -> Self:
@@ -420,8 +359,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._set_memory(self._memory.scale(factor))
         return self
 
-    def _begin_to_clear(self) -> None:
-        """Forget what refers to observations beside the memory.
+    def _set_memory(self, memory: Any) -> None:
+        """Replace the memory, and drop what was derived from it."""
+        self._memory, self._cache = memory, None
+
+    @keeps_tensors
+    def clear(self) -> Self:
+        """Drop all observations; hyperparameters, places and standardisation stay.
 
         Raises:
             UnsupportedError: The model supposes data.
@@ -429,6 +373,31 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._check_not_supposed("clear")
         self._units = self._units.forgotten()
         self._latest = LatestInputs()
+        self._set_memory(self._inference.cleared(self._memory, self._prior))
+        return self
+
+    @keeps_tensors
+    def merge(self, other: Self) -> Self:
+        """Add another model's memory to this one's, in place; hyperparameters stay as they are.
+
+        See the class for what is exact.
+
+        Raises:
+            UnsupportedError: Another class, shape, transform, or a model that supposes data.
+            ValueError: The memory would become too large.
+        """
+        outputs = self._units.outputs_with(getattr(other, "_units", None))
+        with self._having(outputs):
+            alike = other._of_outputs(outputs) if isinstance(other, StreamingGP) else other
+            matrix = self._targets_of(alike)
+            theirs = alike._memory.map_targets(matrix)
+            with torch.no_grad():
+                self._memory, self._cache = self._inference.merged(
+                    self._memory, self._cache, theirs, self._prior
+                )
+            self._refer_to_both(alike)
+            self._refresh_fixed_noise()
+        return self
 
     def _targets_of(self, other: Self) -> Tensor:
         """The map of another model's target columns to the merged ones, ``... x m x 2 x 2``.
@@ -642,7 +611,28 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Raises:
             UnsupportedError: A likelihood of labels or counts.
         """
+        noise = self._noise(inputs)
+        if noise is not None:
+            return noise(inputs)
         return self._units.noise_variance(self._prior, self._memory).detach().unsqueeze(-1)
+
+    @keeps_tensors
+    @torch.no_grad()
+    def _noise(
+        self, X: Tensor | None = None, process: PosteriorProcess | None = None
+    ) -> NoiseAtInputs | None:
+        """Noise as it depends on the inputs, or None; see :meth:`Inference.noise`."""
+        if self._supposed is not None:
+            return self._supposed_noise
+        if not self._inference.noise_varies:
+            return None
+        if X is not None:
+            check_finite("X", X)
+        noise: NoiseAtInputs | None
+        noise, self._cache = self._inference.noise(
+            self._memory, self._cache, self._prior, X, process
+        )
+        return noise
 
     def noise_level(self) -> Tensor:
         """The learned noise variance, or the mean of the positive known ones, ``batch_shape x m``.
@@ -750,17 +740,56 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def _standardized(self, Y: Tensor) -> Tensor:
         return self._outcomes.standardized(Y, self._units.shift)
 
-    def _observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Observations:
-        targets, noise, known = self._measured(Y, Yvar)
+    def _observations(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float, learns: bool = False
+    ) -> Observations:
+        targets, noise, known = self._measured(Y, Yvar, learns)
         return Observations(self.coordinates(X).to(torch.float64), targets, noise, known, sign)
 
-    def _measured(self, Y: Tensor, Yvar: Tensor | None) -> Targets:
+    def _measured(self, Y: Tensor, Yvar: Tensor | None, learns: bool = False) -> Targets:
         """Targets less the shift, noise variances, and where these are known."""
         infers = isinstance(self.likelihood, GaussianLikelihood)
+        infers = infers or (learns and self._inference.noise_varies)
         Y, Yvar = self._units.columns(Y, Yvar, self._units.shift)
         return self._units.encode(self._outcomes, Y, Yvar, infers)
 
     # --- prediction --------------------------------------------------------------------------
+
+    @keeps_tensors
+    def process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """Return the posterior as a process; solved once, then kept until something changes.
+
+        The process is over transformed inputs, in transformed outcome units.
+
+        Args:
+            X: Transformed inputs, ``... x d``, that the process must be able to take.
+
+        Raises:
+            InputDataError: X is not finite; on a grid, too far outside.
+        """
+        return self._solved(self._inference.process, X)
+
+    @keeps_tensors
+    def feature_process(self, X: Tensor | None = None) -> PosteriorProcess:
+        """Return the posterior as a process in the weights of features, however many rows.
+
+        For acquisition in feature space. That of most models is :meth:`process`; a model that is
+        conditioned on hypothetical observations has one process only.
+
+        Args:
+            X: As for :meth:`process`.
+        """
+        return self._solved(self._inference.feature_process, X)
+
+    def _solved(self, solve: Solve, X: Tensor | None) -> PosteriorProcess:
+        if X is not None:
+            check_finite("X", X)
+        if self._supposed is not None:
+            self._inference.check_reach(self._supposed, X)
+            return self._supposed
+        with torch.no_grad():
+            process, self._cache = solve(self._memory, self._cache, self._prior, X)
+        return process
 
     def forward(self, X: Tensor) -> MultivariateNormal:
         """The posterior at transformed inputs, in transformed units.
@@ -1036,6 +1065,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._units.check_whole("fantasize")
         drawing = self._units.drawing(self._prior, observation_noise)
         if drawing is None:
+            if observation_noise is None and self._inference.noise_varies:
+                observation_noise = self.noise_at(self.hypothetical_inputs(X)).mT.to(X)
             model: Self = super().fantasize(X, sampler, observation_noise, **kwargs)
             return model
         return self.condition_on_observations(X, *self._drawn(X, sampler, drawing))
@@ -1123,7 +1154,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def _supposing(self, process: PosteriorProcess) -> Self:
         """A model of the same class with this process, sharing hyperparameters and memory."""
         model = self._shallow_copy()
-        model._supposed = process
+        model._supposed, model._supposed_noise = process, self._noise(process=process)
         if self._stem is not None and self._supposed is None:
             model.stem = deepcopy(self._stem)  # this one's may go on learning
         return model
@@ -1152,12 +1183,17 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         model._num_outputs = len(idcs)
         if self._supposed is not None:
             model._supposed = SelectedProcess(self._supposed, tuple(idcs))
+        if self._supposed_noise is not None:
+            model._supposed_noise = self._supposed_noise.select(idcs)
         for name in ("covar_module", "mean_module", "likelihood"):
             module = subset_module(getattr(self, name), self._batch_shape, self.num_outputs, idcs)
             model._modules[name] = module
         transform = self._modules.get("outcome_transform")
         if isinstance(transform, OutcomeTransform):
             model._modules["outcome_transform"] = transform.subset_output(idcs)
+        for name, part in self._modules.items():
+            if isinstance(part, StreamingGP):
+                model._modules[name] = part.subset_output(idcs)
         model._select_memory(idcs)
         return model
 
@@ -1173,7 +1209,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if device != self._units.shift.device:
             self._units = self._units.map(lambda value: value.to(device))
             self._latest = self._latest.to(device)
-            self._move(device)
+            self._memory, self._cache = self._inference.moved(self._memory, self._cache, device)
         return self
 
     # --- learning ----------------------------------------------------------------------------
@@ -1183,7 +1219,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Differentiable in the hyperparameters. Cost as a refit's step, whatever came before.
         """
-        return self._from_per_output(self._log_marginal_likelihood())
+        value, self._cache = self._inference.log_marginal_likelihood(
+            self._memory, self._cache, self._prior
+        )
+        return self._from_per_output(value)
 
     def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
         """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
@@ -1200,6 +1239,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         objective = self._from_per_output(self._learning_objective())
         value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
         return -value / self._from_per_output(self._counts()).clamp_min(1.0)
+
+    def _learning_objective(self) -> Tensor:
+        value, self._cache = self._inference.objective(self._memory, self._cache, self._prior)
+        return value
 
     @property
     def custom_fit(self) -> Callable[..., MarginalLogLikelihood]:
@@ -1230,7 +1273,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if mode and outcome_transform is not None:
             outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
         if was_training and not mode and self._supposed is None:
-            self._finish_refit()
+            with torch.no_grad():
+                self._memory, self._cache = self._inference.refitted(
+                    self._memory, self._cache, self._prior
+                )
         return self
 
     def _prepare_refit(self) -> None:
@@ -1282,14 +1328,24 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def save(self, path: str | Path) -> None:
         """Write the whole model, memory included; a crash leaves an old file whole.
 
+        The file is one of ``safetensors``: other programs can read its tensors, and
+        :func:`bo_stream.describe_file` what it says of itself.
+
+        Args:
+            path: Of the file, by custom ``*.safetensors``.
+
         Raises:
             OSError: The file cannot be written.
+            ValueError: The model holds what is neither a tensor, a plain value nor an object of an
+                importable class, such as a lambda.
         """
-        content = {"format": FILE_FORMAT, "class": type(self).__name__, "model": self}
-        buffer = BytesIO()  # torch would hide a failed write behind an error about its archive
-        torch.save(content, buffer)
-        with atomic_write(path) as file:
-            file.write(buffer.getbuffer())
+        about = {
+            "dtype": str(self._dtype).removeprefix("torch."),
+            "observations": self.num_observations,
+            "outputs": self.num_outputs,
+            "dimensions": self._input_dim,
+        }
+        write_model(path, self, about)
 
     @classmethod
     def load(
@@ -1306,24 +1362,16 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Args:
             path: Of the file.
-            map_location: Device of the tensors, as in ``torch.load``.
+            map_location: Device of the tensors; default: where they were.
             trusted: Classes and functions of your own (a kernel, a likelihood, a transform) that
                 the file may name.
 
         Raises:
             OSError: The file cannot be opened.
-            ValueError: The file is damaged, names what is not trusted, or holds another class or
-                format.
+            ValueError: The file is of another format, version or class, is damaged, or names what
+                is not trusted.
         """
-        content = read_pickle(path, map_location, trusted)
-        if not isinstance(content, dict) or content.get("format") != FILE_FORMAT:
-            raise ValueError(f"{path} is no model file of format {FILE_FORMAT}.")
-        if content.get("class") != cls.__name__:
-            raise ValueError(f"{path} holds a {content.get('class')}, expected a {cls.__name__}.")
-        model = content.get("model")
-        if not isinstance(model, cls):
-            raise ValueError(f"{path} holds a {type(model).__name__}, expected a {cls.__name__}.")
-        return model
+        return read_model(path, cls, map_location, trusted)
 
 
 def _shifted_targets(shift: Tensor) -> Tensor:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
+from bo_stream.bases.basis import Basis
 from bo_stream.models.memory import MergedMemory, Observations
+from bo_stream.models.outcomes.base import NoiseAtInputs
 from bo_stream.models.prior import Prior
-from bo_stream.process.process import PosteriorProcess
+from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State
+
+if TYPE_CHECKING:
+    from bo_stream.models.base import StreamingGP
+
+SOLVED_ROWS = 64
+"""Larger updates drop the solved posterior."""
+
+SOLVED_OBSERVED = 192
+"""Observations after which it is solved anew, so that neither costs nor rounding errors add up."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +41,37 @@ class KeptProcess:
     process: PosteriorProcess
 
 
+@dataclass(frozen=True)
+class SolvedWeights:
+    """The posterior in the weights of features at one state of all hyperparameters.
+
+    Attributes:
+        state: Of the model.
+        process: The posterior.
+    """
+
+    state: State
+    process: WeightSpaceProcess
+
+    def can_take(self, data: Observations, basis: Basis) -> bool:
+        """Say whether a batch is small, adds, and meets the basis that was solved in."""
+        n = len(data)
+        young = self.process.weights.observed + n <= min(SOLVED_OBSERVED, basis.rank)
+        return n <= SOLVED_ROWS and young and data.sign > 0 and self.process.basis is basis
+
+    def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedWeights:
+        """Condition on a batch of standardised outcomes. Cost O(n r²)."""
+        centred = outcomes - self.process.prior_mean
+        weights = self.process.weights.observe(features, centred, noise)
+        return SolvedWeights(self.state, replace(self.process, weights=weights))
+
+
 M = TypeVar("M", bound=MergedMemory)
 C = TypeVar("C")
+T = TypeVar("T")
+
+Solve = Callable[[Any, Any, Prior, Tensor | None], tuple[PosteriorProcess, Any]]
+"""Maps memory, cache, prior and inputs to a process and the cache that has it."""
 
 
 class Inference(ABC, Generic[M, C]):
@@ -40,6 +81,9 @@ class Inference(ABC, Generic[M, C]):
     that a call which raises has changed nothing. A cache knows the state of the hyperparameters
     that it is of. Numerical events and what a user is told once are put on record in the model.
     """
+
+    noise_varies: ClassVar[bool] = False
+    """Whether the noise variance depends on the inputs, and is learned where it is not known."""
 
     @abstractmethod
     def observe(
@@ -90,6 +134,25 @@ class Inference(ABC, Generic[M, C]):
             InputDataError: It cannot take these.
         """
         return
+
+    def noise(
+        self,
+        memory: M,
+        cache: C | None,
+        prior: Prior,
+        X: Tensor | None = None,
+        process: PosteriorProcess | None = None,
+    ) -> tuple[NoiseAtInputs | None, C | None]:
+        """Return the noise variance as it depends on the inputs, or None: for most models.
+
+        Args:
+            memory: Of the observations.
+            cache: Of it, if there is one.
+            prior: The hyperparameters.
+            X: Transformed inputs, ``... x d``, of which it will be asked.
+            process: Instead of X: a posterior, wherever which can be asked, it will be.
+        """
+        return None, cache
 
     @abstractmethod
     def objective(self, memory: M, cache: C | None, prior: Prior) -> tuple[Tensor, C | None]:
@@ -143,3 +206,17 @@ class Inference(ABC, Generic[M, C]):
     def moved(self, memory: M, cache: C | None, device: torch.device) -> tuple[M, C | None]:
         """Return the memory on another device, and a cache of it, if that is not solved anew."""
         return memory.to(device), None
+
+
+class InferenceOption(Generic[T]):
+    """An attribute of a model that is the option of its inference of the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, model: StreamingGP | None, owner: type) -> T:
+        value: T = self if model is None else getattr(model._inference, self._name)  # type: ignore[assignment]
+        return value
+
+    def __set__(self, model: StreamingGP, value: T) -> None:
+        model._inference = replace(model._inference, **{self._name: value})  # type: ignore[type-var]

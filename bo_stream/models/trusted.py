@@ -1,18 +1,15 @@
-"""Read a pickled model without running what its file says: what a file may name is listed here."""
+"""Classes and functions that a model's file may name: others are not even imported."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import pickle
 import re
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import gpytorch
-import numpy as np
 import torch
 
 Trusted: TypeAlias = Callable[..., Any]
@@ -39,9 +36,9 @@ _PACKAGES = (
     "torch.nn.modules",
 )
 """Classes that are defined in these are trusted: they compute, and touch neither files, processes
-nor names of modules. Torch trusts those of its tensors by itself."""
+nor names of modules."""
 
-_OTHERS = frozenset(
+_FUNCTIONS = frozenset(
     {
         "bo_stream.bases.grid.kernel._matern12",
         "bo_stream.bases.grid.kernel._matern32",
@@ -53,91 +50,67 @@ _OTHERS = frozenset(
         "bo_stream.models.input_transforms._concentration1",
         "bo_stream.models.input_transforms._set_concentration0",
         "bo_stream.models.input_transforms._set_concentration1",
-        "functools.partial",
         "gpytorch.means.constant_mean._ensure_updated_strategy_flag_set",
         "gpytorch.utils.transforms.inv_sigmoid",
         "gpytorch.utils.transforms.inv_softplus",
-        "numpy._core.multiarray._reconstruct",
-        "numpy.core.multiarray._reconstruct",
-        "numpy.dtype",
-        "numpy.ndarray",
-        "torch._C._VariableFunctionsClass",
-        "torch._C._nn.one_hot",
     }
 )
-"""What else is trusted, by full name."""
+"""Functions that are trusted."""
 
-_NUMBERS = tuple(type(np.dtype(name)) for name in ("bool", "int32", "int64", "float32", "float64"))
-"""Classes of the dtypes that arrays in a file may have."""
+_BUILTINS: Mapping[str, Trusted] = {
+    "torch.exp": torch.exp,
+    "torch.log": torch.log,
+    "torch.nn.functional.one_hot": torch.nn.functional.one_hot,
+    "torch.nn.functional.softplus": torch.nn.functional.softplus,
+    "torch.sigmoid": torch.sigmoid,
+    "torch.tanh": torch.tanh,
+}
+"""Functions that are trusted and do not know their own names."""
 
-_TORCH_FUNCTIONS = frozenset({"exp", "log", "sigmoid", "tanh"})
-"""Functions of ``torch`` that a pickle takes from a class by ``getattr``."""
-
-_GETATTR = "builtins.getattr"
 _METHODS = re.compile(r"_load_state_hook_ignore_shapes|_\w+_(param|closure)")
 """Methods that GPyTorch's modules keep as hooks, and as readers and writers of priors."""
 
 
-def read_pickle(
-    path: str | Path, map_location: str | torch.device | None, trusted: Sequence[Trusted] = ()
-) -> Any:
-    """Read what ``torch.save`` wrote; only classes and functions that are trusted are called.
+class UntrustedError(Exception):
+    """A file names what is not trusted."""
+
+
+def name_of(value: Any) -> str | None:
+    """Return the full name of a class or function, None if it cannot be found by a name."""
+    for name, builtin in _BUILTINS.items():
+        if value is builtin:
+            return name
+    module, name = value.__module__, value.__qualname__
+    return f"{module}.{name}" if _attribute(module, name) is value else None
+
+
+def resolve_all(names: Mapping[str, str], trusted: Sequence[Trusted]) -> dict[str, Trusted]:
+    """Find what names in a file stand for.
 
     Args:
-        path: Of the file.
-        map_location: Device of the tensors, as in ``torch.load``.
-        trusted: Classes and functions of the caller's own that the file may name.
+        names: Full names.
+        trusted: Classes and functions of the caller's own.
 
     Raises:
-        OSError: The file cannot be opened.
-        ValueError: It is damaged, none of ``torch.save``, or names what is not trusted.
-    """
-    with Path(path).open("rb") as file:
-        try:
-            allowed = _allowed(_names(file), trusted)
-            file.seek(0)
-            with torch.serialization.safe_globals(allowed):
-                return torch.load(file, map_location=map_location, weights_only=True)
-        except _UntrustedError as error:
-            raise ValueError(f"{path} {error}") from error
-        except Exception as error:  # torch raises errors of many classes on damaged files
-            raise ValueError(f"{path} is damaged or no model file: {_reason(error)}.") from error
-
-
-class _UntrustedError(Exception):
-    """The file names what is not trusted."""
-
-
-def _names(file: BinaryIO) -> list[str]:
-    """Full names of what a file wants to call, without those that torch trusts."""
-    return torch.serialization.get_unsafe_globals_in_checkpoint(file)
-
-
-def _allowed(
-    names: Iterable[str], trusted: Sequence[Trusted]
-) -> list[Trusted | tuple[Trusted, str]]:
-    """Of the names in a file, what they stand for.
-
-    Raises:
-        _UntrustedError: One is not trusted.
+        UntrustedError: One is not trusted.
     """
     own = {f"{each.__module__}.{each.__qualname__}": each for each in trusted}
-    known = {**own, _GETATTR: _method_reader(trusted)}
-    found = {name: known.get(name) or _resolve(name) for name in names}
-    unknown = sorted(name for name, each in found.items() if each is None)
+    found = {alias: own.get(name) or _resolve(name) for alias, name in names.items()}
+    unknown = sorted(names[alias] for alias, each in found.items() if each is None)
     if unknown:
-        raise _UntrustedError(
+        raise UntrustedError(
             f"names {', '.join(unknown)}, which would run when it is loaded and is not trusted. If "
             "these are classes or functions of your own and you trust the file, load it with "
             f"trusted=[{', '.join(name.rpartition('.')[2] for name in unknown)}]."
         )
-    chosen = {(each, name) for name, each in found.items() if each is not None}
-    return list((chosen | {*_NUMBERS}) - {*torch.serialization.get_safe_globals()})
+    return {alias: each for alias, each in found.items() if each is not None}
 
 
 def _resolve(name: str) -> Trusted | None:
+    if name in _BUILTINS:
+        return _BUILTINS[name]
     module_name, _, attribute = name.rpartition(".")
-    if name in _OTHERS:
+    if name in _FUNCTIONS:
         return _attribute(module_name, attribute)
     if any(f"{module_name}.".startswith(f"{package}.") for package in _PACKAGES):
         found = _attribute(module_name, attribute)
@@ -153,28 +126,25 @@ def _attribute(module_name: str, attribute: str) -> Any:
         return None
 
 
-def _method_reader(trusted: Sequence[Trusted]) -> Trusted:
-    """What stands for ``getattr``: it reads methods that modules keep, and nothing else."""
-    own = tuple(each for each in trusted if isinstance(each, type))
+def method_of(owner: object, name: str, trusted: Sequence[Trusted]) -> Trusted:
+    """Return a method that modules keep, or one of a class of the caller's own.
 
-    def method_of(owner: object, name: str) -> Any:
-        if owner is torch._C._VariableFunctionsClass and name in _TORCH_FUNCTIONS:  # type: ignore[attr-defined]
-            return getattr(torch, name)
+    Args:
+        owner: An object, or for a static method a class.
+        name: Of the method.
+        trusted: Classes and functions of the caller's own.
+
+    Raises:
+        UntrustedError: It is none of these.
+    """
+    own = tuple(each for each in trusted if isinstance(each, type))
+    if isinstance(owner, type):
+        if owner in own and isinstance(inspect.getattr_static(owner, name, None), staticmethod):
+            return getattr(owner, name)
+    else:
         method = inspect.getattr_static(type(owner), name, None)
         kept = isinstance(owner, gpytorch.Module) and _METHODS.fullmatch(name)
         if (kept or isinstance(owner, own)) and isinstance(method, FunctionType):
             return MethodType(method, owner)
-        if owner in own and isinstance(inspect.getattr_static(owner, name, None), staticmethod):
-            return getattr(owner, name)
-        raise pickle.UnpicklingError(f"it asks for {name!r} of {type(owner).__name__}")
-
-    return method_of
-
-
-def _reason(error: Exception) -> str:
-    """An error in one line, without torch's advice to trust the file."""
-    text = str(error).rpartition(_ADVICE)[2].partition(_MORE_ADVICE)[0]
-    return " ".join(text.split())[:200].rstrip(".") or type(error).__name__
-
-
-_ADVICE, _MORE_ADVICE = "WeightsUnpickler error: ", "Check the documentation of torch.load"
+    kind = owner if isinstance(owner, type) else type(owner)
+    raise UntrustedError(f"asks for {name!r} of {kind.__name__}, which is not trusted.")

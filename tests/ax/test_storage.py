@@ -12,8 +12,8 @@ import pytest
 from ax.api.client import Client
 from ax.core.data import Data
 
-from bo_stream import OSGPR, QSGP, QSRVM, DecoupledGP
-from bo_stream.ax import save_snapshot
+from bo_stream import OSGPR, QSGP, QSRVM, DecoupledGP, describe_file
+from bo_stream.ax import load_snapshot, save_snapshot
 from bo_stream.ax.storage import data_as_json, frame_as_json
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
@@ -147,8 +147,31 @@ def test_a_snapshot_is_whole_or_the_former_one(
             save_snapshot(client, path)
     assert path.read_bytes() == former
     save_snapshot(client, path)
-    assert len(Client.load_from_json_file(str(path))._experiment.trials) == 3
+    for loaded in (load_snapshot(path), Client.load_from_json_file(str(path))):
+        assert len(loaded._experiment.trials) == 3
     assert [file.name for file in tmp_path.iterdir()] == ["experiment.json"]
+
+
+def test_a_snapshot_that_is_damaged_or_another_s(tmp_path: Path) -> None:
+    path, client = tmp_path / "experiment.json", started()
+    save_snapshot(client, path)
+    about = describe_file(path)
+    assert (about["format"], about["version"]) == ("bo_stream Ax snapshot", 1)
+    whole = path.read_text()
+    plain = tmp_path / "plain.json"
+    client.save_to_json_file(str(plain))
+    for content, message in (
+        (whole[:-9], "is damaged or no checkpoint"),
+        ("", "is damaged or no checkpoint"),
+        (plain.read_text(), "it does not say its format"),
+        (whole.replace('"_type": "Client"', '"_type": "Clienu"'), "is damaged: its SHA-256 is"),
+        (whole.replace('"version": 1', '"version": 2', 1), "was written by bo_stream"),
+        (whole.replace("Ax snapshot", "something", 1), "expected a bo_stream Ax snapshot"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=message) as error:
+            load_snapshot(path)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

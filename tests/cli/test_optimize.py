@@ -200,7 +200,7 @@ def edited(old: str, new: str) -> None:
     text = index.read_text()
     assert old in text
     content = json.loads(text.replace(old, new))
-    rest = {k: v for k, v in content.items() if k not in ("format", "bo_stream", "sha256")}
+    rest = {k: v for k, v in content.items() if k != "sha256"}
     digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
     index.write_text(json.dumps({**content, "sha256": digest}))
 

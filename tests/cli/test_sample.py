@@ -254,8 +254,8 @@ def test_a_run_is_not_written_over_and_keeps_its_settings(data: str, tmp_path: P
     ):
         assert_one_clear_error(sample(*args), message)
     index = Path("run/checkpoint.json")
-    index.write_bytes(before["checkpoint.json"].replace(b'"format": 5', b'"format": 99'))
-    assert_one_clear_error(sample(*resume), "checkpoint format 99")
+    index.write_bytes(before["checkpoint.json"].replace(b'"version": 6', b'"version": 99'))
+    assert_one_clear_error(sample(*resume), "version 99 of the format")
     index.write_bytes(before["checkpoint.json"])
     assert contents(Path("run")) == before
     assert sample(data, *resume, "-q", str(QUICK.q)).exit_code == 0

@@ -196,10 +196,13 @@ def the_prior_comes_before_the_data(stream: Stream) -> None:
     assert_same_model(refreshed(prior.update(*data.astuple())), stream.settled(data), stream.points)
 
 
+WIDER = ("._cache.wider", "._cache.mean.wider")
+
+
 def _kept(model: StreamingGP) -> dict[str, Any]:
     """All that a model holds but the posteriors that it keeps for queries outside its bounds."""
     everything = fingerprint(model).items()
-    return {path: value for path, value in everything if not path.startswith("._cache.wider")}
+    return {path: value for path, value in everything if not path.startswith(WIDER)}
 
 
 @law

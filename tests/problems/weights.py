@@ -13,8 +13,9 @@ from torch import Tensor
 from bo_stream.bases.sampled import SampledBasis
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, Schedule
+from bo_stream.models.quadruply_stochastic.control_variate import ControlPoints
+from bo_stream.models.quadruply_stochastic.estimator import Minibatch
 from bo_stream.models.quadruply_stochastic.memory import FourierLayout, PointLayout, Progress
-from bo_stream.models.quadruply_stochastic.sampled_gradient import ControlPoints, Drawn
 from bo_stream.models.quadruply_stochastic.steps import Steps
 from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior
 from tests.oracles.weight_space import WeightSpace
@@ -97,11 +98,11 @@ class Problem:
     def _modules(self) -> tuple[ScaleKernel, ConstantMean, Likelihood]:
         return self.hyper.covar_module, self.hyper.mean_module, self.hyper.likelihood
 
-    def data(self, generator: torch.Generator) -> Drawn:
+    def data(self, generator: torch.Generator) -> Minibatch:
         if self.rows == DATA:
-            return Drawn(self.X, self.Y, DATA)
+            return Minibatch(self.X, self.Y, DATA)
         index = torch.randint(DATA, (self.rows,), generator=generator)
-        return Drawn(self.X[index], self.Y[:, index], DATA)
+        return Minibatch(self.X[index], self.Y[:, index], DATA)
 
     # --- dense ---------------------------------------------------------------------------------
 

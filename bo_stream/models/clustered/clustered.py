@@ -20,6 +20,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.cover_tree.tree import CoverTree
 from bo_stream.bases.differentiable_kernel import differentiable_matrix
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.inference import ClusterInference, Solver, precisions
 from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.objective import (
@@ -27,9 +28,8 @@ from bo_stream.models.clustered.objective import (
     clustered_kl_divergence,
     stochastic_objective,
 )
-from bo_stream.models.clustered.solver import ConjugateGradients, SolvedClusters
+from bo_stream.models.clustered.solver import ConjugateGradients
 from bo_stream.models.construction import warn_of_scaling
-from bo_stream.models.inferred import InferredGP
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.tensors import keeps_tensors
 
@@ -40,7 +40,7 @@ FINEST = 1e-4
 """Resolution by default, in parts of the diagonal of the box of the first inputs."""
 
 
-class ClusteredGP(InferredGP[ClusterMemory, SolvedClusters]):
+class ClusteredGP(StreamingGP):
     """The exact posterior for inputs moved to the centres of their clusters, for any kernel.
 
     A cover tree places centres at most ``resolution`` from every input and more than ``resolution``
@@ -75,6 +75,7 @@ class ClusteredGP(InferredGP[ClusterMemory, SolvedClusters]):
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 
+    _memory: ClusterMemory
     _inference: ClusterInference
 
     def __init__(

@@ -14,7 +14,7 @@ from bo_stream.bases.functions import FunctionBasis
 from bo_stream.bases.inducing import kernel_variance
 from bo_stream.likelihoods.sites import ExpectedLogProb
 from bo_stream.linalg import row_product
-from bo_stream.models.decoupled.posterior import DecoupledPosterior, HybridSpread
+from bo_stream.models.decoupled.posterior import DecoupledPosterior, HybridCovariance
 from bo_stream.models.hyperparameters import Hyperparameters
 
 COLUMNS = 1024
@@ -39,7 +39,7 @@ class Expanded:
 
     @classmethod
     def of(cls, posterior: DecoupledPosterior, hyper: Hyperparameters) -> Expanded:
-        """With the kernel and the prior mean of some hyperparameters."""
+        """Take the kernel and the prior mean of some hyperparameters."""
         batch = posterior.coefficients.shape[:-1]
         return cls(posterior, hyper.covar_module, hyper.constant(batch), batch[-1])
 
@@ -47,12 +47,12 @@ class Expanded:
     def basis(self) -> FunctionBasis:
         """Features of β. Cost O(M_β³)."""
         p = self.posterior
-        return p.spread.basis(self.kernel, p.beta, self.outputs)
+        return p.covariance.basis(self.kernel, p.beta, self.outputs)
 
     @cached_property
     def weights(self) -> tuple[Tensor, Tensor]:
         """Mean and root of their weights."""
-        return self.posterior.spread.weights()
+        return self.posterior.covariance.weights()
 
     @cached_property
     def coefficients(self) -> Tensor:
@@ -60,12 +60,12 @@ class Expanded:
         return self.posterior.expansion(self.kernel, self.outputs)
 
     def alpha_features(self, index: Tensor) -> Tensor | None:
-        """Features of some of α, ``... x m x c x M_β``; None where the weights have no mean.
+        """Evaluate features of some of α, ``... x m x c x M_β``; None if the weights have no mean.
 
         Cost O(c S (d + M_β) + c M_β²) for a basis of S functions.
         """
         p = self.posterior
-        if not isinstance(p.spread, HybridSpread):
+        if not isinstance(p.covariance, HybridCovariance):
             return None
         some = p.alpha.rows(index)
         return self.basis.whitened(p.beta.with_functions(self.kernel, some, self.outputs))
@@ -77,7 +77,7 @@ class Expanded:
         Cost O(M_α S d).
         """
         p = self.posterior
-        if not isinstance(p.spread, HybridSpread):
+        if not isinstance(p.covariance, HybridCovariance):
             return torch.zeros_like(self.weights[0])
         a = self.coefficients
         values, _ = p.alpha.weighted_functions(self.kernel, p.beta, self.outputs, a)
@@ -93,7 +93,7 @@ class Expanded:
         return self.weights[0] - self.explained
 
     def columns(self, index: Tensor) -> Columns:
-        """Some columns J of K_α. Cost O(c M_α d), and of features."""
+        """Evaluate some columns J of K_α. Cost O(c M_α d), and of features."""
         alpha, a = self.posterior.alpha, self.coefficients
         some = alpha.rows(index)
         slopes, cross = alpha.weighted_functions(self.kernel, some, self.outputs, a)
@@ -103,7 +103,7 @@ class Expanded:
         return Columns(index, cross, features, slopes)
 
     def mean_divergence(self, columns: Columns) -> Tensor:
-        """Unbiased for ``½ aᵀ K_α a``, the mean of β's weights included, ``... x m``.
+        """Estimate ``½ aᵀ K_α a`` with the mean of β's weights without bias, ``... x m``.
 
         From c of the columns of K_α, scaled by ``M_α / c``; from all of them exact. Of a hybrid
         posterior this is ``½ |v|² + ½ aᵀ (K_α − z zᵀ) a``: only the remainder that β's features
@@ -117,7 +117,7 @@ class Expanded:
         return 0.5 * (weight * part + self.weights[0].square().sum((-2, -1)))
 
     def exact_mean_divergence(self) -> Tensor:
-        """Of all columns, few at a time. Cost O(M_α² d)."""
+        """Compute :meth:`mean_divergence` of all columns, few at a time. Cost O(M_α² d)."""
         a = self.coefficients
         total = 0.5 * self.weights[0].square().sum((-2, -1))
         for index in torch.arange(a.shape[-1], device=a.device).split(COLUMNS):
@@ -126,17 +126,17 @@ class Expanded:
         return total
 
     def covariance_divergence(self) -> Tensor:
-        """The rest of the divergence, ``... x m``. Cost O(M_β³)."""
-        return self.posterior.spread.divergence(self.basis)
+        """Compute the covariance's part of the divergence, ``... x m``. Cost O(M_β³)."""
+        return self.posterior.covariance.divergence(self.basis)
 
     def at(self, X: Tensor) -> Marginals:
-        """What there is at inputs, ``... x n x d``. Cost O(n M_α d + n M_β²)."""
+        """Evaluate the process at inputs, ``... x n x d``. Cost O(n M_α d + n M_β²)."""
         features, alpha = self.basis.features(X), self.posterior.alpha
         mean, cross = alpha.weighted_values(self.kernel, X, self.outputs, self.coefficients)
         mean = mean + (features @ self.remaining).squeeze(-1) + self.constant.unsqueeze(-1)
         left = kernel_variance(self.kernel, X, self.outputs) - features.square().sum(-1)
-        spread = row_product(features, self.weights[1]).square().sum(-1)
-        return Marginals(cross, features, mean, left.clamp_min(0.0) + spread)
+        covariance = row_product(features, self.weights[1]).square().sum(-1)
+        return Marginals(cross, features, mean, left.clamp_min(0.0) + covariance)
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ Term = Callable[[Expanded], Tensor]
 
 
 def bound_terms(batches: Iterable[tuple[Tensor, ExpectedLogProb]], weight: float) -> Iterator[Term]:
-    """What sums up to ``Σ E log p(y | f) − KL``: the divergence, then each batch.
+    """Yield terms that sum up to ``Σ E log p(y | f) − KL``: the divergence, then each batch.
 
     Args:
         batches: Inputs with the likelihood of their outcomes, all of them.
@@ -198,7 +198,7 @@ def _data_term(X: Tensor, expected: ExpectedLogProb, weight: float, now: Expande
 def exact_bound(
     expanded: Expanded, batches: Iterable[tuple[Tensor, ExpectedLogProb]], weight: float
 ) -> Tensor:
-    """The sum of :func:`bound_terms`. Cost O(n (M_α + M_β²) + M_α² + M_β³)."""
+    """Sum :func:`bound_terms`. Cost O(n (M_α + M_β²) + M_α² + M_β³)."""
     total = torch.zeros_like(expanded.constant)
     for term in bound_terms(batches, weight):
         total = total + term(expanded)
@@ -227,7 +227,7 @@ class Draw:
     def of(
         cls, expanded: Expanded, X: Tensor, expected: ExpectedLogProb, weight: float, index: Tensor
     ) -> Draw:
-        """From a minibatch and some columns.
+        """Estimate the bound from a minibatch and some columns.
 
         Cost O((b + c + S) M_α d + (b + c + S) S M_β + M_β³) for β of S values.
 
@@ -245,7 +245,7 @@ class Draw:
 
 
 def drawn_columns(posterior: DecoupledPosterior, most: int, generator: torch.Generator) -> Tensor:
-    """Some columns of K_α in random order, equally likely, none twice. Cost O(M_α)."""
+    """Draw some columns of K_α in random order, equally likely, none twice. Cost O(M_α)."""
     total = len(posterior.alpha)
     index = torch.randperm(total, generator=generator)[: min(most, total)]
     return index.to(posterior.alpha.points.device)

@@ -22,11 +22,11 @@ from bo_stream.models.decoupled.growth import with_best_functions, without_funct
 from bo_stream.models.decoupled.posterior import (
     NUGGET,
     DecoupledPosterior,
-    HybridSpread,
-    SpectralSpread,
+    HybridCovariance,
+    SpectralCovariance,
 )
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.stochastic.optimisers import climb, coordinates_of
+from bo_stream.models.stochastic.optimisers import constrained_parameters, maximise
 from bo_stream.models.stochastic.training import NUMERICAL_ERRORS, Bar, Training
 
 
@@ -37,7 +37,7 @@ def optimum(
     weight: float,
     rank: int | None = None,
 ) -> DecoupledPosterior:
-    """The mean and, where β's weights have one, the covariance that maximise the bound.
+    """Find the mean and, if β's weights have one, the covariance that maximise the bound.
 
     For a Gaussian likelihood: normal equations of the mean's functions, and the weights' precision
     ``I + Σ p z zᵀ``. For another the same of its sites, a Newton step. A direct parametrization's
@@ -50,7 +50,7 @@ def optimum(
         rank: Functions of a spectral covariance, which are sought anew in the span of all of α;
             None: they stay, as they must where the likelihood is not Gaussian.
     """
-    seeks = rank is not None and isinstance(now.posterior.spread, SpectralSpread)
+    seeks = rank is not None and isinstance(now.posterior.covariance, SpectralCovariance)
     if seeks:
         now = replace(now, posterior=without_functions(now.posterior))
     before, kernel, m = now.posterior, now.kernel, now.outputs
@@ -68,14 +68,14 @@ def optimum(
     if seeks and rank is not None:
         gram = weight * total.gram
         return with_best_functions(replace(now, posterior=after), root, gram, rank)
-    if not isinstance(before.spread, HybridSpread) or total.spread is None:
+    if not isinstance(before.covariance, HybridCovariance) or total.covariance is None:
         return after
     v = replace(now, posterior=after).explained
     if whole.beta is not None:
         v = v + now.basis.factor.mT @ c[..., len(before.alpha) :].unsqueeze(-1)
-    gram = weight * total.spread
-    spread = replace(before.spread, moment=v + gram @ v, gram=gram)
-    return replace(after, spread=spread)
+    gram = weight * total.covariance
+    covariance = replace(before.covariance, moment=v + gram @ v, gram=gram)
+    return replace(after, covariance=covariance)
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,13 @@ class _Functions:
     @classmethod
     def of(cls, now: Expanded) -> _Functions:
         p = now.posterior
-        apart = isinstance(p.spread, HybridSpread) and not isinstance(p.spread, SpectralSpread)
+        apart = isinstance(p.covariance, HybridCovariance) and not isinstance(
+            p.covariance, SpectralCovariance
+        )
         return cls(p.alpha, p.beta if apart else None)
 
     def covariance(self, now: Expanded) -> Tensor:
-        """``... x m x M x M``."""
+        """Compute the functions' covariance, ``... x m x M x M``."""
         alpha, kernel, m = self.alpha, now.kernel, now.outputs
         own = alpha.with_functions(kernel, alpha, m)
         if self.beta is None:
@@ -104,7 +106,7 @@ class _Functions:
         )
 
     def at(self, now: Expanded, X: Tensor, there: Marginals) -> Tensor:
-        """``... x m x M x n``, of inputs where α's part is known already."""
+        """Evaluate at inputs where α's part is known already, ``... x m x M x n``."""
         if self.beta is None:
             return there.cross
         return torch.cat((there.cross, self.beta.with_values(now.kernel, X, now.outputs)), -2)
@@ -117,25 +119,25 @@ class _Sums:
     Attributes:
         gram: ``Σ p φ φᵀ`` of the mean's whitened functions, ``... x m x M x M``.
         pull: ``Σ s φ``, ``... x m x M x 1``.
-        spread: ``Σ p z zᵀ`` of β's features; None before any data.
+        covariance: ``Σ p z zᵀ`` of β's features; None before any data.
     """
 
     gram: Tensor
     pull: Tensor
-    spread: Tensor | None
+    covariance: Tensor | None
 
     def plus(
         self, now: Expanded, there: Marginals, expected: ExpectedLogProb, features: Tensor
     ) -> _Sums:
-        """With a batch, whose marginals and whitened functions are given."""
+        """Add a batch, whose marginals and whitened functions are given."""
         sites, _ = local_sites(expected, there.mean.detach(), there.variance.detach())
         z, precision = there.features, sites.precision
         shift = sites.shift - precision * now.constant.unsqueeze(-1)
-        spread = z.mT @ (precision.unsqueeze(-1) * z)
+        covariance = z.mT @ (precision.unsqueeze(-1) * z)
         return _Sums(
             self.gram + (features * precision.unsqueeze(-2)) @ features.mT,
             self.pull + features @ shift.unsqueeze(-1),
-            spread if self.spread is None else self.spread + spread,
+            covariance if self.covariance is None else self.covariance + covariance,
         )
 
 
@@ -146,7 +148,7 @@ def _one_plus(gram: Tensor) -> Tensor:
 def between(
     before: DecoupledPosterior, after: DecoupledPosterior, share: float
 ) -> DecoupledPosterior:
-    """Some of the way from one posterior of the same functions to another.
+    """Go some of the way from one posterior of the same functions to another.
 
     Args:
         before: The one.
@@ -155,12 +157,12 @@ def between(
     """
     a = torch.lerp(before.coefficients, after.coefficients, share)
     result = replace(after, coefficients=a)
-    first, last = before.spread, after.spread
-    if not isinstance(first, HybridSpread) or not isinstance(last, HybridSpread):
+    first, last = before.covariance, after.covariance
+    if not isinstance(first, HybridCovariance) or not isinstance(last, HybridCovariance):
         return result
     v = torch.lerp(first.weights()[0], last.weights()[0], share)
     gram = torch.lerp(first.gram, last.gram, share)
-    return replace(result, spread=replace(last, moment=v + gram @ v, gram=gram))
+    return replace(result, covariance=replace(last, moment=v + gram @ v, gram=gram))
 
 
 _TERMS = 4
@@ -192,7 +194,7 @@ class CollapsedBound:
     rank: int
 
     def at(self, hyper: Hyperparameters, learned: list[Tensor]) -> Valued:
-        """Cost O(n (M_α + M_β)² + M_α³), and memory O(M_α²).
+        """Evaluate the bound. Cost O(n (M_α + M_β)² + M_α³), and memory O(M_α²).
 
         Args:
             hyper: In float64.
@@ -229,7 +231,7 @@ class Valued:
 
 @dataclass(frozen=True)
 class Collapsed:
-    """The best that a climb has seen.
+    """The best that a maximisation has seen.
 
     Attributes:
         hyper: Hyperparameters.
@@ -242,7 +244,7 @@ class Collapsed:
     training: Training
 
 
-def climb_collapsed(
+def maximise_collapsed(
     bound: CollapsedBound,
     hyper: Hyperparameters,
     evaluations: int,
@@ -270,7 +272,7 @@ def climb_collapsed(
         try:
             search.first(bar)
             if search.moved:
-                climb(lambda: search.value(bar), search.moved, evaluations)
+                maximise(lambda: search.value(bar), search.moved, evaluations)
         except _Enough:
             pass
     return search.result()
@@ -288,7 +290,7 @@ class _Best:
 
 
 class _Search:
-    """A climb under way."""
+    """A maximisation under way."""
 
     def __init__(
         self,
@@ -299,7 +301,7 @@ class _Search:
     ) -> None:
         self._bound, self._hyper = bound, hyper
         self._evaluations, self._seconds = evaluations, math.inf if seconds is None else seconds
-        self._coordinates = coordinates_of(hyper, hyper.moving)
+        self._coordinates = constrained_parameters(hyper, hyper.moving)
         self._began, self._trace = time.monotonic(), list[tuple[int, float]]()
         self._known: Valued | None = None
         self._best = _Best(-math.inf, {}, bound.functions)
@@ -309,7 +311,7 @@ class _Search:
         return [coordinate.moved for coordinate in self._coordinates]
 
     def first(self, bar: Bar) -> None:
-        """The value where it begins, without which there is none to keep."""
+        """Evaluate where it begins, without which there is no posterior to keep."""
         found = self._evaluated(bar)
         if not bool(found.bound.isfinite()):
             raise ModelFittingError(
@@ -319,7 +321,7 @@ class _Search:
         self._known = found
 
     def value(self, bar: Bar) -> Tensor:
-        """The bound, differentiable once in what is moved."""
+        """Return the bound, differentiable once in what is moved."""
         found, self._known = self._known, None
         if found is None:
             found = self._next(bar)
@@ -356,7 +358,7 @@ class _Search:
         return found
 
     def result(self) -> Collapsed:
-        """The best."""
+        """Return the best that was seen."""
         self._hyper.load_state_dict(self._best.state)
         spent = time.monotonic() - self._began
         training = Training(len(self._trace), spent, tuple(self._trace))
@@ -364,7 +366,7 @@ class _Search:
 
 
 def _gradient(value: Tensor, learned: list[Tensor]) -> list[Tensor]:
-    """Zero of what it does not depend on."""
+    """Differentiate a value; zero in what it does not depend on."""
     if not learned or not value.requires_grad:
         return [torch.zeros_like(tensor) for tensor in learned]
     found = torch.autograd.grad(value, learned, allow_unused=True)

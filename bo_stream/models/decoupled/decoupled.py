@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.functions import check_factors
 from bo_stream.likelihoods.outcome_model import check_likelihood
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.decoupled.growth import Growth
 from bo_stream.models.decoupled.inference import (
     DecoupledInference,
@@ -28,8 +29,6 @@ from bo_stream.models.decoupled.inference import (
 )
 from bo_stream.models.decoupled.learner import DecoupledLearner, Schedule
 from bo_stream.models.decoupled.memory import DecoupledMemory
-from bo_stream.models.inference import KeptProcess
-from bo_stream.models.inferred import InferredGP
 from bo_stream.models.latent_choice import check_transform, latent_kernel
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.stochastic.replay import DatasetReplay
@@ -39,7 +38,7 @@ from bo_stream.models.stochastic.training import Training, check_limits, train
 Preconditioner = Literal["block", "jacobi"]
 
 
-class DecoupledGP(InferredGP[DecoupledMemory, KeptProcess]):
+class DecoupledGP(StreamingGP):
     """A variational Gaussian process with thousands of basis functions for its mean.
 
     The mean is ``k(x, α) a`` and the covariance ``k − k_xβ (B⁻¹ + K_β)⁻¹ k_βx``, in two bases α and
@@ -74,6 +73,7 @@ class DecoupledGP(InferredGP[DecoupledMemory, KeptProcess]):
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 
+    _memory: DecoupledMemory
     _inference: DecoupledInference
 
     def __init__(
@@ -202,7 +202,7 @@ class DecoupledGP(InferredGP[DecoupledMemory, KeptProcess]):
 
     @classmethod
     def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
-        """A model that learns from a ``torch.utils.data.Dataset``, read a minibatch at a time.
+        """Build a model that learns from a ``torch.utils.data.Dataset``, a minibatch at a time.
 
         It begins with a minibatch of it; its n is the data set's length. It takes no updates.
 
@@ -222,7 +222,7 @@ class DecoupledGP(InferredGP[DecoupledMemory, KeptProcess]):
 
     @torch.no_grad()
     def _guess(self, inputs: Tensor, Y: Tensor, likelihood: bool, kernel: bool, mean: bool) -> None:
-        """Let hyperparameters begin by the first outcomes, but those that were given."""
+        """Set hyperparameters by the first outcomes, but those that were given."""
         targets = self._standardized(Y.double())
         real = isinstance(self.likelihood, GaussianLikelihood)
         if not kernel:
@@ -361,7 +361,7 @@ class DecoupledGP(InferredGP[DecoupledMemory, KeptProcess]):
 
     @torch.no_grad()
     def elbo(self) -> Tensor:
-        """The bound on the log marginal likelihood, ``batch_shape x m``, without m if that is 1.
+        """Compute the bound on the log marginal likelihood, ``batch_shape x m``, without m if 1.
 
         Exact for the observations that are held; of a sample its unbiased scaling to all n. Cost
         O(n (M_α d + M_β²) + M_α² d + M_β³). [Cheng2017, eq. 9 and 10]
@@ -369,7 +369,7 @@ class DecoupledGP(InferredGP[DecoupledMemory, KeptProcess]):
         return self.log_marginal_likelihood()
 
     def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
-        """One unbiased draw of :meth:`elbo`, at the cost of a step.
+        """Draw an unbiased estimate of :meth:`elbo`, at the cost of a step.
 
         Args:
             generator: Of minibatch and columns, on the CPU; torch's own if omitted.

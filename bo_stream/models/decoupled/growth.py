@@ -13,8 +13,8 @@ from bo_stream.linalg import cholesky_with_nugget, solve_lower
 from bo_stream.models.decoupled.bound import Expanded
 from bo_stream.models.decoupled.posterior import (
     DecoupledPosterior,
-    HybridSpread,
-    SpectralSpread,
+    HybridCovariance,
+    SpectralCovariance,
 )
 
 _RIDGE = 1e-6
@@ -25,7 +25,7 @@ sought: where values say almost the same, their differences are left out of the 
 
 @torch.no_grad()
 def with_eigenfunctions(now: Expanded, X: Tensor, span: int, most: int) -> DecoupledPosterior:
-    """A posterior whose covariance functions fit the kernel as it is now; the mean stays.
+    """Fit a posterior's covariance functions to the kernel as it is now; the mean stays.
 
     What the data have said of the functions before says the same of those that are in their span,
     and nothing yet of the others.
@@ -43,21 +43,23 @@ def with_eigenfunctions(now: Expanded, X: Tensor, span: int, most: int) -> Decou
     beta = before.alpha.rows(slice(0, span))
     root = cholesky_with_nugget(beta.with_functions(kernel, beta, m), _RIDGE)
     features = solve_lower(root, beta.with_values(kernel, X, m))
-    spread = _known_nothing_of(_leading(root, features @ features.mT, most))
-    basis = spread.basis(kernel, beta, m)
+    covariance = _known_nothing_of(_leading(root, features @ features.mT, most))
+    basis = covariance.basis(kernel, beta, m)
     coefficients = now.coefficients.clone()
-    if isinstance(before.spread, SpectralSpread) and len(before.beta) > 0:
-        own = before.spread.expansion(now.basis)
+    if isinstance(before.covariance, SpectralCovariance) and len(before.beta) > 0:
+        own = before.covariance.expansion(now.basis)
         coefficients[..., : own.shape[-2]] += (own @ now.remaining).squeeze(-1)
         overlap = basis.whitened(beta.with_functions(kernel, before.beta, m) @ own).mT
-        spread = replace(spread, gram=overlap @ before.spread.gram @ overlap.mT)
-    after = replace(before, beta=beta, spread=spread).with_expansion(coefficients, kernel, m)
-    return _of_the_mean(replace(now, posterior=after), spread)
+        covariance = replace(covariance, gram=overlap @ before.covariance.gram @ overlap.mT)
+    after = replace(before, beta=beta, covariance=covariance).with_expansion(
+        coefficients, kernel, m
+    )
+    return _of_the_mean(replace(now, posterior=after), covariance)
 
 
 @torch.no_grad()
 def with_best_functions(now: Expanded, root: Tensor, gram: Tensor, most: int) -> DecoupledPosterior:
-    """A posterior whose covariance is the best that so many functions in α's span can have.
+    """Give a posterior the best covariance of so many functions in α's span; the mean stays.
 
     The leading eigenfunctions of what all data say of α, which maximise the bound of a Gaussian
     likelihood; the mean stays. Cost O(M_α³).
@@ -69,34 +71,34 @@ def with_best_functions(now: Expanded, root: Tensor, gram: Tensor, most: int) ->
         most: Number M_β.
     """
     before = now.posterior
-    spread = _known_nothing_of(_leading(root, gram, most))
-    seen = spread.basis(now.kernel, before.alpha, now.outputs).whitened(root)
-    spread = replace(spread, gram=seen.mT @ gram @ seen)
-    after = replace(before, beta=before.alpha, spread=spread)
-    return _of_the_mean(replace(now, posterior=after), spread)
+    covariance = _known_nothing_of(_leading(root, gram, most))
+    seen = covariance.basis(now.kernel, before.alpha, now.outputs).whitened(root)
+    covariance = replace(covariance, gram=seen.mT @ gram @ seen)
+    after = replace(before, beta=before.alpha, covariance=covariance)
+    return _of_the_mean(replace(now, posterior=after), covariance)
 
 
 def without_functions(posterior: DecoupledPosterior) -> DecoupledPosterior:
-    """A spectral posterior without any for its covariance; the mean is ``k(x, α) a`` alone."""
+    """Drop a spectral posterior's covariance functions; the mean is ``k(x, α) a`` alone."""
     none = posterior.coefficients.new_zeros(*posterior.coefficients.shape[:-1], 0, 0)
     beta = posterior.alpha.rows(slice(0, 0))
-    return replace(posterior, beta=beta, spread=_known_nothing_of(none))
+    return replace(posterior, beta=beta, covariance=_known_nothing_of(none))
 
 
-def _of_the_mean(now: Expanded, spread: SpectralSpread) -> DecoupledPosterior:
-    """The posterior with the weights' mean that k(x, α) a makes of them, which adds nothing."""
+def _of_the_mean(now: Expanded, covariance: SpectralCovariance) -> DecoupledPosterior:
+    """Set the weights' mean to what k(x, α) a makes of them, which adds nothing to the mean."""
     explained = now.explained
-    moment = explained + spread.gram @ explained
-    return replace(now.posterior, spread=replace(spread, moment=moment))
+    moment = explained + covariance.gram @ explained
+    return replace(now.posterior, covariance=replace(covariance, moment=moment))
 
 
-def _known_nothing_of(combination: Tensor) -> SpectralSpread:
+def _known_nothing_of(combination: Tensor) -> SpectralCovariance:
     none = combination.new_zeros(*combination.shape[:-2], combination.shape[-1], 1)
-    return SpectralSpread(none, none @ none.mT, combination)
+    return SpectralCovariance(none, none @ none.mT, combination)
 
 
 def _leading(root: Tensor, gram: Tensor, most: int) -> Tensor:
-    """Combinations of values with most of the variance, ``... x m x S x M``; of whitened ones."""
+    """Combine values, given whitened, for most of the variance, ``... x m x S x M``."""
     _, directions = torch.linalg.eigh(gram)
     chosen = directions[..., max(gram.shape[-1] - most, 0) :].flip(-1)
     return torch.linalg.solve_triangular(root.mT, chosen, upper=True)
@@ -120,7 +122,7 @@ class Growth:
 
     @classmethod
     def checked(cls, mean: int, covariance: int, step: int, span: int | None) -> Growth:
-        """Of numbers that a user gave.
+        """Check numbers that a user gave.
 
         Raises:
             ValueError: One is negative or no whole number; a mean of fewer functions than the
@@ -147,15 +149,15 @@ class Growth:
         return growth
 
     def finished(self, posterior: DecoupledPosterior) -> bool:
-        """Whether both caps are reached."""
-        spectral = isinstance(posterior.spread, SpectralSpread)
+        """Say whether both caps are reached."""
+        spectral = isinstance(posterior.covariance, SpectralCovariance)
         full = spectral or len(posterior.beta) >= self.covariance
         return full and len(posterior.alpha) >= self.mean
 
     def grown(
         self, posterior: DecoupledPosterior, X: Tensor, kernel: Kernel, outputs: int
     ) -> DecoupledPosterior:
-        """With values at some inputs as further functions, which change nothing at first.
+        """Add values at some inputs as further functions, which change nothing at first.
 
         A direct parametrization takes the same inputs for both bases [A.2]; a hybrid one takes
         others for the mean, for β has a mean of its own; a spectral one for the mean alone, some of
@@ -169,7 +171,7 @@ class Growth:
         """
         if self.finished(posterior):
             return posterior
-        if isinstance(posterior.spread, SpectralSpread):
+        if isinstance(posterior.covariance, SpectralCovariance):
             most = min(self.mean - len(posterior.alpha), self.step)
             return posterior.with_mean_values(_points(X, posterior, most))
         room = self.covariance - len(posterior.beta)
@@ -177,7 +179,7 @@ class Growth:
         first = points[..., : min(room, self.step), :]
         grown = posterior.with_covariance_values(first, kernel, outputs)
         rest = points
-        if isinstance(posterior.spread, HybridSpread):
+        if isinstance(posterior.covariance, HybridCovariance):
             rest = points[..., first.shape[-2] :, :]
         more = rest[..., : min(self.mean - len(posterior.alpha), self.step), :]
         return grown.with_mean_values(more)
@@ -185,7 +187,7 @@ class Growth:
     def anew(
         self, nothing: DecoupledPosterior, before: DecoupledPosterior, kernel: Kernel, outputs: int
     ) -> DecoupledPosterior:
-        """The functions of a posterior, of which nothing is known.
+        """Take over the functions of a posterior, but nothing that is known of them.
 
         Args:
             nothing: A posterior of no functions.
@@ -193,25 +195,27 @@ class Growth:
             kernel: The prior's.
             outputs: m.
         """
-        if not isinstance(nothing.spread, SpectralSpread):
+        if not isinstance(nothing.covariance, SpectralCovariance):
             nothing = nothing.with_covariance_values(before.beta.points, kernel, outputs)
         return nothing.with_mean_values(before.alpha.points)
 
     def spans_all(self, posterior: DecoupledPosterior) -> bool:
-        """Whether a spectral parametrization combines as many functions as there are for it."""
+        """Say whether a spectral parametrization combines as many functions as it may."""
         return len(posterior.beta) >= min(self.span, len(posterior.alpha))
 
     def spans_more(self, posterior: DecoupledPosterior) -> bool:
-        """Whether it combines more functions than a step should: the best posterior's does."""
-        return isinstance(posterior.spread, SpectralSpread) and len(posterior.beta) > self.span
+        """Say whether it combines more functions than a step should: the best posterior's does."""
+        return (
+            isinstance(posterior.covariance, SpectralCovariance) and len(posterior.beta) > self.span
+        )
 
     def renewed(self, now: Expanded, X: Tensor) -> DecoupledPosterior:
-        """A spectral parametrization with the eigenfunctions of now, by some inputs."""
+        """Seek the eigenfunctions of a spectral parametrization anew, by some inputs."""
         return with_eigenfunctions(now, X, self.span, self.covariance)
 
 
 def _points(X: Tensor, posterior: DecoupledPosterior, most: int) -> Tensor:
-    """The first inputs that are not among the points, each once, ``... x m x k x d``."""
+    """Choose the first inputs that are not among the points, each once, ``... x m x k x d``."""
     beta, alpha = posterior.beta.points, posterior.alpha.points
     known = torch.cat((beta, alpha), -2)
     wide = X.unsqueeze(-3).expand(*known.shape[:-2], *X.shape[-2:])[..., : 2 * most, :]
@@ -222,7 +226,7 @@ def _points(X: Tensor, posterior: DecoupledPosterior, most: int) -> Tensor:
 
 
 def _equal(A: Tensor, B: Tensor) -> Tensor:
-    """Which rows are the same, ``... x n x d`` and ``... x n' x d`` to ``... x n x n'``."""
+    """Compare rows, ``... x n x d`` and ``... x n' x d`` to ``... x n x n'``."""
     same = torch.ones(*A.shape[:-1], B.shape[-2], dtype=torch.bool, device=A.device)
     for a, b in zip(A.unbind(-1), B.unbind(-1), strict=True):
         same &= a.unsqueeze(-1) == b.unsqueeze(-2)

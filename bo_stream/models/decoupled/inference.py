@@ -20,7 +20,7 @@ from bo_stream.models.decoupled.collapse import (
     Collapsed,
     CollapsedBound,
     between,
-    climb_collapsed,
+    maximise_collapsed,
     optimum,
 )
 from bo_stream.models.decoupled.growth import Growth, with_eigenfunctions
@@ -28,12 +28,12 @@ from bo_stream.models.decoupled.learner import INPUTS, DecoupledLearner, Schedul
 from bo_stream.models.decoupled.memory import DecoupledMemory
 from bo_stream.models.decoupled.posterior import (
     DecoupledPosterior,
-    DirectSpread,
-    HybridSpread,
+    DirectCovariance,
+    HybridCovariance,
     KernelExpansion,
     ShiftedProcess,
-    SpectralSpread,
-    Spread,
+    SpectralCovariance,
+    VariationalCovariance,
 )
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.inference import Inference, KeptProcess
@@ -142,15 +142,15 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     def _without_functions(self, batch: torch.Size, like: Tensor) -> DecoupledPosterior:
         none = like.new_zeros(*batch, 0, like.shape[-1])
         functions = InducingFunctions(none, none if self.factors else None)
-        spread = self._spread(like.new_zeros(*batch, 0, 0), like.new_zeros(*batch, 0, 1))
-        return DecoupledPosterior(functions, none[..., 0], functions, spread, self.jacobi)
+        covariance = self._covariance(like.new_zeros(*batch, 0, 0), like.new_zeros(*batch, 0, 1))
+        return DecoupledPosterior(functions, none[..., 0], functions, covariance, self.jacobi)
 
-    def _spread(self, square: Tensor, moment: Tensor) -> Spread:
+    def _covariance(self, square: Tensor, moment: Tensor) -> VariationalCovariance:
         if self.parametrization == "direct":
-            return DirectSpread(square, self.jacobi)
+            return DirectCovariance(square, self.jacobi)
         if self.parametrization == "hybrid":
-            return HybridSpread(moment, square)
-        return SpectralSpread(moment, square, square)
+            return HybridCovariance(moment, square)
+        return SpectralCovariance(moment, square, square)
 
     def observe(
         self,
@@ -324,7 +324,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         begin_hyperparameters(hyper, few, more, sizes, replay.count)
         prior.take_over(hyper)
         posterior = self._anew(memory.posterior, hyper)
-        return replace(memory, posterior=posterior, hyper_moments=None, leaf_moments=None)
+        return replace(memory, posterior=posterior, hyper_moments=None, variational_moments=None)
 
     def with_all_functions(self, memory: DecoupledMemory, prior: Prior) -> DecoupledMemory:
         """Let observations become functions, up to the caps."""
@@ -346,7 +346,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             ModelFittingError: The first value is not finite.
         """
         bound, hyper = self.collapsed_bound(memory, prior), prior.copied()
-        return climb_collapsed(bound, hyper, evaluations, seconds, progress=progress)
+        return maximise_collapsed(bound, hyper, evaluations, seconds, progress=progress)
 
     def collapsed_bound(self, memory: DecoupledMemory, prior: Prior) -> CollapsedBound:
         """Return the bound at its best posterior, as a function of hyperparameters."""
@@ -381,9 +381,9 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         return memory.posterior
 
     def _widely_spanned(self, memory: DecoupledMemory, prior: Prior, now: Expanded) -> Expanded:
-        """With covariance functions, if spectral, that combine all of the mean's."""
+        """Let covariance functions, if spectral, combine all of the mean's."""
         p, replay = now.posterior, memory.replay
-        if not isinstance(p.spread, SpectralSpread) or len(p.beta) == len(p.alpha):
+        if not isinstance(p.covariance, SpectralCovariance) or len(p.beta) == len(p.alpha):
             return now
         most = min(INPUTS * len(p.alpha), replay.held)
         some = replay.in_units(

@@ -19,12 +19,12 @@ from bo_stream.models.decoupled.growth import Growth
 from bo_stream.models.decoupled.memory import DecoupledMemory, Moments
 from bo_stream.models.decoupled.posterior import (
     DecoupledPosterior,
-    DirectSpread,
-    HybridSpread,
-    SpectralSpread,
+    DirectCovariance,
+    HybridCovariance,
+    SpectralCovariance,
 )
 from bo_stream.models.prior import Prior
-from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.models.stochastic.replay import Batch, generator_at
 from bo_stream.models.stochastic.training import all_finite
 from bo_stream.tensors import map_tensors
@@ -65,11 +65,11 @@ class Schedule:
     seed: int
 
     def decay(self, step: int) -> float:
-        """``1 / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
+        """Compute ``1 / (1 + 0.1 √t)``; [Cheng2017, section 4]."""
         return 1.0 / (1.0 + 0.1 * step**0.5)
 
     def size(self, held: int) -> int:
-        """Of a minibatch."""
+        """Return the size of a minibatch."""
         return min(1024, held) if self.batch_size is None else self.batch_size
 
 
@@ -106,14 +106,16 @@ class DecoupledLearner:
     def _begin(self, memory: DecoupledMemory) -> None:
         self._memory, rate = memory, self._schedule.learning_rate
         moments = memory.hyper_moments if memory.hyper_names == self._names else None
-        self._hyper_ascent = Ascent(self.hyper, self.hyper.moving, rate, moments)
-        self._plant(memory.posterior, memory.leaf_moments)
+        self._hyper_adam = ConstrainedAdam(self.hyper, self.hyper.moving, rate, moments)
+        self._set_parameters(memory.posterior, memory.variational_moments)
 
-    def _plant(self, posterior: DecoupledPosterior, moments: Moments | None) -> None:
+    def _set_parameters(self, posterior: DecoupledPosterior, moments: Moments | None) -> None:
         schedule = self._schedule
         by_adam = schedule.mean_rate is None
-        self._leaves = Leaves(posterior, by_adam, schedule.mean_points, self._memory.unit)
-        self._leaf_ascent = _ascent_of(self._leaves, schedule.learning_rate, moments)
+        self._parameters = VariationalParameters(
+            posterior, by_adam, schedule.mean_points, self._memory.unit
+        )
+        self._variational_adam = _adam_on(self._parameters, schedule.learning_rate, moments)
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -122,22 +124,22 @@ class DecoupledLearner:
 
     @property
     def memory(self) -> DecoupledMemory:
-        """As it is now."""
+        """The memory as it is now."""
         return replace(
             self._memory,
             hyper_names=self._names,
-            hyper_moments=self._hyper_ascent.moments(),
-            leaf_moments=self._leaf_ascent.moments(),
+            hyper_moments=self._hyper_adam.moments(),
+            variational_moments=self._variational_adam.moments(),
         )
 
     @property
     def num_steps(self) -> int:
-        """Taken so far."""
+        """Steps taken so far."""
         return self._memory.steps
 
     @property
     def learning_rate(self) -> float:
-        """Of Adam, at first."""
+        """Adam's, at first."""
         return self._schedule.learning_rate
 
     @property
@@ -151,7 +153,7 @@ class DecoupledLearner:
         return self.hyper.are_valid and all_finite(self._memory.posterior)
 
     def learned_state(self) -> _State:
-        """The memory, which is a value, and copies of the hyperparameters."""
+        """Return the memory, which is a value, and copies of the hyperparameters."""
         values = {name: p.detach().clone() for name, p in self.hyper.named_parameters()}
         return _State(self.memory, values)
 
@@ -192,12 +194,12 @@ class DecoupledLearner:
 
     def _set_posterior(self, posterior: DecoupledPosterior) -> None:
         self._memory = replace(self._memory, posterior=posterior)
-        self._plant(posterior, self._leaf_ascent.moments())
+        self._set_parameters(posterior, self._variational_adam.moments())
 
     @torch.no_grad()
     def _renew(self) -> None:
         """Let the covariance's functions be the kernel's eigenfunctions again, if they are such."""
-        if not isinstance(self._memory.posterior.spread, SpectralSpread):
+        if not isinstance(self._memory.posterior.covariance, SpectralCovariance):
             return
         replay, growth = self._memory.replay, self._growth
         if replay.held == 0 or growth.span == 0:
@@ -230,7 +232,7 @@ class DecoupledLearner:
         )
         objective = (draw.value.sum() + self.hyper.log_prior()) / replay.count
         self._ascend(objective, schedule.learning_rate * decay)
-        posterior = self._leaves.moved(posterior)
+        posterior = self._parameters.moved(posterior)
         self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps + 1)
         return float(draw.value.detach().sum())
 
@@ -243,10 +245,10 @@ class DecoupledLearner:
         return self.grow(data.X[..., order, :])
 
     def _expanded(self) -> Expanded:
-        return Expanded.of(self._leaves.planted(), self.hyper)
+        return Expanded.of(self._parameters.posterior(), self.hyper)
 
     def _ascend(self, objective: Tensor, rate: float) -> None:
-        ascents = (self._hyper_ascent, self._leaf_ascent)
+        ascents = (self._hyper_adam, self._variational_adam)
         for ascent in ascents:
             ascent.clear()
         if objective.requires_grad:
@@ -256,13 +258,13 @@ class DecoupledLearner:
                 ascent.step()
 
 
-class Leaves(Module):
+class VariationalParameters(Module):
     """Tensors of a posterior as parameters, points in units of what inputs vary by."""
 
     def __init__(
         self, posterior: DecoupledPosterior, coefficients: bool, mean_points: bool, unit: float
     ) -> None:
-        """Copy them.
+        """Copy tensors.
 
         Args:
             posterior: With M > 0 functions or none.
@@ -272,7 +274,7 @@ class Leaves(Module):
         """
         super().__init__()
         self._posterior, self._unit = posterior, unit
-        self._tied = isinstance(posterior.spread, SpectralSpread)
+        self._tied = isinstance(posterior.covariance, SpectralCovariance)
         chosen = {} if self._tied else {"beta": posterior.beta}
         if mean_points:
             chosen["alpha"] = posterior.alpha
@@ -280,20 +282,20 @@ class Leaves(Module):
             self._add(f"{name}_points", functions.points / unit)
             if functions.log_factors is not None:
                 self._add(f"{name}_factors", functions.log_factors)
-        if isinstance(posterior.spread, DirectSpread):
-            self._add("root", posterior.spread.root)
+        if isinstance(posterior.covariance, DirectCovariance):
+            self._add("root", posterior.covariance.root)
         if coefficients:
             self._add("coefficients", posterior.coefficients)
 
     def _add(self, name: str, value: Tensor) -> None:
         self.register_parameter(name, Parameter(value.detach().clone()))
 
-    def planted(self) -> DecoupledPosterior:
-        """The posterior with these in it, differentiable in them."""
+    def posterior(self) -> DecoupledPosterior:
+        """Return the posterior with these in it, differentiable in them."""
         p, own = self._posterior, dict(self.named_parameters())
-        spread = p.spread
-        if isinstance(spread, DirectSpread):
-            spread = replace(spread, root=own["root"])
+        covariance = p.covariance
+        if isinstance(covariance, DirectCovariance):
+            covariance = replace(covariance, root=own["root"])
         alpha, beta = (self._functions(n, getattr(p, n), own) for n in ("alpha", "beta"))
         if self._tied:
             beta = alpha.rows(slice(0, len(beta)))
@@ -302,7 +304,7 @@ class Leaves(Module):
             alpha=alpha,
             beta=beta,
             coefficients=own.get("coefficients", p.coefficients),
-            spread=spread,
+            covariance=covariance,
         )
 
     def _functions(
@@ -314,17 +316,19 @@ class Leaves(Module):
         return InducingFunctions(points, own.get(f"{name}_factors"))
 
     def moved(self, posterior: DecoupledPosterior) -> DecoupledPosterior:
-        """A posterior whose other tensors have moved, with these as they are now."""
+        """Put these as they are now into a posterior whose other tensors have moved."""
         self._posterior = posterior
-        return map_tensors(self.planted(), lambda tensor: tensor.detach().clone())
+        return map_tensors(self.posterior(), lambda tensor: tensor.detach().clone())
 
 
-def _ascent_of(leaves: Leaves, rate: float, moments: Moments | None) -> Ascent:
-    """Of all leaves, from moments of as many functions or fewer: further ones have none yet."""
+def _adam_on(
+    leaves: VariationalParameters, rate: float, moments: Moments | None
+) -> ConstrainedAdam:
+    """Go on from moments of as many functions or fewer: further ones have none yet."""
     parameters = list(leaves.parameters())
     if moments is not None:
         moments = _padded(moments, parameters)
-    return Ascent(leaves, parameters, rate, moments)
+    return ConstrainedAdam(leaves, parameters, rate, moments)
 
 
 def _padded(moments: Moments, parameters: list[Parameter]) -> Moments:
@@ -337,7 +341,7 @@ def _padded(moments: Moments, parameters: list[Parameter]) -> Moments:
 
 
 def _in_corner(value: Tensor, shape: torch.Size) -> Tensor:
-    """A tensor's values at the beginning of each dimension, and zeros."""
+    """Put a tensor at the beginning of each dimension of zeros."""
     result = value.new_zeros(shape)
     result[tuple(slice(0, size) for size in value.shape)] = value
     return result
@@ -354,7 +358,7 @@ _ROUNDING = 1e-6
 def natural_step(
     draw: Draw, expected: ExpectedLogProb, rate: float, mean_rate: float | None
 ) -> DecoupledPosterior:
-    """The posterior after a step towards what a minibatch asks for.
+    """Step towards what a minibatch asks for.
 
     β's weights move along the natural gradient (Hensman et al., 2013; for any likelihood Khan and
     Lin, 2017). The mean's coefficients move by a Newton step in the block J of the draw's columns:
@@ -368,32 +372,34 @@ def natural_step(
     """
     there, posterior = draw.there, map_tensors(draw.expanded.posterior, torch.detach)
     sites, _ = local_sites(expected, there.mean.detach(), there.variance.detach())
-    if isinstance(posterior.spread, HybridSpread):
-        spread = _moved_weights(draw, posterior.spread, sites, rate)
-        posterior = replace(posterior, spread=spread)
+    if isinstance(posterior.covariance, HybridCovariance):
+        covariance = _moved_weights(draw, posterior.covariance, sites, rate)
+        posterior = replace(posterior, covariance=covariance)
     if mean_rate is None or len(draw.columns.index) == 0:
         return posterior
     return replace(posterior, coefficients=_moved_coefficients(draw, posterior, sites, mean_rate))
 
 
-def _moved_weights(draw: Draw, spread: HybridSpread, sites: Sites, rate: float) -> HybridSpread:
-    """``(1 − rate)`` times the natural parameters and ``rate`` times those of the minibatch."""
+def _moved_weights(
+    draw: Draw, covariance: HybridCovariance, sites: Sites, rate: float
+) -> HybridCovariance:
+    """Mix ``1 − rate`` of the natural parameters with ``rate`` of those of the minibatch."""
     z, there = draw.there.features.detach(), draw.there
     v, _ = draw.expanded.weights
     others = there.mean.detach() - (z @ v.detach()).squeeze(-1)  # the mean without these weights
     weighted = draw.weight * z * sites.precision.unsqueeze(-1)
     pull = draw.weight * (sites.shift - sites.precision * others)
     return replace(
-        spread,
-        moment=torch.lerp(spread.moment, z.mT @ pull.unsqueeze(-1), rate),
-        gram=torch.lerp(spread.gram, z.mT @ weighted, rate),
+        covariance,
+        moment=torch.lerp(covariance.moment, z.mT @ pull.unsqueeze(-1), rate),
+        gram=torch.lerp(covariance.gram, z.mT @ weighted, rate),
     )
 
 
 def _moved_coefficients(
     draw: Draw, posterior: DecoupledPosterior, sites: Sites, rate: float
 ) -> Tensor:
-    """A damped Newton step in the block J: ``a_J − rate H_JJ⁻¹ g_J``.
+    """Take a damped Newton step in the block J: ``a_J − rate H_JJ⁻¹ g_J``.
 
     The data's part of H is that of the minibatch and of as many of α, which are inputs too: of the
     minibatch alone it would be of one accident with g, and steps would end where ``H⁻¹ g`` is zero
@@ -418,20 +424,20 @@ def _moved_coefficients(
 
 
 def _divergence_block(columns: Columns) -> tuple[Tensor, Tensor]:
-    """The mean's divergence in the block: its Hessian, ``... x c x c``, and its gradient."""
+    """Return the Hessian of the mean's divergence in the block, ``... x c x c``, and gradient."""
     inner = columns.cross[..., columns.index, :]
     return _less(inner, columns.features, columns.features), columns.slopes.detach().unsqueeze(-1)
 
 
 def _less(covariance: Tensor, mine: Tensor | None, theirs: Tensor | None) -> Tensor:
-    """What β's features leave of a covariance, ``... x c x n``; all where they have no mean."""
+    """Subtract what β's features explain of a covariance, ``... x c x n``, if they have a mean."""
     if mine is None or theirs is None:
         return covariance
     return covariance - mine.detach() @ theirs.detach().mT
 
 
 def _curvature(draw: Draw, slopes: Tensor, precision: Tensor) -> Tensor:
-    """``Σ p k k ᵀ`` over all data, from a minibatch and some of α, ``... x m x c x c``."""
+    """Estimate ``Σ p k kᵀ`` over all data by a minibatch and some of α, ``... x m x c x c``."""
     size, total = precision.shape[-1], draw.weight * precision.shape[-1]
     others = _others(draw.columns.index, len(draw.expanded.posterior.alpha), size)
     seen = (slopes * precision.unsqueeze(-2)) @ slopes.mT
@@ -446,7 +452,7 @@ def _curvature(draw: Draw, slopes: Tensor, precision: Tensor) -> Tensor:
 
 
 def _others(index: Tensor, total: int, most: int) -> Tensor:
-    """Some places that are not among those given, evenly from first to last."""
+    """Choose places that are not among those given, evenly from first to last."""
     free = torch.ones(total, dtype=torch.bool, device=index.device)
     free[index] = False
     places = torch.nonzero(free).flatten()
@@ -454,5 +460,5 @@ def _others(index: Tensor, total: int, most: int) -> Tensor:
 
 
 def _mean_diagonal(matrix: Tensor) -> Tensor:
-    """``... x n x n -> ... x 1``."""
+    """Average the diagonal, ``... x n x n -> ... x 1``."""
     return matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)

@@ -28,7 +28,7 @@ class DecoupledMemory(HoldsRows):
         unit: What inputs vary by, from the first data.
         hyper_names: Hyperparameters that learned last.
         hyper_moments: Adam's state for them, or None before the first step.
-        leaf_moments: The same for the variational parameters.
+        variational_moments: The same for the variational parameters.
         begun: Whether there was a call to fit.
     """
 
@@ -38,7 +38,7 @@ class DecoupledMemory(HoldsRows):
     unit: float
     hyper_names: tuple[str, ...] = ()
     hyper_moments: Moments | None = None
-    leaf_moments: Moments | None = None
+    variational_moments: Moments | None = None
     begun: bool = False
 
     @property
@@ -52,32 +52,32 @@ class DecoupledMemory(HoldsRows):
         return like.new_full(self._batch, float(self.replay.count))
 
     def select(self, outputs: list[int]) -> DecoupledMemory:
-        """A copy for some of the outputs."""
+        """Copy for some of the outputs."""
         *lead, of = self._batch
-        hyper, leaves = self.hyper_moments, self.leaf_moments
+        hyper, leaves = self.hyper_moments, self.variational_moments
         index = torch.tensor(outputs, device=self.posterior.coefficients.device)
         return replace(
             self,
             posterior=map_tensors(self.posterior, lambda t: t.index_select(len(lead), index)),
             replay=self.replay.select(outputs),
             hyper_moments=hyper and subset_moments(hyper, torch.Size(lead), of, outputs),
-            leaf_moments=leaves and _of_outputs(leaves, len(lead), outputs),
+            variational_moments=leaves and _of_outputs(leaves, len(lead), outputs),
         )
 
     def to(self, device: torch.device) -> DecoupledMemory:
-        """On another device, Adam's moments too."""
-        hyper, leaves = self.hyper_moments, self.leaf_moments
+        """Move to another device, Adam's moments too."""
+        hyper, leaves = self.hyper_moments, self.variational_moments
         return replace(
             self,
             posterior=map_tensors(self.posterior, lambda t: t.to(device)),
             replay=self.replay.to(device),
             hyper_moments=hyper and _on(hyper, device),
-            leaf_moments=leaves and _on(leaves, device),
+            variational_moments=leaves and _on(leaves, device),
         )
 
 
 def _of_outputs(moments: Moments, dimension: int, outputs: list[int]) -> Moments:
-    """A copy for some of the outputs, which stay a dimension of their own."""
+    """Copy for some of the outputs, which stay a dimension of their own."""
     picked = deepcopy(moments)
     for state in picked["state"].values():
         for name, value in state.items():
@@ -88,7 +88,7 @@ def _of_outputs(moments: Moments, dimension: int, outputs: list[int]) -> Moments
 
 
 def _on(moments: Moments, device: torch.device) -> Moments:
-    """Adam's state on another device, but for its counts of steps, which stay on the CPU."""
+    """Move Adam's state to a device, but for its counts of steps, which stay on the CPU."""
     state = {
         number: {name: t if name == "step" else t.to(device) for name, t in tensors.items()}
         for number, tensors in moments["state"].items()

@@ -25,28 +25,30 @@ close together have rounding errors larger than what they leave of the kernel.
 """
 
 
-class Spread(ABC):
+class VariationalCovariance(ABC):
     """What gives the process its covariance; frozen tensors, one entry a function of β."""
 
     @abstractmethod
     def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
-        """Features of β, differentiable in the kernel, β and the tensors. Cost O(M³)."""
+        """Return features of β, differentiable in the kernel, β and the tensors. Cost O(M³)."""
 
     @abstractmethod
     def weights(self) -> tuple[Tensor, Tensor]:
-        """Mean and root of the features' weights, ``... x m x M x 1`` and ``... x m x M x M``."""
+        """Return mean and root of the features' weights, ``... x m x M x 1`` and ``x M``."""
 
     @abstractmethod
     def divergence(self, basis: FunctionBasis) -> Tensor:
-        """KL of the covariances, ``... x m``: that of q from the prior were their means equal."""
+        """Compute the KL of q from the prior, ``... x m``, were their means equal."""
 
     @abstractmethod
-    def widened(self, kernel: Kernel, functions: InducingFunctions, outputs: int) -> Spread:
-        """With room for further functions, which say little or nothing so far."""
+    def widened(
+        self, kernel: Kernel, functions: InducingFunctions, outputs: int
+    ) -> VariationalCovariance:
+        """Make room for further functions, which say little or nothing so far."""
 
 
 @dataclass(frozen=True)
-class DirectSpread(Spread):
+class DirectCovariance(VariationalCovariance):
     """Noisy values at β of precision ``B = L Lᵀ``, as in [Cheng2017, eq. 8 and 9].
 
     ``k − k_xβ (B⁻¹ + K_β)⁻¹ k_βx = k − |z|²`` with ``z = F⁻¹ Lᵀ k_βx`` and ``F Fᵀ = I + Lᵀ K_β L``.
@@ -60,7 +62,7 @@ class DirectSpread(Spread):
     jacobi: bool = False
 
     def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
-        """Of noisy values."""
+        """Return features of noisy values."""
         root = self.root
         if self.jacobi:
             root = root / beta.variance(kernel, outputs).unsqueeze(-1)
@@ -68,25 +70,27 @@ class DirectSpread(Spread):
         return FunctionBasis(kernel, beta, outputs, safe_cholesky(inner + _eye(inner)), root)
 
     def weights(self) -> tuple[Tensor, Tensor]:
-        """Known: the features say all there is."""
+        """Return a known zero: the features say all there is."""
         return self.root.new_zeros(*self.root.shape[:-1], 1), torch.zeros_like(self.root)
 
     def divergence(self, basis: FunctionBasis) -> Tensor:
-        """``½ log |H| − ½ tr(I − H⁻¹)`` with ``H = F Fᵀ``: the last two terms of eq. 9."""
+        """Compute ``½ log |H| − ½ tr(I − H⁻¹)``, ``H = F Fᵀ``: the last two terms of eq. 9."""
         factor = basis.factor
         inverse = solve_lower(factor, _eye(factor).expand_as(factor))
         trace = (1.0 - inverse.square().sum(-2)).sum(-1)
         return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * trace
 
-    def widened(self, kernel: Kernel, functions: InducingFunctions, outputs: int) -> DirectSpread:
-        """Each new value as if observed with noise of the prior's variance; 0 would never leave."""
+    def widened(
+        self, kernel: Kernel, functions: InducingFunctions, outputs: int
+    ) -> DirectCovariance:
+        """Add values as if observed with noise of the prior's variance; 0 would never leave."""
         variance = functions.variance(kernel, outputs).expand(functions.points.shape[:-1])
         new = variance.sqrt() if self.jacobi else variance.rsqrt()
         return replace(self, root=_block_diagonal(self.root, torch.diag_embed(new)))
 
 
 @dataclass(frozen=True)
-class HybridSpread(Spread):
+class HybridCovariance(VariationalCovariance):
     """Values at β with a posterior of their own, of [Cheng2017, eq. 11 to 14].
 
     Whitened weights ``v = F⁻¹ f(β)``, ``F Fᵀ = K_β`` with ``NUGGET``, in natural parameters, along
@@ -101,33 +105,35 @@ class HybridSpread(Spread):
     gram: Tensor
 
     def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
-        """Of values."""
+        """Return features of values."""
         inner = beta.with_functions(kernel, beta, outputs)
         return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), None)
 
     def weights(self) -> tuple[Tensor, Tensor]:
-        """``Q⁻¹ moment`` and a root of ``Q⁻¹``."""
+        """Return ``Q⁻¹ moment`` and a root of ``Q⁻¹``."""
         root = inverse_root(self.gram + _eye(self.gram))
         return root @ (root.mT @ self.moment), root
 
     def divergence(self, basis: FunctionBasis) -> Tensor:
-        """``½ (tr Q⁻¹ − M + log |Q|)``: eq. 14 with its ``−log |K⁻¹ S|`` halved."""
+        """Compute ``½ (tr Q⁻¹ − M + log |Q|)``: eq. 14 with its ``−log |K⁻¹ S|`` halved."""
         _, root = self.weights()
         log_precision = -2.0 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return 0.5 * (root.square().sum((-2, -1)) - root.shape[-1] + log_precision)
 
-    def widened(self, kernel: Kernel, functions: InducingFunctions, outputs: int) -> HybridSpread:
-        """Further weights as before any data; the others stay, for F grows at its lower end."""
+    def widened(
+        self, kernel: Kernel, functions: InducingFunctions, outputs: int
+    ) -> HybridCovariance:
+        """Add weights as before any data; the others stay, for F grows at its lower end."""
         more = functions.points[..., :1]
         empty = torch.zeros_like(more @ more.mT)
-        return HybridSpread(
+        return HybridCovariance(
             torch.cat((self.moment, torch.zeros_like(more)), -2),
             _block_diagonal(self.gram, empty),
         )
 
 
 @dataclass(frozen=True)
-class SpectralSpread(HybridSpread):
+class SpectralCovariance(HybridCovariance):
     """A hybrid's, of combinations of the values at β, which are the first functions of α.
 
     Attributes:
@@ -137,13 +143,13 @@ class SpectralSpread(HybridSpread):
     combination: Tensor
 
     def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
-        """Of combinations. Cost O(S² (d + M) + M³)."""
+        """Return features of combinations. Cost O(S² (d + M) + M³)."""
         left = self.combination
         inner = left.mT @ beta.with_functions(kernel, beta, outputs) @ left
         return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), left)
 
     def expansion(self, basis: FunctionBasis) -> Tensor:
-        """What values at β each feature is made of, ``... x m x S x M``: ``L F⁻ᵀ``."""
+        """Return the values at β that each feature is made of, ``... x m x S x M``: ``L F⁻ᵀ``."""
         return solve_lower(basis.factor, self.combination.mT).mT
 
 
@@ -155,30 +161,30 @@ class DecoupledPosterior:
         alpha: α, ``M_α`` functions.
         coefficients: a, ``... x m x M_α``; with a preconditioner ``diag(K_α) a``.
         beta: β, ``M_β`` functions.
-        spread: The covariance.
+        covariance: The covariance.
         jacobi: Whether a is so preconditioned. [Cheng2017, A.1]
     """
 
     alpha: InducingFunctions
     coefficients: Tensor
     beta: InducingFunctions
-    spread: Spread
+    covariance: VariationalCovariance
     jacobi: bool = False
 
     def expansion(self, kernel: Kernel, outputs: int) -> Tensor:
-        """a, ``... x m x M_α``."""
+        """Return a, ``... x m x M_α``."""
         if not self.jacobi:
             return self.coefficients
         return self.coefficients / self.alpha.variance(kernel, outputs)
 
     def with_expansion(self, a: Tensor, kernel: Kernel, outputs: int) -> DecoupledPosterior:
-        """With another a, ``... x m x M_α``."""
+        """Set another a, ``... x m x M_α``."""
         if self.jacobi:
             a = a * self.alpha.variance(kernel, outputs)
         return replace(self, coefficients=a)
 
     def with_mean_values(self, points: Tensor) -> DecoupledPosterior:
-        """With values at further points, ``... x m x k x d``, in α; the mean stays."""
+        """Add values at further points, ``... x m x k x d``, to α; the mean stays."""
         zero = torch.zeros_like(points[..., 0])
         return replace(
             self,
@@ -189,10 +195,10 @@ class DecoupledPosterior:
     def with_covariance_values(
         self, points: Tensor, kernel: Kernel, outputs: int
     ) -> DecoupledPosterior:
-        """With values at further points, ``... x m x k x d``, in β."""
+        """Add values at further points, ``... x m x k x d``, to β."""
         beta = self.beta.followed_by(points)
         new = beta.rows(slice(len(self.beta), None))
-        return replace(self, beta=beta, spread=self.spread.widened(kernel, new, outputs))
+        return replace(self, beta=beta, covariance=self.covariance.widened(kernel, new, outputs))
 
 
 @dataclass(frozen=True)
@@ -210,7 +216,7 @@ class KernelExpansion:
     weights: Tensor
 
     def __call__(self, X: Tensor) -> Tensor:
-        """Values at ``... x n x d`` inputs, ``... x m x n``. Cost O(n M d)."""
+        """Evaluate at inputs ``... x n x d``, ``... x m x n``. Cost O(n M d)."""
         cross = self.functions.with_values(self.kernel, X, self.weights.shape[-2])
         return row_product(self.weights.unsqueeze(-2), cross).squeeze(-2)
 
@@ -232,19 +238,19 @@ class ShiftedProcess(PosteriorProcess):
         return self.base.at(X)
 
     def mean_at(self, points: Points) -> Tensor:
-        """The base's and the function."""
+        """Add the function to the base's."""
         return self.base.mean_at(points) + self.shift(points.X)
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
-        """The base's."""
+        """Return the base's."""
         return self.base.cross_covariance(points, others)
 
     def variance_at(self, points: Points) -> Tensor:
-        """The base's."""
+        """Return the base's."""
         return self.base.variance_at(points)
 
     def joint_at(self, points: Points) -> Joint:
-        """The base's factors around another mean."""
+        """Return the base's factors around another mean."""
         base = self.base.joint_at(points)
         return Joint(base.mean + self.shift(points.X), base.root, base.downdate, base.residual)
 

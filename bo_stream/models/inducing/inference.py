@@ -27,7 +27,7 @@ from bo_stream.models.inducing.points import (
     first_points,
     moved_points,
 )
-from bo_stream.models.inference import Inference
+from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup, subspace_log_marginal_likelihood
 from bo_stream.models.prior import Prior
@@ -45,12 +45,6 @@ from bo_stream.tensors import State, is_in, state_of
 from bo_stream.weights import log_marginal_likelihood, solve, weight_precision
 
 MAX_POINTS = 512
-
-SOLVED_ROWS = 64
-"""Larger updates drop the solved posterior."""
-
-SOLVED_OBSERVED = 192
-"""Observations after which it is solved anew, so that neither costs nor rounding errors add up."""
 
 COARSE, ROUNDING = "coarse points", "rounding"
 """What a model says once."""
@@ -73,32 +67,7 @@ class InducingCache:
     state: State
     memory: InducingMemory
     basis: InducingBasis
-    solved: Solved | None = None
-
-
-@dataclass(frozen=True)
-class Solved:
-    """The posterior process at one state of all hyperparameters.
-
-    Attributes:
-        state: Of the model.
-        process: The posterior.
-    """
-
-    state: State
-    process: WeightSpaceProcess
-
-    def can_take(self, data: Observations, basis: InducingBasis) -> bool:
-        """Whether a batch is small, adds, and meets the basis that was solved in."""
-        n = len(data)
-        young = self.process.weights.observed + n <= min(SOLVED_OBSERVED, basis.rank)
-        return n <= SOLVED_ROWS and young and data.sign > 0 and self.process.basis is basis
-
-    def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> Solved:
-        """Condition on a batch of standardised outcomes. Cost O(n M²)."""
-        centred = outcomes - self.process.prior_mean
-        weights = self.process.weights.observe(features, centred, noise)
-        return Solved(self.state, replace(self.process, weights=weights))
+    solved: SolvedWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +105,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         weights = solve(prior.evidence_of(groups))
         _warn_of_rounding(weights.mean, groups, memory.counts, prior)
         process = WeightSpaceProcess(cache.basis, weights, prior.mean.unsqueeze(-1).clone())
-        return process, replace(cache, solved=Solved(prior.state(), process))
+        return process, replace(cache, solved=SolvedWeights(prior.state(), process))
 
     def current(
         self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
@@ -408,8 +377,8 @@ def _same_points(A: Tensor, B: Tensor) -> bool:
 
 
 def _solved_after(
-    solved: Solved | None, rows: Rows, basis: InducingBasis, prior: Prior
-) -> Solved | None:
+    solved: SolvedWeights | None, rows: Rows, basis: InducingBasis, prior: Prior
+) -> SolvedWeights | None:
     """Condition the posterior on a batch, where it was solved in the same basis."""
     if solved is None or not prior.is_in(solved.state) or not solved.can_take(rows.data, basis):
         return None

@@ -141,9 +141,10 @@ class InducingMemory:
 
     @cached_property
     def as_values(self) -> PointStatistics:
-        """The recent rows as values at their own inputs, beside the absorbed ones' points.
+        """Statistics in which each recent row is a value at its own input, beside the points.
 
-        In it nothing of the rows is missed, whatever the kernel becomes. Kept: a refit asks often.
+        So nothing of the rows enters the trace term, whatever the kernel becomes. Kept, for a refit
+        asks often.
         """
         n = len(self.recent)
         if n == 0:

@@ -15,23 +15,23 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator, checked_number
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     CollapsedInference,
-    InducingCache,
     first_memory,
 )
 from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.inducing.points import check_allocator, check_cap, check_points
-from bo_stream.models.inferred import InferenceOption, InferredGP
+from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
 
 WINDOW = 512
 """Rows that are held beside the statistics."""
 
 
-class OSGPR(InferredGP[InducingMemory, InducingCache]):
+class OSGPR(StreamingGP):
     """Streaming sparse regression at inducing points, for any kernel and any number of inputs.
 
     The memory are the data's sufficient statistics in the process's values at M inducing points Z.
@@ -44,8 +44,8 @@ class OSGPR(InferredGP[InducingMemory, InducingCache]):
       point; O(M³) when points were dropped or a hyperparameter has changed since the last one. The
       next posterior solves once in O(M³).
     - A step of a refit: O((M + window)³).
-    - A fantasy: O(q M) cross-covariances and one q x q factor; it conditions the process, residual
-      included, and so knows what is supposed far from every inducing point.
+    - A fantasy: O(q M) cross-covariances and one q x q factor. It conditions the process with its
+      residual covariance, so that outcomes far from every inducing point count in full.
     - Exact: with Z and hyperparameters fixed, any stream equals batch SGPR (Titsias, 2009) on all
       data, and updates, merges and retractions are exact; with Z the observed inputs, as by default
       up to ``max_points`` distinct ones, it is the exact GP. Noise level, mean and standardisation
@@ -67,6 +67,7 @@ class OSGPR(InferredGP[InducingMemory, InducingCache]):
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 
+    _memory: InducingMemory
     _inference: CollapsedInference
     max_points = InferenceOption[int]()
     window = InferenceOption[int]()
@@ -138,7 +139,7 @@ class OSGPR(InferredGP[InducingMemory, InducingCache]):
 
     @property
     def allocator(self) -> Allocator | None:
-        """Where the points go as the stream goes by; None: they stay. Any other may be set."""
+        """Allocator that places the points as the stream goes by; None: they stay. May be set."""
         return self._memory.allocator
 
     @allocator.setter
@@ -150,7 +151,7 @@ class OSGPR(InferredGP[InducingMemory, InducingCache]):
 
     @property
     def inducing_points(self) -> Tensor:
-        """Z, ``M x d``, in transformed inputs: a copy."""
+        """Inducing points Z, ``M x d``, in transformed inputs: a copy."""
         return self._memory.values.Z.to(self.train_targets, copy=True)
 
     def elbo(self) -> Tensor:
@@ -165,14 +166,14 @@ class OSGPR(InferredGP[InducingMemory, InducingCache]):
     def optimize_points(self, maxiter: int = 100) -> Self:
         """Move the inducing points to a local maximum of the online bound, in place.
 
-        What it knows of the data are the statistics and the rows of the window: points do not move
-        to where the memory knows nothing. An iteration costs O(M³ + window M²).
+        The bound is that of the statistics and the window's rows, so that points do not move to
+        where the memory knows nothing. An iteration costs O(M³ + window M²).
 
         Args:
             maxiter: Most iterations of L-BFGS; 0 changes nothing.
 
         Raises:
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical observations.
         """
         self._check_not_supposed("optimize_points")
         if maxiter > 0 and len(self._memory.values.Z) > 0:
@@ -203,7 +204,7 @@ class OSGPR(InferredGP[InducingMemory, InducingCache]):
         Raises:
             BotorchTensorDimensionError: Another shape.
             InputDataError: NaN or infinity.
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical observations.
             ValueError: Too many points.
         """
         self._check_not_supposed("place_points")

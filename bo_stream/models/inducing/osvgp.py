@@ -14,17 +14,18 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.likelihoods.outcome_model import check_likelihood
-from bo_stream.models.inducing.inference import MAX_POINTS, InducingCache, first_memory
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.inducing.inference import MAX_POINTS, first_memory
 from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.inducing.points import check_allocator
 from bo_stream.models.inducing.sites import SiteInference
-from bo_stream.models.inferred import InferenceOption, InferredGP
+from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.latent_choice import check_steps, check_transform, latent_kernel
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 
 
-class OSVGP(InferredGP[InducingMemory, InducingCache]):
+class OSVGP(StreamingGP):
     """Streaming sparse inference for outcomes that are not normal: labels, counts, outliers.
 
     An outcome enters the memory as a Gaussian *site* at its function value, found by natural
@@ -36,7 +37,7 @@ class OSVGP(InferredGP[InducingMemory, InducingCache]):
       inputs in ``train_inputs``.
     - Update: O(n M² + M³) for n outcomes, times the natural-gradient steps, up to
       ``natural_steps``, that work with ``min(n, M)`` numbers each.
-    - A fantasy: as of OSGPR, after one evaluation of the likelihood at the supposed outcomes.
+    - A fantasy: as of OSGPR, after one evaluation of the likelihood at the hypothetical outcomes.
     - Exact: with a Gaussian likelihood all that is exact in OSGPR. With any, the optimum of the
       bound for the batch, if the likelihood is log-concave (Bernoulli, Laplace, Poisson).
     - Approximate: the posterior is normal; sites of earlier batches stay as they were found, so
@@ -60,6 +61,7 @@ class OSVGP(InferredGP[InducingMemory, InducingCache]):
         >>> model.update(new_X, new_labels).predictive(test_X).mean
     """
 
+    _memory: InducingMemory
     _inference: SiteInference
     _units: LikelihoodOutcomes
     max_points = InferenceOption[int]()
@@ -113,7 +115,7 @@ class OSVGP(InferredGP[InducingMemory, InducingCache]):
             natural_rate: Of a step, in (0, 1]; halved where one would lower the bound.
             hyper_steps: Steps of Adam on all hyperparameters in an update; 0: they stay.
             learning_rate: Of those.
-            fantasy_steps: Natural-gradient steps on supposed outcomes. One is within a few
+            fantasy_steps: Natural-gradient steps on hypothetical outcomes. One is within a few
                 hundredths of a standard deviation of the exact posterior where the process has one
                 of about 1, and rough where nothing is known of a process of large scale; three are
                 enough there.
@@ -151,7 +153,7 @@ class OSVGP(InferredGP[InducingMemory, InducingCache]):
 
     @property
     def allocator(self) -> Allocator | None:
-        """Where the points go as the stream goes by; None: they stay. Any other may be set."""
+        """Allocator that places the points as the stream goes by; None: they stay. May be set."""
         return self._memory.allocator
 
     @allocator.setter
@@ -163,7 +165,7 @@ class OSVGP(InferredGP[InducingMemory, InducingCache]):
 
     @property
     def inducing_points(self) -> Tensor:
-        """Z, ``M x d``, in transformed inputs: a copy."""
+        """Inducing points Z, ``M x d``, in transformed inputs: a copy."""
         return self._memory.values.Z.to(self.train_targets, copy=True)
 
     @property

@@ -1,4 +1,4 @@
-"""Inducing points moved by the gradient of a bound."""
+"""Inducing points: the basis at them, checks, and moves by the gradient of a bound."""
 
 from __future__ import annotations
 
@@ -22,12 +22,18 @@ from bo_stream.allocation.novelty import Novelty
 from bo_stream.bases.inducing import InducingBasis, central, frozen, kernel_matrix
 from bo_stream.linalg import check_memory, independent_rows
 from bo_stream.models.checks import check_finite, check_floating_point, check_type
-from bo_stream.models.stochastic.optimisers import climb
+from bo_stream.models.stochastic.optimisers import maximise
+
+MEMORY_LIMIT_GIB = 4.0
+"""Of all matrices over the inducing points together."""
+
+MATRICES = 3
+"""As many of them are held for each output: the kernel's root, the gram, the posterior's root."""
 
 
 @torch.no_grad()
 def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
-    """A basis at Z, or at fewer points where even the largest jitter does not make it one.
+    """Return the basis at Z, or at fewer points where even the largest jitter gives none.
 
     Kernel values can be so wrong that no jitter helps: gpytorch squares distances from the mean of
     the points, and one that is 1e8 lengthscales away leaves none of the others' digits. So points
@@ -56,13 +62,6 @@ def _of_some(kernel: Kernel, near: Tensor, outputs: int) -> InducingBasis:
         if not bool(matrix.isfinite().all()):
             raise
         return InducingBasis.of(kernel, near[independent_rows(matrix)], outputs)
-
-
-MEMORY_LIMIT_GIB = 4.0
-"""Of all matrices over the inducing points together."""
-
-MATRICES = 3
-"""As many of them are held for each output: the kernel's root, the gram, the posterior's root."""
 
 
 def first_points(
@@ -96,7 +95,7 @@ def first_points(
 
 
 def check_points(name: str, Z: Tensor, dim: int) -> None:
-    """Refuse what are no points of ``dim`` inputs.
+    """Check that a tensor holds points of ``dim`` inputs.
 
     Raises:
         BotorchTensorDimensionError: Another shape than ``M x dim``.
@@ -112,10 +111,10 @@ def check_points(name: str, Z: Tensor, dim: int) -> None:
 
 
 def check_allocator(allocator: object) -> None:
-    """Refuse what is no allocator of a stream.
+    """Check that an allocator is one of a stream, or None.
 
     Raises:
-        UnsupportedError: So it is.
+        UnsupportedError: It is neither.
     """
     if allocator is not None and not isinstance(allocator, Allocator):
         name = getattr(allocator, "__name__", type(allocator).__name__)
@@ -140,7 +139,7 @@ def check_cap(max_points: int, Z: Tensor) -> None:
 
 
 def check_points_fit(points: int, outputs: int) -> None:
-    """Refuse more inducing points than memory holds matrices of, before one is made.
+    """Check that matrices over inducing points fit into memory, before one is made.
 
     Args:
         points: Their number M.
@@ -158,10 +157,10 @@ def check_points_fit(points: int, outputs: int) -> None:
 
 
 def checked_allocation(Z: object, X: Tensor) -> Tensor:
-    """What an allocator returned, if it is some finite points.
+    """Check what an allocator returned, and bring it to the dtype and device of X.
 
     Raises:
-        InputDataError: It is not, or there is none.
+        InputDataError: It is not finite, of another shape, or there is no point.
     """
     fits = isinstance(Z, Tensor) and Z.ndim == 2 and Z.shape[-1] == X.shape[-1] and len(Z) > 0
     if not isinstance(Z, Tensor) or not fits or not bool(torch.isfinite(Z).all()):
@@ -174,9 +173,7 @@ def checked_allocation(Z: object, X: Tensor) -> Tensor:
 
 
 def moved_points(bound: Callable[[Tensor], Tensor], Z: Tensor, maxiter: int) -> Tensor:
-    """Points that are at a local maximum of a bound, or on the way there after ``maxiter`` steps.
-
-    By L-BFGS with a line search, from where they are; never worse than there.
+    """Maximise a bound over points by L-BFGS with a line search; return none that are worse.
 
     Args:
         bound: A differentiable scalar of ``M x d`` points.
@@ -185,7 +182,7 @@ def moved_points(bound: Callable[[Tensor], Tensor], Z: Tensor, maxiter: int) -> 
     """
     start = Z.detach().clone()
     points = start.clone().requires_grad_(True)
-    climb(lambda: bound(points), [points], maxiter)
+    maximise(lambda: bound(points), [points], maxiter)
     reached = points.detach()
     with torch.no_grad():
         better = bool(reached.isfinite().all()) and bool(bound(reached) >= bound(start))

@@ -22,7 +22,7 @@ from bo_stream.models.inducing.points import basis_of_independent
 from bo_stream.models.memory import Observations, Whitened, WhitenedMemory
 from bo_stream.models.objective import NoiseGroup, expected_misfit
 from bo_stream.models.prior import Prior
-from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.sufficient_statistics import SufficientStatistics, target_columns
 from bo_stream.tensors import state_of
 from bo_stream.weights import WeightPosterior, at_noise, solve
@@ -71,22 +71,26 @@ class SiteInference(InducingInference):
                 "model anew, or forget."
             )
         before = self.current(memory, cache, prior)
-        hyper = Hyperparameters(prior.kernel, prior.mean_module, prior.likelihood)
+        hyper = prior.copied()
         steps = self.hyper_steps if data.sign > 0.0 else 0
-        ascent = Ascent(hyper, hyper.learned(self.fixed), self.learning_rate, memory.moments)
+        ascent = ConstrainedAdam(
+            hyper, hyper.learned(self.fixed), self.learning_rate, memory.moments
+        )
         for first in range(0, steps, ROUND):
             _, update = self._begun(before, hyper, data, prior, moved=first > 0)
             update.learn(ascent, min(ROUND, steps - first))
         hyper = hyper.rounded(next(prior.kernel.parameters()).dtype)
         now, update = self._begun(before, hyper, data, prior, moved=steps > 0)
-        after, state = replace(now.memory, whole=update.remembered(update.fit())), now.state
+        after = replace(now.memory, whole=update.remembered(update.fit()))
         if data.sign < 0.0:
             self.check_solvable(after, prior)
         if steps > 0:
             after = replace(after, moments=ascent.moments())
-            hyper.copy_to(prior.model)
-            state = state_of(prior.kernel)
-        return self.remembered(before, InducingCache(state, after, now.basis), prior)
+        after, kept = self.remembered(before, replace(now, memory=after, solved=None), prior)
+        if steps > 0:
+            prior.take_over(hyper)  # last, for what raises before leaves the model as it was
+            kept = replace(kept, state=state_of(prior.kernel))
+        return after, kept
 
     def _begun(
         self,
@@ -150,7 +154,7 @@ class OnlineUpdate:
     @cached_property
     @torch.enable_grad()
     def _view(self) -> _View:
-        """The same for fits and for gradients, whoever asks first."""
+        """Evaluate the batch once, for fits and for gradients, whoever asks first."""
         mean = self.hyper.constant(self._batch)
         targets = torch.stack((torch.ones_like(mean), -mean), -1).unsqueeze(-1)
         features = self.basis.features(self.data.X).expand(*self._batch, -1, -1)
@@ -223,7 +227,7 @@ class OnlineUpdate:
             kernel, Z, outputs, safe_cholesky(kernel_matrix(kernel, Z, Z, outputs))
         )
 
-    def learn(self, ascent: Ascent, steps: int) -> None:
+    def learn(self, ascent: ConstrainedAdam, steps: int) -> None:
         """Move the hyperparameters up the bound and their priors, q at its optimum for each step.
 
         Cost O(n M² + M³) a step, and that of the natural gradients between them.
@@ -239,7 +243,7 @@ class OnlineUpdate:
 
 @dataclass(frozen=True)
 class _View:
-    """A batch as hyperparameters have it.
+    """A batch under some hyperparameters.
 
     Attributes:
         mean: The prior mean, ``... x m x 1``.

@@ -17,7 +17,7 @@ from bo_stream.models.last_layer.memory import Carried, LastLayerMemory
 from bo_stream.models.last_layer.network import LayerBasis, layer_features
 from bo_stream.models.memory import Observations, Whitened, WhitenedMemory
 from bo_stream.models.prior import Prior
-from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State
 from bo_stream.weights import log_marginal_likelihood, solve
@@ -200,7 +200,7 @@ class LayerSteps:
         self._prior, self._carried = prior, memory.carried()
         self._hyper = Hyperparameters.shared(prior.kernel, prior.mean_module, prior.likelihood)
         self._parameters = [p for p in self._hyper.parameters() if p.requires_grad]
-        self._ascent = Ascent(self._hyper, self._parameters, rate)
+        self._ascent = ConstrainedAdam(self._hyper, self._parameters, rate)
         self._size = min(batch_size, len(memory.rows))
         self._generator = torch.Generator().manual_seed(seed)
         self.num_steps, self.learning_rate = 0, rate
@@ -234,4 +234,4 @@ class LayerSteps:
         values, moments, self.num_steps = state
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.copy_(value)
-        self._ascent = Ascent(self._hyper, self._parameters, self.learning_rate, moments)
+        self._ascent = ConstrainedAdam(self._hyper, self._parameters, self.learning_rate, moments)

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import Module
 
 from bo_stream.allocation.allocator import checked_number
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import warn_of_scaling
-from bo_stream.models.inferred import InferredGP
-from bo_stream.models.last_layer.inference import LastLayerInference, LayerSteps, SolvedLayer
+from bo_stream.models.last_layer.inference import LastLayerInference, LayerSteps
 from bo_stream.models.last_layer.memory import LastLayerMemory
 from bo_stream.models.last_layer.network import (
     check_network,
@@ -29,7 +29,7 @@ WINDOW = 4096
 """Rows that are held beside the statistics."""
 
 
-class BayesianLastLayer(InferredGP[LastLayerMemory, SolvedLayer]):
+class BayesianLastLayer(StreamingGP):
     """The process ``f(x) = μ + wᵀ φ(x)`` with the last features φ of a network, w exact.
 
     A network, shared by batch elements and outputs, maps inputs to r − 1 features; with the
@@ -60,6 +60,7 @@ class BayesianLastLayer(InferredGP[LastLayerMemory, SolvedLayer]):
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 
+    _memory: LastLayerMemory
     _inference: LastLayerInference
 
     def __init__(

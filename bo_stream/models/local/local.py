@@ -11,14 +11,14 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import warn_of_scaling
-from bo_stream.models.inferred import InferredGP
 from bo_stream.models.input_transforms import split_transform
-from bo_stream.models.local.inference import LocalCache, LocalInference, scaled_priors
+from bo_stream.models.local.inference import LocalInference, scaled_priors
 from bo_stream.models.local.memory import LocalMemory, Router
 
 
-class LocalGP(InferredGP[LocalMemory, LocalCache]):
+class LocalGP(StreamingGP):
     """Small exact Gaussian processes side by side, each of the newest data near its centre.
 
     An observation goes to the local model whose centre (the mean of its inputs) is most like it, by
@@ -47,6 +47,7 @@ class LocalGP(InferredGP[LocalMemory, LocalCache]):
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 
+    _memory: LocalMemory
     _inference: LocalInference
 
     def __init__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from torch import Tensor
 
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
 Noise = Callable[[Tensor], Tensor]
 """Maps inputs of the process, ``... x q x d``, to noise variances, ``... x m x q`` or broadcast."""
+
+
+class NoiseAtInputs(Protocol):
+    """Noise variance that depends on the inputs, in units of the process; differentiable."""
+
+    def __call__(self, inputs: Tensor, /) -> Tensor:
+        """Map inputs of the process, ``... x q x d``, to ``... x m x q``."""
+        ...
+
+    def select(self, outputs: list[int], /) -> NoiseAtInputs:
+        """Return that of some of the outputs."""
+        ...
+
 
 Drawing = Callable[[Tensor, int], tuple[Tensor, Tensor | None]]
 """Maps values of the process, ``S x ... x m x q``, and a seed to outcomes of the same shape, with

@@ -66,7 +66,7 @@ class MeanField:
 
     @property
     def columns(self) -> int:
-        """None that are dense."""
+        """No column is dense."""
         return 0
 
 
@@ -132,20 +132,20 @@ class Schedule:
             raise ValueError(f"Expected hyper_rate to be at least 0, got {self.hyper_rate}.")
 
     def rows(self, held: int) -> int:
-        """Observations of a minibatch of those that are held."""
+        """Return the size of a minibatch of those that are held."""
         return min(BATCH_SIZE, held) if self.batch_size is None else self.batch_size
 
     def drawn(self, size: int) -> int:
-        """Functions of a draw from so many."""
+        """Return how many functions are drawn of so many."""
         return min(FUNCTIONS, size) if self.functions is None else self.functions
 
     def decay(self, step: int) -> float:
-        """Of both rates at a step."""
+        """Compute the part of both rates that is left at a step."""
         return float(0.5 ** (step / self.half_life))
 
 
 def choose_empirical_bayes(asked: bool | None, basis: FourierFeatures | InducingAtData) -> bool:
-    """Whether hyperparameters are learned: where S is diagonal, unless the user says not.
+    """Learn hyperparameters where S is diagonal, unless the user says not.
 
     Raises:
         UnsupportedError: They are to be learned where S is not diagonal.
@@ -164,7 +164,7 @@ def choose_empirical_bayes(asked: bool | None, basis: FourierFeatures | Inducing
 def choose_transform(
     transform: OutcomeTransform | _DefaultType | None, likelihood: Likelihood | None
 ) -> OutcomeTransform | _DefaultType | None:
-    """Of real outcomes a standardisation by default, of others none.
+    """Choose a standardisation of real outcomes by default, of others none.
 
     Raises:
         UnsupportedError: Another transform, or one of labels or counts.

@@ -25,6 +25,13 @@ from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
 from bo_stream.models.quadruply_stochastic.choice import Schedule
+from bo_stream.models.quadruply_stochastic.control_variate import SAMPLE, ControlPoints
+from bo_stream.models.quadruply_stochastic.estimator import (
+    Estimator,
+    Minibatch,
+    SampledGradient,
+    measured_scale,
+)
 from bo_stream.models.quadruply_stochastic.function_process import (
     Augmentation,
     FunctionProcess,
@@ -34,14 +41,6 @@ from bo_stream.models.quadruply_stochastic.memory import (
     Layout,
     Progress,
     QuadruplyStochasticMemory,
-)
-from bo_stream.models.quadruply_stochastic.sampled_gradient import (
-    SAMPLE,
-    ControlPoints,
-    Drawn,
-    Estimator,
-    SampledGradient,
-    measured_scale,
 )
 from bo_stream.models.quadruply_stochastic.steps import Steps
 from bo_stream.models.quadruply_stochastic.weight_posterior import (
@@ -128,7 +127,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         return replace(memory, progress=progress)
 
     def _first_weights(self, layout: Layout, X: Tensor, count: float, prior: Prior) -> Progress:
-        """Mean 0, and the scales of Proposition 1, or those of the prior."""
+        """Set means to 0 and scales to those of Proposition 1, or of the prior."""
         kernel, like = frozen(prior.kernel), X.new_empty(0, dtype=self.arithmetic)
         wide = torch.ones(prior.num_outputs, 1, dtype=torch.float64, device=X.device)
         precisions = wide.repeat(1, layout.size) if self.relevance else None
@@ -216,7 +215,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     def _weighted(
         self, memory: Memory, prior: Prior, kernel: Kernel, prior_mean: Tensor
     ) -> FunctionProcess:
-        """With a copy of the weights, differentiable in the kernel and the prior mean, ``m``."""
+        """Copy the weights; differentiable in the kernel and the prior mean, ``m``."""
         basis = memory.basis(kernel)
         return FunctionProcess(basis, self.moments(memory, prior, basis), prior_mean.unsqueeze(-1))
 
@@ -253,8 +252,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         """
         generator = self._checked_generator(memory, generator)
         data, estimator = self.data(memory, prior, generator), self.estimator(memory, prior)
-        leaves = estimator.leaves(estimator.draws(generator), data, learns=False)
-        return estimator.value(leaves, data, learns=False).double()
+        evaluated = estimator.evaluated(estimator.draws(generator), data, learns=False)
+        return estimator.value(evaluated, data, learns=False).double()
 
     def gradient_estimate(
         self, memory: Memory, prior: Prior, generator: torch.Generator | None
@@ -305,15 +304,15 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
                     f"got {asked}."
                 )
 
-    def data(self, memory: Memory, prior: Prior, generator: torch.Generator) -> Drawn:
+    def data(self, memory: Memory, prior: Prior, generator: torch.Generator) -> Minibatch:
         """Draw a minibatch."""
         replay = memory.replay
         rows = replay.in_units(replay.draw(self.schedule.rows(replay.held), generator), prior)
         X, targets = rows.X.to(self.arithmetic), rows.targets.to(self.arithmetic)
-        return Drawn(X, targets, float(replay.count))
+        return Minibatch(X, targets, float(replay.count))
 
     def _some_rows(self, memory: Memory, prior: Prior, most: int) -> Batch:
-        """Rows to look at before there are steps, the same at all times while they are held."""
+        """Draw rows to look at before there are steps, the same while they are held."""
         replay, generator = memory.replay, generator_at(self.schedule.seed, SUPPORT_PLACE)
         return replay.in_units(replay.draw(min(most, replay.held), generator), prior)
 
@@ -419,7 +418,7 @@ def _diagonal(memory: Memory, prior: Prior, basis: SampledBasis, index: Tensor) 
 
 @torch.no_grad()
 def _determinant(memory: Memory, prior: Prior, exact: bool) -> Tensor | None:
-    """``log |S|`` where S is not diagonal, or 0 for it."""
+    """Compute ``log |S|`` where S is not diagonal, or 0 for it."""
     basis = memory.basis(frozen(prior.kernel))
     if basis.is_diagonal or exact:
         return log_precision(basis)

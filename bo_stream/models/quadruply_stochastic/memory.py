@@ -20,7 +20,7 @@ from bo_stream.bases.sampled import (
 )
 from bo_stream.models.hyperparameters import subset_module, subset_moments
 from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData
-from bo_stream.models.quadruply_stochastic.sampled_gradient import ControlPoints
+from bo_stream.models.quadruply_stochastic.control_variate import ControlPoints
 from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior
 from bo_stream.models.stochastic.replay import Batch, HoldsRows, Replay
 from bo_stream.tensors import map_tensors
@@ -59,11 +59,11 @@ class QuadruplyStochasticMemory(HoldsRows):
         return like.new_full((self._outputs,), float(self.replay.count), dtype=torch.float64)
 
     def after(self, new: Batch) -> QuadruplyStochasticMemory:
-        """With more observations to draw from, and a progress of its own. Cost O(p)."""
+        """Add observations to draw from, and copy the progress. Cost O(p)."""
         return replace(self, replay=self.replay.plus(new), progress=self.progress.clone())
 
     def select(self, outputs: list[int]) -> QuadruplyStochasticMemory:
-        """A copy for some of the outputs."""
+        """Copy for some of the outputs."""
         progress, of = self.progress, self._outputs
         chosen = progress.map(lambda t: t[outputs])
         moments = progress.moments
@@ -80,7 +80,7 @@ class QuadruplyStochasticMemory(HoldsRows):
         )
 
     def to(self, device: torch.device) -> QuadruplyStochasticMemory:
-        """On another device; Adam and the control variate begin anew there."""
+        """Move to another device; Adam and the control variate begin anew there."""
         progress = self.progress.map(lambda t: t.to(device))
         return replace(
             self,
@@ -105,13 +105,13 @@ class AdaGrad:
 
     @classmethod
     def on(cls, values: Tensor) -> AdaGrad:
-        """With nothing seen so far."""
+        """Begin with nothing seen so far."""
         return cls(torch.zeros_like(values))
 
     def ascend(
         self, values: Tensor, index: Tensor, gradient: Tensor, rate: Tensor | float
     ) -> Tensor:
-        """Move some numbers up a gradient, in place; returns by how much, shaped as the gradient.
+        """Move some numbers up a gradient, in place; return by how much, shaped as the gradient.
 
         Args:
             values: ``m x p ...``.
@@ -150,7 +150,7 @@ class Progress:
 
     @classmethod
     def start(cls, posterior: ChevronPosterior, precisions: Tensor | None = None) -> Progress:
-        """Before the first step."""
+        """Begin before the first step."""
         moved, scaled = (AdaGrad.on(t) for t in (posterior.coefficients, posterior.log_scale))
         return cls(posterior, moved, scaled, precisions=precisions)
 
@@ -159,7 +159,7 @@ class Progress:
         return map_tensors(replace(self, control=None), rule)
 
     def grown(self, first: Progress) -> Progress:
-        """With further functions, as another progress has them before its first step."""
+        """Add functions as another progress has them before its first step."""
         old, new = self.precisions, first.precisions
         return replace(
             self,
@@ -174,7 +174,7 @@ class Progress:
         return own if self.posterior.is_measured else torch.cat((own, new), 1)
 
     def clone(self) -> Progress:
-        """A copy that stays."""
+        """Copy what steps move."""
         copy = self.map(torch.clone)
         return replace(copy, control=None if self.control is None else self.control.clone())
 
@@ -189,11 +189,11 @@ class Layout(ABC):
 
     @abstractmethod
     def basis(self, kernel: Kernel, precisions: Tensor | None) -> SampledBasis:
-        """Of a kernel, and of precisions ``m x p`` where functions have their own."""
+        """Return the functions of a kernel, with precisions ``m x p`` where they have their own."""
 
     @abstractmethod
     def grown(self, X: Tensor) -> Layout:
-        """With functions for further inputs, ``n x d``, or the same."""
+        """Add functions for further inputs, ``n x d``, if there is room."""
 
     @property
     @abstractmethod
@@ -202,15 +202,15 @@ class Layout(ABC):
 
     @abstractmethod
     def since(self, start: int) -> Layout:
-        """The functions from one on, as functions of their own."""
+        """Return the functions from one on, as functions of their own."""
 
     @abstractmethod
     def select(self, outputs: list[int]) -> Layout:
-        """Of some outputs."""
+        """Select some of the outputs."""
 
     @abstractmethod
     def to(self, device: torch.device) -> Layout:
-        """On another device."""
+        """Move to another device."""
 
 
 @dataclass(frozen=True)
@@ -229,11 +229,11 @@ class FourierLayout(Layout):
         return self.choice.count
 
     def basis(self, kernel: Kernel, precisions: Tensor | None) -> SampledBasis:
-        """Of a kernel."""
+        """Return the features of a kernel."""
         return FourierBasis(kernel, self.choice.count, self.choice.seed)
 
     def grown(self, X: Tensor) -> Layout:
-        """The same."""
+        """Return the same."""
         return self
 
     @property
@@ -242,15 +242,15 @@ class FourierLayout(Layout):
         return torch.zeros(0, 0)
 
     def since(self, start: int) -> Layout:
-        """All: they come at once."""
+        """Return all: they come at once."""
         return self
 
     def select(self, outputs: list[int]) -> Layout:
-        """The same: outputs differ by their kernels only."""
+        """Return the same: outputs differ by their kernels only."""
         return self
 
     def to(self, device: torch.device) -> Layout:
-        """The same."""
+        """Return the same."""
         return self
 
 
@@ -274,13 +274,13 @@ class PointLayout(Layout):
         return len(self.Z)
 
     def basis(self, kernel: Kernel, precisions: Tensor | None) -> SampledBasis:
-        """With ``S = K_ZZ``, or with precisions of their own."""
+        """Return the functions, with ``S = K_ZZ`` or precisions of their own."""
         if precisions is None:
             return PointBasis(kernel, self.Z, self.outputs)
         return RelevanceBasis(kernel, self.Z, self.outputs, precisions)
 
     def grown(self, X: Tensor) -> Layout:
-        """With the inputs as points, as many as there is room for."""
+        """Add the inputs as points, as many as there is room for."""
         room = max(0, self.limit - len(self.Z))
         return self if room == 0 else replace(self, Z=torch.cat((self.Z, X[:room].to(self.Z))))
 
@@ -290,22 +290,22 @@ class PointLayout(Layout):
         return self.Z
 
     def since(self, start: int) -> Layout:
-        """At the later points."""
+        """Return those at the later points."""
         return replace(self, Z=self.Z[start:])
 
     def select(self, outputs: list[int]) -> Layout:
-        """At the same points."""
+        """Keep the points."""
         return replace(self, outputs=len(outputs))
 
     def to(self, device: torch.device) -> Layout:
-        """On another device."""
+        """Move to another device."""
         return replace(self, Z=self.Z.to(device))
 
 
 def layout_of(
     choice: FourierFeatures | InducingAtData, kernel: Kernel, X: Tensor, outputs: int
 ) -> Layout:
-    """The first functions.
+    """Choose the first functions.
 
     Args:
         choice: Of the user.

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bo_stream.likelihoods.outcome_model import check_likelihood
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_instance
-from bo_stream.models.inference import KeptProcess
-from bo_stream.models.inferred import InferredGP
 from bo_stream.models.latent_choice import latent_kernel
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.quadruply_stochastic.choice import (
@@ -36,18 +35,18 @@ from bo_stream.models.quadruply_stochastic.choice import (
     choose_empirical_bayes,
     choose_transform,
 )
+from bo_stream.models.quadruply_stochastic.estimator import SampledGradient
 from bo_stream.models.quadruply_stochastic.inference import (
     SUPPORT_PLACE,
     QuadruplyStochasticInference,
     fit,
 )
 from bo_stream.models.quadruply_stochastic.memory import QuadruplyStochasticMemory, layout_of
-from bo_stream.models.quadruply_stochastic.sampled_gradient import SampledGradient
 from bo_stream.models.stochastic.replay import DatasetReplay
 from bo_stream.models.stochastic.training import Training
 
 
-class QSGP(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
+class QSGP(StreamingGP):
     """A weighted sum of very many functions, learned from a few of them and a few data a step.
 
     Weights have a normal posterior, whose bound and gradient are estimated without bias from a
@@ -77,6 +76,7 @@ class QSGP(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
         >>> model.update(new_X, new_Y).posterior(test_X).mean
     """
 
+    _memory: QuadruplyStochasticMemory
     _inference: QuadruplyStochasticInference
 
     def __init__(
@@ -190,7 +190,7 @@ class QSGP(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
 
     @classmethod
     def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
-        """A model that learns from a ``torch.utils.data.Dataset``, read a minibatch at a time.
+        """Build a model that learns from a ``torch.utils.data.Dataset``, a minibatch at a time.
 
         It begins with a minibatch of it: transforms are of that, and so are functions at the data.
         Its n is the data set's length. It takes no updates.
@@ -240,7 +240,7 @@ class QSGP(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
 
     @torch.no_grad()
     def elbo(self) -> Tensor:
-        """The bound on the log marginal likelihood of all data, ``m``, without m if that is 1.
+        """Compute the bound on the log marginal likelihood of all data, ``m``, without m if 1.
 
         Of all that are held, in nats and in transformed units. Cost O(n p). Where S is not
         diagonal, and functions are more than ``DETERMINED``, it lacks ``½ log |S|``, a constant.
@@ -249,7 +249,7 @@ class QSGP(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
 
     @torch.no_grad()
     def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
-        """One unbiased draw of :meth:`elbo`, from the data and functions of one step.
+        """Draw an unbiased estimate of :meth:`elbo`, from the data and functions of one step.
 
         For other likelihoods than the Gaussian it is on average below the bound, the less the more
         functions are drawn. [Evans2020, theorem 3]
@@ -267,7 +267,7 @@ class QSGP(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
     def elbo_gradient_estimate(
         self, generator: torch.Generator | None = None
     ) -> tuple[Tensor, SampledGradient]:
-        """One unbiased draw of :meth:`elbo`, ``m``, and of its gradient in the weights.
+        """Draw unbiased estimates of :meth:`elbo`, ``m``, and of its gradient in the weights.
 
         The gradient is that of the functions drawn; of all others it is 0. Args and errors as
         :meth:`elbo_estimate`.

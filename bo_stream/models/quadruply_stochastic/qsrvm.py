@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from bo_stream.likelihoods.outcome_model import check_likelihood
-from bo_stream.models.inference import KeptProcess
-from bo_stream.models.inferred import InferredGP
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.quadruply_stochastic.choice import (
     Chevron,
@@ -33,13 +32,13 @@ from bo_stream.models.quadruply_stochastic.choice import (
     check_unbatched,
     choose_transform,
 )
+from bo_stream.models.quadruply_stochastic.estimator import SampledGradient
 from bo_stream.models.quadruply_stochastic.inference import (
     SUPPORT_PLACE,
     QuadruplyStochasticInference,
     fit,
 )
 from bo_stream.models.quadruply_stochastic.memory import QuadruplyStochasticMemory, layout_of
-from bo_stream.models.quadruply_stochastic.sampled_gradient import SampledGradient
 from bo_stream.models.stochastic.replay import DatasetReplay
 from bo_stream.models.stochastic.training import Training
 
@@ -47,7 +46,7 @@ RELEVANT = 1e4
 """Precisions below it are finite. [Evans2020, section I.3]"""
 
 
-class QSRVM(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
+class QSRVM(StreamingGP):
     """A weighted sum of kernel functions at the data, of which most weights become zero.
 
     Each weight has a prior precision of its own, which is learned; where it goes to infinity the
@@ -68,6 +67,7 @@ class QSRVM(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
         >>> model.relevance_vectors
     """
 
+    _memory: QuadruplyStochasticMemory
     _inference: QuadruplyStochasticInference
 
     def __init__(
@@ -190,7 +190,7 @@ class QSRVM(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
 
     @classmethod
     def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
-        """A model that learns from a data set, a minibatch at a time; see :class:`QSGP`."""
+        """Build a model that learns from a data set; see :meth:`QSGP.from_dataset`."""
         replay = DatasetReplay.of(dataset)
         first = replay.first(options, SUPPORT_PLACE)
         model = cls(first.X, first.Y, **options)
@@ -212,17 +212,17 @@ class QSRVM(InferredGP[QuadruplyStochasticMemory, KeptProcess]):
 
     @torch.no_grad()
     def elbo(self) -> Tensor:
-        """The bound on the log marginal likelihood of all data; see :meth:`QSGP.elbo`."""
+        """Compute the bound on the log marginal likelihood; see :meth:`QSGP.elbo`."""
         return self.log_marginal_likelihood()
 
     @torch.no_grad()
     def elbo_estimate(self, generator: torch.Generator | None = None) -> Tensor:
-        """One unbiased draw of :meth:`elbo`; see :meth:`QSGP.elbo_estimate`."""
+        """Draw an unbiased estimate of :meth:`elbo`; see :meth:`QSGP.elbo_estimate`."""
         estimate = self._inference.estimate(self._memory, self._prior, generator)
         return self._from_per_output(estimate)
 
     def elbo_gradient_estimate(
         self, generator: torch.Generator | None = None
     ) -> tuple[Tensor, SampledGradient]:
-        """The same, and its gradient in the weights; see :meth:`QSGP.elbo_gradient_estimate`."""
+        """Draw the bound and its gradient; see :meth:`QSGP.elbo_gradient_estimate`."""
         return self._inference.gradient_estimate(self._memory, self._prior, generator)

@@ -13,15 +13,15 @@ from torch.nn import Parameter
 
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.quadruply_stochastic.choice import Schedule
-from bo_stream.models.quadruply_stochastic.memory import Layout, Progress
-from bo_stream.models.quadruply_stochastic.sampled_gradient import (
-    Drawn,
+from bo_stream.models.quadruply_stochastic.estimator import (
+    DrawnFunctions,
     Estimator,
-    Leaf,
+    Minibatch,
     SampledGradient,
 )
+from bo_stream.models.quadruply_stochastic.memory import Layout, Progress
 from bo_stream.models.quadruply_stochastic.weight_posterior import LARGEST, best_precisions
-from bo_stream.models.stochastic.optimisers import Ascent
+from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.models.stochastic.replay import generator_at
 from bo_stream.models.stochastic.training import all_finite
 
@@ -37,7 +37,7 @@ class Steps:
         progress: Progress,
         hyper: Hyperparameters,
         layout: Layout,
-        data: Callable[[torch.Generator], Drawn],
+        data: Callable[[torch.Generator], Minibatch],
         num_data: float,
         schedule: Schedule,
         learned: list[Parameter],
@@ -62,17 +62,17 @@ class Steps:
         self._parameters = learned if schedule.hyper_rate > 0.0 else []
         self._ascent = self._new_ascent(progress.moments)
 
-    def _new_ascent(self, moments: dict[str, Any] | None) -> Ascent:
-        return Ascent(self.hyper, self._parameters, self._schedule.hyper_rate, moments)
+    def _new_ascent(self, moments: dict[str, Any] | None) -> ConstrainedAdam:
+        return ConstrainedAdam(self.hyper, self._parameters, self._schedule.hyper_rate, moments)
 
     @property
     def num_steps(self) -> int:
-        """Taken so far."""
+        """Steps taken so far."""
         return self.progress.steps
 
     @property
     def learning_rate(self) -> float:
-        """Of the first step."""
+        """AdaGrad's, of the first step."""
         return self._schedule.learning_rate
 
     @property
@@ -81,7 +81,7 @@ class Steps:
         return self.hyper.are_valid and all_finite(self.progress.posterior)
 
     def learned_state(self) -> tuple[Progress, dict[str, Any]]:
-        """A copy of all that steps change. Cost O(p)."""
+        """Copy all that steps change. Cost O(p)."""
         progress = replace(self.progress.clone(), moments=self.moments)
         return progress, deepcopy(self.hyper.state_dict())
 
@@ -99,7 +99,7 @@ class Steps:
 
     @property
     def estimator(self) -> Estimator:
-        """Of the bound as it is now."""
+        """Estimates of the bound as it is now."""
         progress = self.progress
         return Estimator(
             progress.posterior,
@@ -119,26 +119,26 @@ class Steps:
         generator = generator_at(schedule.seed, progress.steps)
         data = self._data(generator)
         learns = bool(self._parameters) and progress.steps >= schedule.freeze_steps
-        leaves = estimator.leaves(estimator.draws(generator), data, learns)
+        evaluated = estimator.evaluated(estimator.draws(generator), data, learns)
         with torch.enable_grad():
-            value = estimator.value(leaves, data, learns).sum()
+            value = estimator.value(evaluated, data, learns).sum()
             if learns:
                 self._ascent.set_rate(schedule.hyper_rate * schedule.decay(progress.steps))
                 self._ascent.ascend(value + self.hyper.log_prior())
             else:
                 (-value).backward()
-        self._move(leaves)
-        self._measure(leaves, data)
+        self._move(evaluated)
+        self._measure(evaluated, data)
         if progress.steps >= schedule.freeze_steps:
-            self._relevance(leaves, data)
+            self._relevance(evaluated, data)
         progress.steps += 1
         return float(value.detach())
 
     @torch.no_grad()
-    def _move(self, leaves: list[Leaf]) -> None:
-        """AdaGrad on what was drawn, and the control variate after it."""
+    def _move(self, evaluated: list[DrawnFunctions]) -> None:
+        """Move what was drawn by AdaGrad, and the control variate after it."""
         progress, schedule = self.progress, self._schedule
-        posterior, gradient = progress.posterior, SampledGradient.of(leaves)
+        posterior, gradient = progress.posterior, SampledGradient.of(evaluated)
         rate, index = schedule.learning_rate * schedule.decay(progress.steps), gradient.drawn.index
         rates = torch.full_like(gradient.coefficients[:1, :1], COVARIANCE_RATE * rate)
         rates[..., 0] = rate
@@ -147,27 +147,27 @@ class Steps:
         before = posterior.learned_scale(index[learned])
         scales = gradient.log_scale[:, learned]
         progress.scaled.ascend(posterior.log_scale, index[learned], scales, rate)
-        supports = [leaf.support for leaf in leaves if leaf.support is not None]
+        supports = [one.support for one in evaluated if one.support is not None]
         if progress.control is not None and supports:
             diagonal = posterior.learned_scale(index[learned]).exp() - before.exp()
             moves[:, learned] += _on_diagonal(diagonal, index[learned], posterior.columns)
             progress.control.follow(torch.cat(supports, -1), gradient.drawn.parts(moves))
 
     @torch.no_grad()
-    def _measure(self, leaves: list[Leaf], data: Drawn) -> None:
-        """Mean squares of the drawn functions, averaged over about one pass through the data."""
+    def _measure(self, evaluated: list[DrawnFunctions], data: Minibatch) -> None:
+        """Average squares of the drawn functions over about one pass through the data."""
         measured = self.progress.posterior.mean_squares
         if measured is None:
             return
-        visits = 1.0 + self.progress.steps * len(leaves[0].draw.index) / measured.shape[-1]
+        visits = 1.0 + self.progress.steps * len(evaluated[0].draw.index) / measured.shape[-1]
         share = max(1.0 / visits, min(1.0, 1.0 / data.weight))
-        for leaf in leaves:
-            index, squares = leaf.draw.index, leaf.squares.detach() / len(data.X)
+        for one in evaluated:
+            index, squares = one.draw.index, one.squares.detach() / len(data.X)
             measured[:, index] += share * (squares - measured[:, index])
 
     @torch.no_grad()
-    def _relevance(self, leaves: list[Leaf], data: Drawn) -> None:
-        """Precisions of the drawn functions, where they have their own, at the bound's maximum.
+    def _relevance(self, evaluated: list[DrawnFunctions], data: Minibatch) -> None:
+        """Set precisions of the drawn functions, if they have their own, to the bound's maximum.
 
         Of those whose column is dense ``1 / E w²``, which raises the bound and has the same fixed
         points. [Tipping2001]
@@ -176,8 +176,8 @@ class Steps:
         if precisions is None or posterior.mean_squares is None:
             return
         noise = self.hyper.likelihood.noise.reshape(-1, 1).to(precisions)
-        for leaf in leaves:
-            index = leaf.draw.index
+        for one in evaluated:
+            index = one.draw.index
             moment = posterior.dense_columns(index).square().sum(-1)
             sharpness = data.count * posterior.mean_squares[:, index] / noise
             single = best_precisions(moment, sharpness)
@@ -186,6 +186,6 @@ class Steps:
 
 
 def _on_diagonal(values: Tensor, index: Tensor, columns: int) -> Tensor:
-    """Entries of the diagonal as rows of mean and dense columns, ``m x k x (1 + columns)``."""
+    """Put entries of the diagonal into rows of mean and columns, ``m x k x (1 + columns)``."""
     places = torch.arange(-1, columns, device=index.device)
     return values.unsqueeze(-1) * (index.unsqueeze(-1) == places)

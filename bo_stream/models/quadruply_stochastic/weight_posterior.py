@@ -34,7 +34,7 @@ class ChevronPosterior:
 
     @classmethod
     def empty(cls, outputs: int, columns: int, measured: bool, like: Tensor) -> ChevronPosterior:
-        """Of no weights yet.
+        """Begin without weights.
 
         Args:
             outputs: m.
@@ -62,19 +62,19 @@ class ChevronPosterior:
         return self.mean_squares is not None
 
     def learned_scale(self, index: Tensor) -> Tensor:
-        """What is learned of the diagonal, ``m x k``; zeros where it is not."""
+        """Return what is learned of the diagonal, ``m x k``; zeros where it is not."""
         learned = self.log_scale.shape[-1]
         if learned == 0:
             return torch.zeros_like(self.coefficients[:, index, 0])
         return self.log_scale[:, index.clamp_max(learned - 1)] * (index < learned)
 
     def dense_columns(self, index: Tensor) -> Tensor:
-        """Mean and dense columns of C of some weights, ``m x k x (1 + k)``."""
+        """Return mean and dense columns of C of some weights, ``m x k x (1 + k)``."""
         scale = self.learned_scale(index)
         return Slice.of(index, self.coefficients[:, index], scale, scale.exp()).columns
 
     def grown(self, first: ChevronPosterior) -> ChevronPosterior:
-        """With further weights.
+        """Add further weights.
 
         Args:
             first: Those weights, with scales for all of them.
@@ -115,7 +115,7 @@ class Slice:
     def of(
         cls, index: Tensor, coefficients: Tensor, log_scale: Tensor, measured: Tensor | None
     ) -> Slice:
-        """Differentiable in what is learned.
+        """Build C's rows, differentiable in what is learned.
 
         Args:
             index: Of the functions, ``k``.
@@ -142,7 +142,7 @@ class Slice:
 
 
 def proposition_1(mean_squares: Tensor, precision: Tensor, count: float, noise: Tensor) -> Tensor:
-    """The best entries of a diagonal C, ``m x k``. [Evans2020, proposition 1].
+    """Compute the best entries of a diagonal C, ``m x k``. [Evans2020, proposition 1].
 
     Args:
         mean_squares: Of the functions at the data, ``m x k``.
@@ -159,7 +159,7 @@ LARGEST = 1e8
 
 
 def best_precisions(moment: Tensor, sharpness: Tensor) -> Tensor:
-    """Of weights' priors, their variances at Proposition 1's for them, ``m x k``.
+    """Compute the best prior precisions of weights with Proposition 1's variances, ``m x k``.
 
     The bound's maximum in s with ``c² = 1 / (h + s)``: ``s² + h s = h / e``.
 
@@ -179,7 +179,7 @@ _PART = 4096
 
 
 def log_precision(basis: SampledBasis) -> Tensor | None:
-    """``log |S|``, ``m``; None where S is diagonal. Cost O(p³).
+    """Compute ``log |S|``, ``m``; None where S is diagonal. Cost O(p³).
 
     Beyond ``DETERMINED`` functions 0: bounds are then too small by half of it, which is a constant.
     """
@@ -195,7 +195,7 @@ def log_precision(basis: SampledBasis) -> Tensor | None:
 def full_divergence(
     basis: SampledBasis, posterior: ChevronPosterior, measured: Tensor | None
 ) -> Tensor:
-    """``KL(q ‖ p)``, ``m``, in float64. Cost O(p), or O(p²) where S is not diagonal.
+    """Compute ``KL(q ‖ p)``, ``m``, in float64. Cost O(p), or O(p²) where S is not diagonal.
 
     Args:
         basis: For S.
@@ -218,7 +218,7 @@ def full_divergence(
 
 
 def _applied(basis: SampledBasis, index: Tensor, slices: list[tuple[Tensor, Slice]]) -> Tensor:
-    """Rows of S times mean and dense columns of all, ``m x k x (1 + columns)``."""
+    """Multiply rows of S by mean and dense columns of all, ``m x k x (1 + columns)``."""
     products = [basis.precision(index, others) @ weights.columns for others, weights in slices]
     return torch.stack(products).sum(0)
 
@@ -238,7 +238,7 @@ def full_bound(
     weight: float,
     apart: Tensor,
 ) -> Tensor:
-    """``Σ E log p(y | f) − KL``, ``m``. Cost O(n p).
+    """Compute ``Σ E log p(y | f) − KL``, ``m``. Cost O(n p).
 
     Differentiable where the process is, in O(n + p) memory.
 

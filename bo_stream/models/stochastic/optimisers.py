@@ -1,4 +1,4 @@
-"""L-BFGS with a line search, on torch's tensors."""
+"""Adam and L-BFGS on parameters that are kept inside their constraints."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.nn import Parameter
 
 
-def coordinates_of(model: Module, parameters: Iterable[Parameter]) -> list[Coordinate]:
-    """Of some of a model's parameters.
+def constrained_parameters(
+    model: Module, parameters: Iterable[Parameter]
+) -> list[ConstrainedParameter]:
+    """Constrain some of a model's parameters.
 
     Args:
         model: Whose constraints to keep.
@@ -23,11 +25,11 @@ def coordinates_of(model: Module, parameters: Iterable[Parameter]) -> list[Coord
     """
     named: Any = model.named_parameters_and_constraints
     constraints = {id(p): constraint for _, p, constraint in named()}
-    return [Coordinate.of(p, constraints.get(id(p))) for p in parameters]
+    return [ConstrainedParameter.of(p, constraints.get(id(p))) for p in parameters]
 
 
 @dataclass(frozen=True)
-class Coordinate:
+class ConstrainedParameter:
     """A parameter and what is moved for it: its logarithm where a constraint bounds it directly.
 
     BoTorch's default constraints bound noise and lengthscales without a transform that would
@@ -44,8 +46,8 @@ class Coordinate:
     constraint: Interval | None
 
     @classmethod
-    def of(cls, parameter: Parameter, constraint: object) -> Coordinate:
-        """Of a parameter with its constraint, or None."""
+    def of(cls, parameter: Parameter, constraint: object) -> ConstrainedParameter:
+        """Constrain a parameter, or not where the constraint is None."""
         direct = isinstance(constraint, Interval) and not constraint.enforced
         bound = constraint if direct and isinstance(constraint, Interval) else None
         if bound is None or bool((bound.lower_bound < 0).any()):
@@ -64,7 +66,7 @@ class Coordinate:
             self.moved.grad = self.slope(self.parameter.grad)
 
     def slope(self, gradient: Tensor) -> Tensor:
-        """A gradient in the parameter as one in what is moved."""
+        """Turn a gradient in the parameter into one in what is moved."""
         return gradient * self.parameter.detach() if self.relative else gradient
 
     def after(self) -> None:
@@ -76,7 +78,7 @@ class Coordinate:
         self.parameter.copy_(value)
 
 
-class Ascent:
+class ConstrainedAdam:
     """Adam on some of a model's parameters, kept inside their constraints."""
 
     def __init__(
@@ -99,14 +101,14 @@ class Ascent:
         """
         if rate < 0.0:
             raise ValueError(f"Expected a learning rate of at least 0, got {rate}.")
-        self._coordinates = coordinates_of(model, parameters if rate > 0.0 else ())
+        self._coordinates = constrained_parameters(model, parameters if rate > 0.0 else ())
         moved = [coordinate.moved for coordinate in self._coordinates]
         self._adam = torch.optim.Adam(moved, lr=rate, fused=True) if moved else None
         if self._adam is not None and moments is not None:
             self._adam.load_state_dict(deepcopy(moments))
 
     def moments(self) -> dict[str, Any] | None:
-        """A copy of Adam's state, for an ascent that goes on from here."""
+        """Copy Adam's state, for one that goes on from here."""
         return None if self._adam is None else deepcopy(self._adam.state_dict())
 
     @property
@@ -115,12 +117,12 @@ class Ascent:
         return self._adam is not None
 
     def set_rate(self, rate: float) -> None:
-        """Of the steps from now on."""
+        """Set the rate of the steps from now on."""
         for group in self._adam.param_groups if self._adam is not None else ():
             group["lr"] = rate
 
     def ascend(self, value: Tensor) -> None:
-        """One step that raises a scalar, along its gradient in the parameters."""
+        """Take a step that raises a scalar, along its gradient in the parameters."""
         if self._adam is None:
             return
         self.clear()
@@ -134,7 +136,7 @@ class Ascent:
 
     @torch.no_grad()
     def step(self) -> None:
-        """One step against the gradients that the parameters have."""
+        """Take a step against the gradients that the parameters have."""
         if self._adam is None:
             return
         for coordinate in self._coordinates:
@@ -144,7 +146,7 @@ class Ascent:
             coordinate.after()
 
 
-def climb(bound: Callable[[], Tensor], variables: list[Tensor], maxiter: int) -> None:
+def maximise(bound: Callable[[], Tensor], variables: list[Tensor], maxiter: int) -> None:
     """Move tensors to where a bound is at a local maximum, or on the way there; in place.
 
     Args:

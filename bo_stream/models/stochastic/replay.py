@@ -47,7 +47,7 @@ class Batch:
         return self.Y.mT
 
     def rows(self, which: slice | Tensor) -> Batch:
-        """Some of them."""
+        """Select some of them."""
         return map_tensors(self, lambda tensor: tensor[..., which, :])
 
 
@@ -92,7 +92,7 @@ class Replay(ABC):
 
     @abstractmethod
     def plus(self, new: Batch) -> Replay:
-        """With more observations.
+        """Add observations.
 
         Raises:
             UnsupportedError: Nothing can be added to a data set.
@@ -100,14 +100,14 @@ class Replay(ABC):
 
     @abstractmethod
     def select(self, outputs: list[int]) -> Replay:
-        """With some of the outputs only."""
+        """Select some of the outputs."""
 
     @abstractmethod
     def to(self, device: torch.device) -> Replay:
-        """On another device."""
+        """Move to another device."""
 
     def draw(self, size: int, generator: torch.Generator | None = None) -> Batch:
-        """Rows drawn uniformly with replacement; as many as are held: each of them once.
+        """Draw rows uniformly with replacement; as many as are held: each of them once.
 
         Cost O(size), whatever n.
 
@@ -128,7 +128,7 @@ class Replay(ABC):
         return self.at(torch.randint(self.held, (size,), generator=generator))
 
     def chunks(self, size: int) -> Iterator[Batch]:
-        """All rows that are held, in order, ``size`` at a time."""
+        """Yield all rows that are held, in order, ``size`` at a time."""
         for index in torch.arange(self.held).split(size):
             yield self.at(index)
 
@@ -143,7 +143,7 @@ class Replay(ABC):
 
 
 def generator_at(seed: int, position: int) -> torch.Generator:
-    """The random numbers of one position in a sequence: no state to keep, copy or restore."""
+    """Return the random numbers of a position in a sequence: no state to keep or restore."""
     return torch.Generator().manual_seed((1_000_003 * seed + position) % 2**63)
 
 
@@ -185,7 +185,7 @@ class StreamReplay(Replay):
 
     @classmethod
     def empty(cls, like: Batch, capacity: int | None = None, seed: int = 0) -> StreamReplay:
-        """No observations yet.
+        """Begin without observations.
 
         Args:
             like: Whose shapes but for rows, dtypes and device are those to come.
@@ -215,7 +215,7 @@ class StreamReplay(Replay):
         return self.room.data.rows(slice(0, 0))
 
     def at(self, index: Tensor) -> Batch:
-        """Rows by their places."""
+        """Return rows by their places."""
         return self.room.data.rows(index.to(self.room.data.X.device))
 
     def in_units(self, rows: Batch, prior: Prior) -> Batch:
@@ -223,7 +223,7 @@ class StreamReplay(Replay):
         return rows
 
     def plus(self, new: Batch) -> StreamReplay:
-        """With more observations, of which a full sample keeps each with its fair chance."""
+        """Add observations, of which a full sample keeps each with its fair chance."""
         room = len(new) if self.capacity is None else min(len(new), self.capacity - self.size)
         added = self._appended(new.rows(slice(0, room)))
         return added._sampled(new.rows(slice(room, None)))
@@ -240,7 +240,7 @@ class StreamReplay(Replay):
         return replace(self, room=room, size=end, seen=self.seen + len(new))
 
     def _widened(self, size: int) -> _Rows:
-        """A copy with room for more, twice as much as is needed, but never beyond the capacity."""
+        """Copy rows into room for twice as many as needed, but never beyond the capacity."""
         length = 2 * size if self.capacity is None else min(2 * size, self.capacity)
 
         def wider(tensor: Tensor) -> Tensor:
@@ -251,7 +251,7 @@ class StreamReplay(Replay):
         return _Rows(map_tensors(self.room.data, wider), self.size)
 
     def _sampled(self, new: Batch) -> StreamReplay:
-        """A full sample after more observations."""
+        """Let more observations replace some of a full sample."""
         if len(new) == 0:
             return self
         last = self.seen + torch.arange(1, len(new) + 1, dtype=torch.float64)
@@ -271,13 +271,13 @@ class StreamReplay(Replay):
         return replace(self, room=_Rows(data, self.size), seen=seen)
 
     def select(self, outputs: list[int]) -> StreamReplay:
-        """With some of the outputs only, in tensors of its own."""
+        """Select some of the outputs, in tensors of its own."""
         data = self.room.data
         chosen = Batch(data.X.clone(), data.Y[..., outputs])
         return replace(self, room=_Rows(chosen, self.size))
 
     def to(self, device: torch.device) -> StreamReplay:
-        """On another device."""
+        """Move to another device."""
         data = map_tensors(self.room.data, lambda tensor: tensor.to(device))
         return replace(self, room=_Rows(data, self.size))
 
@@ -298,7 +298,7 @@ class DatasetReplay(Replay):
 
     @classmethod
     def of(cls, dataset: Dataset[Any]) -> DatasetReplay:
-        """Of all its pairs.
+        """Read the shape of the pairs from the first one.
 
         Raises:
             UnsupportedError: It can only be iterated.
@@ -354,7 +354,7 @@ class DatasetReplay(Replay):
         return Batch(model.coordinates(rows.X).double(), targets.mT)
 
     def plus(self, new: Batch) -> DatasetReplay:
-        """Refused, but for no observations."""
+        """Refuse, but for no observations."""
         if len(new) == 0:
             return self
         raise UnsupportedError(
@@ -363,16 +363,16 @@ class DatasetReplay(Replay):
         )
 
     def select(self, outputs: list[int]) -> DatasetReplay:
-        """With some of the outputs only."""
+        """Select some of the outputs."""
         return replace(self, outputs=tuple(self.outputs[i] for i in outputs))
 
     def to(self, device: torch.device) -> DatasetReplay:
-        """Rows are put there when they are read."""
+        """Move to a device: rows are put there when they are read."""
         return replace(self, like=map_tensors(self.like, lambda t: t.to(device)))
 
 
 def _pair(dataset: Dataset[Any], i: int) -> Batch:
-    """Observation i as a batch of one."""
+    """Read observation i as a batch of one."""
     item = dataset[i]
     if not (isinstance(item, tuple | list) and len(item) == 2):
         raise InputDataError(
@@ -410,7 +410,7 @@ class HoldsRows(ABC):
         return total * self.replay.weight
 
     def mean_known_noise(self) -> Tensor | None:
-        """None: the noise is the likelihood's."""
+        """Return None: the noise is the likelihood's."""
         return None
 
     def map_targets(self, matrix: Tensor) -> Self:
@@ -418,7 +418,7 @@ class HoldsRows(ABC):
         return self
 
     def scale(self, factor: float) -> NoReturn:
-        """Refused.
+        """Refuse.
 
         Raises:
             UnsupportedError: Always.

@@ -23,7 +23,7 @@ from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.inducing import kernel_variance
 from bo_stream.linalg import cholesky_with_nugget, solve_lower
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.stochastic.optimisers import climb
+from bo_stream.models.stochastic.optimisers import maximise
 from bo_stream.models.stochastic.replay import Batch
 
 
@@ -63,7 +63,7 @@ def learn_first_hyperparameters(
 
 
 def _fit(model: SingleTaskGP, maxiter: int | None) -> None:
-    """Each batch element and output for itself, where no hyperparameter is of several."""
+    """Fit each batch element and output for itself, where no hyperparameter is of several."""
     objective = ExactMarginalLogLikelihood(model.likelihood, model)
     learned = {name: p for name, p in objective.named_parameters() if p.requires_grad}
     batch = model.train_targets.shape[:-1]
@@ -125,7 +125,7 @@ class ScaleBound:
 
     @classmethod
     def of(cls, hyper: Hyperparameters, data: Batch, size: Sizes, total: int) -> Self:
-        """With values at inputs that are evenly chosen. Cost O(n S² + S³).
+        """Choose values at inputs evenly. Cost O(n S² + S³).
 
         Args:
             hyper: Kernel and mean.
@@ -156,7 +156,7 @@ class ScaleBound:
         )
 
     def __call__(self, scale: Tensor, noise: Tensor) -> Tensor:
-        """Per observation, ``... x m``, without its constant.
+        """Evaluate the bound per observation, ``... x m``, without its constant.
 
         Args:
             scale: Of the prior variance, in parts of what it was, ``... x m``.
@@ -171,7 +171,7 @@ class ScaleBound:
 
 
 def set_scales(hyper: Hyperparameters, data: Batch, size: Sizes, total: int) -> None:
-    """Let output scale and noise be the best that so few functions can have; lengthscales stay.
+    """Set output scale and noise to the best that so few functions can have; others stay.
 
     An exact process's are those of a model that can explain all that it calls signal. Of one that
     cannot, what is left weighs by the output scale over the noise, and steps lower that slowly
@@ -203,7 +203,7 @@ def set_scales(hyper: Hyperparameters, data: Batch, size: Sizes, total: int) -> 
         scale = _per_output(log_scale.clamp_max(0.0).exp(), outputs)
         return bound(scale, _per_output(noise * log_noise.exp(), outputs)).sum()
 
-    climb(objective, [t for t in (log_scale, log_noise) if t.requires_grad], _ITERATIONS)
+    maximise(objective, [t for t in (log_scale, log_noise) if t.requires_grad], _ITERATIONS)
     with torch.no_grad():
         if scaled and _is_near(log_scale):
             kernel.outputscale = first * log_scale.clamp_max(0.0).exp()
@@ -212,17 +212,17 @@ def set_scales(hyper: Hyperparameters, data: Batch, size: Sizes, total: int) -> 
 
 
 def _per_output(value: Tensor, outputs: int) -> Tensor:
-    """A hyperparameter as ``... x m``: it has no m where that is 1."""
+    """Shape a hyperparameter as ``... x m``: it has no m where that is 1."""
     return value.unsqueeze(-1) if outputs == 1 else value
 
 
 def _is_near(change: Tensor) -> bool:
-    """Whether a change of a logarithm is one to make."""
+    """Say whether a change of a logarithm is one to make."""
     return bool((change.isfinite() & (change.abs() < _FARTHEST)).all())
 
 
 def _inside(noise: Tensor, likelihood: GaussianLikelihood) -> Tensor:
-    """Strictly within the likelihood's constraint."""
+    """Clamp strictly within the likelihood's constraint."""
     constraint = likelihood.noise_covar.raw_noise_constraint
     low, high = constraint.lower_bound.to(noise), constraint.upper_bound.to(noise)
     return torch.minimum(torch.maximum(noise, 1.001 * low + 1e-9), 0.999 * high)
@@ -236,7 +236,7 @@ _STEPS = 50
 
 
 def input_scale(X: Tensor) -> Tensor:
-    """Standard deviation of each input, ``d``; 1 where it does not vary or there is one row."""
+    """Compute the standard deviation of each input, ``d``; 1 where it does not vary."""
     flat = X.reshape(-1, X.shape[-1])
     if len(flat) < 2:
         return X.new_ones(X.shape[-1])
@@ -247,7 +247,7 @@ def input_scale(X: Tensor) -> Tensor:
 def begin_hyperparameters(
     hyper: Hyperparameters, few: Batch, more: Batch, size: Sizes, total: int
 ) -> None:
-    """Learn them by an exact process of few data; output scale and noise then for a sparse one.
+    """Learn hyperparameters by an exact process of few data, scales then for a sparse one.
 
     From the median trick alone steps find lengthscales slowly: the mean has to follow each move of
     theirs before the next one pays. Cost O(k³) for each of some steps on k data.
@@ -270,7 +270,7 @@ def begin_hyperparameters(
 
 @torch.no_grad()
 def set_kernel(kernel: ScaleKernel, X: Tensor, Y: Tensor, gaussian: bool) -> None:
-    """Lengthscales at the median distance, and the outcomes' variance as the output scale.
+    """Set lengthscales to the median distance, and the output scale to the outcomes' variance.
 
     [Cheng2017, C.2]
 
@@ -296,7 +296,7 @@ def set_kernel(kernel: ScaleKernel, X: Tensor, Y: Tensor, gaussian: bool) -> Non
 
 @torch.no_grad()
 def set_outcomes(likelihood: Likelihood | None, mean: Mean | None, Y: Tensor) -> None:
-    """Noise variance and constant mean of the first outcomes; None: not to be set."""
+    """Set noise variance and constant mean by the first outcomes; None: not to be set."""
     if Y.shape[-2] < 2:
         return
     if isinstance(likelihood, GaussianLikelihood):
@@ -307,6 +307,6 @@ def set_outcomes(likelihood: Likelihood | None, mean: Mean | None, Y: Tensor) ->
 
 
 def _of_outputs(value: Tensor, like: Tensor) -> Tensor:
-    """``batch_shape x m`` as a hyperparameter has it: without m if that is 1."""
+    """Shape ``batch_shape x m`` as a hyperparameter has it: without m if that is 1."""
     value = value.squeeze(-1) if value.shape[-1] == 1 else value
     return value.expand_as(like).to(like)

@@ -72,11 +72,11 @@ class Trainable(Protocol):
         ...
 
     def take_step(self) -> float:
-        """Take a step; returns its unbiased estimate of the bound of all data, in nats."""
+        """Take a step; return its unbiased estimate of the bound of all data, in nats."""
         ...
 
     def learned_state(self) -> Any:
-        """A copy of all that a step changes, moments of the optimiser and ``num_steps`` too."""
+        """Copy all that a step changes, moments of the optimiser and ``num_steps`` too."""
         ...
 
     def restore(self, state: Any) -> None:
@@ -180,7 +180,7 @@ class _Limit:
         return steps >= self.steps or seconds >= self.seconds
 
     def part(self, steps: int, seconds: float) -> float:
-        """How much of it is done, in [0, 1]; 0 of a limit of 0 is all."""
+        """Return how much of it is done, in [0, 1]; 0 of a limit of 0 is all."""
         if self.reached(steps, seconds):
             return 1.0
         return max(steps / self.steps, seconds / self.seconds)
@@ -282,7 +282,7 @@ class _Run:
             self._check()
 
     def finish(self) -> None:
-        """Look at what the steps since the last check did."""
+        """Check what the steps since the last check did."""
         if self.steps % self._check_every != 0:
             self._check_learned()
             self._note()
@@ -302,7 +302,7 @@ class _Run:
         self._trace.append((self._learner.num_steps, self.bound.smoothed))
 
     def failure(self, divergence: _DivergenceError) -> ModelFittingError:
-        """What to raise, after going back to the last good state."""
+        """Go back to the last good state, and return what to raise."""
         failed_at, rate = self._learner.num_steps, self._learner.learning_rate
         self._learner.restore(self.good)
         return ModelFittingError(
@@ -319,7 +319,7 @@ class Bar:
     """A progress bar, or none."""
 
     def __init__(self, wanted: bool) -> None:
-        """Of a work that is done in steps.
+        """Show a work that is done in steps.
 
         Args:
             wanted: Whether to draw it, where standard error is a terminal.
@@ -345,12 +345,12 @@ class Bar:
         self._progress.stop()
 
     def show(self, part: float, step: int, bound: float) -> None:
-        """How much is done in [0, 1], the step, and the bound there."""
+        """Show how much is done in [0, 1], the step, and the bound there."""
         self._progress.update(self._task, completed=part, step=step, bound=bound)
 
 
 def tracked(parts: Iterable[T], total: int, wanted: bool) -> Iterator[T]:
-    """Parts of a long work one after the other, with a bar on a terminal.
+    """Yield parts of a long work one after the other, with a bar on a terminal.
 
     Args:
         parts: Of the work.
@@ -362,7 +362,7 @@ def tracked(parts: Iterable[T], total: int, wanted: bool) -> Iterator[T]:
 
 
 def waiting(what: str, wanted: bool) -> AbstractContextManager[object]:
-    """A spinner on a terminal while something is done whose length is not known.
+    """Show a spinner on a terminal while something is done whose length is not known.
 
     Args:
         what: Is done.
@@ -373,6 +373,6 @@ def waiting(what: str, wanted: bool) -> AbstractContextManager[object]:
 
 
 def _screen(wanted: bool) -> tuple[Console, bool]:
-    """Standard error, and whether to draw there: where that is wanted, and it is a terminal."""
+    """Return standard error, and whether to draw there: if wanted, and if it is a terminal."""
     console = Console(stderr=True, highlight=False)
     return console, wanted and console.is_terminal

@@ -9,20 +9,14 @@ from torch import Tensor
 
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.models.inference import SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.prior import Prior
 from bo_stream.models.wiski.learning import WHITENED_ROWS, LearningSpace, Subspace
 from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.models.wiski.observation_space import SolvedRows
 from bo_stream.models.wiski.rows import RowMemory
-from bo_stream.process.process import WeightSpaceProcess
 from bo_stream.tensors import State, is_in
-
-SOLVED_ROWS = 64
-"""Larger updates drop the solved posterior."""
-
-SOLVED_OBSERVED = 192
-"""Observations after which it is solved anew, so that neither costs nor rounding errors add up."""
 
 WIDER_GRIDS = 4
 """Wider grids than the memory's whose posteriors are kept for queries outside the bounds."""
@@ -63,32 +57,6 @@ class Whitening:
                 data = Observations.joined([batch for batch, _ in batches])
                 memory = memory.observed(torch.cat([f for _, f in batches], -2), data)
         return replace(self, memory=memory, pending=())
-
-
-@dataclass(frozen=True)
-class SolvedWeights:
-    """The posterior in the weights of features at one state of all hyperparameters.
-
-    Attributes:
-        state: Of the model.
-        process: The posterior.
-    """
-
-    state: State
-    process: WeightSpaceProcess
-
-    def can_take(self, data: Observations, basis: GridBasis) -> bool:
-        """Say whether a batch is small, adds, and meets the basis that was solved in."""
-        n = data.X.shape[-2]
-        small = n <= SOLVED_ROWS
-        young = self.process.weights.observed + n <= min(SOLVED_OBSERVED, basis.rank)
-        return small and young and data.sign > 0 and self.process.basis is basis
-
-    def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedWeights:
-        """Condition on a batch of standardised outcomes. Cost O(n r²)."""
-        residual = outcomes - self.process.prior_mean
-        weights = self.process.weights.observe(features, residual, noise)
-        return SolvedWeights(self.state, replace(self.process, weights=weights))
 
 
 @dataclass(frozen=True)

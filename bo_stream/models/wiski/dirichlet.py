@@ -18,9 +18,10 @@ from bo_stream.bases.grid.mesh import Sizes
 from bo_stream.bases.grid.resolution import interpolation_error
 from bo_stream.bases.stems import Stem
 from bo_stream.likelihoods.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_inputs, check_instance
 from bo_stream.models.construction import check_rank, check_stem, choose_box, warn_of_scaling
-from bo_stream.models.inferred import InferenceOption, InferredGP
+from bo_stream.models.inference import InferenceOption
 from bo_stream.models.outcomes.labels import (
     DirichletScores,
     LabelOutcomes,
@@ -30,7 +31,7 @@ from bo_stream.models.outcomes.labels import (
     checked_first_labels,
     number_of_classes,
 )
-from bo_stream.models.wiski.cache import GridCache, Whitening
+from bo_stream.models.wiski.cache import Whitening
 from bo_stream.models.wiski.inference import GridInference, Memory
 from bo_stream.models.wiski.resolution import GridSize, check_dim
 from bo_stream.tensors import keeps_tensors
@@ -42,7 +43,7 @@ MEAN = -3.0
 """At the start."""
 
 
-class DirichletWISKI(InferredGP[Memory, GridCache]):
+class DirichletWISKI(StreamingGP):
     """A streaming classifier: a Gaussian process per class on one grid, with known noise.
 
     A label is a noisy observation of every class's latent score (Milios et al., 2018; Stanton,
@@ -74,6 +75,7 @@ class DirichletWISKI(InferredGP[Memory, GridCache]):
 
     tolerance = InferenceOption[float]()
     max_rank = InferenceOption[int]()
+    _memory: Memory
     _inference: GridInference
     _units: LabelOutcomes
     _outcomes_argument = "train_labels"

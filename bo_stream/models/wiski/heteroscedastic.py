@@ -9,40 +9,38 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.sampling.base import MCSampler
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
+from bo_stream.bases.grid.mesh import Sizes
+from bo_stream.bases.grid.resolution import interpolation_error
 from bo_stream.bases.stems import Stem
-from bo_stream.models.construction import choose_likelihood
-from bo_stream.models.outcomes.gaussian import GaussianOutcomes
-from bo_stream.models.outcomes.noise import NOISE_FLOOR
-from bo_stream.models.wiski.grid_gp import GridGP
-from bo_stream.models.wiski.inference import grid_of
-from bo_stream.models.wiski.log_noise import (
-    Entry,
-    FirstBatch,
-    LearnedNoise,
-    centre,
-    expected_exponential,
-    learn_first_noise,
-    noise_gp,
-    noise_kernel,
-    observed,
-    predicted_noise,
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.construction import (
+    check_rank,
+    choose_box,
+    choose_likelihood,
+    stretch_lengthscale,
+    warn_of_scaling,
 )
-from bo_stream.models.wiski.resolution import MAX_DIM, GridSize
-from bo_stream.models.wiski.rows import joined
-from bo_stream.process.process import PosteriorProcess
+from bo_stream.models.inference import InferenceOption
+from bo_stream.models.wiski.cache import Whitening
+from bo_stream.models.wiski.heteroscedastic_inference import (
+    FIRST_ROWS,
+    HeteroscedasticCache,
+    HeteroscedasticInference,
+    HeteroscedasticMemory,
+)
+from bo_stream.models.wiski.inference import GridInference
+from bo_stream.models.wiski.log_noise import Entry, centre, noise_gp, noise_kernel, observed
+from bo_stream.models.wiski.resolution import MAX_DIM, GridSize, check_dim
+from bo_stream.models.wiski.wiski import WISKI
 from bo_stream.tensors import keeps_tensors
 
-FIRST_ROWS = 20
-"""Fewer first observations are not enough to fit a noise model to."""
 
-
-class HeteroscedasticWISKI(GridGP):
+class HeteroscedasticWISKI(StreamingGP):
     """A streaming Gaussian process on a grid whose noise depends on the inputs.
 
     A second grid model, ``noise_model``, learns the log noise variance g from the log squared
@@ -71,8 +69,9 @@ class HeteroscedasticWISKI(GridGP):
         >>> model.update(new_X, new_Y).posterior(test_X, observation_noise=True).variance
     """
 
-    noise_model: GridGP
-    _units: GaussianOutcomes
+    rounds = InferenceOption[int]()
+    _memory: HeteroscedasticMemory
+    _inference: HeteroscedasticInference
 
     def __init__(
         self,
@@ -122,76 +121,63 @@ class HeteroscedasticWISKI(GridGP):
         """
         if rounds < 0:
             raise ValueError(f"Expected rounds of at least 0, got {rounds}.")
-        super().__init__(
-            train_X,
-            train_Y,
-            covar_module=covar_module,
-            mean_module=mean_module,
-            outcome_transform=outcome_transform,
-            input_transform=input_transform,
-            bounds=bounds,
-            grid_size=grid_size,
-            tolerance=tolerance,
-            max_rank=max_rank,
-            stem=stem,
+        self._begin(train_X, train_Y, None, outcome_transform)
+        rank = check_rank(tolerance, max_rank)
+        inputs = self._first_inputs(train_X, input_transform, stem)
+        dim = check_dim(inputs.shape[-1], covar_module)
+        self._set_modules(dim, None, None, covar_module, mean_module)
+        box = choose_box(bounds, train_X, inputs, input_transform, stem)
+        if covar_module is None:
+            stretch_lengthscale(self.covar_module, box)
+        mean, memory = GridInference.start(self._prior, box, grid_size, rank, train_X)
+        kernel, aug_batch = noise_covar_module, self._parameter_shape
+        if kernel is None:
+            _check_default_noise(dim)
+            kernel = noise_kernel(dim, aug_batch)
+        nothing, none = train_X.new_empty(*self._batch_shape, 0, dim), train_Y[..., :0, :]
+        noise_model = noise_gp(
+            nothing, none, none, kernel, memory.grid.bounds.to(train_X), noise_grid_size
         )
-        GridGP.clear(self)  # they set the units; they enter below, with their noise
-        self._units = replace(self._units, is_found=train_Y.shape[-2] > 0, zeros_apart=False)
-        self.rounds = rounds
-        aug_batch = self._parameter_shape
+        self._modules["noise_model"] = noise_model
+        self._inference = HeteroscedasticInference(mean, noise_model._inference, rounds)
+        self._memory = HeteroscedasticMemory(memory, noise_model._memory)
+        self._standardize_first(train_X, train_Y, None)
+        warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
         level = self.noise_level().detach() * self.outcome_scale().square()
         self.likelihood = choose_likelihood(None, train_Y, aug_batch)
-        kernel = noise_covar_module
-        if kernel is None:
-            _check_default_noise(self._inference.dim)
-            kernel = noise_kernel(self._inference.dim, aug_batch)
-        nothing = train_X.new_empty(*self._batch_shape, 0, self._inference.dim)
-        no_squares = train_Y[..., :0, :]
-        self.noise_model = noise_gp(
-            nothing, no_squares, no_squares, kernel, self.bounds, noise_grid_size
-        )
-        centre(self.noise_model, level.log())
+        centre(noise_model, level.log())
         self.to(train_X)
         entry = self.observe(train_X, train_Y, train_Yvar)
-        if entry.log_squares.X.shape[-2] >= FIRST_ROWS and rounds > 0:
-            centre(self.noise_model, entry.log_squares.targets.mean(-1))
+        if len(entry.log_squares) >= FIRST_ROWS and rounds > 0:
+            centre(noise_model, entry.log_squares.targets.mean(-1))
 
-    @keeps_tensors
-    def update(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
-        """Predict n observations, then put them into both memories, in place.
-
-        Cost O(n (7^d + r²)), whatever came before, and O(r³) where the posterior has to be solved
-        anew. Bad input raises and changes nothing.
-
-        Args:
-            X: ``batch_shape x n x d``; n = 0 changes nothing.
-            Y: ``batch_shape x n x m``.
-            Yvar: Known noise variances shaped as Y; NaN in a row: learned. Rows with known noise
-                teach the noise model nothing.
-
-        Raises:
-            BotorchTensorDimensionError: Shapes do not fit the model.
-            InputDataError: Dtype, device, NaN, infinity, negative variance, inputs too far outside.
-            UnsupportedError: The model supposes data, or NaN is in other rows of Yvar in another
-                element of a batch.
-            ValueError: The grown grid is too large for memory.
-        """
-        self.observe(X, Y, Yvar)
-        return self
+    @property
+    def noise_model(self) -> WISKI:
+        """The model of the log noise variance, as it is now; it shares its hyperparameters."""
+        part: Any = self._modules["noise_model"]
+        model: WISKI = part._shallow_copy()
+        model._inference, model._memory = self._inference.log_noise, self._memory.noise
+        model._cache = None if self._cache is None else self._cache.noise
+        noise: Any = self._supposed_noise
+        model._supposed = None if noise is None else noise.process
+        return model
 
     def observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Entry:
-        """The same as :meth:`update`; returns what entered, for :meth:`withdraw`."""
-        self._check_not_supposed("update")
-        self._check_observations(X, Y, Yvar)
-        if X.shape[-2] > 0 and self._units.awaits:
-            targets, *_ = self._units.encode(self._outcomes, Y, Yvar, infers_noise=True)
-            self._units = self._units.referring_to(targets, self.outcome_scale())
-        self._settle_noise_floor(Y, Yvar, 1.0)
-        entry = self._entry(X, Y, Yvar)
-        if X.shape[-2] > 0:
-            self._enter(entry)
-            self._latest = self._latest.with_rows(X)
-        return entry
+        """The same as :meth:`update`; returns what entered, for :meth:`withdraw`.
+
+        An update predicts the observations, then puts them into both memories. Rows with known
+        noise teach the noise model nothing.
+        """
+        plain, entries = self._inference, list[Entry]()
+        self._inference = replace(plain, record=entries.append)
+        try:
+            self.update(X, Y, Yvar)
+        finally:
+            self._inference = plain
+        if entries:
+            return entries[0]
+        nothing = observed(self.coordinates(X), *(Y.to(torch.float64).mT,) * 2)
+        return Entry(nothing, nothing)
 
     def withdraw(self, entry: Entry) -> Self:
         """Take an entry out of both memories: undoes :meth:`observe`, exactly.
@@ -204,146 +190,100 @@ class HeteroscedasticWISKI(GridGP):
         """
         self._check_not_supposed("withdraw")
         self._check_retractable(entry.observations.X)
-        if entry.observations.X.shape[-2] > 0:
-            self._enter(entry.negated())
+        if len(entry.observations) > 0:
+            with torch.no_grad():
+                self._memory, self._cache = self._inference.entered(
+                    self._memory, self._cache, entry.negated(), self._prior
+                )
+            self._refresh_fixed_noise()
             self._latest = self._latest.without(entry.observations.X, self.coordinates)
         return self
 
+    # --- the grid; see the methods of these names of :class:`~bo_stream.WISKI` -----------------
+
+    @property
+    def tolerance(self) -> float:
+        """Part of the kernel's trace that may be left out."""
+        return self._inference.mean.tolerance
+
+    @property
+    def max_rank(self) -> int:
+        """Cap on the number of features."""
+        return self._inference.mean.max_rank
+
+    @property
+    def bounds(self) -> Tensor:
+        """The box that the grid covers, ``2 x d``, in transformed inputs."""
+        return self._memory.grid.bounds.to(self.train_targets)
+
+    @property
+    def grid_size(self) -> tuple[int, ...] | Sizes:
+        """Nodes per dimension."""
+        return self._memory.grid.size
+
+    def interpolation_error(self) -> float:
+        """Bound on the error of the interpolated kernel, in parts of the prior variance."""
+        return interpolation_error(self._inference.mean.kernel(self._prior), self._memory.grid)
+
+    @property
+    def rank(self) -> int:
+        """Number r of features at the present hyperparameters."""
+        return self._whitened().basis.rank
+
+    @property
+    def dropped(self) -> float:
+        """Part of the kernel's trace that the r features leave out."""
+        return self._whitened().basis.dropped
+
+    @torch.no_grad()
+    def solved_gram(self) -> Tensor:
+        """What the observations add to the identity in the matrix that a posterior solves."""
+        return self._prior.evidence(self._whitened().memory).gram
+
+    def _whitened(self) -> Whitening:
+        cache = self._cache or HeteroscedasticCache()
+        whitening, mean = self._inference.mean.whitened(self._memory.mean, cache.mean, self._prior)
+        self._cache = replace(cache, mean=mean)
+        return whitening
+
+    def truncate(self, left_out: float) -> Self:
+        """Keep only as many features as the noise level asks for."""
+        self._check_not_supposed("truncate")
+        mean = self._inference.mean.truncated(left_out, self._memory.mean, self._prior)
+        self._inference = replace(self._inference, mean=mean)
+        self._set_memory(self._memory)
+        return self
+
     @keeps_tensors
-    def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
-        """Take observations with known noise out of memory; others by :meth:`withdraw`.
+    def refine(self, grid_size: GridSize) -> Self:
+        """Move the mean to a finer (or coarser) grid over the same box, hyperparameters kept."""
+        self._check_not_supposed("refine")
+        mean, memory = self._inference.mean.refined(self._memory.mean, grid_size, self._prior)
+        self._inference = replace(self._inference, mean=mean)
+        self._set_memory(replace(self._memory, mean=memory))
+        return self
 
-        Args:
-            X: As for :meth:`update`.
-            Y: See there.
-            Yvar: Known noise variances that they entered with.
-
-        Raises:
-            UnsupportedError: A noise variance is not given: what was learned when the observation
-                entered cannot be found again.
-            InputDataError: More are taken out than are in, and as :meth:`update`.
-        """
-        self._check_not_supposed("retract")
+    def batch_log_marginal_likelihood(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
+    ) -> Tensor:
+        """That of the mean, of these observations instead of those in memory."""
         self._check_observations(X, Y, Yvar)
-        if Y.numel() > 0 and (Yvar is None or bool(Yvar.isnan().any())):
-            raise UnsupportedError(
-                "retract needs Yvar: the noise variances that were learned when the observations "
-                "entered are not kept. Put them in by entry = model.observe(X, Y), and take them "
-                "out by model.withdraw(entry)."
-            )
-        return super().retract(X, Y, Yvar)
-
-    def _entry(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> Entry:
-        chain, units = self._outcomes, self._units
-        targets, noise, known = units.encode(chain, Y, Yvar, infers_noise=True)
-        inputs, rows = self.coordinates(X), _unknown_rows(known)
-        self._check_room(inputs)
-        learned = self._learned_noise(inputs, targets, noise, rows)
-        noise = noise.index_copy(-1, rows, learned.noise.maximum(self._least_learned_noise()))
-        return Entry(
-            observed(inputs, targets, noise),
-            observed(inputs[..., rows, :], learned.log_squares, learned.variances),
+        inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
+        value = self._inference.mean.batch_log_marginal_likelihood(
+            self._memory.grid, inputs, self._measured(Y, Yvar), self._prior
         )
+        return self._from_per_output(value)
 
-    def _check_room(self, inputs: Tensor) -> None:
-        """Raise before anything is changed if a grid cannot grow to hold the inputs."""
-        for model in (self, self.noise_model):
-            model._memory.covering(inputs.to(torch.float64))
-
-    def _learned_noise(
-        self, inputs: Tensor, targets: Tensor, noise: Tensor, rows: Tensor
-    ) -> LearnedNoise:
-        if len(rows) == 0:
-            return LearnedNoise(*(noise[..., rows],) * 3)
-        targets = targets + self._units.shift.unsqueeze(-1)
-        if self.num_observations == 0 and self.rounds > 0 and len(rows) >= FIRST_ROWS:
-            Yvar = noise.index_fill(-1, rows, torch.nan)
-            first = FirstBatch(inputs, targets, Yvar, rows)
-            return learn_first_noise(self, self.noise_model, first, self.rounds)
-        return predicted_noise(self, self.noise_model, inputs[..., rows, :], targets[..., rows])
-
-    def _enter(self, entry: Entry) -> None:
-        self._take(entry.observations)
-        if entry.log_squares.X.shape[-2] > 0:
-            self.noise_model._take(entry.log_squares)
-
-    def noise_at(self, inputs: Tensor) -> Tensor:
-        """Expected variance of the noise at inputs, in transformed units; differentiable.
-
-        Args:
-            inputs: After :meth:`transform_inputs`, ``... x q x d``.
-
-        Returns:
-            ``... x m x q``, float64.
-        """
-        process = self.noise_model.process(inputs)
-        points = process.at(inputs)
-        noise = expected_exponential(process.mean_at(points), process.variance_at(points))
-        scale = self.outcome_scale().unsqueeze(-1)
-        return noise.maximum(self._least_learned_noise()) / scale.square()
-
-    def _least_learned_noise(self) -> Tensor:
-        """Smallest variance that is predicted, in the memory's units, ``batch_shape x m x 1``."""
-        return NOISE_FLOOR * self.outcome_scale().square().unsqueeze(-1)
-
-    def fantasize(
-        self,
-        X: Tensor,
-        sampler: MCSampler,
-        observation_noise: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Self:
-        """Suppose draws from the posterior at X, with the noise of X.
-
-        Args:
-            X: ``batch_shape x q x d``.
-            sampler: Draws the supposed outcomes.
-            observation_noise: Other variances, ``batch_shape x (q or 1) x m``, in transformed
-                units.
-            kwargs: For BoTorch.
-        """
-        if observation_noise is None:
-            observation_noise = self.noise_at(self.hypothetical_inputs(X)).mT.to(X)
-        return super().fantasize(X, sampler, observation_noise, **kwargs)
-
-    @keeps_tensors
-    def merge(self, other: Self) -> Self:
-        """Add another model's memories to this one's; see :meth:`GridGP.merge`."""
-        matrix = self._targets_of(other)
-        memory = joined(self._memory, other._memory.map_targets(matrix))
-        mine, theirs = self.noise_model, other.noise_model
-        noise = joined(mine._memory, theirs._memory.map_targets(mine._targets_of(theirs)))
-        self._set_merged(memory, other)
-        self.noise_model._set_merged(noise, other.noise_model)
+    def reproject(self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None = None) -> Self:
+        """Replace observations by themselves as the stem projects them now."""
+        old, new = self._reprojected(X, Y, former, Yvar)
+        cache = self._cache or HeteroscedasticCache()
+        memory, mean = self._inference.mean.replaced(
+            self._memory.mean, cache.mean, old, new, self._prior
+        )
+        self._memory, self._cache = replace(self._memory, mean=memory), replace(cache, mean=mean)
+        self._refresh_fixed_noise()
         return self
-
-    @keeps_tensors
-    def forget(self, factor: float) -> Self:
-        """Let every past observation and residual count ``factor`` times, in (0, 1]."""
-        super().forget(factor)
-        self.noise_model.forget(factor)
-        return self
-
-    @keeps_tensors
-    def clear(self) -> Self:
-        """Drop all observations and residuals; hyperparameters and standardisation stay."""
-        super().clear()
-        self.noise_model.clear()
-        return self
-
-    def _supposing(self, process: PosteriorProcess) -> Self:
-        model = super()._supposing(process)
-        if self._supposed is None:  # this one's noise model may go on learning
-            box = (grid_of(process) or self._memory.grid).bounds.to(self._device)
-            model.noise_model = self.noise_model._supposing(self.noise_model.process(box))
-        return model
-
-    def _select_memory(self, outputs: list[int]) -> None:
-        super()._select_memory(outputs)
-        self.noise_model = self.noise_model.subset_output(outputs)
-
-    def _learning_objective(self) -> Tensor:
-        return super()._learning_objective() + self.noise_model._learning_objective()
 
 
 def _check_default_noise(dim: int) -> None:
@@ -353,14 +293,3 @@ def _check_default_noise(dim: int) -> None:
             f"grid of 1 to {MAX_DIM}, got None. Give a sum of kernels with at most {MAX_DIM} "
             "active_dims each, as in covar_module."
         )
-
-
-def _unknown_rows(known: Tensor) -> Tensor:
-    """Indices of the rows whose noise is to be learned, from ``batch x 1 x n``."""
-    flat = known.flatten(0, -2)
-    if bool((flat != flat[:1]).any()):
-        raise UnsupportedError(
-            "Expected NaN in the same rows of Yvar in every element of a batch, got others. Use "
-            "one model per element."
-        )
-    return (~flat[0]).nonzero().squeeze(-1)

@@ -15,7 +15,7 @@ from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh, mesh_over
 from bo_stream.bases.grid.sensitivity import prior_covariance
 from bo_stream.bases.grid.statistics import check_room
-from bo_stream.models.inference import Inference
+from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.memory import Measured, Observations, WhitenedMemory
 from bo_stream.models.objective import (
     batch_log_marginal_likelihood,
@@ -32,7 +32,6 @@ from bo_stream.models.wiski.cache import (
     WIDER_GRIDS,
     GridCache,
     GridSolution,
-    SolvedWeights,
     Whitening,
 )
 from bo_stream.models.wiski.labels import with_unseen_classes
@@ -408,10 +407,10 @@ class GridInference(Inference[Memory, GridCache]):
         if cache.checked is not None and is_in(prior.kernel, cache.checked):
             return memory, cache
         if not warn_of_resolution(self.kernel(prior), memory.grid):
-            self._warn_of_coarse_grid(memory, prior)
+            self.warn_of_coarse_grid(memory, prior)
         return memory, replace(cache, checked=state_of(prior.kernel))
 
-    def _warn_of_coarse_grid(self, memory: Memory, prior: Prior) -> None:
+    def warn_of_coarse_grid(self, memory: Memory, prior: Prior) -> None:
         """Warn once, if the grid's size is the default."""
         vouches = self.chose_grid and not prior.model.has_said(COARSE)
         if vouches and bool((memory.counts > 0.0).any()):

@@ -15,11 +15,15 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.priors import GammaPrior
 from torch import Tensor
 
+from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.models.fitting import relearn
 from bo_stream.models.memory import Observations
-from bo_stream.models.wiski.grid_gp import GridGP
+from bo_stream.models.prior import Prior
+from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridResolutionWarning, GridSize
+from bo_stream.models.wiski.wiski import WISKI
 from bo_stream.process.posteriors import leave_one_out
+from bo_stream.process.process import PosteriorProcess
 
 LOG_SQUARE_MEAN = float(torch.digamma(torch.tensor(0.5, dtype=torch.float64))) + math.log(2.0)
 """Mean of the log of a squared standard normal number, ψ(1/2) + log 2 = −1.27."""
@@ -114,31 +118,13 @@ def observed(inputs: Tensor, targets: Tensor, noise: Tensor) -> Observations:
 
 
 @torch.no_grad()
-def predicted_noise(
-    model: GridGP, noise_model: GridGP, inputs: Tensor, targets: Tensor
-) -> LearnedNoise:
-    """Noise expected of observations before they enter, and what their residuals measure.
-
-    Args:
-        model: Of the mean.
-        noise_model: Of the log noise variance.
-        inputs: Transformed, ``batch x n x d``.
-        targets: ``batch x m x n``.
-    """
-    noise = expected_exponential(*marginals(noise_model, inputs))
-    mean, variance = marginals(model, inputs)
-    return LearnedNoise(noise, *log_squares(targets - mean, variance, noise))
-
-
-@torch.no_grad()
-def marginals(model: GridGP, X: Tensor) -> tuple[Tensor, Tensor]:
-    """Posterior mean and variance of the targets at transformed inputs, ``batch x m x n`` each.
+def target_marginals(process: PosteriorProcess, prior: Prior, X: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the targets at transformed inputs, ``batch x m x n`` each.
 
     In the units of the targets, before a standardisation. Cost O(n r²), some thousand rows at once.
     """
-    inputs = X.to(torch.float64)
-    mean, variance = model.process(inputs).marginals(inputs)
-    offset, scale = (t.unsqueeze(-1) for t in model._outcomes.offset_and_scale(model._counts()))
+    mean, variance = process.marginals(X)
+    offset, scale = (t.unsqueeze(-1) for t in prior.chain.offset_and_scale(prior.outcomes.shift))
     return offset + scale * mean, scale.square() * variance
 
 
@@ -163,7 +149,7 @@ def noise_gp(
     kernel: Kernel,
     bounds: Tensor,
     grid_size: GridSize | None,
-) -> GridGP:
+) -> WISKI:
     """A grid model of measured log variances, each of known noise.
 
     Args:
@@ -174,7 +160,7 @@ def noise_gp(
         bounds: The box of X, ``2 x d``.
         grid_size: As for the models.
     """
-    return GridGP(
+    return WISKI(
         X,
         log_squares,
         variances,
@@ -186,9 +172,24 @@ def noise_gp(
     )
 
 
-def centre(model: GridGP, mean: Tensor) -> None:
+def centre(model: WISKI, mean: Tensor) -> None:
     """Set the prior mean of a log noise variance, ``batch x m``."""
     model.mean_module.initialize(constant=model._from_per_output(mean).to(model._dtype))
+
+
+@dataclass(frozen=True)
+class GridPart:
+    """One of the two processes on a grid.
+
+    Attributes:
+        prior: Its hyperparameters.
+        inference: On its grid.
+        grid: Its nodes.
+    """
+
+    prior: Prior
+    inference: GridInference
+    grid: Mesh
 
 
 @dataclass(frozen=True)
@@ -209,7 +210,7 @@ class FirstBatch:
 
 
 def learn_first_noise(
-    model: GridGP, noise_model: GridGP, batch: FirstBatch, rounds: int
+    mean: GridPart, log_noise: GridPart, batch: FirstBatch, rounds: int
 ) -> LearnedNoise:
     """Noise of k observations, copies of a mean and a noise model fitted to them in turn.
 
@@ -219,28 +220,34 @@ def learn_first_noise(
     closed forms for its samples.
 
     Args:
-        model: Of the mean; stays as it is, like the other, but for the record of refits that fail.
-        noise_model: Of the log noise variance.
+        mean: Of the outcomes; stays as it is, like the other, but for the record of refits that
+            fail.
+        log_noise: Of the log noise variance.
         batch: All first observations.
         rounds: At least 1.
     """
     rows, noise = batch.rows, batch.noise
     inputs, targets = batch.inputs[..., rows, :], batch.targets[..., rows]
     for _ in range(rounds):
-        draft = _fitted(_mean_draft(model, batch, noise), model)
+        draft = _fitted(_mean_draft(mean, batch, noise), mean)
         level = (draft.noise_level() * draft.outcome_scale().square()).detach().unsqueeze(-1)
         present = torch.where(noise[..., rows].isnan(), level, noise[..., rows])
-        mean, variance = _left_out(targets, *marginals(draft, inputs), present)
-        learned = _learned(noise_model, inputs, *log_squares(targets - mean, variance, present))
+        process = draft.process(inputs.double())
+        predicted = target_marginals(process, draft._prior, inputs.double())
+        expected, variance = _left_out(targets, *predicted, present)
+        measured = log_squares(targets - expected, variance, present)
+        learned = _learned(log_noise, inputs, *measured)
         noise = noise.index_copy(-1, rows, learned.noise)
     return learned
 
 
 def _learned(
-    noise_model: GridGP, inputs: Tensor, measured: Tensor, variances: Tensor
+    log_noise: GridPart, inputs: Tensor, measured: Tensor, variances: Tensor
 ) -> LearnedNoise:
-    draft = _fitted(_noise_draft(noise_model, inputs, measured, variances), noise_model)
-    moments = _left_out(measured, *marginals(draft, inputs), variances)
+    draft = _fitted(_noise_draft(log_noise, inputs, measured, variances), log_noise)
+    with torch.no_grad():
+        predicted = draft.process(inputs.double()).marginals(inputs.double())
+    moments = _left_out(measured, *predicted, variances)
     return LearnedNoise(expected_exponential(*moments), measured, variances)
 
 
@@ -250,40 +257,41 @@ def _left_out(
     return leave_one_out(targets, mean, variance.clamp_min(0.0), noise, SMALLEST_SHARE)
 
 
-def _mean_draft(model: GridGP, batch: FirstBatch, noise: Tensor) -> GridGP:
-    standardize = Standardize(m=model.num_outputs, batch_shape=model.batch_shape)
-    return GridGP(
+def _mean_draft(part: GridPart, batch: FirstBatch, noise: Tensor) -> WISKI:
+    prior = part.prior
+    standardize = Standardize(m=prior.num_outputs, batch_shape=prior.batch_shape)
+    return WISKI(
         batch.inputs,
         batch.targets.mT.to(batch.inputs),
         noise.mT.to(batch.inputs),
-        covar_module=deepcopy(model.covar_module),
-        mean_module=deepcopy(model.mean_module),
-        outcome_transform=None if model._outcomes.standardize is None else standardize,
-        bounds=model.bounds,
-        grid_size=model.grid_size,
-        tolerance=model.tolerance,
-        max_rank=model.max_rank,
+        covar_module=deepcopy(prior.kernel),
+        mean_module=deepcopy(prior.mean_module),
+        outcome_transform=None if prior.chain.standardize is None else standardize,
+        bounds=part.grid.bounds.to(batch.inputs),
+        grid_size=part.grid.size,
+        tolerance=part.inference.tolerance,
+        max_rank=part.inference.max_rank,
     )
 
 
-def _noise_draft(noise_model: GridGP, inputs: Tensor, measured: Tensor, noise: Tensor) -> GridGP:
+def _noise_draft(part: GridPart, inputs: Tensor, measured: Tensor, noise: Tensor) -> WISKI:
     draft = noise_gp(
         inputs,
         measured.mT.to(inputs),
         noise.mT.to(inputs),
-        deepcopy(noise_model.covar_module),
-        noise_model.bounds,
-        noise_model.grid_size,
+        deepcopy(part.prior.kernel),
+        part.grid.bounds.to(inputs),
+        part.grid.size,
     )
     centre(draft, measured.mean(-1))
     return draft
 
 
-def _fitted(draft: GridGP, model: GridGP) -> GridGP:
-    """A draft with hyperparameters of its own; what that took is on the model's record."""
-    with warnings.catch_warnings():
+def _fitted(draft: WISKI, part: GridPart) -> WISKI:
+    """A draft with hyperparameters of its own; what that took is on the record of the part."""
+    with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore", GridResolutionWarning)  # of a draft nobody predicts with
         relearn(draft)
     for event in draft.numerical_log:
-        model.log_event(f"{event.what}, of a draft")
+        part.prior.model.log_event(f"{event.what}, of a draft")
     return draft

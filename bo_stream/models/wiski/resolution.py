@@ -144,6 +144,8 @@ def warn_of_coarse_grid(kernel: GridKernel, mesh: Mesh, noise: float) -> bool:
         Whether it is.
     """
     error, most = interpolation_error(kernel, mesh), COARSER_THAN_NOISE * max(noise, LEAST_HEEDED)
+    if error > WARN_ABOVE:
+        return False  # which is another warning
     if error > most:
         enough = _enough(kernel, mesh, most)
         message = _noise_message(error, error / noise, mesh, enough)

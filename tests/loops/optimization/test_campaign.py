@@ -256,14 +256,13 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             yield file
 
-    monkeypatch.setattr("bo_stream.loops.run_folder.atomic_write", full)
-    monkeypatch.setattr("bo_stream.models.base.atomic_write", full)
+    monkeypatch.setattr("bo_stream.storage.atomic_write", full)
     with pytest.raises(OSError, match="No space left"):
         campaign.save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     monkeypatch.undo()
     campaign.save(tmp_path)
-    assert len([*tmp_path.glob("model-surrogate-*.pt")]) == 1
+    assert len([*tmp_path.glob("model-surrogate-*.safetensors")]) == 1
 
 
 @pytest.mark.parametrize(
@@ -271,17 +270,17 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(
     [
         ("nothing", "no optimization to resume"),
         ("text", "is damaged or no checkpoint"),
-        ("keys", "is damaged or no checkpoint"),
+        ("keys", "is damaged: its SHA-256 is"),
         ("version", "was written by bo_stream 0.0.0"),
-        ("no model", "part of the checkpoint, cannot be read"),
-        ("bad model", "part of the checkpoint, cannot be read"),
+        ("no model", "The checkpoint in .* cannot be read: "),
+        ("bad model", "The checkpoint in .* cannot be read: "),
     ],
 )
 def test_a_damaged_checkpoint_is_said(
     whole: OptimizationCampaign, tmp_path: Path, damage: str, message: str
 ) -> None:
     whole.save(tmp_path)
-    index, model = tmp_path / FILE_NAME, next(tmp_path.glob("model-surrogate-*.pt"))
+    index, model = tmp_path / FILE_NAME, next(tmp_path.glob("model-surrogate-*.safetensors"))
     content = json.loads(index.read_text())
     if damage == "nothing":
         shutil.rmtree(tmp_path)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.run import StopRequest
@@ -18,6 +17,8 @@ from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.loop import Step
 from bo_stream.loops.sampling.settings import Strategy
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.model_file import MODEL_FILE
+from bo_stream.storage import Array, describe_file, read_archive, write_archive
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
@@ -67,7 +68,7 @@ def edit(folder: Path, **changes: Any) -> None:
     """Change an index as if the run had written other values."""
     index = folder / "checkpoint.json"
     content = {**json.loads(index.read_text()), **changes}
-    rest = {k: v for k, v in content.items() if k not in ("format", "bo_stream", "sha256")}
+    rest = {k: v for k, v in content.items() if k != "sha256"}
     digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
     index.write_text(json.dumps({**content, "sha256": digest}))
 
@@ -153,8 +154,8 @@ def test_checkpoints_that_cannot_be_used(path: Path, folder: Path) -> None:
         Campaign.resume(folder)
     advance(begin(path), 1).save(folder)
     good = (folder / "checkpoint.json").read_bytes()
-    edit(folder, format=0)
-    with pytest.raises(UsageError, match=r"checkpoint format 0.*Resume it with that version"):
+    edit(folder, version=0)
+    with pytest.raises(UsageError, match=r"version 0 of the format.*Read it with that version"):
         Campaign.resume(folder)
     (folder / "checkpoint.json").write_bytes(good)
     edit(folder, bo_stream="0.0.1")
@@ -192,7 +193,7 @@ def test_a_model_that_cannot_be_read(path: Path, folder: Path, damage: str) -> N
         content = {"empty": b"", "cut": whole[: len(whole) // 2], "text": b"?"}
         content |= {"zeros": zeroed(whole), "foreign": other.read_bytes()}
         file.write_bytes(content[damage])
-    refused(folder, r"model-random-0000005-.*\.pt.*cannot be read")
+    refused(folder, r"cannot be read: .*model-random-0000005-.*\.safetensors")
 
 
 def test_a_planted_model_is_not_run(path: Path, folder: Path, tmp_path: Path) -> None:
@@ -200,21 +201,17 @@ def test_a_planted_model_is_not_run(path: Path, folder: Path, tmp_path: Path) ->
     campaign, mark = advance(begin(path), 2), tmp_path / "mark"
     campaign.save(folder)
     (file,) = folder.glob("model-nipv-*")
-    torch.save({"format": 1, "class": "WISKI", "model": Plant(str(mark))}, file)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    edit_model(folder, name=file.name, sha256=digest, observations=5)
-    refused(folder, r"names posix\.system.*not trusted")
+    about, arrays = read_archive(file, MODEL_FILE)
+    document = json.loads(arrays["objects.json"].data)
+    document["names"]["it"] = "os.system"
+    call = {"partial": {"function": "it"}, "args": [f"touch {mark}"], "keywords": {}}
+    document["model"]["state"]["planted"] = call
+    content = json.dumps(document).encode()
+    arrays["objects.json"] = Array("U8", (len(content),), content)
+    write_archive(file, MODEL_FILE, {"class": about["class"]}, arrays)
+    edit_model(folder, sha256=describe_file(file)["sha256"])
+    refused(folder, r"names os\.system.*not trusted")
     assert not mark.exists()
-
-
-class Plant:
-    """Pickled as a command."""
-
-    def __init__(self, mark: str) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.mark}",)
 
 
 def edit_run(folder: Path, **changes: Any) -> None:
@@ -235,14 +232,14 @@ def test_a_model_elsewhere_is_not_read(
     (file,) = folder.glob("model-nipv-*")
     (folder / "sub").mkdir()
     for place in (tmp_path, folder / "sub"):
-        (place / "model.pt").write_bytes(file.read_bytes())
+        (place / "model.safetensors").write_bytes(file.read_bytes())
     names = {
-        "above": "../model.pt",
-        "absolute": str(tmp_path / "model.pt"),
-        "below": "sub/model.pt",
+        "above": "../model.safetensors",
+        "absolute": str(tmp_path / "model.safetensors"),
+        "below": "sub/model.safetensors",
     }
     edit_model(folder, name=names[where])
-    (folder / "sub" / "model.pt").rename(tmp_path / "other.pt")
+    (folder / "sub" / "model.safetensors").rename(tmp_path / "other.safetensors")
     (folder / "sub").rmdir()
     refused(folder, "expected the name of a file in that folder")
 

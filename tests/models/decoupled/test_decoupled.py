@@ -18,9 +18,9 @@ from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.decoupled.bound import Draw, Expanded, drawn_columns
 from bo_stream.models.decoupled.posterior import (
     DecoupledPosterior,
-    DirectSpread,
-    HybridSpread,
-    SpectralSpread,
+    DirectCovariance,
+    HybridCovariance,
+    SpectralCovariance,
 )
 from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.stochastic.replay import generator_at
@@ -83,7 +83,7 @@ def direct(factors: bool = False, jacobi: bool = False) -> DecoupledPosterior:
         functions(M_ALPHA, factors),
         torch.randn(1, M_ALPHA, dtype=torch.float64),
         functions(M_BETA, factors),
-        DirectSpread(root, jacobi),
+        DirectCovariance(root, jacobi),
         jacobi,
     )
 
@@ -91,14 +91,14 @@ def direct(factors: bool = False, jacobi: bool = False) -> DecoupledPosterior:
 def hybrid(factors: bool = False) -> DecoupledPosterior:
     gram = torch.randn(1, M_BETA, M_BETA, dtype=torch.float64)
     moment = torch.randn(1, M_BETA, 1, dtype=torch.float64)
-    return replace(direct(factors), spread=HybridSpread(moment, gram @ gram.mT))
+    return replace(direct(factors), covariance=HybridCovariance(moment, gram @ gram.mT))
 
 
 def spectral(factors: bool = False) -> DecoupledPosterior:
     whole = hybrid(factors)
     combination, _ = torch.linalg.qr(torch.randn(1, 2 * M_BETA, M_BETA, dtype=torch.float64))
-    spread = SpectralSpread(whole.spread.moment, whole.spread.gram, combination)
-    return replace(whole, beta=whole.alpha.rows(slice(0, 2 * M_BETA)), spread=spread)
+    covariance = SpectralCovariance(whole.covariance.moment, whole.covariance.gram, combination)
+    return replace(whole, beta=whole.alpha.rows(slice(0, 2 * M_BETA)), covariance=covariance)
 
 
 class Dense:
@@ -125,15 +125,15 @@ class Dense:
         scale = float(self.kernel.outputscale) if p.jacobi else 1.0
         a = p.coefficients[0] / scale
         alpha, K = self.matrix(p.alpha, p.alpha), self.between()
-        if isinstance(p.spread, DirectSpread):
-            root = p.spread.root[0] / scale
+        if isinstance(p.covariance, DirectCovariance):
+            root = p.covariance.root[0] / scale
             return DecoupledOracle(alpha, a, K, root @ root.mT, CONSTANT)
         return self._of_hybrid(a, alpha, K)
 
     def _of_hybrid(self, a: Tensor, alpha: Tensor, K: Tensor) -> DecoupledOracle:
         """``S⁻¹ = K⁻¹ + B``; the values' own part of the mean is more of α."""
         p, L = self.posterior, torch.linalg.cholesky(K)
-        B = torch.linalg.solve(L.mT, torch.linalg.solve(L, p.spread.gram[0], left=False))
+        B = torch.linalg.solve(L.mT, torch.linalg.solve(L, p.covariance.gram[0], left=False))
         own = torch.linalg.solve(K, self.own_values())
         cross = self.to_beta(p.alpha)
         both = torch.cat((torch.cat((alpha, cross), 1), torch.cat((cross.mT, K), 1)))
@@ -143,8 +143,10 @@ class Dense:
         """Mean and covariance of a hybrid's values at β, without the prior mean."""
         p = self.posterior
         L = torch.linalg.cholesky(self.between())
-        Q = torch.eye(M_BETA).double() + p.spread.gram[0]
-        return (L @ torch.linalg.solve(Q, p.spread.moment[0]))[:, 0], L @ torch.linalg.inv(Q) @ L.mT
+        Q = torch.eye(M_BETA).double() + p.covariance.gram[0]
+        return (L @ torch.linalg.solve(Q, p.covariance.moment[0]))[:, 0], L @ torch.linalg.inv(
+            Q
+        ) @ L.mT
 
     def own_values(self) -> Tensor:
         """m̃: those values less what α makes of them."""
@@ -154,7 +156,7 @@ class Dense:
     def to_alpha(self, X: Tensor) -> Tensor:
         p = self.posterior
         cross = self.matrix(X, p.alpha)
-        if isinstance(p.spread, HybridSpread):
+        if isinstance(p.covariance, HybridCovariance):
             cross = torch.cat((cross, self.to_beta(X)), 1)
         return cross
 
@@ -168,8 +170,8 @@ class Dense:
 
     def combination(self) -> Tensor:
         p = self.posterior
-        if isinstance(p.spread, SpectralSpread):
-            return p.spread.combination[0]
+        if isinstance(p.covariance, SpectralCovariance):
+            return p.covariance.combination[0]
         return torch.eye(len(p.beta), dtype=torch.float64)
 
 

@@ -52,7 +52,7 @@ def fixed_kernel() -> ScaleKernel:
 
 def sizes(model: DecoupledGP) -> tuple[int, int]:
     posterior = model._memory.posterior
-    return len(posterior.alpha), posterior.spread.weights()[1].shape[-1]
+    return len(posterior.alpha), posterior.covariance.weights()[1].shape[-1]
 
 
 # --- growth -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from bo_stream import DecoupledGP
 from bo_stream.models.decoupled import inference as decoupled_inference
 from bo_stream.models.decoupled.bound import Expanded
 from bo_stream.models.decoupled.collapse import between
-from bo_stream.models.decoupled.posterior import DirectSpread, SpectralSpread
+from bo_stream.models.decoupled.posterior import DirectCovariance, SpectralCovariance
 from tests.comparisons import assert_same_posterior, assert_untouched, fingerprint
 from tests.oracles.inducing import SGPR, two_basis_bound
 from tests.oracles.kernels import dense_kernel
@@ -66,7 +66,7 @@ def regression(X: Tensor, Y: Tensor, model: DecoupledGP, Z: Tensor, weight: floa
 
 def mean_points(model: DecoupledGP) -> Tensor:
     posterior = model._memory.posterior
-    if type(posterior.spread).__name__ == "HybridSpread":
+    if type(posterior.covariance).__name__ == "HybridCovariance":
         return torch.cat((posterior.alpha.points[0], posterior.beta.points[0]))
     return posterior.alpha.points[0]
 
@@ -95,8 +95,12 @@ def test_the_covariance_is_the_best_of_its_functions(parametrization: str) -> No
     X, Y = data()
     model = model_of(X, Y, parametrization=parametrization).optimize_posterior()
     posterior, T = model._memory.posterior, torch.rand(7, D).double()
-    spread, Z = posterior.spread, posterior.beta.points[0]
-    L = spread.combination[0] if isinstance(spread, SpectralSpread) else torch.eye(len(Z)).double()
+    covariance, Z = posterior.covariance, posterior.beta.points[0]
+    L = (
+        covariance.combination[0]
+        if isinstance(covariance, SpectralCovariance)
+        else torch.eye(len(Z)).double()
+    )
     whole, K = regression(X, Y, model, Z), model.covar_module
     dense = replace(whole, cross=whole.cross @ L, inner=L.mT @ whole.inner @ L)
     _, covariance = dense.predict(dense_kernel(K, T, Z) @ L, dense_kernel(K, T, T))
@@ -131,18 +135,18 @@ def test_of_other_likelihoods_they_are_sought_once() -> None:
     wide = model.optimize_posterior()._memory.posterior
     assert len(wide.beta) == 80
     again = model.optimize_posterior()._memory.posterior
-    assert isinstance(wide.spread, SpectralSpread)
-    assert isinstance(again.spread, SpectralSpread)
-    assert torch.equal(again.spread.combination, wide.spread.combination)
+    assert isinstance(wide.covariance, SpectralCovariance)
+    assert isinstance(again.covariance, SpectralCovariance)
+    assert torch.equal(again.covariance.combination, wide.covariance.combination)
 
 
 def test_a_direct_covariance_stays() -> None:
     X, Y = data()
     model = model_of(X, Y, parametrization="direct")
-    before = model._memory.posterior.spread
-    after = model.optimize_posterior()._memory.posterior.spread
-    assert isinstance(before, DirectSpread)
-    assert isinstance(after, DirectSpread)
+    before = model._memory.posterior.covariance
+    after = model.optimize_posterior()._memory.posterior.covariance
+    assert isinstance(before, DirectCovariance)
+    assert isinstance(after, DirectCovariance)
     assert torch.equal(before.root, after.root)
 
 

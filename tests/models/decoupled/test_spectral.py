@@ -13,7 +13,7 @@ from torch import Tensor
 from bo_stream import DecoupledGP
 from bo_stream.models.decoupled.bound import Expanded
 from bo_stream.models.decoupled.growth import _RIDGE, with_eigenfunctions
-from bo_stream.models.decoupled.posterior import DecoupledPosterior, SpectralSpread
+from bo_stream.models.decoupled.posterior import DecoupledPosterior, SpectralCovariance
 from tests.comparisons import assert_gradient
 from tests.oracles.kernels import dense_kernel
 from tests.oracles.reference import joint_covariance
@@ -71,8 +71,8 @@ def test_is_the_default() -> None:
     X, Y = data(20)
     model = DecoupledGP(X, Y, num_mean=16, num_covar=3)
     posterior = model._memory.posterior
-    assert isinstance(posterior.spread, SpectralSpread)
-    assert posterior.spread.combination.shape == (1, 12, 3)
+    assert isinstance(posterior.covariance, SpectralCovariance)
+    assert posterior.covariance.combination.shape == (1, 12, 3)
     assert torch.equal(posterior.beta.points, posterior.alpha.points[:, :12])
 
 
@@ -97,8 +97,8 @@ def test_leaves_the_least_variance_that_so_many_functions_can(smooth: bool) -> N
         return scale - float(values[-RANK:].sum())
 
     assert least(1e-11) - 1e-5 <= found <= least(_RIDGE) + 1e-5
-    points = replace(after.spread, combination=torch.eye(SPAN).double()[None, :, :RANK])
-    assert found < 0.8 * left_over(model, replace(after, spread=points), X)
+    points = replace(after.covariance, combination=torch.eye(SPAN).double()[None, :, :RANK])
+    assert found < 0.8 * left_over(model, replace(after, covariance=points), X)
 
 
 def test_a_renewal_keeps_the_mean() -> None:
@@ -124,8 +124,8 @@ def test_a_renewal_keeps_what_data_say_of_functions_in_the_span_before() -> None
     X = model._memory.replay.at(torch.arange(200)).X
     after = replace(expanded(model), posterior=renewed(model, X))
     z, noise = after.basis.features(X)[0], float(model.likelihood.noise)
-    found = after.posterior.spread
-    assert isinstance(found, SpectralSpread)
+    found = after.posterior.covariance
+    assert isinstance(found, SpectralCovariance)
     torch.testing.assert_close(found.gram[0], z.T @ z / noise, rtol=1e-4, atol=1e-4)
 
 

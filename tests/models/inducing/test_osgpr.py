@@ -271,8 +271,8 @@ def test_batch_elements_have_rows_of_their_own() -> None:
 
 
 def test_a_fit_places_the_points_anew() -> None:
-    X = torch.rand(200, 2, dtype=torch.float64)
-    Y = (12.0 * X).sin().prod(-1, keepdim=True) + 0.05 * torch.randn(200, 1).double()
+    X = torch.rand(300, 2, dtype=torch.float64)
+    Y = (12.0 * X).sin().prod(-1, keepdim=True) + 0.05 * torch.randn(300, 1).double()
     model = OSGPR(X, Y)
     before = len(model.inducing_points)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
@@ -280,7 +280,7 @@ def test_a_fit_places_the_points_anew() -> None:
     with torch.no_grad():
         likeness = model.covar_module(X, model.inducing_points).to_dense().amax(-1)
     assert float(likeness.min()) >= 0.8
-    test_X = torch.rand(200, 2, dtype=torch.float64)
+    test_X = torch.rand(300, 2, dtype=torch.float64)
     error = model.posterior(test_X).mean - (12.0 * test_X).sin().prod(-1, keepdim=True)
     assert float(error.square().mean().sqrt()) < 0.1
 
@@ -586,6 +586,21 @@ def test_an_allocator_can_be_taken_away_and_given() -> None:
     assert len(model.update(X[40:], Y[40:]).inducing_points) > len(Z)
     with pytest.raises(UnsupportedError, match="Expected allocator to be one of"):
         model.allocator = "OIPS"  # type: ignore[assignment]
+
+
+def test_options_may_be_changed_in_a_stream() -> None:
+    X, Y = wave(60, 2)
+    model = OSGPR(X[:20], Y[:20], window=8)
+    before = model.process()
+    model.allocator = OIPS(0.99)
+    model.window, model.max_points = 3, 25
+    assert model.process() is before
+    model.update(X[20:], Y[20:])
+    assert torch.equal(model._memory.recent.X, X[57:])
+    assert 20 <= len(model.inducing_points) <= 25
+    copied = copy.deepcopy(model)
+    copied.window = 5
+    assert (model.window, copied.window) == (3, 5)
 
 
 def test_points_coarser_than_the_noise_are_said_once_after_a_fit() -> None:

@@ -180,9 +180,9 @@ def test_draws_are_the_sampler_s_and_the_same_for_every_batch(name: str) -> None
 def test_draws_have_the_predictive_distribution() -> None:
     model = fitted("poisson")
     X = torch.rand(3, 2, dtype=torch.float64)
-    drawing = model._units.drawing(model._prior)
+    drawing = model._units.drawing(model._prior, None)
     assert drawing is not None
-    drawn = model._drawn(X, SobolQMCNormalSampler(torch.Size([4096]), seed=0), drawing)
+    drawn, _ = model._drawn(X, SobolQMCNormalSampler(torch.Size([4096]), seed=0), drawing)
     found = model.predictive(X)
     torch.testing.assert_close(drawn.mean(0), found.mean, rtol=0.05, atol=0.0)
     torch.testing.assert_close(drawn.var(0), found.variance, rtol=0.1, atol=0.0)

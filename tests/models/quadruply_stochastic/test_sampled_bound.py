@@ -10,7 +10,8 @@ from gpytorch.likelihoods import BernoulliLikelihood, LaplaceLikelihood
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
-from bo_stream.models.quadruply_stochastic.sampled_gradient import Projection, SampledGradient
+from bo_stream.models.quadruply_stochastic.control_variate import Projection
+from bo_stream.models.quadruply_stochastic.estimator import SampledGradient
 from tests.oracles.likelihoods import log_probs
 from tests.oracles.weight_space import bound_of_likelihood, bound_of_single_functions
 from tests.problems.weights import DATA, SIZE, Problem
@@ -55,11 +56,11 @@ def _one_draw(problem: Problem, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     estimator, data = problem.steps.estimator, problem.data(generator)
     learns = problem.kind != "inducing"
-    leaves = estimator.leaves(estimator.draws(generator), data, learns)
-    value = estimator.value(leaves, data, learns)
+    evaluated = estimator.evaluated(estimator.draws(generator), data, learns)
+    value = estimator.value(evaluated, data, learns)
     problem.hyper.zero_grad()
     (-value.sum()).backward()
-    gradient = SampledGradient.of(leaves)
+    gradient = SampledGradient.of(evaluated)
     whole = torch.zeros(2, SIZE, 2 + problem.columns, dtype=torch.float64)
     parts = (gradient.coefficients, gradient.log_scale.unsqueeze(-1))
     whole[:, gradient.drawn.index] = torch.cat(parts, -1)

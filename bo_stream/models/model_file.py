@@ -1,0 +1,502 @@
+"""Models in files: tensors as arrays, and in JSON what the objects around them are.
+
+The JSON describes a tree of nodes. ``null``, truth values, numbers and texts stand for themselves,
+and each other node is an object with one of these keys first:
+
+=================  =================================================================================
+``tensor``         name of an array; ``view`` is [size, stride, offset] where it is not the whole
+``parameter``      as ``tensor``, of a module's parameter
+``object``         class; ``state`` holds the attributes, ``slots`` those in slots
+``list``, ``tuple``, ``set``, ``frozenset``, ``size``    items
+``dict``, ``ordered``    entries: an object if all keys are texts, otherwise pairs
+``float``          a number that is not finite
+``dtype``, ``device``, ``type``, ``function``    name
+``method``         name, and ``of`` its object; ``static``: and ``of`` its class
+``partial``        function, and its ``args`` and ``keywords``
+``array``, ``number``    a tensor that was NumPy's
+``same``           the ``id`` of a node before
+=================  =================================================================================
+
+Classes and functions have short names; ``names`` lists what these stand for, and only what is
+trusted is looked up (:mod:`bo_stream.models.trusted`). An object is made without its constructor
+and given its attributes, so that nothing in a file is ever called.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bo_stream.models.trusted import Trusted, UntrustedError, method_of, name_of, resolve_all
+from bo_stream.storage import Array, FileFormat, read_archive, write_archive
+
+T = TypeVar("T")
+Node = Any
+
+MODEL_FILE = FileFormat("bo_stream model", 1)
+
+_OBJECTS = "objects.json"
+_DTYPES = {
+    "F64": torch.float64, "I64": torch.int64, "C64": torch.complex64, "F32": torch.float32,
+    "I32": torch.int32, "F16": torch.float16, "BF16": torch.bfloat16, "I16": torch.int16,
+    "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+_CODES = {dtype: code for code, dtype in _DTYPES.items()}
+_NEW = getattr(copyreg, "__newobj__")  # noqa: B009  # what mypy does not know
+_CHILDREN = ("_parameters", "_buffers", "_modules")
+"""Attributes in which modules keep others: tensors are named as in a ``state_dict``."""
+
+
+def write_model(path: str | Path, model: object, about: Mapping[str, Any]) -> None:
+    """Write a model.
+
+    Args:
+        path: Of the file.
+        model: The model.
+        about: Further entries of the header.
+
+    Raises:
+        OSError: The file cannot be written; an old one stays.
+        ValueError: The model holds what a file cannot.
+    """
+    writer = _Writer()
+    document = {"model": writer.node(model, ""), "names": writer.names}
+    content = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
+    arrays = {**writer.arrays, _OBJECTS: Array("U8", (len(content),), content)}
+    write_archive(path, MODEL_FILE, {"class": type(model).__name__, **about}, arrays)
+
+
+def read_model(
+    path: str | Path,
+    kind: type[T],
+    map_location: str | torch.device | None,
+    trusted: Sequence[Trusted] = (),
+) -> T:
+    """Read a model that :func:`write_model` wrote; nothing in the file is called.
+
+    Args:
+        path: Of the file.
+        kind: The model's class.
+        map_location: Device of the tensors; those that they were on if None.
+        trusted: Classes and functions of the caller's own that the file may name.
+
+    Raises:
+        OSError: The file cannot be opened.
+        ValueError: It is of another format, version or class, is damaged, or names what is not
+            trusted.
+    """
+    _, arrays = read_archive(path, MODEL_FILE, **{"class": kind.__name__})
+    try:
+        document = json.loads(bytes(arrays.pop(_OBJECTS).data))
+        names = resolve_all(document["names"], trusted)
+        model = _Reader(arrays, names, map_location, trusted).value(document["model"])
+    except UntrustedError as error:
+        raise ValueError(f"{path} {error}") from error
+    except Exception as error:  # whatever is wrong with the tree, the file is at fault
+        text = " ".join(str(error).split())[:200].rstrip(".") or "no reason is given"
+        raise ValueError(
+            f"{path} cannot be built by this version of bo_stream, torch, GPyTorch and BoTorch: "
+            f"{type(error).__name__}: {text}."
+        ) from error
+    if not isinstance(model, kind):
+        raise ValueError(f"{path} holds a {type(model).__name__}, expected a {kind.__name__}.")
+    return model
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Describes values as nodes.
+
+    Attributes:
+        arrays: Storages of tensors, by name.
+        names: Full names of classes and functions, by the short ones in nodes.
+    """
+
+    def __init__(self) -> None:
+        self.arrays = {_OBJECTS: Array("U8", (0,), b"")}  # its name is taken
+        self.names: dict[str, str] = {}
+        self._short: dict[str, str] = {}
+        self._nodes: dict[int, tuple[object, Node, str]] = {}  # the object, lest its id is reused
+        self._ids: set[str] = set()
+        self._storages: dict[tuple[int, torch.dtype], tuple[str, tuple[int, ...]]] = {}
+
+    def node(self, value: Any, path: str) -> Node:
+        """Describe a value.
+
+        Args:
+            value: Anything.
+            path: The attributes that lead to it.
+
+        Raises:
+            ValueError: A file cannot hold it.
+        """
+        kind = type(value)
+        if value is None or kind in (bool, int, str):
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"float": repr(value)}
+        if id(value) in self._nodes:
+            return self._again(value)
+        if kind in _ENCODERS:
+            return _ENCODERS[kind](self, value, path)
+        if isinstance(value, type):
+            return {"type": self._name(value, path)}
+        if isinstance(value, np.generic):
+            return {"number": self.node(torch.from_numpy(np.asarray(value)), path)}
+        return self._object(value, path)
+
+    def _again(self, value: object) -> Node:
+        _, node, path = self._nodes[id(value)]
+        if "id" not in node:
+            node["id"] = path if path not in self._ids else f"{path} {len(self._ids)}"
+            self._ids.add(node["id"])
+        return {"same": node["id"]}
+
+    def _kept(self, value: object, node: Node, path: str) -> Node:
+        self._nodes[id(value)] = value, node, path
+        return node
+
+    def _items(self, values: Iterable[Any], path: str) -> list[Node]:
+        return [self.node(each, f"{path}.{number}") for number, each in enumerate(values)]
+
+    def _list(self, value: list[Any], path: str) -> Node:
+        node = self._kept(value, {"list": []}, path)
+        node["list"] += self._items(value, path)
+        return node
+
+    def _dict(self, value: dict[Any, Any], path: str) -> Node:
+        tag = "dict" if type(value) is dict else "ordered"
+        node = self._kept(value, {tag: None}, path)
+        if all(type(key) is str for key in value):
+            node[tag] = self._entries(value, path)
+        else:
+            node[tag] = [
+                [self.node(key, path), self.node(each, f"{path}.{key}")]
+                for key, each in value.items()
+            ]
+        return node
+
+    def _entries(self, value: Mapping[str, Any], path: str) -> dict[str, Node]:
+        prefix = f"{path}." if path else ""
+        return {
+            key: self.node(each, path if key in _CHILDREN else prefix + key)
+            for key, each in value.items()
+        }
+
+    def _object(self, value: Any, path: str) -> Node:
+        kind = type(value)
+        try:
+            made, given, state, *items = (*value.__reduce_ex__(2), None, None)[:5]
+        except TypeError as error:  # as of locks and generators
+            raise _unkept(value, path) from error
+        if made is not _NEW or given != (kind,) or any(each for each in items):
+            raise _unkept(value, path)
+        node = self._kept(value, {"object": self._name(kind, path)}, path)
+        state, slots = state if isinstance(state, tuple) else (state, None)
+        if isinstance(value, torch.nn.Module):
+            state = {name: each for name, each in state.items() if not _is_fresh(name, each)}
+        node["state"] = self._entries(state or {}, path)
+        if slots:
+            node["slots"] = self._entries(slots, path)
+        return node
+
+    def _name(self, value: Any, path: str) -> str:
+        full = name_of(value)
+        if full is None:
+            raise _unkept(value, path)
+        if full not in self._short:
+            short = full.rpartition(".")[2]
+            short = short if short not in self.names else f"{short} {len(self.names)}"
+            self._short[full], self.names[short] = short, full
+        return self._short[full]
+
+    def _function(self, value: Any, path: str) -> Node:
+        qualname = getattr(value, "__qualname__", "")
+        owner, _, name = qualname.rpartition(".")
+        found = getattr(value, "__globals__", {}).get(owner)
+        kept = vars(found).get(name) if isinstance(found, type) else None
+        if isinstance(kept, staticmethod) and kept.__func__ is value:
+            return {"static": name, "of": self._name(found, path)}
+        return {"function": self._name(value, path)}
+
+    def _method(self, value: MethodType, path: str) -> Node:
+        if isinstance(value.__self__, type):
+            raise _unkept(value, path)
+        return {"method": value.__func__.__name__, "of": self.node(value.__self__, path)}
+
+    def _partial(self, value: partial[Any], path: str) -> Node:
+        args, keywords = self._items(value.args, path), self._entries(value.keywords, path)
+        return {"partial": self.node(value.func, path), "args": args, "keywords": keywords}
+
+    def _tensor(self, value: Tensor, path: str) -> Node:
+        if value.layout is not torch.strided or value.dtype not in _CODES:
+            raise _unkept(value, path)
+        name, shape = self._storage(value, path)
+        tag = "tensor" if type(value) is Tensor else "parameter"
+        node: Node = {tag: name}
+        size, stride, offset = tuple(value.shape), value.stride(), value.storage_offset()
+        if (size, stride, offset) != (shape, _row_major(shape), 0):
+            node["view"] = [size, stride, offset]
+        if value.requires_grad != (tag == "parameter"):
+            node["grad"] = value.requires_grad
+        if value.device.type != "cpu":
+            node["device"] = str(value.device)
+        return self._kept(value, node, path)
+
+    def _storage(self, value: Tensor, path: str) -> tuple[str, tuple[int, ...]]:
+        """Name and shape of the array that holds what a tensor is a view of."""
+        storage = value.untyped_storage()
+        key = storage._cdata, value.dtype
+        if key not in self._storages:
+            count = storage.nbytes() // value.element_size()
+            shape = tuple(value.shape)
+            values = value.detach()
+            if value.numel() != count or value.stride() != _row_major(shape):
+                shape = (count,)
+                values = value.new_empty(0).detach().set_(storage, 0, shape, (1,))
+            name = path if path not in self.arrays else f"{path} {len(self.arrays)}"
+            self.arrays[name] = Array(_CODES[value.dtype], shape, _bytes_of(values.resolve_conj()))
+            self._storages[key] = name, shape
+            self._kept(storage, None, path)
+        return self._storages[key]
+
+
+_ENCODERS: dict[type, Callable[[_Writer, Any, str], Node]] = {
+    Tensor: _Writer._tensor,
+    torch.nn.Parameter: _Writer._tensor,
+    list: _Writer._list,
+    dict: _Writer._dict,
+    OrderedDict: _Writer._dict,
+    tuple: lambda writer, value, path: {"tuple": writer._items(value, path)},
+    set: lambda writer, value, path: writer._kept(
+        value, {"set": writer._items(sorted(value, key=repr), path)}, path
+    ),
+    frozenset: lambda writer, value, path: {
+        "frozenset": writer._items(sorted(value, key=repr), path)
+    },
+    torch.Size: lambda writer, value, path: {"size": [*value]},
+    torch.dtype: lambda writer, value, path: {"dtype": str(value).removeprefix("torch.")},
+    torch.device: lambda writer, value, path: {"device": str(value)},
+    np.ndarray: lambda writer, value, path: {
+        "array": writer.node(torch.from_numpy(np.ascontiguousarray(value)), path)
+    },
+    FunctionType: _Writer._function,
+    BuiltinFunctionType: _Writer._function,
+    MethodType: _Writer._method,
+    partial: _Writer._partial,
+}
+
+_FRESH = vars(torch.nn.Module())
+"""What torch gives a module that nobody has changed."""
+
+
+def _is_fresh(name: str, value: object) -> bool:
+    return name in _FRESH and type(value) is type(_FRESH[name]) and value == _FRESH[name]
+
+
+def _unkept(value: object, path: str) -> ValueError:
+    kind = type(value).__name__
+    name = getattr(value, "__qualname__", "")
+    return ValueError(
+        f"Expected a model of tensors, plain values and objects of importable classes, got at "
+        f"{path or 'the model itself'} a {kind}{f' {name}' if name else ''}, which a file cannot "
+        "keep."
+    )
+
+
+def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a tensor that lies row by row, as torch has them."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+def _bytes_of(values: Tensor) -> memoryview | bytes:
+    flat = values.cpu().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if len(flat) > 0 else b""
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+class _Reader:
+    """Builds what nodes describe.
+
+    Args:
+        arrays: Storages of tensors, by name; emptied as they are read.
+        names: Classes and functions by their names in nodes.
+        map_location: Device of the tensors.
+        trusted: Classes and functions of the caller's own.
+    """
+
+    def __init__(
+        self,
+        arrays: dict[str, Array],
+        names: Mapping[str, Trusted],
+        map_location: str | torch.device | None,
+        trusted: Sequence[Trusted],
+    ) -> None:
+        self._arrays, self._names, self._trusted = arrays, names, trusted
+        self._device = map_location
+        self._known: dict[str, Any] = {}
+        self._storages: dict[tuple[str, str], tuple[Tensor, tuple[int, ...]]] = {}
+
+    def value(self, node: Node) -> Any:
+        """Build what a node describes."""
+        if not isinstance(node, dict):
+            if isinstance(node, list):
+                raise ValueError("a list where a node should be")
+            return node
+        tag = next(iter(node))
+        if tag not in _DECODERS:
+            raise ValueError(f"a node of an unknown kind, {tag[:80]!r}")
+        made = _DECODERS[tag](self, node)
+        return self._known.setdefault(node["id"], made) if "id" in node else made
+
+    def _keep(self, node: Node, value: T) -> T:
+        """Make a value known before what it holds is read, which may refer to it."""
+        if "id" in node:
+            self._known[node["id"]] = value
+        return value
+
+    def _items(self, nodes: Iterable[Node]) -> list[Any]:
+        return [self.value(each) for each in nodes]
+
+    def _list(self, node: Node) -> list[Any]:
+        made: list[Any] = self._keep(node, [])
+        made += self._items(node["list"])
+        return made
+
+    def _set(self, node: Node) -> set[Any]:
+        made: set[Any] = self._keep(node, set())
+        made |= {*self._items(node["set"])}
+        return made
+
+    def _dict(self, node: Node, tag: str, made: dict[Any, Any]) -> dict[Any, Any]:
+        self._keep(node, made)
+        if isinstance(node[tag], dict):
+            for key, each in node[tag].items():
+                made[key] = self.value(each)
+        else:
+            for key, each in node[tag]:
+                made[self.value(key)] = self.value(each)
+        return made
+
+    def _named(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        found = self._names[name]
+        if not isinstance(found, kind):
+            raise ValueError(f"{name} is a {type(found).__name__}")
+        return found
+
+    def _object(self, node: Node) -> Any:
+        """Make an object without its constructor, and give it its attributes."""
+        kind = self._named(node["object"], type)
+        made = self._keep(node, object.__new__(kind))
+        state = {name: self.value(each) for name, each in node["state"].items()}
+        if isinstance(made, torch.nn.Module):
+            state |= {k: v for k, v in vars(torch.nn.Module()).items() if k not in state}
+        elif is_dataclass(kind):
+            _check_fields(kind, state)
+        if hasattr(kind, "__setstate__"):
+            made.__setstate__(state)
+        else:
+            vars(made).update(state)
+        for name, each in node.get("slots", {}).items():
+            object.__setattr__(made, name, self.value(each))
+        return made
+
+    def _method(self, node: Node) -> Trusted:
+        return method_of(self.value(node["of"]), node["method"], self._trusted)
+
+    def _static(self, node: Node) -> Trusted:
+        return method_of(self._named(node["of"], type), node["static"], self._trusted)
+
+    def _partial(self, node: Node) -> partial[Any]:
+        keywords = {name: self.value(each) for name, each in node["keywords"].items()}
+        return partial(self.value(node["partial"]), *self._items(node["args"]), **keywords)
+
+    def _parameter(self, node: Node) -> Tensor:
+        values = self._view(node, "parameter")
+        return torch.nn.Parameter(values, requires_grad=node.get("grad", True))
+
+    def _tensor(self, node: Node) -> Tensor:
+        values = self._view(node, "tensor")
+        return values.requires_grad_() if node.get("grad") else values
+
+    def _view(self, node: Node, tag: str) -> Tensor:
+        """Build a tensor on a storage, which others may share."""
+        whole, shape = self._storage(node[tag], node.get("device", "cpu"))
+        size, stride, offset = node.get("view", (shape, _row_major(shape), 0))
+        last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+        if any(n < 0 for n in (*size, *stride, offset)) or (
+            0 not in size and offset + last >= len(whole)
+        ):
+            raise ValueError(f"a view beyond its storage, {node[tag][:80]!r}")
+        return whole.new_empty(0).set_(whole.untyped_storage(), offset, size, stride)
+
+    def _storage(self, name: str, device: str) -> tuple[Tensor, tuple[int, ...]]:
+        if (name, device) not in self._storages:
+            array = self._arrays.pop(name)
+            flat = torch.empty(0, dtype=_DTYPES[array.dtype])
+            if array.data:  # a copy, in memory that torch aligns
+                flat = torch.frombuffer(array.data, dtype=flat.dtype).clone()
+            flat = flat.to(device if self._device is None else self._device)
+            self._storages[name, device] = flat, array.shape
+        return self._storages[name, device]
+
+
+_DECODERS: dict[str, Callable[[_Reader, Node], Any]] = {
+    "tensor": _Reader._tensor,
+    "parameter": _Reader._parameter,
+    "object": _Reader._object,
+    "list": _Reader._list,
+    "tuple": lambda reader, node: tuple(reader._items(node["tuple"])),
+    "set": _Reader._set,
+    "frozenset": lambda reader, node: frozenset(reader._items(node["frozenset"])),
+    "size": lambda reader, node: torch.Size(node["size"]),
+    "dict": lambda reader, node: reader._dict(node, "dict", {}),
+    "ordered": lambda reader, node: reader._dict(node, "ordered", OrderedDict()),
+    "float": lambda reader, node: float(node["float"]),
+    "dtype": lambda reader, node: _dtype(node["dtype"]),
+    "device": lambda reader, node: torch.device(node["device"]),
+    "type": lambda reader, node: reader._named(node["type"], type),
+    "function": lambda reader, node: reader._named(
+        node["function"], (FunctionType, BuiltinFunctionType)
+    ),
+    "method": _Reader._method,
+    "static": _Reader._static,
+    "partial": _Reader._partial,
+    "array": lambda reader, node: reader.value(node["array"]).numpy(),
+    "number": lambda reader, node: reader.value(node["number"]).numpy()[()],
+    "same": lambda reader, node: reader._known[node["same"]],
+}
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"{name[:80]!r} is no dtype")
+    return found
+
+
+def _check_fields(kind: Any, state: Mapping[str, Any]) -> None:
+    """Check that a file has all fields that its class has in this version."""
+    needed = {each.name for each in fields(kind) if each.default is MISSING}
+    if missing := sorted(needed - state.keys()):
+        raise ValueError(f"its {kind.__name__} has no {', '.join(missing)}")

@@ -1,0 +1,360 @@
+"""Inference of a process on a grid and of its log noise variance on another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from torch import Tensor
+
+from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.models.inference import Inference
+from bo_stream.models.memory import Observations
+from bo_stream.models.outcomes.noise import NOISE_FLOOR
+from bo_stream.models.prior import Prior
+from bo_stream.models.wiski.cache import GridCache
+from bo_stream.models.wiski.inference import GridInference, Memory, grid_of
+from bo_stream.models.wiski.log_noise import (
+    Entry,
+    FirstBatch,
+    GridPart,
+    LearnedNoise,
+    expected_exponential,
+    learn_first_noise,
+    log_squares,
+    observed,
+    target_marginals,
+)
+from bo_stream.process.process import PosteriorProcess, SelectedProcess
+
+FIRST_ROWS = 20
+"""Fewer first observations are not enough to fit a noise model to."""
+
+
+@dataclass(frozen=True)
+class HeteroscedasticMemory:
+    """What is left of the observations, and of their log squared residuals.
+
+    Attributes:
+        mean: Of observations, with the noise variances that they entered with.
+        noise: Of measured log noise variances.
+    """
+
+    mean: Memory
+    noise: Memory
+
+    @property
+    def grid(self) -> Mesh:
+        """The grid of the mean."""
+        return self.mean.grid
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        return self.mean.totals
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of observations, ``... x m``."""
+        return self.mean.counts
+
+    def mean_known_noise(self) -> Tensor | None:
+        """Return the mean of the noise variances that entered, ``... x m``, or None."""
+        return self.mean.mean_known_noise()
+
+    def map_targets(self, matrix: Tensor) -> HeteroscedasticMemory:
+        """Return a copy with the target columns ``[Y, 1] @ matrix``; the noise's stay."""
+        return HeteroscedasticMemory(self.mean.map_targets(matrix), self.noise.scale(1.0))
+
+    def scale(self, factor: float) -> HeteroscedasticMemory:
+        """Let every observation and residual count ``factor`` times."""
+        return HeteroscedasticMemory(self.mean.scale(factor), self.noise.scale(factor))
+
+    def select(self, outputs: list[int]) -> HeteroscedasticMemory:
+        """Return a copy for some of the outputs."""
+        return HeteroscedasticMemory(self.mean.select(outputs), self.noise.select(outputs))
+
+    def to(self, device: torch.device) -> HeteroscedasticMemory:
+        """Return the memory on another device."""
+        return HeteroscedasticMemory(self.mean.to(device), self.noise.to(device))
+
+
+@dataclass(frozen=True)
+class HeteroscedasticCache:
+    """What was derived from both memories.
+
+    Attributes:
+        mean: From that of the observations.
+        noise: From that of the log squared residuals.
+    """
+
+    mean: GridCache | None = None
+    noise: GridCache | None = None
+
+
+@dataclass(frozen=True)
+class LogNormalNoise:
+    """A noise variance ``exp(g(x))`` with a Gaussian process g, in transformed units.
+
+    Attributes:
+        process: Of g, the log noise variance in the memory's units.
+        scale: Standard deviation by which the outcome transform divides, ``batch x m x 1``.
+    """
+
+    process: PosteriorProcess
+    scale: Tensor
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the expected variance at inputs, ``... x m x q``; differentiable."""
+        points = self.process.at(inputs)
+        noise = expected_exponential(self.process.mean_at(points), self.process.variance_at(points))
+        squared = self.scale.square()
+        return noise.maximum(NOISE_FLOOR * squared) / squared
+
+    def select(self, outputs: list[int]) -> LogNormalNoise:
+        """Return that of some of the outputs."""
+        chosen = SelectedProcess(self.process, tuple(outputs))
+        return LogNormalNoise(chosen, self.scale[..., outputs, :])
+
+
+@dataclass(frozen=True)
+class HeteroscedasticInference(Inference[HeteroscedasticMemory, HeteroscedasticCache]):
+    """The posterior of the mean given the noise variances that entered, and that of the log noise.
+
+    Attributes:
+        mean: On the grid of the mean.
+        log_noise: On that of the log noise variance, whose hyperparameters are those of the model's
+            ``noise_model``.
+        rounds: How often mean and noise are fitted in turn to the first observations.
+        record: Is told what an update puts in, if anyone asks.
+    """
+
+    noise_varies: ClassVar[bool] = True
+
+    mean: GridInference
+    log_noise: GridInference
+    rounds: int
+    record: Callable[[Entry], None] | None = None
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def observe(
+        self,
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache | None,
+        data: Observations,
+        prior: Prior,
+    ) -> tuple[HeteroscedasticMemory, HeteroscedasticCache]:
+        """Predict observations, then put them and their log squared residuals in.
+
+        Those that are taken out have known noise, of which the noise was not learned.
+        """
+        cache = HeteroscedasticCache() if cache is None else cache
+        if data.sign < 0.0:
+            if not bool(data.known.all()):
+                raise UnsupportedError(
+                    "retract needs Yvar: the noise variances that were learned when the "
+                    "observations entered are not kept. Put them in by entry = model.observe(X, "
+                    "Y), and take them out by model.withdraw(entry)."
+                )
+            mean, of_mean = self.mean.observe(memory.mean, cache.mean, data, prior)
+            return replace(memory, mean=mean), replace(cache, mean=of_mean)
+        entry, cache = self._entry(memory, cache, data, prior)
+        if self.record is not None:
+            self.record(entry)
+        return self.entered(memory, cache, entry, prior)
+
+    def entered(
+        self,
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache | None,
+        entry: Entry,
+        prior: Prior,
+    ) -> tuple[HeteroscedasticMemory, HeteroscedasticCache]:
+        """Put an entry into both memories, or take it out if it is negated."""
+        cache = HeteroscedasticCache() if cache is None else cache
+        mean, of_mean = self.mean.observe(memory.mean, cache.mean, entry.observations, prior)
+        noise, of_noise = memory.noise, cache.noise
+        if len(entry.log_squares) > 0:
+            noise, of_noise = self.log_noise.observe(
+                noise, of_noise, entry.log_squares, noise_prior(prior)
+            )
+        return HeteroscedasticMemory(mean, noise), HeteroscedasticCache(of_mean, of_noise)
+
+    def _entry(
+        self,
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache,
+        data: Observations,
+        prior: Prior,
+    ) -> tuple[Entry, HeteroscedasticCache]:
+        """Find the noise that observations enter with, and what their residuals say of it."""
+        rows = _unknown_rows(data.known)
+        for part in (memory.mean, memory.noise):  # raises before anything is changed
+            part.covering(data.X)
+        learned, cache = self._learned(memory, cache, data, rows, prior)
+        least = NOISE_FLOOR * prior.scale.square().unsqueeze(-1)
+        noise = data.noise.index_copy(-1, rows, learned.noise.maximum(least))
+        measured = observed(data.X[..., rows, :], learned.log_squares, learned.variances)
+        return Entry(observed(data.X, data.targets, noise), measured), cache
+
+    def _learned(
+        self,
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache,
+        data: Observations,
+        rows: Tensor,
+        prior: Prior,
+    ) -> tuple[LearnedNoise, HeteroscedasticCache]:
+        if len(rows) == 0:
+            return LearnedNoise(*(data.noise[..., rows],) * 3), cache
+        targets = data.targets + prior.outcomes.shift.unsqueeze(-1)
+        is_empty = not bool((memory.counts > 0.0).any())
+        if is_empty and self.rounds > 0 and len(rows) >= FIRST_ROWS:
+            inputs = data.X.to(next(prior.kernel.parameters()).dtype)
+            noise = data.noise.index_fill(-1, rows, torch.nan)
+            first = FirstBatch(inputs, targets, noise, rows)
+            mean = GridPart(prior, self.mean, memory.mean.grid)
+            log_noise = GridPart(noise_prior(prior), self.log_noise, memory.noise.grid)
+            return learn_first_noise(mean, log_noise, first, self.rounds), cache
+        return self._predicted(memory, cache, data.X[..., rows, :], targets[..., rows], prior)
+
+    def _predicted(
+        self,
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache,
+        X: Tensor,
+        targets: Tensor,
+        prior: Prior,
+    ) -> tuple[LearnedNoise, HeteroscedasticCache]:
+        """Predict the noise of observations before they enter; see what their residuals measure."""
+        process, of_noise = self.log_noise.process(memory.noise, cache.noise, noise_prior(prior), X)
+        noise = expected_exponential(*process.marginals(X))
+        process, of_mean = self.mean.process(memory.mean, cache.mean, prior, X)
+        mean, variance = target_marginals(process, prior, X)
+        learned = LearnedNoise(noise, *log_squares(targets - mean, variance, noise))
+        return learned, HeteroscedasticCache(of_mean, of_noise)
+
+    def merged(
+        self,
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache | None,
+        other: HeteroscedasticMemory,
+        prior: Prior,
+    ) -> tuple[HeteroscedasticMemory, None]:
+        """Join both memories."""
+        mean, _ = self.mean.merged(memory.mean, None, other.mean, prior)
+        noise, _ = self.log_noise.merged(memory.noise, None, other.noise, noise_prior(prior))
+        return HeteroscedasticMemory(mean, noise), None
+
+    def cleared(self, memory: HeteroscedasticMemory, prior: Prior) -> HeteroscedasticMemory:
+        """Drop all observations and residuals."""
+        return HeteroscedasticMemory(
+            self.mean.cleared(memory.mean, prior),
+            self.log_noise.cleared(memory.noise, noise_prior(prior)),
+        )
+
+    # --- the posterior, and learning ----------------------------------------------------------
+
+    def process(
+        self,
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache | None,
+        prior: Prior,
+        X: Tensor | None = None,
+    ) -> tuple[PosteriorProcess, HeteroscedasticCache]:
+        """Solve for the mean, unless that is kept."""
+        cache = HeteroscedasticCache() if cache is None else cache
+        process, of_mean = self.mean.process(memory.mean, cache.mean, prior, X)
+        return process, cache if of_mean is cache.mean else replace(cache, mean=of_mean)
+
+    def feature_process(
+        self,
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache | None,
+        prior: Prior,
+        X: Tensor | None = None,
+    ) -> tuple[PosteriorProcess, HeteroscedasticCache]:
+        """Solve for the mean in the weights of features."""
+        cache = HeteroscedasticCache() if cache is None else cache
+        process, of_mean = self.mean.feature_process(memory.mean, cache.mean, prior, X)
+        return process, replace(cache, mean=of_mean)
+
+    def check_reach(self, process: PosteriorProcess, X: Tensor | None) -> None:
+        """Check that inputs are inside the grid of a conditioned process."""
+        self.mean.check_reach(process, X)
+
+    def noise(
+        self,
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache | None,
+        prior: Prior,
+        X: Tensor | None = None,
+        process: PosteriorProcess | None = None,
+    ) -> tuple[LogNormalNoise, HeteroscedasticCache]:
+        """Solve for the log noise variance, unless that is kept."""
+        cache = HeteroscedasticCache() if cache is None else cache
+        if process is not None:
+            X = (grid_of(process) or memory.grid).bounds.to(memory.counts.device)
+        log_noise, of_noise = self.log_noise.process(
+            memory.noise, cache.noise, noise_prior(prior), X
+        )
+        cache = cache if of_noise is cache.noise else replace(cache, noise=of_noise)
+        return LogNormalNoise(log_noise, prior.scale.unsqueeze(-1).clone()), cache
+
+    def objective(
+        self,
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache | None,
+        prior: Prior,
+    ) -> tuple[Tensor, HeteroscedasticCache]:
+        """Return the sum of both log marginal likelihoods."""
+        cache = HeteroscedasticCache() if cache is None else cache
+        mean, of_mean = self.mean.objective(memory.mean, cache.mean, prior)
+        noise, of_noise = self.log_noise.objective(memory.noise, cache.noise, noise_prior(prior))
+        return mean + noise, HeteroscedasticCache(of_mean, of_noise)
+
+    def log_marginal_likelihood(
+        self,
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache | None,
+        prior: Prior,
+    ) -> tuple[Tensor, HeteroscedasticCache]:
+        """Return that of the mean, given the noise variances that entered."""
+        cache = HeteroscedasticCache() if cache is None else cache
+        value, of_mean = self.mean.log_marginal_likelihood(memory.mean, cache.mean, prior)
+        return value, replace(cache, mean=of_mean)
+
+    def refitted(
+        self,
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache | None,
+        prior: Prior,
+    ) -> tuple[HeteroscedasticMemory, HeteroscedasticCache]:
+        """Check both grids against the new kernels."""
+        cache = HeteroscedasticCache() if cache is None else cache
+        _, of_mean = self.mean.refitted(memory.mean, cache.mean, prior)
+        # that its kernel is too rough for its grid the noise model says itself
+        self.log_noise.warn_of_coarse_grid(memory.noise, noise_prior(prior))
+        return memory, replace(cache, mean=of_mean)
+
+
+def noise_prior(prior: Prior) -> Prior:
+    """Return the hyperparameters of the log noise variance, beside those of the mean."""
+    model: Any = prior.model
+    found: Prior = model._modules["noise_model"]._prior
+    return found
+
+
+def _unknown_rows(known: Tensor) -> Tensor:
+    """Return indices of the rows whose noise is to be learned, from ``batch x 1 x n``."""
+    flat = known.flatten(0, -2)
+    if bool((flat != flat[:1]).any()):
+        raise UnsupportedError(
+            "Expected NaN in the same rows of Yvar in every element of a batch, got others. Use "
+            "one model per element."
+        )
+    return (~flat[0]).nonzero().squeeze(-1)

@@ -1,0 +1,532 @@
+"""Models in files: what they hold, what they say of themselves, and which are refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import pickle
+import re
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from botorch.models.transforms import input as inputs
+from gpytorch.constraints import Interval
+from gpytorch.kernels import (
+    CosineKernel,
+    HammingIMQKernel,
+    Kernel,
+    PeriodicKernel,
+    PiecewisePolynomialKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
+from gpytorch.likelihoods import BetaLikelihood, FixedNoiseGaussianLikelihood, StudentTLikelihood
+from gpytorch.means import LinearMean, ZeroMean
+from gpytorch.priors import GammaPrior, HalfCauchyPrior, SmoothedBoxPrior
+
+from bo_stream import OSGPR, WISKI, __version__, describe_file
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.model_file import MODEL_FILE, read_model, write_model
+from bo_stream.storage import Array, FileFormat, read_archive, write_archive, write_index
+from tests.problems import observations
+
+
+class WiggledKernel(RBFKernel):
+    """A kernel of the user's own, which keeps a method of its own as the writer of a prior."""
+
+    def __init__(self, frequency: float, prior: GammaPrior | None = None) -> None:
+        super().__init__()
+        self.frequency = frequency
+        if prior is not None:
+            self.register_prior("own", prior, self.read, self.write)
+
+    @staticmethod
+    def read(module: WiggledKernel) -> Any:
+        return module.lengthscale
+
+    def write(self, module: WiggledKernel, value: Any) -> None:
+        module.lengthscale = value
+
+    def forward(self, x1: Any, x2: Any, diag: bool = False, **params: Any) -> Any:
+        plain = super().forward(x1, x2, diag=diag, **params)
+        return plain * (1.0 + 0.0 * self.frequency)
+
+
+def model_with(kernel: Kernel) -> OSGPR:
+    return OSGPR(*observations(12).astuple(), covar_module=kernel).eval()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A model's file."""
+    model_with(RBFKernel()).save(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def refusal(file: Path, kind: type[StreamingGP] = OSGPR, **options: Any) -> str:
+    """The one line in which a file is refused."""
+    with pytest.raises(ValueError, match=re.escape(str(file))) as error:
+        kind.load(file, **options)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def rewritten(file: Path, edit: Callable[[dict[str, Any]], Any]) -> Path:
+    """The file with an edited tree of objects, and a digest that fits."""
+    about, arrays = read_archive(file, MODEL_FILE)
+    document = json.loads(arrays["objects.json"].data)
+    edit(document)
+    content = json.dumps(document).encode()
+    arrays["objects.json"] = Array("U8", (len(content),), content)
+    rest = {name: v for name, v in about.items() if name not in (*MODEL_FILE.head(), "sha256")}
+    write_archive(file, MODEL_FILE, rest, arrays)
+    return file
+
+
+def planted(node: Any, **names: str) -> Callable[[dict[str, Any]], None]:
+    """An edit that adds a node to the model's attributes."""
+
+    def edit(document: dict[str, Any]) -> None:
+        document["names"] |= names
+        document["model"]["state"]["planted"] = node
+
+    return edit
+
+
+# --- what a file says of itself ------------------------------------------------------------------
+
+
+def test_a_file_says_what_it_holds_before_anything_is_built(file: Path) -> None:
+    about = describe_file(file)
+    digest = about.pop("sha256")
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+    assert about == {
+        "format": "bo_stream model",
+        "version": 1,
+        "bo_stream": __version__,
+        "class": "OSGPR",
+        "dtype": "float64",
+        "observations": 12,
+        "outputs": 1,
+        "dimensions": 2,
+    }
+
+
+def test_the_header_is_read_without_torch(file: Path) -> None:
+    program = (
+        "import sys; from bo_stream.storage import describe_file; "
+        f"print(describe_file({str(file)!r})['class'], 'torch' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert told.stdout.split() == [b"OSGPR", b"False"]
+
+
+def test_the_file_is_one_of_safetensors(file: Path) -> None:
+    """Arrays under the names of a ``state_dict``, one after the other, aligned, to the end."""
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    assert length % 8 == 0
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    assert all(isinstance(each, str) for each in header.pop("__metadata__").values())
+    at = 0
+    for entry in header.values():
+        start, end = entry["data_offsets"]
+        size = {"F64": 8, "I64": 8, "F32": 4, "U8": 1, "BOOL": 1}[entry["dtype"]]
+        assert start == at
+        assert start % size == 0
+        assert end - start == size * math.prod(entry["shape"])
+        at = end
+    assert at == len(data)
+    state = OSGPR.load(file).state_dict()
+    for name in state:
+        start, end = header[name]["data_offsets"]
+        stored = torch.frombuffer(bytearray(data[start:end]), dtype=state[name].dtype)
+        assert torch.equal(stored.reshape(header[name]["shape"]), state[name])
+
+
+# --- files that are refused ----------------------------------------------------------------------
+
+
+def test_a_model_of_another_class(file: Path) -> None:
+    assert "holds a OSGPR, expected a WISKI" in refusal(file, WISKI)
+
+
+def test_a_header_that_says_another_class(file: Path) -> None:
+    """What is built is looked at, too."""
+    about, arrays = read_archive(file, MODEL_FILE)
+    write_archive(file, MODEL_FILE, {"class": "WISKI", "dtype": about["dtype"]}, arrays)
+    assert "holds a OSGPR, expected a WISKI" in refusal(file, WISKI)
+
+
+def test_a_file_of_a_newer_version(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bo_stream.models.model_file.MODEL_FILE", FileFormat("bo_stream model", 2))
+    monkeypatch.setattr("bo_stream.storage.package_version", lambda _: "9.9.9")
+    model_with(RBFKernel()).save(file)
+    monkeypatch.undo()
+    assert describe_file(file)["version"] == 2
+    assert re.search(
+        r"was written by bo_stream 9\.9\.9 \(version 2 of the format\); this is .* \(version 1\)",
+        refusal(file),
+    )
+
+
+def test_a_file_of_another_format(file: Path) -> None:
+    other = FileFormat("bo_stream something", 1)
+    write_archive(file, other, {}, {})
+    assert "holds a bo_stream something, expected a bo_stream model" in refusal(file)
+    write_index(file, other, {})
+    assert "damaged or no model file" in refusal(file)
+    assert describe_file(file)["format"] == "bo_stream something"
+
+
+DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda whole: b"", "it is empty"),
+    "cut": (lambda whole: whole[: len(whole) // 2], "bytes of arrays, got|cut short"),
+    "one byte short": (lambda whole: whole[:-1], "bytes of arrays, got"),
+    "one byte more": (lambda whole: whole + b"0", "bytes of arrays, got"),
+    "cut in its header": (lambda whole: whole[:100], "cut short"),
+    "zeros": (lambda whole: bytes(4096), "begins with zeros"),
+    "zeros in the middle": (
+        lambda whole: whole[: len(whole) // 2] + bytes(64) + whole[len(whole) // 2 + 64 :],
+        "damaged",
+    ),
+    "text": (lambda whole: b"?", "expected the header"),
+    "a long text": (lambda whole: b"What is this?" * 99, "expected the header"),
+    "another program's safetensors": (
+        lambda whole: (16).to_bytes(8, "little") + b'{"a": 1}'.ljust(16),
+        "damaged or no model file",
+    ),
+    "nothing but brackets": (
+        lambda whole: (80_000).to_bytes(8, "little") + b'{"a":' * 16_000,
+        "damaged or no model file",
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_files_are_one_line(file: Path, damage: str) -> None:
+    change, message = DAMAGES[damage]
+    file.write_bytes(change(file.read_bytes()))
+    assert re.search(message, refusal(file))
+
+
+def test_every_flipped_bit_is_noticed(file: Path) -> None:
+    whole = bytearray(file.read_bytes())
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(len(whole), (150,), generator=generator).tolist()
+    for place in (*range(0, 64, 3), *places):
+        whole[place] ^= 1 << place % 8
+        file.write_bytes(whole)
+        assert refusal(file)
+        whole[place] ^= 1 << place % 8
+
+
+class Calls:
+    """Pickled as a call."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("writer", ["pickle", "torch.save"])
+def test_a_pickle_is_not_run(tmp_path: Path, writer: str) -> None:
+    mark, file = tmp_path / "mark", tmp_path / "model.pt"
+    gadget = {"class": "OSGPR", "model": Calls(os.system, f"touch {mark}")}
+    if writer == "pickle":
+        file.write_bytes(pickle.dumps(gadget))
+    else:
+        torch.save(gadget, file)
+    assert re.search("is a pickle|is a zip archive", refusal(file))
+    assert not mark.exists()
+    torch.load(file, weights_only=False) if writer == "torch.save" else pickle.loads(
+        file.read_bytes()
+    )
+    assert mark.exists()  # where nothing stops it
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os.system",
+        "posix.system",
+        "builtins.eval",
+        "builtins.open",
+        "subprocess.Popen",
+        "antigravity.fly",
+        "torch.load",
+        "torch.hub.load",
+        "functools.partial",
+        "bo_stream.models.model_file.Path",
+        "bo_stream.models.model_file.read_model",
+        "bo_stream.storage.atomic_write",
+        "bo_stream.models.no_such_module.Thing",
+        "bo_stream.modelsevil.Thing",
+        "torch.distributions.normal.torch",
+        "gpytorch.utils.transforms.inv_softplus.__globals__",
+    ],
+)
+def test_of_trusted_packages_only_classes_defined_there_are(file: Path, name: str) -> None:
+    loaded = {*sys.modules}
+    for node in ({"function": "it"}, {"object": "it", "state": {}}, {"type": "it"}, None):
+        rewritten(file, planted(node, it=name))
+        assert re.search(f"names {name}.*not trusted", refusal(file))
+    assert "antigravity" not in {*sys.modules} - loaded
+
+
+def test_a_call_of_what_is_trusted_is_not_made(file: Path, tmp_path: Path) -> None:
+    """A partial function is built of what is trusted, and is not called."""
+    mark = tmp_path / "mark"
+    node = {"partial": {"function": "it"}, "args": [f"touch {mark}"], "keywords": {}}
+    rewritten(file, planted(node, it="os.system"))
+    assert "names os.system" in refusal(file)
+    assert not mark.exists()
+
+
+KERNEL = "gpytorch.kernels.rbf_kernel.RBFKernel"
+WHOLE = "bo_stream.models.wiski.wiski.WISKI"
+MARKED = {"object": "it", "state": {}}
+
+
+@pytest.mark.parametrize(
+    ("node", "name"),
+    [
+        ({"method": "__class__", "of": MARKED}, KERNEL),
+        ({"method": "load_state_dict", "of": MARKED}, KERNEL),
+        ({"method": "__init_subclass__", "of": {"type": "it"}}, KERNEL),
+        ({"static": "load", "of": "it"}, WHOLE),
+        ({"method": "load", "of": {"object": "it", "state": {}}}, WHOLE),
+        ({"method": "save", "of": {"object": "it", "state": {}}}, WHOLE),
+    ],
+)
+def test_only_methods_that_modules_keep_are_read(file: Path, node: Any, name: str) -> None:
+    rewritten(file, planted(node, it=name))
+    assert re.search(f"asks for '{node.get('method', node.get('static'))}'", refusal(file))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"no such": 1},
+        {},
+        [1, 2],
+        {"same": "nothing"},
+        {"function": "it"},
+        {"function": "nothing"},
+        {"object": "it"},
+        {"object": "it", "state": []},
+        {"tensor": "nothing"},
+        {"tensor": "covar_module.raw_lengthscale", "view": [[10**9], [1], 0]},
+        {"tensor": "covar_module.raw_lengthscale", "view": [[1], [1], 10**9]},
+        {"tensor": "covar_module.raw_lengthscale", "view": [[2], [-1], 1]},
+        {"tensor": "covar_module.raw_lengthscale", "view": [[1], [1, 1], 0]},
+        {"dtype": "load"},
+        {"float": "os"},
+        {"partial": 3, "args": [], "keywords": {}},
+    ],
+)
+def test_trees_that_make_no_sense(file: Path, node: Any) -> None:
+    rewritten(file, planted(node, it=KERNEL))
+    assert "cannot be built by this version" in refusal(file)
+
+
+def test_an_object_that_lacks_a_field(file: Path) -> None:
+    """As of a version whose classes had other fields."""
+
+    def edit(document: dict[str, Any]) -> None:
+        def search(node: Any) -> None:
+            if isinstance(node, dict) and node.get("object") == "InducingBasis":
+                node["state"].pop("Z")
+            for each in node.values() if isinstance(node, dict) else node:
+                if isinstance(each, dict | list):
+                    search(each)
+
+        search(document["model"])
+
+    assert re.search("its InducingBasis has no Z", refusal(rewritten(file, edit)))
+
+
+def test_a_deep_tree(file: Path) -> None:
+    """Deeper than Python's stack: refused like any other."""
+    node: Any = None
+    for _ in range(150):
+        node = {"list": [node]}
+    OSGPR.load(rewritten(file, planted(node)))
+    about, arrays = read_archive(file, MODEL_FILE)
+    content = b'{"names":{},"model":' + b'{"list":[' * 20_000 + b"]}" * 20_000 + b"}"
+    arrays["objects.json"] = Array("U8", (len(content),), content)
+    write_archive(file, MODEL_FILE, {"class": about["class"]}, arrays)
+    assert "cannot be built" in refusal(file)
+
+
+def test_a_model_that_a_file_cannot_hold(tmp_path: Path) -> None:
+    for thing in (lambda x: x, threading.Lock(), torch.rand(2, 2).to_sparse(), (i for i in "")):
+        model = model_with(RBFKernel())
+        model.covar_module.thing = [thing]
+        with pytest.raises(ValueError, match=r"got at covar_module\.thing\.0 a \w+") as error:
+            model.save(tmp_path / "model.safetensors")
+        assert "\n" not in str(error.value)
+        assert not [*tmp_path.iterdir()]
+
+
+# --- what is trusted ----------------------------------------------------------------------------
+
+
+def test_a_kernel_of_one_s_own_is_named_and_loads_once_trusted(tmp_path: Path) -> None:
+    model, file = model_with(WiggledKernel(3.0, GammaPrior(2.0, 1.0))), tmp_path / "model.pt"
+    model.save(file)
+    name = f"{__name__}.WiggledKernel"
+    with pytest.raises(ValueError, match=rf"names {name}.*trusted=\[WiggledKernel\]"):
+        OSGPR.load(file)
+    twin, T = OSGPR.load(file, trusted=[WiggledKernel]), torch.rand(5, 2).double()
+    assert twin.covar_module.frequency == 3.0
+    assert torch.equal(model.posterior(T).mean, twin.posterior(T).mean)
+    assert torch.equal(model.posterior(T).variance, twin.posterior(T).variance)
+    with pytest.raises(ValueError, match="not trusted"):  # trusted for that file only
+        OSGPR.load(file)
+
+
+PARTS: dict[str, Callable[[], Any]] = {
+    "periodic": PeriodicKernel,
+    "rational quadratic": RQKernel,
+    "cosine": CosineKernel,
+    "piecewise polynomial": PiecewisePolynomialKernel,
+    "hamming": lambda: HammingIMQKernel(5),
+    "sums and products": lambda: RBFKernel() * RQKernel() + RBFKernel(),
+    "an interval": lambda: RBFKernel(lengthscale_constraint=Interval(0.1, 2.0)),
+    "priors": lambda: ScaleKernel(
+        RBFKernel(lengthscale_prior=SmoothedBoxPrior(0.1, 3.0)),
+        outputscale_prior=HalfCauchyPrior(3.0),
+    ),
+    "Student-t": StudentTLikelihood,
+    "beta": BetaLikelihood,
+    "fixed noise and more": lambda: FixedNoiseGaussianLikelihood(
+        torch.rand(3), learn_additional_noise=True
+    ),
+    "means": lambda: torch.nn.ModuleList([ZeroMean(), LinearMean(2)]),
+    "a net": lambda: torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()),
+    "warp": lambda: inputs.Warp(2, [0]),
+    "chained": lambda: inputs.ChainedInputTransform(
+        a=inputs.Normalize(2), b=inputs.Round([0]), c=inputs.FilterFeatures(torch.tensor([0]))
+    ),
+    "one-hot to numeric": lambda: inputs.OneHotToNumeric(3, {0: 2}),
+    "categories": lambda: inputs.NumericToCategoricalEncoding(
+        3, {2: 3}, {2: functools.partial(torch.nn.functional.one_hot, num_classes=3)}
+    ),
+    "perturbations": lambda: inputs.InputPerturbation(torch.rand(2, 2)),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_of_gpytorch_and_botorch_are_trusted(tmp_path: Path, part: str) -> None:
+    whole = PARTS[part]()
+    write_model(tmp_path / "part.safetensors", whole, {})
+    twin = read_model(tmp_path / "part.safetensors", type(whole), None)
+    pairs = zip(whole.state_dict().items(), twin.state_dict().items(), strict=True)
+    assert all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+    assert vars(whole).keys() == vars(twin).keys()
+    for (_, a), (_, b) in zip(whole.named_parameters(), twin.named_parameters(), strict=True):
+        assert a.requires_grad == b.requires_grad
+
+
+class Anything(torch.nn.Module):
+    """A module that holds whatever it is given."""
+
+    def __init__(self, **things: Any) -> None:
+        super().__init__()
+        for name, thing in things.items():
+            setattr(self, name, thing)
+
+
+def again(file: Path, **things: Any) -> Any:
+    write_model(file, Anything(**things), {})
+    return read_model(file, Anything, None, [Anything])
+
+
+def test_plain_values_stay_what_they_are(tmp_path: Path) -> None:
+    things = {
+        "numbers": [1, -0.0, 1e-320, 10**30, True, None, math.inf, -math.inf],
+        "nested": {"a": (1, [2, {"b": {3}}]), 5: frozenset("x"), (1, 2): OrderedDict(z=1, a=2)},
+        "torch": [torch.Size([1, 2]), torch.float32, torch.device("cpu"), torch.Size([])],
+        "classes": [RBFKernel, torch.exp, functools.partial(torch.log, torch.ones(()))],
+        "texts": ["", 'é\n"', "\u2028"],
+        "object": {"object": "RBFKernel", "state": 3},
+    }
+    twin = again(tmp_path / "file", **things)
+    for name in ("numbers", "nested", "torch", "texts", "object"):
+        assert getattr(twin, name) == things[name]
+        assert str(getattr(twin, name)) == str(things[name])
+    assert twin.classes[:2] == things["classes"][:2]
+    assert twin.classes[2]() == 0.0
+    assert math.isnan(again(tmp_path / "file", nan=math.nan).nan)
+
+
+def test_numpy_s_numbers_stay_numpy_s(tmp_path: Path) -> None:
+    array, number = np.arange(6.0).reshape(2, 3).T, np.float32(1.5)
+    twin = again(tmp_path / "file", array=array, number=number, empty=np.zeros((0, 2)))
+    assert type(twin.number) is np.float32
+    assert twin.number == number
+    assert np.array_equal(twin.array, array)
+    assert twin.empty.shape == (0, 2)
+
+
+def test_what_is_shared_stays_shared(tmp_path: Path) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    inner = Anything(base=base)
+    twin = again(
+        tmp_path / "file",
+        base=base,
+        inner=inner,
+        same_module=[inner, inner],
+        views=[base.mT, base[1:, 2], base[0, 0].expand(5), base[:0], base.detach()],
+        items=(items := [1]),
+        same_items={"x": items},
+        parameter=torch.nn.Parameter(torch.ones(2), requires_grad=False),
+        wanted=torch.ones(2, requires_grad=True),
+        expanded=torch.tensor(2.0).expand(1000, 1000),
+    )
+    assert twin.base is twin.inner.base
+    assert twin.same_module[0] is twin.same_module[1] is twin.inner
+    assert twin.items is twin.same_items["x"]
+    twin.base.mul_(2.0)
+    for view, before in zip(
+        twin.views, [base.mT, base[1:, 2], base[0, 0].expand(5), base[:0], base], strict=True
+    ):
+        assert torch.equal(view, 2.0 * before)
+        assert view.stride() == before.stride()
+    assert isinstance(twin.parameter, torch.nn.Parameter)
+    assert not twin.parameter.requires_grad
+    assert twin.wanted.requires_grad
+    assert twin.expanded.stride() == (0, 0)
+    assert (tmp_path / "file").stat().st_size < 10_000
+
+
+def test_an_object_that_holds_itself(tmp_path: Path) -> None:
+    circle: list[Any] = []
+    circle.append({"again": circle})
+    twin = again(tmp_path / "file", circle=circle)
+    assert twin.circle[0]["again"] is twin.circle
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.int8, torch.bool, torch.complex64]
+)
+def test_dtypes(tmp_path: Path, dtype: torch.dtype) -> None:
+    values = torch.tensor([0, 1, 1, 0, 1]).to(dtype)
+    twin = again(tmp_path / "file", values=values, empty=values[:0].clone(), scalar=values[1])
+    assert twin.values.dtype == twin.empty.dtype == dtype
+    assert torch.equal(twin.values, values)
+    assert twin.scalar.shape == ()
