@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from bo_stream.models.last_layer.network import frozen_network, is_as, layer_features
-from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory
-from bo_stream.models.remainder import check_remainder
+from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
 from bo_stream.sufficient_statistics import MatrixMap, SufficientStatistics, weighted_statistics
 
 RIDGE = 1e-6
