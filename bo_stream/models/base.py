@@ -145,6 +145,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             outcome_transform = Standardize(m=self._num_outputs, batch_shape=self._batch_shape)
         if outcome_transform is not None:
             check_outputs(outcome_transform, self._num_outputs)
+            OutcomeChain.of(outcome_transform)
             self.outcome_transform = outcome_transform
         targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
         self._units = GaussianOutcomes.of(targets)
@@ -557,7 +558,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     @property
     def _outcomes(self) -> OutcomeChain:
-        return OutcomeChain.of(self._modules.get("outcome_transform"))
+        return OutcomeChain.split(self._modules.get("outcome_transform"))
 
     @property
     def _input_transform(self) -> InputTransform | None:

@@ -44,18 +44,24 @@ class OutcomeChain:
 
     @classmethod
     def of(cls, transform: Module | None) -> OutcomeChain:
-        """Split a transform.
+        """Check a transform and split it.
 
         Raises:
             UnsupportedError: The transform has state other than a final ``Standardize``.
         """
+        chain = cls.split(transform)
+        for step in (*chain.fixed, chain.standardize):
+            if step is not None:
+                _check_step(step, step is chain.standardize)
+        return chain
+
+    @classmethod
+    def split(cls, transform: Module | None) -> OutcomeChain:
+        """Split a transform that was checked."""
         steps = _steps(transform)
-        last = steps[-1] if steps else None
-        standardize = last if isinstance(last, Standardize) else None
-        fixed = steps[:-1] if standardize is not None else steps
-        for step in steps:
-            _check_step(step, step is standardize)
-        return cls(tuple(fixed), standardize)
+        if steps and isinstance(steps[-1], Standardize):
+            return cls(tuple(steps[:-1]), steps[-1])
+        return cls(tuple(steps), None)
 
     def to_targets(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Apply the fixed part to ``... x n x m`` outcomes and known noise variances.
@@ -147,11 +153,11 @@ def _steps(transform: Module | None) -> list[OutcomeTransform]:
         return []
     if isinstance(transform, ChainedOutcomeTransform):
         return [step for part in transform.values() for step in _steps(part)]
-    check_instance("outcome_transform", transform, OutcomeTransform, "Standardize(m=1)")
     return [cast(OutcomeTransform, transform)]
 
 
 def _check_step(step: OutcomeTransform, is_last_standardize: bool) -> None:
+    check_instance("outcome_transform", step, OutcomeTransform, "Standardize(m=1)")
     if isinstance(step, StratifiedStandardize):
         fault = "its scale depends on the task, so statistics cannot be rescaled"
     elif isinstance(step, _FIXED) and step._outputs is not None:
