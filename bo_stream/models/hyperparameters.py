@@ -89,7 +89,7 @@ def subset_module(
     for part in copied.modules():
         if isinstance(part, Kernel) and part.batch_shape != old:
             continue  # shared by all outputs
-        if isinstance(part, InputTransform) or not isinstance(part, Module):
+        if isinstance(part, InputTransform) or not isinstance(part, Module | Prior | Interval):
             continue  # a transform or a layer of a network: its values are not of outputs
         _subset_tensors(part, old, outputs)
         for name in ("batch_shape", "_batch_shape"):
