@@ -12,11 +12,11 @@ from torch import Tensor
 
 from bo_stream.bases.sampled import SampledBasis
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, Schedule
+from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData
 from bo_stream.models.quadruply_stochastic.control_variate import ControlPoints
 from bo_stream.models.quadruply_stochastic.estimator import Minibatch
-from bo_stream.models.quadruply_stochastic.memory import FourierLayout, PointLayout, Progress
-from bo_stream.models.quadruply_stochastic.steps import Steps
+from bo_stream.models.quadruply_stochastic.memory import Layout, Progress
+from bo_stream.models.quadruply_stochastic.steps import Schedule, Steps
 from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior
 from tests.oracles.weight_space import WeightSpace
 
@@ -25,9 +25,9 @@ SIZE, DATA = 12, 15
 
 Z = torch.linspace(0.0, 1.0, SIZE, dtype=torch.float64).unsqueeze(-1)
 LAYOUTS = {
-    "fourier": FourierLayout(FourierFeatures(SIZE)),
-    "inducing": PointLayout(Z, 2, SIZE),
-    "relevance": PointLayout(Z, 2, SIZE),
+    "fourier": Layout(FourierFeatures(SIZE), Z[:0], 2),
+    "inducing": Layout(InducingAtData(SIZE), Z, 2),
+    "relevance": Layout(InducingAtData(SIZE), Z, 2),
 }
 
 

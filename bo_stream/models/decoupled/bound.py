@@ -141,7 +141,7 @@ class Expanded:
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns J of K_α.
+    """Some columns J of K_α, and the mean's divergence by their coefficients.
 
     Attributes:
         index: J, ``c`` places.

@@ -1,4 +1,4 @@
-"""Hyperparameters of a decoupled model by L-BFGS on the bound at its best posterior."""
+"""The collapsed bound of a decoupled model: its best posterior, and L-BFGS on hyperparameters."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def optimum(
         now: The posterior with its kernel.
         batches: Inputs with the likelihood of their outcomes, all of them.
         weight: Of their sum.
-        rank: Functions of a spectral covariance, which are sought anew in the span of all of α;
+        rank: Functions of a spectral covariance, which are computed anew in the span of all of α;
             None: they stay, as they must where the likelihood is not Gaussian.
     """
     seeks = rank is not None and isinstance(now.posterior.covariance, SpectralCovariance)
@@ -80,7 +80,7 @@ def optimum(
 
 @dataclass(frozen=True)
 class _Functions:
-    """All that the mean is made of: α, and β unless it combines some of α or has no mean."""
+    """The functions of the mean: α, and β unless it combines some of α or has no mean."""
 
     alpha: InducingFunctions
     beta: InducingFunctions | None
@@ -114,7 +114,7 @@ class _Functions:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Over data seen so far.
+    """Sums over the data visited so far.
 
     Attributes:
         gram: ``Σ p φ φᵀ`` of the mean's whitened functions, ``... x m x M x M``.
@@ -216,7 +216,7 @@ class CollapsedBound:
 
 @dataclass(frozen=True)
 class Valued:
-    """A value of the bound.
+    """A value of the collapsed bound, with its gradient and the posterior there.
 
     Attributes:
         bound: Per observation, with the log prior.
@@ -258,7 +258,7 @@ def maximise_collapsed(
     matrix cannot be factorised.
 
     Args:
-        bound: To climb.
+        bound: To maximise.
         hyper: In float64; moved in place.
         evaluations: Most values of the bound, each of which takes all data; at least one is taken.
         seconds: Begin no evaluation after so many.

@@ -140,7 +140,7 @@ class DecoupledGP(StreamingGP):
                 values at β have a mean and covariance of their own [appendix A.3], which follow
                 natural gradients, and α models what they leave. ``"spectral"``: like it, but that
                 β's functions are the kernel's leading eigenfunctions in the span of S of the
-                mean's, sought anew every ten steps: of all that M_β functions can, they leave the
+                mean's, computed anew every ten steps: of all that M_β functions can, they leave the
                 least variance. Their points stay.
             preconditioner: Of a. ``"block"``: Newton steps in the block of the sampled columns.
                 ``"jacobi"``: Adam on ``diag(K_α) a`` and ``diag(K_β) L`` [A.1]. None: Adam on a.
@@ -288,7 +288,7 @@ class DecoupledGP(StreamingGP):
         parametrization the variance's stays.
 
         An evaluation costs little more than :meth:`optimize_posterior`; some ten after :meth:`fit`
-        are most of what can be had. Ctrl-C leaves the model as it was when the climb began.
+        are most of what can be had. Ctrl-C leaves the model as it was when L-BFGS began.
 
         Args:
             evaluations: Most values of the bound.

@@ -1,4 +1,4 @@
-"""How the bases of a decoupled model grow with the data: algorithm 1 of Cheng and Boots (2017)."""
+"""Growth of the two bases with the data: algorithm 1 of Cheng and Boots (2017)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bo_stream.models.decoupled.posterior import (
 
 _RIDGE = 1e-6
 """Noise of the values that are combined, in parts of their variance, when eigenfunctions are
-sought: where values say almost the same, their differences are left out of the combinations.
+computed: where values say almost the same, their differences are left out of the combinations.
 """
 
 
@@ -191,7 +191,7 @@ class Growth:
 
         Args:
             nothing: A posterior of no functions.
-            before: Whose functions to take; those of a spectral covariance are still to be sought.
+            before: Whose functions to take; those of a spectral covariance are computed later.
             kernel: The prior's.
             outputs: m.
         """
@@ -210,7 +210,7 @@ class Growth:
         )
 
     def renewed(self, now: Expanded, X: Tensor) -> DecoupledPosterior:
-        """Seek the eigenfunctions of a spectral parametrization anew, by some inputs."""
+        """Compute the eigenfunctions of a spectral parametrization anew, from some inputs."""
         return with_eigenfunctions(now, X, self.span, self.covariance)
 
 

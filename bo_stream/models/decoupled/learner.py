@@ -1,4 +1,4 @@
-"""How a decoupled model learns: one step of algorithm 1 after the other."""
+"""Steps of a decoupled model: algorithm 1 of Cheng and Boots (2017)."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from bo_stream.models.stochastic.training import all_finite
 from bo_stream.tensors import map_tensors
 
 _RENEWED = 10
-"""Steps after which eigenfunctions are sought anew: the kernel has moved."""
+"""Steps after which eigenfunctions are computed anew: the kernel has moved."""
 
 INPUTS = 4
-"""Inputs that eigenfunctions are sought by, for each value that they combine."""
+"""Inputs that eigenfunctions are computed from, for each value that they combine."""
 
 _APART = 2**31
 """Between the random numbers of a step and those of such inputs."""
@@ -44,7 +44,7 @@ _CAPS = 2**33
 
 @dataclass(frozen=True)
 class Schedule:
-    """Sizes of a step.
+    """Sizes and rates of a step.
 
     Attributes:
         batch_size: Observations of a minibatch; None: 1024, or as many as there are.
@@ -80,7 +80,7 @@ class _State:
 
 
 class DecoupledLearner:
-    """The state of a decoupled model apart from it, that steps move; a ``Trainable``."""
+    """Memory and hyperparameters of a decoupled model, copied, that steps move; a ``Trainable``."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class DecoupledLearner:
         """Let inputs become further basis functions, up to the caps.
 
         Returns:
-            Whether eigenfunctions were sought anew, as long as more of the mean's can be combined.
+            Whether eigenfunctions were computed anew: more of the mean's can be combined.
         """
         before = self._memory.posterior
         m = before.coefficients.shape[-2]
@@ -248,18 +248,18 @@ class DecoupledLearner:
         return Expanded.of(self._parameters.posterior(), self.hyper)
 
     def _ascend(self, objective: Tensor, rate: float) -> None:
-        ascents = (self._hyper_adam, self._variational_adam)
-        for ascent in ascents:
-            ascent.clear()
+        optimisers = (self._hyper_adam, self._variational_adam)
+        for adam in optimisers:
+            adam.clear()
         if objective.requires_grad:
             (-objective).backward()
-            for ascent in ascents:
-                ascent.set_rate(rate)
-                ascent.step()
+            for adam in optimisers:
+                adam.set_rate(rate)
+                adam.step()
 
 
 class VariationalParameters(Module):
-    """Tensors of a posterior as parameters, points in units of what inputs vary by."""
+    """Variational parameters that move by Adam; points in units of the inputs' variation."""
 
     def __init__(
         self, posterior: DecoupledPosterior, coefficients: bool, mean_points: bool, unit: float
@@ -322,13 +322,13 @@ class VariationalParameters(Module):
 
 
 def _adam_on(
-    leaves: VariationalParameters, rate: float, moments: Moments | None
+    variational: VariationalParameters, rate: float, moments: Moments | None
 ) -> ConstrainedAdam:
     """Go on from moments of as many functions or fewer: further ones have none yet."""
-    parameters = list(leaves.parameters())
+    parameters = list(variational.parameters())
     if moments is not None:
         moments = _padded(moments, parameters)
-    return ConstrainedAdam(leaves, parameters, rate, moments)
+    return ConstrainedAdam(variational, parameters, rate, moments)
 
 
 def _padded(moments: Moments, parameters: list[Parameter]) -> Moments:

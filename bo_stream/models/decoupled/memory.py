@@ -1,4 +1,4 @@
-"""What a decoupled model remembers: its posterior, the data to learn from, how far it has come."""
+"""Memory of a decoupled model: its posterior, observations to draw from, the optimisers' state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Moments = dict[str, Any]
 
 @dataclass(frozen=True)
 class DecoupledMemory(HoldsRows):
-    """A value: a step makes another.
+    """Variational parameters, observations, and the state of training. A step makes another value.
 
     Attributes:
         posterior: The variational parameters.
@@ -54,25 +54,25 @@ class DecoupledMemory(HoldsRows):
     def select(self, outputs: list[int]) -> DecoupledMemory:
         """Copy for some of the outputs."""
         *lead, of = self._batch
-        hyper, leaves = self.hyper_moments, self.variational_moments
+        hyper, variational = self.hyper_moments, self.variational_moments
         index = torch.tensor(outputs, device=self.posterior.coefficients.device)
         return replace(
             self,
             posterior=map_tensors(self.posterior, lambda t: t.index_select(len(lead), index)),
             replay=self.replay.select(outputs),
             hyper_moments=hyper and subset_moments(hyper, torch.Size(lead), of, outputs),
-            variational_moments=leaves and _of_outputs(leaves, len(lead), outputs),
+            variational_moments=variational and _of_outputs(variational, len(lead), outputs),
         )
 
     def to(self, device: torch.device) -> DecoupledMemory:
         """Move to another device, Adam's moments too."""
-        hyper, leaves = self.hyper_moments, self.variational_moments
+        hyper, variational = self.hyper_moments, self.variational_moments
         return replace(
             self,
             posterior=map_tensors(self.posterior, lambda t: t.to(device)),
             replay=self.replay.to(device),
             hyper_moments=hyper and _on(hyper, device),
-            variational_moments=leaves and _on(leaves, device),
+            variational_moments=variational and _on(variational, device),
         )
 
 

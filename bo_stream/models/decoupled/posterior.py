@@ -26,7 +26,7 @@ close together have rounding errors larger than what they leave of the kernel.
 
 
 class VariationalCovariance(ABC):
-    """What gives the process its covariance; frozen tensors, one entry a function of β."""
+    """The variational parameters of the process's covariance, one entry a function of β."""
 
     @abstractmethod
     def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
@@ -134,7 +134,7 @@ class HybridCovariance(VariationalCovariance):
 
 @dataclass(frozen=True)
 class SpectralCovariance(HybridCovariance):
-    """A hybrid's, of combinations of the values at β, which are the first functions of α.
+    """A hybrid covariance of combinations of the values at β, the first functions of α.
 
     Attributes:
         combination: L, ``... x m x S x M``; a function a column.

@@ -1,4 +1,4 @@
-"""What the constructor of a quadruply stochastic model checks and chooses."""
+"""Choices of functions and covariance, and checks of a constructor's arguments."""
 
 from __future__ import annotations
 
@@ -20,12 +20,6 @@ from torch import Tensor
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.latent_choice import REAL, check_transform
-
-BATCH_SIZE = 500
-"""Observations of a step where the user does not say."""
-
-FUNCTIONS = 20_000
-"""Functions of a draw where the user does not say."""
 
 
 @dataclass(frozen=True)
@@ -83,65 +77,6 @@ class Chevron:
 
     def __post_init__(self) -> None:
         checked_number("columns", self.columns)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How a model learns; see :class:`~bo_stream.QSGP` for the defaults.
-
-    Attributes:
-        batch_size: Observations of a step.
-        functions: Basis functions m̃ of a draw.
-        control_points: Of the control variate.
-        update_steps: Of an update.
-        initial_points: Observations of the exact GP before the first step of a fit.
-        freeze_steps: Steps before the hyperparameters begin to move.
-        learning_rate: AdaGrad's, of the weights.
-        hyper_rate: Adam's, of the hyperparameters; 0: they stay.
-        half_life: Steps in which both rates fall to half.
-        seed: Of all draws.
-    """
-
-    batch_size: int | None
-    functions: int | None
-    control_points: int
-    update_steps: int
-    initial_points: int
-    freeze_steps: int
-    learning_rate: float
-    hyper_rate: float
-    half_life: float
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("batch_size", 1),
-            ("functions", 1),
-            ("control_points", 0),
-            ("update_steps", 0),
-            ("initial_points", 0),
-            ("freeze_steps", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                checked_number(name, value, least)
-        for name in ("learning_rate", "half_life"):
-            if not getattr(self, name) > 0.0:
-                raise ValueError(f"Expected {name} to be positive, got {getattr(self, name)}.")
-        if not self.hyper_rate >= 0.0:
-            raise ValueError(f"Expected hyper_rate to be at least 0, got {self.hyper_rate}.")
-
-    def rows(self, held: int) -> int:
-        """Return the size of a minibatch of those that are held."""
-        return min(BATCH_SIZE, held) if self.batch_size is None else self.batch_size
-
-    def drawn(self, size: int) -> int:
-        """Return how many functions are drawn of so many."""
-        return min(FUNCTIONS, size) if self.functions is None else self.functions
-
-    def decay(self, step: int) -> float:
-        """Compute the part of both rates that is left at a step."""
-        return float(0.5 ** (step / self.half_life))
 
 
 def choose_empirical_bayes(asked: bool | None, basis: FourierFeatures | InducingAtData) -> bool:

@@ -26,7 +26,7 @@ _NUGGET = 1e-6
 
 @dataclass(frozen=True)
 class ControlPoints:
-    """Points, functions that stay as they were, and ``a = Φ_p [μ, c_1, ...]``.
+    """Support points, functions that stay as they were, and ``a = Φ_p [μ, c_1, ...]``.
 
     Functions are those of the hyperparameters at the start: the variate need not follow them to be
     right, only to be good. [Evans2020, proposition 3 and appendix F.3]
@@ -157,7 +157,7 @@ def _difference(exact: Tensor, one: Tensor, other: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Projection:
-    """What support points say of a sample of the data, by least squares in the kernel.
+    """A sample of the data regressed on the support points, in the kernel.
 
     ``Φ_x ≈ B Φ_p`` with ``B = K_xp K_pp⁻¹``, so that the misfit of all n data is about that of
     ``R a`` and t, where ``√(n / N) [B, y] = Q [R, t]`` for a sample of N. In the paper the support

@@ -148,7 +148,7 @@ class Estimator:
 
 @dataclass(frozen=True)
 class Minibatch:
-    """Data of a step.
+    """The data of a step.
 
     Attributes:
         X: Transformed inputs, ``b x d``.
@@ -168,7 +168,7 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class DrawnFunctions:
-    """A draw of functions, and what their weights are differentiated in.
+    """A draw of functions at a minibatch, and the tensors that are differentiated in.
 
     Attributes:
         draw: Which functions.
@@ -189,7 +189,7 @@ class DrawnFunctions:
 
 @dataclass(frozen=True)
 class SampledGradient:
-    """Of the bound in the weights of all that was drawn; others have none.
+    """Gradient of the bound in the weights of the functions drawn; of others it is 0.
 
     Attributes:
         drawn: Which.
@@ -218,7 +218,7 @@ def _gradient(one: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class DrawIndex:
-    """All that several draws drew.
+    """The distinct functions of several draws.
 
     Attributes:
         index: Distinct.
@@ -280,7 +280,7 @@ def measured_scale(
 
 @dataclass(frozen=True)
 class Sample:
-    """functions at a batch, and their weights.
+    """Drawn functions at a minibatch, and their weights.
 
     Attributes:
         draw: Which.

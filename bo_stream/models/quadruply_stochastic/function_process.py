@@ -1,4 +1,4 @@
-"""The posterior of a process of very many functions, summed up a part of them at a time."""
+"""The posterior process of very many functions, summed a part of them at a time."""
 
 from __future__ import annotations
 

@@ -24,7 +24,6 @@ from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
-from bo_stream.models.quadruply_stochastic.choice import Schedule
 from bo_stream.models.quadruply_stochastic.control_variate import SAMPLE, ControlPoints
 from bo_stream.models.quadruply_stochastic.estimator import (
     Estimator,
@@ -42,7 +41,7 @@ from bo_stream.models.quadruply_stochastic.memory import (
     Progress,
     QuadruplyStochasticMemory,
 )
-from bo_stream.models.quadruply_stochastic.steps import Steps
+from bo_stream.models.quadruply_stochastic.steps import Schedule, Steps
 from bo_stream.models.quadruply_stochastic.weight_posterior import (
     ChevronPosterior,
     full_bound,
@@ -185,9 +184,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
 
     def cleared(self, memory: Memory, prior: Prior) -> Memory:
         """Keep the functions, with weights as in the prior."""
-        X = memory.replay.in_units(memory.replay.nothing, prior).X
-        empty, points = self.empty(memory.layout, X, prior), memory.layout.points
-        return self.filled(empty, X if len(points) == 0 else points, prior)
+        points = memory.layout.points
+        return self.filled(self.empty(memory.layout, points, prior), points, prior)
 
     # --- the posterior, and the bound ---------------------------------------------------------
 

@@ -1,8 +1,7 @@
-"""What a quadruply stochastic model remembers: data to draw from, and what steps made of them."""
+"""Memory of a quadruply stochastic model: observations to draw from, functions, and weights."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,7 +29,7 @@ _TINY = 1e-20
 
 @dataclass(frozen=True)
 class QuadruplyStochasticMemory(HoldsRows):
-    """A value, but that steps move the tensors of its progress in place.
+    """Observations, functions, and weights; steps move the tensors of the progress in place.
 
     Attributes:
         replay: Observations in units of the process, ``n x d`` and ``n x m``.
@@ -92,7 +91,7 @@ class QuadruplyStochasticMemory(HoldsRows):
 
 @dataclass(frozen=True)
 class AdaGrad:
-    """Steps along gradients, each number's over the root of its own sum of squares so far.
+    """AdaGrad: each number moves along its gradient over the root of its sum of squares so far.
 
     Numbers whose gradient is not among those given stay, and so do their sums: a step costs what it
     moves. [Duchi2011; Evans2020, section 2.4]
@@ -128,7 +127,7 @@ class AdaGrad:
 
 @dataclass
 class Progress:
-    """What steps change, beside the hyperparameters.
+    """Weights and optimisers' state: what steps change, beside the hyperparameters.
 
     Attributes:
         posterior: Of the weights.
@@ -179,130 +178,56 @@ class Progress:
         return replace(copy, control=None if self.control is None else self.control.clone())
 
 
-class Layout(ABC):
-    """The functions of a model, as they are now."""
+@dataclass(frozen=True)
+class Layout:
+    """The functions of a model, as they are now: Fourier features, or kernel functions at points.
+
+    Attributes:
+        choice: Of the user.
+        points: Where kernel functions are, ``p x d``; none of Fourier features.
+        outputs: m.
+    """
+
+    choice: FourierFeatures | InducingAtData
+    points: Tensor
+    outputs: int
 
     @property
-    @abstractmethod
     def size(self) -> int:
         """Number p of functions."""
+        choice = self.choice
+        return choice.count if isinstance(choice, FourierFeatures) else len(self.points)
 
-    @abstractmethod
     def basis(self, kernel: Kernel, precisions: Tensor | None) -> SampledBasis:
         """Return the functions of a kernel, with precisions ``m x p`` where they have their own."""
-
-    @abstractmethod
-    def grown(self, X: Tensor) -> Layout:
-        """Add functions for further inputs, ``n x d``, if there is room."""
-
-    @property
-    @abstractmethod
-    def points(self) -> Tensor:
-        """Where the functions are, ``p x d``; none where they are nowhere."""
-
-    @abstractmethod
-    def since(self, start: int) -> Layout:
-        """Return the functions from one on, as functions of their own."""
-
-    @abstractmethod
-    def select(self, outputs: list[int]) -> Layout:
-        """Select some of the outputs."""
-
-    @abstractmethod
-    def to(self, device: torch.device) -> Layout:
-        """Move to another device."""
-
-
-@dataclass(frozen=True)
-class FourierLayout(Layout):
-    """Features from a seed.
-
-    Attributes:
-        choice: What the user said.
-    """
-
-    choice: FourierFeatures
-
-    @property
-    def size(self) -> int:
-        """Number p of features."""
-        return self.choice.count
-
-    def basis(self, kernel: Kernel, precisions: Tensor | None) -> SampledBasis:
-        """Return the features of a kernel."""
-        return FourierBasis(kernel, self.choice.count, self.choice.seed)
-
-    def grown(self, X: Tensor) -> Layout:
-        """Return the same."""
-        return self
-
-    @property
-    def points(self) -> Tensor:
-        """None."""
-        return torch.zeros(0, 0)
-
-    def since(self, start: int) -> Layout:
-        """Return all: they come at once."""
-        return self
-
-    def select(self, outputs: list[int]) -> Layout:
-        """Return the same: outputs differ by their kernels only."""
-        return self
-
-    def to(self, device: torch.device) -> Layout:
-        """Return the same."""
-        return self
-
-
-@dataclass(frozen=True)
-class PointLayout(Layout):
-    """Kernel functions at points.
-
-    Attributes:
-        Z: ``p x d``.
-        outputs: m.
-        limit: Most points.
-    """
-
-    Z: Tensor
-    outputs: int
-    limit: int
-
-    @property
-    def size(self) -> int:
-        """Number p of points."""
-        return len(self.Z)
-
-    def basis(self, kernel: Kernel, precisions: Tensor | None) -> SampledBasis:
-        """Return the functions, with ``S = K_ZZ`` or precisions of their own."""
+        if isinstance(self.choice, FourierFeatures):
+            return FourierBasis(kernel, self.choice.count, self.choice.seed)
         if precisions is None:
-            return PointBasis(kernel, self.Z, self.outputs)
-        return RelevanceBasis(kernel, self.Z, self.outputs, precisions)
+            return PointBasis(kernel, self.points, self.outputs)
+        return RelevanceBasis(kernel, self.points, self.outputs, precisions)
 
     def grown(self, X: Tensor) -> Layout:
-        """Add the inputs as points, as many as there is room for."""
-        room = max(0, self.limit - len(self.Z))
-        return self if room == 0 else replace(self, Z=torch.cat((self.Z, X[:room].to(self.Z))))
-
-    @property
-    def points(self) -> Tensor:
-        """Z."""
-        return self.Z
+        """Add inputs, ``n x d``, as points, as many as there is room for."""
+        if isinstance(self.choice, FourierFeatures):
+            return self
+        room = max(0, self.choice.max_points - len(self.points))
+        new = X[:room].to(self.points)
+        return replace(self, points=torch.cat((self.points, new))) if room > 0 else self
 
     def since(self, start: int) -> Layout:
-        """Return those at the later points."""
-        return replace(self, Z=self.Z[start:])
+        """Return the functions from one on, as functions of their own; Fourier features all."""
+        return replace(self, points=self.points[start:])
 
     def select(self, outputs: list[int]) -> Layout:
-        """Keep the points."""
+        """Keep the functions for some outputs."""
         return replace(self, outputs=len(outputs))
 
     def to(self, device: torch.device) -> Layout:
         """Move to another device."""
-        return replace(self, Z=self.Z.to(device))
+        return replace(self, points=self.points.to(device))
 
 
-def layout_of(
+def first_layout(
     choice: FourierFeatures | InducingAtData, kernel: Kernel, X: Tensor, outputs: int
 ) -> Layout:
     """Choose the first functions.
@@ -318,8 +243,7 @@ def layout_of(
     """
     if isinstance(choice, FourierFeatures):
         check_spectral(kernel)
-        return FourierLayout(choice)
-    return PointLayout(X[:0], outputs, choice.max_points)
+    return Layout(choice, X[:0], outputs)
 
 
 def _of_outputs(control: ControlPoints, of: int, outputs: list[int]) -> ControlPoints:

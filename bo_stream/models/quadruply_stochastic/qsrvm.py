@@ -25,7 +25,6 @@ from bo_stream.models.quadruply_stochastic.choice import (
     Chevron,
     InducingAtData,
     MeanField,
-    Schedule,
     check_arithmetic,
     check_columns,
     check_gaussian,
@@ -38,7 +37,8 @@ from bo_stream.models.quadruply_stochastic.inference import (
     QuadruplyStochasticInference,
     fit,
 )
-from bo_stream.models.quadruply_stochastic.memory import QuadruplyStochasticMemory, layout_of
+from bo_stream.models.quadruply_stochastic.memory import QuadruplyStochasticMemory, first_layout
+from bo_stream.models.quadruply_stochastic.steps import Schedule
 from bo_stream.models.stochastic.replay import DatasetReplay
 from bo_stream.models.stochastic.training import Training
 
@@ -165,7 +165,7 @@ class QSRVM(StreamingGP):
             check_likelihood(likelihood, self._parameter_shape)
             self.likelihood = deepcopy(likelihood)
         inputs = inputs.detach().double()
-        layout = layout_of(chosen, self.covar_module, inputs, self._num_outputs)
+        layout = first_layout(chosen, self.covar_module, inputs, self._num_outputs)
         self._memory = self._inference.empty(layout, inputs, self._prior)
         self._standardize_first(train_X, train_Y, None)
         self._check_observations(train_X, train_Y, None)

@@ -1,18 +1,18 @@
-"""Steps of a quadruply stochastic Gaussian process: a few data, a few functions, a few moves."""
+"""Steps of a quadruply stochastic model: draw data and functions, estimate, move."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.models.hyperparameters import Hyperparameters
-from bo_stream.models.quadruply_stochastic.choice import Schedule
 from bo_stream.models.quadruply_stochastic.estimator import (
     DrawnFunctions,
     Estimator,
@@ -28,9 +28,15 @@ from bo_stream.models.stochastic.training import all_finite
 COVARIANCE_RATE = 0.1
 """Rate of the dense columns of C, relative to that of the mean."""
 
+BATCH_SIZE = 500
+"""Observations of a step where the user does not say."""
+
+FUNCTIONS = 20_000
+"""Functions of a draw where the user does not say."""
+
 
 class Steps:
-    """Learning by steps, for :func:`~bo_stream.models.stochastic.training.train`."""
+    """A learner that steps move, for :func:`~bo_stream.models.stochastic.training.train`."""
 
     def __init__(
         self,
@@ -60,9 +66,9 @@ class Steps:
         self._layout, self._data, self._schedule = layout, data, schedule
         self._log_precision = log_precision
         self._parameters = learned if schedule.hyper_rate > 0.0 else []
-        self._ascent = self._new_ascent(progress.moments)
+        self._adam = self._new_adam(progress.moments)
 
-    def _new_ascent(self, moments: dict[str, Any] | None) -> ConstrainedAdam:
+    def _new_adam(self, moments: dict[str, Any] | None) -> ConstrainedAdam:
         return ConstrainedAdam(self.hyper, self._parameters, self._schedule.hyper_rate, moments)
 
     @property
@@ -90,12 +96,12 @@ class Steps:
         progress, hyper = state
         self.progress = progress.clone()
         self.hyper.load_state_dict(hyper)
-        self._ascent = self._new_ascent(progress.moments)
+        self._adam = self._new_adam(progress.moments)
 
     @property
     def moments(self) -> dict[str, Any] | None:
         """A copy of Adam's, or those that it began with where no hyperparameter is learned."""
-        return self._ascent.moments() or self.progress.moments
+        return self._adam.moments() or self.progress.moments
 
     @property
     def estimator(self) -> Estimator:
@@ -123,8 +129,8 @@ class Steps:
         with torch.enable_grad():
             value = estimator.value(evaluated, data, learns).sum()
             if learns:
-                self._ascent.set_rate(schedule.hyper_rate * schedule.decay(progress.steps))
-                self._ascent.ascend(value + self.hyper.log_prior())
+                self._adam.set_rate(schedule.hyper_rate * schedule.decay(progress.steps))
+                self._adam.ascend(value + self.hyper.log_prior())
             else:
                 (-value).backward()
         self._move(evaluated)
@@ -189,3 +195,62 @@ def _on_diagonal(values: Tensor, index: Tensor, columns: int) -> Tensor:
     """Put entries of the diagonal into rows of mean and columns, ``m x k x (1 + columns)``."""
     places = torch.arange(-1, columns, device=index.device)
     return values.unsqueeze(-1) * (index.unsqueeze(-1) == places)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Sizes and rates of steps; see :class:`~bo_stream.QSGP` for the defaults.
+
+    Attributes:
+        batch_size: Observations of a step.
+        functions: Basis functions m̃ of a draw.
+        control_points: Of the control variate.
+        update_steps: Of an update.
+        initial_points: Observations of the exact GP before the first step of a fit.
+        freeze_steps: Steps before the hyperparameters begin to move.
+        learning_rate: AdaGrad's, of the weights.
+        hyper_rate: Adam's, of the hyperparameters; 0: they stay.
+        half_life: Steps in which both rates fall to half.
+        seed: Of all draws.
+    """
+
+    batch_size: int | None
+    functions: int | None
+    control_points: int
+    update_steps: int
+    initial_points: int
+    freeze_steps: int
+    learning_rate: float
+    hyper_rate: float
+    half_life: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("batch_size", 1),
+            ("functions", 1),
+            ("control_points", 0),
+            ("update_steps", 0),
+            ("initial_points", 0),
+            ("freeze_steps", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None:
+                checked_number(name, value, least)
+        for name in ("learning_rate", "half_life"):
+            if not getattr(self, name) > 0.0:
+                raise ValueError(f"Expected {name} to be positive, got {getattr(self, name)}.")
+        if not self.hyper_rate >= 0.0:
+            raise ValueError(f"Expected hyper_rate to be at least 0, got {self.hyper_rate}.")
+
+    def rows(self, held: int) -> int:
+        """Return the size of a minibatch of those that are held."""
+        return min(BATCH_SIZE, held) if self.batch_size is None else self.batch_size
+
+    def drawn(self, size: int) -> int:
+        """Return how many functions are drawn of so many."""
+        return min(FUNCTIONS, size) if self.functions is None else self.functions
+
+    def decay(self, step: int) -> float:
+        """Compute the part of both rates that is left at a step."""
+        return float(0.5 ** (step / self.half_life))

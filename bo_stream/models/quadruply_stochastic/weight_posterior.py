@@ -1,4 +1,4 @@
-"""The bound of a posterior of many weights on all data, a part of it at a time."""
+"""The normal posterior of many weights, and its bound on all data."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ChevronPosterior:
 
 @dataclass(frozen=True)
 class Slice:
-    """Weights of some functions.
+    """Mean and root of the covariance of some functions' weights.
 
     Attributes:
         mean: ``m x k``.

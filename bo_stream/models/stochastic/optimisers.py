@@ -94,7 +94,7 @@ class ConstrainedAdam:
             model: Whose constraints to keep.
             parameters: Those to learn.
             rate: Learning rate; 0: nothing is learned.
-            moments: Of an ascent on parameters of the same shapes.
+            moments: Of Adam on parameters of the same shapes.
 
         Raises:
             ValueError: The rate is negative.

@@ -28,7 +28,7 @@ FIRST_ROWS = 1024
 
 @dataclass(frozen=True)
 class Batch:
-    """Some observations.
+    """Inputs and outcomes of some observations.
 
     Attributes:
         X: ``batch_shape x n x d``.
@@ -67,11 +67,6 @@ class Replay(ABC):
     @abstractmethod
     def held(self) -> int:
         """Number of rows that can be drawn, at most n."""
-
-    @property
-    @abstractmethod
-    def nothing(self) -> Batch:
-        """No rows, of the shapes, dtypes and device of those that are drawn."""
 
     @property
     def weight(self) -> float:
@@ -162,7 +157,7 @@ class _Rows:
 
 @dataclass(frozen=True)
 class StreamReplay(Replay):
-    """What a stream brought: all of it, or a uniform sample of at most ``capacity`` rows.
+    """All rows of a stream, or a uniform sample of at most ``capacity`` of them.
 
     Unbounded, memory is O(n) and adding k rows costs O(k), amortised. Bounded, memory is O(c) for a
     capacity c and adding costs O(k + c); each observation of the n that came is held with the same
@@ -208,11 +203,6 @@ class StreamReplay(Replay):
     def held(self) -> int:
         """All of them, or ``capacity``."""
         return self.size
-
-    @property
-    def nothing(self) -> Batch:
-        """No rows."""
-        return self.room.data.rows(slice(0, 0))
 
     def at(self, index: Tensor) -> Batch:
         """Return rows by their places."""
@@ -334,11 +324,6 @@ class DatasetReplay(Replay):
     def held(self) -> int:
         """All of it."""
         return self.count
-
-    @property
-    def nothing(self) -> Batch:
-        """No rows."""
-        return Batch(self.like.X, self.like.Y[:, list(self.outputs)])
 
     def at(self, index: Tensor) -> Batch:
         """Read rows by their places."""

@@ -87,7 +87,7 @@ _FARTHEST = 10.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the bases.
+    """Sizes of the bases.
 
     Attributes:
         span: Functions S of the mean, or as many as there are inputs.

@@ -1,4 +1,4 @@
-"""The loop that stochastic models learn by: limits, a progress bar, and a stop at divergence."""
+"""The loop of training steps: limits, a progress bar, and a stop at divergence."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ NUMERICAL_ERRORS = (NotPSDError, NanError, torch.linalg.LinAlgError)  # type: ig
 
 
 class Trainable(Protocol):
-    """What :func:`train` asks of a model, or of the part of one that learns."""
+    """The interface of what :func:`train` trains: a model, or the part of one that learns."""
 
     @property
     def num_steps(self) -> int:
@@ -98,7 +98,7 @@ def all_finite(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Training:
-    """What a training did.
+    """Steps, time and trace of a training.
 
     Attributes:
         steps: That it took.

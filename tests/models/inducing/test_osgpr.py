@@ -588,6 +588,21 @@ def test_an_allocator_can_be_taken_away_and_given() -> None:
         model.allocator = "OIPS"  # type: ignore[assignment]
 
 
+def test_options_may_be_changed_in_a_stream() -> None:
+    X, Y = wave(60, 2)
+    model = OSGPR(X[:20], Y[:20], window=8)
+    before = model.process()
+    model.allocator = OIPS(0.99)
+    model.window, model.max_points = 3, 25
+    assert model.process() is before
+    model.update(X[20:], Y[20:])
+    assert torch.equal(model._memory.recent.X, X[57:])
+    assert 20 <= len(model.inducing_points) <= 25
+    copied = copy.deepcopy(model)
+    copied.window = 5
+    assert (model.window, copied.window) == (3, 5)
+
+
 def test_points_coarser_than_the_noise_are_said_once_after_a_fit() -> None:
     X = torch.rand(80, 2, dtype=torch.float64)
     Y = (9.0 * X).sin().prod(-1, keepdim=True) + 0.01 * torch.randn(80, 1).double()
