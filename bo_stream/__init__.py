@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     )
     from bo_stream.models.quadruply_stochastic.qsgp import QSGP
     from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
-    from bo_stream.models.warnings import CoarsePointsWarning, ProjectionWarning
     from bo_stream.models.wiski.dirichlet import DirichletWISKI
     from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
     from bo_stream.models.wiski.resolution import GridResolutionWarning
     from bo_stream.models.wiski.wiski import WISKI
-    from bo_stream.storage import describe_file
+    from bo_stream.storage.archive import describe_file
+    from bo_stream.warnings import CoarsePointsWarning, ProjectionWarning
 
 __version__ = version("bo-stream")
 
@@ -104,7 +104,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "likelihoods.outcome_model": ("LogisticLikelihood",),
     "models.inducing.osgpr": ("OSGPR",),
     "models.inducing.osvgp": ("OSVGP",),
-    "models.warnings": ("CoarsePointsWarning", "ProjectionWarning"),
+    "warnings": ("CoarsePointsWarning", "ProjectionWarning"),
     "models.quadruply_stochastic.qsgp": ("QSGP",),
     "models.quadruply_stochastic.qsrvm": ("QSRVM",),
     "models.wiski.resolution": ("GridResolutionWarning",),
@@ -120,7 +120,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "MeanField",
     ),
     "models.wiski.wiski": ("WISKI",),
-    "storage": ("describe_file",),
+    "storage.archive": ("describe_file",),
     "allocation": (),
     "bases": (),
     "diagnostics": (),

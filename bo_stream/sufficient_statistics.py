@@ -78,6 +78,10 @@ class SufficientStatistics(Generic[G]):
         )
 
 
+Whitened = SufficientStatistics[Tensor]
+"""Statistics in whitened weights, whose prior is N(0, I)."""
+
+
 class PullBack(Protocol[G_contra]):
     """Linear map T between weights, ``v_old = T v_new``, in its action on statistics."""
 

@@ -67,7 +67,7 @@ BOXES: dict[str, Box] = {
     "models.quadruply_stochastic": Box(867, 418, 203, "QSGP, QSRVM"),
     "models.stochastic": Box(620, 518, 330, "steps, replay, optimisers for four families"),
     "models": Box(30, 618, 1040, "StreamingGP, and what all families share", 54),
-    "storage": Box(30, 740, 130, "atomic files"),
+    "storage": Box(30, 740, 200, "files: archive, objects"),
     "allocation": Box(350, 740, 210, "where inducing points go"),
     "process": Box(580, 740, 250, "the posterior, a process again"),
     "likelihoods": Box(850, 740, 220, "sites, expectations"),
@@ -76,6 +76,9 @@ BOXES: dict[str, Box] = {
     "sufficient_statistics": Box(500, 950, 240, "sums of observations"),
     "linalg": Box(350, 1050, 720, "Cholesky with jitter, solves; tensors: maps and states"),
 }
+
+SMALL = {"tensors": "linalg", "marginal_likelihood": "weights", "warnings": "models"}
+"""Modules that have no box of their own, and the box that they are shown in."""
 
 FLOORS = (
     (60, 246, "ways in"),
@@ -99,7 +102,7 @@ def box_of(module: str) -> str | None:
     parts = module.split(".")[1:]
     family = ".".join(parts[:2])
     own = family if family in BOXES else parts[0] if parts else None
-    return "linalg" if own == "tensors" else own
+    return SMALL.get(own, own) if own is not None else None
 
 
 def imports() -> list[Arrow]:

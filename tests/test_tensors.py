@@ -6,7 +6,7 @@ import copy
 
 import torch
 
-from bo_stream.tensors import is_same, state_of
+from bo_stream.tensors import is_in, is_same, state_of
 
 
 def test_a_state_is_compared_by_value() -> None:
@@ -19,3 +19,11 @@ def test_a_state_is_compared_by_value() -> None:
     assert not is_same(before, state_of(module))
     assert not is_same(before, state_of(module.double()))
     assert not is_same(before, state_of(torch.nn.Linear(2, 2)))
+
+
+def test_a_state_has_the_buffers_of_all_parts() -> None:
+    module = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    before = state_of(module)
+    assert is_in(module, before)
+    module[0].running_mean += 1e-6
+    assert not is_in(module, before)

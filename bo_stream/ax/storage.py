@@ -52,7 +52,7 @@ from bo_stream.models.quadruply_stochastic.qsgp import QSGP
 from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
 from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
 from bo_stream.models.wiski.wiski import WISKI
-from bo_stream.storage import FileFormat, read_index, write_index
+from bo_stream.storage.archive import FileFormat, read_index, write_index
 
 STORED_MODELS = (
     WISKI,

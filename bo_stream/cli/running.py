@@ -27,8 +27,8 @@ from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import checked_model
 from bo_stream.loops.run import StopRequest
 from bo_stream.loops.run_folder import OPTIMIZATION, SAMPLING, hold_folder
-from bo_stream.models.warnings import NumericalLog
 from bo_stream.models.wiski.resolution import GridResolutionWarning
+from bo_stream.warnings import NumericalLog
 
 if TYPE_CHECKING:  # each command imports its own
     from bo_stream.loops.optimization.campaign import OptimizationCampaign

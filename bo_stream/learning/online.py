@@ -15,7 +15,7 @@ from bo_stream.bases.grid.sensitivity import prior_covariance
 from bo_stream.learning.fits import hyperparameters, stem_parameters, with_priors
 from bo_stream.learning.pretraining import pretrain
 from bo_stream.linalg import safe_cholesky, solve_lower
-from bo_stream.models.objective import (
+from bo_stream.marginal_likelihood import (
     NoiseGroup,
     subspace_log_marginal_likelihood,
     subspace_posterior,

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 
-from bo_stream.models.warnings import users_stack_level
+from bo_stream.warnings import users_stack_level
 
 LEAST_SECONDS = 1.0
 """Seconds of work before anything is concluded."""

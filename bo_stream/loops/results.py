@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from bo_stream.loops.models import MODELS
 from bo_stream.loops.run_folder import all_versions
 from bo_stream.models.base import StreamingGP
-from bo_stream.storage import atomic_write
+from bo_stream.storage.archive import atomic_write
 
 _DPI = 150
 

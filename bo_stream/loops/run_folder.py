@@ -15,7 +15,7 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.storage import (
+from bo_stream.storage.archive import (
     FileFormat,
     OtherVersionError,
     describe_file,

@@ -64,13 +64,6 @@ from bo_stream.models.construction import (
     observed_inputs,
 )
 from bo_stream.models.fitting import fit_apart
-from bo_stream.models.hyperparameters import (
-    as_index,
-    check_outputs_exist,
-    chosen_outputs,
-    move_priors,
-    subset_module,
-)
 from bo_stream.models.inference import Inference, Solve
 from bo_stream.models.input_transforms import (
     LatestInputs,
@@ -82,17 +75,23 @@ from bo_stream.models.input_transforms import (
     keeps_boxes,
 )
 from bo_stream.models.memory import Observations, Targets
-from bo_stream.models.model_file import read_model, write_model
 from bo_stream.models.outcomes.base import Drawing, NoiseAtInputs, Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
+from bo_stream.models.outcomes.selection import (
+    as_index,
+    check_outputs_exist,
+    chosen_outputs,
+    subset_module,
+)
 from bo_stream.models.outcomes.transform import OutcomeChain
-from bo_stream.models.prior import Prior
-from bo_stream.models.trusted import Trusted
-from bo_stream.models.warnings import NumericalEvent, NumericalLog, with_event
+from bo_stream.models.prior import Prior, move_priors
 from bo_stream.process.cached_baseline import KnownPoints, arrangements
 from bo_stream.process.posteriors import Predictive, outcome_distribution
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
+from bo_stream.storage.objects import read_model, write_model
+from bo_stream.storage.trusted import Trusted
 from bo_stream.tensors import keeps_tensors
+from bo_stream.warnings import NumericalEvent, NumericalLog, with_event
 
 
 class StreamingGP(GPyTorchModel, GP, FantasizeMixin):

@@ -11,12 +11,15 @@ from botorch.exceptions.errors import (
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import validate_input_scaling
-from botorch.models.utils.gpytorch_modules import get_gaussian_likelihood_with_lognormal_prior
-from gpytorch.kernels import Kernel
+from botorch.models.utils.gpytorch_modules import (
+    get_covar_module_with_dim_scaled_prior,
+    get_gaussian_likelihood_with_lognormal_prior,
+)
+from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import ConstantMean, Mean, ZeroMean
-from torch import Tensor
+from torch import Size, Tensor
 
 from bo_stream.bases.stems import Stem
 from bo_stream.models.checks import (
@@ -327,3 +330,9 @@ def _stem_box(bounds: Tensor | None, stem: Stem) -> Tensor:
     if bounds is not None:
         raise ValueError("Expected no bounds with a stem: the grid covers the cube it projects to.")
     return torch.tensor([[0.0] * stem.k, [1.0] * stem.k], dtype=torch.float64)
+
+
+def latent_kernel(dim: int, batch_shape: Size) -> Kernel:
+    """BoTorch's kernel with dimension-scaled priors, and an output scale."""
+    base = get_covar_module_with_dim_scaled_prior(dim, batch_shape=batch_shape)
+    return ScaleKernel(base, batch_shape=batch_shape)

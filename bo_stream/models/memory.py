@@ -8,27 +8,18 @@ from functools import partial
 from typing import NamedTuple, Protocol, Self
 
 import torch
+from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from bo_stream.bases.grid.interpolation import GridBasis
-from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.bases.grid.statistics import (
-    MeshPullBack,
-    NodeStatistics,
-    accumulate,
-    embed,
-    zero_statistics,
-)
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.sufficient_statistics import (
     G,
     SufficientStatistics,
+    Whitened,
     continued,
     weighted_statistics,
 )
 from bo_stream.tensors import State
-
-Whitened = SufficientStatistics[Tensor]
 
 
 class Memory(Protocol):
@@ -204,7 +195,7 @@ class WhitenedMemory:
 
     def __add__(self, other: WhitenedMemory) -> WhitenedMemory:
         """Add two memories."""
-        return WhitenedMemory(self.learned + other.learned, _add(self.known, other.known))
+        return WhitenedMemory(self.learned + other.learned, added(self.known, other.known))
 
     def map(self, rule: Callable[[Whitened], Whitened]) -> WhitenedMemory:
         """Apply a rule to both kinds of noise."""
@@ -260,7 +251,7 @@ class WhitenedMemory:
         if not bool(data.known.all()):
             learned = learned + rule(data.targets, *data.learned_group())
         if data.any_known:
-            known = _add(known, rule(data.targets, *data.known_group()))
+            known = added(known, rule(data.targets, *data.known_group()))
         return WhitenedMemory(learned, known)
 
 
@@ -275,14 +266,10 @@ def _leading(statistics: Whitened, rank: int) -> Whitened:
 def _of_outputs(statistics: Whitened, outputs: list[int]) -> Whitened:
     gram = statistics.gram
     shared = gram.shape[-3] < statistics.moment.shape[-3]
-    return _replaced(statistics, gram if shared else gram[..., outputs, :, :], outputs)
+    return of_outputs(statistics, gram if shared else gram[..., outputs, :, :], outputs)
 
 
-def _select(statistics: NodeStatistics, outputs: list[int]) -> NodeStatistics:
-    return _replaced(statistics, statistics.gram.select(outputs), outputs)
-
-
-def _replaced(
+def of_outputs(
     statistics: SufficientStatistics[G], gram: G, outputs: list[int]
 ) -> SufficientStatistics[G]:
     """Replace the gram of the statistics of some outputs."""
@@ -296,9 +283,10 @@ def _replaced(
     )
 
 
-def _add(
+def added(
     first: SufficientStatistics[G] | None, second: SufficientStatistics[G] | None
 ) -> SufficientStatistics[G] | None:
+    """Add statistics, of which either may be missing."""
     if first is None or second is None:
         return second if first is None else first
     return first + second
@@ -324,81 +312,68 @@ class HoldsStatistics:
         return self.statistics.mean_known_noise()
 
 
-@dataclass(frozen=True)
-class GridMemory:
-    """Statistics of observations that were interpolated on one grid, or one grid per part.
+_ROUNDING = 1e-8
+"""Negative part of the former statistics that counts as a rounding error."""
 
-    Attributes:
-        grid: Its nodes.
-        learned: Observations whose noise level is learned: relative noise 1, one gram for all
-            outputs.
-        known: Observations with known noise, one gram per output, or None while there are none.
+
+def check_remainder(after: WhitenedMemory, before: WhitenedMemory) -> None:
+    """Check that statistics are those of some observations: ``[Φ, Y, 1]ᵀ D⁻¹ [Φ, Y, 1] ⪰ 0``.
+
+    Cost O(r³) for dense grams, O(M) for diagonal ones.
+
+    Args:
+        after: What would be left.
+        before: What is in memory.
+
+    Raises:
+        InputDataError: They are of none.
     """
+    pairs = ((after.learned, before.learned), (after.known, before.known or after.known))
+    for left, was in pairs:
+        if left is not None and was is not None and not bool(_may_be_data(left, was).all()):
+            raise never_in()
 
-    grid: Mesh
-    learned: NodeStatistics
-    known: NodeStatistics | None
 
-    @classmethod
-    def empty(cls, grid: Mesh, batch: torch.Size, outputs: int, device: torch.device) -> GridMemory:
-        """No observations yet."""
-        return cls(grid, zero_statistics(grid, batch, 1, outputs, device), None)
+def never_in() -> InputDataError:
+    """Build the error for observations without which the memory would hold less than nothing."""
+    return InputDataError(
+        "Expected X, Y and Yvar of observations in memory, as they were given to update, got some "
+        "without which its statistics would be of no observations: they were never put in, or with "
+        "other Y or Yvar, or forget has scaled them down since. The model is as it was."
+    )
 
-    def with_noise_group_for(self, data: Observations) -> GridMemory:
-        """Add a known-noise group if the batch needs one."""
-        if self.known is None and data.any_known:
-            return replace(self, known=self._zeros(data.noise.shape[-2]))
-        return self
 
-    def _zeros(self, noise_groups: int) -> NodeStatistics:
-        lead = self.learned.moment.shape[:-3]
-        outputs = self.learned.moment.shape[-3]
-        return zero_statistics(self.grid, lead, noise_groups, outputs, self.learned.moment.device)
+def _may_be_data(left: Whitened, was: Whitened) -> Tensor:
+    """Say whether statistics can be of observations, up to rounding of ``was``: ``... x m``."""
+    dense = left.gram.shape[-1] == left.gram.shape[-2]
+    return _dense_may_be_data(left, was) if dense else _diagonal_may_be_data(left, was)
 
-    def aligned(self, grid: Mesh, rounding: float) -> GridMemory:
-        """Take another grid's nodes if they differ by rounding only."""
-        return replace(self, grid=self.grid.aligned(grid, rounding))
 
-    def on(self, grid: Mesh) -> GridMemory:
-        """Pulled back to a grid with the same nodes and more; exact."""
-        if grid == self.grid:
-            return self
-        return GridMemory(
-            grid,
-            embed(self.learned, self.grid, grid),
-            None if self.known is None else embed(self.known, self.grid, grid),
-        )
+def _dense_may_be_data(left: Whitened, was: Whitened) -> Tensor:
+    scale = _positive(_largest(was.gram.diagonal(dim1=-2, dim2=-1)))
+    squares = was.energy.diagonal(dim1=-2, dim2=-1)
+    columns = (scale.unsqueeze(-1) / _positive(squares)).sqrt()
+    moment = left.moment * columns.unsqueeze(-2)
+    energy = left.energy * columns.unsqueeze(-1) * columns.unsqueeze(-2)
+    gram = left.gram.expand(*moment.shape[:-2], *left.gram.shape[-2:])
+    upper, lower = torch.cat((gram, moment), -1), torch.cat((moment.mT, energy), -1)
+    whole = torch.cat((upper, lower), -2) / scale[..., None, None]
+    whole.diagonal(dim1=-2, dim2=-1).add_(_ROUNDING)
+    return torch.linalg.cholesky_ex(whole)[1] == 0
 
-    def observe(self, data: Observations) -> None:
-        """Add a batch in place, for which there is room. Cost O(n 7^d)."""
-        if not bool(data.known.all()):
-            accumulate(self.learned, self.grid, data.X, data.targets, *data.learned_group())
-        if self.known is not None and data.any_known:
-            accumulate(self.known, self.grid, data.X, data.targets, *data.known_group())
 
-    def whitened(self, basis: GridBasis) -> WhitenedMemory:
-        """Pull back to the whitened weights of a basis."""
-        T = MeshPullBack(basis, self.grid)
-        known = None if self.known is None else self.known.pull_back(T)
-        return WhitenedMemory(self.learned.pull_back(T), known)
+def _diagonal_may_be_data(left: Whitened, was: Whitened) -> Tensor:
+    rounding = _ROUNDING * _positive(_largest(was.gram.squeeze(-1)))
+    gram = left.gram.squeeze(-1) + rounding.unsqueeze(-1)
+    explained = (left.moment.square() / gram.unsqueeze(-1)).sum(-2)
+    left_over = left.energy + _ROUNDING * was.energy
+    room = left_over.diagonal(dim1=-2, dim2=-1)
+    return (gram > 0.0).all(-1) & (explained <= room).all(-1)
 
-    def map(self, rule: Callable[[NodeStatistics], NodeStatistics]) -> GridMemory:
-        """Apply a rule to both groups."""
-        return GridMemory(
-            self.grid, rule(self.learned), None if self.known is None else rule(self.known)
-        )
 
-    def select(self, outputs: list[int]) -> GridMemory:
-        """Copy the memory of some of the outputs."""
-        return self.map(lambda statistics: _select(statistics, outputs))
+def _largest(values: Tensor) -> Tensor:
+    return values.amax(-1) if values.shape[-1] > 0 else values.sum(-1)
 
-    def __add__(self, other: GridMemory) -> GridMemory:
-        """Add two memories on the same grid."""
-        return GridMemory(self.grid, self.learned + other.learned, _add(self.known, other.known))
 
-    @property
-    def totals(self) -> Tensor:
-        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
-        if self.known is None:
-            return self.learned.totals
-        return self.learned.totals + self.known.totals
+def _positive(values: Tensor) -> Tensor:
+    return torch.where(values > 0.0, values, 1.0)

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
+from gpytorch import Module
+from gpytorch.constraints import Interval, Positive
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean, Mean
+from gpytorch.priors import Prior as HyperPrior
 from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn import Module as TorchModule
+from torch.nn import Parameter
 
-from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.marginal_likelihood import NoiseGroup, combine
 from bo_stream.models.memory import Measured, WhitenedMemory
-from bo_stream.models.objective import NoiseGroup, combine
 from bo_stream.models.outcomes.base import Outcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.tensors import State, is_in, state_of
@@ -148,3 +154,104 @@ class Prior:
     def evidence_of(self, groups: Sequence[NoiseGroup]) -> GaussianEvidence:
         """Return the same from statistics at their noise levels."""
         return combine(groups, self.target_map())
+
+
+class Hyperparameters(Module):
+    """Copies that can be moved without moving the model."""
+
+    covar_module: Kernel
+    mean_module: Mean
+    likelihood: Likelihood
+
+    def __init__(self, kernel: Kernel, mean: Mean, likelihood: Likelihood) -> None:
+        """Copy three modules; what requires gradients there does so here."""
+        super().__init__()
+        self.covar_module = deepcopy(kernel).double().eval()
+        self.mean_module = deepcopy(mean).double().eval()
+        self.likelihood = deepcopy(likelihood).double().eval()
+
+    @classmethod
+    def shared(cls, kernel: Kernel, mean: Mean, likelihood: Likelihood) -> Self:
+        """Share the modules themselves, in their dtype, to be read."""
+        view = cls.__new__(cls)
+        Module.__init__(view)
+        view.covar_module, view.mean_module, view.likelihood = kernel, mean, likelihood
+        return view
+
+    def rounded(self, dtype: torch.dtype) -> Self:
+        """Round the values to those that a dtype can hold."""
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.copy_(parameter.to(dtype))
+        return self
+
+    @torch.no_grad()
+    def copy_to(self, model: TorchModule) -> None:
+        """Set a model's parameters of the same names to these values."""
+        for name, value in self.named_parameters():
+            model.get_parameter(name).copy_(value)
+
+    def learned(self, fixed: Iterable[str]) -> list[Parameter]:
+        """Return the parameters but some, by name."""
+        names = set(fixed)
+        return [p.requires_grad_() for name, p in self.named_parameters() if name not in names]
+
+    @property
+    def moving(self) -> list[Parameter]:
+        """The parameters that require gradients, as those of the model did."""
+        return [p for p in self.parameters() if p.requires_grad]
+
+    @property
+    def are_valid(self) -> bool:
+        """Whether all are finite, and positive where a constraint says so."""
+        named = self.named_parameters_and_constraints()
+        return all(_is_valid(p.detach(), constraint) for _, p, constraint in named)
+
+    def constant(self, batch: torch.Size) -> Tensor:
+        """Return the prior mean, ``batch_shape x m``."""
+        if not isinstance(self.mean_module, ConstantMean):
+            return torch.zeros(batch, dtype=torch.float64, device=self._device)
+        value: Tensor = self.mean_module.constant
+        return (value.unsqueeze(-1) if batch[-1] == 1 else value).expand(batch)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.covar_module.parameters()).device
+
+    def log_prior(self) -> Tensor:
+        """Sum of the log priors of all parameters that have one."""
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for _, module, prior, closure, _ in self.named_priors():
+            total = total + prior.log_prob(closure(module)).sum()
+        return total
+
+
+def _is_valid(parameter: Tensor, constraint: Interval | None) -> bool:
+    value = parameter if constraint is None else constraint.transform(parameter)
+    positive = not isinstance(constraint, Positive) or bool((value > 0.0).all())
+    return positive and bool(value.isfinite().all())
+
+
+def move_priors(module: TorchModule, fn: Callable[[Tensor], Tensor]) -> None:
+    """Apply what moves a module's parameters to its priors' plain tensors, in place.
+
+    A GPyTorch prior is a module and a distribution of torch. ``Module.to`` moves its buffers, but
+    not the tensors of the distribution itself (``UniformPrior``) or of the one that it transforms
+    (``LogNormalPrior``, ``HalfNormalPrior``), by which it computes.
+
+    Args:
+        module: Whose priors are moved.
+        fn: As in ``Module._apply``.
+    """
+    for prior in module.modules():
+        if isinstance(prior, HyperPrior):
+            _move(prior, fn)
+
+
+def _move(distribution: Distribution, fn: Callable[[Tensor], Tensor]) -> None:
+    parts = vars(distribution)
+    for name, part in parts.items():
+        if isinstance(part, Tensor):
+            parts[name] = fn(part)
+        elif isinstance(part, Distribution):
+            _move(part, fn)

@@ -162,6 +162,27 @@ def an_empty_batch_changes_nothing(stream: Stream) -> None:
 
 
 @law
+def what_is_kept_between_calls_is_what_would_be_computed_anew(stream: Stream) -> None:
+    model, more = stream.model(stream.data(8)), stream.data(6)
+    model.posterior(stream.points)
+    for rows in (slice(0, 2), slice(2, 5)):  # with no query between them
+        model.update(*more[rows].astuple())
+    assert_same_posterior(model, _without_cache(model), stream.points)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(1.0 if name.startswith("stem.") else 1.2)
+    assert_same_posterior(model, _without_cache(model), stream.points)
+    model.update(*more[5:].astuple())
+    assert_same_posterior(model, _without_cache(model), stream.points)
+
+
+def _without_cache(model: StreamingGP) -> StreamingGP:
+    copied = copy.deepcopy(model)
+    copied._cache = None
+    return copied
+
+
+@law
 def what_is_handed_out_is_a_copy(stream: Stream) -> None:
     model = stream.model(stream.data(8))
     names = {name for c in type(model).__mro__ for name in vars(c) if _is_property_of_ours(c, name)}

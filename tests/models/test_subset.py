@@ -12,7 +12,11 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import GammaPrior
 from torch import Tensor
 
-from bo_stream.models.hyperparameters import check_outputs_exist, chosen_outputs, subset_module
+from bo_stream.models.outcomes.selection import (
+    check_outputs_exist,
+    chosen_outputs,
+    subset_module,
+)
 from tests.problems import kernel
 from tests.tolerances import assert_close
 

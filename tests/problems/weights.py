@@ -11,7 +11,7 @@ from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from bo_stream.bases.sampled import SampledBasis
-from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData
 from bo_stream.models.quadruply_stochastic.control_variate import ControlPoints
 from bo_stream.models.quadruply_stochastic.estimator import Minibatch

@@ -30,8 +30,8 @@ from bo_stream.models.clustered.solver import (
 from bo_stream.models.inference import Inference
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
-from bo_stream.models.warnings import ProjectionWarning, users_stack_level, warn_of_coarse_centres
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.warnings import ProjectionWarning, users_stack_level, warn_of_coarse_centres
 
 Solver = Literal["cholesky", "cg"]
 

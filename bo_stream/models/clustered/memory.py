@@ -11,8 +11,7 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from bo_stream.allocation.cover_tree.tree import CoverTree
-from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory
-from bo_stream.models.remainder import check_remainder
+from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
 from bo_stream.sufficient_statistics import Regrouping, grouped_statistics
 
 EMPTY = 1e-6

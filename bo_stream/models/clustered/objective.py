@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bo_stream.linalg import product_of_triangular_root
+from bo_stream.marginal_likelihood import NoiseGroup, combine, expected_misfit
 from bo_stream.models.clustered.solver import CentreSolver, CholeskySolver, RootEvidence
-from bo_stream.models.objective import NoiseGroup, combine, expected_misfit
 from bo_stream.weights import GaussianEvidence, log_marginal_likelihood
 
 

@@ -15,7 +15,7 @@ from bo_stream.bases.inducing import kernel_variance
 from bo_stream.likelihoods.sites import ExpectedLogProb
 from bo_stream.linalg import row_product
 from bo_stream.models.decoupled.posterior import DecoupledPosterior, HybridCovariance
-from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.prior import Hyperparameters
 
 COLUMNS = 1024
 """Columns of K_α that an exact divergence visits at a time."""

@@ -25,7 +25,7 @@ from bo_stream.models.decoupled.posterior import (
     HybridCovariance,
     SpectralCovariance,
 )
-from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.stochastic.optimisers import constrained_parameters, maximise
 from bo_stream.models.stochastic.training import NUMERICAL_ERRORS, Bar, Training
 

@@ -35,10 +35,9 @@ from bo_stream.models.decoupled.posterior import (
     SpectralCovariance,
     VariationalCovariance,
 )
-from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
-from bo_stream.models.prior import Prior
+from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.replay import ROWS, Batch, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import Sizes, begin_hyperparameters, input_scale
 from bo_stream.models.stochastic.training import tracked, train, waiting

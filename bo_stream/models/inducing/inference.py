@@ -18,6 +18,7 @@ from bo_stream.allocation.allocator import Allocator
 from bo_stream.allocation.selection import capped
 from bo_stream.bases.differentiable_kernel import prior_of_values
 from bo_stream.bases.inducing import InducingBasis, members
+from bo_stream.marginal_likelihood import NoiseGroup, subspace_log_marginal_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.memory import InducingMemory, Rows, TraceTerm
 from bo_stream.models.inducing.points import (
@@ -28,11 +29,11 @@ from bo_stream.models.inducing.points import (
     moved_points,
 )
 from bo_stream.models.inference import Inference, SolvedWeights
-from bo_stream.models.memory import Observations, WhitenedMemory
-from bo_stream.models.objective import NoiseGroup, subspace_log_marginal_likelihood
+from bo_stream.models.memory import Observations, WhitenedMemory, never_in
 from bo_stream.models.prior import Prior
-from bo_stream.models.remainder import never_in
-from bo_stream.models.warnings import (
+from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.tensors import State, is_in, state_of
+from bo_stream.warnings import (
     MOST_ERROR,
     ProjectionWarning,
     error_of_rounding,
@@ -40,8 +41,6 @@ from bo_stream.models.warnings import (
     warn_of_coarse_points,
     warn_of_rounding,
 )
-from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
-from bo_stream.tensors import State, is_in, state_of
 from bo_stream.weights import log_marginal_likelihood, solve, weight_precision
 
 MAX_POINTS = 512

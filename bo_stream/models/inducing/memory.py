@@ -11,9 +11,11 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.bases.inducing import InducingBasis, KnownValues
-from bo_stream.models.hyperparameters import subset_moments
-from bo_stream.models.memory import HoldsStatistics, Observations, Whitened, WhitenedMemory
-from bo_stream.sufficient_statistics import MatrixMap, padded, weighted_statistics
+from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory
+from bo_stream.models.outcomes.selection import (
+    subset_moments,
+)
+from bo_stream.sufficient_statistics import MatrixMap, Whitened, padded, weighted_statistics
 from bo_stream.tensors import map_tensors
 
 

@@ -12,17 +12,17 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator
+from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.construction import latent_kernel
 from bo_stream.models.inducing.inference import MAX_POINTS, first_memory
 from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.inducing.points import check_allocator
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
-from bo_stream.models.latent_choice import check_steps, check_transform, latent_kernel
-from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
+from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes, check_transform
 
 
 class OSVGP(StreamingGP):
@@ -184,3 +184,21 @@ class OSVGP(StreamingGP):
         Of the last batch times the sites of earlier ones. [Bui2017, eq. 5].
         """
         return self.log_marginal_likelihood()
+
+
+def check_steps(beta: float, rate: float, natural: int, hyper: int, fantasy: int) -> None:
+    """Check the options of learning.
+
+    Raises:
+        ValueError: One is out of range.
+    """
+    for name, share in (("beta", beta), ("natural_rate", rate)):
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"Expected {name} in (0, 1], got {share}.")
+    least = {
+        "natural_steps": (natural, 1),
+        "hyper_steps": (hyper, 0),
+        "fantasy_steps": (fantasy, 1),
+    }
+    for name, (number, smallest) in least.items():
+        checked_number(name, number, smallest)

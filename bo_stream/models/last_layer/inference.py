@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import Module
 
 from bo_stream.bases.differentiable_kernel import in_dtype
-from bo_stream.models.hyperparameters import Hyperparameters
 from bo_stream.models.inference import Inference
 from bo_stream.models.last_layer.memory import Carried, LastLayerMemory
 from bo_stream.models.last_layer.network import LayerBasis, layer_features
-from bo_stream.models.memory import Observations, Whitened, WhitenedMemory
-from bo_stream.models.prior import Prior
+from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.sufficient_statistics import Whitened
 from bo_stream.tensors import State
 from bo_stream.weights import log_marginal_likelihood, solve
 

@@ -47,6 +47,8 @@ class BayesianLastLayer(StreamingGP):
       held as rows, hence all of a stream that is not longer than the window.
     - Approximate: what came before the window, after the network has changed. It counts as if its
       features were the linear map of the old ones that fits the new ones best at the window's rows.
+      The noise that is learned with a network from few rows is too small: learn it once more when
+      others have come, with ``model.network.requires_grad_(False)``, at O(r³) a step.
     - Learned: network and hyperparameters together, by the marginal likelihood: ``fit`` (Adam), or
       BoTorch's ``fit_gpytorch_mll`` for small ones (L-BFGS on all rows).
     - ``merge`` takes over the other's statistics in this model's features, by the other's rows.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import Module
 
 from bo_stream.models.last_layer.network import frozen_network, is_as, layer_features
-from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory
-from bo_stream.models.remainder import check_remainder
+from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
 from bo_stream.sufficient_statistics import MatrixMap, SufficientStatistics, weighted_statistics
 
 RIDGE = 1e-6
@@ -19,6 +19,9 @@ RIDGE = 1e-6
 
 _NOTHING = 1e-9
 """Part of an observation that counts as none."""
+
+Weighed = tuple[Observations, Tensor]
+"""Rows, and how many times each counts."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +80,21 @@ class LastLayerMemory(HoldsStatistics):
             InputDataError: What is taken out is not in memory.
         """
         statistics = self.statistics.observed(features, data)
-        if data.sign < 0.0:
-            check_remainder(statistics, self.statistics)
-            return self._with_rows(statistics, self.rows, _left(self.rows, self.weight, data))
-        rows = Observations.joined([self.rows, data])
-        one = self.weight.new_ones(len(data))
-        return self._with_rows(statistics, rows, torch.cat((self.weight, one)))
-
-    def _with_rows(
-        self, statistics: WhitenedMemory, rows: Observations, weight: Tensor
-    ) -> LastLayerMemory:
-        """With the latest of some rows, but those that count nothing."""
+        if data.sign > 0.0:
+            one = self.weight.new_ones(len(data))
+            return self._joined(statistics, (self.rows, self.weight), (data, one))
+        check_remainder(statistics, self.statistics)
+        weight = _left(self.rows, self.weight, data)
         held = torch.nonzero(weight > _NOTHING).flatten()
-        held = held[max(0, len(held) - self.window) :]
-        if len(held) < len(weight):
-            rows, weight = rows.rows(held), weight[held]
+        return replace(self, statistics=statistics, rows=self.rows.rows(held), weight=weight[held])
+
+    def _joined(self, statistics: WhitenedMemory, former: Weighed, later: Weighed) -> Self:
+        """With the last rows of two batches, as many as may be held; copies of them."""
+        left = max(0, self.window - len(later[0]))
+        first = slice(max(0, len(former[0]) - left), None)
+        last = slice(max(0, len(later[0]) - self.window), None)
+        rows = Observations.joined([former[0].rows(first), later[0].rows(last)])
+        weight = torch.cat((former[1][first], later[1][last]))
         return replace(self, statistics=statistics, rows=rows, weight=weight)
 
     def at(self, network: Module) -> LastLayerMemory:
@@ -109,8 +112,8 @@ class LastLayerMemory(HoldsStatistics):
     def plus(self, other: LastLayerMemory) -> LastLayerMemory:
         """Both memories, in the same features; this one's rows are the latest."""
         statistics = self.statistics + other.statistics
-        rows = Observations.joined([other.rows, self.rows])
-        return self._with_rows(statistics, rows, torch.cat((other.weight, self.weight)))
+        theirs, mine = (other.rows, other.weight), (self.rows, self.weight)
+        return self._joined(statistics, theirs, mine)
 
     def scale(self, factor: float) -> LastLayerMemory:
         """Every observation counts ``factor`` times."""

@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from gpytorch.likelihoods import (
+    GaussianLikelihood,
+    LaplaceLikelihood,
+    Likelihood,
+    StudentTLikelihood,
+)
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.likelihoods.sites import fit_sites, local_sites
 from bo_stream.models.checks import check_finite
-from bo_stream.models.latent_choice import REAL
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.base import Drawing, Noise, Outcomes
 from bo_stream.models.outcomes.noise import NoiseFloor
@@ -23,6 +29,10 @@ from bo_stream.process.process import PosteriorProcess
 
 if TYPE_CHECKING:
     from bo_stream.models.prior import Prior
+
+
+REAL = (GaussianLikelihood, LaplaceLikelihood, StudentTLikelihood)
+"""Likelihoods of real outcomes, which are the same family in any units."""
 
 
 @dataclass(frozen=True)
@@ -202,3 +212,23 @@ class LikelihoodOutcomes(Outcomes):
 
 def _model(prior: Prior) -> OutcomeModel:
     return OutcomeModel.of(prior.likelihood, prior.num_outputs)
+
+
+def check_transform(transform: OutcomeTransform | None, likelihood: Likelihood | None) -> None:
+    """Check that outcomes stay as they are, or are standardised where the likelihood allows it.
+
+    Raises:
+        UnsupportedError: Another transform, or a likelihood of labels or counts.
+    """
+    if transform is None:
+        return
+    if not isinstance(transform, Standardize):
+        raise UnsupportedError(
+            f"Expected outcome_transform to be Standardize or None, got {type(transform).__name__}:"
+            " the likelihood is of outcomes as they are. Transform Y yourself."
+        )
+    if likelihood is not None and not isinstance(likelihood, REAL):
+        raise UnsupportedError(
+            f"Expected outcome_transform to be None with a {type(likelihood).__name__}, got "
+            "Standardize: its outcomes are no real numbers of some unit."
+        )

@@ -11,7 +11,7 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.exceptions.warnings import InputDataWarning
 from torch import Tensor
 
-from bo_stream.models.warnings import users_stack_level
+from bo_stream.warnings import users_stack_level
 
 NOISE_FLOOR = 1e-6
 """What a known noise variance of zero is raised to, in parts of the outcomes' variance."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
-from bo_stream.models.latent_choice import REAL, check_transform
+from bo_stream.models.outcomes.likelihood import REAL, check_transform
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from bo_stream.bases.sampled import Draw, SampledBasis, draw
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb
-from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.quadruply_stochastic.control_variate import Control, ControlPoints
 from bo_stream.models.quadruply_stochastic.weight_posterior import (
     ChevronPosterior,

@@ -17,7 +17,10 @@ from bo_stream.bases.sampled import (
     SampledBasis,
     check_spectral,
 )
-from bo_stream.models.hyperparameters import subset_module, subset_moments
+from bo_stream.models.outcomes.selection import (
+    subset_module,
+    subset_moments,
+)
 from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData
 from bo_stream.models.quadruply_stochastic.control_variate import ControlPoints
 from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior

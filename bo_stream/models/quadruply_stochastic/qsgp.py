@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_instance
-from bo_stream.models.latent_choice import latent_kernel
+from bo_stream.models.construction import latent_kernel
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.quadruply_stochastic.choice import (
     Chevron,

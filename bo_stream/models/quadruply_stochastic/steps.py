@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.quadruply_stochastic.estimator import (
     DrawnFunctions,
     Estimator,

@@ -22,7 +22,7 @@ from torch import Tensor
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.inducing import kernel_variance
 from bo_stream.linalg import cholesky_with_nugget, solve_lower
-from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.stochastic.optimisers import maximise
 from bo_stream.models.stochastic.replay import Batch
 

@@ -15,23 +15,24 @@ from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
 from bo_stream.bases.grid.mesh import Mesh, mesh_over
 from bo_stream.bases.grid.sensitivity import prior_covariance
 from bo_stream.bases.grid.statistics import check_room
-from bo_stream.models.inference import Inference, SolvedWeights
-from bo_stream.models.memory import Measured, Observations, WhitenedMemory
-from bo_stream.models.objective import (
-    batch_log_marginal_likelihood,
+from bo_stream.marginal_likelihood import (
     dense_log_marginal_likelihood,
-    differentiable_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
+from bo_stream.models.inference import Inference, SolvedWeights
+from bo_stream.models.memory import Measured, Observations, WhitenedMemory, check_remainder
 from bo_stream.models.outcomes.labels import LabelOutcomes
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.prior import Prior
-from bo_stream.models.remainder import check_remainder
 from bo_stream.models.wiski import rows as row_memory
 from bo_stream.models.wiski.cache import WIDER_GRIDS, GridCache, GridSolution, Whitening
 from bo_stream.models.wiski.labels import with_unseen_classes
 from bo_stream.models.wiski.learning import WHITENED_ROWS, LearningSpace, Subspace
 from bo_stream.models.wiski.memory import StreamMemory
+from bo_stream.models.wiski.objective import (
+    batch_log_marginal_likelihood,
+    differentiable_log_marginal_likelihood,
+)
 from bo_stream.models.wiski.observation_space import (
     GridPrior,
     ObservationSpaceProcess,

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from bo_stream.bases.grid.gram import NodeGram
 from bo_stream.bases.grid.statistics import NodeStatistics
-from bo_stream.models.memory import GridMemory, Observations
+from bo_stream.models.memory import Observations
 from bo_stream.models.outcomes.labels import DirichletScores
-from bo_stream.models.wiski.memory import StreamMemory
+from bo_stream.models.wiski.memory import GridMemory, StreamMemory
 from bo_stream.models.wiski.rows import RowMemory
 
 

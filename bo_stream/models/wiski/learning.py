@@ -12,8 +12,8 @@ from torch import Tensor
 from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.sensitivity import node_variances, prior_variance, variance_outside
+from bo_stream.marginal_likelihood import NoiseGroup, ThinRoot, thin_root
 from bo_stream.models.memory import Observations, WhitenedMemory
-from bo_stream.models.objective import NoiseGroup, ThinRoot, thin_root
 from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.models.wiski.rows import RowMemory
 

@@ -11,8 +11,14 @@ from torch import Tensor
 
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.bases.grid.statistics import NodeStatistics
-from bo_stream.models.memory import GridMemory, Observations, WhitenedMemory
+from bo_stream.bases.grid.statistics import (
+    MeshPullBack,
+    NodeStatistics,
+    accumulate,
+    embed,
+    zero_statistics,
+)
+from bo_stream.models.memory import Observations, WhitenedMemory, added, of_outputs
 
 MAX_GROWTH = 4
 """How many times wider than at first a grid may grow, per dimension."""
@@ -268,3 +274,87 @@ def check_same_groups(grid: Mesh, other: Mesh) -> None:
             "Cannot merge models whose covar_module is a sum over different groups of inputs: "
             f"{grid.groups} and {other.groups}."
         )
+
+
+@dataclass(frozen=True)
+class GridMemory:
+    """Statistics of observations that were interpolated on one grid, or one grid per part.
+
+    Attributes:
+        grid: Its nodes.
+        learned: Observations whose noise level is learned: relative noise 1, one gram for all
+            outputs.
+        known: Observations with known noise, one gram per output, or None while there are none.
+    """
+
+    grid: Mesh
+    learned: NodeStatistics
+    known: NodeStatistics | None
+
+    @classmethod
+    def empty(cls, grid: Mesh, batch: torch.Size, outputs: int, device: torch.device) -> GridMemory:
+        """No observations yet."""
+        return cls(grid, zero_statistics(grid, batch, 1, outputs, device), None)
+
+    def with_noise_group_for(self, data: Observations) -> GridMemory:
+        """Add a known-noise group if the batch needs one."""
+        if self.known is None and data.any_known:
+            return replace(self, known=self._zeros(data.noise.shape[-2]))
+        return self
+
+    def _zeros(self, noise_groups: int) -> NodeStatistics:
+        lead = self.learned.moment.shape[:-3]
+        outputs = self.learned.moment.shape[-3]
+        return zero_statistics(self.grid, lead, noise_groups, outputs, self.learned.moment.device)
+
+    def aligned(self, grid: Mesh, rounding: float) -> GridMemory:
+        """Take another grid's nodes if they differ by rounding only."""
+        return replace(self, grid=self.grid.aligned(grid, rounding))
+
+    def on(self, grid: Mesh) -> GridMemory:
+        """Pulled back to a grid with the same nodes and more; exact."""
+        if grid == self.grid:
+            return self
+        return GridMemory(
+            grid,
+            embed(self.learned, self.grid, grid),
+            None if self.known is None else embed(self.known, self.grid, grid),
+        )
+
+    def observe(self, data: Observations) -> None:
+        """Add a batch in place, for which there is room. Cost O(n 7^d)."""
+        if not bool(data.known.all()):
+            accumulate(self.learned, self.grid, data.X, data.targets, *data.learned_group())
+        if self.known is not None and data.any_known:
+            accumulate(self.known, self.grid, data.X, data.targets, *data.known_group())
+
+    def whitened(self, basis: GridBasis) -> WhitenedMemory:
+        """Pull back to the whitened weights of a basis."""
+        T = MeshPullBack(basis, self.grid)
+        known = None if self.known is None else self.known.pull_back(T)
+        return WhitenedMemory(self.learned.pull_back(T), known)
+
+    def map(self, rule: Callable[[NodeStatistics], NodeStatistics]) -> GridMemory:
+        """Apply a rule to both groups."""
+        return GridMemory(
+            self.grid, rule(self.learned), None if self.known is None else rule(self.known)
+        )
+
+    def select(self, outputs: list[int]) -> GridMemory:
+        """Copy the memory of some of the outputs."""
+        return self.map(lambda statistics: _select(statistics, outputs))
+
+    def __add__(self, other: GridMemory) -> GridMemory:
+        """Add two memories on the same grid."""
+        return GridMemory(self.grid, self.learned + other.learned, added(self.known, other.known))
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        if self.known is None:
+            return self.learned.totals
+        return self.learned.totals + self.known.totals
+
+
+def _select(statistics: NodeStatistics, outputs: list[int]) -> NodeStatistics:
+    return of_outputs(statistics, statistics.gram.select(outputs), outputs)

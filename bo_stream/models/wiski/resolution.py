@@ -19,7 +19,7 @@ from bo_stream.bases.grid.resolution import (
     sufficient_grid_size,
 )
 from bo_stream.bases.grid.statistics import check_room
-from bo_stream.models.warnings import CoarsePointsWarning, users_stack_level
+from bo_stream.warnings import CoarsePointsWarning, users_stack_level
 
 MAX_DIM = 4
 """Most inputs that a grid can take; a kernel that is a sum has a grid for each part."""

@@ -22,7 +22,7 @@ from bo_stream.loops.optimization.results import history, write_optimization
 from bo_stream.loops.optimization.store import FILE_NAME
 from bo_stream.loops.run import StopRequest
 from bo_stream.models.base import StreamingGP
-from bo_stream.storage import atomic_write
+from bo_stream.storage.archive import atomic_write
 from tests.loops.functions import bowl
 from tests.loops.optimizing import QUICK, points
 
@@ -256,7 +256,7 @@ def test_a_full_disk_leaves_the_old_checkpoint_whole(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             yield file
 
-    monkeypatch.setattr("bo_stream.storage.atomic_write", full)
+    monkeypatch.setattr("bo_stream.storage.archive.atomic_write", full)
     with pytest.raises(OSError, match="No space left"):
         campaign.save(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

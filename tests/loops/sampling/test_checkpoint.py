@@ -17,8 +17,8 @@ from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.loop import Step
 from bo_stream.loops.sampling.settings import Strategy
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.model_file import MODEL_FILE
-from bo_stream.storage import Array, describe_file, read_archive, write_archive
+from bo_stream.storage.archive import Array, describe_file, read_archive, write_archive
+from bo_stream.storage.objects import MODEL_FILE
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")

@@ -18,7 +18,7 @@ from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.pictures import MapView, draw_map
 from bo_stream.loops.sampling.results import write_results
 from bo_stream.loops.sampling.settings import Settings
-from bo_stream.storage import atomic_write
+from bo_stream.storage.archive import atomic_write
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")

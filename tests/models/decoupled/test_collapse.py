@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from bo_stream import DecoupledGP
 from bo_stream.models.decoupled import collapse as decoupled_collapse
 from bo_stream.models.decoupled.collapse import CollapsedBound, Valued
-from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.stochastic import training
 from tests.comparisons import assert_untouched, fingerprint
 from tests.oracles.inducing import two_basis_bound

@@ -22,7 +22,7 @@ from bo_stream.models.decoupled.posterior import (
     HybridCovariance,
     SpectralCovariance,
 )
-from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.stochastic.replay import generator_at
 from bo_stream.tensors import map_tensors
 from tests.comparisons import assert_gradient
@@ -309,6 +309,14 @@ def test_no_covariance_basis_is_kernel_ridge_regression(parametrization: str) ->
 
 
 # --- draws of the bound -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", POSTERIORS)
+def test_columns_that_are_equally_likely_stand_for_all(kind: str) -> None:
+    expanded = Expanded(POSTERIORS[kind](), kernel(), torch.zeros(1).double(), 1)
+    each = [expanded.columns(one) for one in torch.arange(M_ALPHA).split(1)]
+    mean = torch.stack([expanded.mean_divergence(columns) for columns in each]).mean(0)
+    assert_near(mean, expanded.exact_mean_divergence())
 
 
 def leaves(posterior: DecoupledPosterior) -> list[Tensor]:

@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 
-from bo_stream.models.hyperparameters import Hyperparameters
+from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.stochastic.replay import Batch
 from bo_stream.models.stochastic.start import ScaleBound, Sizes, set_scales
 from tests.oracles.inducing import SGPR, two_basis_bound

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bo_stream.storage import atomic_write
+from bo_stream.storage.archive import atomic_write
 
 
 @pytest.fixture

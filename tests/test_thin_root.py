@@ -11,9 +11,12 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.models.memory import Whitened
-from bo_stream.models.objective import NoiseGroup, subspace_log_marginal_likelihood, thin_root
-from bo_stream.sufficient_statistics import weighted_statistics
+from bo_stream.marginal_likelihood import (
+    NoiseGroup,
+    subspace_log_marginal_likelihood,
+    thin_root,
+)
+from bo_stream.sufficient_statistics import Whitened, weighted_statistics
 from tests.tolerances import assert_close
 
 R = 40

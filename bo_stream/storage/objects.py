@@ -18,7 +18,7 @@ and each other node is an object with one of these keys first:
 =================  =================================================================================
 
 Classes and functions have short names; ``names`` lists what these stand for, and only what is
-trusted is looked up (:mod:`bo_stream.models.trusted`). An object is made without its constructor
+trusted is looked up (:mod:`bo_stream.storage.trusted`). An object is made without its constructor
 and given its attributes, so that nothing in a file is ever called.
 """
 
@@ -39,8 +39,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bo_stream.models.trusted import Trusted, UntrustedError, method_of, name_of, resolve_all
-from bo_stream.storage import Array, FileFormat, read_archive, write_archive
+from bo_stream.storage.archive import Array, FileFormat, read_archive, write_archive
+from bo_stream.storage.trusted import Trusted, UntrustedError, method_of, name_of, resolve_all
 
 T = TypeVar("T")
 Node = Any

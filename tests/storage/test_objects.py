@@ -37,8 +37,8 @@ from gpytorch.priors import GammaPrior, HalfCauchyPrior, SmoothedBoxPrior
 
 from bo_stream import OSGPR, WISKI, __version__, describe_file
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.model_file import MODEL_FILE, read_model, write_model
-from bo_stream.storage import Array, FileFormat, read_archive, write_archive, write_index
+from bo_stream.storage.archive import Array, FileFormat, read_archive, write_archive, write_index
+from bo_stream.storage.objects import MODEL_FILE, read_model, write_model
 from tests.problems import observations
 
 
@@ -125,7 +125,7 @@ def test_a_file_says_what_it_holds_before_anything_is_built(file: Path) -> None:
 
 def test_the_header_is_read_without_torch(file: Path) -> None:
     program = (
-        "import sys; from bo_stream.storage import describe_file; "
+        "import sys; from bo_stream.storage.archive import describe_file; "
         f"print(describe_file({str(file)!r})['class'], 'torch' in sys.modules)"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
@@ -170,8 +170,8 @@ def test_a_header_that_says_another_class(file: Path) -> None:
 
 
 def test_a_file_of_a_newer_version(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bo_stream.models.model_file.MODEL_FILE", FileFormat("bo_stream model", 2))
-    monkeypatch.setattr("bo_stream.storage.package_version", lambda _: "9.9.9")
+    monkeypatch.setattr("bo_stream.storage.objects.MODEL_FILE", FileFormat("bo_stream model", 2))
+    monkeypatch.setattr("bo_stream.storage.archive.package_version", lambda _: "9.9.9")
     model_with(RBFKernel()).save(file)
     monkeypatch.undo()
     assert describe_file(file)["version"] == 2
@@ -270,9 +270,9 @@ def test_a_pickle_is_not_run(tmp_path: Path, writer: str) -> None:
         "torch.load",
         "torch.hub.load",
         "functools.partial",
-        "bo_stream.models.model_file.Path",
-        "bo_stream.models.model_file.read_model",
-        "bo_stream.storage.atomic_write",
+        "bo_stream.storage.objects.Path",
+        "bo_stream.storage.objects.read_model",
+        "bo_stream.storage.archive.atomic_write",
         "bo_stream.models.no_such_module.Thing",
         "bo_stream.modelsevil.Thing",
         "torch.distributions.normal.torch",

@@ -9,12 +9,12 @@ from bo_stream.bases.grid.interpolation import interpolation_basis
 from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.bases.grid.mesh import Grid
 from bo_stream.bases.grid.sensitivity import prior_covariance
-from bo_stream.models.objective import (
+from bo_stream.marginal_likelihood import (
     NoiseGroup,
     combine,
-    differentiable_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
+from bo_stream.models.wiski.objective import differentiable_log_marginal_likelihood
 from bo_stream.sufficient_statistics import weighted_statistics
 from bo_stream.weights import solve
 from tests.oracles.gaussian_process import DenseGP
