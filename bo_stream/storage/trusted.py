@@ -23,6 +23,7 @@ _PACKAGES = (
     "bo_stream.process.process",
     "bo_stream.sufficient_statistics",
     "bo_stream.likelihoods.sites",
+    "bo_stream.warnings",
     "bo_stream.weights",
     "botorch.models.kernels",
     "botorch.models.transforms",

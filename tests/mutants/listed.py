@@ -170,10 +170,9 @@ _MODELS = (
     ),
     Mutant(
         "a misfit with half of its cross term",
-        "models/objective.py",
+        "marginal_likelihood.py",
         "(quadratic - 2.0 * linear + spread) / group.level",
         "(quadratic - linear + spread) / group.level",
-        ("tests/models/test_marginal_likelihood.py",),
     ),
     Mutant(
         "known noise that is taken out by adding it",
