@@ -412,12 +412,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         other._check_not_supposed("merge")
         return _shifted_targets(other._units.shift - self._units.merged(other._units).shift)
 
-    def _set_merged(self, memory: Any, other: Self) -> None:
-        """Take the memory of both models, whose targets :meth:`_targets_of` has mapped."""
-        self._set_memory(memory)
-        self._refer_to_both(other)
-        self._refresh_fixed_noise()
-
     def _refer_to_both(self, other: Self) -> None:
         """Change what refers to observations beside the memory, in a merge."""
         self._units = self._units.merged(other._units)

@@ -95,7 +95,8 @@ class Inference(ABC, Generic[M, C]):
             memory: Before.
             cache: Of it, if there is one.
             data: A checked batch.
-            prior: The hyperparameters.
+            prior: The hyperparameters. Those that are learned along with the stream are set last,
+                when nothing can fail any more.
 
         Returns:
             The memory afterwards, and as much of the cache as follows at a small cost.

@@ -9,7 +9,9 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from gpytorch import Module
+from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel
+from gpytorch.priors import Prior
 from torch import Tensor
 
 
@@ -56,7 +58,7 @@ def subset_module(
     for part in copied.modules():
         if isinstance(part, Kernel) and part.batch_shape != old:
             continue  # shared by all outputs
-        if isinstance(part, InputTransform) or not isinstance(part, Module):
+        if isinstance(part, InputTransform) or not isinstance(part, Module | Prior | Interval):
             continue  # a transform or a layer of a network: its values are not of outputs
         _subset_tensors(part, old, outputs)
         for name in ("batch_shape", "_batch_shape"):

@@ -306,10 +306,7 @@ class HeteroscedasticInference(Inference[HeteroscedasticMemory, HeteroscedasticC
         return LogNormalNoise(log_noise, prior.scale.unsqueeze(-1).clone()), cache
 
     def objective(
-        self,
-        memory: HeteroscedasticMemory,
-        cache: HeteroscedasticCache | None,
-        prior: Prior,
+        self, memory: HeteroscedasticMemory, cache: HeteroscedasticCache | None, prior: Prior
     ) -> tuple[Tensor, HeteroscedasticCache]:
         """Return the sum of both log marginal likelihoods."""
         cache = HeteroscedasticCache() if cache is None else cache
@@ -318,10 +315,7 @@ class HeteroscedasticInference(Inference[HeteroscedasticMemory, HeteroscedasticC
         return mean + noise, HeteroscedasticCache(of_mean, of_noise)
 
     def log_marginal_likelihood(
-        self,
-        memory: HeteroscedasticMemory,
-        cache: HeteroscedasticCache | None,
-        prior: Prior,
+        self, memory: HeteroscedasticMemory, cache: HeteroscedasticCache | None, prior: Prior
     ) -> tuple[Tensor, HeteroscedasticCache]:
         """Return that of the mean, given the noise variances that entered."""
         cache = HeteroscedasticCache() if cache is None else cache
@@ -329,10 +323,7 @@ class HeteroscedasticInference(Inference[HeteroscedasticMemory, HeteroscedasticC
         return value, replace(cache, mean=of_mean)
 
     def refitted(
-        self,
-        memory: HeteroscedasticMemory,
-        cache: HeteroscedasticCache | None,
-        prior: Prior,
+        self, memory: HeteroscedasticMemory, cache: HeteroscedasticCache | None, prior: Prior
     ) -> tuple[HeteroscedasticMemory, HeteroscedasticCache]:
         """Check both grids against the new kernels."""
         cache = HeteroscedasticCache() if cache is None else cache

@@ -25,12 +25,7 @@ from bo_stream.models.outcomes.labels import LabelOutcomes
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.prior import Prior
 from bo_stream.models.wiski import rows as row_memory
-from bo_stream.models.wiski.cache import (
-    WIDER_GRIDS,
-    GridCache,
-    GridSolution,
-    Whitening,
-)
+from bo_stream.models.wiski.cache import WIDER_GRIDS, GridCache, GridSolution, Whitening
 from bo_stream.models.wiski.labels import with_unseen_classes
 from bo_stream.models.wiski.learning import WHITENED_ROWS, LearningSpace, Subspace
 from bo_stream.models.wiski.memory import StreamMemory
@@ -250,12 +245,7 @@ class GridInference(Inference[Memory, GridCache]):
         return solution.weights.process, cache
 
     def _solution(
-        self,
-        memory: Memory,
-        cache: GridCache | None,
-        prior: Prior,
-        X: Tensor | None,
-        in_rows: bool,
+        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None, in_rows: bool
     ) -> tuple[GridSolution, GridCache]:
         cache = GridCache.of(memory) if cache is None else cache
         if X is None or memory.grid.contains(X):
