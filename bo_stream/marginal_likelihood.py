@@ -16,7 +16,7 @@ from bo_stream.linalg import (
 )
 from bo_stream.sufficient_statistics import SufficientStatistics, Whitened
 from bo_stream.weights import (
-    GaussianEvidence,
+    InformationForm,
     at_noise,
     log_marginal_likelihood,
 )
@@ -29,7 +29,7 @@ _LEFT = 1e-15
 
 
 @dataclass(frozen=True)
-class ThinRoot:
+class LowRankRoot:
     """Whitened statistics with ``gram = G Gᵀ`` and ``moment = G b``.
 
     Attributes:
@@ -51,7 +51,7 @@ class ThinRoot:
         return self.G / scale, self.b @ residual / scale
 
 
-def thin_root(statistics: Whitened) -> ThinRoot | None:
+def low_rank_root_of(statistics: Whitened) -> LowRankRoot | None:
     """Factorise by Cholesky with pivots, O(r k²) for k columns; None where it would not pay."""
     most = statistics.gram.shape[-1] // SHARE
     if bool((statistics.count > most).any()):
@@ -61,7 +61,7 @@ def thin_root(statistics: Whitened) -> ThinRoot | None:
         return None
     corner, moment = (_rows(matrix, pivots) for matrix in (G, statistics.moment))
     used_up = corner.diagonal(dim1=-2, dim2=-1) == 0.0
-    return ThinRoot(G, solve_lower(corner.tril() + torch.diag_embed(used_up.to(G)), moment))
+    return LowRankRoot(G, solve_lower(corner.tril() + torch.diag_embed(used_up.to(G)), moment))
 
 
 def _pivoted(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ class SubspacePosterior:
     log_determinant: Tensor
 
 
-def subspace_posterior(evidence: GaussianEvidence, prior: Tensor) -> SubspacePosterior:
+def subspace_posterior(evidence: InformationForm, prior: Tensor) -> SubspacePosterior:
     """Solve by one LU factor. Cost O(r³).
 
     Args:
@@ -157,10 +157,10 @@ class NoiseGroup:
 
     statistics: SufficientStatistics[Tensor]
     level: Tensor
-    root: ThinRoot | None = None
+    root: LowRankRoot | None = None
 
 
-def combine(groups: Sequence[NoiseGroup], residual: Tensor) -> GaussianEvidence:
+def combine(groups: Sequence[NoiseGroup], residual: Tensor) -> InformationForm:
     """Evidence of all groups for the residual targets ``[Y, 1] @ residual``."""
     parts = [at_noise(group.statistics, group.level, residual) for group in groups]
     total = parts[0]
@@ -230,7 +230,7 @@ def subspace_log_marginal_likelihood(
 
 
 def _subspace_posterior(
-    groups: Sequence[NoiseGroup], residual: Tensor, evidence: GaussianEvidence, prior: Tensor
+    groups: Sequence[NoiseGroup], residual: Tensor, evidence: InformationForm, prior: Tensor
 ) -> SubspacePosterior:
     roots = [group.root.at_noise(group.level, residual) for group in groups if group.root]
     if len(roots) < len(groups):

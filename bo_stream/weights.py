@@ -131,7 +131,7 @@ def _less_product(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class GaussianEvidence:
+class InformationForm:
     """Information form of observations of whitened weights, with targets less the prior mean μ.
 
     Attributes:
@@ -148,14 +148,14 @@ class GaussianEvidence:
     log_noise: Tensor
     count: Tensor
 
-    def __add__(self, other: GaussianEvidence) -> GaussianEvidence:
+    def __add__(self, other: InformationForm) -> InformationForm:
         """Add the information of other observations."""
         return zip_tensors(torch.add, self, other)
 
 
 def at_noise(
     statistics: SufficientStatistics[Tensor], level: Tensor, residual: Tensor
-) -> GaussianEvidence:
+) -> InformationForm:
     """Turn statistics at relative noise D into information form at the noise ``level · D``.
 
     Args:
@@ -165,7 +165,7 @@ def at_noise(
             ``[1, −μ]`` for a constant mean μ.
     """
     precision = level.reciprocal()[..., None, None]
-    return GaussianEvidence(
+    return InformationForm(
         statistics.gram * precision,
         statistics.moment @ residual * precision,
         (residual.mT @ statistics.energy @ residual * precision)[..., 0, 0],
@@ -174,13 +174,13 @@ def at_noise(
     )
 
 
-def evidence_of(features: Tensor, residual: Tensor, noise: Tensor) -> GaussianEvidence:
+def evidence_of(features: Tensor, residual: Tensor, noise: Tensor) -> InformationForm:
     """Compute the information form of n observations, given as to :meth:`WeightPosterior.observe`.
 
     Cost O(n r²).
     """
     weighted = features / noise.unsqueeze(-1)
-    return GaussianEvidence(
+    return InformationForm(
         weighted.mT @ features,
         weighted.mT @ residual.unsqueeze(-1),
         (residual.square() / noise).sum(-1),
@@ -189,7 +189,7 @@ def evidence_of(features: Tensor, residual: Tensor, noise: Tensor) -> GaussianEv
     )
 
 
-def solve(evidence: GaussianEvidence) -> WeightPosterior:
+def solve(evidence: InformationForm) -> WeightPosterior:
     """Compute the weight posterior N(Q⁻¹ moment, Q⁻¹) with ``Q = I + gram``. Cost O(r³).
 
     Q is never smaller than the identity, hence no jitter is needed. Source: Stanton et al. (2021),
@@ -207,7 +207,7 @@ def weight_precision(gram: Tensor) -> Tensor:
 
 
 def log_marginal_likelihood(
-    evidence: GaussianEvidence, mean: Tensor, log_determinant: Tensor
+    evidence: InformationForm, mean: Tensor, log_determinant: Tensor
 ) -> Tensor:
     """Compute ``log N(y − μ; 0, Φ P Φᵀ + N)`` by the determinant and inversion lemmas, ``... x m``.
 

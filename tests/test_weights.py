@@ -8,7 +8,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.sufficient_statistics import weighted_statistics
-from bo_stream.weights import GaussianEvidence, at_noise, log_marginal_likelihood, solve
+from bo_stream.weights import InformationForm, at_noise, log_marginal_likelihood, solve
 from tests.oracles.gaussian_process import DenseGP
 from tests.tolerances import assert_close
 
@@ -19,13 +19,13 @@ LEVEL = torch.tensor([0.3, 0.05], dtype=torch.float64)
 MEAN = torch.tensor([0.4, -1.0], dtype=torch.float64)
 
 
-def evidence(Phi: Tensor, y: Tensor, relative: Tensor) -> GaussianEvidence:
+def evidence(Phi: Tensor, y: Tensor, relative: Tensor) -> InformationForm:
     residual = torch.stack((torch.ones_like(MEAN), -MEAN), -1).unsqueeze(-1)
     statistics = weighted_statistics(Phi, y, relative, torch.ones_like(relative))
     return at_noise(statistics, LEVEL, residual)
 
 
-def likelihood_of(found: GaussianEvidence) -> Tensor:
+def likelihood_of(found: InformationForm) -> Tensor:
     posterior = solve(found)
     return log_marginal_likelihood(found, posterior.mean, posterior.log_precision())
 

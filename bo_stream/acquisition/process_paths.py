@@ -83,7 +83,9 @@ def sum_of(terms: Terms, X: Tensor) -> Tensor:
 def shape_of(process: Any) -> Size:
     """Return the ``batch_shape x m`` of a process."""
     if isinstance(process, ConditionedProcess):
-        return torch.broadcast_shapes(shape_of(process.base), process.whitened_surprise.shape[:-2])
+        return torch.broadcast_shapes(
+            shape_of(process.base), process.whitened_innovation.shape[:-2]
+        )
     if isinstance(process, SelectedProcess):
         return Size((*shape_of(process.base)[:-1], len(process.outputs)))
     if isinstance(process, ShiftedProcess):
@@ -185,7 +187,7 @@ def _(process: ConditionedProcess, draws: RandomDraws) -> Terms:
     own = _noise_in(factor, base.variance_at(points))
     values = sum_of(terms, points.X.double()) - base.mean_at(points)
     values = (values + own.sqrt() * draws.normal(factor.shape[-1])).unsqueeze(-1)
-    missing = process.whitened_surprise - _solve(factor, values)
+    missing = process.whitened_innovation - _solve(factor, values)
     update = partial(_update, base, points)
     return *terms, PathTerm(update, (_solve_transposed(factor, missing),))
 

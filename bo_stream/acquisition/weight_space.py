@@ -105,7 +105,7 @@ def _conditioned(base: WeightSpaceProcess, process: ConditionedProcess) -> Weigh
     identity = torch.eye(whitened.shape[-2]).to(whitened)
     inner = safe_cholesky(identity - whitened @ whitened.mT) + identity
     along = root @ whitened.mT
-    mean = base.weights.mean + along @ process.whitened_surprise
+    mean = base.weights.mean + along @ process.whitened_innovation
     folded = root - along @ solve_lower(inner, whitened)
     return WeightSpaceProcess(base.basis, WeightPosterior.of(mean, folded), base.prior_mean)
 

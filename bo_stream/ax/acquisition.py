@@ -33,7 +33,7 @@ from bo_stream.models.base import StreamingGP
 BASELINE = 100
 """Observed points that an acquisition function compares with."""
 
-LEADERS = 5
+INCUMBENTS = 5
 """Number of the best observed points near which a search starts."""
 
 CHUNK = {"init_batch_limit": 128}
@@ -67,12 +67,12 @@ class StreamAcquisition(Acquisition):
     Attributes:
         config: The configuration that it was made for.
         best: The feasible observed point of the best posterior mean, ``d``, on the CPU, or None.
-        leaders: The first of the baseline, at most ``LEADERS x d``, or None.
+        incumbents: The first of the baseline, at most ``INCUMBENTS x d``, or None.
     """
 
     config: TorchOptConfig | None = None
     best: Tensor | None = None
-    leaders: Tensor | None = None
+    incumbents: Tensor | None = None
 
     def _update_objective_thresholds(self, torch_opt_config: TorchOptConfig) -> None:
         """Thin the baseline before anything is done with it.
@@ -84,7 +84,7 @@ class StreamAcquisition(Acquisition):
         if self.X_observed is not None:
             weights, constraints = self._objective_weights, self._outcome_constraints
             chosen, self.best = ranked(self._model, self.X_observed, weights, constraints)
-            self.leaders = chosen[:LEADERS]
+            self.incumbents = chosen[:INCUMBENTS]
             if len(self.X_observed) > BASELINE:
                 self.X_observed = chosen
         super()._update_objective_thresholds(torch_opt_config)
@@ -101,15 +101,15 @@ class StreamAcquisition(Acquisition):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Search for n candidates; overrides ``Acquisition.optimize`` for starts near the leaders.
+        """Search for n candidates; overrides ``Acquisition.optimize`` to start near incumbents.
 
         See :func:`with_starts`. Searches with linear constraints have Ax's own starts.
         """
         options, digest = optimizer_options or {}, search_space_digest
         free = not (inequality_constraints or equality_constraints)
-        if free and self.leaders is not None and takes_starts(self.acqf, digest):
-            bounds = self.leaders.new_tensor(digest.bounds).mT
-            options = with_starts(options, bounds, self.leaders)
+        if free and self.incumbents is not None and takes_starts(self.acqf, digest):
+            bounds = self.incumbents.new_tensor(digest.bounds).mT
+            options = with_starts(options, bounds, self.incumbents)
         return super().optimize(
             n,
             digest,
@@ -152,12 +152,12 @@ class StreamAcquisition(Acquisition):
 
 
 def takes_starts(acqf: AcquisitionFunction, digest: SearchSpaceDigest) -> bool:
-    """Return whether ``optimize_acqf`` searches for the best outcome, and leaders are of use."""
+    """Return whether ``optimize_acqf`` searches for the best outcome, and incumbents are of use."""
     return not (digest.ordinal_features or digest.categorical_features or isinstance(acqf, OTHERS))
 
 
-def with_starts(options: dict[str, Any], bounds: Tensor, leaders: Tensor) -> dict[str, Any]:
-    """Return options of ``optimize_acqf`` by which half of the starting points are near leaders.
+def with_starts(options: dict[str, Any], bounds: Tensor, incumbents: Tensor) -> dict[str, Any]:
+    """Return options of ``optimize_acqf`` by which half of the starting points are near incumbents.
 
     Where the observed points leave little to gain, the maximum of an acquisition function is a
     narrow peak beside the best of them. Random points miss it: of eight searches among 27 points of
@@ -166,29 +166,29 @@ def with_starts(options: dict[str, Any], bounds: Tensor, leaders: Tensor) -> dic
     Args:
         options: Options that a user gave; they hold.
         bounds: Bounds of the search space, ``2 x d``.
-        leaders: The best of the observed points, ``k x d``.
+        incumbents: The best of the observed points, ``k x d``.
     """
     inner = {**CHUNK, **options.get("options", {})}
-    return {**ONCE, **options, "options": inner, "generator": near_and_far(bounds, leaders)}
+    return {**ONCE, **options, "options": inner, "generator": near_and_far(bounds, incumbents)}
 
 
-def near_and_far(bounds: Tensor, leaders: Tensor) -> Generator:
-    """Return a function that draws ``n x q x d`` points, half near leaders, half Sobol points.
+def near_and_far(bounds: Tensor, incumbents: Tensor) -> Generator:
+    """Return a function that draws ``n x q x d`` points, half near incumbents, half Sobol points.
 
     Each of the former is a leader with normal noise, of a standard deviation whose logarithm is
     uniform between ``NEAREST`` and ``FARTHEST``, moved to the nearest point of the box.
 
     Args:
         bounds: Bounds of the box, ``2 x d``.
-        leaders: Leaders, ``k x d``, k > 0.
+        incumbents: Incumbents, ``k x d``, k > 0.
     """
     low, high = bounds = bounds.cpu()
-    leaders = leaders.cpu().to(bounds)
+    incumbents = incumbents.cpu().to(bounds)
 
     def draw(n: int, q: int, seed: int | None) -> Tensor:
         far = draw_sobol_samples(bounds, n - n // 2, q, seed=seed)
         with manual_seed(seed):
-            chosen = leaders[torch.randint(len(leaders), (n // 2, q))]
+            chosen = incumbents[torch.randint(len(incumbents), (n // 2, q))]
             exponent = torch.rand(n // 2, q, 1, dtype=bounds.dtype)
             noise = torch.randn(chosen.shape, dtype=bounds.dtype)
         scale = NEAREST * (FARTHEST / NEAREST) ** exponent

@@ -41,7 +41,7 @@ class OnlineLearner:
     stem; then the hyperparameters move up the gradient of the marginal likelihood (eq. 13).
 
     Exact: both gradients, up to features that carry a thousandth of the noise variance
-    (:class:`Follower`). Approximate: earlier observations
+    (:class:`OnlineObjective`). Approximate: earlier observations
     keep the projections they were observed with, so a stem that has moved far no longer agrees with
     its memory; :meth:`refresh` projects anew those that were kept, at most ``keep`` of them. On the
     UCI streams of ``benchmarks/uci.py`` :meth:`relearn` while the first 2,000 are kept, then a stem
@@ -99,10 +99,10 @@ class OnlineLearner:
                 new, which has no density yet: give it to ``model.update``; a stem of one's own
                 whose step led the batch out of the grid's cube: it stays as it was.
         """
-        follower, stem = Follower(self.model), stem_parameters(self.model)
+        objective, stem = OnlineObjective(self.model), stem_parameters(self.model)
         former = [parameter.detach().clone() for parameter in stem]
         with torch.set_grad_enabled(self._stem.learns):
-            density = follower.log_density(X, Y, Yvar)
+            density = objective.log_density(X, Y, Yvar)
         self._stem.ascend(density)
         try:
             self.model.update(X, Y, Yvar)
@@ -114,7 +114,7 @@ class OnlineLearner:
         self.offer(X, Y, Yvar)
         if self._kernel.learns:
             count = max(self.model.num_observations, 1.0)
-            value = with_priors(self._mll, follower.log_marginal_likelihood())
+            value = with_priors(self._mll, objective.log_marginal_likelihood())
             self._kernel.ascend(value / count)
         return float(density.detach()) / max(X.shape[-2], 1)
 
@@ -188,7 +188,7 @@ class OnlineLearner:
             one.coordinates = coordinates
 
 
-class Follower:
+class OnlineObjective:
     """A model at its present hyperparameters, in features that were chosen at earlier ones.
 
     A kernel that has moved a little is, in those features, another prior of their weights. So
@@ -239,10 +239,10 @@ class Follower:
         projected = features @ prior
         with torch.no_grad():
             posterior = subspace_posterior(model._prior.evidence_of(self._groups), prior)
-        surprise = outcomes - model._prior.mean.unsqueeze(-1).detach()
-        surprise = surprise - (projected @ posterior.u).squeeze(-1)
+        innovation = outcomes - model._prior.mean.unsqueeze(-1).detach()
+        innovation = innovation - (projected @ posterior.u).squeeze(-1)
         covariance = projected @ features.mT - projected @ posterior.K @ projected.mT
-        normal = _log_normal(surprise, covariance + torch.diag_embed(noise.detach()))
+        normal = _log_normal(innovation, covariance + torch.diag_embed(noise.detach()))
         return normal - outcomes.shape[-1] * model.outcome_scale().log().sum()
 
     def log_marginal_likelihood(self) -> Tensor:
@@ -270,12 +270,12 @@ class Follower:
         return self._model._prior.noise_groups(self._subspace.memory)
 
 
-def _log_normal(surprise: Tensor, covariance: Tensor) -> Tensor:
-    """Sum ``log N(surprise; 0, covariance)``."""
+def _log_normal(innovation: Tensor, covariance: Tensor) -> Tensor:
+    """Sum ``log N(innovation; 0, covariance)``."""
     factor = safe_cholesky(covariance)
-    white = solve_lower(factor, surprise.unsqueeze(-1))
+    white = solve_lower(factor, innovation.unsqueeze(-1))
     logs = factor.diagonal(dim1=-2, dim2=-1).log().sum()
-    return -0.5 * white.square().sum() - logs - 0.5 * surprise.numel() * math.log(2.0 * math.pi)
+    return -0.5 * white.square().sum() - logs - 0.5 * innovation.numel() * math.log(2.0 * math.pi)
 
 
 @dataclass

@@ -85,7 +85,7 @@ from bo_stream.models.outcomes.selection import (
 )
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.prior import Prior, move_priors
-from bo_stream.process.cached_baseline import KnownPoints, arrangements
+from bo_stream.process.cached_baseline import CachedBaseline, arrangements
 from bo_stream.process.posteriors import Predictive, outcome_distribution
 from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
 from bo_stream.storage.objects import read_model, write_model
@@ -117,7 +117,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _supposed: PosteriorProcess | None
     _supposed_noise: NoiseAtInputs | None = None
     _fantasy_batch_shape: torch.Size | None = None
-    _known: tuple[KnownPoints, ...] = ()
+    _known: tuple[CachedBaseline, ...] = ()
     _numerical_log: NumericalLog = ()
     _said: tuple[str, ...] = ()  # plain values, which a saved model may hold
     _is_fitting: bool = False
@@ -992,7 +992,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         process = self.process(inputs[0] if inputs else None)
         model = self._supposing(process)
         model._known = tuple(
-            KnownPoints.of(X, leading, process, own)
+            CachedBaseline.of(X, leading, process, own)
             for (X, leading), own in zip(known, inputs, strict=True)
         )
         return model

@@ -24,7 +24,7 @@ from bo_stream.models.memory import Measured, WhitenedMemory
 from bo_stream.models.outcomes.base import Outcomes
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.tensors import State, is_in, state_of
-from bo_stream.weights import GaussianEvidence
+from bo_stream.weights import InformationForm
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
@@ -147,11 +147,11 @@ class Prior:
             groups.append(NoiseGroup(memory.known, self.scale.square().reciprocal()))
         return groups or [NoiseGroup(memory.learned, torch.ones_like(self.scale))]
 
-    def evidence(self, memory: WhitenedMemory) -> GaussianEvidence:
+    def evidence(self, memory: WhitenedMemory) -> InformationForm:
         """Return what the statistics say of the standardised outcomes less the prior mean."""
         return self.evidence_of(self.noise_groups(memory))
 
-    def evidence_of(self, groups: Sequence[NoiseGroup]) -> GaussianEvidence:
+    def evidence_of(self, groups: Sequence[NoiseGroup]) -> InformationForm:
         """Return the same from statistics at their noise levels."""
         return combine(groups, self.target_map())
 

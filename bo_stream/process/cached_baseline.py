@@ -15,7 +15,7 @@ from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
 
 
 @dataclass(frozen=True)
-class KnownPoints:
+class CachedBaseline:
     """Evaluated points of a process, some before all other points and the rest after them.
 
     Attributes:
@@ -36,7 +36,9 @@ class KnownPoints:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, X: Tensor, leading: int, process: PosteriorProcess, inputs: Tensor) -> KnownPoints:
+    def of(
+        cls, X: Tensor, leading: int, process: PosteriorProcess, inputs: Tensor
+    ) -> CachedBaseline:
         """Evaluate points X, which the process takes as ``inputs``. Cost O(k r² + k² r)."""
         points = process.at(inputs)
         covariance = process.cross_covariance(points, points)

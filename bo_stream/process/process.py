@@ -168,18 +168,18 @@ class ConditionedProcess(PosteriorProcess):
         base: The process before.
         points: The q inputs of the observations.
         factor: Cholesky factor of their noisy covariance, ``... x m x q x q``.
-        whitened_surprise: ``factor⁻¹ (Y − mean)``, ``... x m x q x 1``.
+        whitened_innovation: ``factor⁻¹ (Y − mean)``, ``... x m x q x 1``.
     """
 
     base: PosteriorProcess
     points: Points
     factor: Tensor
-    whitened_surprise: Tensor
+    whitened_innovation: Tensor
 
     @property
     def batch_shape(self) -> torch.Size:
         """Leading dimensions of the mean at unbatched inputs, those before m."""
-        return self.whitened_surprise.shape[:-3]
+        return self.whitened_innovation.shape[:-3]
 
     @classmethod
     def of(
@@ -210,7 +210,7 @@ class ConditionedProcess(PosteriorProcess):
             self.base,
             self.points.followed_by(new.points),
             stack_rows(top, bottom),
-            stack_rows(self.whitened_surprise, new.whitened_surprise),
+            stack_rows(self.whitened_innovation, new.whitened_innovation),
         )
 
     def at(self, X: Tensor) -> Points:
@@ -224,7 +224,7 @@ class ConditionedProcess(PosteriorProcess):
 
     def mean_at(self, points: Points) -> Tensor:
         """Add the regression on the innovation to the base's mean."""
-        gain = self._downdate(points) @ self.whitened_surprise
+        gain = self._downdate(points) @ self.whitened_innovation
         return self.base.mean_at(points) + gain.squeeze(-1)
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
@@ -240,7 +240,7 @@ class ConditionedProcess(PosteriorProcess):
         """Append a downdate to the base's factors."""
         base = self.base.joint_at(points)
         own = self._downdate(points)
-        mean = base.mean + (own @ self.whitened_surprise).squeeze(-1)
+        mean = base.mean + (own @ self.whitened_innovation).squeeze(-1)
         return Joint(mean, base.root, stack_columns(base.downdate, own), base.residual)
 
 

@@ -19,7 +19,7 @@ from bo_stream import OSGPR
 from bo_stream.ax.acquisition import (
     BASELINE,
     FARTHEST,
-    LEADERS,
+    INCUMBENTS,
     best_observed,
     most_promising,
     near_and_far,
@@ -51,10 +51,10 @@ class PeakBesideAHill(AcquisitionFunction):
 
 def test_a_narrow_peak_beside_a_leader_is_found() -> None:
     bounds = torch.tensor([[0.0] * 6, [1.0] * 6], dtype=torch.float64)
-    leaders = torch.full((2, 6), 0.5, dtype=torch.float64)
-    leaders[0, 0], leaders[1] = 0.51, 0.9
-    acqf = PeakBesideAHill(OSGPR(leaders, leaders[:, :1]))
-    options = with_starts({"num_restarts": 4, "raw_samples": 128}, bounds, leaders)
+    incumbents = torch.full((2, 6), 0.5, dtype=torch.float64)
+    incumbents[0, 0], incumbents[1] = 0.51, 0.9
+    acqf = PeakBesideAHill(OSGPR(incumbents, incumbents[:, :1]))
+    options = with_starts({"num_restarts": 4, "raw_samples": 128}, bounds, incumbents)
     torch.manual_seed(0)
     point, value = optimize_acqf(acqf, bounds, 1, **options)
     assert float(value) > 9.0
@@ -63,29 +63,31 @@ def test_a_narrow_peak_beside_a_leader_is_found() -> None:
 
 def test_a_search_is_not_repeated_because_one_line_search_ended_early() -> None:
     bounds = torch.tensor([[0.0] * 6, [1.0] * 6], dtype=torch.float64)
-    leaders, calls = torch.full((1, 6), 0.5, dtype=torch.float64), list[int]()
+    incumbents, calls = torch.full((1, 6), 0.5, dtype=torch.float64), list[int]()
 
     def search(X: Tensor, acqf: AcquisitionFunction, **options: Any) -> tuple[Tensor, Tensor]:
         calls.append(len(X))
         warnings.warn("ABNORMAL", OptimizationWarning, stacklevel=2)
         return X, acqf(X)
 
-    options = with_starts({"num_restarts": 4, "raw_samples": 16}, bounds, leaders)
-    acqf = PeakBesideAHill(OSGPR(leaders, leaders[:, :1]))
+    options = with_starts({"num_restarts": 4, "raw_samples": 16}, bounds, incumbents)
+    acqf = PeakBesideAHill(OSGPR(incumbents, incumbents[:, :1]))
     optimize_acqf(acqf, bounds, 1, gen_candidates=search, **options)
     assert calls == [4]
 
 
 def test_points_fill_the_box_and_the_neighbourhood_of_leaders() -> None:
     bounds = torch.tensor([[-2.0, 0.0, 5.0], [4.0, 1e-3, 1e6]], dtype=torch.float64)
-    leaders = bounds[0] + (bounds[1] - bounds[0]) * torch.tensor([[0.5, 0.5, 1.0], [0.2, 0.9, 0.0]])
-    draw = near_and_far(bounds, leaders)
+    incumbents = bounds[0] + (bounds[1] - bounds[0]) * torch.tensor(
+        [[0.5, 0.5, 1.0], [0.2, 0.9, 0.0]]
+    )
+    draw = near_and_far(bounds, incumbents)
     points = draw(1001, 2, 3)
     assert points.shape == (1001, 2, 3)
     assert bool(((points >= bounds[0]) & (points <= bounds[1])).all())
     far, near = ((points - bounds[0]) / (bounds[1] - bounds[0])).split([501, 500])
     assert bool(((far < 0.2).any(0) & (far > 0.8).any(0)).all())
-    unit = (leaders - bounds[0]) / (bounds[1] - bounds[0])
+    unit = (incumbents - bounds[0]) / (bounds[1] - bounds[0])
     apart = (near.unsqueeze(-2) - unit).abs().amax(-1).amin(-1)
     assert 0.3 < float((apart < 0.03).double().mean()) < 0.8
     assert float(apart.max()) < 6.0 * FARTHEST
@@ -103,7 +105,7 @@ def test_searches_for_the_best_outcome_start_there(
     for options in given:
         assert options["num_restarts"] == 2
         assert options["generator"](8, 1, 0).shape == (8, 1, 2)
-    assert LEADERS < 8
+    assert INCUMBENTS < 8
 
 
 @pytest.mark.parametrize("reason", ["constraint", "variance", "choice"])

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from bo_stream import WISKI
 from bo_stream.bases.stems import LinearStem, MLPStem, Stem
 from bo_stream.learning import OnlineLearner, pretrain
-from bo_stream.learning.online import Follower, Kept, Reservoir
+from bo_stream.learning.online import Kept, OnlineObjective, Reservoir
 from tests.comparisons import assert_untouched, fingerprint
 from tests.learning.test_pretraining import ridge
 from tests.oracles.reference import reference
@@ -45,7 +45,7 @@ def test_the_stems_gradient_is_that_of_the_newest_points_alone(stem: Stem) -> No
         *data.astuple(), stem=stem, grid_size=8, tolerance=0.0, outcome_transform=None
     ).eval()
     parameters = list(stem.parameters())
-    own = Follower(model, left_out=0.0).log_density(*more.astuple())
+    own = OnlineObjective(model, left_out=0.0).log_density(*more.astuple())
     actual = torch.autograd.grad(own, parameters)
     before, new = stem(data.X).detach(), stem(more.X)
     both = reference(model, torch.cat((before, new)), torch.cat((data.Y, more.Y)))
@@ -61,7 +61,7 @@ def test_the_stems_gradient_is_that_of_the_newest_points_alone(stem: Stem) -> No
 def test_density_is_in_units_of_the_outcomes(noise: str, outputs: int) -> None:
     model = model_with(LinearStem(D, 2), noise, outputs)
     more = observations(3, D, outputs).with_noise(noise)
-    own = Follower(model, left_out=0.0).log_density(*more.astuple())
+    own = OnlineObjective(model, left_out=0.0).log_density(*more.astuple())
     variances = True if more.Yvar is None else more.Yvar / model.outcome_scale().square()
     posterior = model.posterior(more.X, observation_noise=variances)
     assert_close(own, posterior.distribution.log_prob(more.Y.squeeze(-1)), factor=1e3)
@@ -76,7 +76,7 @@ def test_a_step_is_one_of_each() -> None:
     density = learner.step(*more.astuple())
 
     parameters = list(by_hand.stem.parameters())
-    own = Follower(by_hand).log_density(*more.astuple())
+    own = OnlineObjective(by_hand).log_density(*more.astuple())
     gradients = torch.autograd.grad(own, parameters)
     with torch.no_grad():
         for parameter, gradient in zip(parameters, gradients, strict=True):

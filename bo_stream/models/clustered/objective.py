@@ -11,7 +11,7 @@ from torch import Tensor
 from bo_stream.linalg import product_of_triangular_root
 from bo_stream.marginal_likelihood import NoiseGroup, combine, expected_misfit
 from bo_stream.models.clustered.solver import CentreSolver, CholeskySolver, RootEvidence
-from bo_stream.weights import GaussianEvidence, log_marginal_likelihood
+from bo_stream.weights import InformationForm, log_marginal_likelihood
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def clustered_log_marginal_likelihood(
 
 
 def _spreads(
-    groups: Sequence[NoiseGroup], evidence: GaussianEvidence, mean: Tensor, certainty: Tensor
+    groups: Sequence[NoiseGroup], evidence: InformationForm, mean: Tensor, certainty: Tensor
 ) -> list[Tensor]:
     """``tr(gram E[f fᵀ])`` of each group, with ``Λ⁻¹ Var[f(Z)] = certainty``."""
     spreads = []
@@ -98,7 +98,7 @@ def _misfits(
     return torch.stack(parts).sum(0)
 
 
-def clustered_kl_divergence(evidence: GaussianEvidence, prior: Tensor) -> Tensor:
+def clustered_kl_divergence(evidence: InformationForm, prior: Tensor) -> Tensor:
     """KL from the prior to the posterior process, ``... x m``. Cost O(M³).
 
     ``½ (log |K + Λ| / |Λ| − tr((K + Λ)⁻¹ K) + vᵀ K v)``. [Terenin2024, eq. 24]

@@ -18,7 +18,7 @@ from bo_stream.bases.kernels import matrix_between
 from bo_stream.linalg import inverse_root, row_product
 from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
 from bo_stream.tensors import State
-from bo_stream.weights import GaussianEvidence
+from bo_stream.weights import InformationForm
 
 
 def cross_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
@@ -72,7 +72,7 @@ class RootEvidence:
     target: Tensor
 
     @classmethod
-    def of(cls, evidence: GaussianEvidence, dtype: torch.dtype) -> RootEvidence:
+    def of(cls, evidence: InformationForm, dtype: torch.dtype) -> RootEvidence:
         """Build the root of the evidence in the dtype to compute in.
 
         Args:

@@ -254,29 +254,29 @@ class Router:
             kernel: Of the correlations, in float64.
             outputs: m.
         """
-        likeness = stacked_correlation(kernel, X, memory.centres, outputs)
+        similarity = stacked_correlation(kernel, X, memory.centres, outputs)
         alive = memory.alive.movedim(0, -1)
-        likeness = torch.where(alive.unsqueeze(-2), likeness, -torch.inf)
+        similarity = torch.where(alive.unsqueeze(-2), similarity, -torch.inf)
         pairs = stacked_correlation(kernel, X, X, outputs)
         n = X.shape[-2]
         each = zip(
-            likeness.reshape(-1, n, likeness.shape[-1]),
-            pairs.expand(*likeness.shape[:-1], n).reshape(-1, n, n),
+            similarity.reshape(-1, n, similarity.shape[-1]),
+            pairs.expand(*similarity.shape[:-1], n).reshape(-1, n, n),
             alive.sum(-1).flatten().tolist(),
             strict=True,
         )
-        return torch.stack([self._one(*arguments) for arguments in each]).view(likeness.shape[:-1])
-
-    def _one(self, likeness: Tensor, pairs: Tensor, models: int) -> Tensor:
-        """Select one batch element and output, ``n``."""
-        best, chosen = likeness.max(-1)
-        strangers = (best < self.w_gen).nonzero().squeeze(-1)
-        alike = pairs[strangers][:, strangers] >= self.w_gen
-        founders = strangers[first_unlike(alike)][: self.max_models - models]
-        if len(founders) == 0:
-            return chosen
-        to_founders, which = pairs[strangers][:, founders].max(-1)
-        chosen[strangers] = torch.where(
-            to_founders > best[strangers], models + which, chosen[strangers]
+        return torch.stack([self._one(*arguments) for arguments in each]).view(
+            similarity.shape[:-1]
         )
+
+    def _one(self, similarity: Tensor, pairs: Tensor, models: int) -> Tensor:
+        """Select one batch element and output, ``n``."""
+        best, chosen = similarity.max(-1)
+        novel = (best < self.w_gen).nonzero().squeeze(-1)
+        alike = pairs[novel][:, novel] >= self.w_gen
+        seeds = novel[first_unlike(alike)][: self.max_models - models]
+        if len(seeds) == 0:
+            return chosen
+        to_seeds, which = pairs[novel][:, seeds].max(-1)
+        chosen[novel] = torch.where(to_seeds > best[novel], models + which, chosen[novel])
         return chosen

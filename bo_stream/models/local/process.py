@@ -27,26 +27,27 @@ class Experts:
         alive: Whether each has observations, ``batch_shape x m x C``.
         whitener: ``L⁻¹ S`` with ``L Lᵀ = I + S K S`` and S the root of the noise precision, ``C x
             batch_shape x m x s x s``.
-        answers: ``L⁻¹ S r`` with r the outcomes less the prior mean, ``C x batch_shape x m x s``.
+        whitened_targets: ``L⁻¹ S r`` with r the outcomes less the prior mean, ``C x batch_shape x m
+            x s``.
     """
 
     X: Tensor
     centres: Tensor
     alive: Tensor
     whitener: Tensor
-    answers: Tensor
+    whitened_targets: Tensor
 
     def with_models(self, numbers: Tensor, part: Experts) -> Experts:
         """Replace some models.
 
         Args:
             numbers: Of the models.
-            part: Centres of all, whiteners and answers of these.
+            part: Centres of all, whiteners and whitened_targets of these.
         """
         return replace(
             part,
             whitener=self.whitener.index_copy(0, numbers, part.whitener),
-            answers=self.answers.index_copy(0, numbers, part.answers),
+            whitened_targets=self.whitened_targets.index_copy(0, numbers, part.whitened_targets),
         )
 
 
@@ -117,15 +118,15 @@ class LocalProcess(PosteriorProcess):
         The weights are the correlations with the centres. [NguyenTuong2008, algorithm 2]
         """
         each = X.unsqueeze(-3)
-        likeness = stacked_correlation(self.kernel, each, self.experts.centres, self.outputs)
+        similarity = stacked_correlation(self.kernel, each, self.experts.centres, self.outputs)
         alive = self.experts.alive.unsqueeze(-2)
         nobody = ~alive.any(-1, keepdim=True)
-        likeness = torch.where(alive | nobody, likeness.clamp_min(FAINT), 0.0)
-        best = likeness.detach().topk(min(self.nearest, likeness.shape[-1]), -1).indices
-        counts = torch.zeros_like(likeness, dtype=torch.bool).scatter(-1, best, True)
-        counts = counts & (likeness > 0.0)
-        total = torch.where(counts, likeness, 0.0).sum(-1, keepdim=True)
-        return torch.where(counts, torch.where(counts, likeness / total, 1.0).sqrt(), 0.0)
+        similarity = torch.where(alive | nobody, similarity.clamp_min(FAINT), 0.0)
+        best = similarity.detach().topk(min(self.nearest, similarity.shape[-1]), -1).indices
+        counts = torch.zeros_like(similarity, dtype=torch.bool).scatter(-1, best, True)
+        counts = counts & (similarity > 0.0)
+        total = torch.where(counts, similarity, 0.0).sum(-1, keepdim=True)
+        return torch.where(counts, torch.where(counts, similarity / total, 1.0).sqrt(), 0.0)
 
     def _columns(self, X: Tensor, used: Tensor) -> Tensor:
         """``L⁻¹ S k(X_c, x)`` of some models, ``... x m x n x C' x s``."""
@@ -139,8 +140,10 @@ class LocalProcess(PosteriorProcess):
 
     def mean_at(self, points: Points) -> Tensor:
         """``prior_mean + Σ w_c mean_c``."""
-        answers = self.experts.answers.movedim(0, -2).unsqueeze(-3)
-        each = (points.posterior.unflatten(-1, answers.shape[-2:]) * answers).sum(-1)
+        whitened_targets = self.experts.whitened_targets.movedim(0, -2).unsqueeze(-3)
+        each = (points.posterior.unflatten(-1, whitened_targets.shape[-2:]) * whitened_targets).sum(
+            -1
+        )
         return self.prior_mean + (each * points.prior).sum(-1)
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.sensitivity import node_variances, prior_variance, variance_outside
-from bo_stream.marginal_likelihood import NoiseGroup, ThinRoot, thin_root
+from bo_stream.marginal_likelihood import LowRankRoot, NoiseGroup, low_rank_root_of
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.models.wiski.rows import RowMemory
@@ -134,7 +134,7 @@ class LearningSpace:
 
     basis: GridBasis
     memory: WhitenedMemory
-    roots: tuple[ThinRoot | None, ThinRoot | None]
+    roots: tuple[LowRankRoot | None, LowRankRoot | None]
     rest: GridBasis
     rest_squares: Tensor
     centre: tuple[Tensor, ...]
@@ -208,9 +208,9 @@ class LearningSpace:
         return (prior_variance(self.rest, factors) * self.rest_squares).sum(-1)
 
 
-def _roots(memory: WhitenedMemory) -> tuple[ThinRoot | None, ThinRoot | None]:
-    known = None if memory.known is None else thin_root(memory.known)
-    return thin_root(memory.learned), known
+def _roots(memory: WhitenedMemory) -> tuple[LowRankRoot | None, LowRankRoot | None]:
+    known = None if memory.known is None else low_rank_root_of(memory.known)
+    return low_rank_root_of(memory.learned), known
 
 
 def _log_parameters(factors: GridKernel) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.sensitivity import expected_log_prior
 from bo_stream.linalg import product_of_triangular_root
 from bo_stream.marginal_likelihood import NoiseGroup, combine, expected_misfit
-from bo_stream.weights import GaussianEvidence, evidence_of, log_marginal_likelihood, solve
+from bo_stream.weights import InformationForm, evidence_of, log_marginal_likelihood, solve
 
 
 def differentiable_log_marginal_likelihood(
@@ -42,7 +42,7 @@ def differentiable_log_marginal_likelihood(
     return value - (expected - expected.detach())
 
 
-def _solved(evidence: GaussianEvidence) -> tuple[Tensor, Tensor, Tensor]:
+def _solved(evidence: InformationForm) -> tuple[Tensor, Tensor, Tensor]:
     """Return the log marginal likelihood, the weights' posterior mean and ``E[w wᵀ]``."""
     posterior = solve(evidence)
     value = log_marginal_likelihood(evidence, posterior.mean, posterior.log_precision())

@@ -11,7 +11,7 @@ from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, Sc
 from torch import Tensor
 
 from bo_stream import WISKI
-from bo_stream.learning.online import LEFT_OUT, Follower
+from bo_stream.learning.online import LEFT_OUT, OnlineObjective
 from bo_stream.models.wiski.learning import WHITENED_ROWS
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
@@ -58,7 +58,9 @@ def move(model: WISKI, log_step: float) -> None:
 
 
 def assert_follows(model: WISKI, factor: float = 1e3) -> None:
-    followed = value_and_gradient(model, Follower(model, left_out=0.0).log_marginal_likelihood())
+    followed = value_and_gradient(
+        model, OnlineObjective(model, left_out=0.0).log_marginal_likelihood()
+    )
     expected = value_and_gradient(model, model.log_marginal_likelihood())
     for actual, wanted in zip(followed, expected, strict=True):
         assert_close(actual, wanted, factor=factor)
@@ -77,7 +79,7 @@ def test_likelihood_and_gradient_are_the_models(kernel: str, noise: str, outputs
 @pytest.mark.parametrize("kernel", ["RBF", "scaled Matern", "additive"])
 def test_a_kernel_that_moved_is_another_prior_in_the_same_features(kernel: str) -> None:
     model = model_of(kernel)
-    Follower(model, left_out=0.0)
+    OnlineObjective(model, left_out=0.0)
     before = model._cache.subspace
     move(model, 0.2)
     assert_follows(model, factor=1e5)
@@ -86,13 +88,13 @@ def test_a_kernel_that_moved_is_another_prior_in_the_same_features(kernel: str) 
 
 def test_features_are_chosen_anew_when_too_much_lies_outside() -> None:
     model = model_of(n=200)
-    Follower(model)
+    OnlineObjective(model)
     before = model._cache.subspace
     move(model, -0.01)
-    Follower(model)
+    OnlineObjective(model)
     assert model._cache.subspace is before
     move(model, -1.0)
-    Follower(model)
+    OnlineObjective(model)
     assert before is not None
     assert model._cache.subspace is not None
     assert model._cache.subspace.basis.rank > before.basis.rank
@@ -104,10 +106,10 @@ def test_few_features_lose_little() -> None:
     model = WISKI(*data.astuple(), grid_size=16).eval()
     model.likelihood.noise = 0.05
     more = observations(20, 2)
-    follower = Follower(model)
+    follower = OnlineObjective(model)
     assert model._cache.subspace is not None
     assert model._cache.subspace.basis.rank < 0.6 * model.rank
-    exact = Follower(_copy_without_subspace(model), left_out=0.0)
+    exact = OnlineObjective(_copy_without_subspace(model), left_out=0.0)
     short = exact.log_density(*more.astuple()) - follower.log_density(*more.astuple())
     assert abs(short) < 2 * LEFT_OUT * 20
     lost = exact.log_marginal_likelihood() - follower.log_marginal_likelihood()
@@ -124,7 +126,7 @@ def _copy_without_subspace(model: WISKI) -> WISKI:
 def test_whatever_changes_the_memory_is_followed(verb: str) -> None:
     data, more = observations(40, 2), observations(6, 2)
     model = model_from(data)
-    follower = Follower(model, left_out=0.0)
+    follower = OnlineObjective(model, left_out=0.0)
     changes: dict[str, Callable[[], object]] = {
         "update": lambda: model.update(*observations(WHITENED_ROWS + 1, 2).astuple()),
         "retract": lambda: model.retract(*data[:6].astuple()),

@@ -13,8 +13,8 @@ from torch import Tensor
 from bo_stream import WISKI
 from bo_stream.marginal_likelihood import (
     NoiseGroup,
+    low_rank_root_of,
     subspace_log_marginal_likelihood,
-    thin_root,
 )
 from bo_stream.sufficient_statistics import Whitened, weighted_statistics
 from tests.tolerances import assert_close
@@ -39,7 +39,7 @@ def prior() -> Tensor:
 @pytest.mark.parametrize("equal", [0, 4])
 def test_a_root_is_the_statistics(n: int, equal: int) -> None:
     whole = statistics(n, batch=3, equal=min(equal, n))
-    root = thin_root(whole)
+    root = low_rank_root_of(whole)
     assert root is not None
     assert root.G.shape == (3, R, n)
     assert_close(root.G @ root.G.mT, whole.gram)
@@ -47,18 +47,18 @@ def test_a_root_is_the_statistics(n: int, equal: int) -> None:
 
 
 def test_no_root_where_it_would_not_pay() -> None:
-    assert thin_root(statistics(10)) is not None
-    assert thin_root(statistics(11)) is None
+    assert low_rank_root_of(statistics(10)) is not None
+    assert low_rank_root_of(statistics(11)) is None
     faded = statistics(30).scale(0.1)
     assert float(faded.count) < 10
-    assert thin_root(faded) is None
+    assert low_rank_root_of(faded) is None
 
 
 @pytest.mark.parametrize("sizes", [(9,), (4, 6), (8, 0)])
 def test_the_likelihood_and_its_gradient_are_the_same(sizes: tuple[int, ...]) -> None:
     levels = [torch.tensor([v], dtype=torch.float64) for v in (0.02, 1.7)][: len(sizes)]
     groups = [NoiseGroup(statistics(n), level) for n, level in zip(sizes, levels, strict=True)]
-    rooted = [replace(group, root=thin_root(group.statistics)) for group in groups]
+    rooted = [replace(group, root=low_rank_root_of(group.statistics)) for group in groups]
     residual = torch.tensor([0.6, 0.2], dtype=torch.float64).view(1, 2, 1)
     P = prior().unsqueeze(0)
     variables = [P, residual, *levels]
