@@ -246,7 +246,7 @@ class OnlineObjective:
         return normal - outcomes.shape[-1] * model.outcome_scale().log().sum()
 
     def log_marginal_likelihood(self) -> Tensor:
-        """Of all observations, differentiable in the hyperparameters, ``batch_shape x m``."""
+        """Return that of all observations, ``batch_shape x m``, in differentiable form."""
         model = self._model
         value = subspace_log_marginal_likelihood(
             self._groups, model._prior.target_map(), self._prior
