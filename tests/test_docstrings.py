@@ -10,8 +10,39 @@ import bo_stream
 
 PACKAGE = Path(bo_stream.__file__).parent
 NO_VERBS = frozenset(
-    "A All An As Both By Each From How If In Its None Of One Same Some That The Their These This "
-    "Those To True What Where Whether Which With Without".split()
+    (
+        "A",
+        "All",
+        "An",
+        "As",
+        "Both",
+        "By",
+        "Each",
+        "From",
+        "How",
+        "If",
+        "In",
+        "Its",
+        "None",
+        "Of",
+        "One",
+        "Same",
+        "Some",
+        "That",
+        "The",
+        "Their",
+        "These",
+        "This",
+        "Those",
+        "To",
+        "True",
+        "What",
+        "Where",
+        "Whether",
+        "Which",
+        "With",
+        "Without",
+    )
 )
 ELLIPTIC = frozenset(("As", "From", "Of", "What", "With"))
 

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
-from botorch.exceptions.errors import InputDataError
+from botorch.exceptions.errors import InputDataError, UnsupportedError
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
@@ -74,8 +74,14 @@ class OnlineLearner:
             seed: Seed of that sample.
 
         Raises:
+            UnsupportedError: Another model; noise that depends on the inputs is not learned so.
             ValueError: A negative rate or budget.
         """
+        if not isinstance(model, WISKI | DirichletWISKI):
+            raise UnsupportedError(
+                f"Expected model to be a WISKI or a DirichletWISKI, got a {type(model).__name__}. "
+                "Refit others from time to time: fit_gpytorch_mll."
+            )
         self.model = model.eval()
         self._mll = ExactMarginalLogLikelihood(model.likelihood, model)
         self._reservoir = Reservoir(keep, seed)
