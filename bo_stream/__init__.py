@@ -134,5 +134,5 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
 
 
 def __dir__() -> list[str]:
-    """All public names, imported or not."""
+    """List all public names, imported or not."""
     return sorted({*globals(), *__all__})

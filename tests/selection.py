@@ -22,14 +22,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-FAMILIES = (
-    "wiski",
-    "inducing",
-    "clustered",
-    "decoupled",
-    "quadruply_stochastic",
-    "local",
-    "last_layer",
+FAMILIES = tuple(
+    sorted(
+        path.parent.name
+        for path in (ROOT / "bo_stream" / "models").glob("*/__init__.py")
+        if path.parent.name not in ("outcomes", "stochastic")  # which families share
+    )
 )
 """Markers of the folders of models, and of what is tested of their models elsewhere."""
 
@@ -61,6 +59,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the rotation here, so that every worker process is told the same."""
     config.stash[ORIGIN] = "as asked"
+    for family in FAMILIES:
+        config.addinivalue_line("markers", f"{family}: of this family of models")
     if config.option.rotation is None:
         config.option.rotation, config.stash[ORIGIN] = rotation_of_today()
 

@@ -28,6 +28,7 @@ from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.models.model import Model
 
+import bo_stream
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.acquisition import StreamAcquisition
 from bo_stream.ax.generator import StreamGenerators
@@ -42,29 +43,13 @@ from bo_stream.ax.transforms import (
     ReportedMetrics,
     SteadyWinsorize,
 )
-from bo_stream.models.clustered.clustered import ClusteredGP
-from bo_stream.models.decoupled.decoupled import DecoupledGP
-from bo_stream.models.inducing.osgpr import OSGPR
-from bo_stream.models.inducing.osvgp import OSVGP
-from bo_stream.models.last_layer.last_layer import BayesianLastLayer
-from bo_stream.models.local.local import LocalGP
-from bo_stream.models.quadruply_stochastic.qsgp import QSGP
-from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
-from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
-from bo_stream.models.wiski.wiski import WISKI
+from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import FileFormat, read_index, write_index
 
-STORED_MODELS = (
-    WISKI,
-    OSGPR,
-    OSVGP,
-    ClusteredGP,
-    LocalGP,
-    BayesianLastLayer,
-    HeteroscedasticWISKI,
-    DecoupledGP,
-    QSGP,
-    QSRVM,
+STORED_MODELS = tuple(
+    model
+    for model in (getattr(bo_stream, name) for name in bo_stream.__all__)
+    if isinstance(model, type) and issubclass(model, StreamingGP) and model is not StreamingGP
 )
 STORED_ACQUISITIONS = (FeatureNIPV, StreamNIPV, qNegIntegratedPosteriorVariance)
 TRANSFORMS = (ExactCandidates, FiniteOutcomes, OutcomeUnits, ReportedMetrics, SteadyWinsorize)

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
-from botorch.exceptions.errors import InputDataError
+from botorch.exceptions.errors import InputDataError, UnsupportedError
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
@@ -74,8 +74,14 @@ class OnlineLearner:
             seed: Seed of that sample.
 
         Raises:
+            UnsupportedError: Another model; noise that depends on the inputs is not learned so.
             ValueError: A negative rate or budget.
         """
+        if not isinstance(model, WISKI | DirichletWISKI):
+            raise UnsupportedError(
+                f"Expected model to be a WISKI or a DirichletWISKI, got a {type(model).__name__}. "
+                "Refit others from time to time: fit_gpytorch_mll."
+            )
         self.model = model.eval()
         self._mll = ExactMarginalLogLikelihood(model.likelihood, model)
         self._reservoir = Reservoir(keep, seed)
@@ -246,7 +252,7 @@ class OnlineObjective:
         return normal - outcomes.shape[-1] * model.outcome_scale().log().sum()
 
     def log_marginal_likelihood(self) -> Tensor:
-        """Of all observations, differentiable in the hyperparameters, ``batch_shape x m``."""
+        """Return that of all observations, ``batch_shape x m``, in differentiable form."""
         model = self._model
         value = subspace_log_marginal_likelihood(
             self._groups, model._prior.target_map(), self._prior

@@ -290,7 +290,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._refresh_fixed_noise()
 
     def _of_outputs(self, outputs: int) -> Self:
-        """This model, or a copy that has more outputs; hyperparameters are shared."""
+        """Return this model, or a copy that has more outputs; hyperparameters are shared."""
         if self._units.grown(outputs) is self._units:
             return self
         model = self._shallow_copy()
@@ -400,7 +400,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return self
 
     def _targets_of(self, other: Self) -> Tensor:
-        """The map of another model's target columns to the merged ones, ``... x m x 2 x 2``.
+        """Return the map of another model's target columns to the merged ones, ``... x m x 2 x 2``.
 
         Raises:
             UnsupportedError: The two cannot be merged.
@@ -489,7 +489,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._numerical_log = with_event(self._numerical_log, event)
 
     def has_said(self, what: str) -> bool:
-        """Whether a user has been told of something that is said once."""
+        """Say whether a user has been told of something that is said once."""
         return what in self._said
 
     def says(self, what: str) -> None:
@@ -532,7 +532,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     @torch.no_grad()
     def _last_input(self, X: Tensor) -> Tensor:
-        """The last of some inputs, transformed as ``ProximalAcquisitionFunction`` expects it."""
+        """Transform the last of some inputs as ``ProximalAcquisitionFunction`` expects it."""
         if self.batch_shape or X.shape[-2] == 0:
             raise UnsupportedError(
                 "ProximalAcquisitionFunction needs the last input of a model with observations and "
@@ -629,7 +629,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return noise
 
     def noise_level(self) -> Tensor:
-        """The learned noise variance, or the mean of the positive known ones, ``batch_shape x m``.
+        """Return the learned noise variance, or the mean known one, ``batch_shape x m``.
 
         Where all that are known are zero: what they are raised to.
 
@@ -786,7 +786,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return process
 
     def forward(self, X: Tensor) -> MultivariateNormal:
-        """The posterior at transformed inputs, in transformed units.
+        """Return the posterior at transformed inputs, in transformed units.
 
         Raises:
             UnsupportedError: X is :attr:`train_inputs`, at which BoTorch expects the prior.
@@ -804,7 +804,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         observation_noise: bool | Tensor = False,
         posterior_transform: PosteriorTransform | None = None,
     ) -> Posterior:
-        """The joint posterior of q points and m outputs.
+        """Return the joint posterior of q points and m outputs.
 
         Beyond ``DENSE_LIMIT`` points the covariance stays lazy: marginal variances then take
         O(q r) memory. Inputs a little outside the bounds are taken too; they change nothing.
@@ -966,7 +966,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     @keeps_tensors
     def with_known_points(self, first: Tensor | None = None, last: Tensor | None = None) -> Self:
-        """A model that evaluates k points once, for joint posteriors of them and others.
+        """Evaluate k points once, for joint posteriors of them and others; return a model.
 
         For acquisition functions with a baseline, which BoTorch puts before the candidates, and
         with pending points, which it puts after them: the candidates then cost O(q r² + k q r) a
@@ -1003,7 +1003,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def condition_on_observations(
         self, X: Tensor, Y: Tensor, noise: Tensor | None = None, **kwargs: Any
     ) -> Self:
-        """A model that supposes observations Y at X; this one stays as it is, its memory is shared.
+        """Condition on hypothetical observations Y at X; this model stays as it is.
 
         O(q) cross-covariances and one q x q factor; differentiable in X and Y. Equal to ``update``
         on a copy. The returned model predicts and fantasises, but cannot be updated.
@@ -1121,13 +1121,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return self._conditioned(inputs, inputs.double(), rows.double().mT, known)
 
     def _as_rows(self, values: Tensor) -> Tensor:
-        """From GPyTorch's ``... (x m if m > 1) x q`` to ``... x q x m``."""
+        """Bring GPyTorch's ``... (x m if m > 1) x q`` to ``... x q x m``."""
         return values.unsqueeze(-1) if self.num_outputs == 1 else values.mT
 
     def _conditioned(
         self, X: Tensor, inputs: Tensor, targets: Tensor, noise: Tensor | None
     ) -> Self:
-        """A model that is conditioned on observations in the units of its process.
+        """Return a model that is conditioned on observations in the units of its process.
 
         Args:
             X: ``... x q x d``.
@@ -1146,7 +1146,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return model
 
     def _supposing(self, process: PosteriorProcess) -> Self:
-        """A model of the same class with this process, sharing hyperparameters and memory."""
+        """Return a model with this process that shares hyperparameters and memory."""
         model = self._shallow_copy()
         model._supposed, model._supposed_noise = process, self._noise(process=process)
         if self._stem is not None and self._supposed is None:
@@ -1154,7 +1154,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return model
 
     def _shallow_copy(self) -> Self:
-        """A model with the same tensors, whose attributes can be set without changing this one."""
+        """Return a model with the same tensors, whose attributes are its own."""
         model = object.__new__(type(self))
         model.__dict__.update(self.__dict__)
         for name in ("_parameters", "_buffers", "_modules"):
@@ -1164,7 +1164,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     # --- some of the outputs, another device -------------------------------------------------
 
     def subset_output(self, idcs: list[int]) -> Self:
-        """A model of some of the outputs, with its own hyperparameters and memory.
+        """Return a model of some of the outputs, with its own hyperparameters and memory.
 
         Args:
             idcs: Indices of the outputs to keep.
@@ -1209,7 +1209,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     # --- learning ----------------------------------------------------------------------------
 
     def log_marginal_likelihood(self) -> Tensor:
-        """Of all observations in transformed units, ``batch_shape x m``, without m if that is 1.
+        """Return that of all observations in transformed units, ``batch_shape (x m if m > 1)``.
 
         Differentiable in the hyperparameters. Cost as a refit's step, whatever came before.
         """
@@ -1369,7 +1369,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
 
 def _shifted_targets(shift: Tensor) -> Tensor:
-    """The map of target columns [Y, 1] to [Y + shift, 1], ``... x m x 2 x 2``."""
+    """Return the map of target columns [Y, 1] to [Y + shift, 1], ``... x m x 2 x 2``."""
     matrix = torch.eye(2, dtype=shift.dtype, device=shift.device).repeat(*shift.shape, 1, 1)
     matrix[..., 1, 0] = shift
     return matrix

@@ -65,7 +65,7 @@ class Cache(Protocol):
 
     @property
     def state(self) -> State:
-        """Of the model."""
+        """State of the model."""
         ...
 
     @property

@@ -12,6 +12,7 @@ import torch
 from botorch.sampling import SobolQMCNormalSampler
 from torch import Tensor
 
+import bo_stream
 from bo_stream import DirichletWISKI
 from bo_stream.models.base import StreamingGP
 from tests.problems import Observations, observations
@@ -31,22 +32,6 @@ class Setting:
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{self.device}-{dtype}-batch{list(self.batch_shape)}-m{self.outputs}"
-
-
-FAMILIES = {
-    "WISKI": "wiski",
-    "HeteroscedasticWISKI": "wiski",
-    "DirichletWISKI": "wiski",
-    "OSGPR": "inducing",
-    "OSVGP": "inducing",
-    "ClusteredGP": "clustered",
-    "DecoupledGP": "decoupled",
-    "QSGP": "quadruply_stochastic",
-    "QSRVM": "quadruply_stochastic",
-    "LocalGP": "local",
-    "BayesianLastLayer": "last_layer",
-}
-"""The family of each model, which is also the marker of its tests."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +73,8 @@ class Case:
     @property
     def family(self) -> str:
         """The family of the model."""
-        return FAMILIES[self.name.partition(",")[0]]
+        module: str = getattr(bo_stream, self.name.partition(",")[0]).__module__
+        return module.split(".")[2]
 
 
 EVERY_SETTING = tuple(

@@ -7,10 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
 from torch.utils.flop_counter import FlopCounterMode
 
-from bo_stream import WISKI
+from bo_stream import WISKI, HeteroscedasticWISKI
 from bo_stream.bases.stems import LinearStem, MLPStem, Stem
 from bo_stream.learning import OnlineLearner, pretrain
 from bo_stream.learning.online import Kept, OnlineObjective, Reservoir
@@ -240,3 +244,9 @@ def test_the_work_of_a_step_does_not_grow_with_the_stream() -> None:
     per_rank = [flops / rank**3 for flops, rank in work]
     assert per_rank[1] < 1.5 * per_rank[0]
     assert work[1][1] <= 64  # of the grid's 8 x 8 nodes
+
+
+def test_other_models_are_refused() -> None:
+    data = observations(12)
+    with pytest.raises(UnsupportedError, match="WISKI or a DirichletWISKI, got a HeteroscedasticW"):
+        OnlineLearner(HeteroscedasticWISKI(data.X, data.Y, grid_size=8))  # type: ignore[arg-type]

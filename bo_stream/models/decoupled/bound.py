@@ -72,7 +72,7 @@ class Expanded:
 
     @cached_property
     def explained(self) -> Tensor:
-        """What the weights would be if the mean were ``k(x, α) a`` alone, ``... x m x M_β x 1``.
+        """Weights if the mean were ``k(x, α) a`` alone, ``... x m x M_β x 1``.
 
         Cost O(M_α S d).
         """

@@ -76,7 +76,7 @@ class InducingMemory:
         return self.whole.with_rows(self.rows.taken_out())
 
     def is_in(self, basis: InducingBasis) -> bool:
-        """Whether the statistics are expressed in a basis already."""
+        """Say whether the statistics are expressed in a basis already."""
         return self.whole.is_in(basis)
 
     def in_basis(self, basis: InducingBasis) -> InducingMemory:
@@ -234,7 +234,7 @@ class PointStatistics(HoldsStatistics):
         return replace(self, values=basis.values, statistics=statistics)
 
     def is_in(self, basis: InducingBasis) -> bool:
-        """Whether the statistics are expressed in a basis already."""
+        """Say whether the statistics are expressed in a basis already."""
         return self.values.root is basis.root
 
     def with_rows(self, rows: Rows) -> PointStatistics:

@@ -42,12 +42,12 @@ class SolvedLayer:
     process: WeightSpaceProcess
 
     def can_take(self, data: Observations) -> bool:
-        """Whether a batch is small and adds, and few were taken since the posterior was solved."""
+        """Say whether a batch adds, and few rows were taken since the posterior was solved."""
         n, weights = len(data), self.process.weights
         return data.sign > 0 and n <= FEW and weights.observed + n <= AGE
 
     def after(self, data: Observations, features: Tensor, prior: Prior) -> SolvedLayer:
-        """The posterior after a batch of features φ. Cost O(n r²)."""
+        """Condition on a batch of features φ. Cost O(n r²)."""
         process, (outcomes, noise) = self.process, prior.standardized(data)
         basis: Any = process.basis
         z = features * basis.scale[..., None, None]
@@ -109,7 +109,7 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedLayer]):
     def log_marginal_likelihood(
         self, memory: LastLayerMemory, cache: SolvedLayer | None, prior: Prior
     ) -> tuple[Tensor, SolvedLayer | None]:
-        """The objective is the log marginal likelihood."""
+        """Return the objective."""
         return self.objective(memory, cache, prior)
 
     def refitted(
@@ -224,7 +224,7 @@ class LayerSteps:
         return float(estimate.detach())
 
     def learned_state(self) -> Any:
-        """A copy of the hyperparameters, the moments, and the number of steps."""
+        """Copy of the hyperparameters, the moments, and the number of steps."""
         values = [p.detach().clone() for p in self._parameters]
         return values, deepcopy(self._ascent.moments()), self.num_steps
 

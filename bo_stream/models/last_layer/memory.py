@@ -74,7 +74,7 @@ class LastLayerMemory(HoldsStatistics):
         return layer_features(self.network, X).unsqueeze(-3)
 
     def after(self, data: Observations, features: Tensor) -> LastLayerMemory:
-        """The memory with a batch more, or less, of these features. Cost O(n r²).
+        """Add or take out a batch of these features. Cost O(n r²).
 
         Raises:
             InputDataError: What is taken out is not in memory.
@@ -89,7 +89,7 @@ class LastLayerMemory(HoldsStatistics):
         return replace(self, statistics=statistics, rows=self.rows.rows(held), weight=weight[held])
 
     def _joined(self, statistics: WhitenedMemory, former: Weighed, later: Weighed) -> Self:
-        """With the last rows of two batches, as many as may be held; copies of them."""
+        """Copy the last rows of two batches, as many as may be held."""
         left = max(0, self.window - len(later[0]))
         first = slice(max(0, len(former[0]) - left), None)
         last = slice(max(0, len(later[0]) - self.window), None)
@@ -98,7 +98,7 @@ class LastLayerMemory(HoldsStatistics):
         return replace(self, statistics=statistics, rows=rows, weight=weight)
 
     def at(self, network: Module) -> LastLayerMemory:
-        """The memory in the features of another state of the network; see :class:`Carried`."""
+        """Express the memory in another state of the network; see :class:`Carried`."""
         if is_as(network, self.network):
             return self
         moved = frozen_network(network)
@@ -106,11 +106,11 @@ class LastLayerMemory(HoldsStatistics):
         return replace(self, network=moved, statistics=self.carried().into(features))
 
     def carried(self) -> Carried:
-        """What the memory has to say in other features. Cost O(w r² + r³) for w rows."""
+        """Return what the memory has to say in other features. Cost O(w r² + r³) for w rows."""
         return Carried.of(self)
 
     def plus(self, other: LastLayerMemory) -> LastLayerMemory:
-        """Both memories, in the same features; this one's rows are the latest."""
+        """Add both memories, in the same features; this one's rows are the latest."""
         statistics = self.statistics + other.statistics
         theirs, mine = (other.rows, other.weight), (self.rows, self.weight)
         return self._joined(statistics, theirs, mine)
@@ -128,7 +128,7 @@ class LastLayerMemory(HoldsStatistics):
         return replace(self, statistics=statistics, rows=rows)
 
     def select(self, outputs: list[int]) -> LastLayerMemory:
-        """A copy for some of the outputs."""
+        """Copy the memory of some of the outputs."""
         statistics, rows = self.statistics.select(outputs), self.rows.select(outputs)
         return replace(self, statistics=statistics, rows=rows)
 
@@ -153,7 +153,7 @@ def _left(rows: Observations, weight: Tensor, data: Observations) -> Tensor:
 
 
 def _equal(rows: Observations, one: Observations) -> Tensor:
-    """Which rows are the same observation as one, in all batch elements and outputs, ``n``."""
+    """Find rows that are the same observation as one, in all batch elements and outputs, ``n``."""
     inputs = (rows.X == one.X).all(-1).unsqueeze(-2)
     same = inputs & (rows.targets == one.targets) & (rows.noise == one.noise)
     same = same & (rows.known == one.known)
@@ -214,7 +214,7 @@ class Carried:
         return _observed(start, features, self.rows, self.weight)
 
     def thinned(self, index: Tensor) -> Carried:
-        """Some of the rows, ``k`` places, and as many of the others as there are for them."""
+        """Drop the rows at ``k`` places, and keep the weight of all."""
         share = len(index) / len(self.rows)
         features = self.former[..., index, :]
         return replace(

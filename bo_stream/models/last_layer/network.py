@@ -185,7 +185,7 @@ def check_network(network: Module, inputs: Tensor) -> int:
 
 
 def _probes(inputs: Tensor) -> Tensor:
-    """Some inputs to try a network at, ``k x d``: the first ones, and some of the unit cube."""
+    """Choose inputs to try a network at, ``k x d``: the first ones, and some of the unit cube."""
     dim = inputs.shape[-1]
     generator = torch.Generator().manual_seed(_SEED)
     inside = torch.rand(2 * _PROBES, dim, generator=generator).to(inputs)

@@ -186,7 +186,7 @@ def check_num_classes(num_classes: int | None) -> int | None:
 
 
 def number_of_classes(labels: Tensor, at_least: int) -> int:
-    """As many as the largest label tells.
+    """Count as many classes as the largest label tells.
 
     Raises:
         InputDataError: More than ``MAX_CLASSES`` and than ``at_least``.
@@ -201,7 +201,7 @@ def number_of_classes(labels: Tensor, at_least: int) -> int:
 
 
 def checked_first_labels(X: Tensor, labels: Tensor) -> Tensor:
-    """The constructor's labels, from which the model takes its classes; see :func:`checked_labels`.
+    """Check the constructor's labels, which tell the classes; see :func:`checked_labels`.
 
     Raises:
         UnsupportedError: A batch of inputs.

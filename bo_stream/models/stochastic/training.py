@@ -58,7 +58,7 @@ class Trainable(Protocol):
 
     @property
     def learning_rate(self) -> float:
-        """Of the first step; an error about divergence names it."""
+        """Rate of the first step; an error about divergence names it."""
         ...
 
     @property
@@ -216,7 +216,7 @@ class _Bound:
 
     @property
     def scale(self) -> float:
-        """What the smoothed bound may well move by."""
+        """Size that the smoothed bound may well move by."""
         return 0.1 * abs(self._best) + self._spread
 
     @property

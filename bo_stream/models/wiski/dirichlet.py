@@ -217,7 +217,7 @@ class DirichletWISKI(StreamingGP):
     # --- hypothetical labels ----------------------------------------------------------------------
 
     def condition_on_labels(self, X: Tensor, labels: Tensor) -> Self:
-        """A model that supposes labels at X; this one stays as it is, its memory is shared.
+        """Condition on hypothetical labels at X; this model stays as it is, its memory is shared.
 
         Equal to ``update`` on a copy, at O(q) cross-covariances and one q x q factor a class;
         differentiable in X. The returned model predicts and supposes, but cannot be updated.
@@ -296,7 +296,7 @@ class DirichletWISKI(StreamingGP):
 
     @torch.no_grad()
     def solved_gram(self) -> Tensor:
-        """What the observations add to the identity in the matrix that a posterior solves."""
+        """Return what observations add to the identity in the matrix that a posterior solves."""
         return self._prior.evidence(self._whitened().memory).gram
 
     def _whitened(self) -> Whitening:
@@ -321,7 +321,7 @@ class DirichletWISKI(StreamingGP):
     def batch_log_marginal_likelihood(
         self, X: Tensor, labels: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
     ) -> Tensor:
-        """That of these labels instead of those in memory."""
+        """Return the likelihood of these labels instead of those in memory."""
         self._check_observations(X, labels, Yvar)
         inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
         value = self._inference.batch_log_marginal_likelihood(
@@ -349,7 +349,7 @@ def default_kernel(dim: int) -> Kernel:
 
 
 def default_mean() -> Mean:
-    """A constant."""
+    """Build a constant mean."""
     mean = ConstantMean()
     mean.constant = MEAN
     return mean

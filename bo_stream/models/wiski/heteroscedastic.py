@@ -163,7 +163,7 @@ class HeteroscedasticWISKI(StreamingGP):
         return model
 
     def observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Entry:
-        """The same as :meth:`update`; returns what entered, for :meth:`withdraw`.
+        """Update, and return what entered, for :meth:`withdraw`.
 
         An update predicts the observations, then puts them into both memories. Rows with known
         noise teach the noise model nothing.
@@ -237,7 +237,7 @@ class HeteroscedasticWISKI(StreamingGP):
 
     @torch.no_grad()
     def solved_gram(self) -> Tensor:
-        """What the observations add to the identity in the matrix that a posterior solves."""
+        """Return what observations add to the identity in the matrix that a posterior solves."""
         return self._prior.evidence(self._whitened().memory).gram
 
     def _whitened(self) -> Whitening:
@@ -266,7 +266,7 @@ class HeteroscedasticWISKI(StreamingGP):
     def batch_log_marginal_likelihood(
         self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
     ) -> Tensor:
-        """That of the mean, of these observations instead of those in memory."""
+        """Return that of the mean for these observations instead of those in memory."""
         self._check_observations(X, Y, Yvar)
         inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
         value = self._inference.mean.batch_log_marginal_likelihood(

@@ -20,7 +20,7 @@ from bo_stream.models.wiski.rows import RowMemory
 def with_unseen_classes(
     memory: RowMemory | StreamMemory, classes: int, scores: DirichletScores
 ) -> RowMemory | StreamMemory:
-    """The memory with more outputs: classes that none of the observations had.
+    """Add outputs to a memory: classes that none of the observations had.
 
     To such a class every observation is a miss. Those statistics need not be kept in advance: each
     observation is a hit of one class and a miss of the m - 1 others, so summed over the known
@@ -83,7 +83,7 @@ def _missed(statistics: NodeStatistics, scores: DirichletScores) -> NodeStatisti
 
 
 def _gram_of(rule: Callable[..., Tensor], *grams: NodeGram) -> NodeGram:
-    """A gram whose numbers, ``... x outputs x rows x columns``, are a rule's of those of others."""
+    """Apply a rule to the numbers of grams, ``... x outputs x rows x columns``."""
     blocks = zip(*(gram.blocks for gram in grams), strict=True)
     strips = zip(*(gram.strips for gram in grams), strict=True)
     return NodeGram(
@@ -93,7 +93,7 @@ def _gram_of(rule: Callable[..., Tensor], *grams: NodeGram) -> NodeGram:
 
 
 def _appended(first: NodeStatistics, last: NodeStatistics, classes: int) -> NodeStatistics:
-    """The outputs of the first, then as many copies of the last's one as are missing."""
+    """Append as many copies of the last's output to those of the first as are missing."""
     more = classes - first.moment.shape[-3]
 
     def join(a: Tensor, b: Tensor, output: int) -> Tensor:

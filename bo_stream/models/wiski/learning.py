@@ -69,7 +69,7 @@ class Subspace:
         return scale - inside
 
     def after(self, data: Observations) -> Subspace | None:
-        """The same with a batch more, or None for a large one. Cost O(n r²)."""
+        """Add a batch; None for a large one. Cost O(n r²)."""
         if data.X.shape[-2] > WHITENED_ROWS:
             return None
         return replace(self, memory=self.memory.observed(self.basis.features(data.X), data))
@@ -189,7 +189,7 @@ class LearningSpace:
 
     @torch.no_grad()
     def holds(self, factors: GridKernel, noise: Tensor) -> bool:
-        """Whether the kernel is within ``RADIUS`` of the centre, and little of it is left out."""
+        """Say whether the kernel is within ``RADIUS`` of the centre and little is left out."""
         pairs = zip(self.centre, _log_parameters(factors), strict=True)
         distances = [float((old - new).abs().max()) for old, new in pairs]
         near = max(distances, default=0.0) <= RADIUS and all(map(math.isfinite, distances))

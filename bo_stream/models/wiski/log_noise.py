@@ -97,7 +97,7 @@ class Entry:
     log_squares: Observations
 
     def negated(self) -> Self:
-        """The same, to be taken out."""
+        """Turn an entry into one that is taken out."""
         return replace(
             self,
             observations=replace(self.observations, sign=-1.0),
@@ -129,7 +129,7 @@ def target_marginals(process: PosteriorProcess, prior: Prior, X: Tensor) -> tupl
 
 
 def noise_kernel(dim: int, batch_shape: torch.Size) -> Kernel:
-    """The default kernel: a smooth log variance that varies by a factor of e, or less.
+    """Build the default kernel: a smooth log variance that varies by a factor of e, or less.
 
     Its prior has a scale of 1 as mode and density near 0, for noise that is the same everywhere.
     """
@@ -150,7 +150,7 @@ def noise_gp(
     bounds: Tensor,
     grid_size: GridSize | None,
 ) -> WISKI:
-    """A grid model of measured log variances, each of known noise.
+    """Build a grid model of measured log variances, each of known noise.
 
     Args:
         X: Transformed inputs, ``batch x n x d``.
@@ -288,7 +288,7 @@ def _noise_draft(part: GridPart, inputs: Tensor, measured: Tensor, noise: Tensor
 
 
 def _fitted(draft: WISKI, part: GridPart) -> WISKI:
-    """A draft with hyperparameters of its own; what that took is on the record of the part."""
+    """Fit a draft with hyperparameters of its own; what that took is on the record of the part."""
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore", GridResolutionWarning)  # of a draft nobody predicts with
         relearn(draft)

@@ -53,7 +53,7 @@ class StreamMemory:
         return self.current.grid
 
     def __iter__(self) -> Iterator[GridMemory]:
-        """The current grid's memory, then the earlier ones."""
+        """Iterate over the current grid's memory, then the earlier ones."""
         return iter((self.current, *self.earlier))
 
     @property
@@ -88,7 +88,7 @@ class StreamMemory:
         return torch.where(count > 0, count / precision, torch.inf)
 
     def covering(self, X: Tensor) -> StreamMemory:
-        """The same memory on a grid grown by whole cells so that its box holds X; exact.
+        """Grow the grid by whole cells so that its box holds X; exact.
 
         Raises:
             InputDataError: The grid would become more than ``MAX_GROWTH`` times as wide.
@@ -99,7 +99,7 @@ class StreamMemory:
         return replace(self, current=self.current.on(grown_to(self.grid, self.first, X)))
 
     def grid_past(self, X: Tensor) -> Mesh:
-        """The grid to predict at X from, with the nodes of the current one and more.
+        """Return the grid to predict at X from, with the nodes of the current one and more.
 
         It depends on X and on the current grid only, not on earlier queries.
 
@@ -109,7 +109,7 @@ class StreamMemory:
         return grid_past(self.grid, self.first, X)
 
     def with_noise_group_for(self, data: Observations) -> StreamMemory:
-        """The same memory, able to take a batch inside its grid's box."""
+        """Add a group for known noise where a batch needs one."""
         return replace(self, current=self.current.with_noise_group_for(data))
 
     def observe(self, data: Observations) -> None:
@@ -131,7 +131,7 @@ class StreamMemory:
             )
 
     def _holder(self) -> GridMemory:
-        """The memory of the one grid that has observations, the current one if none has."""
+        """Return the memory of the one grid that has observations, the current one if none has."""
         held = [memory for memory in self if bool((memory.totals[..., 1, 1] > 0.0).any())]
         if len(held) > 1:
             raise UnsupportedError(
@@ -148,7 +148,7 @@ class StreamMemory:
         return self._holder() is self.current
 
     def without(self, data: Observations) -> StreamMemory:
-        """A copy without observations, on whichever grid they are. Cost O(7^d p)."""
+        """Copy without observations, on whichever grid they are. Cost O(7^d p)."""
         holder = self._holder()
         copied = holder.with_noise_group_for(data).map(lambda statistics: statistics.scale(1.0))
         copied.observe(data)
@@ -171,7 +171,7 @@ class StreamMemory:
         return replace(self, current=current, earlier=tuple(earlier))
 
     def map_targets(self, matrix: Tensor) -> StreamMemory:
-        """A copy with the target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``."""
+        """Copy with the target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``."""
         return self.map(lambda statistics: statistics.map_targets(matrix).scale(1.0))
 
     def scale(self, factor: float) -> StreamMemory:
@@ -179,12 +179,12 @@ class StreamMemory:
         return self.map(lambda statistics: statistics.scale(factor))
 
     def select(self, outputs: list[int]) -> StreamMemory:
-        """A copy for some of the outputs."""
+        """Copy the memory of some of the outputs."""
         current, *earlier = (memory.select(outputs) for memory in self)
         return replace(self, current=current, earlier=tuple(earlier))
 
     def to(self, device: torch.device) -> StreamMemory:
-        """The memory on another device."""
+        """Move the memory to another device."""
         return self.map(lambda statistics: statistics.to(device))
 
     def aligned(self, grid: Mesh, rounding: float) -> StreamMemory:
@@ -194,7 +194,7 @@ class StreamMemory:
         return replace(self, current=current, earlier=tuple(earlier), first=first)
 
     def absorb(self, other: StreamMemory) -> StreamMemory:
-        """Both memories: grids that share their nodes are joined, others are kept beside.
+        """Join both memories: grids that share their nodes become one, others are kept beside.
 
         The other's tensors are taken as they are: pass a copy of a memory that goes on changing.
 
@@ -219,7 +219,7 @@ class StreamMemory:
         return replace(self, current=self.current + aligned)
 
     def refined(self, grid: Mesh) -> StreamMemory:
-        """An empty current grid; what was observed stays on the grid it was observed on."""
+        """Begin an empty current grid; what was observed stays on the grid it was observed on."""
         lead, outputs = self.counts.shape[:-1], self.counts.shape[-1]
         fresh = StreamMemory.empty(grid, lead, outputs, self.counts.device)
         kept = tuple(memory for memory in self if bool(memory.totals[..., 1, 1].any()))
@@ -227,7 +227,7 @@ class StreamMemory:
 
 
 def grown_to(grid: Mesh, first: Mesh, X: Tensor) -> Mesh:
-    """The smallest grid with the nodes of a memory's grid and more, whose box holds X.
+    """Return the smallest grid with the nodes of a memory's grid and more, whose box holds X.
 
     Args:
         grid: The memory's.
@@ -243,7 +243,7 @@ def grown_to(grid: Mesh, first: Mesh, X: Tensor) -> Mesh:
 
 
 def grid_past(grid: Mesh, first: Mesh, X: Tensor) -> Mesh:
-    """The grid to predict at X from, outside a memory's grid; see :meth:`StreamMemory.grid_past`.
+    """Return the grid to predict at X from; see :meth:`StreamMemory.grid_past`.
 
     Args and errors as for :func:`grown_to`.
     """

@@ -69,7 +69,7 @@ class Told:
     noise: Tensor
 
     def __add__(self, other: Told) -> Told:
-        """Both sets of observations."""
+        """Join both sets of observations."""
         return Told(
             torch.cat((self.X, other.X), -2),
             torch.cat((self.residual, other.residual), -1),
@@ -101,7 +101,7 @@ class ObservationSpaceProcess(PosteriorProcess):
 
     @classmethod
     def of(cls, prior: GridPrior, told: Told) -> tuple[ObservationSpaceProcess, float]:
-        """The process, and the relative jitter that its solution took. Cost O(n³).
+        """Return the process, and the relative jitter that its solution took. Cost O(n³).
 
         Raises:
             NotPSDError: Hyperparameters are NaN or infinite.
@@ -115,7 +115,7 @@ class ObservationSpaceProcess(PosteriorProcess):
         return cls(prior, told, images, inverse, whitened), jitter
 
     def observing(self, new: Told) -> ObservationSpaceProcess:
-        """The process given k more observations. Cost O(k n²)."""
+        """Condition the process on k more observations. Cost O(k n²)."""
         points = self.at(new.X)
         images = self.prior.interpolated.images(points.prior)
         corner = self.cross_covariance(points, points) + torch.diag_embed(new.noise)
@@ -157,7 +157,7 @@ class ObservationSpaceProcess(PosteriorProcess):
         return self._prior_variance(points) - points.posterior.square().sum(-1)
 
     def joint_at(self, points: Points) -> Joint:
-        """The prior as residual, with the observations as downdate."""
+        """Return the prior as residual, with the observations as downdate."""
         return Joint(
             self.mean_at(points),
             points.posterior[..., :0],
@@ -203,6 +203,6 @@ class SolvedRows:
     process: ObservationSpaceProcess
 
     def after(self, X: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedRows:
-        """The posterior after a batch of standardised outcomes. Cost O(k n²) for k of them."""
+        """Condition on a batch of k standardised outcomes. Cost O(k n²)."""
         new = Told(X, outcomes - self.process.prior.mean, noise)
         return SolvedRows(self.state, self.process.observing(new))

@@ -83,7 +83,7 @@ def choose_grid_size(grid_size: GridSize | None, kernel: GridKernel, dim: int) -
 
 
 def _sizes(grid_size: Any, groups: Groups, dim: int) -> Sizes:
-    """One tuple per grid where the given sizes fit, else whatever was given."""
+    """Bring sizes to one tuple per grid where they fit, else leave them."""
     if not isinstance(grid_size, Sequence):
         return tuple((grid_size,) * len(group) for group in groups)
     if all(isinstance(own, Sequence) for own in grid_size):
@@ -154,7 +154,7 @@ def warn_of_coarse_grid(kernel: GridKernel, mesh: Mesh, noise: float) -> bool:
 
 
 def _enough(kernel: GridKernel, mesh: Mesh, tolerance: float) -> tuple[int, ...] | Sizes | None:
-    """The size of the smallest grid of at most this error, or None if it does not fit in memory."""
+    """Return the smallest grid's size for an error; None if it does not fit in memory."""
     sizes = sufficient_grid_size(kernel, mesh, tolerance)
     if sizes is None:
         return None
@@ -209,7 +209,7 @@ def _noise_message(
 
 
 def _scaling_advice(mesh: Mesh) -> str:
-    """What to do where inputs are far from the unit cube, for which default priors are."""
+    """Say what to do where inputs are far from the unit cube, for which default priors are."""
     low, high = mesh.bounds
     widths = high - low
     if float(widths.max()) < FAR_FROM_UNIT and float(widths.min()) > 1.0 / FAR_FROM_UNIT:

@@ -153,7 +153,7 @@ class RowMemory:
         return interpolated.covariance(self.lines, interpolated.images(self.lines))
 
     def covering(self, X: Tensor) -> RowMemory:
-        """The same rows on a grid grown by whole cells so that its box holds X.
+        """Grow the grid by whole cells so that its box holds X.
 
         Raises:
             InputDataError: The grid would become more than ``MAX_GROWTH`` times as wide.
@@ -181,11 +181,11 @@ class RowMemory:
         return replace(self, grid=own, first=first)
 
     def refined(self, grid: Mesh) -> RowMemory:
-        """The rows on another grid, as if they had been observed there."""
+        """Return the rows on another grid, as if they had been observed there."""
         return self._on(grid, grid)
 
     def observed(self, data: Observations) -> RowMemory | None:
-        """The rows after a batch to be added, or None where they would be too many.
+        """Append a batch; None where the rows would be too many.
 
         Raises:
             ValueError: Known noise needs a grid for each output, which are too large for memory.
@@ -197,7 +197,7 @@ class RowMemory:
         return replace(self, rows=Observations.joined((self.rows, data)))
 
     def without(self, data: Observations) -> RowMemory:
-        """The rows less some of them.
+        """Take out some of the rows.
 
         Raises:
             InputDataError: One of the batch is not among the rows.
@@ -208,7 +208,7 @@ class RowMemory:
         return replace(self, rows=_gathered(self.rows, left))
 
     def positions(self, data: Observations) -> Tensor:
-        """Where each of a batch is among the rows, each row once, ``batch x k``.
+        """Find each row of a batch among the rows, each row once, ``batch x k``.
 
         Raises:
             InputDataError: One of the batch is not among the rows.
@@ -225,7 +225,7 @@ class RowMemory:
         return torch.cat(found, -1)
 
     def on_grid(self) -> StreamMemory:
-        """The rows interpolated onto the grid, as statistics. Cost O(7^d p + n 7^d).
+        """Return the rows interpolated onto the grid, as statistics. Cost O(7^d p + n 7^d).
 
         Raises:
             ValueError: The grid is too large for memory.
@@ -256,21 +256,21 @@ class RowMemory:
         return self if factor == 1.0 else self.on_grid().scale(factor)
 
     def select(self, outputs: list[int]) -> RowMemory:
-        """A copy for some of the outputs."""
+        """Copy the memory of some of the outputs."""
         return replace(self, rows=self.rows.select(outputs))
 
     def to(self, device: torch.device) -> RowMemory:
-        """The memory on another device."""
+        """Move the memory to another device."""
         return replace(self, rows=self.rows.to(device))
 
     def map_targets(self, matrix: Tensor) -> RowMemory:
-        """The target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``, of which the last stays."""
+        """Map the target columns to ``[Y, 1] @ matrix``, of which the last stays."""
         targets = (target_columns(self.rows.targets) @ matrix)[..., 0]
         return replace(self, rows=replace(self.rows, targets=targets))
 
 
 def on_grid(memory: RowMemory | StreamMemory) -> StreamMemory:
-    """A memory as statistics on its grid."""
+    """Return a memory as statistics on its grid."""
     return memory.on_grid() if isinstance(memory, RowMemory) else memory
 
 
@@ -288,7 +288,7 @@ def with_room_for(memory: RowMemory | StreamMemory, data: Observations) -> RowMe
 def joined(
     memory: RowMemory | StreamMemory, other: RowMemory | StreamMemory
 ) -> RowMemory | StreamMemory:
-    """Both memories: as rows while these are few, else as statistics on their grids.
+    """Join both memories: as rows while these are few, else as statistics on their grids.
 
     Args:
         memory: Whose grid takes new observations.

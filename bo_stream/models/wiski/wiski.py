@@ -182,7 +182,7 @@ class WISKI(StreamingGP):
 
     @torch.no_grad()
     def solved_gram(self) -> Tensor:
-        """What the observations add to the identity in the matrix that a posterior solves.
+        """Return what the observations add to the identity in the matrix that a posterior solves.
 
         ``Φᵀ N⁻¹ Φ`` of the whitened features at the present hyperparameters, ``batch_shape x m x r
         x r``: the precision of the weights is ``I`` more.
@@ -241,7 +241,7 @@ class WISKI(StreamingGP):
     def batch_log_marginal_likelihood(
         self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
     ) -> Tensor:
-        """That of these observations instead of those in memory.
+        """Return the likelihood of these observations instead of those in memory.
 
         Differentiable in the hyperparameters and in the stem; exact where no feature is left out.
         Cost O(n r² + r³). Shaped as :meth:`log_marginal_likelihood`.
