@@ -143,7 +143,9 @@ def table(verdicts: Sequence[Verdict], anyway: set[str]) -> Table:
 
 def main() -> int:
     """Run some mutants or all."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        "python -m tests.mutants", description=__doc__.partition("\n\n")[0]
+    )
     parser.add_argument("names", nargs="*", metavar="NAME", help="mutants; all if left out")
     parser.add_argument(
         "--all-matrix", action="store_true", help="give what survives the whole matrix, too"

@@ -149,7 +149,6 @@ _ACQUISITION = (
         "loops/refits.py",
         "model.truncate(0.0)",
         "model.truncate(LEFT_OUT)",
-        ("tests/loops/optimization/test_optimizer.py",),
     ),
 )
 
