@@ -11,7 +11,8 @@ from torch import Tensor
 from bo_stream.bases.grid.interpolation import InterpolationBasis, interpolation_basis
 from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.bases.grid.mesh import Grid
-from bo_stream.models.memory import GridMemory, Observations, WhitenedMemory
+from bo_stream.models.memory import Observations, WhitenedMemory
+from bo_stream.models.wiski.memory import GridMemory
 from bo_stream.sufficient_statistics import SufficientStatistics
 from tests.problems import kernel
 from tests.tolerances import assert_close

@@ -252,10 +252,10 @@ _FAMILIES = (
         "(noise / (count * mean_squares + noise * precision))",
     ),
     Mutant(
-        "a control variate of half a mean",
+        "two draws added up for their mean",
         "models/quadruply_stochastic/estimator.py",
-        "squares = squares + control.misfit(*sums)",
-        "squares = squares + 0.5 * control.misfit(*sums)",
+        "diagonal = 0.5 * (one.power() + other.power())",
+        "diagonal = one.power() + other.power()",
     ),
     Mutant(
         "a sample whose earlier values change with it",
