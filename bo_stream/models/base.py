@@ -824,7 +824,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 bounds; a variance is negative or not finite.
             UnsupportedError: An output is out of range or repeated.
         """
-        self.eval()
+        self._leave_training()
         inputs = self.process_inputs(X)
         if isinstance(observation_noise, Tensor):
             check_noise("observation_noise", observation_noise, inputs.to(X), self.num_outputs)
@@ -884,7 +884,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     def _marginals(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, and mean and variance of the process at single points, ``... x m x q`` each."""
-        self.eval()
+        self._leave_training()
         inputs = self.process_inputs(X)
         mean, variance = torch.broadcast_tensors(*self.process(inputs).marginals(inputs))
         return inputs, mean, variance
@@ -950,7 +950,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         check_inputs(X, None if any_width else self._input_dim, self.train_targets)
 
     def _joint(self, X: Tensor, inputs: Tensor) -> Joint:
-        process = self.process(inputs)
+        process = self._solved(self._inference.process, inputs)
         for known in self._known:
             if process is known.process and known.surround(X):
                 return known.joint(inputs)
@@ -983,13 +983,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             InputDataError: One has a wrong dtype or device, is not finite, or is outside the
                 bounds.
         """
-        self.eval()
+        self._leave_training()
         for X in (first, last):
             if X is not None:
                 self._check_inputs(X)
         known = arrangements(first, last)
         inputs = [self.process_inputs(X) for X, _ in known]
-        process = self.process(inputs[0] if inputs else None)
+        process = self._solved(self._inference.process, inputs[0] if inputs else None)
         model = self._supposing(process)
         model._known = tuple(
             CachedBaseline.of(X, leading, process, own)
@@ -1019,7 +1019,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
             InputDataError: A wrong dtype or device, NaN or infinity, or a negative noise.
         """
-        self.eval()
+        self._leave_training()
         inputs = self.hypothetical_inputs(X)
         check_supposed(inputs.to(X), Y, noise, self.num_outputs)
         targets = self._standardized(Y.to(torch.float64)).mT
@@ -1112,7 +1112,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 f"{type(self._input_transform).__name__}). Use condition_on_observations of each "
                 "model and build the list from what they return."
             )
-        self.eval()
+        self._leave_training()
         check_inputs(inputs, self._input_dim, self.train_targets)
         rows = self._as_rows(targets)
         variances = None if noise is None else self._as_rows(noise)
@@ -1288,6 +1288,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if "outcome_transform" in self._modules:
             self.outcome_transform = deepcopy(self.outcome_transform).eval()
         self._outcomes.learn(totals, self._units.shift)
+
+    def _leave_training(self) -> None:
+        if self.training:
+            self.eval()
 
     def eval(self) -> Self:
         """Evaluation mode."""

@@ -1,0 +1,71 @@
+"""How far a reader walks who follows one call through the package: no farther than at present.
+
+Wanted are at most 11 files and 22 switches for an update, 9 and 16 for a posterior, 10 and 40 for a
+fantasy with its posterior, 13 and 60 for two steps of a QSGP. The bounds here are what was reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from botorch.sampling.normal import SobolQMCNormalSampler
+from torch import Tensor
+
+from bo_stream import QSGP, WISKI
+from tests.walks import walk
+
+pytestmark = pytest.mark.fixed_seed
+
+
+def rows(n: int) -> tuple[Tensor, Tensor]:
+    X = torch.rand(n, 2, dtype=torch.float64)
+    return X, (3.0 * X).sin().sum(-1, keepdim=True)
+
+
+def wiski() -> WISKI:
+    """A model whose memory is on the grid, with a posterior that was asked for."""
+    model = WISKI(*rows(400), bounds=torch.tensor([[0.0, 0.0], [1.0, 1.0]]), grid_size=10)
+    model.posterior(rows(3)[0])
+    model.update(*rows(3)).posterior(rows(3)[0])
+    return model
+
+
+def update() -> Callable[[], object]:
+    model, data = wiski(), rows(3)
+    return lambda: model.update(*data)
+
+
+def posterior() -> Callable[[], object]:
+    model, (X, _) = wiski(), rows(3)
+    return lambda: model.posterior(X)
+
+
+def fantasy() -> Callable[[], object]:
+    model, (X, _), sampler = wiski(), rows(5), SobolQMCNormalSampler(torch.Size([4]), seed=0)
+    return lambda: model.fantasize(X[:2], sampler).posterior(X)
+
+
+def two_steps() -> Callable[[], object]:
+    model, data = QSGP(*rows(40), update_steps=2), rows(3)
+    model.update(*rows(3))
+    return lambda: model.update(*data)
+
+
+CALLS = {
+    "update": (update, (23, 64, 16)),
+    "posterior": (posterior, (14, 29, 10)),
+    "fantasy": (fantasy, (17, 114, 13)),
+    "two steps of a QSGP": (two_steps, (21, 486, 17)),
+}
+"""Files, switches between them and depth."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_walks_are_bounded(name: str) -> None:
+    prepare, (files, switches, depth) = CALLS[name]
+    found = walk(prepare())
+    assert found.files <= files, found
+    assert found.switches <= switches, found
+    assert found.depth <= depth, found
