@@ -20,7 +20,6 @@ from torch import Size, Tensor
 from bo_stream.acquisition.weight_space import check_inside
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.functions import FunctionBasis, InducingFunctions
-from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.inducing import InducingBasis, kernel_variance
 from bo_stream.bases.sampled import KernelFunctions
 from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
@@ -95,7 +94,7 @@ def shape_of(process: Any) -> Size:
 
 def mean_terms(process: PosteriorProcess) -> Terms:
     """Return the mean of a process as a sum of terms."""
-    if isinstance(process, WeightSpaceProcess) and isinstance(process.basis, GridBasis):
+    if isinstance(process, WeightSpaceProcess) and not process.basis.has_residual:
         return _constant(process.prior_mean), _features(process.basis, process.weights.mean)
     return (PathTerm(process.mean),)
 
@@ -203,15 +202,12 @@ def _(process: SelectedProcess, draws: RandomDraws) -> Terms:
 @singledispatch
 def _of_weights(basis: Basis, weights: Tensor, draws: RandomDraws) -> Terms:
     """Return ``z(x)ᵀ w`` with weights ``... x m x r x 1``, and a draw of the residual."""
+    if not basis.has_residual:
+        return (_features(basis, weights),)
     raise UnsupportedError(
         f"Functions cannot be drawn in a {type(basis).__name__}: draw values at points by "
         "model.posterior(X).rsample()."
     )
-
-
-@_of_weights.register
-def _(basis: GridBasis, weights: Tensor, draws: RandomDraws) -> Terms:
-    return (_features(basis, weights),)
 
 
 @_of_weights.register

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,7 +12,13 @@ class Basis(ABC):
     """Features z of a Gaussian process with ``k(x, x') = z(x)ᵀ z(x') + residual(x, x')``.
 
     Whitened: the prior over weights is N(0, I), the prior root is folded into the features.
+
+    Attributes:
+        has_residual: Whether there may be a residual; without one, functions of the process are
+            combinations of the features.
     """
+
+    has_residual: ClassVar[bool] = True
 
     @property
     @abstractmethod

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class GridBasis(Basis):
         scale: Prior variance, ``... x m``.
         dropped: Truncated part of the kernel's trace, the largest over the outputs.
     """
+
+    has_residual: ClassVar[bool] = False
 
     grid: Mesh
     scale: Tensor

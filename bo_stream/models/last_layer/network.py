@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
@@ -101,6 +101,8 @@ class LayerBasis(Basis):
         scale: s, prior standard deviation of the weights of φ, ``batch_shape x m``.
         size: Number r of features.
     """
+
+    has_residual: ClassVar[bool] = False
 
     network: Module
     scale: Tensor
