@@ -14,12 +14,14 @@ ROOT = Path(__file__).parents[1]
 HELPERS = {
     "__init__",
     "ax_client",
+    "before_after",
     "command",
     "contest",
     "data",
     "exact_learning",
     "harness",
     "label_peer",
+    "operations",
     "optimization",
     "peers",
     "placements",
@@ -56,3 +58,25 @@ def test_runs_and_measures(name: str, tmp_path: Path) -> None:
     for claim in claims:
         assert math.isfinite(claim["measured"]), claim
         assert claim["name"] in result.stdout
+
+
+@pytest.mark.integration
+def test_two_versions_are_compared() -> None:
+    """The commit with itself: the ratio is a number, whatever it is."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    found = subprocess.run(git, capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        pytest.skip("needs a git checkout")
+    name, commit = "fantasies, OSGPR", found.stdout.strip()
+    asked = [sys.executable, "-m", "benchmarks.before_after", commit, "--only", name]
+    result = subprocess.run(
+        [*asked, "--repeats", "1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    row = next(line for line in result.stdout.splitlines() if line.startswith(f"| {name} |"))
+    assert float(row.split("|")[2].split()[0]) > 0.0, result.stderr[-2000:]
+    assert result.returncode in (0, 1)
