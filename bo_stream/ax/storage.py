@@ -29,6 +29,7 @@ from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.models.model import Model
 
 import bo_stream
+from bo_stream import DirichletWISKI
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.acquisition import StreamAcquisition
 from bo_stream.ax.generator import StreamGenerators
@@ -49,7 +50,9 @@ from bo_stream.storage.archive import FileFormat, read_index, write_index
 STORED_MODELS = tuple(
     model
     for model in (getattr(bo_stream, name) for name in bo_stream.__all__)
-    if isinstance(model, type) and issubclass(model, StreamingGP) and model is not StreamingGP
+    if isinstance(model, type)
+    and issubclass(model, StreamingGP)
+    and model not in (StreamingGP, DirichletWISKI)  # Ax has no labels
 )
 STORED_ACQUISITIONS = (FeatureNIPV, StreamNIPV, qNegIntegratedPosteriorVariance)
 TRANSFORMS = (ExactCandidates, FiniteOutcomes, OutcomeUnits, ReportedMetrics, SteadyWinsorize)
