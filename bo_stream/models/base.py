@@ -1055,7 +1055,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             UnsupportedError: ``sampler`` draws nothing; ``observation_noise`` is given and the
                 likelihood is not Gaussian.
         """
-        self._check_fantasy(X, sampler)
+        self._check_inputs(X)
+        check_sampler(sampler)
         self._units.check_whole("fantasize")
         drawing = self._units.drawing(self._prior, observation_noise)
         if drawing is None:
@@ -1064,10 +1065,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             model: Self = super().fantasize(X, sampler, observation_noise, **kwargs)
             return model
         return self.condition_on_observations(X, *self._drawn(X, sampler, drawing))
-
-    def _check_fantasy(self, X: Tensor, sampler: MCSampler) -> None:
-        self._check_inputs(X)
-        check_sampler(sampler)
 
     def _drawn(
         self, X: Tensor, sampler: MCSampler, drawing: Drawing

@@ -11,7 +11,6 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from bo_stream.process.process import PosteriorProcess
 from bo_stream.sufficient_statistics import (
     G,
     SufficientStatistics,
@@ -19,7 +18,6 @@ from bo_stream.sufficient_statistics import (
     continued,
     weighted_statistics,
 )
-from bo_stream.tensors import State
 
 
 class Memory(Protocol):
@@ -57,20 +55,6 @@ class MergedMemory(Memory, Protocol):
 
     def map_targets(self, matrix: Tensor, /) -> Self:
         """Return the statistics of the target columns ``[Y, 1] @ matrix``."""
-        ...
-
-
-class Cache(Protocol):
-    """A posterior, and the state of the hyperparameters that it is of."""
-
-    @property
-    def state(self) -> State:
-        """State of the model."""
-        ...
-
-    @property
-    def process(self) -> PosteriorProcess:
-        """The posterior."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
@@ -113,6 +114,19 @@ class LabelOutcomes(GaussianOutcomes):
         labels = (scores.mT + gumbel).argmax(-1)
         targets, noise = self.scores.of(labels, classes, torch.float64)
         return targets.mT.contiguous(), noise.mT.contiguous()
+
+    def moments(
+        self, prior: Prior, mean: Tensor, variance: Tensor, noise: Callable[[], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Refuse: a label is no real number.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "Expected a model of real outcomes, got one of labels, which have no mean, variance or "
+            "density: use class_probabilities."
+        )
 
     def check_whole(self, verb: str) -> None:
         """Check that there are the scores of all classes; see :class:`Outcomes`."""

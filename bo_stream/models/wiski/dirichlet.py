@@ -168,9 +168,7 @@ class DirichletWISKI(StreamingGP):
             InputDataError: X has a wrong dtype or device, is not finite, or is too far outside the
                 bounds.
         """
-        self.eval()
-        inputs = self.process_inputs(X)
-        mean, variance = torch.broadcast_tensors(*self.process(inputs).marginals(inputs))
+        _, mean, variance = self._marginals(X)
         return mean.mT, variance.clamp_min(0.0).mT
 
     def label_moments(self, X: Tensor) -> SoftmaxMoments:

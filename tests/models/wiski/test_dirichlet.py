@@ -156,6 +156,14 @@ def test_probabilities_by_quadrature_and_sampling_agree(points: Tensor) -> None:
     assert_gradient(lambda X: model.class_probabilities(X).square().sum(), smooth_points(model, 6))
 
 
+def test_labels_have_no_moments(points: Tensor) -> None:
+    model = small_classifier(*labelled(40))
+    with pytest.raises(UnsupportedError, match="class_probabilities"):
+        model.predictive(points)
+    with pytest.raises(UnsupportedError, match="class_probabilities"):
+        model.log_predictive(points, model.posterior(points).mean.detach())
+
+
 def test_modules_per_class_serve_a_fixed_number(points: Tensor) -> None:
     X, labels = labelled(30)
     shape = torch.Size([3])
