@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from bo_stream.bases.differentiable_kernel import in_dtype
-from bo_stream.models.inference import Inference
+from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.last_layer.memory import Carried, LastLayerMemory
 from bo_stream.models.last_layer.network import LayerBasis, layer_features
 from bo_stream.models.memory import Observations, WhitenedMemory
@@ -19,7 +19,6 @@ from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.sufficient_statistics import Whitened
-from bo_stream.tensors import State
 from bo_stream.weights import log_marginal_likelihood, solve
 
 FEW = 32
@@ -30,60 +29,36 @@ AGE = 128
 
 
 @dataclass(frozen=True)
-class SolvedLayer:
-    """The posterior process at one state of all hyperparameters.
-
-    Attributes:
-        state: Of the model.
-        process: The posterior.
-    """
-
-    state: State
-    process: WeightSpaceProcess
-
-    def can_take(self, data: Observations) -> bool:
-        """Say whether a batch adds, and few rows were taken since the posterior was solved."""
-        n, weights = len(data), self.process.weights
-        return data.sign > 0 and n <= FEW and weights.observed + n <= AGE
-
-    def after(self, data: Observations, features: Tensor, prior: Prior) -> SolvedLayer:
-        """Condition on a batch of features φ. Cost O(n r²)."""
-        process, (outcomes, noise) = self.process, prior.standardized(data)
-        basis: Any = process.basis
-        z = features * basis.scale[..., None, None]
-        weights = process.weights.observe(z, outcomes - process.prior_mean, noise)
-        return replace(self, process=replace(process, weights=weights))
-
-
-@dataclass(frozen=True)
-class LastLayerInference(Inference[LastLayerMemory, SolvedLayer]):
+class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
     """Weights of the features φ have the prior N(0, s² I); given the network all is conjugate."""
 
     def observe(
         self,
         memory: LastLayerMemory,
-        cache: SolvedLayer | None,
+        cache: SolvedWeights | None,
         data: Observations,
         prior: Prior,
-    ) -> tuple[LastLayerMemory, SolvedLayer | None]:
+    ) -> tuple[LastLayerMemory, SolvedWeights | None]:
         """Add a batch to the statistics, in the features of the network as it is now. O(n r²)."""
         memory = memory.at(network_of(prior))
         features = memory.features(data.X)
         after = memory.after(data, features)
-        if cache is None or not cache.can_take(data) or not prior.is_in(cache.state):
+        if cache is None or not _can_take(cache, data) or not prior.is_in(cache.state):
             return after, None
-        return after, cache.after(data, features, prior)
+        basis: Any = cache.process.basis
+        z = features * basis.scale[..., None, None]
+        return after, cache.after(z, *prior.standardized(data))
 
     def process(
         self,
         memory: LastLayerMemory,
-        cache: SolvedLayer | None,
+        cache: SolvedWeights | None,
         prior: Prior,
         X: Tensor | None = None,
-    ) -> tuple[PosteriorProcess, SolvedLayer]:
+    ) -> tuple[PosteriorProcess, SolvedWeights]:
         """Solve for the weights, in O(r³), unless kept."""
         if cache is None or not prior.is_in(cache.state):
-            cache = SolvedLayer(prior.state(), self._solve(memory.at(network_of(prior)), prior))
+            cache = SolvedWeights(prior.state(), self._solve(memory.at(network_of(prior)), prior))
         return cache.process, cache
 
     def _solve(self, memory: LastLayerMemory, prior: Prior) -> WeightSpaceProcess:
@@ -93,8 +68,8 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedLayer]):
         return WeightSpaceProcess(basis, weights, prior.mean.unsqueeze(-1).clone())
 
     def objective(
-        self, memory: LastLayerMemory, cache: SolvedLayer | None, prior: Prior
-    ) -> tuple[Tensor, SolvedLayer | None]:
+        self, memory: LastLayerMemory, cache: SolvedWeights | None, prior: Prior
+    ) -> tuple[Tensor, SolvedWeights | None]:
         """Return the log marginal likelihood of all observations.
 
         Exact where all of them are held as rows, and wherever the network stays as it is; else in
@@ -107,24 +82,24 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedLayer]):
         return likelihood_from(memory.at(network).statistics, prior), cache
 
     def log_marginal_likelihood(
-        self, memory: LastLayerMemory, cache: SolvedLayer | None, prior: Prior
-    ) -> tuple[Tensor, SolvedLayer | None]:
+        self, memory: LastLayerMemory, cache: SolvedWeights | None, prior: Prior
+    ) -> tuple[Tensor, SolvedWeights | None]:
         """Return the objective."""
         return self.objective(memory, cache, prior)
 
     def refitted(
-        self, memory: LastLayerMemory, cache: SolvedLayer | None, prior: Prior
-    ) -> tuple[LastLayerMemory, SolvedLayer | None]:
+        self, memory: LastLayerMemory, cache: SolvedWeights | None, prior: Prior
+    ) -> tuple[LastLayerMemory, SolvedWeights | None]:
         """Leave the statistics in the features in which they are exact, until something enters."""
         return memory, cache
 
     def merged(
         self,
         memory: LastLayerMemory,
-        cache: SolvedLayer | None,
+        cache: SolvedWeights | None,
         other: LastLayerMemory,
         prior: Prior,
-    ) -> tuple[LastLayerMemory, SolvedLayer | None]:
+    ) -> tuple[LastLayerMemory, SolvedWeights | None]:
         """Add the statistics, both in the features of this model's network as it is now."""
         network = network_of(prior)
         return memory.at(network).plus(other.at(network)), None
@@ -133,6 +108,12 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedLayer]):
         """Keep the size of the window."""
         X, rank, window = memory.rows.X, memory.rank, memory.window
         return LastLayerMemory.empty(network_of(prior), X, prior.shape, rank, window)
+
+
+def _can_take(solved: SolvedWeights, data: Observations) -> bool:
+    """Say whether a batch adds, and few rows were taken since the posterior was solved."""
+    n = len(data)
+    return data.sign > 0 and n <= FEW and solved.process.weights.observed + n <= AGE
 
 
 def network_of(prior: Prior) -> Module:
