@@ -120,7 +120,7 @@ class FeatureNIPV(AcquisitionFunction):
     def _integrate(self, corners: Tensor) -> None:
         """Keep the posterior in a basis that reaches the corners, and ``Sᵀ G S`` in it."""
         self._process = self.model.feature_process(corners)
-        self._space = weight_space(self._process, corners)
+        self._space = weight_space(self._process)
         root = self._space.weights.root
         self._gram = root.mT @ self.measure.gram(self._space.basis) @ root
 

@@ -26,12 +26,7 @@ from gpytorch.kernels import Kernel
 from torch import Size, Tensor
 from torch.nn import ModuleList
 
-from bo_stream.acquisition.weight_space import (
-    anywhere,
-    check_inside,
-    in_weight_space,
-    weight_space,
-)
+from bo_stream.acquisition.weight_space import check_inside, in_weight_space, weight_space
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.functions import FunctionBasis, InducingFunctions
@@ -117,8 +112,8 @@ def _draw(model: StreamingGP, sample_shape: Size, seed: int | None) -> SamplePat
 
 def _folded(model: StreamingGP) -> PosteriorProcess:
     """Return the posterior, on a grid with hypothetical observations folded into its weights."""
-    process, X = model.feature_process(), anywhere(model)
-    return weight_space(process, X) if in_weight_space(process, X) else process
+    process = model.feature_process()
+    return weight_space(process) if in_weight_space(process) else process
 
 
 def _paths(model: StreamingGP, terms: tuple[PathTerm, ...], shape: Size) -> SamplePaths:

@@ -140,8 +140,8 @@ class PoolSelector:
         available = available_candidates(exclude, self._pool, q)
         costs = self._checked_costs(costs)
         process = self._model.feature_process(self._corners)
-        if in_weight_space(process, self._corners):
-            before = self._gains(weight_space(process, self._corners))
+        if in_weight_space(process):
+            before = self._gains(weight_space(process))
             picks, after = self._pick(before, q, available, costs)
             self._known = (before, after)
         else:

@@ -23,20 +23,19 @@ _SPARE = 8
 _PROBES = 4
 
 
-def weight_space(process: PosteriorProcess, X: Tensor) -> WeightSpaceProcess:
+def weight_space(process: PosteriorProcess) -> WeightSpaceProcess:
     """Fold hypothetical observations into a process's weight posterior; exact.
 
     Cost nothing for a model's own process, O(q r²) for each batch of q hypothetical observations.
 
     Args:
         process: A process that ``model.feature_process`` or ``model.process`` returned.
-        X: Any transformed inputs, ``... x n x d``, at which the basis must leave no residual.
 
     Raises:
         UnsupportedError: The basis has a residual, or the process is a selection of outputs.
     """
     folded = _fold(process)
-    if folded.basis.residual_variance(X[..., :1, :]) is not None:
+    if folded.basis.has_residual:
         raise UnsupportedError(
             "Acquisition in feature space needs a basis that carries its whole kernel, got "
             f"{type(folded.basis).__name__}, which leaves a residual. Use BoTorch's own acquisition"
@@ -45,25 +44,18 @@ def weight_space(process: PosteriorProcess, X: Tensor) -> WeightSpaceProcess:
     return folded
 
 
-def in_weight_space(process: PosteriorProcess, X: Tensor) -> bool:
-    """Tell whether :func:`weight_space` accepts a process, asked at any transformed inputs."""
+def in_weight_space(process: PosteriorProcess) -> bool:
+    """Tell whether :func:`weight_space` accepts a process."""
     while isinstance(process, ConditionedProcess):
         process = process.base
-    if isinstance(process, ObservationSpaceProcess):
-        return True
-    if not isinstance(process, WeightSpaceProcess):
-        return False
-    return process.basis.residual_variance(X[..., :1, :]) is None
+    if isinstance(process, WeightSpaceProcess):
+        return not process.basis.has_residual
+    return isinstance(process, ObservationSpaceProcess)
 
 
 def lives_in_features(model: StreamingGP) -> bool:
     """Tell whether :func:`weight_space` accepts a model's posterior."""
-    return in_weight_space(model.process(), anywhere(model))
-
-
-def anywhere(model: StreamingGP) -> Tensor:
-    """Return one input, ``1 x d``, at which to ask whether a basis leaves a residual anywhere."""
-    return model.train_targets.new_zeros(1, model._process_dim).double()
+    return in_weight_space(model.process())
 
 
 def check_inside(basis: Basis, X: Tensor) -> None:

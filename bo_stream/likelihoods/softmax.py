@@ -86,9 +86,9 @@ def _moments(mean: Tensor, variance: Tensor, step: float) -> SoftmaxMoments:
     return SoftmaxMoments(parts[0] / total.unsqueeze(-1), expected_entropy.clamp_min(0.0))
 
 
-def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
-    """Compute ``-Σ p log p`` over one dimension, in nats, with finite gradients at zero."""
-    return -torch.xlogy(probabilities, probabilities.clamp_min(1e-300)).sum(dim)
+def entropy(probabilities: Tensor) -> Tensor:
+    """Compute ``-Σ p log p`` over the last dimension, in nats, with finite gradients at zero."""
+    return -torch.xlogy(probabilities, probabilities.clamp_min(1e-300)).sum(-1)
 
 
 @torch.no_grad()

@@ -122,9 +122,7 @@ class IndependentOutputs(MultitaskMultivariateNormal):
     def log_prob(self, value: Tensor) -> Tensor:
         """Compute the log density of ``... x n x m`` values."""
         ordered = value if self._interleaved else value.mT
-        flat = ordered.reshape(*value.shape[:-2], -1)
-        density: Tensor = MultivariateNormal.log_prob(self, flat)
-        return density
+        return MultivariateNormal.log_prob(self, ordered.reshape(*value.shape[:-2], -1))
 
 
 class LazyCovariance(LinearOperator):

@@ -275,14 +275,9 @@ def _means(points: Members, chosen: Members, families: int, radius: float) -> Te
 def _moved(
     chosen: Members, means: Tensor, taken: Tensor, above: CoverLevel, radius: float
 ) -> Members:
-    """Move centres to their means, but for those that would come too near to another.
+    """Move centres to their means, but for those nearer than a radius to another.
 
-    Args:
-        chosen: The centres.
-        means: Of the points around them.
-        taken: Positions of means that older centres stand too near to.
-        above: The level of the parents.
-        radius: Distance that is too near.
+    ``taken`` are the positions of means that older centres stand too near to.
     """
     one, other = _rivals(chosen.parents, chosen.parents, above)
     one, other = one[one != other], other[one != other]
