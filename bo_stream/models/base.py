@@ -576,16 +576,19 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             return noise(inputs)
         return self._units.noise_variance(self._prior, self._memory).detach().unsqueeze(-1)
 
-    @keeps_tensors
-    @torch.no_grad()
     def _noise(
         self, X: Tensor | None = None, process: PosteriorProcess | None = None
     ) -> NoiseAtInputs | None:
         """Noise as it depends on the inputs, or None; see :meth:`Inference.noise`."""
         if self._supposed is not None:
             return self._supposed_noise
-        if not self._inference.noise_varies:
-            return None
+        return self._varying_noise(X, process) if self._inference.noise_varies else None
+
+    @keeps_tensors
+    @torch.no_grad()
+    def _varying_noise(
+        self, X: Tensor | None, process: PosteriorProcess | None
+    ) -> NoiseAtInputs | None:
         if X is not None:
             check_finite("X", X)
         noise: NoiseAtInputs | None
@@ -712,6 +715,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Raises:
             InputDataError: X is not finite; on a grid, too far outside.
         """
+        if X is not None:
+            check_finite("X", X)
         return self._solved(self._inference.process, X)
 
     @keeps_tensors
@@ -724,11 +729,12 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Args:
             X: As for :meth:`process`.
         """
+        if X is not None:
+            check_finite("X", X)
         return self._solved(self._inference.feature_process, X)
 
     def _solved(self, solve: Solve, X: Tensor | None) -> PosteriorProcess:
-        if X is not None:
-            check_finite("X", X)
+        """Return a process that can take X, which is finite."""
         if self._supposed is not None:
             self._inference.check_reach(self._supposed, X)
             return self._supposed
@@ -835,11 +841,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         density = self._units.log_density(self._prior, targets, mean, variance, noise)
         return (density - self._offset_and_scale()[1].log()).mT.to(X)
 
+    @keeps_tensors
     def _marginals(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, and mean and variance of the process at single points, ``... x m x q`` each."""
         self._leave_training()
         inputs = self.process_inputs(X)
-        mean, variance = torch.broadcast_tensors(*self.process(inputs).marginals(inputs))
+        process = self._solved(self._inference.process, inputs)
+        mean, variance = torch.broadcast_tensors(*process.marginals(inputs))
         return inputs, mean, variance
 
     def _offset_and_scale(self) -> tuple[Tensor, Tensor]:
@@ -874,10 +882,12 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Raises:
             BotorchTensorDimensionError: X has the wrong width or too few dimensions.
-            InputDataError: X has a wrong dtype or device.
+            InputDataError: X has a wrong dtype or device, or is not finite after the transform.
         """
-        self._check_inputs(X)
+        self._check_inputs(X, finite=True)
         inputs: Tensor = self.transform_inputs(X)
+        if inputs is not X:
+            check_finite("X after its input transform", inputs)
         if inputs.shape[-1] != self._process_dim:
             raise BotorchTensorDimensionError(
                 f"Expected X that input_transform {type(self._input_transform).__name__} turns "
@@ -897,10 +907,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         with fantasize_flag():
             return self.process_inputs(X)
 
-    def _check_inputs(self, X: Tensor) -> None:
+    def _check_inputs(self, X: Tensor, finite: bool = False) -> None:
         transform = self._input_transform
         any_width = transform is not None and transform.is_one_to_many
-        check_inputs(X, None if any_width else self._input_dim, self.train_targets)
+        check_inputs(X, None if any_width else self._input_dim, self.train_targets, finite)
 
     def _joint(self, X: Tensor, inputs: Tensor) -> Joint:
         process = self._solved(self._inference.process, inputs)
@@ -974,7 +984,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         inputs = self.hypothetical_inputs(X)
         check_supposed(inputs.to(X), Y, noise, self.num_outputs)
         targets = self._standardized(Y.to(torch.float64)).mT
-        check_finite("Y after its outcome transform", targets)
         given = None if noise is None else noise.to(torch.float64).mT
         return self._conditioned(X, inputs, targets, given)
 
@@ -1060,7 +1069,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 "model and build the list from what they return."
             )
         self._leave_training()
-        check_inputs(inputs, self._input_dim, self.train_targets)
+        check_inputs(inputs, self._input_dim, self.train_targets, finite=True)
         rows = self._as_rows(targets)
         variances = None if noise is None else self._as_rows(noise)
         check_supposed(inputs, rows, variances, self.num_outputs)
@@ -1082,7 +1091,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             targets: ``... x m x q``, float64.
             noise: Shaped as targets, or None for the model's own.
         """
-        process = self.process(inputs)
+        process = self._solved(self._inference.process, inputs)
         outcomes, variances = self._units.pseudo_observations(
             self._prior, process, inputs, targets, noise, self.noise_at
         )

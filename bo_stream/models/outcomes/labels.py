@@ -11,7 +11,7 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from torch import Tensor
 
-from bo_stream.models.checks import check_finite, check_floating_point, check_inputs
+from bo_stream.models.checks import check_floating_point, check_inputs
 from bo_stream.models.memory import Memory
 from bo_stream.models.outcomes.base import Drawing
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
@@ -86,12 +86,11 @@ class LabelOutcomes(GaussianOutcomes):
         """Return the scores of labels and their noise variances, ``n x m`` each, and m."""
         self.check_whole(verb)
         check_no_variances(Yvar)
-        check_inputs(X, prior.model._input_dim, next(prior.kernel.parameters()))
+        check_inputs(X, prior.model._input_dim, next(prior.kernel.parameters()), finite=True)
         labels, outputs = checked_labels(Y, X), prior.num_outputs
         if verb == "update" and self.num_classes is None:
             outputs = number_of_classes(labels, at_least=outputs)
         check_known(labels, outputs, fixed=self.num_classes is not None)
-        check_finite("X", X)
         return *self.scores.of(labels, outputs, torch.float64), outputs
 
     def known_labels(self, labels: Tensor, X: Tensor) -> Tensor:

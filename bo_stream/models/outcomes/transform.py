@@ -21,7 +21,7 @@ from botorch.posteriors.posterior import Posterior
 from torch import Tensor
 from torch.nn import Module
 
-from bo_stream.models.checks import check_instance
+from bo_stream.models.checks import check_finite, check_instance
 
 _FIXED = (Log, Power, Bilog)
 _ROUNDING = 1e-9
@@ -109,8 +109,13 @@ class OutcomeChain:
         Args:
             Y: In original units.
             like: As in :meth:`offset_and_scale`.
+
+        Raises:
+            InputDataError: They are not finite after the transform.
         """
         targets, _ = self.to_targets(Y, None)
+        if self.fixed:
+            check_finite("Y after its outcome transform", targets)
         offset, scale = self.offset_and_scale(like)
         return (targets - offset.unsqueeze(-2)) / scale.unsqueeze(-2)
 
