@@ -60,7 +60,7 @@ _PROCESSES = (
     ),
     Mutant(
         "a root of eigenvalues for eigenvalues",
-        "process/posteriors.py",
+        "process/joint.py",
         "eigenvalues.clamp_min(0.0).sqrt()",
         "eigenvalues.clamp_min(0.0)",
         ("tests/test_linalg.py",),

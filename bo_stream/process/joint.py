@@ -1,8 +1,8 @@
-"""Distributions of outcomes as BoTorch takes them, with covariances that are not formed early."""
+"""The joint distribution of points under a process, and that of their outcomes for BoTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -18,36 +18,89 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from bo_stream.linalg import safe_cholesky
-from bo_stream.process.process import Joint
 
 DENSE_LIMIT = 512
 """Up to this many points a joint posterior has a dense covariance, beyond it a lazy one."""
 
 
 @dataclass(frozen=True)
-class Predictive:
-    """Mean and variance of outcomes at single points, ``... x q x m`` each.
+class Joint:
+    """Joint distribution of n points: mean and covariance ``Z Zᵀ − B Bᵀ + residual``.
 
     Attributes:
-        mean: Of a label, its probability.
-        variance: Of the outcome, noise included.
+        mean: ``... x m x n``.
+        root: Z, ``... x m x n x r``.
+        downdate: B, ``... x m x n x q``.
+        residual: Residual covariance of the basis, or None where it is zero.
     """
 
     mean: Tensor
-    variance: Tensor
+    root: Tensor
+    downdate: Tensor
+    residual: Residual | None
+
+    def select(self, outputs: Sequence[int]) -> Joint:
+        """Select some of the outputs."""
+        if list(outputs) == list(range(self.mean.shape[-2])):
+            return self
+        chosen = torch.tensor(list(outputs), device=self.mean.device)
+        return self._map(lambda tensor, after: tensor.index_select(-1 - after, chosen))
+
+    def distribution(
+        self, offset: Tensor, scale: Tensor, noise: Tensor | None, dtype: torch.dtype
+    ) -> MultivariateNormal:
+        """Return the normal ``offset + scale · joint``, with noise on the joint's diagonal.
+
+        Args:
+            offset: ``... x m x 1``.
+            scale: Shaped as offset.
+            noise: Variances, broadcastable to ``... x m x n``, or None.
+            dtype: Of the normal.
+        """
+        joint, several = self, self.mean.shape[-2] > 1
+        if not several:
+            joint = self._map(lambda tensor, after: tensor.squeeze(-1 - after))
+            offset, scale = offset.squeeze(-2), scale.squeeze(-2)
+            noise = None if noise is None else noise.squeeze(-2)
+        mean = (offset + scale * joint.mean).to(dtype)
+        normal = MultivariateNormal(mean, _covariance(joint, scale, noise, mean.shape, dtype))
+        return IndependentOutputs.of(normal) if several else normal
+
+    def _map(self, rule: Callable[[Tensor, int], Tensor]) -> Joint:
+        """Apply a rule for a tensor and its number of dimensions after m."""
+        mean, root, downdate = rule(self.mean, 1), rule(self.root, 2), rule(self.downdate, 2)
+        if (rest := self.residual) is None:
+            return Joint(mean, root, downdate, None)
+        residual = Residual(lambda: rule(rest.covariance(), 2), lambda: rule(rest.variance(), 1))
+        return Joint(mean, root, downdate, residual)
+
+    def covariance(self) -> Tensor:
+        """Compute the dense covariance, ``... x m x n x n``."""
+        covariance = self.root @ self.root.mT
+        if self.downdate.shape[-1] > 0:
+            covariance = covariance - self.downdate @ self.downdate.mT
+        return covariance if self.residual is None else covariance + self.residual.covariance()
+
+    def without_root(self) -> Residual | None:
+        """Return covariance and variance to evaluate, or None if the root is not empty."""
+        residual = self.residual
+        if residual is None or self.root.shape[-1] > 0:
+            return None
+        explained = self.downdate.square().sum(-1)
+        return Residual(self.covariance, lambda: residual.variance() - explained)
 
 
-def outcome_distribution(
-    joint: Joint, offset: Tensor, scale: Tensor, noise: Tensor | None, dtype: torch.dtype
-) -> MultivariateNormal:
-    """Return the normal ``offset + scale · joint``, with ``noise`` on the joint's diagonal."""
-    single = joint.mean.shape[-2] == 1
-    if single:
-        joint, offset, scale = joint.only_output(), offset.squeeze(-2), scale.squeeze(-2)
-        noise = None if noise is None else noise.squeeze(-2)
-    mean = (offset + scale * joint.mean).to(dtype)
-    normal = MultivariateNormal(mean, _covariance(joint, scale, noise, mean.shape, dtype))
-    return normal if single else IndependentOutputs.of(normal)
+@dataclass(frozen=True)
+class Residual:
+    """Covariance outside the factors of a :class:`Joint`, evaluated when it is asked for.
+
+    Attributes:
+        covariance: Evaluates ``... x m x n x n``.
+        variance: Evaluates its diagonal, ``... x m x n``, at less cost.
+    """
+
+    covariance: Callable[[], Tensor]
+    variance: Callable[[], Tensor]
 
 
 def _covariance(
@@ -84,26 +137,6 @@ def _lazy_covariance(
     if noise is None:
         return lazy
     return lazy + DiagLinearOperator((noise * square).expand(shape).to(dtype))
-
-
-def leave_one_out(
-    outcomes: Tensor, mean: Tensor, variance: Tensor, noise: Tensor, least_share: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Mean and variance at each observation, had it not been observed.
-
-    Of the posterior variance v and the noise variance s, the share ``(s − v) / s`` is what the
-    others leave to the observation itself: ``v / share`` is the variance without it, and
-    ``y − (y − mean) / share`` the mean.
-
-    Args:
-        outcomes: What was observed, ``...``.
-        mean: Posterior mean there, given all.
-        variance: Posterior variance there, given all.
-        noise: Of the observations.
-        least_share: What smaller shares are raised to.
-    """
-    share = (1.0 - variance / noise).clamp_min(least_share)
-    return outcomes - (outcomes - mean) / share, variance / share
 
 
 class IndependentOutputs(MultitaskMultivariateNormal):
