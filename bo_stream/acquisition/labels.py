@@ -41,6 +41,7 @@ class LabelAcquisition(AcquisitionFunction):
     ``max_configurations`` of them, else as many drawn.
     """
 
+    model: DirichletWISKI
     criterion: ClassVar[Criterion]
 
     def __init__(
@@ -65,7 +66,6 @@ class LabelAcquisition(AcquisitionFunction):
         """
         _check(model, max_configurations)
         super().__init__(model=model)
-        self._labels = model
         self.sampler = sampler or SobolQMCNormalSampler(torch.Size([NUM_SAMPLES]), seed=0)
         self.max_configurations = max_configurations
         self.set_X_pending(X_pending)
@@ -75,8 +75,8 @@ class LabelAcquisition(AcquisitionFunction):
     def forward(self, X: Tensor) -> Tensor:
         """Return the value of the labels at q points, ``... x q x d -> ...``, in nats."""
         if X.shape[-2] == 1:
-            return _value(self._labels.label_moments(X), self.criterion).squeeze(-1).to(X)
-        draws = self.sampler(self._labels.posterior(X)).double().softmax(-1)
+            return _value(self.model.label_moments(X), self.criterion).squeeze(-1).to(X)
+        draws = self.sampler(self.model.posterior(X)).double().softmax(-1)
         generator = torch.Generator().manual_seed(self.sampler.seed)
         joint, expected = joint_entropies(draws, self.max_configurations, generator)
         return (joint - expected if self.criterion == "BALD" else joint).to(X)
@@ -243,10 +243,9 @@ class Hypotheses:
         return cls(like.new_ones(1), like.new_full((1, draws), 1.0 / draws))
 
     def conditional_entropy(self, probabilities: Tensor) -> Tensor:
-        """Compute the entropy of one more label given those picked, ``n``. Cost O(C S n m).
+        """Compute the entropy of one more label given those picked, ``S x n x m -> n``.
 
-        Args:
-            probabilities: Class probabilities of n candidates in each draw, ``S x n x m``.
+        Cost O(C S n m).
         """
         draws, n, m = probabilities.shape
         given = (self.draws @ probabilities.reshape(draws, n * m)).view(-1, n, m)

@@ -531,10 +531,7 @@ def _solve_transposed(factor: Tensor, columns: Tensor) -> Tensor:
 def _by_columns(rule: Rule, columns: Tensor, batch: int) -> Tensor:
     """Apply a linear rule to columns, draws side by side: its matrix is not copied for each.
 
-    Args:
-        rule: From ``... x n x k`` to as many.
-        columns: ``ahead x batch x n x 1``.
-        batch: Number of dimensions of the rule's own batch.
+    The rule takes ``batch x n x k``, the columns are ``draws x batch x n x 1``.
     """
     ahead = columns.shape[: columns.ndim - 2 - batch]
     together = columns.squeeze(-1).reshape(ahead.numel(), *columns.shape[len(ahead) : -1])

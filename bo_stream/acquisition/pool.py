@@ -260,11 +260,8 @@ class Gains:
     def changed(self, change: Change, covariance: WeightCovariance) -> Gains:
         """Return the gains after a change of rank k. Cost O(k r²) and 2k functions.
 
-        ``zᵀ Σ' G Σ' z`` and ``zᵀ Σ' z`` for ``Σ' = Σ − U diag(λ) Uᵀ``, multiplied out.
-
-        Args:
-            change: The change from this covariance.
-            covariance: Σ'.
+        ``zᵀ Σ' G Σ' z`` and ``zᵀ Σ' z`` for the covariance ``Σ' = Σ − U diag(λ) Uᵀ``, multiplied
+        out.
         """
         integrated = self.gram @ change.directions
         columns = torch.cat((change.directions, self.covariance.times(integrated)), -1)

@@ -110,7 +110,7 @@ class _GridSites(Sites):
 
 
 def _locate(grid: Grid, X: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for each chunk the nodes around its sites and their weights, ``N x 4^d`` each."""
+    """Yield the nodes around each site of a chunk, flat indices, and their weights, ``N x 4^d``."""
     corner = torch.cartesian_prod(*[torch.arange(STENCIL, device=X.device)] * grid.dim)
     for chunk in X.split(max(1, CHUNK_NUMBERS // STENCIL**grid.dim)):
         cell, t = grid.locate(chunk)
@@ -134,11 +134,8 @@ def _cell_polynomials(basis: InterpolationBasis, matrices: Tensor) -> Tensor:
     """Compute the Legendre coefficients of k forms in each cell, ``k x m x cells x 7^d``.
 
     The form at x is ``⟨M, Rᵀ g(x) R⟩`` with g(x) the gram of one observation at x, linear in its
-    moments: the coefficients are the adjoint of the pull-back, which differentiation gives.
-
-    Args:
-        basis: The basis.
-        matrices: Symmetric M, ``k x m x r x r``.
+    moments: the coefficients are the adjoint of the pull-back, which differentiation gives. The
+    symmetric matrices M are ``k x m x r x r``.
     """
     grid, batch = basis.grid, basis.scale.shape
     zeros = matrices.new_zeros(*batch, grid.num_cells, PAIR_DEGREES**grid.dim)

@@ -28,9 +28,6 @@ def weight_space(process: PosteriorProcess) -> WeightSpaceProcess:
 
     Cost nothing for a model's own process, O(q r²) for each batch of q hypothetical observations.
 
-    Args:
-        process: A process that ``model.feature_process`` or ``model.process`` returned.
-
     Raises:
         UnsupportedError: The basis has a residual, or the process is a selection of outputs.
     """

@@ -174,13 +174,7 @@ def expected_log_prob(likelihood: Likelihood, Y: Tensor, mean: Tensor, variance:
     """Compute ``E log p(y | f)`` for ``f ~ N(mean, variance)``, smooth in both moments.
 
     By the likelihood's own ``expected_log_prob``, Gauss-Hermite quadrature, where there is no rule
-    below.
-
-    Args:
-        likelihood: In the dtype of the outcomes.
-        Y: ``... x n``.
-        mean: ``... x n``.
-        variance: ``... x n``.
+    below. The likelihood has the dtype of the outcomes; all tensors are ``... x n``.
     """
     return likelihood.expected_log_prob(Y, independent(mean, variance))
 

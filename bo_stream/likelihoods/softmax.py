@@ -141,11 +141,7 @@ def _product_of_others(factors: Tensor) -> Tensor:
 def sampled_softmax(mean: Tensor, variance: Tensor, num_samples: int, seed: int | None) -> Tensor:
     """Average the softmax of drawn independent scores, ``... x m``. Cost O(m num_samples).
 
-    Args:
-        mean: ``... x m``.
-        variance: ``... x m``.
-        num_samples: Number of draws, common to all points.
-        seed: Of a generator of its own; torch's global one if omitted.
+    The draws are common to all points, from a generator of their own if there is a seed.
     """
     generator = None if seed is None else torch.Generator(mean.device).manual_seed(seed)
     shape = (num_samples, mean.shape[-1])

@@ -86,11 +86,7 @@ class FileFormat:
         }
 
     def check(self, path: Path, about: Mapping[str, Any]) -> None:
-        """Check that a file is of this format and version.
-
-        Args:
-            path: Of the file, for messages.
-            about: What :func:`describe_file` returns of it.
+        """Check that a file is of this format and version by what it says about itself.
 
         Raises:
             ValueError: It is of another format.

@@ -56,12 +56,7 @@ _CHILDREN = ("_parameters", "_buffers", "_modules")
 
 
 def write_model(path: str | Path, model: object, about: Mapping[str, Any]) -> None:
-    """Write a model.
-
-    Args:
-        path: Of the file.
-        model: The model.
-        about: Further entries of the header.
+    """Write a model, with further entries of the header.
 
     Raises:
         OSError: The file cannot be written; an old one stays.
@@ -133,11 +128,7 @@ class _Writer:
         self._memory: set[int] = set()  # addresses of arrays; numbers of two dtypes may share one
 
     def node(self, value: Any, path: str) -> Node:
-        """Describe a value.
-
-        Args:
-            value: Anything.
-            path: The attributes that lead to it.
+        """Describe a value; the path is that of the attributes that lead to it.
 
         Raises:
             ValueError: A file cannot hold it.
