@@ -126,30 +126,20 @@ class WeightCovariance:
         return replace(self, downdate=torch.cat((self.downdate, direction), -1))
 
 
-@dataclass(frozen=True)
-class Change:
-    """A change ``− U diag(λ) Uᵀ`` of a covariance.
-
-    Attributes:
-        directions: U, ``m x r x k``.
-        amounts: λ, ``m x k``; positive where the variance becomes smaller.
-    """
-
-    directions: Tensor
-    amounts: Tensor
-
-
 def same(first: WeightCovariance, second: WeightCovariance) -> bool:
     """Tell whether two covariances agree to rounding, from random probes. Cost O(r²)."""
     probes = _columns(first.downdate, _PROBES, seed=1)
     return _negligible(_difference(first, second, probes))
 
 
-def low_rank_change(old: WeightCovariance, new: WeightCovariance, rank: int) -> Change | None:
-    """Find the change between two covariances, or None where its rank is much larger than given.
+def low_rank_change(
+    old: WeightCovariance, new: WeightCovariance, rank: int
+) -> tuple[Tensor, Tensor] | None:
+    """Find the change ``− U diag(λ) Uᵀ`` of a covariance, None where its rank is much larger.
 
-    A randomised range finder and a check with fresh probes; exact to rounding. Cost O(r² rank).
-    Source: Halko, Martinsson and Tropp (2011), algorithms 4.1 and 5.3.
+    U is ``m x r x k``, and λ, ``m x k``, positive where the variance becomes smaller. A randomised
+    range finder and a check with fresh probes; exact to rounding. Cost O(r² rank). Source: Halko,
+    Martinsson and Tropp (2011), algorithms 4.1 and 5.3.
     """
     width = rank + _SPARE
     if 4 * width > old.downdate.shape[-2]:
@@ -158,10 +148,11 @@ def low_rank_change(old: WeightCovariance, new: WeightCovariance, rank: int) -> 
     basis = torch.linalg.qr(sketch).Q
     inner = basis.mT @ _difference(old, new, basis)
     amounts, vectors = torch.linalg.eigh(0.5 * (inner + inner.mT))
-    change = Change(basis @ vectors, amounts)
+    directions = basis @ vectors
     probes = _columns(old.downdate, _PROBES, seed=1)
-    found = change.directions @ (amounts.unsqueeze(-1) * (change.directions.mT @ probes))
-    return change if _negligible(_difference(old, new, probes) - found) else None
+    found = directions @ (amounts.unsqueeze(-1) * (directions.mT @ probes))
+    negligible = _negligible(_difference(old, new, probes) - found)
+    return (directions, amounts) if negligible else None
 
 
 def _difference(old: WeightCovariance, new: WeightCovariance, columns: Tensor) -> Tensor:
