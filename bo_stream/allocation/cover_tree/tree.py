@@ -6,11 +6,10 @@ import math
 from typing import Self
 
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator
+from bo_stream.allocation.allocator import Allocator, check_points
 from bo_stream.allocation.cover_tree.level import (
     CoverLevel,
     Members,
@@ -172,7 +171,7 @@ class CoverTree(Allocator):
             BotorchTensorDimensionError: X is not a matrix of the tree's width.
             InputDataError: X has a dtype or device that is not the tree's, NaN or infinity.
         """
-        self._check(X)
+        check_points("X", X, self._levels[0].centres if self._levels else X)
         if len(X) == 0:
             return self
         levels = _raised(list(self._levels) or self._first_levels(X), X)
@@ -195,7 +194,7 @@ class CoverTree(Allocator):
             InputDataError: X has a dtype or device that is not the tree's, NaN or infinity.
         """
         self._check_not_empty()
-        self._check(X)
+        check_points("X", X, self._levels[0].centres)
         root = self._levels[0]
         inside = squared_distances(X, root.centres[0]) <= root.radius * root.radius
         found = inside.long() - 1
@@ -243,21 +242,6 @@ class CoverTree(Allocator):
     def _check_not_empty(self) -> None:
         if not self._levels:
             raise ValueError("Expected a tree of some points, got an empty one. Use insert first.")
-
-    def _check(self, X: Tensor) -> None:
-        if X.ndim != 2 or (self._levels and X.shape[-1] != self._levels[0].centres.shape[-1]):
-            width = self._levels[0].centres.shape[-1] if self._levels else "d"
-            raise BotorchTensorDimensionError(
-                f"Expected X of shape `n x {width}`, got {tuple(X.shape)}."
-            )
-        like = self._levels[0].centres if self._levels else X
-        if X.dtype != like.dtype or X.device != like.device or not X.is_floating_point():
-            raise InputDataError(
-                f"Expected X of a floating dtype and on the device of the tree ({like.dtype}, "
-                f"{like.device}), got {X.dtype} on {X.device}."
-            )
-        if not bool(X.isfinite().all()):
-            raise InputDataError("Expected finite X, got NaN or infinity. Drop those rows.")
 
 
 def _raised(levels: list[CoverLevel], X: Tensor) -> list[CoverLevel]:
