@@ -124,7 +124,7 @@ _LIKELIHOODS_AND_POINTS = (
     ),
     Mutant(
         "neighbours only within two radii",
-        "allocation/cover_tree/level.py",
+        "allocation/cover_tree.py",
         "NEIGHBOURHOOD = 4.05",
         "NEIGHBOURHOOD = 2.0",
     ),
