@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Self
 
 import torch
@@ -16,16 +15,17 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     CollapsedInference,
+    allocator_of,
     first_memory,
+    place_by,
+    points_of,
 )
 from bo_stream.models.inducing.memory import InducingMemory
-from bo_stream.models.inducing.points import check_allocator, check_cap, check_points
+from bo_stream.models.inducing.points import check_cap, check_points
 from bo_stream.models.inference import InferenceOption
-from bo_stream.models.input_transforms import split_transform
 
 WINDOW = 512
 """Rows that are held beside the statistics."""
@@ -125,34 +125,16 @@ class OSGPR(StreamingGP):
                 ``max_points`` or than memory holds, or neither inducing points nor an allocator.
         """
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
-        input_transform, learned = split_transform(input_transform)
-        inputs = self._first_inputs(train_X, input_transform)
-        self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
-        inputs = self._learn_transform(learned, inputs)
+        inputs = self._set_inputs_and_modules(
+            train_X, train_Yvar, input_transform, likelihood, covar_module, mean_module
+        )
         window = checked_number("window", window, least=0)
         self._memory = first_memory(self, inducing_points, allocator, max_points, train_X)
         self._inference = CollapsedInference(max_points, window)
-        self._standardize_first(train_X, train_Y, train_Yvar)
-        if train_X.shape[-2] > 0:
-            self._observe(train_X, train_Y, train_Yvar, 1.0)
-        warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
+        self._take_first(train_X, train_Y, train_Yvar, inputs, covar_module is not None)
 
-    @property
-    def allocator(self) -> Allocator | None:
-        """Allocator that places the points as the stream goes by; None: they stay. May be set."""
-        return self._memory.allocator
-
-    @allocator.setter
-    def allocator(self, allocator: Allocator | None) -> None:
-        check_allocator(allocator)
-        self._memory, self._cache = self._inference.with_allocator(
-            self._memory, self._cache, deepcopy(allocator)
-        )
-
-    @property
-    def inducing_points(self) -> Tensor:
-        """Inducing points Z, ``M x d``, in transformed inputs: a copy."""
-        return self._memory.values.Z.to(self.train_targets, copy=True)
+    allocator = property(allocator_of, place_by)
+    inducing_points = property(points_of)
 
     def elbo(self) -> Tensor:
         """Compute the online bound on the log marginal likelihood, ``batch_shape x m``, no m if 1.

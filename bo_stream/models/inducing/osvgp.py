@@ -16,9 +16,14 @@ from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import latent_kernel
-from bo_stream.models.inducing.inference import MAX_POINTS, first_memory
+from bo_stream.models.inducing.inference import (
+    MAX_POINTS,
+    allocator_of,
+    first_memory,
+    place_by,
+    points_of,
+)
 from bo_stream.models.inducing.memory import InducingMemory
-from bo_stream.models.inducing.points import check_allocator
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
@@ -151,22 +156,8 @@ class OSVGP(StreamingGP):
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, None, 1.0)
 
-    @property
-    def allocator(self) -> Allocator | None:
-        """Allocator that places the points as the stream goes by; None: they stay. May be set."""
-        return self._memory.allocator
-
-    @allocator.setter
-    def allocator(self, allocator: Allocator | None) -> None:
-        check_allocator(allocator)
-        self._memory, self._cache = self._inference.with_allocator(
-            self._memory, self._cache, deepcopy(allocator)
-        )
-
-    @property
-    def inducing_points(self) -> Tensor:
-        """Inducing points Z, ``M x d``, in transformed inputs: a copy."""
-        return self._memory.values.Z.to(self.train_targets, copy=True)
+    allocator = property(allocator_of, place_by)
+    inducing_points = property(points_of)
 
     @property
     def beta(self) -> float:

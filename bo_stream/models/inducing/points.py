@@ -1,9 +1,7 @@
-"""Inducing points: the basis at them, checks, and moves by the gradient of a bound."""
+"""Inducing points: the basis at them, and checks of points and of allocators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -12,17 +10,14 @@ from botorch.exceptions.errors import (
     InputDataError,
     UnsupportedError,
 )
-from botorch.utils.types import _DefaultType
 from gpytorch.kernels import Kernel
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator, checked_number
-from bo_stream.allocation.novelty import Novelty
+from bo_stream.allocation.allocator import Allocator
 from bo_stream.bases.inducing import InducingBasis, central, frozen, kernel_matrix
 from bo_stream.linalg import check_memory, independent_rows
-from bo_stream.models.checks import check_finite, check_floating_point, check_type
-from bo_stream.models.stochastic.optimisers import maximise
+from bo_stream.models.checks import check_finite, check_floating_point
 
 MEMORY_LIMIT_GIB = 4.0
 """Of all matrices over the inducing points together."""
@@ -62,36 +57,6 @@ def _of_some(kernel: Kernel, near: Tensor, outputs: int) -> InducingBasis:
         if not bool(matrix.isfinite().all()):
             raise
         return InducingBasis.of(kernel, near[independent_rows(matrix)], outputs)
-
-
-def first_points(
-    inducing_points: Tensor | None,
-    allocator: Allocator | _DefaultType | None,
-    max_points: int,
-    X: Tensor,
-) -> tuple[Tensor, Allocator | None]:
-    """Return the points to begin with, ``M x d`` in units of X, and a copy of the allocator.
-
-    Raises:
-        ValueError: Neither is given, or there are more than ``max_points``.
-        BotorchTensorDimensionError: Points of another shape.
-        InputDataError: Points of another dtype or device, or not finite.
-        UnsupportedError: An allocator of another kind.
-    """
-    default = Novelty(checked_number("max_points", max_points))
-    if isinstance(allocator, _DefaultType):
-        allocator = default if inducing_points is None else None
-    check_allocator(allocator)
-    if inducing_points is None:
-        if allocator is None:
-            raise ValueError(
-                "Expected inducing_points or an allocator, got neither: nothing could be learned."
-            )
-        return X.new_zeros(0, X.shape[-1]), deepcopy(allocator)
-    check_points("inducing_points", inducing_points, X.shape[-1])
-    check_type("inducing_points", inducing_points, X)
-    check_cap(max_points, inducing_points)
-    return inducing_points.detach().clone(), deepcopy(allocator)
 
 
 def check_points(name: str, Z: Tensor, dim: int) -> None:
@@ -170,20 +135,3 @@ def checked_allocation(Z: object, X: Tensor) -> Tensor:
             f"least one, got {shape}."
         )
     return Z.detach().to(X)
-
-
-def moved_points(bound: Callable[[Tensor], Tensor], Z: Tensor, maxiter: int) -> Tensor:
-    """Maximise a bound over points by L-BFGS with a line search; return none that are worse.
-
-    Args:
-        bound: A differentiable scalar of ``M x d`` points.
-        Z: Where to begin, ``M x d``.
-        maxiter: Most iterations.
-    """
-    start = Z.detach().clone()
-    points = start.clone().requires_grad_(True)
-    maximise(lambda: bound(points), [points], maxiter)
-    reached = points.detach()
-    with torch.no_grad():
-        better = bool(reached.isfinite().all()) and bool(bound(reached) >= bound(start))
-    return reached if better else start
