@@ -26,7 +26,6 @@ from bo_stream.models.inducing.memory import InducingMemory, Rows, TraceTerm
 from bo_stream.models.inducing.points import (
     basis_of_independent,
     check_allocator,
-    check_cap,
     check_points,
     check_points_fit,
     checked_allocation,
@@ -184,13 +183,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     # --- inducing points -----------------------------------------------------------------------
 
     def placed(self, cache: InducingCache, X: Tensor, prior: Prior) -> InducingCache:
-        """Express the memory at the points that its allocator wants for some inputs.
-
-        Args:
-            cache: The memory in a basis.
-            X: ``batch_shape x n x d``; a copy of the allocator is shown them.
-            prior: The hyperparameters.
-        """
+        """Express the memory at the points that its allocator, copied, wants for inputs X."""
         basis, allocator = cache.basis, copy(cache.memory.allocator)
         if allocator is None:
             return cache
@@ -233,11 +226,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
             warn_of_coarse_points(ratio, len(memory.values.Z), self.max_points)
 
     def check_solvable(self, memory: InducingMemory, prior: Prior) -> None:
-        """Check that a memory from which observations were taken out has a posterior. Cost O(M³).
-
-        Raises:
-            InputDataError: It has none, so they were not in it.
-        """
+        """Check that a memory from which observations were taken out has a posterior, in O(M³)."""
         gram = prior.evidence_of(self.noise_groups(memory.whole.statistics, prior)).gram
         if bool(torch.linalg.cholesky_ex(weight_precision(gram))[1].any()):
             raise never_in()
@@ -312,11 +301,7 @@ class CollapsedInference(InducingInference):
     def bound_at(self, memory: InducingMemory, prior: Prior, kernel: Kernel, Z: Tensor) -> Tensor:
         """Return the bound with the points at Z and all observations as statistics, ``batch x m``.
 
-        Args:
-            memory: In any basis.
-            prior: Of mean and noise; differentiable in these.
-            kernel: Differentiable in its parameters, unless it is frozen.
-            Z: ``M x d``, differentiable.
+        Differentiable in Z, in mean and noise, and in the kernel unless that is frozen.
         """
         moved = memory.in_basis(InducingBasis.live(kernel, Z, prior.num_outputs)).whole
         evidence = prior.evidence_of(self.noise_groups(moved.statistics, prior))
@@ -350,30 +335,15 @@ def first_memory(
     max_points: int,
     X: Tensor,
 ) -> InducingMemory:
-    """Bring a model to the device of X, and make its memory at the first points.
-
-    Args:
-        model: Without a memory yet.
-        inducing_points: ``M x d`` in units of X, if they are given.
-        allocator: Copied; by default ``Novelty`` where no points are given.
-        max_points: Cap on M.
-        X: First inputs.
-
-    Raises:
-        BotorchTensorDimensionError: Points of another shape.
-        InputDataError: Points of another dtype or device, or not finite.
-        UnsupportedError: An allocator of another kind.
-        ValueError: Too many points, a cap out of range, or neither points nor an allocator.
-    """
+    """Bring a model to the device of X, and make its memory; arguments as of :class:`OSGPR`."""
     model.to(X)
     default = Novelty(checked_number("max_points", max_points))
     if isinstance(allocator, _DefaultType):
         allocator = default if inducing_points is None else None
     check_allocator(allocator)
     if inducing_points is not None:
-        check_points("inducing_points", inducing_points, X.shape[-1])
+        check_points("inducing_points", inducing_points, X.shape[-1], max_points)
         check_type("inducing_points", inducing_points, X)
-        check_cap(max_points, inducing_points)
     elif allocator is None:
         raise ValueError(
             "Expected inducing_points or an allocator, got neither: nothing could be learned."

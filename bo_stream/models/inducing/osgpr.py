@@ -24,7 +24,7 @@ from bo_stream.models.inducing.inference import (
     points_of,
 )
 from bo_stream.models.inducing.memory import InducingMemory
-from bo_stream.models.inducing.points import check_cap, check_points
+from bo_stream.models.inducing.points import check_points
 from bo_stream.models.inference import InferenceOption
 
 WINDOW = 512
@@ -90,16 +90,14 @@ class OSGPR(StreamingGP):
         """Build the model and put the first observations into memory.
 
         Args:
-            train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
-            train_Y: ``batch_shape x n x m``.
-            train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: unknown,
-                learned.
-            likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
-                fixed noise where every variance is known.
+            train_X: First inputs, ``batch_shape x n x d``; n may be 0.
+            train_Y: First outcomes, ``batch_shape x n x m``.
+            train_Yvar: Known noise variances, shaped as train_Y; NaN in a row: unknown.
+            likelihood: As for :class:`~bo_stream.WISKI`.
             covar_module: Any of gpytorch's kernels, of batch shape ``batch_shape x m`` (without m
                 if that is 1) or none. Default: BoTorch's own default.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
-            outcome_transform: As for :class:`WISKI`; default ``Standardize``.
+            outcome_transform: As for :class:`~bo_stream.WISKI`; default ``Standardize``.
             input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
                 kernel, ``covar_module.input_transform``, and is learned with it.
             inducing_points: The first Z, ``M x d``, in units of train_X, shared by batch elements
@@ -139,17 +137,15 @@ class OSGPR(StreamingGP):
     def elbo(self) -> Tensor:
         """Compute the online bound on the log marginal likelihood, ``batch_shape x m``, no m if 1.
 
-        That of batch SGPR for what is in the statistics; the rows of the window enter with their
-        full covariance. Never more than the exact log marginal likelihood where Z and
-        hyperparameters have stayed. [Bui2017, eq. 7; Titsias2009, eq. 9].
+        The rows of the window enter with their full covariance. Never more than the exact log
+        marginal likelihood where Z and hyperparameters have stayed. [Bui2017, eq. 7]
         """
         return self.log_marginal_likelihood()
 
     def optimize_points(self, maxiter: int = 100) -> Self:
-        """Move the inducing points to a local maximum of the online bound, in place.
+        """Move the inducing points to a local maximum of :meth:`bound_at`, in place.
 
-        The bound is that of the statistics and the window's rows, so that points do not move to
-        where the memory knows nothing. An iteration costs O(M³ + window M²).
+        An iteration costs as much as one evaluation.
 
         Args:
             maxiter: Most iterations of L-BFGS; 0 changes nothing.
@@ -166,9 +162,8 @@ class OSGPR(StreamingGP):
     def bound_at(self, Z: Tensor) -> Tensor:
         """Compute the online bound with the inducing points at Z, ``batch_shape x m``.
 
-        Differentiable in Z and in the hyperparameters; with the present ones and Z where the points
-        are it is that of all observations as statistics, hence at most :meth:`elbo`, in which the
-        window's rows have their full covariance. Cost O(M³ + window M²).
+        Differentiable in Z and in the hyperparameters. The window's rows count as statistics: at
+        the present points it is at most :meth:`elbo`. Cost O(M³ + window M²).
 
         Args:
             Z: ``M x d``, in transformed inputs, float64.
@@ -190,9 +185,7 @@ class OSGPR(StreamingGP):
             ValueError: Too many points.
         """
         self._check_not_supposed("place_points")
-        check_points("Z", Z, self._memory.values.Z.shape[-1])
-        check_cap(self.max_points, Z)
-        self._memory, self._cache = self._inference.at_points(
-            self._memory, self._prior, Z.detach().double()
-        )
+        check_points("Z", Z, self._memory.values.Z.shape[-1], self.max_points)
+        Z = Z.detach().double()
+        self._memory, self._cache = self._inference.at_points(self._memory, self._prior, Z)
         return self

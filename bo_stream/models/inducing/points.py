@@ -32,15 +32,8 @@ def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBas
 
     Kernel values can be so wrong that no jitter helps: gpytorch squares distances from the mean of
     the points, and one that is 1e8 lengthscales away leaves none of the others' digits. So points
-    beyond ``FAR`` go first; if that is not enough, those that the others determine.
-
-    Args:
-        kernel: As in :meth:`InducingBasis.of`.
-        Z: ``M x d``.
-        outputs: m.
-
-    Raises:
-        NotPSDError: The kernel's values are NaN or infinite.
+    beyond ``FAR`` go first; if that is not enough, those that the others determine. NotPSDError:
+    the kernel's values are NaN or infinite.
     """
     try:
         return InducingBasis.of(kernel, Z, outputs)
@@ -59,13 +52,8 @@ def _of_some(kernel: Kernel, near: Tensor, outputs: int) -> InducingBasis:
         return InducingBasis.of(kernel, near[independent_rows(matrix)], outputs)
 
 
-def check_points(name: str, Z: Tensor, dim: int) -> None:
-    """Check that a tensor holds points of ``dim`` inputs.
-
-    Raises:
-        BotorchTensorDimensionError: Another shape than ``M x dim``.
-        InputDataError: No floating-point tensor, NaN or infinity.
-    """
+def check_points(name: str, Z: Tensor, dim: int, most: int) -> None:
+    """Check that a tensor holds finite points of ``dim`` inputs, ``most`` of them or fewer."""
     check_floating_point(name, Z)
     if Z.ndim != 2 or Z.shape[-1] != dim:
         raise BotorchTensorDimensionError(
@@ -73,14 +61,14 @@ def check_points(name: str, Z: Tensor, dim: int) -> None:
             f"{tuple(Z.shape)}."
         )
     check_finite(name, Z)
+    if most < len(Z):
+        raise ValueError(
+            f"Expected max_points of at least {len(Z)}, the inducing points given, got {most}."
+        )
 
 
 def check_allocator(allocator: object) -> None:
-    """Check that an allocator is one of a stream, or None.
-
-    Raises:
-        UnsupportedError: It is neither.
-    """
+    """Check that an allocator is one of a stream, or None."""
     if allocator is not None and not isinstance(allocator, Allocator):
         name = getattr(allocator, "__name__", type(allocator).__name__)
         raise UnsupportedError(
@@ -90,29 +78,8 @@ def check_allocator(allocator: object) -> None:
         )
 
 
-def check_cap(max_points: int, Z: Tensor) -> None:
-    """Check that points fit under their cap.
-
-    Raises:
-        ValueError: They do not.
-    """
-    if max_points < len(Z):
-        raise ValueError(
-            f"Expected max_points of at least {len(Z)}, the inducing points given, got "
-            f"{max_points}."
-        )
-
-
 def check_points_fit(points: int, outputs: int) -> None:
-    """Check that matrices over inducing points fit into memory, before one is made.
-
-    Args:
-        points: Their number M.
-        outputs: Of all batch elements together.
-
-    Raises:
-        ValueError: Too many.
-    """
+    """Check that matrices over M points fit into memory, for outputs of all batch elements."""
     check_memory(
         f"{points:,} inducing points",
         MATRICES * outputs * points**2,
@@ -122,11 +89,7 @@ def check_points_fit(points: int, outputs: int) -> None:
 
 
 def checked_allocation(Z: object, X: Tensor) -> Tensor:
-    """Check what an allocator returned, and bring it to the dtype and device of X.
-
-    Raises:
-        InputDataError: It is not finite, of another shape, or there is no point.
-    """
+    """Check what an allocator returned, and bring it to the dtype and device of X."""
     fits = isinstance(Z, Tensor) and Z.ndim == 2 and Z.shape[-1] == X.shape[-1] and len(Z) > 0
     if not isinstance(Z, Tensor) or not fits or not bool(torch.isfinite(Z).all()):
         shape = tuple(Z.shape) if isinstance(Z, Tensor) else Z
