@@ -148,7 +148,7 @@ class WeightSpaceProcess(PosteriorProcess):
     def _residual(self, points: Points) -> Residual | None:
         basis: Any = self.basis
         X, z = points.X, points.prior
-        if basis.residual_variance(X[..., :0, :], z[..., :0, :]) is None:
+        if not basis.has_residual:
             return None
         return Residual(
             lambda: basis.residual_covariance(X, X, z, z), lambda: basis.residual_variance(X, z)

@@ -107,12 +107,6 @@ class SiteInference(InducingInference):
             now = self.placed(now, data.X, prior)
         return now, OnlineUpdate(now.memory.whole, now.basis, hyper, data, self)
 
-    def refitted(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
-    ) -> tuple[InducingMemory, InducingCache | None]:
-        """Leave points and sites as they are."""
-        return memory, cache
-
     def noise_groups(self, statistics: WhitenedMemory, prior: Prior) -> list[NoiseGroup]:
         """Return the sites, whose noise is in the statistics."""
         return [unit_noise(statistics.learned)]
