@@ -31,7 +31,7 @@ from bo_stream.models.decoupled.inference import (
 from bo_stream.models.decoupled.learner import DecoupledLearner, Schedule
 from bo_stream.models.decoupled.memory import DecoupledMemory
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes, check_transform
-from bo_stream.models.stochastic.replay import DatasetReplay
+from bo_stream.models.stochastic.replay import build_from
 from bo_stream.models.stochastic.start import set_kernel, set_outcomes
 from bo_stream.models.stochastic.training import Training, check_limits, train
 
@@ -214,11 +214,7 @@ class DecoupledGP(StreamingGP):
             InputDataError: It is empty, or its items are no pairs.
             UnsupportedError: It can only be iterated.
         """
-        replay = DatasetReplay.of(dataset)
-        first = replay.first(options, 2**31 - 1)
-        model = cls(first.X, first.Y, **options)
-        model._set_memory(replace(model._memory, replay=replay))
-        return model
+        return build_from(cls, dataset, options, 2**31 - 1)
 
     @torch.no_grad()
     def _guess(self, inputs: Tensor, Y: Tensor, likelihood: bool, kernel: bool, mean: bool) -> None:

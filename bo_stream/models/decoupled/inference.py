@@ -262,8 +262,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             ValueError: Fewer observations are held than ``batch_size``.
         """
         replay, schedule = memory.replay, self.schedule
-        drawn = replay.draw(schedule.size(replay.held), generator)
-        data = replay.in_units(drawn, prior)
+        data = replay.sample(schedule.size(replay.held), generator, prior)
         index = drawn_columns(memory.posterior, schedule.columns, generator)
         weight = replay.count / len(data)
 
@@ -316,7 +315,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     ) -> DecoupledMemory:
         replay, generator = memory.replay, generator_at(self.schedule.seed, BEFORE_STEPS)
         few, more = (
-            replay.in_units(replay.draw(min(size, replay.held), generator), prior)
+            replay.sample(min(size, replay.held), generator, prior)
             for size in (self.initial_points, LOOKED_AT)
         )
         sizes = Sizes(self.growth.span, self.growth.covariance)
@@ -385,9 +384,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         if not isinstance(p.covariance, SpectralCovariance) or len(p.beta) == len(p.alpha):
             return now
         most = min(INPUTS * len(p.alpha), replay.held)
-        some = replay.in_units(
-            replay.draw(most, generator_at(self.schedule.seed, BEFORE_STEPS)), prior
-        )
+        some = replay.sample(most, generator_at(self.schedule.seed, BEFORE_STEPS), prior)
         wide = with_eigenfunctions(now, some.X, len(p.alpha), self.growth.covariance)
         return replace(now, posterior=wide)
 

@@ -26,7 +26,6 @@ from bo_stream.models.decoupled.posterior import (
 from bo_stream.models.prior import Prior
 from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.models.stochastic.replay import Batch, generator_at
-from bo_stream.models.stochastic.training import all_finite
 from bo_stream.tensors import map_tensors
 
 _RENEWED = 10
@@ -150,7 +149,9 @@ class DecoupledLearner:
     @property
     def is_valid(self) -> bool:
         """Whether all that steps move is finite, and positive where it has to be."""
-        return self.hyper.are_valid and all_finite(self._memory.posterior)
+        finite = list[Tensor]()
+        map_tensors(self._memory.posterior, lambda t: finite.append(t.isfinite().all()) or t)  # type: ignore[func-returns-value]
+        return self.hyper.are_valid and all(map(bool, finite))
 
     def learned_state(self) -> _State:
         """Return the memory, which is a value, and copies of the hyperparameters."""
@@ -237,8 +238,7 @@ class DecoupledLearner:
         return float(draw.value.detach().sum())
 
     def _drawn(self, size: int, generator: torch.Generator) -> Batch:
-        replay = self._memory.replay
-        return replay.in_units(replay.draw(size, generator), self._prior)
+        return self._memory.replay.sample(size, generator, self._prior)
 
     def _grow_from(self, data: Batch, generator: torch.Generator) -> bool:
         order = torch.randperm(len(data), generator=generator).to(data.X.device)
