@@ -316,11 +316,9 @@ class DecoupledGP(StreamingGP):
         self._set_memory(inference.with_all_functions(self._memory, prior))
         spent = time.monotonic() - begin
         left = _less(seconds, spent)
-        found = inference.collapsed(self._memory, prior, evaluations, left, progress)
-        prior.take_over(found.hyper)
-        memory = replace(self._memory, posterior=found.posterior, hyper_moments=None)
+        memory, training = inference.collapsed(self._memory, prior, evaluations, left, progress)
         self._set_memory(memory)
-        return found.training.after(spent)
+        return training.after(spent)
 
     def optimize_posterior(self, rounds: int = 1, *, progress: bool = True) -> Self:
         """Let the mean and the variance be the best for all data that are held, in place.
@@ -347,7 +345,8 @@ class DecoupledGP(StreamingGP):
         self._check_not_supposed("optimize_posterior")
         self._inference.check_observed(self._memory)
         for _ in range(checked_number("rounds", rounds)):
-            self._set_memory(self._inference.optimized(self._memory, self._prior, progress))
+            best = self._inference.optimized(self._memory, self._prior, progress)
+            self._set_memory(replace(self._memory, posterior=best))
         return self
 
     @property
