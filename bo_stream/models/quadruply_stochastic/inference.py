@@ -425,7 +425,6 @@ def build(
     layout = Layout(basis, inputs[:0], train_Y.shape[-1])
     model._memory = inference.empty(layout, inputs, model._prior)
     model._standardize_first(train_X, train_Y, None)
-    model._check_observations(train_X, train_Y, None)
     inputs = model.coordinates(train_X).double()
     model._memory = inference.filled(model._memory, inputs, model._prior)
     if train_X.shape[-2] > 0:
