@@ -86,7 +86,7 @@ class FourierBasis(SampledBasis):
         base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
         pairs, dim = index // 2, inputs.shape[-1]
         drawn = normals(self.seed, pairs, dim + degrees_of_freedom(base))
-        frequencies = student_frequencies(base, drawn, dim) / base.lengthscale.double()
+        frequencies = student_frequencies(drawn, dim) / base.lengthscale.double()
         frequencies = frequencies.reshape(-1, len(pairs), dim)
         phase = ((index % 2) * (-0.5 * math.pi)).to(frequencies).reshape(1, -1, 1)
         turned = torch.cat((frequencies, phase.expand(len(frequencies), -1, 1)), -1).to(X)
@@ -183,18 +183,16 @@ class RelevanceBasis(KernelFunctions):
         return self.precisions[:, index]
 
 
-def student_frequencies(kernel: Kernel, drawn: Tensor, dim: int) -> Tensor:
+def student_frequencies(drawn: Tensor, dim: int) -> Tensor:
     """Compute frequencies of an RBF or Matérn kernel of lengthscale 1 from normal numbers.
 
-    Normal for RBF, Student-t with 2ν degrees of freedom for Matérn-ν. ``drawn`` has
-    ``dim + degrees_of_freedom(kernel)`` columns.
+    Of ``dim + degrees_of_freedom(kernel)`` columns: as they are for RBF, Student-t for Matérn.
     """
-    directions = drawn[..., :dim]
-    degrees = degrees_of_freedom(kernel)
+    directions, chi = drawn[..., :dim], drawn[..., dim:]
+    degrees = chi.shape[-1]
     if degrees == 0:
         return directions
-    chi_square = drawn[..., dim:].square().sum(-1, keepdim=True)
-    return directions * (degrees / chi_square).sqrt()
+    return directions * (degrees / chi.square().sum(-1, keepdim=True)).sqrt()
 
 
 def degrees_of_freedom(kernel: Kernel) -> int:

@@ -242,7 +242,7 @@ def _rule_for(kernel: Kernel) -> Callable[[Any, _Space], _Spectrum]:
 def _stationary(kernel: Kernel, space: _Space) -> _Spectrum:
     dim = len(space.active)
     drawn = space.draws.normal(FEATURES, dim + degrees_of_freedom(kernel))
-    directions = student_frequencies(kernel, drawn, dim)
+    directions = student_frequencies(drawn, dim)
     return space.spectrum(directions / space.parameter(kernel.lengthscale, 2))
 
 

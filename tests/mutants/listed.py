@@ -253,8 +253,8 @@ _FAMILIES = (
     Mutant(
         "two draws added up for their mean",
         "models/quadruply_stochastic/steps.py",
-        "0.5 * (first + rule(drawn[1]))",
-        "first + rule(drawn[1])",
+        "0.5 * (estimates[0] + estimates[1])",
+        "estimates[0] + estimates[1]",
     ),
     Mutant(
         "a sample whose earlier values change with it",

@@ -231,9 +231,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         """Return the distribution of all weights, a copy. Cost O(p)."""
         progress = memory.progress
         index = torch.arange(progress.size, device=progress.coefficients.device)
-        scale = _best_scale(memory, prior, basis, index)
-        if scale is None:
-            scale = progress.log_scale.exp()
+        best = _best_scale(memory, prior, basis, index)
+        scale = progress.log_scale.exp() if best is None else best
         columns = progress.dense_columns(index)
         scale = scale * (index >= columns.shape[-1] - 1)
         return WeightMoments(columns[..., 0].clone(), columns[..., 1:].clone(), scale)
@@ -460,8 +459,12 @@ def _slice(memory: Memory, prior: Prior, basis: SampledBasis, index: Tensor) -> 
 
 
 def _best_scale(memory: Memory, prior: Prior, basis: SampledBasis, index: Tensor) -> Tensor | None:
-    precision, count = basis.precision_diagonal(index), float(memory.replay.count)
-    return memory.progress.best_scale(index, precision, count, prior.likelihood)
+    """Compute the diagonal of C by Proposition 1, ``m x k``; None where it is learned."""
+    squares, count = memory.progress.mean_squares, float(memory.replay.count)
+    if squares is None:
+        return None
+    precision = basis.precision_diagonal(index)
+    return proposition_1(squares[:, index], precision, count, prior.likelihood.noise)
 
 
 def site_noise(likelihood: Likelihood) -> Tensor:

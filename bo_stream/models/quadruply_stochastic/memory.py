@@ -192,37 +192,27 @@ class Progress:
         scale = self.learned_scale(index)
         return Slice.of(index, self.coefficients[:, index], scale, scale.exp()).columns
 
-    @torch.no_grad()
-    def best_scale(
-        self, index: Tensor, precision: Tensor, count: float, likelihood: Likelihood
-    ) -> Tensor | None:
-        """Compute the diagonal of C by Proposition 1, ``m x k``; None where it is learned.
-
-        Held: where it is best the bound has no slope in it.
-
-        Args:
-            index: Of the functions, ``k``.
-            precision: Diagonal of S, ``m x k``.
-            count: Number of all data.
-            likelihood: Gaussian, where there are mean squares.
-        """
-        if self.mean_squares is None:
-            return None
-        squares = self.mean_squares[:, index]
-        noise = likelihood.noise.reshape(-1).to(squares)
-        return proposition_1(squares, precision.to(squares), count, noise)
-
     @torch.enable_grad()
     def drawn(
         self, index: Tensor, precision: Tensor, count: float, likelihood: Likelihood
     ) -> tuple[Tensor, Tensor, Slice]:
         """Copy coefficients and learned scales of some functions, to be differentiated in.
 
-        Args as of :meth:`best_scale`; returns these two, and the slice that is made of them.
+        Where the bound is best in the diagonal, by Proposition 1, it has no slope in it.
+
+        Args:
+            index: Of the functions, ``k``.
+            precision: Diagonal of S, ``m x k``.
+            count: Number of all data.
+            likelihood: Gaussian, where there are mean squares.
+
+        Returns:
+            These two, and the slice that is made of them.
         """
         coefficients = self.coefficients[:, index].requires_grad_()
-        log_scale = self.learned_scale(index).requires_grad_()
-        best = self.best_scale(index, precision, count, likelihood)
+        log_scale, best = self.learned_scale(index).requires_grad_(), None
+        if self.mean_squares is not None:
+            best = proposition_1(self.mean_squares[:, index], precision, count, likelihood.noise)
         return coefficients, log_scale, Slice.of(index, coefficients, log_scale, best)
 
     def grown(self, first: Progress) -> Progress:
@@ -279,6 +269,7 @@ class Slice:
         return cls(joined, diagonal * ~is_dense, log_diagonal)
 
 
+@torch.no_grad()
 def proposition_1(mean_squares: Tensor, precision: Tensor, count: float, noise: Tensor) -> Tensor:
     """Compute the best entries of a diagonal C, ``m x k``. [Evans2020, proposition 1].
 
@@ -286,7 +277,7 @@ def proposition_1(mean_squares: Tensor, precision: Tensor, count: float, noise: 
         mean_squares: Of the functions at the data, ``m x k``.
         precision: Diagonal of S, ``m x k``.
         count: Number of data.
-        noise: Their variance, ``m``.
+        noise: Their variance, ``m`` or ``m x 1``.
     """
-    noise = noise.unsqueeze(-1)
+    noise, precision = noise.reshape(-1, 1).to(mean_squares), precision.to(mean_squares)
     return (noise / (count * mean_squares + noise * precision)).sqrt()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -219,9 +218,8 @@ class Steps:
         residual = (targets - mean).unsqueeze(-1)
         misfit = ((first[..., :1] - residual) * (second[..., :1] - residual)).sum((-2, -1))
         dense = (first[..., 1:] * second[..., 1:]).sum((-2, -1))
-        diagonal = _average(
-            drawn, lambda s: (s.squares * s.weights.scale.square() * s.share).sum(-1)
-        )
+        powers = [one.squares * one.weights.scale.square() * one.share for one in drawn]
+        diagonal = _average([power.sum(-1) for power in powers])
         squares = self.num_data / targets.shape[-1] * (misfit + dense + diagonal)
         apart, control = self._divergence(drawn), self.progress.control
         if control is not None and one.support is not None and other.support is not None:
@@ -259,11 +257,9 @@ class Steps:
             first, second = (s.weights.columns * s.share.unsqueeze(-1) for s in (one, other))
             squares = (first * (S @ second)).sum((-2, -1))
         else:
-            squares = _average(
-                drawn,
-                lambda s: (s.precision * s.weights.columns.square().sum(-1) * s.share).sum(-1),
-            )
-        linear = _average(drawn, lambda s: s.linear_divergence(determinant is None))
+            sums = [s.precision * s.weights.columns.square().sum(-1) * s.share for s in drawn]
+            squares = _average([terms.sum(-1) for terms in sums])
+        linear = _average([one.linear_divergence(determinant is None) for one in drawn])
         total = 0.5 * (squares + linear - self.progress.coefficients.shape[1])
         return total if determinant is None else total - 0.5 * determinant
 
@@ -408,10 +404,9 @@ class DrawnFunctions:
         return (terms * self.share).sum(-1)
 
 
-def _average(drawn: list[DrawnFunctions], rule: Callable[[DrawnFunctions], Tensor]) -> Tensor:
-    """Average an estimate over one draw or two."""
-    first = rule(drawn[0])
-    return first if len(drawn) == 1 else 0.5 * (first + rule(drawn[1]))
+def _average(estimates: list[Tensor]) -> Tensor:
+    """Average the estimates of one draw or two."""
+    return estimates[0] if len(estimates) == 1 else 0.5 * (estimates[0] + estimates[1])
 
 
 @dataclass(frozen=True)

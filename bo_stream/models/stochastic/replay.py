@@ -115,18 +115,21 @@ class Replay(ABC):
         Raises:
             ValueError: More rows than are held, or none.
         """
+        return self.at(self._places(size, generator))
+
+    def sample(self, size: int, generator: torch.Generator, prior: Prior) -> Batch:
+        """Draw rows in the units of the process; errors as :meth:`draw` and :meth:`in_units`."""
+        return self.in_units(self.at(self._places(size, generator)), prior)
+
+    def _places(self, size: int, generator: torch.Generator | None) -> Tensor:
         if not 1 <= size <= self.held:
             raise ValueError(
                 f"Expected a minibatch of 1 to {self.held} observations, as many as are held, got "
                 f"{size}. Take a smaller batch_size, or update with more data first."
             )
         if size == self.held:
-            return self.at(torch.arange(size))
-        return self.at(torch.randint(self.held, (size,), generator=generator))
-
-    def sample(self, size: int, generator: torch.Generator, prior: Prior) -> Batch:
-        """Draw rows in the units of the process; errors as :meth:`draw` and :meth:`in_units`."""
-        return self.in_units(self.draw(size, generator), prior)
+            return torch.arange(size)
+        return torch.randint(self.held, (size,), generator=generator)
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """Yield all rows that are held, in order, ``size`` at a time."""
@@ -200,7 +203,8 @@ class StreamReplay(Replay):
 
     def at(self, index: Tensor) -> Batch:
         """Return rows by their places."""
-        return self.room.data.rows(index.to(self.room.data.X.device))
+        held, index = self.room.data, index.to(self.room.data.X.device)
+        return Batch(held.X[..., index, :], held.Y[..., index, :])
 
     def in_units(self, rows: Batch, prior: Prior) -> Batch:
         """Return the rows: they were put in as the process has them."""
