@@ -15,7 +15,11 @@ from functools import partial, singledispatch
 from typing import Any
 
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
 from botorch.models.deterministic import DeterministicModel
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
@@ -24,10 +28,11 @@ from botorch.sampling.pathwise.update_strategies import gaussian_update
 from gpytorch.kernels import Kernel
 from torch import Size, Tensor
 
-from bo_stream.acquisition.weight_space import check_inside, in_weight_space, weight_space
+from bo_stream.acquisition.weight_space import in_weight_space, weight_space
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.functions import FunctionBasis, InducingFunctions
+from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.inducing import InducingBasis, kernel_variance
 from bo_stream.bases.sampled import KernelFunctions
 from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
@@ -431,7 +436,12 @@ def _features(basis: Basis, weights: Tensor) -> PathTerm:
 
 
 def _weighted_features(basis: Basis, weights: Tensor, X: Tensor) -> Tensor:
-    check_inside(basis, X)
+    if isinstance(basis, GridBasis) and not basis.grid.contains(X):
+        raise InputDataError(
+            "X lies outside the box of the model's grid at the time these functions were drawn, "
+            f"{basis.grid.bounds.tolist()} in transformed inputs. Build the model with wider "
+            "bounds."
+        )
     return row_product(basis.features(X), weights).squeeze(-1)
 
 
