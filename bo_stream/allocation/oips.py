@@ -99,8 +99,7 @@ class Isolation:
     def __post_init__(self) -> None:
         if not 0.0 < self.below < 1.0:
             raise ValueError(f"Expected below in (0, 1), a correlation, got {self.below}.")
-        if self.nearest < 1:
-            raise ValueError(f"Expected nearest to be at least 1, got {self.nearest}.")
+        checked_number("nearest", self.nearest)
         if self.statistic not in ("median", "mean"):
             raise ValueError(f"Expected statistic 'median' or 'mean', got {self.statistic!r}.")
 
