@@ -22,13 +22,12 @@ from torch import Tensor
 
 from bo_stream.ax.acquisition import StreamAcquisition, best_observed
 from bo_stream.ax.adapters import QuasiRandomAdapter, StreamAdapter
-from bo_stream.ax.model_choice import name_of
 from bo_stream.ax.pool_acquisition import PoolAcquisition
-from bo_stream.ax.surrogate import Record, StreamSurrogate
+from bo_stream.ax.stream import Record
+from bo_stream.ax.surrogate import StreamSurrogate, name_of
 from bo_stream.ax.transforms import (
     ExactCandidates,
     FiniteOutcomes,
-    KeepsUnits,
     OutcomeUnits,
     ReportedMetrics,
     SteadyWinsorize,
@@ -55,7 +54,7 @@ def surrogate_spec(
     return SurrogateSpec(model_configs=[config])
 
 
-class StreamGenerator(KeepsUnits, BoTorchGenerator):
+class StreamGenerator(BoTorchGenerator):
     """Ax's modular generator, whose surrogate is a :class:`StreamSurrogate`."""
 
     def __init__(
@@ -75,9 +74,9 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
     ) -> None:
         """Make a generator without a model; the first seven arguments are ``BoTorchGenerator``'s.
 
-        For ``refit`` and ``learned`` see :class:`StreamSurrogate`. ``units`` and ``cutoffs`` are
-        those of the metrics, by name, written when one is first seen or changes; ``winsorize`` is
-        whether outliers on the bad side are clipped.
+        For ``refit`` and ``learned`` see :class:`StreamSurrogate`. ``units`` and ``cutoffs`` (lower
+        and upper; None: there is none) are those of the metrics, by name, written by the transforms
+        when one is first seen or changes; ``winsorize``: outliers on the bad side are clipped.
         """
         super().__init__(
             surrogate_spec=surrogate_spec or _default_spec(),
@@ -88,11 +87,10 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
             refit_on_cv=refit_on_cv,
             warm_start_refit=warm_start_refit,
         )
-        self.refit = refit
+        self.refit, self.winsorize = refit, winsorize
         self.learned: dict[str, Record] = {} if learned is None else learned
-        self.units = {} if units is None else units
-        self.cutoffs = {} if cutoffs is None else cutoffs
-        self.winsorize = winsorize
+        self.units: dict[str, float] = {} if units is None else units
+        self.cutoffs: dict[str, list[float | None]] = {} if cutoffs is None else cutoffs
 
     def fit(
         self,

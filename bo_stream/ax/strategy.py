@@ -17,6 +17,7 @@ from ax.generation_strategy.generator_spec import GeneratorSpec
 from ax.storage.json_store.encoder import object_to_json
 from ax.storage.json_store.registry import CORE_CLASS_ENCODER_REGISTRY, CORE_ENCODER_REGISTRY
 from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.acquisition.input_constructors import get_acqf_input_constructor
 from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpectedImprovement
 from botorch.acquisition.monte_carlo import qUpperConfidenceBound
@@ -31,9 +32,9 @@ from botorch.optim.optimize import (
 from botorch.optim.optimize_mixed import optimize_acqf_mixed_alternating
 
 from bo_stream.acquisition import FeatureNIPV
+from bo_stream.ax.acquisition import INTEGRATED, check_options
 from bo_stream.ax.generator import StreamGenerators, surrogate_spec
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
-from bo_stream.ax.nipv import INTEGRATED, StreamNIPV, check_options
 from bo_stream.ax.pool import POOL, Candidates, Pool, handle, pool_named, with_handles
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.models.inducing.osgpr import OSGPR
@@ -44,7 +45,7 @@ ACQUISITIONS: dict[str, type[AcquisitionFunction]] = {
     "qLogEI": qLogExpectedImprovement,
     "qLogNEI": qLogNoisyExpectedImprovement,
     "qLogNEHVI": qLogNoisyExpectedHypervolumeImprovement,
-    "qNIPV": StreamNIPV,
+    "qNIPV": qNegIntegratedPosteriorVariance,
     "FeatureNIPV": FeatureNIPV,
 }
 """Acquisition functions by the name that a user may give instead of the class."""

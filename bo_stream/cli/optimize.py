@@ -22,8 +22,6 @@ from bo_stream.cli.options import (
 from bo_stream.loops.optimization.settings import ACQUISITIONS, Bounds
 from bo_stream.loops.optimization.settings import OptimizationSettings as _DEFAULT
 
-_STEPS = 30
-
 
 def _bounds(text: str) -> Bounds:
     try:
@@ -77,10 +75,10 @@ def optimize(
         float | None, option("Function", "Seconds after which an evaluation has failed.")
     ] = None,
     retries: Annotated[int, option("Function", "Times that a failed evaluation is repeated.")] = 0,
-    batch: Annotated[
-        int, option("Search", "Points chosen at a time.", "--batch", "-q")
-    ] = _DEFAULT.q,
-    steps: Annotated[int, option("Search", "Choices to make after the initial points.")] = _STEPS,
+    q: Annotated[int, option("Search", "Points chosen at a time.", "--batch", "-q")] = _DEFAULT.q,
+    total: Annotated[
+        int, option("Search", "Choices to make after the initial points.", "--steps")
+    ] = 30,
     initial: Annotated[int, option("Search", "Sobol points to start with.")] = _DEFAULT.initial,
     acquisition: Annotated[
         str,
@@ -95,7 +93,7 @@ def optimize(
         int, option("Search", "Of the Sobol points, the search and the noise.")
     ] = _DEFAULT.seed,
     model: ModelOption = _DEFAULT.model,
-    model_set: SetOption = None,
+    model_options: SetOption = None,
     kernel: KernelOption = _DEFAULT.kernel,
     grid: GridOption = None,
     refit: RefitOption = _DEFAULT.refit,
@@ -124,19 +122,12 @@ def optimize(
     - `bo-stream optimize mine:cost --out run --resume --steps 60`
     """
     options = {
-        "maximize": maximize, "q": batch, "initial": initial, "acquisition": acquisition,
+        "maximize": maximize, "q": q, "initial": initial, "acquisition": acquisition,
         "beta": beta, "seed": seed, "kernel": kernel, "grid": grid, "refit": refit,
-        "device": device, "dtype": dtype, "model": model,
+        "device": device, "dtype": dtype, "model": model, "model_options": model_options,
     }  # fmt: skip
+    target = {"function": function, "dim": dim, "noise": noise, "bounds": bounds}
+    plan = {"total": total, "retries": retries, "workers": workers, "timeout": timeout}
     from bo_stream.cli.optimizing import run  # which imports torch: help does without
 
-    run(
-        ctx,
-        options,
-        target={"function": function, "dim": dim, "noise": noise, "bounds": bounds},
-        plan={"total": steps, "retries": retries, "workers": workers, "timeout": timeout},
-        model_set=model_set,
-        out=out,
-        history=history,
-        resume=resume,
-    )
+    run(ctx, options, target, plan, history, out, resume)

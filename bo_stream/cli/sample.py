@@ -67,9 +67,7 @@ def sample(
         int | None,
         option("Data", "Held-out sites, where the error is measured (10,000, at most a quarter)."),
     ] = None,
-    batch: Annotated[
-        int, option("Sampling", "Sites chosen at a time.", "--batch", "-q")
-    ] = _DEFAULT.q,
+    q: Annotated[int, option("Sampling", "Sites chosen at a time.", "--batch", "-q")] = _DEFAULT.q,
     steps: Annotated[
         int | None,
         option(
@@ -87,7 +85,7 @@ def sample(
         int, option("Sampling", "Of the split, the first sites and random choice.")
     ] = _DEFAULT.seed,
     model: ModelOption = _DEFAULT.model,
-    model_set: SetOption = None,
+    model_options: SetOption = None,
     kernel: KernelOption = _DEFAULT.kernel,
     grid: GridOption = None,
     refit: RefitOption = _DEFAULT.refit,
@@ -118,10 +116,11 @@ def sample(
     - `bo-stream sample --out run --resume`
     """
     options = {
-        "q": batch, "steps": steps, "pool": pool, "test": test, "initial": initial,
+        "q": q, "steps": steps, "pool": pool, "test": test, "initial": initial,
         "kernel": kernel, "grid": grid, "seed": seed, "device": device, "dtype": dtype,
         "refit": refit, "outliers": outliers, "score_every": score_every, "model": model,
+        "model_options": model_options,
     }  # fmt: skip
     from bo_stream.cli.sampling import run  # which imports torch: help does without
 
-    run(ctx, options, data, x, y, compare, model_set=model_set, out=out, resume=resume)
+    run(ctx, options, data, x, y, compare, out, resume)
