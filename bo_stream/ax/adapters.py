@@ -120,6 +120,8 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     - Observations outside the search space stay in the model.
     """
 
+    _drawn: tuple[SearchSpace, Pool] | None = None
+
     def gen(
         self,
         n: int,
@@ -191,15 +193,8 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     @property
     def pool(self) -> Pool | None:
         """Return the pool that candidates are chosen from, if not from the search space."""
-        name = self._modular.acquisition_options.get(POOL)
+        name = cast(BoTorchGenerator, self.generator).acquisition_options.get(POOL)
         return None if name is None else pool_named(str(name))
-
-    @property
-    def _modular(self) -> BoTorchGenerator:
-        generator = self.generator
-        if not isinstance(generator, BoTorchGenerator):
-            raise TypeError(f"Expected a BoTorchGenerator, got {type(generator).__name__}.")
-        return generator
 
     @cached_property
     def _tables(self) -> Tables:
@@ -208,11 +203,6 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     @cached_property
     def _selector(self) -> Callable[[StreamingGP, Tensor, Tensor], PoolSelector]:
         return lru_cache(maxsize=1)(PoolSelector)
-
-    @cached_property
-    def _drawn(self) -> dict[int, tuple[SearchSpace, Pool]]:
-        """Return points that were drawn, and the search space that they are of, by number."""
-        return {}
 
     def _choices(self, pending: Pending) -> dict[str, Any]:
         """Return the pool as an option of the acquisition, if there is one."""
@@ -226,7 +216,7 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
 
     def _mc_points(self) -> dict[str, Any]:
         """Return integration points as an option of the acquisition, where they are needed."""
-        generator = self._modular
+        generator = cast(BoTorchGenerator, self.generator)
         kind, options = generator._botorch_acqf_class, generator._botorch_acqf_options
         if kind is None or not issubclass(kind, INTEGRATED):
             return {}
@@ -244,9 +234,8 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
 
     def _points_drawn(self, count: int) -> Pool:
         """Return points of the search space that keep its constraints, drawn by Ax's Sobol."""
-        space = self._model_space
-        known = self._drawn.get(count)
-        if known is not None and known[0] == space:
+        space, known = self._model_space, self._drawn
+        if known is not None and known[0] == space and len(known[1]) == count:
             return known[1]
         sobol = Generators.SOBOL(
             experiment=self._experiment, search_space=space, seed=0, deduplicate=False
@@ -256,7 +245,7 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
         rows = [arm.parameters for arm, weight in counts for _ in range(round(weight))]
         frame = pd.DataFrame(rows)[list(space.tunable_parameters)]
         pool = Pool(f"{count} points of the search space", frame)
-        self._drawn[count] = (space.clone(), pool)
+        self._drawn = space.clone(), pool
         return pool
 
     def _table(self, pool: Pool) -> Table:

@@ -62,16 +62,6 @@ class Rows:
         unknown = torch.full_like(data.Y, torch.nan)
         return cls(data.X, data.Y, unknown if data.Yvar is None else data.Yvar.clamp_min(floor))
 
-    def as_dataset(self, like: SupervisedDataset) -> SupervisedDataset:
-        """Return the observations as a data set with the names of another."""
-        return SupervisedDataset(
-            self.X,
-            self.Y,
-            Yvar=self.known_noise,
-            feature_names=like.feature_names,
-            outcome_names=like.outcome_names,
-        )
-
     def __len__(self) -> int:
         """Return the number n of observations."""
         return len(self.X)

@@ -166,7 +166,13 @@ class StreamSurrogate(Surrogate):
         given = submodel_input_constructor(
             kind,
             model_config=config,
-            dataset=rows.as_dataset(like),
+            dataset=SupervisedDataset(
+                rows.X,
+                rows.Y,
+                Yvar=rows.known_noise,
+                feature_names=like.feature_names,
+                outcome_names=like.outcome_names,
+            ),
             search_space_digest=digest,
             surrogate=self,
         )
@@ -260,4 +266,4 @@ def within_reach(
         InputDataWarning,
         stacklevel=2,
     )
-    return Rows.of(dataset, 0.0)[inside].as_dataset(dataset)
+    return dataset.clone(mask=inside)

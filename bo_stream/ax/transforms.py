@@ -103,12 +103,8 @@ class ReportedMetrics(Transform):
         if config is None or experiment_data is None:
             return
         observed = experiment_data.observation_data
-        reported = {
-            str(metric)
-            for metric in ([] if observed.empty else observed["mean"])
-            if bool(observed["mean"][metric].notna().any())
-        }
-        silent = sorted(config.metric_names - reported)
+        means: Any = observed if observed.empty else observed["mean"]
+        silent = sorted(config.metric_names - set(means.dropna(axis="columns", how="all")))
         if silent:
             values = ", ".join(f"{name!r}: ..." for name in silent)
             raise DataRequiredError(

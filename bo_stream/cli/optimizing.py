@@ -32,16 +32,10 @@ def run(
     out: Path | None,
     resume: bool,
 ) -> None:
-    """Carry out the command; ``ctx`` tells which of its options were given.
+    """Carry out the command with its options; ``ctx`` tells which of them were given.
 
-    Args:
-        ctx: Context of the command.
-        options: Settings of the optimization, with options of the model as they were given.
-        target: Arguments of ``find_objective``.
-        plan: Arguments of ``Plan``, which may change when a run goes on.
-        history: Kind of the history file.
-        out: Folder of the run; None: a new one.
-        resume: Whether to go on with the run there.
+    ``target`` holds the arguments of ``find_objective``, ``plan`` those of ``Plan``, which may
+    change when a run goes on, and ``options`` the settings.
     """
 
     def begin() -> OptimizationCampaign:
@@ -92,16 +86,15 @@ def _run_and_report(
             stopped = running.run_with_bar(campaign, total, status, steps)
     finally:
         write_optimization(campaign, folder, running.notes(caught), kind)
-    running.show_warnings(caught)
     OUT.print(f"The best of {summary(campaign)}:")
     OUT.print(_best_table(campaign))
     model = campaign.optimizer.surrogate.model
-    running.show_numerical_record([] if model is None else [model.numerical_log])
+    logs = [] if model is None else [model.numerical_log]
     files = f"history.{kind}, trace.png and run.json"
-    own = campaign.settings.acquisition
-    chosen = ["--acquisition", own] if ":" in own else []
-    named = [campaign.objective.name] if ":" in campaign.objective.name else []
-    running.show_end(folder, files, stopped, ["optimize", *named, *chosen])
+    function, acquisition = campaign.objective.name, campaign.settings.acquisition
+    named = [function] if ":" in function else []
+    chosen = ["--acquisition", acquisition] if ":" in acquisition else []
+    running.show_end(folder, files, caught, logs, stopped, ["optimize", *named, *chosen])
 
 
 def _announce(campaign: OptimizationCampaign, folder: Path) -> None:

@@ -87,13 +87,11 @@ def campaign_in_folder(
 
 
 def _check_new_folder(out: Path | None) -> None:
-    if out is None:
-        return
-    if any((out / kind.name).exists() for kind in (SAMPLING, OPTIMIZATION)):
+    if out is not None and any((out / kind.name).exists() for kind in (SAMPLING, OPTIMIZATION)):
         raise UsageError(
             f"{out} holds a run already. Go on with it by --resume, or give another --out."
         )
-    if out.exists() and not out.is_dir():
+    if out is not None and out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is not a folder.")
 
 
@@ -177,33 +175,39 @@ def run_with_bar(
 
 def notes(caught: Caught) -> list[str]:
     """Return the text of the last warning of each kind."""
-    return list({(note.category, note.lineno): _note(note) for note in caught}.values())
+    texts = {}
+    for each in caught:
+        hint = " Here: --grid." if issubclass(each.category, GridResolutionWarning) else ""
+        texts[each.category, each.lineno] = " ".join(str(each.message).split()) + hint
+    return list(texts.values())
 
 
-def _note(warning: warnings.WarningMessage) -> str:
-    hint = " Here: --grid." if issubclass(warning.category, GridResolutionWarning) else ""
-    return " ".join(str(warning.message).split()) + hint
+def show_end(
+    folder: Path,
+    files: str,
+    caught: Caught,
+    logs: Iterable[NumericalLog],
+    stopped: bool,
+    command: Sequence[str],
+) -> None:
+    """Say what went wrong and where the files are and, after a stop, by which command to go on.
 
-
-def show_warnings(caught: Caught) -> None:
-    """Print the warnings."""
-    for note in notes(caught):
-        ERR.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
-
-
-def show_numerical_record(logs: Iterable[NumericalLog]) -> None:
-    """Print in one line which jitters and fallbacks a run's models used, if any."""
-    events = [str(event) for log in logs for event in log]
-    if events:
-        OUT.print(escape(f"Numerical record: {'; '.join(events)}."), soft_wrap=True)
-
-
-def show_end(folder: Path, files: str, stopped: bool, command: Sequence[str]) -> None:
-    """Say in which folder the files are and, after a stop, by which command to go on.
+    Args:
+        folder: Folder of the run.
+        files: Names of the files.
+        caught: Warnings of the run.
+        logs: Records of which jitters and fallbacks the run's models used.
+        stopped: Whether the user stopped the run.
+        command: The command and what it must be given to go on, beside the folder.
 
     Raises:
         Exit: The run was stopped.
     """
+    for note in notes(caught):
+        ERR.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
+    events = [str(event) for log in logs for event in log]
+    if events:
+        OUT.print(escape(f"Numerical record: {'; '.join(events)}."), soft_wrap=True)
     OUT.print(f"{files} are in [bold]{escape(str(folder))}[/].")
     if stopped:
         again = shlex.join(["bo-stream", *command, "--out", str(folder), "--resume"])

@@ -31,18 +31,7 @@ def run(
     out: Path | None,
     resume: bool,
 ) -> None:
-    """Carry out the command; ``ctx`` tells which of its options were given.
-
-    Args:
-        ctx: Context of the command.
-        options: Settings of the sampling, with options of the model as they were given.
-        data: File of the map; None: a simulated one.
-        x: Its columns of inputs, by name.
-        y: Its column of targets.
-        compare: Strategy to be run beside it.
-        out: Folder of the run; None: a new one.
-        resume: Whether to go on with the run there.
-    """
+    """Carry out the command with its options; ``ctx`` tells which of them were given."""
 
     def begin() -> Campaign:
         if data is None and (x or y):
@@ -72,14 +61,11 @@ def _run_and_report(campaign: Campaign, folder: Path, caught: running.Caught) ->
     total, steps = campaign.main.settings.steps, partial(campaign.run_in, folder)
     stopped = running.run_with_bar(campaign, total, partial(_last_errors, campaign), steps)
     finals = write_results(campaign, folder, running.notes(caught))
-    running.show_warnings(caught)
     OUT.print(_final_table(finals, campaign))
     _show_outliers(campaign)
-    running.show_numerical_record(
-        loop.state.model.numerical_log for loop in campaign.loops.values()
-    )
+    logs = [loop.state.model.numerical_log for loop in campaign.loops.values()]
     files = "picks.csv, curve.csv, map.png, curve.png and run.json"
-    running.show_end(folder, files, stopped, ["sample"])
+    running.show_end(folder, files, caught, logs, stopped, ["sample"])
 
 
 def _announce(campaign: Campaign, folder: Path) -> None:
