@@ -163,16 +163,12 @@ class StreamAcquisition(Acquisition):
 
 
 def with_starts(options: dict[str, Any], bounds: Tensor, incumbents: Tensor) -> dict[str, Any]:
-    """Return options of ``optimize_acqf`` by which half of the starting points are near incumbents.
+    """Return a user's options of ``optimize_acqf``, with half of its starts near incumbents.
 
     Where the observed points leave little to gain, the maximum of an acquisition function is a
     narrow peak beside the best of them. Random points miss it: of eight searches among 27 points of
-    Hartmann-6 by 1,024 of them, four to five end at a corner instead, and none with these.
-
-    Args:
-        options: Options that a user gave; they hold.
-        bounds: Bounds of the search space, ``2 x d``.
-        incumbents: The best of the observed points, ``k x d``.
+    Hartmann-6 by 1,024 of them, four to five end at a corner instead, and none with these. See
+    :func:`near_and_far`.
     """
     inner = {**CHUNK, **options.get("options", {})}
     return {**ONCE, **options, "options": inner, "generator": near_and_far(bounds, incumbents)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from ax.generators.torch.botorch_modular.utils import ModelConfig
 from ax.generators.torch_base import TorchGenResults, TorchOptConfig
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.models.transforms.outcome import Standardize
-from botorch.utils.datasets import SupervisedDataset
 from torch import Tensor
 
 from bo_stream.ax.acquisition import StreamAcquisition, best_observed
@@ -91,28 +90,14 @@ class StreamGenerator(BoTorchGenerator):
         self.learned: dict[str, Record] = {} if learned is None else learned
         self.units: dict[str, float] = {} if units is None else units
         self.cutoffs: dict[str, list[float | None]] = {} if cutoffs is None else cutoffs
-
-    def fit(
-        self,
-        datasets: Sequence[SupervisedDataset],
-        search_space_digest: SearchSpaceDigest,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        """Bring the models to the data.
-
-        Overrides ``BoTorchGenerator.fit``, which would make a surrogate of Ax's own class.
-        """
-        if self._surrogate is None:
-            self._surrogate = StreamSurrogate(
-                surrogate_spec=self.surrogate_spec,
-                refit_on_cv=self.refit_on_cv,
-                warm_start_refit=self.warm_start_refit,
-                refit=self.refit,
-                learned=self.learned,
-                units=self.units,
-            )
-        super().fit(datasets, search_space_digest, *args, **kwargs)
+        self._surrogate = StreamSurrogate(
+            surrogate_spec=self.surrogate_spec,
+            refit_on_cv=refit_on_cv,
+            warm_start_refit=warm_start_refit,
+            refit=refit,
+            learned=self.learned,
+            units=self.units,
+        )
 
     def gen(
         self, n: int, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
@@ -162,9 +147,9 @@ class StreamGenerators(GeneratorRegistryBase):
         """Return the generators, their adapters and their transforms.
 
         Overrides ``GeneratorRegistryBase.GENERATOR_KEY_TO_GENERATOR_SETUP``, Ax's own generators.
-        None of Ax's transforms of outcomes is among the transforms: one that is learned anew from
-        all of them would change rows of the data at every trial. What was learned is in the state
-        that Ax stores after each candidate, and not in the arguments beside it again.
+        None of the transforms is one of Ax's that learns from all outcomes anew: it would change
+        rows of the data at every trial. What was learned is in the state that Ax stores after each
+        candidate, and not in the arguments beside it again.
         """
         return {
             "BoStream": GeneratorSetup(

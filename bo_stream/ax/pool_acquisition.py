@@ -121,7 +121,7 @@ class Choices:
     """The candidates of a pool at a trial.
 
     Attributes:
-        pool: The pool, in the user's parameters.
+        pool: The pool.
         X: Its candidates as the model's inputs, ``N x d``.
         untried: Which of them no trial has had, ``N`` bools.
         selector: Makes the selector of a model, ``N x d`` candidates and ``M x d`` points, or

@@ -171,8 +171,7 @@ class ProcessRunner(Runner):
         """Check the settings, those of :func:`run_trials`; processes start when there are trials.
 
         Raises:
-            UsageError: Of workers, timeout or retries one is out of range, or the function has no
-                name by which another process finds it.
+            UsageError: One is out of range, or other processes would not find the function.
         """
         if retries < 0:
             raise UsageError(f"Expected retries of at least 0, got {retries}.")

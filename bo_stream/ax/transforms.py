@@ -41,7 +41,7 @@ class FiniteOutcomes(Transform):
     set_aside: list[tuple[int, str, str]]
 
     def __init__(self, *, experiment_data: ExperimentData | None = None, **others: Any) -> None:
-        """Find the infinite outcomes; Ax makes its transforms by keywords."""
+        """Find the infinite outcomes."""
         super().__init__(experiment_data=experiment_data, **others)
         observed = DataFrame() if experiment_data is None else experiment_data.observation_data
         self.set_aside = [
