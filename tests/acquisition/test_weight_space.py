@@ -22,6 +22,7 @@ from tests.tolerances import assert_close
 class WithResidual(Basis):
     """A basis that carries half of its kernel."""
 
+    has_residual = True
     inner: Basis
 
     @property
