@@ -133,11 +133,7 @@ class StreamAcquisition(Acquisition):
         return integrated_variance(kind, model, bounds, points, self.X_pending)
 
     def _model_of_metric(self, kind: type[AcquisitionFunction], given: str | None) -> Model:
-        """Return the model of the metric whose variance is integrated.
-
-        Args:
-            kind: Class of the acquisition function.
-            given: Name of the metric; None: the only objective's.
+        """Return the model of a metric, by default of the only objective's.
 
         Raises:
             UnsupportedError: There are several objectives, and none is named.
@@ -175,14 +171,11 @@ def with_starts(options: dict[str, Any], bounds: Tensor, incumbents: Tensor) -> 
 
 
 def near_and_far(bounds: Tensor, incumbents: Tensor) -> Callable[[int, int, int | None], Tensor]:
-    """Return a function that draws ``n x q x d`` points, half near incumbents, half Sobol points.
+    """Return a function that draws ``n x q x d`` points of a box, ``2 x d``.
 
-    Each of the former is a leader with normal noise, of a standard deviation whose logarithm is
-    uniform between ``NEAREST`` and ``FARTHEST``, moved to the nearest point of the box.
-
-    Args:
-        bounds: Bounds of the box, ``2 x d``.
-        incumbents: Incumbents, ``k x d``, k > 0.
+    Half are Sobol points. Each of the others is one of the incumbents, ``k x d``, with normal
+    noise, of a standard deviation whose logarithm is uniform between ``NEAREST`` and ``FARTHEST``,
+    moved to the nearest point of the box.
     """
     low, high = bounds = bounds.cpu()
     incumbents = incumbents.cpu().to(bounds)
@@ -209,12 +202,7 @@ def integrated_variance(
 ) -> AcquisitionFunction:
     """Make a :class:`FeatureNIPV` where the model allows one, else BoTorch's, which is equal.
 
-    Args:
-        kind: One of ``INTEGRATED``.
-        model: Model of one metric.
-        bounds: Bounds of the inputs: without ``mc_points`` the average is over this box.
-        mc_points: Points to average over, ``N x d``.
-        X_pending: Points that will be observed in any case, ``n x d``.
+    The average is over ``mc_points``, ``N x d``, or without any over the box of the bounds.
     """
     box = torch.as_tensor(bounds, dtype=torch.float64).mT
     if issubclass(kind, FeatureNIPV) and isinstance(model, StreamingGP):
@@ -276,14 +264,8 @@ def ranked(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the ``BASELINE`` most promising of observed points, and the best if it is feasible.
 
-    Args:
-        model: Model of m outcomes.
-        X: Observed points, ``n x d``.
-        weights: Weights of the outcomes in k objectives, ``k x m``.
-        constraints: See :func:`violation_of`.
-
-    Returns:
-        At most ``BASELINE x d``, and ``d`` on the CPU or None.
+    ``X`` is ``n x d``, and ``weights``, those of m outcomes in k objectives, ``k x m``. The best
+    comes on the CPU.
     """
     means = predicted_means(model, X)
     violation = violation_of(means, constraints)
@@ -293,11 +275,9 @@ def ranked(
 
 
 def most_promising(values: Tensor, violation: Tensor) -> Tensor:
-    """Return the order of points, the best first; see :class:`StreamAcquisition`.
+    """Return the order of points, the best first, by objectives to be maximised, ``n x k``.
 
-    Args:
-        values: Objectives, all to be maximised, ``n x k``.
-        violation: Violation of constraints, ``n``; 0: none.
+    See :class:`StreamAcquisition`; ``violation`` is that of constraints, ``n``, 0 for none.
     """
     feasible = violation == 0.0
     best = torch.zeros_like(feasible)
@@ -309,12 +289,7 @@ def most_promising(values: Tensor, violation: Tensor) -> Tensor:
 
 
 def violation_of(means: Tensor, constraints: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return by how much outcomes break ``A f <= b``, ``n``; 0: not at all.
-
-    Args:
-        means: Outcomes, ``n x m``.
-        constraints: A, ``k x m``, and b, ``k x 1``.
-    """
+    """Return by how much outcomes, ``n x m``, break ``A f <= b``, ``k x 1``; 0: not at all."""
     if constraints is None:
         return means.new_zeros(len(means))
     A, b = (part.to(means) for part in constraints)

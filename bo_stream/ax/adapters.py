@@ -109,15 +109,13 @@ class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
 class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     """Ax's adapter of BoTorch models, for models that stream and candidates from tables.
 
-    Besides what its bases do:
+    A search has random numbers that belong to the experiment's state, so that an experiment loaded
+    from storage goes on as it would have: Ax does not store the seed of a client.
 
-    - A search has random numbers that belong to the experiment's state, so that an experiment
-      loaded from storage goes on as it would have: Ax does not store the seed of a client.
-    - Acquisition functions get the pool and the integration points that are asked for by name,
-      tables in the user's parameters that are transformed once. Of the pool's candidates those are
-      left out that any trial has had, whatever became of it: one that failed or was abandoned would
-      be proposed again at once. To try one again, attach a trial with its parameters.
-    - Observations outside the search space stay in the model.
+    Acquisition functions get the pool and the integration points that are asked for by name. Of the
+    pool's candidates those are left out that any trial has had, whatever became of it: one that
+    failed or was abandoned would be proposed again at once. To try one again, attach a trial with
+    its parameters.
     """
 
     _drawn: tuple[SearchSpace, Pool] | None = None
@@ -169,12 +167,11 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     ) -> list[bool]:
         """Return which observations the model is given.
 
-        Overrides ``Adapter._compute_in_design``, which drops those beyond the bounds of range
-        parameters or constraints unless Ax widens the model's space, and with it the units of the
-        inputs, so that each such row would build the model anew. Here inputs stay in units of the
-        search space, and these rows lie outside its unit cube. What the transforms cannot take,
-        such as another value of a choice or no positive one on a logarithmic scale, is left out
-        with a warning.
+        Overrides ``Adapter._compute_in_design``, which drops those outside the search space unless
+        Ax widens the model's space, and with it the units of the inputs, so that each such row
+        would build the model anew. Here they stay, outside the unit cube. What the transforms
+        cannot take, such as another value of a choice or no positive one on a logarithmic scale, is
+        left out with a warning.
         """
         arms = experiment_data.arm_data
         kept = super()._compute_in_design(covering(search_space, arms), experiment_data)

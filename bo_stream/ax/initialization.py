@@ -110,7 +110,7 @@ class PoolStart(ExternalGenerationNode):
     Attributes:
         pool: Name of the pool.
         trials: Number of trials that the experiment has before the next node takes over.
-        next_node: Name of the next node.
+        next_node: Name of that node.
         seed: Seed of the Sobol points.
     """
 

@@ -136,12 +136,9 @@ class Pool:
         return {n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}
 
     def rows(self, parameterizations: Sequence[Parameterization]) -> npt.NDArray[np.int64]:
-        """Return the row of each parameterization, -1 where there is none.
+        """Return the row of each of n parameterizations, -1 where there is none.
 
         Values must agree exactly. Cost O(n log N), and O(N log N) at the first call.
-
-        Args:
-            parameterizations: n of them, with any parameters.
 
         Raises:
             ValueError: Two candidates are equal.
@@ -196,11 +193,8 @@ def register_pool(pool: Pool, replace: bool = False) -> Pool:
     """Make a table known by its name, which is all that Ax stores of it, and return it.
 
     ``generation_strategy`` does it for the tables that it is given. A process that loads an
-    experiment must do it itself before it asks for trials.
-
-    Args:
-        pool: The table.
-        replace: Whether it may take the place of another of the same name.
+    experiment must do it itself before it asks for trials. With ``replace`` it takes the place of
+    another of the same name.
 
     Raises:
         ValueError: Another table has the name.
@@ -305,7 +299,7 @@ def _comparable(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
 
 
 class Tables:
-    """Pools as a model's inputs, each transformed once for a search space."""
+    """Pools as a model's inputs, each transformed once for a search space that holds all of it."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         """Begin without tables; their inputs will be on a device."""
@@ -319,13 +313,7 @@ class Tables:
         transforms: Iterable[Transform],
         columns: list[str] | None = None,
     ) -> Table:
-        """Return a table, transformed if it is not yet.
-
-        Args:
-            pool: The pool.
-            space: The search space, in which all of it must be.
-            transforms: Transforms of parameters, applied in order.
-            columns: Expected inputs; all if None.
+        """Return a table, transformed if it is not yet, with all columns or the expected ones.
 
         Raises:
             UnsupportedError: An input cannot be had from parameters.

@@ -150,11 +150,8 @@ def best_of(
     Args:
         acqf: Acquisition function; takes pending points if n > 1, and its own are put back.
         X: Candidates, ``N x d``.
-        n: Number of candidates to choose, at most N and ``FINALISTS``.
+        n: Number of places in X to return, at most N and ``FINALISTS``.
         screening: Makes the cheaper function; None: there is none.
-
-    Returns:
-        Places in X, ``n``.
     """
     cheap = screening() if len(X) > FINALISTS else None
     if cheap is None:

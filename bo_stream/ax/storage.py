@@ -164,6 +164,8 @@ def register() -> None:
         for kind in kinds:
             CLASS_TO_REGISTRY[base][kind] = name_in_storage(kind)
             CLASS_TO_REVERSE_REGISTRY[base][name_in_storage(kind)] = kind
+    names = CLASS_TO_REVERSE_REGISTRY[AcquisitionFunction]
+    names["StreamNIPV: import bo_stream.ax"] = qNegIntegratedPosteriorVariance  # of older files
     for transform in TRANSFORMS:
         register_transform(transform)
     CORE_ENCODER_REGISTRY[Data] = data_as_json
@@ -188,9 +190,8 @@ def _as_json(value: Any) -> dict[str, Any]:
 def data_as_json(data: Data) -> dict[str, Any]:
     """Encode data in the format of Ax's JSON storage, instead of its ``data_to_dict``.
 
-    Ax stores the data of each trial separately, and the frame that it makes of them takes
-    milliseconds: rows without times are written directly, which is four times as fast for a whole
-    experiment.
+    Rows without times are written directly: a frame of each trial takes milliseconds, four times as
+    long for a whole experiment.
     """
     rows = data._data_rows
     is_plain = rows and all(row.start_time is None and row.end_time is None for row in rows)
@@ -213,12 +214,9 @@ def _rows_as_json(rows: list[DataRow]) -> str:
 
 
 def frame_as_json(frame: pd.DataFrame) -> str:
-    """Encode a frame as ``frame.to_json()`` does, but with all digits.
+    """Encode a frame of numbers, strings and times as ``frame.to_json()`` does, with all digits.
 
     The default of pandas is ten decimals, which leave nothing of an outcome of 1e-12.
-
-    Args:
-        frame: Numbers, strings and times; values that are not finite are written as null.
     """
     columns = frame.astype(object).to_dict()
     return json.dumps(

@@ -170,14 +170,13 @@ class Stream:
 
 
 def is_due(count: int, fitted_at: int, growth: float | None) -> bool:
-    """Return whether hyperparameters are to be learned anew.
+    """Return whether hyperparameters are to be learned anew from a number of observations.
 
     Args:
-        count: Number of observations.
+        count: That number.
         fitted_at: That at the last refit; 0: none yet.
-        growth: Factor by which the observations must have grown; 0: learn once; None: whenever
-            there is another one up to ``OFTEN`` of them, then whenever those beyond have grown by
-            ``REFIT``.
+        growth: Factor by which it must have grown; 0: learn once; None: whenever there is another
+            one up to ``OFTEN``, then whenever those beyond have grown by ``REFIT``.
     """
     if fitted_at == 0:
         return True
@@ -199,8 +198,7 @@ class Record(TypedDict):
         bounds: Bounds of the search space then.
         unit: Unit in which the model had the outcomes.
         floor: Value that known noise variances are raised to.
-        values: Nested lists by name in ``state_dict``; bounds and priors are not among them, for
-            they are not learned.
+        values: What was learned, as nested lists by name in ``state_dict``.
     """
 
     count: int

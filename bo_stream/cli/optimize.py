@@ -6,19 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from bo_stream.cli import options
 from bo_stream.cli.app import app
-from bo_stream.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    GridOption,
-    KernelOption,
-    ModelOption,
-    OutOption,
-    RefitOption,
-    ResumeOption,
-    SetOption,
-    option,
-)
+from bo_stream.cli.options import option
 from bo_stream.loops.optimization.settings import ACQUISITIONS, Bounds
 from bo_stream.loops.optimization.settings import OptimizationSettings as _DEFAULT
 
@@ -92,18 +82,18 @@ def optimize(
     seed: Annotated[
         int, option("Search", "Of the Sobol points, the search and the noise.")
     ] = _DEFAULT.seed,
-    model: ModelOption = _DEFAULT.model,
-    model_options: SetOption = None,
-    kernel: KernelOption = _DEFAULT.kernel,
-    grid: GridOption = None,
-    refit: RefitOption = _DEFAULT.refit,
-    device: DeviceOption = _DEFAULT.device,
-    dtype: DtypeOption = _DEFAULT.dtype,
-    out: OutOption = None,
+    model: options.Model = _DEFAULT.model,
+    model_options: options.Set = None,
+    kernel: options.Kernel = _DEFAULT.kernel,
+    grid: options.Grid = None,
+    refit: options.Refit = _DEFAULT.refit,
+    device: options.Device = _DEFAULT.device,
+    dtype: options.Dtype = _DEFAULT.dtype,
+    out: options.Out = None,
     history: Annotated[
         str, option("Files", "Kind of the history file.", metavar="csv|parquet")
     ] = "csv",
-    resume: ResumeOption = False,
+    resume: options.Resume = False,
 ) -> None:
     """Find where a function is smallest (or largest), in few evaluations.
 
@@ -121,7 +111,7 @@ def optimize(
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 4 -q 4 --timeout 60 --out run`
     - `bo-stream optimize mine:cost --out run --resume --steps 60`
     """
-    options = {
+    settings = {
         "maximize": maximize, "q": q, "initial": initial, "acquisition": acquisition,
         "beta": beta, "seed": seed, "kernel": kernel, "grid": grid, "refit": refit,
         "device": device, "dtype": dtype, "model": model, "model_options": model_options,
@@ -130,4 +120,4 @@ def optimize(
     plan = {"total": total, "retries": retries, "workers": workers, "timeout": timeout}
     from bo_stream.cli.optimizing import run  # which imports torch: help does without
 
-    run(ctx, options, target, plan, history, out, resume)
+    run(ctx, settings, target, plan, history, out, resume)
