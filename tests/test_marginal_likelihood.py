@@ -14,7 +14,7 @@ from bo_stream.marginal_likelihood import (
     combine,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.models.wiski.objective import differentiable_log_marginal_likelihood
+from bo_stream.models.wiski.learning import differentiable_log_marginal_likelihood
 from bo_stream.sufficient_statistics import weighted_statistics
 from bo_stream.weights import solve
 from tests.oracles.gaussian_process import DenseGP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from torch.nn.functional import embedding_bag
 
 from bo_stream.acquisition.feature_nipv import CHUNK_NUMBERS
 from bo_stream.bases.basis import Basis
-from bo_stream.bases.grid.gram import CellGram, outer_product, ravel
+from bo_stream.bases.grid.contraction import KroneckerPullBack
 from bo_stream.bases.grid.interpolation import InterpolationBasis
-from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, legendre
+from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, legendre, outer_product, ravel
 from bo_stream.bases.grid.mesh import weights as cubic_weights
-from bo_stream.bases.grid.statistics import KroneckerPullBack
+from bo_stream.bases.grid.statistics import CellGram
 
 KEPT_NUMBERS = 32_000_000
 """Up to this many interpolation weights are kept; beyond it they are computed at each use."""
@@ -154,7 +155,7 @@ def _cell_polynomials(basis: InterpolationBasis, matrices: Tensor) -> Tensor:
         matrices: Symmetric M, ``k x m x r x r``.
     """
     grid, batch = basis.grid, basis.scale.shape
-    zeros = matrices.new_zeros(*batch, grid.num_cells, PAIR_DEGREES**grid.dim)
+    zeros = matrices.new_zeros(*batch, math.prod(grid.cells), PAIR_DEGREES**grid.dim)
     with torch.enable_grad():
         moments = zeros.requires_grad_()
         gram = KroneckerPullBack(basis, grid).congruence(CellGram(moments, grid.cells))

@@ -55,8 +55,8 @@ class SolvedWeights:
 
     def can_take(self, data: Observations, basis: Basis) -> bool:
         """Say whether a batch is small, adds, and meets the basis that was solved in."""
-        n = len(data)
-        young = self.process.weights.observed + n <= min(SOLVED_OBSERVED, basis.rank)
+        n, weights = data.X.shape[-2], self.process.weights
+        young = weights.observed + n <= min(SOLVED_OBSERVED, weights.base_root.shape[-1])
         return n <= SOLVED_ROWS and young and data.sign > 0 and self.process.basis is basis
 
     def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedWeights:

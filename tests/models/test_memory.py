@@ -41,8 +41,7 @@ def basis() -> InterpolationBasis:
 def remembered(*batches: Observations) -> GridMemory:
     memory = GridMemory.empty(GRID, torch.Size(), OUTPUTS, torch.device("cpu"))
     for data in batches:
-        memory = memory.with_noise_group_for(data)
-        memory.observe(data)
+        memory = memory.observe(data)
     return memory
 
 

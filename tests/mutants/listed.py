@@ -95,9 +95,9 @@ _BASES = (
     ),
     Mutant(
         "a gram that a copy shares",
-        "bases/grid/gram.py",
-        "CellGram(chosen.clone(), self.cells)",
-        "CellGram(chosen, self.cells)",
+        "sufficient_statistics.py",
+        "gram.clone() if gram.shape[-3] == 1",
+        "gram if gram.shape[-3] == 1",
         ("tests/models/test_subset.py",),
     ),
     Mutant(

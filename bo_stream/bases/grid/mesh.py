@@ -41,6 +41,24 @@ Sizes = tuple[tuple[int, ...], ...]
 """Nodes per dimension of each grid."""
 
 
+@dataclass(frozen=True)
+class Stencil:
+    """Nodes, cells and polynomials of n points of a grid.
+
+    Attributes:
+        nodes: Flat index of the nodes around each point, ``... x n x 4^d``.
+        weights: Their interpolation weights, ``... x n x 4^d``.
+        cells: Flat index of each point's cell, ``... x n``.
+        polynomials: Products over dimensions of Legendre polynomials of the position in the cell,
+            ``... x n x 7^d``.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+    cells: Tensor
+    polynomials: Tensor
+
+
 class Mesh(ABC):
     """Nodes that cover a box of d inputs: those of one grid, or of one for each part of a sum."""
 
@@ -67,6 +85,11 @@ class Mesh(ABC):
     @abstractmethod
     def _each(self, rule: Callable[[Grid, T], Grid], values: Sequence[T]) -> Self:
         """Replace every grid by a rule for it and a value of its own."""
+
+    def stencils(self, X: Tensor) -> list[Stencil]:
+        """Return each grid's stencils of points in the box, ``... x n x d``."""
+        pairs = zip(self.parts, self.groups, strict=True)
+        return [grid.stencil(columns(X, group)) for grid, group in pairs]
 
     def contains(self, X: Tensor) -> bool:
         """Say whether all points lie in the box."""
@@ -130,8 +153,8 @@ class Grid(Mesh):
 
     Attributes:
         lower: Lower corner of the box, per dimension.
-        spacing: Width of a cell, per dimension.
-        cells: Number of cells of the box, per dimension; there are three nodes more than cells.
+        spacing: Width of a cell.
+        cells: Number of cells of the box; there are three nodes more than cells.
     """
 
     lower: tuple[float, ...]
@@ -176,11 +199,6 @@ class Grid(Mesh):
         return math.prod(self.size)
 
     @property
-    def num_cells(self) -> int:
-        """Number of cells of the box."""
-        return math.prod(self.cells)
-
-    @property
     def bounds(self) -> Tensor:
         """The box, ``2 x d``."""
         lower = torch.tensor(self.lower, dtype=torch.float64)
@@ -196,6 +214,16 @@ class Grid(Mesh):
         """Return the distances of one dimension's nodes from the first of them."""
         steps = torch.arange(self.size[dimension], dtype=torch.float64)
         return steps * self.spacing[dimension]
+
+    def stencil(self, X: Tensor) -> Stencil:
+        """Return what has weight at points in the box, ``... x n x d``."""
+        cell, t = self.locate(X)
+        places = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
+        nodes = places[..., 0, :]
+        for i, size in enumerate(self.size[1:], 1):
+            nodes = (nodes.unsqueeze(-1) * size + places[..., i, :].unsqueeze(-2)).flatten(-2)
+        polynomials = outer_product(legendre(t))
+        return Stencil(nodes, outer_product(weights(t)), ravel(cell, self.cells), polynomials)
 
     def locate(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cells of points in the box and positions in them, ``... x d`` each."""
@@ -222,10 +250,14 @@ class Grid(Mesh):
         if X.numel() == 0:
             return [0] * self.dim, [0] * self.dim
         low, high = torch.stack(torch.aminmax(X.detach().reshape(-1, self.dim), dim=0)).tolist()
-        lines = list(zip(self.lower, self.spacing, self.cells, strict=True))
-        below = [(lo - x) / h for x, (lo, h, _) in zip(low, lines, strict=True)]
-        above = [(x - lo) / h - c for x, (lo, h, c) in zip(high, lines, strict=True)]
-        return [_whole(b) for b in below], [_whole(a) for a in above]
+        lines = list(zip(low, high, self.lower, self.spacing, self.cells, strict=True))
+        below = [(lower - lo) / h for lo, _, lower, h, _ in lines]
+        above = [(hi - lower) / h - cells for _, hi, lower, h, cells in lines]
+        # rounded up to whole cells, a rounding error aside
+        return (
+            [max(0, math.ceil(cells - EDGE)) for cells in below],
+            [max(0, math.ceil(cells - EDGE)) for cells in above],
+        )
 
     def grown_by(self, below: list[int], above: list[int]) -> Grid:
         """Add cells below and above the box, per dimension."""
@@ -273,11 +305,6 @@ def _constants(
         return lower, spacing, (torch.tensor(grid.cells) - 1).to(device)
 
 
-def _whole(cells: float) -> int:
-    """Round missing cells up, a rounding error aside."""
-    return max(0, math.ceil(cells - EDGE))
-
-
 def _power_of_two(cells: int) -> int:
     """Return the smallest power of two that is not less, or 0 for none."""
     return 1 << (cells - 1).bit_length() if cells > 0 else 0
@@ -313,15 +340,12 @@ class AdditiveGrid(Mesh):
     @property
     def bounds(self) -> Tensor:
         """The box that all grids cover, ``2 x d``."""
-        return torch.stack((self._extreme(0, max), self._extreme(1, min)))
-
-    def _extreme(self, side: int, choose: Callable[[list[float]], float]) -> Tensor:
-        """Choose one of the lower (0) or upper (1) ends of all grids, per input."""
-        ends: dict[int, list[float]] = {}
+        ends: dict[int, list[Tensor]] = {}
         for grid, group in zip(self.grids, self.dims, strict=True):
-            for i, end in zip(group, grid.bounds[side].tolist(), strict=True):
-                ends.setdefault(i, []).append(end)
-        return torch.tensor([choose(ends[i]) for i in sorted(ends)], dtype=torch.float64)
+            for i, line in zip(group, grid.bounds.unbind(-1), strict=True):
+                ends.setdefault(i, []).append(line)
+        both = [torch.stack(ends[i]) for i in sorted(ends)]
+        return torch.stack([torch.stack((line[:, 0].max(), line[:, 1].min())) for line in both], -1)
 
     def _each(self, rule: Callable[[Grid, T], Grid], values: Sequence[T]) -> AdditiveGrid:
         pairs = zip(self.grids, values, strict=True)
@@ -333,6 +357,22 @@ def mesh_over(bounds: Tensor, groups: tuple[tuple[int, ...], ...], sizes: Sizes)
     pairs = zip(groups, sizes, strict=True)
     grids = tuple(Grid.over(bounds[:, list(group)], size) for group, size in pairs)
     return grids[0] if len(grids) == 1 else AdditiveGrid(grids, groups)
+
+
+def outer_product(factors: Tensor) -> Tensor:
+    """Compute products over dimensions, ``... x d x l -> ... x l^d``, row-major."""
+    result = factors[..., 0, :]
+    for i in range(1, factors.shape[-2]):
+        result = (result.unsqueeze(-1) * factors[..., i, :].unsqueeze(-2)).flatten(-2)
+    return result
+
+
+def ravel(index: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Compute the row-major flat index of ``... x d`` indices."""
+    flat = index[..., 0]
+    for i in range(1, len(sizes)):
+        flat = flat * sizes[i] + index[..., i]
+    return flat
 
 
 def columns(X: Tensor, group: tuple[int, ...]) -> Tensor:

@@ -13,9 +13,8 @@ from bo_stream.models.inference import SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.prior import Prior
 from bo_stream.models.wiski.learning import WHITENED_ROWS, LearningSpace, Subspace
-from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.models.wiski.observation_space import SolvedRows
-from bo_stream.models.wiski.rows import RowMemory
+from bo_stream.models.wiski.rows import Memory
 from bo_stream.tensors import State, is_in
 
 WIDER_GRIDS = 4
@@ -86,31 +85,21 @@ class GridSolution:
             holds_rows: Whether the memory with the batch is one of rows.
         """
         whitening, weights, rows = self.whitening, self.weights, None
+        if whitening is not None and weights is not None:
+            current = weights.can_take(data, whitening.basis) and prior.is_in(weights.state)
+            weights = weights if current else None
         if whitening is None or data.X.shape[-2] > WHITENED_ROWS:
             whitening = weights = None
-        elif weights is not None and weights.can_take(data, whitening.basis):
-            whitening, weights = self._with_features(whitening, weights, data, prior)
+        elif weights is not None or is_in(prior.kernel, whitening.state):
+            features = whitening.basis.features(data.X)
+            whitening = whitening.after(data, features)
+            if weights is not None:
+                weights = weights.after(features, *prior.standardized(data))
         else:
-            whitening, weights = _whitening_after(whitening, data, prior), None
+            whitening = None
         if holds_rows and self.rows is not None and prior.is_in(self.rows.state):
             rows = self.rows.after(data.X, *prior.standardized(data))
         return GridSolution(self.grid, whitening, weights, rows, asked=False)
-
-    @staticmethod
-    def _with_features(
-        whitening: Whitening, weights: SolvedWeights, data: Observations, prior: Prior
-    ) -> tuple[Whitening | None, SolvedWeights | None]:
-        if not prior.is_in(weights.state):
-            return _whitening_after(whitening, data, prior), None
-        features = whitening.basis.features(data.X)
-        outcomes, noise = prior.standardized(data)
-        return whitening.after(data, features), weights.after(features, outcomes, noise)
-
-
-def _whitening_after(whitening: Whitening, data: Observations, prior: Prior) -> Whitening | None:
-    if not is_in(prior.kernel, whitening.state):
-        return None
-    return whitening.after(data, whitening.basis.features(data.X))
 
 
 @dataclass(frozen=True)
@@ -132,7 +121,7 @@ class GridCache:
     checked: State | None = None
 
     @classmethod
-    def of(cls, memory: RowMemory | StreamMemory) -> GridCache:
+    def of(cls, memory: Memory) -> GridCache:
         """Begin with nothing derived."""
         return cls(GridSolution(memory.grid))
 

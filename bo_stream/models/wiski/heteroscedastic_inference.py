@@ -16,7 +16,7 @@ from bo_stream.models.memory import Observations
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.prior import Prior
 from bo_stream.models.wiski.cache import GridCache
-from bo_stream.models.wiski.inference import GridInference, Memory, grid_of
+from bo_stream.models.wiski.inference import GridInference, grid_of
 from bo_stream.models.wiski.log_noise import (
     Entry,
     FirstBatch,
@@ -28,6 +28,7 @@ from bo_stream.models.wiski.log_noise import (
     observed,
     target_marginals,
 )
+from bo_stream.models.wiski.rows import Memory
 from bo_stream.process.process import PosteriorProcess, SelectedProcess
 
 FIRST_ROWS = 20
@@ -138,6 +139,23 @@ class HeteroscedasticInference(Inference[HeteroscedasticMemory, HeteroscedasticC
     log_noise: GridInference
     rounds: int
     record: Callable[[Entry], None] | None = None
+
+    def part(
+        self, memory: HeteroscedasticMemory, cache: HeteroscedasticCache | None
+    ) -> tuple[GridInference, Memory, GridCache | None]:
+        """Return what is of the mean."""
+        return self.mean, memory.mean, None if cache is None else cache.mean
+
+    def with_part(
+        self,
+        of: tuple[GridInference, Memory, GridCache | None],
+        memory: HeteroscedasticMemory,
+        cache: HeteroscedasticCache | None,
+    ) -> tuple[HeteroscedasticInference, HeteroscedasticMemory, HeteroscedasticCache]:
+        """Return inference, memory and cache with another :meth:`part`."""
+        inference, own, of_mean = of
+        both = replace(cache or HeteroscedasticCache(), mean=of_mean)
+        return replace(self, mean=inference), replace(memory, mean=own), both
 
     # --- memory -------------------------------------------------------------------------------
 

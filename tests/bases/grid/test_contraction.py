@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bo_stream.bases.grid.gram import contract
+from bo_stream.bases.grid.contraction import contract
 from bo_stream.bases.grid.mesh import Grid
 from bo_stream.bases.grid.statistics import accumulate, zero_statistics
 from tests.oracles.interpolation import interpolation_weights

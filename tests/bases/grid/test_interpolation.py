@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bo_stream.bases.grid.contraction import MeshPullBack
 from bo_stream.bases.grid.integrals import integrated_gram
 from bo_stream.bases.grid.interpolation import (
     InterpolationBasis,
@@ -16,7 +17,7 @@ from bo_stream.bases.grid.interpolation import (
 )
 from bo_stream.bases.grid.kernel import kernel_factors
 from bo_stream.bases.grid.mesh import Grid
-from bo_stream.bases.grid.statistics import MeshPullBack, accumulate, zero_statistics
+from bo_stream.bases.grid.statistics import accumulate, zero_statistics
 from tests.oracles.interpolation import (
     interpolated_kernel,
     interpolation_weights,

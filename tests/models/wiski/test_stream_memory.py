@@ -28,9 +28,7 @@ def batch(n: int, low: float = 0.0, high: float = 1.0, known: bool = False) -> O
 
 
 def observed(memory: StreamMemory, data: Observations) -> StreamMemory:
-    memory = memory.covering(data.X).with_noise_group_for(data)
-    memory.observe(data)
-    return memory
+    return memory.covering(data.X).observe(data)
 
 
 def moments(memory: StreamMemory) -> list[tuple[tuple[int, ...], Tensor]]:
