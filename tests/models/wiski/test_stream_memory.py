@@ -108,7 +108,7 @@ def test_no_noise_is_known_at_first() -> None:
 
 def test_forgetting_keeps_the_mean_noise() -> None:
     data = batch(3, known=True)
-    memory = observed(empty(), data).map(lambda statistics: statistics.scale(0.1))
+    memory = observed(empty(), data).scale(0.1)
     noise = memory.mean_known_noise()
     assert noise is not None
     assert_close(noise, data.noise.mean(-1))
