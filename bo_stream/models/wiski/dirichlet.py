@@ -154,7 +154,7 @@ class DirichletWISKI(StreamingGP):
             self._prior, box, grid_size, rank, train_X
         )
         self._standardize_first(train_X, targets, noise)
-        self._observe(train_X, labels, None, 1.0)
+        self._observe(train_X, *scores.of(labels, present, torch.float64), 1.0)
         warn_of_scaling(inputs, targets.double(), custom_kernel=True)
 
     @property

@@ -166,7 +166,7 @@ def batch_log_marginal_likelihood(
         Yvar: Known noise variances shaped as Y; NaN: unknown.
         recalibrate: Calibrate the stem on X, as part of what is differentiated.
     """
-    model._check_observations(X, Y, Yvar)
+    Y, Yvar, _ = model._units.checked(model._prior, X, Y, Yvar, "batch_log_marginal_likelihood")
     inputs = model.calibrated_inputs(X) if recalibrate else model.hypothetical_inputs(X)
     inference, memory, _ = process_part(model)
     value = inference.batch_log_marginal_likelihood(
