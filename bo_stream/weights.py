@@ -13,6 +13,13 @@ from bo_stream.linalg import cholesky_with_jitter, inverse_root, safe_cholesky, 
 from bo_stream.sufficient_statistics import SufficientStatistics
 from bo_stream.tensors import zip_tensors
 
+MOST_ROWS = 64
+"""A larger batch is solved for anew."""
+
+MOST_OBSERVED = 192
+"""Observations after which the weights are solved for anew, so that neither costs nor rounding
+errors add up."""
+
 
 @dataclass(frozen=True)
 class WeightPosterior:
@@ -66,6 +73,11 @@ class WeightPosterior:
     def log_precision(self) -> Tensor:
         """Compute ``−log |S Sᵀ|``, ``... x m``, for a triangular root, as of :func:`solve`."""
         return -2.0 * self.base_root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+    def has_room_for(self, n: int) -> bool:
+        """Say whether it pays to :meth:`observe` n observations, rather than to solve anew."""
+        young = self.observed + n <= min(MOST_OBSERVED, self.base_root.shape[-1])
+        return n <= MOST_ROWS and young
 
     def observe(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
         """Condition on n more observations. Cost O(n r (r + k)), for n small against r.

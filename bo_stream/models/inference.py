@@ -11,7 +11,6 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
-from bo_stream.bases.basis import Basis
 from bo_stream.models.memory import MergedMemory, Observations
 from bo_stream.models.outcomes.base import NoiseAtInputs
 from bo_stream.models.prior import Prior
@@ -21,29 +20,12 @@ from bo_stream.tensors import State
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
 
-SOLVED_ROWS = 64
-"""Larger updates drop the solved posterior."""
-
-SOLVED_OBSERVED = 192
-"""Observations after which it is solved anew, so that neither costs nor rounding errors add up."""
+P = TypeVar("P", bound=PosteriorProcess)
 
 
 @dataclass(frozen=True)
-class KeptProcess:
-    """A cache of the posterior process alone.
-
-    Attributes:
-        state: Of the hyperparameters.
-        process: The posterior.
-    """
-
-    state: State
-    process: PosteriorProcess
-
-
-@dataclass(frozen=True)
-class SolvedWeights:
-    """The posterior in the weights of features at one state of all hyperparameters.
+class Solved(Generic[P]):
+    """A posterior process at one state of all hyperparameters.
 
     Attributes:
         state: Of the model.
@@ -51,20 +33,11 @@ class SolvedWeights:
     """
 
     state: State
-    process: WeightSpaceProcess
+    process: P
 
-    def can_take(self, data: Observations, basis: Basis) -> bool:
-        """Say whether a batch is small, adds, and meets the basis that was solved in."""
-        n, weights = data.X.shape[-2], self.process.weights
-        young = weights.observed + n <= min(SOLVED_OBSERVED, weights.base_root.shape[-1])
-        return n <= SOLVED_ROWS and young and data.sign > 0 and self.process.basis is basis
 
-    def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedWeights:
-        """Condition on a batch of standardised outcomes. Cost O(n r²)."""
-        centred = outcomes - self.process.prior_mean
-        weights = self.process.weights.observe(features, centred, noise)
-        return SolvedWeights(self.state, replace(self.process, weights=weights))
-
+KeptProcess = Solved[PosteriorProcess]
+SolvedWeights = Solved[WeightSpaceProcess]
 
 M = TypeVar("M", bound=MergedMemory)
 C = TypeVar("C")

@@ -209,9 +209,9 @@ _FAMILIES = (
     ),
     Mutant(
         "a posterior that takes in what leaves",
-        "models/inference.py",
-        "young and data.sign > 0 and self.process.basis is basis",
-        "young and self.process.basis is basis",
+        "models/wiski/cache.py",
+        "data.sign > 0.0 and process.weights",
+        "process.weights",
         ("tests/models/test_caches.py",),
     ),
     Mutant(

@@ -136,9 +136,10 @@ class InterpolationBasis(GridBasis):
         """Compute the features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
         lines = self.grid.interpolation_matrices(X.unsqueeze(-3))
         product = self.scale.sqrt()[..., None, None].expand(*self.scale.shape, 1, 1)
+        rank = self.index.shape[0]
         for i, (line, root) in enumerate(zip(lines, self.roots, strict=True)):
             values = line @ root
-            chosen = self.index[:, i].expand(*values.shape[:-1], self.rank)
+            chosen = self.index[:, i].expand(*values.shape[:-1], rank)
             product = product * values.gather(-1, chosen)
         return product
 

@@ -88,8 +88,16 @@ class Mesh(ABC):
 
     def stencils(self, X: Tensor) -> list[Stencil]:
         """Return each grid's stencils of points in the box, ``... x n x d``."""
-        pairs = zip(self.parts, self.groups, strict=True)
-        return [grid.stencil(columns(X, group)) for grid, group in pairs]
+        found = []
+        for grid, group in zip(self.parts, self.groups, strict=True):
+            cell, t = grid.locate(columns(X, group))
+            places = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
+            nodes = places[..., 0, :]
+            for i, size in enumerate(grid.size[1:], 1):
+                nodes = (nodes.unsqueeze(-1) * size + places[..., i, :].unsqueeze(-2)).flatten(-2)
+            flat, polynomials = ravel(cell, grid.cells), outer_product(legendre(t))
+            found.append(Stencil(nodes, outer_product(weights(t)), flat, polynomials))
+        return found
 
     def contains(self, X: Tensor) -> bool:
         """Say whether all points lie in the box."""
@@ -214,16 +222,6 @@ class Grid(Mesh):
         """Return the distances of one dimension's nodes from the first of them."""
         steps = torch.arange(self.size[dimension], dtype=torch.float64)
         return steps * self.spacing[dimension]
-
-    def stencil(self, X: Tensor) -> Stencil:
-        """Return what has weight at points in the box, ``... x n x d``."""
-        cell, t = self.locate(X)
-        places = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
-        nodes = places[..., 0, :]
-        for i, size in enumerate(self.size[1:], 1):
-            nodes = (nodes.unsqueeze(-1) * size + places[..., i, :].unsqueeze(-2)).flatten(-2)
-        polynomials = outer_product(legendre(t))
-        return Stencil(nodes, outer_product(weights(t)), ravel(cell, self.cells), polynomials)
 
     def locate(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Return the cells of points in the box and positions in them, ``... x d`` each."""

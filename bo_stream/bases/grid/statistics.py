@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Mesh
 from bo_stream.linalg import check_memory
-from bo_stream.sufficient_statistics import SufficientStatistics, target_columns
+from bo_stream.sufficient_statistics import SufficientStatistics
 
 MEMORY_LIMIT_GIB = 4.0
 """Largest gram that is allocated."""
@@ -167,7 +167,7 @@ def accumulate(
     if X.shape[-2] == 0:
         return
     precision = weight / noise
-    columns = target_columns(targets)
+    columns = torch.stack((targets, torch.ones_like(targets)), -1)
     weighted = columns * precision.unsqueeze(-1)
     stencils = mesh.stencils(X)
     for block, stencil in zip(gram.blocks, stencils, strict=True):

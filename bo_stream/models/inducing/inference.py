@@ -379,9 +379,14 @@ def _solved_after(
     solved: SolvedWeights | None, rows: Rows, basis: InducingBasis, prior: Prior
 ) -> SolvedWeights | None:
     """Condition the posterior on a batch, where it was solved in the same basis."""
-    if solved is None or not prior.is_in(solved.state) or not solved.can_take(rows.data, basis):
+    if solved is None or rows.data.sign < 0.0 or not prior.is_in(solved.state):
         return None
-    return solved.after(rows.features, *prior.standardized(rows.data))
+    process = solved.process
+    if process.basis is not basis or not process.weights.has_room_for(len(rows.data)):
+        return None
+    outcomes, noise = prior.standardized(rows.data)
+    weights = process.weights.observe(rows.features, outcomes - process.prior_mean, noise)
+    return SolvedWeights(solved.state, replace(process, weights=weights))
 
 
 def _warn_of_rounding(

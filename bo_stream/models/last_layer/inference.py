@@ -46,8 +46,9 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         if cache is None or not _can_take(cache, data) or not prior.is_in(cache.state):
             return after, None
         basis: Any = cache.process.basis
-        z = features * basis.scale[..., None, None]
-        return after, cache.after(z, *prior.standardized(data))
+        z, (outcomes, noise) = features * basis.scale[..., None, None], prior.standardized(data)
+        weights = cache.process.weights.observe(z, outcomes - cache.process.prior_mean, noise)
+        return after, SolvedWeights(cache.state, replace(cache.process, weights=weights))
 
     def process(
         self,

@@ -19,7 +19,7 @@ from bo_stream.marginal_likelihood import (
     dense_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.models.inference import Inference, SolvedWeights
+from bo_stream.models.inference import Inference, Solved, SolvedWeights
 from bo_stream.models.memory import Measured, Observations, check_remainder
 from bo_stream.models.outcomes.labels import LabelOutcomes
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
@@ -38,7 +38,6 @@ from bo_stream.models.wiski.memory import StreamMemory
 from bo_stream.models.wiski.observation_space import (
     GridPrior,
     ObservationSpaceProcess,
-    SolvedRows,
     Told,
 )
 from bo_stream.models.wiski.resolution import (
@@ -172,7 +171,9 @@ class GridInference(Inference[Memory, GridCache]):
             roomy = roomy.on_grid() if rows is None else rows
         if cache is not None:
             cache = cache.after(data, prior, holds_rows=rows is not None)
-        return (roomy.observe(data) if isinstance(roomy, StreamMemory) else roomy), cache
+        if isinstance(roomy, StreamMemory):
+            roomy = replace(roomy, current=roomy.current.observe(data))
+        return roomy, cache
 
     @torch.no_grad()
     def _check_holds(
@@ -291,15 +292,15 @@ class GridInference(Inference[Memory, GridCache]):
 
     def _solve(
         self, solution: GridSolution, memory: Memory, prior: Prior, in_rows: bool
-    ) -> tuple[GridSolution, SolvedRows | SolvedWeights]:
+    ) -> tuple[GridSolution, Solved[ObservationSpaceProcess] | SolvedWeights]:
         state = prior.state()
         if in_rows and isinstance(memory, RowMemory):
-            rows = SolvedRows(state, self.solve_rows(memory, prior, solution.grid))
+            rows = Solved(state, self.solve_rows(memory, prior, solution.grid))
             return replace(solution, rows=rows), rows
         whitening = self._whitening(solution, memory, prior)
         mean = prior.mean.unsqueeze(-1).clone()
         process = WeightSpaceProcess(whitening.basis, solve(prior.evidence(whitening.memory)), mean)
-        weights = SolvedWeights(state, process)
+        weights = Solved(state, process)
         return replace(solution, whitening=whitening, weights=weights), weights
 
     @torch.no_grad()

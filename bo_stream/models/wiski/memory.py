@@ -119,7 +119,7 @@ class GridMemory(NoiseGroups[NodeGram]):
         return replace(self.map(lambda statistics: embed(statistics, self.grid, grid)), grid=grid)
 
     def observe(self, data: Observations) -> GridMemory:
-        """Add a batch in place, once there is a group for its kind of noise. Cost O(n 7^d)."""
+        """Add a batch in the box in place, with a group for its kind of noise. Cost O(n 7^d)."""
         memory, of_known = self, bool(data.known.any())
         if of_known and self.known is None:
             *lead, outputs, _, _ = self.learned.moment.shape
@@ -190,11 +190,6 @@ class StreamMemory(OnGrid):
 
     def _on(self, grid: Mesh) -> StreamMemory:
         return replace(self, current=self.current.on(grid))
-
-    def observe(self, data: Observations) -> StreamMemory:
-        """Add a batch in place, for which the grid has room. Cost O(n 7^d)."""
-        current = self.current.observe(data)
-        return self if current is self.current else replace(self, current=current)
 
     def check_holds(self, X: Tensor) -> None:
         """Check that observations at X can be in memory, and that it is known on which grid.

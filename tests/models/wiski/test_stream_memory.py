@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -28,7 +30,8 @@ def batch(n: int, low: float = 0.0, high: float = 1.0, known: bool = False) -> O
 
 
 def observed(memory: StreamMemory, data: Observations) -> StreamMemory:
-    return memory.covering(data.X).observe(data)
+    memory = memory.covering(data.X)
+    return replace(memory, current=memory.current.observe(data))
 
 
 def moments(memory: StreamMemory) -> list[tuple[tuple[int, ...], Tensor]]:
