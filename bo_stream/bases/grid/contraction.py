@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.grid.interpolation import GridBasis, InterpolationBasis
-from bo_stream.bases.grid.mesh import (
-    PAIR_DEGREES,
-    STENCIL,
-    Grid,
-    Mesh,
-    pair_coefficients,
-    ravel,
-)
+from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, Mesh, pair_coefficients, ravel
 from bo_stream.bases.grid.statistics import MEMORY_LIMIT_GIB, CellGram, NodeGram
 from bo_stream.linalg import check_memory
 

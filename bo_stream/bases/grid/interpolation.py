@@ -62,11 +62,7 @@ class GridBasis(Basis):
         return select_largest(self.shares(), tolerance, max_rank)[0].shape[0]
 
     def residual_covariance(
-        self,
-        X: Tensor,
-        X2: Tensor,
-        features: Tensor | None = None,
-        features2: Tensor | None = None,
+        self, X: Tensor, X2: Tensor, features: Tensor | None = None, features2: Tensor | None = None
     ) -> None:
         """Return None: the basis carries its whole kernel k̃."""
 

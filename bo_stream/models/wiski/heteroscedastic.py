@@ -28,7 +28,7 @@ from bo_stream.models.wiski import verbs
 from bo_stream.models.wiski.heteroscedastic_inference import (
     FIRST_ROWS,
     HeteroscedasticInference,
-    HeteroscedasticMemory,
+    Memories,
 )
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.log_noise import Entry, centre, noise_gp, noise_kernel, observed
@@ -77,7 +77,7 @@ class HeteroscedasticWISKI(StreamingGP):
     refine = verbs.refine
     batch_log_marginal_likelihood = verbs.batch_log_marginal_likelihood
     reproject = verbs.reproject
-    _memory: HeteroscedasticMemory
+    _memory: Memories
     _inference: HeteroscedasticInference
 
     def __init__(
@@ -147,7 +147,7 @@ class HeteroscedasticWISKI(StreamingGP):
         )
         self._modules["noise_model"] = noise_model
         self._inference = HeteroscedasticInference(mean, noise_model._inference, rounds)
-        self._memory = HeteroscedasticMemory(memory, noise_model._memory)
+        self._memory = Memories(memory, noise_model._memory)
         self._standardize_first(train_X, train_Y, None)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
         level = self.noise_level().detach() * self.outcome_scale().square()

@@ -35,11 +35,7 @@ from bo_stream.models.wiski.learning import (
     differentiable_log_marginal_likelihood,
 )
 from bo_stream.models.wiski.memory import StreamMemory
-from bo_stream.models.wiski.observation_space import (
-    GridPrior,
-    ObservationSpaceProcess,
-    Told,
-)
+from bo_stream.models.wiski.observation_space import GridPrior, ObservationSpaceProcess, Told
 from bo_stream.models.wiski.resolution import (
     GridSize,
     choose_grid_size,

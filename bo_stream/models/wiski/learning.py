@@ -230,10 +230,7 @@ def _log_parameters(factors: GridKernel) -> tuple[Tensor, ...]:
 
 
 def differentiable_log_marginal_likelihood(
-    groups: Sequence[NoiseGroup],
-    residual: Tensor,
-    basis: GridBasis,
-    factors: GridKernel,
+    groups: Sequence[NoiseGroup], residual: Tensor, basis: GridBasis, factors: GridKernel
 ) -> Tensor:
     """Return the log marginal likelihood, ``... x m``, with its exact gradient. Cost O(r³).
 
@@ -265,11 +262,7 @@ def _solved(evidence: InformationForm) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def batch_log_marginal_likelihood(
-    features: Tensor,
-    residual: Tensor,
-    noise: Tensor,
-    basis: GridBasis,
-    factors: GridKernel,
+    features: Tensor, residual: Tensor, noise: Tensor, basis: GridBasis, factors: GridKernel
 ) -> Tensor:
     """Return the log marginal likelihood of a batch, ``... x m``, with its exact gradient.
 

@@ -14,12 +14,7 @@ from torch import Tensor
 from bo_stream.bases.grid.contraction import MeshPullBack
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.bases.grid.statistics import (
-    NodeGram,
-    accumulate,
-    embed,
-    zero_statistics,
-)
+from bo_stream.bases.grid.statistics import NodeGram, accumulate, embed, zero_statistics
 from bo_stream.models.memory import NoiseGroups, Observations, WhitenedMemory
 
 MAX_GROWTH = 4

@@ -148,11 +148,7 @@ def refine(model: M, grid_size: GridSize) -> M:
 
 
 def batch_log_marginal_likelihood(
-    model: StreamingGP,
-    X: Tensor,
-    Y: Tensor,
-    Yvar: Tensor | None = None,
-    recalibrate: bool = False,
+    model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
 ) -> Tensor:
     """Return the likelihood of these observations instead of those in memory.
 
