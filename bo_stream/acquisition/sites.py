@@ -14,7 +14,7 @@ from torch.nn.functional import embedding_bag
 from bo_stream.acquisition.feature_nipv import CHUNK_NUMBERS
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.grid.contraction import KroneckerPullBack
-from bo_stream.bases.grid.interpolation import InterpolationBasis
+from bo_stream.bases.grid.interpolation import GridBasis, InterpolationBasis
 from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, legendre, outer_product, ravel
 from bo_stream.bases.grid.mesh import weights as cubic_weights
 from bo_stream.bases.grid.statistics import CellGram
@@ -25,10 +25,11 @@ KEPT_NUMBERS = 32_000_000
 
 def sites(basis: Basis, X: Tensor) -> Sites:
     """Return the sites at transformed inputs, ``N x d``."""
-    if not isinstance(basis, InterpolationBasis):
+    if not isinstance(basis, GridBasis) or len(basis.parts) > 1:
         return _DenseSites(basis, X)
-    keep = X.shape[0] * STENCIL**basis.grid.dim <= KEPT_NUMBERS
-    return _GridSites(basis, X, tuple(_locate(basis.grid, X)) if keep else None)
+    (part,) = basis.parts
+    keep = X.shape[0] * STENCIL**part.grid.dim <= KEPT_NUMBERS
+    return _GridSites(basis, X, part, tuple(_locate(part.grid, X)) if keep else None)
 
 
 @dataclass(frozen=True)
@@ -83,25 +84,26 @@ class _GridSites(Sites):
     form.
 
     Attributes:
+        part: The features on its only grid.
         located: Interpolation weights, or None where they would be too many to keep.
     """
 
-    basis: InterpolationBasis
+    part: InterpolationBasis
     located: tuple[_Located, ...] | None
 
     def linear(self, weights: Tensor) -> Tensor:
-        values = _node_values(self.basis, weights)
-        located = _locate(self.basis.grid, self.X) if self.located is None else self.located
+        values = _node_values(self.part, weights)
+        located = _locate(self.part.grid, self.X) if self.located is None else self.located
         return torch.cat([chunk.interpolate(values) for chunk in located], -1)
 
     def quadratic(self, matrices: Tensor) -> Tensor:
-        coefficients = _cell_polynomials(self.basis, matrices)
+        coefficients = _cell_polynomials(self.part, matrices)
         size = max(1, CHUNK_NUMBERS // coefficients.shape[-1])
         return torch.cat([self._evaluate(coefficients, X) for X in self.X.split(size)], -1)
 
     def _evaluate(self, coefficients: Tensor, X: Tensor) -> Tensor:
-        cell, t = self.basis.grid.locate(X)
-        chosen = coefficients[..., ravel(cell, self.basis.grid.cells), :]
+        cell, t = self.part.grid.locate(X)
+        chosen = coefficients[..., ravel(cell, self.part.grid.cells), :]
         return (chosen * outer_product(legendre(t))).sum(-1)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
-from bo_stream.bases.grid.mesh import Mesh, mesh_over
+from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.sensitivity import prior_covariance
 from bo_stream.bases.grid.statistics import check_room
 from bo_stream.marginal_likelihood import (
@@ -101,7 +101,7 @@ class GridInference(Inference[Memory, GridCache]):
         inference = cls(box.shape[-1], *rank, grid_size is None)
         kernel = inference.kernel(prior)
         sizes = choose_grid_size(grid_size, kernel, inference.dim)
-        grid = mesh_over(box, kernel.groups(inference.dim), sizes)
+        grid = Mesh.over(box, kernel.groups(inference.dim), sizes)
         return inference, inference.empty(grid, prior.shape, like)
 
     def kernel(self, prior: Prior) -> GridKernel:
