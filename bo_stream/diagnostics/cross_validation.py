@@ -24,7 +24,7 @@ from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.models.wiski.rows import RowMemory
 from bo_stream.models.wiski.verbs import process_part
-from bo_stream.process.distributions import IndependentOutputs
+from bo_stream.process.joint import IndependentOutputs
 from bo_stream.process.process import ROWS, PosteriorProcess, WeightSpaceProcess
 from bo_stream.process.process import leave_one_out as closed_form
 

@@ -11,7 +11,8 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
-from bo_stream.models.memory import MergedMemory, Observations
+from bo_stream.bases.basis import Basis
+from bo_stream.models.memory import Memory, Observations
 from bo_stream.models.outcomes.base import NoiseAtInputs
 from bo_stream.models.prior import Prior
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
@@ -37,9 +38,24 @@ class Solved(Generic[P]):
 
 
 KeptProcess = Solved[PosteriorProcess]
-SolvedWeights = Solved[WeightSpaceProcess]
 
-M = TypeVar("M", bound=MergedMemory)
+
+class SolvedWeights(Solved[WeightSpaceProcess]):
+    """The posterior in the weights of features."""
+
+    def can_take(self, data: Observations, basis: Basis) -> bool:
+        """Say whether a batch is small, adds, and meets the basis that was solved in."""
+        room = self.process.weights.has_room_for(len(data))
+        return room and data.sign > 0.0 and self.process.basis is basis
+
+    def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedWeights:
+        """Condition on a batch of standardised outcomes. Cost O(n r²)."""
+        centred = outcomes - self.process.prior_mean
+        weights = self.process.weights.observe(features, centred, noise)
+        return SolvedWeights(self.state, replace(self.process, weights=weights))
+
+
+M = TypeVar("M", bound=Memory)
 C = TypeVar("C")
 T = TypeVar("T")
 

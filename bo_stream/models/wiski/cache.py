@@ -122,7 +122,7 @@ class GridCache:
                 rows = None
             else:
                 after = rows.process.observe(data.X, *prior.standardized(data))
-                rows = Solved(rows.state, after)
+                rows = replace(rows, process=after)
             solutions.append(GridSolution(before.grid, whitening, weights, rows, asked=False))
         return GridCache(
             solutions[0],
@@ -147,5 +147,5 @@ def _carried(
     if weights is not None:
         outcomes, noise = prior.standardized(data)
         posterior = process.weights.observe(features, outcomes - process.prior_mean, noise)
-        weights = Solved(weights.state, replace(process, weights=posterior))
+        weights = SolvedWeights(weights.state, replace(process, weights=posterior))
     return whitening.after(data, features), weights

@@ -296,7 +296,7 @@ class GridInference(Inference[Memory, GridCache]):
         whitening = self._whitening(solution, memory, prior)
         mean = prior.mean.unsqueeze(-1).clone()
         process = WeightSpaceProcess(whitening.basis, solve(prior.evidence(whitening.memory)), mean)
-        weights = Solved(state, process)
+        weights = SolvedWeights(state, process)
         return replace(solution, whitening=whitening, weights=weights), weights
 
     @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -100,12 +100,12 @@ class GridMemory(NoiseGroups[NodeGram]):
         grid: Its nodes.
     """
 
-    grid: Mesh
+    grid: Mesh = field(kw_only=True)
 
     @classmethod
     def empty(cls, grid: Mesh, batch: torch.Size, outputs: int, device: torch.device) -> GridMemory:
         """Make a memory of no observations."""
-        return cls(zero_statistics(grid, batch, 1, outputs, device), None, grid)
+        return cls(zero_statistics(grid, batch, 1, outputs, device), grid=grid)
 
     def on(self, grid: Mesh) -> GridMemory:
         """Pull back to a grid with the same nodes and more; exact."""
