@@ -212,7 +212,9 @@ def test_a_list_of_models_says_what_to_do() -> None:
     client = after(4, two, acquisition="qUCB", constraints=["cost >= 0.1"])
     construct = get_acqf_input_constructor(FeatureNIPV)
     with pytest.raises(UnsupportedError, match=r"one output.*model\.models"):
-        construct(surrogate_of(client).model, training_data=None, bounds=[(0.0, 1.0)] * 2)
+        FeatureNIPV(
+            **construct(surrogate_of(client).model, training_data=None, bounds=[(0.0, 1.0)] * 2)
+        )
 
 
 @pytest.mark.parametrize("kind", OFTEN)
