@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self, TypeVar
 
+from bo_stream.loops.errors import UsageError
+
 Event = TypeVar("Event")
 
 SECONDS_BETWEEN_CHECKPOINTS = 15.0
@@ -50,6 +52,15 @@ def run_with_checkpoints(
                 last = time.monotonic()
     finally:
         save()
+
+
+def check_not_shorter(done: int, asked: int) -> None:
+    """Raise a ``UsageError`` if fewer steps are asked for than are done."""
+    if done > asked:
+        raise UsageError(
+            f"The run has done {done:,} steps already: expected steps of at least that, got "
+            f"{asked:,}."
+        )
 
 
 class StopRequest:

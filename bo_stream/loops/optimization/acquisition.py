@@ -25,7 +25,7 @@ from bo_stream.acquisition import SamplePaths, evaluate_known_points_once, sampl
 from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.objectives import import_function
-from bo_stream.loops.optimization.settings import ACQUISITIONS, THOMPSON, OptimizationSettings
+from bo_stream.loops.optimization.settings import ACQUISITIONS, OptimizationSettings
 from bo_stream.models.base import StreamingGP
 
 BASELINE = 64
@@ -51,7 +51,7 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
     Returns:
         Points, ``q x d``.
     """
-    if settings.acquisition == THOMPSON:
+    if settings.acquisition == "TS":
         return _thompson(settings, situation, q)
     name = settings.acquisition
     builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
@@ -67,11 +67,7 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
 
 
 def check_acquisition(name: str) -> None:
-    """Check that a name is that of an acquisition or of a builder that can be imported.
-
-    Raises:
-        UsageError: It is not.
-    """
+    """Raise a ``UsageError`` unless an acquisition has the name, or a builder can be imported."""
     if ":" in name:
         import_function(name, "acquisition")
     elif name not in ACQUISITIONS:

@@ -13,14 +13,13 @@ from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.loops.errors import UsageError, check_whole
 from bo_stream.loops.models import KERNELS, MODELS, Options, build_model
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
-from bo_stream.loops.optimization.settings import RANDOM, OptimizationSettings
+from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger, Trial
 from bo_stream.loops.predictions import predict_mean
 from bo_stream.loops.refits import FEW_PER_INPUT, learn
-from bo_stream.loops.settings import check_whole
 from bo_stream.loops.units import is_off, unit_of
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import (
@@ -46,7 +45,7 @@ class Optimizer:
     ``ask`` gives trials with keys, ``tell`` takes their outcomes whenever they come. The model is
     updated at the next ``ask`` or ``best``. The next points depend on the settings, the trials so
     far and the model, not on torch's global random state, so a run that was saved and loaded goes
-    on to the same points.
+    on to the same points. What cannot be is a ``UsageError``, and changes nothing.
 
     A point without an outcome is pending: others are chosen to be of use beside it. So are the last
     ``AVOIDED_FAILURES`` failed ones, which the model never sees. A step costs the same whatever
@@ -66,11 +65,7 @@ class Optimizer:
         ledger: Ledger | None = None,
         surrogate: Surrogate | None = None,
     ) -> None:
-        """Begin, or go on with the parts of an earlier optimizer (see ``load_optimizer``).
-
-        Raises:
-            UsageError: The acquisition is not known.
-        """
+        """Begin, or go on with the parts of an earlier optimizer (see ``load_optimizer``)."""
         check_acquisition(settings.acquisition)
         self.settings = settings
         self.ledger = Ledger() if ledger is None else ledger
@@ -83,21 +78,15 @@ class Optimizer:
 
         They are Sobol points until ``initial`` trials are told or pending and two are told; then
         they maximise the acquisition.
-
-        Raises:
-            UsageError: q is no whole number, or less than one.
         """
         count = self.settings.q if q is None else q
         check_whole("q", count, 1)
-        first = self._sobol_due(count)
+        told = len(self.ledger.with_status("told"))
+        first = min(count, max(0, self.settings.initial - told - len(self.pending)))
+        if self.settings.acquisition == "random" or told < FEWEST:
+            first = count
         trials = self._ask_sobol(first) if first else []
         return trials + (self._ask_model(count - first) if count > first else [])
-
-    def _sobol_due(self, count: int) -> int:
-        told = len(self.ledger.with_status("told"))
-        if self.settings.acquisition == RANDOM or told < FEWEST:
-            return count
-        return min(count, max(0, self.settings.initial - told - len(self.pending)))
 
     def _ask_sobol(self, count: int) -> list[Trial]:
         drawn = sum(trial.origin == "sobol" for trial in self.ledger)
@@ -140,11 +129,7 @@ class Optimizer:
         return self.settings.sign * (trial.Y or 0.0)
 
     def register(self, X: Sequence[float]) -> Trial:
-        """Add a point of one's own as a pending trial.
-
-        Raises:
-            UsageError: It has the wrong length, lies outside the bounds, or holds no numbers.
-        """
+        """Add a point of one's own, d numbers within the bounds, as a pending trial."""
         bounds = self.settings.bounds
         try:
             values = tuple(float(x) for x in X)
@@ -183,11 +168,7 @@ class Optimizer:
         return self.ledger.with_status("pending")
 
     def best(self) -> Best:
-        """Find the told point of the best posterior mean; of the best outcome without a model.
-
-        Raises:
-            UsageError: Nothing was told yet.
-        """
+        """Find the told point of the best posterior mean; of the best outcome without a model."""
         shortlist = self._shortlist()
         if not shortlist:
             raise UsageError("There is no best point yet: no outcome was told.")
@@ -249,7 +230,7 @@ class Surrogate:
         self.unit = unit
         self.is_whole = True
         if model is None:
-            self._built(settings.to_unit_cube([]), self._outcomes([]))
+            self._built(*self._data(Ledger(), {}))
 
     def follow(self, ledger: Ledger) -> None:
         """Bring the model to the ledger's told outcomes, and learn hyperparameters where due.
@@ -257,38 +238,48 @@ class Surrogate:
         Raises:
             UsageError: A model cannot be built with these settings.
         """
-        wanted = {trial.key: trial.Y for trial in ledger.with_status("told")}
-        stale = [key for key, Y in self.held.items() if wanted.get(key) != Y]
-        fresh = [key for key, Y in wanted.items() if self.held.get(key) != Y]
+        told = ledger.with_status("told")
+        wanted = {trial.key: trial.Y for trial in told if trial.Y is not None}
+        stale = {key: Y for key, Y in sorted(self.held.items()) if wanted.get(key) != Y}
+        fresh = {key: Y for key, Y in wanted.items() if self.held.get(key) != Y}
         if not stale and not fresh:
             return
         self.is_whole = False
         few = len(self.held) - len(stale) < FEWEST
-        if self.model is None or few or is_off(self.unit, [_outcome(ledger, k) for k in wanted]):
-            self._begin(ledger, sorted(wanted))
+        if self.model is None or few or is_off(self.unit, list(wanted.values())):
+            self._begin(ledger, wanted)
         elif stale and not MODELS[self.settings.model].retracts:
-            self._rebuild(ledger, sorted(wanted), self.model)
+            self._rebuild(ledger, wanted, self.model)
         else:
-            self._take_out(ledger, sorted(stale), self.model)
-            self._put_in(ledger, fresh, self.model)
+            self._replace(ledger, stale, fresh, self.model)
         if self.model is not None:
             self._refit_if_due(ledger, self.model)
         self.is_whole = True
 
-    def _begin(self, ledger: Ledger, keys: list[int]) -> None:
+    def _begin(self, ledger: Ledger, outcomes: dict[int, float]) -> None:
         self.model, self.held, self.refits = None, {}, []
-        if len(keys) >= FEWEST:
-            self.unit = unit_of([_outcome(ledger, key) for key in keys])
-            self.model = self._built(*self._data(ledger, keys))
-            self.held = {key: _outcome(ledger, key) for key in keys}
+        if len(outcomes) >= FEWEST:
+            self.unit = unit_of(list(outcomes.values()))
+            self.model = self._built(*self._data(ledger, outcomes))
+            self.held = outcomes
 
-    def _rebuild(self, ledger: Ledger, keys: list[int], former: StreamingGP) -> None:
+    def _rebuild(self, ledger: Ledger, outcomes: dict[int, float], former: StreamingGP) -> None:
         """Build a model of other outcomes, with hyperparameters and log of the former one."""
-        self.model = self._built(*self._data(ledger, keys), deepcopy(former.covar_module))
+        self.model = self._built(*self._data(ledger, outcomes), deepcopy(former.covar_module))
         set_hyperparameters(self.model, hyperparameters(former))
         for event in former.numerical_log:
             self.model.log_event(event.what, event.size, event.jitter)
-        self.held = {key: _outcome(ledger, key) for key in keys}
+        self.held = outcomes
+
+    def _replace(
+        self, ledger: Ledger, stale: dict[int, float], fresh: dict[int, float], model: StreamingGP
+    ) -> None:
+        if stale:
+            model.retract(*self._data(ledger, stale))
+        self.held = {key: Y for key, Y in self.held.items() if key not in stale}
+        if fresh:
+            model.update(*self._data(ledger, fresh))
+        self.held |= fresh
 
     def _built(
         self, X: Tensor, Y: Tensor, kernel: Kernel | None = None, more: Options | None = None
@@ -299,24 +290,11 @@ class Surrogate:
         options = {**settings.model_options, **(more or {})}
         return build_model(settings.model, options, X, Y, kernel.to(X), settings.grid)
 
-    def _take_out(self, ledger: Ledger, keys: list[int], model: StreamingGP) -> None:
-        if keys:
-            X = self.settings.to_unit_cube([ledger[key].X for key in keys])
-            model.retract(X, self._outcomes([self.held[key] for key in keys]))
-        for key in keys:
-            del self.held[key]
-
-    def _put_in(self, ledger: Ledger, keys: list[int], model: StreamingGP) -> None:
-        if keys:
-            model.update(*self._data(ledger, keys))
-        self.held |= {key: _outcome(ledger, key) for key in keys}
-
-    def _data(self, ledger: Ledger, keys: list[int]) -> tuple[Tensor, Tensor]:
-        X = self.settings.to_unit_cube([ledger[key].X for key in keys])
-        return X, self._outcomes([_outcome(ledger, key) for key in keys])
-
-    def _outcomes(self, Y: list[float]) -> Tensor:
-        return self.settings.tensor([y / self.unit for y in Y]).unsqueeze(-1) * self.settings.sign
+    def _data(self, ledger: Ledger, outcomes: Mapping[int, float]) -> tuple[Tensor, Tensor]:
+        """Return inputs and outcomes, by key, as the model takes them."""
+        X = self.settings.to_unit_cube([ledger[key].X for key in outcomes])
+        Y = X.new_tensor([y / self.unit for y in outcomes.values()])
+        return X, Y.unsqueeze(-1) * self.settings.sign
 
     def _refit_if_due(self, ledger: Ledger, model: StreamingGP) -> None:
         growth, count = self.settings.refit, len(self.held)
@@ -328,8 +306,8 @@ class Surrogate:
         """Return the defaults as a second start of a refit, if it is a later one of few data."""
         if not self.refits or len(self.held) > FEW_PER_INPUT * self.settings.dim:
             return []
-        data = self._data(ledger, sorted(self.held)[:FEWEST])
-        draft = self._built(*data, more=MODELS[self.settings.model].unlearned)
+        first = dict(sorted(self.held.items())[:FEWEST])
+        draft = self._built(*self._data(ledger, first), more=MODELS[self.settings.model].unlearned)
         return [learned_values(draft)]
 
     def required_model(self) -> StreamingGP:
@@ -338,14 +316,6 @@ class Surrogate:
             raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
         return self.model
 
-    @torch.no_grad()
     def means(self, X: Tensor) -> Tensor:
         """Compute the posterior means, ``n``, in ``unit``, at ``n x d`` points of the unit cube."""
         return predict_mean(self.required_model(), X)
-
-
-def _outcome(ledger: Ledger, key: int) -> float:
-    value = ledger[key].Y
-    if value is None:
-        raise UsageError(f"Trial {key} has no outcome.")
-    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,6 @@ from bo_stream.loops.optimization.optimizer import Optimizer, Surrogate
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger, Trial
 from bo_stream.loops.run_folder import OPTIMIZATION, ModelFile, from_record
-from bo_stream.models.base import StreamingGP
-
-FILE_NAME = OPTIMIZATION.name
 
 
 def save_optimizer(
@@ -36,7 +34,7 @@ def save_optimizer(
     if not surrogate.is_whole:
         surrogate = Surrogate(optimizer.settings)
     content = {
-        "settings": optimizer.settings.as_record(),
+        "settings": asdict(optimizer.settings),
         "trials": [vars(trial) for trial in optimizer.ledger],
         "surrogate": {
             "held": list(surrogate.held.items()),
@@ -73,27 +71,27 @@ def parsed_optimizer(
     folder: Path, content: Mapping[str, Any], trusted: Collection[str]
 ) -> Optimizer:
     """Build the optimizer of an index's content; see :func:`load_optimizer`."""
-    _check_trusted(folder, _functions(content), trusted)
-    settings = OptimizationSettings.from_record(content["settings"])
+    unknown = [name for name in _functions(content) if name not in trusted]
+    if unknown:
+        raise UsageError(
+            f"The run in {folder} names {' and '.join(unknown)}, which would be imported and "
+            "called. If you trust it, name it too: as FUNCTION or --acquisition of the command, or "
+            "by trusted=[...]."
+        )
+    settings = from_record(OptimizationSettings, content["settings"])
     ledger = Ledger(from_record(Trial, record) for record in content["trials"])
-    state, models = content["surrogate"], content["models"]
+    state, model = content["surrogate"], None
     held = {int(key): float(Y) for key, Y in state["held"]}
-    model = None
-    if "surrogate" in models:
-        model = _read_model(folder, from_record(ModelFile, models["surrogate"]), held, settings)
+    if "surrogate" in content["models"]:
+        file = from_record(ModelFile, content["models"]["surrogate"])
+        if file.observations != len(held):
+            raise UsageError(
+                f"{folder / OPTIMIZATION.name} contradicts itself: {len(held):,} outcomes, a model "
+                f"of {file.observations:,}."
+            )
+        model = file.read(folder, MODELS[settings.model].model, settings.device)
     surrogate = Surrogate(settings, model, held, state["refits"], float(state["unit"]))
     return Optimizer(settings, ledger, surrogate)
-
-
-def _read_model(
-    folder: Path, file: ModelFile, held: Mapping[int, float], settings: OptimizationSettings
-) -> StreamingGP:
-    if file.observations != len(held):
-        raise UsageError(
-            f"{folder / FILE_NAME} contradicts itself: {len(held):,} outcomes, a model "
-            f"of {file.observations:,}."
-        )
-    return file.read(folder, MODELS[settings.model].model, settings.device)
 
 
 def named_functions(folder: Path) -> list[str]:
@@ -110,13 +108,3 @@ def _functions(content: Mapping[str, Any]) -> list[str]:
     run = content["run"]
     names = [] if run is None else [str(run["objective"]["function"])]
     return [name for name in (*names, str(content["settings"]["acquisition"])) if ":" in name]
-
-
-def _check_trusted(folder: Path, names: list[str], trusted: Collection[str]) -> None:
-    unknown = [name for name in names if name not in trusted]
-    if unknown:
-        raise UsageError(
-            f"The run in {folder} names {' and '.join(unknown)}, which would be imported and "
-            "called. If you trust it, name it too: as FUNCTION or --acquisition of the command, or "
-            "by trusted=[...]."
-        )

@@ -13,7 +13,7 @@ from bo_stream.loops.datasets import Dataset, read_dataset, simulated_prevalence
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import MODELS
 from bo_stream.loops.predictions import Score
-from bo_stream.loops.run import SECONDS_BETWEEN_CHECKPOINTS, StopRequest, run_with_checkpoints
+from bo_stream.loops.run import check_not_shorter
 from bo_stream.loops.run_folder import SAMPLING, ModelFile, from_record
 from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit, SamplingState, Step
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
@@ -59,10 +59,7 @@ class Campaign:
         seconds: float = 0.0,
     ) -> None:
         """Put the parts together; use :meth:`begin` or :meth:`resume`."""
-        self.data = data
-        self.origin = origin
-        self.loops = loops
-        self.seconds = seconds
+        self.data, self.origin, self.loops, self.seconds = data, origin, loops, seconds
         self._within_step = False
 
     @classmethod
@@ -103,7 +100,7 @@ class Campaign:
         """
         with SAMPLING.opened(folder) as content:
             origin = from_record(DataOrigin, content["data"])
-            settings = Settings.from_record(content["settings"])
+            settings = from_record(Settings, content["settings"])
             seconds, runs, models = float(content["seconds"]), content["runs"], content["models"]
             present = [name for name in STRATEGIES if name in runs]
             if not present:
@@ -121,7 +118,7 @@ class Campaign:
         _check_same_data(data, origin, folder)
         longer = settings if steps is None else replace(settings, steps=steps)
         campaign = cls(data, origin, _loops(data, longer, present, state), seconds)
-        _check_not_shorter(campaign.main)
+        check_not_shorter(campaign.steps_done, campaign.main.settings.steps or 0)
         return campaign
 
     def save(self, folder: Path) -> None:
@@ -137,7 +134,7 @@ class Campaign:
         states = {name: loop.state for name, loop in self.loops.items()}
         content = {
             "data": asdict(self.origin),
-            "settings": self.main.settings.as_record(),
+            "settings": asdict(self.main.settings),
             "seconds": self.seconds,
             "runs": {name: _record(state) for name, state in states.items()},
         }
@@ -170,22 +167,6 @@ class Campaign:
             self._within_step = False
             self.seconds = time.monotonic() - started
             yield name, step
-
-    def run_in(
-        self,
-        folder: Path,
-        stop: StopRequest,
-        on_step: Callable[[tuple[Strategy, Step]], None],
-        seconds_between_checkpoints: float = SECONDS_BETWEEN_CHECKPOINTS,
-    ) -> None:
-        """Do the remaining steps with checkpoints in a folder; see ``run_with_checkpoints``."""
-        run_with_checkpoints(
-            self.run(),
-            lambda: self.save(folder),
-            stop,
-            on_step,
-            seconds_between_checkpoints=seconds_between_checkpoints,
-        )
 
 
 def _read(path: Path | None, x: Sequence[str] | None, y: str | None) -> Dataset:
@@ -233,12 +214,4 @@ def _check_same_data(data: Dataset, origin: DataOrigin, folder: Path) -> None:
             f"The checkpoint in {folder} is of another data set than {data.source} (fingerprint "
             f"{origin.fingerprint[:12]}, got {data.fingerprint[:12]}). Give the data that the run "
             "began with, or start anew in another folder."
-        )
-
-
-def _check_not_shorter(loop: ActiveSampling) -> None:
-    if loop.steps_done > (loop.settings.steps or 0):
-        raise UsageError(
-            f"The run has done {loop.steps_done:,} steps already: expected steps of at least that, "
-            f"got {loop.settings.steps:,}."
         )

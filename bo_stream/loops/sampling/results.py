@@ -96,7 +96,7 @@ def _record(campaign: Campaign, finals: Mapping[Strategy, Score]) -> dict[str, A
             "bounds": data.bounds.tolist(),
             **asdict(campaign.origin),
         },
-        "settings": campaign.main.settings.as_record(),
+        "settings": asdict(campaign.main.settings),
         "strategies": {
             name: {
                 "final": asdict(finals[name]),
