@@ -79,8 +79,9 @@ def leave_one_out(
     if observation_noise:
         variance = variance + rows.noise
     posterior = _marginals(model, mean, variance, X.dtype)
-    noise = None if Yvar is None else Yvar.unsqueeze(-2)
-    return CVResults(model, posterior, Y.unsqueeze(-2), noise)
+    return CVResults(
+        model, posterior, Y.unsqueeze(-2), None if Yvar is None else Yvar.unsqueeze(-2)
+    )
 
 
 @torch.no_grad()
@@ -128,13 +129,7 @@ def _checked_rows(
 
 @dataclass(frozen=True)
 class _HeldRows:
-    """Observations among the rows that a grid model holds while these are few.
-
-    Attributes:
-        model: The model.
-        memory: All of its rows.
-        observations: Rows to leave out.
-    """
+    """Observations to leave out among all the rows that a grid model holds while these are few."""
 
     model: GridModel
     memory: RowMemory
@@ -178,11 +173,7 @@ class _HeldRows:
 class _WeightSpaceRows:
     """Observations in the units of a posterior over weights that they are part of.
 
-    Attributes:
-        process: The posterior given all observations in memory.
-        inputs: Transformed inputs, ``... x n x d``.
-        outcomes: Standardised outcomes, ``... x m x n``.
-        noise: Noise variances, ``... x m x n``.
+    Inputs are ``... x n x d``, standardised outcomes and noise variances ``... x m x n``.
     """
 
     process: WeightSpaceProcess
@@ -213,11 +204,9 @@ class _WeightSpaceRows:
     def process_without(self) -> WeightSpaceProcess:
         """Return the process given all others."""
         process = self.process
-        features = process.basis.features(self.inputs)
+        features, centred = process.basis.features(self.inputs), self.outcomes - process.prior_mean
         try:
-            weights = process.weights.retract(
-                features, self.outcomes - process.prior_mean, self.noise
-            )
+            weights = process.weights.retract(features, centred, self.noise)
         except NotPSDError as error:
             raise InputDataError(_NOT_HELD) from error
         return WeightSpaceProcess(process.basis, weights, process.prior_mean)

@@ -19,7 +19,6 @@ from bo_stream.storage.archive import (
     FileFormat,
     OtherVersionError,
     describe_file,
-    package_version,
     read_index,
     write_index,
 )
@@ -39,7 +38,6 @@ _DAMAGE = (
     OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
 _CURE = "Restore the folder from a copy, or start anew in another folder."
-_PACKAGES = ("bo-stream", "torch", "botorch", "gpytorch", "linear-operator", "numpy", "scipy")
 
 
 @dataclass(frozen=True)
@@ -133,11 +131,7 @@ class ModelFile:
 
     @classmethod
     def write(cls, folder: Path, key: str, model: StreamingGP) -> Self:
-        """Write a model to a new file.
-
-        Raises:
-            OSError: The folder cannot be written, or the disk is full.
-        """
+        """Write a model to a new file."""
         observations = round(model.num_observations)
         path = folder / f"model-{key}-{observations:07d}-{uuid4().hex[:8]}.safetensors"
         model.save(path)
@@ -157,7 +151,12 @@ class ModelFile:
                 f"file in that folder. {_CURE}"
             )
         try:
-            self._check_digest(path)
+            digest = describe_file(path)["sha256"]  # of what it says to be; loading checks that
+            if digest != self.sha256:
+                raise ValueError(
+                    f"{path} is not the file that was written (SHA-256 {self.sha256[:12]}..., got "
+                    f"{digest[:12]}...)."
+                )
             model = kind.load(path, map_location=device)
         except (OSError, ValueError) as error:
             raise UsageError(
@@ -171,33 +170,15 @@ class ModelFile:
             )
         return model
 
-    def _check_digest(self, path: Path) -> None:
-        """Check that it is the file that was written: that it is whole is checked by loading."""
-        found = describe_file(path)["sha256"]
-        if found != self.sha256:
-            raise ValueError(
-                f"{path} is not the file that was written (SHA-256 {self.sha256[:12]}..., got "
-                f"{found[:12]}...)."
-            )
-
 
 def from_record(kind: type[T], record: Mapping[str, Any]) -> T:
-    """Build a dataclass from its fields as JSON returns them; lists become tuples.
-
-    Raises:
-        LookupError: A field is missing.
-    """
+    """Build a dataclass from all of its fields as JSON returns them; lists become tuples."""
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
     return kind(**{name: _as_tuples(record[name]) for name in names})
 
 
 def _as_tuples(value: Any) -> Any:
     return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
-
-
-def all_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that affect a result."""
-    return {"python": platform.python_version()} | {n: package_version(n) for n in _PACKAGES}
 
 
 @contextmanager
