@@ -95,9 +95,11 @@ class Optimizer:
         return [self.ledger.add(X, "sobol") for X in self.settings.from_unit_cube(points)]
 
     def _ask_model(self, count: int) -> list[Trial]:
-        self.surrogate.follow(self.ledger)
+        model = self.surrogate.follow(self.ledger)
+        if model is None:
+            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
         with self._own_randomness() as seed:
-            points = best_points(self.settings, self._situation(seed), count)
+            points = best_points(self.settings, self._situation(model, seed), count)
         return [self.ledger.add(X, "model") for X in self.settings.from_unit_cube(points)]
 
     @contextmanager
@@ -111,10 +113,9 @@ class Optimizer:
             torch.manual_seed(seed)
             yield seed
 
-    def _situation(self, seed: int) -> Situation:
-        model = self.surrogate.required_model()
+    def _situation(self, model: StreamingGP, seed: int) -> Situation:
         X = self.settings.to_unit_cube([trial.X for trial in self._shortlist()])
-        means, order = self.surrogate.means(X).sort(descending=True, stable=True)
+        means, order = predict_mean(model, X).sort(descending=True, stable=True)
         failed = self.ledger.with_status("failed")[-AVOIDED_FAILURES:]
         open_points = [trial.X for trial in self.pending + failed]
         pending = self.settings.to_unit_cube(open_points) if open_points else None
@@ -172,10 +173,10 @@ class Optimizer:
         shortlist = self._shortlist()
         if not shortlist:
             raise UsageError("There is no best point yet: no outcome was told.")
-        self.surrogate.follow(self.ledger)
-        if self.surrogate.model is None:
+        model = self.surrogate.follow(self.ledger)
+        if model is None:
             return Best(max(shortlist, key=self._gain), None)
-        means = self.surrogate.means(self.settings.to_unit_cube([t.X for t in shortlist]))
+        means = predict_mean(model, self.settings.to_unit_cube([t.X for t in shortlist]))
         position = int(means.argmax())
         mean = self.settings.sign * means[position].item() * self.surrogate.unit
         return Best(shortlist[position], mean)
@@ -223,27 +224,20 @@ class Surrogate:
         Raises:
             UsageError: A model cannot be built with these settings: said before any evaluation.
         """
-        self.settings = settings
-        self.model = model
-        self.held = dict(held or {})
-        self.refits = list(refits)
-        self.unit = unit
+        self.settings, self.model, self.unit = settings, model, unit
+        self.held, self.refits = dict(held or {}), list(refits)
         self.is_whole = True
         if model is None:
             self._built(*self._data(Ledger(), {}))
 
-    def follow(self, ledger: Ledger) -> None:
-        """Bring the model to the ledger's told outcomes, and learn hyperparameters where due.
-
-        Raises:
-            UsageError: A model cannot be built with these settings.
-        """
+    def follow(self, ledger: Ledger) -> StreamingGP | None:
+        """Bring the model to the ledger's told outcomes, learn where due, and return the model."""
         told = ledger.with_status("told")
         wanted = {trial.key: trial.Y for trial in told if trial.Y is not None}
         stale = {key: Y for key, Y in sorted(self.held.items()) if wanted.get(key) != Y}
         fresh = {key: Y for key, Y in wanted.items() if self.held.get(key) != Y}
         if not stale and not fresh:
-            return
+            return self.model
         self.is_whole = False
         few = len(self.held) - len(stale) < FEWEST
         if self.model is None or few or is_off(self.unit, list(wanted.values())):
@@ -255,6 +249,7 @@ class Surrogate:
         if self.model is not None:
             self._refit_if_due(ledger, self.model)
         self.is_whole = True
+        return self.model
 
     def _begin(self, ledger: Ledger, outcomes: dict[int, float]) -> None:
         self.model, self.held, self.refits = None, {}, []
@@ -309,13 +304,3 @@ class Surrogate:
         first = dict(sorted(self.held.items())[:FEWEST])
         draft = self._built(*self._data(ledger, first), more=MODELS[self.settings.model].unlearned)
         return [learned_values(draft)]
-
-    def required_model(self) -> StreamingGP:
-        """Return the model, or raise a ``UsageError`` if there is none yet."""
-        if self.model is None:
-            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
-        return self.model
-
-    def means(self, X: Tensor) -> Tensor:
-        """Compute the posterior means, ``n``, in ``unit``, at ``n x d`` points of the unit cube."""
-        return predict_mean(self.required_model(), X)

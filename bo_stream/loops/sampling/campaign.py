@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,18 @@ class Campaign:
         self,
         data: Dataset,
         origin: DataOrigin,
-        loops: dict[Strategy, ActiveSampling],
+        settings: Settings,
+        states: Mapping[Strategy, SamplingState | None],
         seconds: float = 0.0,
     ) -> None:
-        """Put the parts together; use :meth:`begin` or :meth:`resume`."""
-        self.data, self.origin, self.loops, self.seconds = data, origin, loops, seconds
+        """Begin or go on with a loop per state; use :meth:`begin` or :meth:`resume`."""
+        resolved = settings.resolved(*data.X.shape)
+        split = PoolSplit.of(data, resolved)
+        self.data, self.origin, self.seconds = data, origin, seconds
+        self.loops = {
+            name: ActiveSampling(split, replace(resolved, strategy=name), state)
+            for name, state in states.items()
+        }
         self._within_step = False
 
     @classmethod
@@ -81,7 +88,7 @@ class Campaign:
             settings = replace(settings, steps=_STEPS_ON_SIMULATED)
         absolute = None if path is None else str(path.resolve())
         origin = DataOrigin(absolute, None if x is None else tuple(x), y, data.fingerprint)
-        return cls(data, origin, _loops(data, settings, strategies, lambda _: None))
+        return cls(data, origin, settings, dict.fromkeys(strategies))
 
     @classmethod
     def resume(cls, folder: Path, path: Path | None = None, steps: int | None = None) -> Campaign:
@@ -101,23 +108,26 @@ class Campaign:
         with SAMPLING.opened(folder) as content:
             origin = from_record(DataOrigin, content["data"])
             settings = from_record(Settings, content["settings"])
-            seconds, runs, models = float(content["seconds"]), content["runs"], content["models"]
-            present = [name for name in STRATEGIES if name in runs]
+            seconds = float(content["seconds"])
+            present = [name for name in STRATEGIES if name in content["runs"]]
             if not present:
                 raise ValueError("no strategy")
-            records = {name: _parsed(runs[name]) for name in present}
-            files = {name: from_record(ModelFile, models[name]) for name in present}
-
-        def state(strategy: Strategy) -> SamplingState:
-            record, file = records[strategy], files[strategy]
-            _check_picks(folder / SAMPLING.name, record, file.observations)
-            model = file.read(folder, MODELS[settings.model].model, settings.device)
-            return SamplingState(model, **record)
-
+            records = {name: _parsed(content["runs"][name]) for name in present}
+            files = {name: from_record(ModelFile, content["models"][name]) for name in present}
         data = _read(path or (origin.path and Path(origin.path)) or None, origin.x, origin.y)
-        _check_same_data(data, origin, folder)
+        if data.fingerprint != origin.fingerprint:
+            raise UsageError(
+                f"The checkpoint in {folder} is of another data set than {data.source} "
+                f"(fingerprint {origin.fingerprint[:12]}, got {data.fingerprint[:12]}). Give the "
+                "data that the run began with, or start anew in another folder."
+            )
+        states = {}
+        for name, record in records.items():
+            _check_picks(folder / SAMPLING.name, record, files[name].observations)
+            model = files[name].read(folder, MODELS[settings.model].model, settings.device)
+            states[name] = SamplingState(model, **record)
         longer = settings if steps is None else replace(settings, steps=steps)
-        campaign = cls(data, origin, _loops(data, longer, present, state), seconds)
+        campaign = cls(data, origin, longer, states, seconds)
         check_not_shorter(campaign.steps_done, campaign.main.settings.steps or 0)
         return campaign
 
@@ -173,20 +183,6 @@ def _read(path: Path | None, x: Sequence[str] | None, y: str | None) -> Dataset:
     return simulated_prevalence() if path is None else read_dataset(path, x, y)
 
 
-def _loops(
-    data: Dataset,
-    settings: Settings,
-    strategies: Sequence[Strategy],
-    state: Callable[[Strategy], SamplingState | None],
-) -> dict[Strategy, ActiveSampling]:
-    resolved = settings.resolved(*data.X.shape)
-    split = PoolSplit.of(data, resolved)
-    return {
-        name: ActiveSampling(split, replace(resolved, strategy=name), state(name))
-        for name in strategies
-    }
-
-
 def _record(state: SamplingState) -> dict[str, Any]:
     positions = {name: getattr(state, name) for name in _POSITIONS}
     return {**positions, "curve": [asdict(entry) for entry in state.curve]}
@@ -205,13 +201,4 @@ def _check_picks(path: Path, record: Mapping[str, Any], observations: int) -> No
         raise UsageError(
             f"{path} contradicts itself: {picks:,} picks, {distinct:,} of them distinct, "
             f"{outliers:,} outliers, and a model of {observations:,} observations."
-        )
-
-
-def _check_same_data(data: Dataset, origin: DataOrigin, folder: Path) -> None:
-    if data.fingerprint != origin.fingerprint:
-        raise UsageError(
-            f"The checkpoint in {folder} is of another data set than {data.source} (fingerprint "
-            f"{origin.fingerprint[:12]}, got {data.fingerprint[:12]}). Give the data that the run "
-            "began with, or start anew in another folder."
         )

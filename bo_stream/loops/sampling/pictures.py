@@ -157,11 +157,12 @@ def _painted(
     """Paint values at all sites, as pixels of the raster or else as dots."""
     if raster is None:
         size = float(np.clip(2e4 / len(values), 1.0, 30.0))
-        return axes.scatter(*data.X[:, :2].T, s=size, c=values, linewidths=0, **colours)
-    x, y, pixels = raster
-    picture = np.full((y.size, x.size), np.nan)
+        x, y = data.X[:, :2].T
+        return axes.scatter(x, y, s=size, c=values, linewidths=0, **colours)
+    columns, rows, pixels = raster
+    picture = np.full((rows.size, columns.size), np.nan)
     picture[pixels] = values
-    return axes.pcolormesh(x, y, picture, **colours)
+    return axes.pcolormesh(columns, rows, picture, **colours)
 
 
 def _draw_picks(axes: Axes, view: MapView) -> None:
