@@ -22,7 +22,7 @@ from bo_stream import WISKI
 from bo_stream.loops.datasets import read_dataset
 from bo_stream.loops.models import KERNELS
 from bo_stream.loops.predictions import predict, score
-from bo_stream.loops.run_folder import from_record
+from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.loop import PoolSplit, choice_rule
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 

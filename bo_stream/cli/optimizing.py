@@ -21,8 +21,8 @@ from bo_stream.loops.optimization import OptimizationSettings, Optimizer
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, Plan
 from bo_stream.loops.optimization.evaluation import PointEvaluator
 from bo_stream.loops.optimization.objectives import find_objective
+from bo_stream.loops.optimization.optimizer import named_functions
 from bo_stream.loops.optimization.results import HISTORIES, History, counts, write_optimization
-from bo_stream.loops.optimization.store import named_functions
 
 
 def run(

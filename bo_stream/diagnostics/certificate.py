@@ -132,13 +132,7 @@ def _certificate(
 
 
 def _trace_in_least(matrix: Tensor, least: float, condition: float) -> float:
-    """Bound the trace over the least eigenvalue, the worst of a batch ``... x M x M``.
-
-    Args:
-        matrix: Positive semi-definite.
-        least: A lower bound on all eigenvalues.
-        condition: An upper bound on all condition numbers.
-    """
+    """Bound trace over least eigenvalue by the bounds on eigenvalues and condition numbers."""
     trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
     largest = matrix.mean(-1).sum(-1).clamp_min(0.0)  # at least this: the ones' Rayleigh quotient
     return float((trace / (largest / condition).clamp_min(least)).max())
@@ -258,10 +252,7 @@ class Verdict:
     def of(
         cls, condition: float, size: int, dtype: torch.dtype, trace: float = math.inf
     ) -> Verdict:
-        """Judge a matrix by bounds on its condition number and its trace in least eigenvalues.
-
-        Infinite: unknown, or singular.
-        """
+        """Judge by bounds, maybe infinite, on condition number and trace over least eigenvalue."""
         limit = condition_limit(size, dtype)
         return cls(limit, max(limit / condition, trace_limit(size, dtype) / trace))
 

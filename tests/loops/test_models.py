@@ -22,7 +22,7 @@ from bo_stream.loops.optimization import (
     save_optimizer,
 )
 from bo_stream.loops.predictions import predict, predict_mean
-from bo_stream.loops.run_folder import from_record
+from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit
 from bo_stream.loops.sampling.results import write_results
@@ -153,7 +153,7 @@ def test_further_starts_are_of_what_a_refit_learns(
     def record(model: StreamingGP, starts: Any) -> None:
         given.append({key for start in starts for key in start})
 
-    monkeypatch.setattr("bo_stream.loops.refits.relearn", record)
+    monkeypatch.setattr("bo_stream.loops.optimization.surrogate.relearn", record)
     optimizer = started(optimization(name), steps=3)
     optimizer.best()
     learned = {key for key, p in of(optimizer).named_parameters() if p.requires_grad}

@@ -12,17 +12,17 @@ from bo_stream.loops.crowded_cores import CoreWatch
 from bo_stream.loops.errors import UsageError, check_whole
 from bo_stream.loops.optimization.evaluation import PointEvaluator, Task, evaluator
 from bo_stream.loops.optimization.objectives import Objective
-from bo_stream.loops.optimization.optimizer import Optimizer
+from bo_stream.loops.optimization.optimizer import Optimizer, parsed_optimizer, save_optimizer
 from bo_stream.loops.optimization.settings import OptimizationSettings
-from bo_stream.loops.optimization.store import parsed_optimizer, save_optimizer
 from bo_stream.loops.optimization.trials import Trial
 from bo_stream.loops.run import (
+    OPTIMIZATION,
     SECONDS_BETWEEN_CHECKPOINTS,
     StopRequest,
     check_not_shorter,
+    from_record,
     run_with_checkpoints,
 )
-from bo_stream.loops.run_folder import OPTIMIZATION, from_record
 
 SLOW_SECONDS = 1.0
 """Duration of an evaluation beyond which its outcome is saved at once."""
@@ -86,7 +86,7 @@ class OptimizationCampaign:
         return cls(objective, optimizer, replace(former, **changes), steps, opened)
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint; see :func:`bo_stream.loops.optimization.store.save_optimizer`."""
+        """Write a checkpoint; see :func:`bo_stream.loops.optimization.optimizer.save_optimizer`."""
         run = {
             "objective": asdict(self.objective),
             "plan": asdict(self.plan),
@@ -132,11 +132,7 @@ class OptimizationCampaign:
         on_event: Callable[[Event], None],
         seconds_between_checkpoints: float = SECONDS_BETWEEN_CHECKPOINTS,
     ) -> None:
-        """Do the remaining steps with checkpoints in a folder; see ``run_with_checkpoints``.
-
-        Raises:
-            UsageError: No evaluation succeeds; what was tried is in the checkpoint.
-        """
+        """Do the remaining steps with checkpoints in a folder; see ``run_with_checkpoints``."""
         run_with_checkpoints(
             self.run(evaluator),
             lambda: self.save(folder),
@@ -159,7 +155,12 @@ class OptimizationCampaign:
             step = self._open or self._begin_step()
             yield from self._evaluate(step, evaluator)
             yield self._end_step(self._open or step)
-            self._check_anything_told()
+            failed = self.optimizer.ledger.with_status("failed")
+            if len(failed) == len(self.optimizer.ledger):
+                raise UsageError(
+                    f"All {len(failed)} trials failed, the last one with: {failed[-1].error}. Mend "
+                    "the function; a resumed run goes on with other points."
+                )
 
     def _begin_step(self) -> OptimizationStep:
         started = time.monotonic()
@@ -206,14 +207,6 @@ class OptimizationCampaign:
         self.steps.append(step)
         self._open = None
         return step
-
-    def _check_anything_told(self) -> None:
-        failed = self.optimizer.ledger.with_status("failed")
-        if len(failed) == len(self.optimizer.ledger):
-            raise UsageError(
-                f"All {len(failed)} trials failed, the last one with: {failed[-1].error}. Mend the "
-                "function; a resumed run goes on with other points."
-            )
 
 
 @dataclass(frozen=True)

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
-from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from bo_stream.loops.errors import UsageError, check_whole
-from bo_stream.loops.models import KERNELS, MODELS, Options, build_model
+from bo_stream.loops.models import MODELS
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
 from bo_stream.loops.optimization.settings import OptimizationSettings
+from bo_stream.loops.optimization.surrogate import FEWEST, Surrogate
 from bo_stream.loops.optimization.trials import Ledger, Trial
 from bo_stream.loops.predictions import predict_mean
-from bo_stream.loops.refits import FEW_PER_INPUT, learn
-from bo_stream.loops.units import is_off, unit_of
+from bo_stream.loops.run import OPTIMIZATION, ModelFile, from_record
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import (
-    Hyperparameters,
-    hyperparameters,
-    learned_values,
-    set_hyperparameters,
-)
-
-FEWEST = 2
-"""Number of outcomes from which a model can be built."""
 
 SHORTLIST = 1024
 """Number of told points, those of the best outcomes, among which the best is looked for."""
@@ -195,112 +185,96 @@ class Best:
     mean: float | None
 
 
-class Surrogate:
-    """A model over the unit cube that is kept equal to a ledger by differences.
+def save_optimizer(
+    folder: Path, optimizer: Optimizer, run: Mapping[str, Any] | None = None
+) -> None:
+    """Write an optimizer; whatever happens, a complete one, the old or the new, is left.
 
-    New outcomes enter by ``update``, withdrawn ones leave by ``retract``, an amended one does both,
-    so that a step costs the same whatever was told before. A model that cannot retract exactly is
-    built anew from all outcomes that are left; so is any model when the spread of the outcomes
-    turns out to be of another order. Outcomes enter in the order of keys, not of arrival.
+    A model that is being changed is left out, and built anew from the trials.
 
-    Attributes:
-        model: None until there are enough outcomes.
-        held: Outcomes in the model's memory, by key.
-        refits: Numbers of outcomes at which the hyperparameters were learned.
-        unit: Unit of the outcomes in the model: acquisition functions have absolute tolerances.
-        is_whole: False while the model is being brought to the ledger.
+    Args:
+        folder: Created if necessary.
+        optimizer: The optimizer.
+        run: Plain values to be kept with it.
+
+    Raises:
+        OSError: The folder cannot be written, or the disk is full; the old files stand.
     """
+    surrogate = optimizer.surrogate
+    if not surrogate.is_whole:
+        surrogate = Surrogate(optimizer.settings)
+    content = {
+        "settings": asdict(optimizer.settings),
+        "trials": [vars(trial) for trial in optimizer.ledger],
+        "surrogate": {
+            "held": list(surrogate.held.items()),
+            "refits": surrogate.refits,
+            "unit": surrogate.unit,
+        },
+        "run": None if run is None else dict(run),
+    }
+    models = {} if surrogate.model is None else {"surrogate": surrogate.model}
+    OPTIMIZATION.save(folder, content, models)
 
-    def __init__(
-        self,
-        settings: OptimizationSettings,
-        model: StreamingGP | None = None,
-        held: Mapping[int, float] | None = None,
-        refits: Sequence[int] = (),
-        unit: float = 1.0,
-    ) -> None:
-        """Begin empty, or with the content of a checkpoint.
 
-        Raises:
-            UsageError: A model cannot be built with these settings: said before any evaluation.
-        """
-        self.settings, self.model, self.unit = settings, model, unit
-        self.held, self.refits = dict(held or {}), list(refits)
-        self.is_whole = True
-        if model is None:
-            self._built(*self._data(Ledger(), {}))
+def load_optimizer(
+    folder: Path, trusted: Collection[str] = ()
+) -> tuple[Optimizer, dict[str, Any] | None]:
+    """Read an optimizer and the values that were kept with it.
 
-    def follow(self, ledger: Ledger) -> StreamingGP | None:
-        """Bring the model to the ledger's told outcomes, learn where due, and return the model."""
-        told = ledger.with_status("told")
-        wanted = {trial.key: trial.Y for trial in told if trial.Y is not None}
-        stale = {key: Y for key, Y in sorted(self.held.items()) if wanted.get(key) != Y}
-        fresh = {key: Y for key, Y in wanted.items() if self.held.get(key) != Y}
-        if not stale and not fresh:
-            return self.model
-        self.is_whole = False
-        few = len(self.held) - len(stale) < FEWEST
-        if self.model is None or few or is_off(self.unit, list(wanted.values())):
-            self._begin(ledger, wanted)
-        elif stale and not MODELS[self.settings.model].retracts:
-            self._rebuild(ledger, wanted, self.model)
-        else:
-            self._replace(ledger, stale, fresh, self.model)
-        if self.model is not None:
-            self._refit_if_due(ledger, self.model)
-        self.is_whole = True
-        return self.model
+    Nothing in the folder is executed: models are read as :meth:`StreamingGP.load` does, and
+    functions are imported only if they are trusted.
 
-    def _begin(self, ledger: Ledger, outcomes: dict[int, float]) -> None:
-        self.model, self.held, self.refits = None, {}, []
-        if len(outcomes) >= FEWEST:
-            self.unit = unit_of(list(outcomes.values()))
-            self.model = self._built(*self._data(ledger, outcomes))
-            self.held = outcomes
+    Args:
+        folder: Folder of :func:`save_optimizer`.
+        trusted: Functions ``package.module:function`` that the folder may name.
 
-    def _rebuild(self, ledger: Ledger, outcomes: dict[int, float], former: StreamingGP) -> None:
-        """Build a model of other outcomes, with hyperparameters and log of the former one."""
-        self.model = self._built(*self._data(ledger, outcomes), deepcopy(former.covar_module))
-        set_hyperparameters(self.model, hyperparameters(former))
-        for event in former.numerical_log:
-            self.model.log_event(event.what, event.size, event.jitter)
-        self.held = outcomes
+    Raises:
+        UsageError: There is none, it is damaged, another version wrote it, or it names a function
+            that is not trusted.
+    """
+    with OPTIMIZATION.opened(folder) as content:
+        return parsed_optimizer(folder, content, trusted), content["run"]
 
-    def _replace(
-        self, ledger: Ledger, stale: dict[int, float], fresh: dict[int, float], model: StreamingGP
-    ) -> None:
-        if stale:
-            model.retract(*self._data(ledger, stale))
-        self.held = {key: Y for key, Y in self.held.items() if key not in stale}
-        if fresh:
-            model.update(*self._data(ledger, fresh))
-        self.held |= fresh
 
-    def _built(
-        self, X: Tensor, Y: Tensor, kernel: Kernel | None = None, more: Options | None = None
-    ) -> StreamingGP:
-        settings = self.settings
-        if kernel is None:
-            kernel = KERNELS[settings.kernel](settings.dim)
-        options = {**settings.model_options, **(more or {})}
-        return build_model(settings.model, options, X, Y, kernel.to(X), settings.grid)
+def parsed_optimizer(
+    folder: Path, content: Mapping[str, Any], trusted: Collection[str]
+) -> Optimizer:
+    """Build the optimizer of an index's content; see :func:`load_optimizer`."""
+    unknown = [name for name in _functions(content) if name not in trusted]
+    if unknown:
+        raise UsageError(
+            f"The run in {folder} names {' and '.join(unknown)}, which would be imported and "
+            "called. If you trust it, name it too: as FUNCTION or --acquisition of the command, or "
+            "by trusted=[...]."
+        )
+    settings = from_record(OptimizationSettings, content["settings"])
+    ledger = Ledger(from_record(Trial, record) for record in content["trials"])
+    state, model = content["surrogate"], None
+    held = {int(key): float(Y) for key, Y in state["held"]}
+    if "surrogate" in content["models"]:
+        file = from_record(ModelFile, content["models"]["surrogate"])
+        if file.observations != len(held):
+            raise UsageError(
+                f"{folder / OPTIMIZATION.name} contradicts itself: {len(held):,} outcomes, a model "
+                f"of {file.observations:,}."
+            )
+        model = file.read(folder, MODELS[settings.model].model, settings.device)
+    surrogate = Surrogate(settings, model, held, state["refits"], float(state["unit"]))
+    return Optimizer(settings, ledger, surrogate)
 
-    def _data(self, ledger: Ledger, outcomes: Mapping[int, float]) -> tuple[Tensor, Tensor]:
-        """Return inputs and outcomes, by key, as the model takes them."""
-        X = self.settings.to_unit_cube([ledger[key].X for key in outcomes])
-        Y = X.new_tensor([y / self.unit for y in outcomes.values()])
-        return X, Y.unsqueeze(-1) * self.settings.sign
 
-    def _refit_if_due(self, ledger: Ledger, model: StreamingGP) -> None:
-        growth, count = self.settings.refit, len(self.held)
-        if not self.refits or (growth > 0.0 and count >= growth * self.refits[-1]):
-            learn(model, self._further_starts(ledger))
-            self.refits.append(count)
+def named_functions(folder: Path) -> list[str]:
+    """Return the functions ``package.module:function`` that a folder's run imports and calls.
 
-    def _further_starts(self, ledger: Ledger) -> list[Hyperparameters]:
-        """Return the defaults as a second start of a refit, if it is a later one of few data."""
-        if not self.refits or len(self.held) > FEW_PER_INPUT * self.settings.dim:
-            return []
-        first = dict(sorted(self.held.items())[:FEWEST])
-        draft = self._built(*self._data(ledger, first), more=MODELS[self.settings.model].unlearned)
-        return [learned_values(draft)]
+    Raises:
+        UsageError: There is no optimizer, it is damaged, or another version wrote it.
+    """
+    with OPTIMIZATION.opened(folder) as content:
+        return _functions(content)
+
+
+def _functions(content: Mapping[str, Any]) -> list[str]:
+    run = content["run"]
+    names = [] if run is None else [str(run["objective"]["function"])]
+    return [name for name in (*names, str(content["settings"]["acquisition"])) if ":" in name]

@@ -13,8 +13,7 @@ from bo_stream.loops.datasets import Dataset, read_dataset, simulated_prevalence
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import MODELS
 from bo_stream.loops.predictions import Score
-from bo_stream.loops.run import check_not_shorter
-from bo_stream.loops.run_folder import SAMPLING, ModelFile, from_record
+from bo_stream.loops.run import SAMPLING, ModelFile, check_not_shorter, from_record
 from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit, SamplingState, Step
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 

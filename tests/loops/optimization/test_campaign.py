@@ -19,8 +19,7 @@ from bo_stream.loops.optimization.campaign import OptimizationCampaign, Optimiza
 from bo_stream.loops.optimization.evaluation import InProcess, Workers
 from bo_stream.loops.optimization.objectives import find_objective
 from bo_stream.loops.optimization.results import history, write_optimization
-from bo_stream.loops.run import StopRequest
-from bo_stream.loops.run_folder import OPTIMIZATION
+from bo_stream.loops.run import OPTIMIZATION, StopRequest
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import atomic_write
 from tests.loops.functions import bowl

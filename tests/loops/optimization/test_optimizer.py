@@ -25,8 +25,8 @@ from bo_stream.loops.optimization import (
 )
 from bo_stream.loops.optimization import acquisition as acquisition_module
 from bo_stream.loops.optimization.acquisition import ACQUISITIONS, Situation, best_points
-from bo_stream.loops.refits import LEFT_OUT
-from bo_stream.loops.run_folder import from_record
+from bo_stream.loops.optimization.surrogate import LEFT_OUT
+from bo_stream.loops.run import from_record
 from tests.loops.functions import bowl
 from tests.loops.optimizing import QUICK, points, started, tell_all
 
@@ -330,7 +330,7 @@ def told(optimizer: Optimizer, X: Tensor) -> None:
 def test_few_outcomes_are_learned_from_the_defaults_too(
     few: int, escapes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bo_stream.loops.optimization.optimizer.FEW_PER_INPUT", few)
+    monkeypatch.setattr("bo_stream.loops.optimization.surrogate.FEW_PER_INPUT", few)
     optimizer = Optimizer(OptimizationSettings(bounds=((0.0, 1.0),), kernel="rbf", grid=(60,)))
     told(optimizer, torch.linspace(0.0, 1.0, 25))
     optimizer.best()

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.image import imread
 
 from bo_stream.loops.datasets import Dataset
-from bo_stream.loops.run_folder import from_record
+from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.pictures import MapView, draw_map
 from bo_stream.loops.sampling.results import write_results

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.run_folder import from_record
+from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.settings import Settings
 
 
