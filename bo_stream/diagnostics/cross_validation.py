@@ -24,8 +24,8 @@ from bo_stream.models.wiski.grid_model import GridModel, process_parts
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.models.wiski.rows import RowMemory
 from bo_stream.process.distributions import IndependentOutputs
-from bo_stream.process.posteriors import leave_one_out as closed_form
 from bo_stream.process.process import ROWS, PosteriorProcess, WeightSpaceProcess
+from bo_stream.process.process import leave_one_out as closed_form
 
 Model = TypeVar("Model", bound=StreamingGP)
 

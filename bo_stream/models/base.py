@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -46,7 +46,6 @@ from bo_stream.models.checks import (
     check_mergeable,
     check_noise,
     check_objective,
-    check_observations,
     check_sampler,
     check_supposed,
 )
@@ -78,7 +77,6 @@ from bo_stream.models.memory import Observations, Targets
 from bo_stream.models.outcomes.base import Drawing, NoiseAtInputs, Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 from bo_stream.models.outcomes.selection import (
-    as_index,
     check_outputs_exist,
     chosen_outputs,
     subset_module,
@@ -86,12 +84,25 @@ from bo_stream.models.outcomes.selection import (
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.prior import Prior, move_priors
 from bo_stream.process.cached_baseline import CachedBaseline, arrangements
-from bo_stream.process.posteriors import Predictive, outcome_distribution
-from bo_stream.process.process import Joint, PosteriorProcess, SelectedProcess
+from bo_stream.process.joint import Joint
+from bo_stream.process.process import PosteriorProcess, SelectedProcess
 from bo_stream.storage.objects import read_model, write_model
 from bo_stream.storage.trusted import Trusted
 from bo_stream.tensors import keeps_tensors
 from bo_stream.warnings import NumericalEvent, NumericalLog, with_event
+
+
+@dataclass(frozen=True)
+class Predictive:
+    """Mean and variance of outcomes at single points, ``... x q x m`` each.
+
+    Attributes:
+        mean: Of a label, its probability.
+        variance: Of the outcome, noise included.
+    """
+
+    mean: Tensor
+    variance: Tensor
 
 
 class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
@@ -254,73 +265,38 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @keeps_tensors
     def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
         self._check_not_supposed(verb)
-        self._units.check_whole(verb)
-        enters = sign > 0.0
-        outputs = self._units.outputs_after(self._prior, X, Y) if enters else self._num_outputs
-        with self._having(outputs):
-            self._check_observations(X, Y, Yvar)
-            if not enters:
-                self._check_retractable(X)
-            if X.shape[-2] > 0:
-                self._enter_or_leave(X, Y, Yvar, sign)
+        Y, Yvar, outputs = self._units.checked(self._prior, X, Y, Yvar, verb)
+        if sign < 0.0:
+            self._check_retractable(X)
+        if X.shape[-2] > 0:
+            with self._undone_on_error():
+                self._grow(outputs)
+                self._observe(X, Y, Yvar, sign)
+                if sign < 0.0:
+                    self._units = self._units.found(self.num_observations > 1e-6)
         return self
 
     @contextmanager
-    def _having(self, outputs: int) -> Iterator[None]:
-        """Have more outputs, unless what is done meanwhile raises."""
-        if outputs == self._num_outputs:
-            yield
-            return
-        former = self._shallow_copy()
+    def _undone_on_error(self) -> Iterator[None]:
+        """Put the memory, its units and what depends on their number back if anything raises."""
+        outputs, units, likelihood = self._num_outputs, self._units, self.likelihood
+        memory, cache = self._memory, self._cache
         try:
-            self._grow(outputs)
             yield
         except BaseException:
-            self._num_outputs, self._units = former._num_outputs, former._units
-            self._memory, self._cache = former._memory, former._cache
-            self.likelihood = former.likelihood
+            self._num_outputs, self._units, self.likelihood = outputs, units, likelihood
+            self._memory, self._cache = memory, cache
             raise
 
     def _grow(self, outputs: int) -> None:
         """Take outputs that all observations had and none named: classes without a label so far."""
+        if outputs == self._num_outputs:
+            return
         memory = self._inference.grown(self._memory, self._prior, outputs)
         self._units, self._num_outputs = self._units.grown(outputs), outputs
         self._set_memory(memory)
         self.likelihood = choose_likelihood(None, self._units.shift, self._parameter_shape)
         self._refresh_fixed_noise()
-
-    def _of_outputs(self, outputs: int) -> Self:
-        """Return this model, or a copy that has more outputs; hyperparameters are shared."""
-        if self._units.grown(outputs) is self._units:
-            return self
-        model = self._shallow_copy()
-        model._grow(outputs)
-        return model
-
-    def _enter_or_leave(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
-        former = self._units
-        try:
-            if self._units.awaits:
-                targets, *_ = self._measured(Y, Yvar, learns=True)
-                self._units = self._units.referring_to(targets, self.outcome_scale())
-            self._observe(X, Y, Yvar, sign)
-            if sign < 0.0:
-                self._units = self._units.found(self.num_observations > 1e-6)
-        except BaseException:
-            self._units = former
-            raise
-
-    def _settle_noise_floor(self, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
-        """Let the floor of known noise follow the stream, before a batch enters or leaves."""
-        if Yvar is None:
-            return
-        if sign < 0.0:
-            self._units.check_retractable(self._outcomes, Y, Yvar)
-            return
-        former, totals = self._units.floor.zero, self._memory.totals
-        self._units = self._units.before_update(self._outcomes, Y, Yvar, totals)
-        if self._units.floor.zero is not former:
-            self._set_memory(self._memory)
 
     def _check_retractable(self, X: Tensor) -> None:
         if X.shape[-2] > self.num_observations + 0.5:
@@ -329,18 +305,19 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 f"memory, got {X.shape[-2]}. Retract only what was given to update."
             )
 
-    def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
-        self._settle_noise_floor(Y, Yvar, sign)
-        self._take(self._observations(X, Y, Yvar, sign, learns=True))
-        latest = self._latest
-        self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
-
     @torch.no_grad()
-    def _take(self, data: Observations) -> None:
+    def _observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> None:
+        """Put checked observations into memory, or take them out if the sign is negative."""
+        former, latest = self._units.floor.zero, self._latest
+        self._units = self._units.before(self._prior, self._memory, Y, Yvar, sign)
+        if self._units.floor.zero is not former:
+            self._set_memory(self._memory)
+        data = self._observations(X, Y, Yvar, sign, learns=True)
         self._memory, self._cache = self._inference.observe(
             self._memory, self._cache, data, self._prior
         )
         self._refresh_fixed_noise()
+        self._latest = latest.with_rows(X) if sign > 0.0 else latest.without(X, lambda rows: rows)
 
     @keeps_tensors
     def forget(self, factor: float) -> Self:
@@ -371,7 +348,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             UnsupportedError: The model supposes data.
         """
         self._check_not_supposed("clear")
-        self._units = self._units.forgotten()
+        self._units = self._units.found(False)
         self._latest = LatestInputs()
         self._set_memory(self._inference.cleared(self._memory, self._prior))
         return self
@@ -387,35 +364,24 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             ValueError: The memory would become too large.
         """
         outputs = self._units.outputs_with(getattr(other, "_units", None))
-        with self._having(outputs):
-            alike = other._of_outputs(outputs) if isinstance(other, StreamingGP) else other
-            matrix = self._targets_of(alike)
-            theirs = alike._memory.map_targets(matrix)
-            with torch.no_grad():
-                self._memory, self._cache = self._inference.merged(
-                    self._memory, self._cache, theirs, self._prior
-                )
-            self._refer_to_both(alike)
-            self._refresh_fixed_noise()
-        return self
-
-    def _targets_of(self, other: Self) -> Tensor:
-        """Return the map of another model's target columns to the merged ones, ``... x m x 2 x 2``.
-
-        Raises:
-            UnsupportedError: The two cannot be merged.
-        """
         if not isinstance(other, StreamingGP):
             raise UnsupportedError(f"Expected other to be a model, got {type(other).__name__}.")
-        check_mergeable(self, other)
-        self._check_not_supposed("merge")
-        other._check_not_supposed("merge")
-        return _shifted_targets(other._units.shift - self._units.merged(other._units).shift)
-
-    def _refer_to_both(self, other: Self) -> None:
-        """Change what refers to observations beside the memory, in a merge."""
-        self._units = self._units.merged(other._units)
+        alike = other._shallow_copy()
+        alike._grow(outputs)
+        with self._undone_on_error(), torch.no_grad():
+            self._grow(outputs)
+            check_mergeable(self, alike)
+            self._check_not_supposed("merge")
+            other._check_not_supposed("merge")
+            both = self._units.merged(alike._units)
+            theirs = alike._memory.map_targets(_shifted_targets(alike._units.shift - both.shift))
+            self._memory, self._cache = self._inference.merged(
+                self._memory, self._cache, theirs, self._prior
+            )
+            self._units = both
+            self._refresh_fixed_noise()
         self._latest = other._latest.followed_by(self._latest)
+        return self
 
     def _check_not_supposed(self, verb: str) -> None:
         if self._supposed is not None:
@@ -552,7 +518,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     @property
     def _outcomes(self) -> OutcomeChain:
-        return OutcomeChain.split(self._modules.get("outcome_transform"))
+        return OutcomeChain(self._modules.get("outcome_transform"))
 
     @property
     def _input_transform(self) -> InputTransform | None:
@@ -571,7 +537,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     def outcome_scale(self) -> Tensor:
         """Factor from transformed to target units, ``batch_shape x m``; 1 without Standardize."""
-        return self._outcomes.offset_and_scale(self._counts())[1].clone()
+        return self._outcomes.offset_and_scale(self._units.shift)[1].clone()
 
     def transformed_noise(self, Yvar: Tensor) -> Tensor:
         """Noise variances from original to transformed units, as ``noise`` is expected to be in.
@@ -610,16 +576,19 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             return noise(inputs)
         return self._units.noise_variance(self._prior, self._memory).detach().unsqueeze(-1)
 
-    @keeps_tensors
-    @torch.no_grad()
     def _noise(
         self, X: Tensor | None = None, process: PosteriorProcess | None = None
     ) -> NoiseAtInputs | None:
         """Noise as it depends on the inputs, or None; see :meth:`Inference.noise`."""
         if self._supposed is not None:
             return self._supposed_noise
-        if not self._inference.noise_varies:
-            return None
+        return self._varying_noise(X, process) if self._inference.noise_varies else None
+
+    @keeps_tensors
+    @torch.no_grad()
+    def _varying_noise(
+        self, X: Tensor | None, process: PosteriorProcess | None
+    ) -> NoiseAtInputs | None:
         if X is not None:
             check_finite("X", X)
         noise: NoiseAtInputs | None
@@ -658,25 +627,11 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             self,
         )
 
-    def _check_observations(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-        prior = self._prior
-        self._units.check_given(prior, X, Y, Yvar)
-        Y, Yvar = self._units.columns(Y, Yvar, X)
-        check_observations(
-            X,
-            Y,
-            Yvar,
-            dim=self._input_dim,
-            outputs=self.num_outputs,
-            batch_shape=self._batch_shape,
-            like=self.train_targets,
-        )
-        self._units.check(prior, Y, Yvar)
-
     @torch.no_grad()
     def coordinates(self, X: Tensor) -> Tensor:
         """Inputs of observations as they enter memory now, ``... x d -> ... x k``."""
-        inputs, stem = observed_inputs(X, self._input_transform).detach(), self._stem
+        transform, stem = self._input_transform, self._stem
+        inputs = (X if transform is None else observed_inputs(X, transform)).detach()
         return inputs if stem is None else checked_projection(stem(inputs))
 
     def calibrated_inputs(self, X: Tensor) -> Tensor:
@@ -707,7 +662,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             UnsupportedError: The model supposes data.
         """
         self._check_not_supposed("reproject")
-        self._check_observations(X, Y, Yvar)
+        Y, Yvar, _ = self._units.checked(self._prior, X, Y, Yvar, "reproject")
         self._check_retractable(X)
         if former.shape != (*X.shape[:-1], self._process_dim):
             raise BotorchTensorDimensionError(
@@ -728,7 +683,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             Y: ``batch_shape x n x m``.
             Yvar: Known noise variances shaped as Y; NaN: unknown.
         """
-        self._check_observations(X, Y, Yvar)
+        Y, Yvar, _ = self._units.checked(self._prior, X, Y, Yvar, "standardized")
         return self._prior.standardized(self._observations(X, Y, Yvar, 1.0))
 
     def _standardized(self, Y: Tensor) -> Tensor:
@@ -744,8 +699,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Targets less the shift, noise variances, and where these are known."""
         infers = isinstance(self.likelihood, GaussianLikelihood)
         infers = infers or (learns and self._inference.noise_varies)
-        Y, Yvar = self._units.columns(Y, Yvar, self._units.shift)
-        return self._units.encode(self._outcomes, Y, Yvar, infers)
+        return self._units.encode(self._prior, Y, Yvar, infers)
 
     # --- prediction --------------------------------------------------------------------------
 
@@ -761,6 +715,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Raises:
             InputDataError: X is not finite; on a grid, too far outside.
         """
+        if X is not None:
+            check_finite("X", X)
         return self._solved(self._inference.process, X)
 
     @keeps_tensors
@@ -773,11 +729,12 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Args:
             X: As for :meth:`process`.
         """
+        if X is not None:
+            check_finite("X", X)
         return self._solved(self._inference.feature_process, X)
 
     def _solved(self, solve: Solve, X: Tensor | None) -> PosteriorProcess:
-        if X is not None:
-            check_finite("X", X)
+        """Return a process that can take X, which is finite."""
         if self._supposed is not None:
             self._inference.check_reach(self._supposed, X)
             return self._supposed
@@ -794,7 +751,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         check_not_train_inputs(X)
         joint = self.process(X).joint(X.to(torch.float64))
         zero = torch.zeros_like(joint.mean[..., :1])
-        return outcome_distribution(joint, zero, zero + 1.0, None, X.dtype)
+        return joint.distribution(zero, zero + 1.0, None, X.dtype)
 
     @keeps_tensors
     def posterior(  # type: ignore[override]
@@ -828,16 +785,18 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         inputs = self.process_inputs(X)
         if isinstance(observation_noise, Tensor):
             check_noise("observation_noise", observation_noise, inputs.to(X), self.num_outputs)
-        chosen = chosen_outputs(output_indices, self.num_outputs)
-        joint = self._joint(X, inputs).select(chosen)
-        offset, scale = self._outcomes.offset_and_scale(self._counts())
-        index = as_index(chosen, self.num_outputs)
-        noise = self._added_noise(observation_noise, inputs, index)
-        distribution = outcome_distribution(
-            joint, offset[..., index, None], scale[..., index, None], noise, X.dtype
-        )
-        outcomes = self._outcomes.select(chosen, self.num_outputs)
-        posterior = outcomes.untransform(GPyTorchPosterior(distribution))
+        chosen = chosen_outputs(output_indices, self.num_outputs) if output_indices else None
+        joint, noise = self._joint(X, inputs), self._added_noise(observation_noise, inputs)
+        offset, scale = self._offset_and_scale()
+        if chosen is not None:
+            joint, offset, scale = (
+                joint.select(chosen),
+                offset[..., chosen, :],
+                scale[..., chosen, :],
+            )
+            noise = None if noise is None else noise[..., chosen, :]
+        normal = joint.distribution(offset, scale, noise, X.dtype)
+        posterior = self._outcomes.untransform(GPyTorchPosterior(normal), chosen)
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
 
     def predictive(self, X: Tensor) -> Predictive:
@@ -882,16 +841,18 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         density = self._units.log_density(self._prior, targets, mean, variance, noise)
         return (density - self._offset_and_scale()[1].log()).mT.to(X)
 
+    @keeps_tensors
     def _marginals(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs, and mean and variance of the process at single points, ``... x m x q`` each."""
         self._leave_training()
         inputs = self.process_inputs(X)
-        mean, variance = torch.broadcast_tensors(*self.process(inputs).marginals(inputs))
+        process = self._solved(self._inference.process, inputs)
+        mean, variance = torch.broadcast_tensors(*process.marginals(inputs))
         return inputs, mean, variance
 
     def _offset_and_scale(self) -> tuple[Tensor, Tensor]:
         """Outcomes are ``offset + scale ·`` what the process has, ``batch_shape x m x 1``."""
-        offset, scale = self._outcomes.offset_and_scale(self._counts())
+        offset, scale = self._outcomes.offset_and_scale(self._units.shift)
         return offset.unsqueeze(-1), scale.unsqueeze(-1)
 
     def transform_inputs(self, X: Tensor, input_transform: torch.nn.Module | None = None) -> Tensor:
@@ -921,10 +882,12 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Raises:
             BotorchTensorDimensionError: X has the wrong width or too few dimensions.
-            InputDataError: X has a wrong dtype or device.
+            InputDataError: X has a wrong dtype or device, or is not finite after the transform.
         """
-        self._check_inputs(X)
+        self._check_inputs(X, finite=True)
         inputs: Tensor = self.transform_inputs(X)
+        if inputs is not X:
+            check_finite("X after its input transform", inputs)
         if inputs.shape[-1] != self._process_dim:
             raise BotorchTensorDimensionError(
                 f"Expected X that input_transform {type(self._input_transform).__name__} turns "
@@ -944,10 +907,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         with fantasize_flag():
             return self.process_inputs(X)
 
-    def _check_inputs(self, X: Tensor) -> None:
+    def _check_inputs(self, X: Tensor, finite: bool = False) -> None:
         transform = self._input_transform
         any_width = transform is not None and transform.is_one_to_many
-        check_inputs(X, None if any_width else self._input_dim, self.train_targets)
+        check_inputs(X, None if any_width else self._input_dim, self.train_targets, finite)
 
     def _joint(self, X: Tensor, inputs: Tensor) -> Joint:
         process = self._solved(self._inference.process, inputs)
@@ -956,13 +919,11 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 return known.joint(inputs)
         return process.joint(inputs)
 
-    def _added_noise(
-        self, observation_noise: bool | Tensor, inputs: Tensor, outputs: slice | list[int]
-    ) -> Tensor | None:
+    def _added_noise(self, observation_noise: bool | Tensor, inputs: Tensor) -> Tensor | None:
         """Noise variances, broadcastable to ``... x m x q``, in transformed units."""
         if isinstance(observation_noise, Tensor):
-            return observation_noise.to(torch.float64).mT[..., outputs, :]
-        return self.noise_at(inputs)[..., outputs, :] if observation_noise else None
+            return observation_noise.to(torch.float64).mT
+        return self.noise_at(inputs) if observation_noise else None
 
     @keeps_tensors
     def with_known_points(self, first: Tensor | None = None, last: Tensor | None = None) -> Self:
@@ -1023,7 +984,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         inputs = self.hypothetical_inputs(X)
         check_supposed(inputs.to(X), Y, noise, self.num_outputs)
         targets = self._standardized(Y.to(torch.float64)).mT
-        check_finite("Y after its outcome transform", targets)
         given = None if noise is None else noise.to(torch.float64).mT
         return self._conditioned(X, inputs, targets, given)
 
@@ -1057,7 +1017,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """
         self._check_inputs(X)
         check_sampler(sampler)
-        self._units.check_whole("fantasize")
         drawing = self._units.drawing(self._prior, observation_noise)
         if drawing is None:
             if observation_noise is None and self._inference.noise_varies:
@@ -1110,7 +1069,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 "model and build the list from what they return."
             )
         self._leave_training()
-        check_inputs(inputs, self._input_dim, self.train_targets)
+        check_inputs(inputs, self._input_dim, self.train_targets, finite=True)
         rows = self._as_rows(targets)
         variances = None if noise is None else self._as_rows(noise)
         check_supposed(inputs, rows, variances, self.num_outputs)
@@ -1132,7 +1091,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             targets: ``... x m x q``, float64.
             noise: Shaped as targets, or None for the model's own.
         """
-        process = self.process(inputs)
+        process = self._solved(self._inference.process, inputs)
         outcomes, variances = self._units.pseudo_observations(
             self._prior, process, inputs, targets, noise, self.noise_at
         )

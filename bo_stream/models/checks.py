@@ -204,13 +204,14 @@ def check_objective(mll: MarginalLogLikelihood) -> None:
         )
 
 
-def check_inputs(X: Tensor, dim: int | None, like: Tensor) -> None:
+def check_inputs(X: Tensor, dim: int | None, like: Tensor, finite: bool = False) -> None:
     """Check inputs to a prediction: ``... x q x dim``, of the model's dtype and device.
 
     Args:
         X: Inputs.
         dim: Their width; None: any.
         like: A tensor of the model's dtype and device.
+        finite: Whether to look at the values, too, for which a device waits.
     """
     check_type("X", X, like)
     if X.ndim < 2 or dim not in (None, X.shape[-1]):
@@ -218,6 +219,8 @@ def check_inputs(X: Tensor, dim: int | None, like: Tensor) -> None:
         raise BotorchTensorDimensionError(
             f"Expected X of shape `batch_shape x q x {width}`, got {tuple(X.shape)}."
         )
+    if finite:
+        check_finite("X", X)
 
 
 def check_supposed(X: Tensor, Y: Tensor, noise: Tensor | None, outputs: int) -> None:

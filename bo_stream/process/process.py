@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from bo_stream.bases.basis import Basis
 from bo_stream.linalg import row_product, safe_cholesky, solve_lower, stack_columns, stack_rows
+from bo_stream.process.joint import Joint, Residual
 from bo_stream.tensors import zip_tensors
 from bo_stream.weights import WeightPosterior
 
@@ -296,69 +296,21 @@ class Points:
         return zip_tensors(stack_rows, self, others)
 
 
-@dataclass(frozen=True)
-class Joint:
-    """Joint distribution of n points: mean and covariance ``Z Zᵀ − B Bᵀ + residual``.
+def leave_one_out(
+    outcomes: Tensor, mean: Tensor, variance: Tensor, noise: Tensor, least_share: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance at each observation, had it not been observed.
 
-    Attributes:
-        mean: ``... x m x n``.
-        root: Z, ``... x m x n x r``.
-        downdate: B, ``... x m x n x q``.
-        residual: Residual covariance of the basis, or None where it is zero.
+    Of the posterior variance v and the noise variance s, the share ``(s − v) / s`` is what the
+    others leave to the observation itself: ``v / share`` is the variance without it, and
+    ``y − (y − mean) / share`` the mean.
+
+    Args:
+        outcomes: What was observed, ``...``.
+        mean: Posterior mean there, given all.
+        variance: Posterior variance there, given all.
+        noise: Of the observations.
+        least_share: What smaller shares are raised to.
     """
-
-    mean: Tensor
-    root: Tensor
-    downdate: Tensor
-    residual: Residual | None
-
-    def select(self, outputs: Sequence[int]) -> Joint:
-        """Select some of the outputs."""
-        if list(outputs) == list(range(self.mean.shape[-2])):
-            return self
-        chosen = torch.tensor(list(outputs), device=self.mean.device)
-        return self._map(lambda tensor, after: tensor.index_select(-1 - after, chosen))
-
-    def only_output(self) -> Joint:
-        """Drop the dimension m of a single output."""
-        return self._map(lambda tensor, after: tensor.squeeze(-1 - after))
-
-    def _map(self, rule: Callable[[Tensor, int], Tensor]) -> Joint:
-        return Joint(
-            rule(self.mean, 1),
-            rule(self.root, 2),
-            rule(self.downdate, 2),
-            None if self.residual is None else self.residual.map(rule),
-        )
-
-    def covariance(self) -> Tensor:
-        """Compute the dense covariance, ``... x m x n x n``."""
-        covariance = self.root @ self.root.mT
-        if self.downdate.shape[-1] > 0:
-            covariance = covariance - self.downdate @ self.downdate.mT
-        return covariance if self.residual is None else covariance + self.residual.covariance()
-
-    def without_root(self) -> Residual | None:
-        """Return covariance and variance to evaluate, or None if the root is not empty."""
-        residual = self.residual
-        if residual is None or self.root.shape[-1] > 0:
-            return None
-        explained = self.downdate.square().sum(-1)
-        return Residual(self.covariance, lambda: residual.variance() - explained)
-
-
-@dataclass(frozen=True)
-class Residual:
-    """Covariance outside the factors of a :class:`Joint`, evaluated when it is asked for.
-
-    Attributes:
-        covariance: Evaluates ``... x m x n x n``.
-        variance: Evaluates its diagonal, ``... x m x n``, at less cost.
-    """
-
-    covariance: Callable[[], Tensor]
-    variance: Callable[[], Tensor]
-
-    def map(self, rule: Callable[[Tensor, int], Tensor]) -> Residual:
-        """Apply a rule for a tensor and its number of dimensions after m to what is evaluated."""
-        return Residual(lambda: rule(self.covariance(), 2), lambda: rule(self.variance(), 1))
+    share = (1.0 - variance / noise).clamp_min(least_share)
+    return outcomes - (outcomes - mean) / share, variance / share

@@ -11,7 +11,7 @@ from botorch.models import ModelListGP
 from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.process.distributions import LazyCovariance
-from bo_stream.process.posteriors import DENSE_LIMIT
+from bo_stream.process.joint import DENSE_LIMIT
 from tests.problems import observations
 from tests.tolerances import assert_close
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bo_stream.process.posteriors import leave_one_out
+from bo_stream.process.process import leave_one_out
 from tests.oracles.gaussian_process import DenseGP
 from tests.tolerances import assert_close
 

@@ -16,7 +16,8 @@ from bo_stream.bases.differentiable_kernel import in_dtype
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import matrix_between
 from bo_stream.linalg import inverse_root, row_product
-from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
+from bo_stream.process.joint import Joint, Residual
+from bo_stream.process.process import Points, PosteriorProcess
 from bo_stream.tensors import State
 from bo_stream.weights import InformationForm
 

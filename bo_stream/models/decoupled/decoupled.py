@@ -195,7 +195,6 @@ class DecoupledGP(StreamingGP):
             check_factors(self.covar_module)
         self._memory = self._inference.empty(inputs, self._prior)
         self._standardize_first(train_X, train_Y, None)
-        self._check_observations(train_X, train_Y, None)
         self._guess(inputs, train_Y, *given)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, None, 1.0)

@@ -147,7 +147,6 @@ class OSVGP(StreamingGP):
             max_points, beta, natural_steps, natural_rate, hyper_steps, learning_rate, fixed
         )
         self._standardize_first(train_X, train_Y, None)
-        self._check_observations(train_X, train_Y, None)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, None, 1.0)
 

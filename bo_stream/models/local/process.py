@@ -11,7 +11,8 @@ from torch import Tensor
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import stacked_correlation, stacked_kernel
 from bo_stream.linalg import inverse_lower, safe_cholesky
-from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
+from bo_stream.process.joint import Joint, Residual
+from bo_stream.process.process import Points, PosteriorProcess
 
 FAINT = 1e-12
 """Correlations with a centre below this are equal: far from all centres all models count alike."""

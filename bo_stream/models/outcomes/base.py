@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from torch import Tensor
 
+from bo_stream.models.checks import check_observations
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.noise import NoiseFloor
 from bo_stream.models.outcomes.transform import OutcomeChain
@@ -53,61 +54,55 @@ class Outcomes(ABC):
 
     # --- what is observed ------------------------------------------------------------------
 
-    def check_given(self, prior: Prior, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-        """Check what :meth:`columns` cannot turn into outcomes: nothing, but for labels.
+    def checked(
+        self, prior: Prior, X: Tensor, Y: Tensor, Yvar: Tensor | None, verb: str
+    ) -> tuple[Tensor, Tensor | None, int]:
+        """Check observations; return what is observed of each output, of labels their scores.
 
         Args:
             prior: The hyperparameters.
             X: Inputs as they were given.
             Y: Outcomes as they were given.
-            Yvar: Noise variances as they were given.
+            Yvar: Their noise variances as they were given.
+            verb: What is done with them; ``update`` may bring in new classes.
+
+        Returns:
+            Outcomes, ``batch x n x m``, their noise variances, and the number m of outputs.
 
         Raises:
-            BotorchTensorDimensionError: Shapes do not fit.
-            InputDataError: They are no labels, or of unknown classes.
-            UnsupportedError: There are variances.
+            BotorchTensorDimensionError: Shapes do not fit the model.
+            InputDataError: A wrong dtype or device, NaN, infinity, a negative variance; they are
+                no labels, or of unknown classes.
+            UnsupportedError: There are variances of labels, or scores of some classes only.
         """
-        return
-
-    def columns(self, Y: Tensor, Yvar: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return what is observed of each output: outcomes as they were given, of labels scores.
-
-        Args:
-            Y: Outcomes, ``batch x n x m``, or checked labels.
-            Yvar: Their noise variances.
-            like: Of whose dtype scores are to be.
-        """
-        return Y, Yvar
+        check_observations(
+            X,
+            Y,
+            Yvar,
+            dim=prior.model._input_dim,
+            outputs=prior.num_outputs,
+            batch_shape=prior.batch_shape,
+            like=next(prior.kernel.parameters()),
+        )
+        return Y, Yvar, prior.num_outputs
 
     @abstractmethod
-    def check(self, prior: Prior, Y: Tensor, Yvar: Tensor | None) -> None:
-        """Check that there can be such outcomes.
+    def encode(self, prior: Prior, Y: Tensor, Yvar: Tensor | None, infers_noise: bool) -> Targets:
+        """Transform outcomes and noise variances to the memory's units.
 
         Args:
             prior: The hyperparameters.
             Y: ``batch x n x m``, of fitting shape, dtype and device.
-            Yvar: Noise variances shaped as Y, or None.
-
-        Raises:
-            InputDataError: The likelihood cannot have them.
-            UnsupportedError: The likelihood takes no known variances.
-        """
-
-    @abstractmethod
-    def encode(
-        self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None, infers_noise: bool
-    ) -> Targets:
-        """Transform outcomes and noise variances to the memory's units.
-
-        Args:
-            chain: The outcome transform.
-            Y: ``batch x n x m``.
             Yvar: Known noise variances shaped as Y; NaN: unknown.
             infers_noise: Whether observations without a known variance have the inferred one.
 
         Returns:
             Targets and noise variances (1 where unknown), ``batch x m x n`` each, and where the
             noise is known, ``batch x 1 x n``.
+
+        Raises:
+            InputDataError: The likelihood cannot have such outcomes; a variance is missing.
+            UnsupportedError: The likelihood takes no known variances.
         """
 
     @abstractmethod
@@ -225,23 +220,6 @@ class Outcomes(ABC):
 
     # --- outputs that come and go --------------------------------------------------------------
 
-    def check_whole(self, verb: str) -> None:
-        """Check that outputs are not some of those that are only known together.
-
-        Raises:
-            UnsupportedError: They are.
-        """
-        return
-
-    def outputs_after(self, prior: Prior, X: Tensor, Y: Tensor) -> int:
-        """Return the number of outputs once Y is observed: as many as before, but for new classes.
-
-        Raises:
-            BotorchTensorDimensionError: Shapes do not fit.
-            InputDataError: Y are no labels, or there are too many classes.
-        """
-        return prior.num_outputs
-
     def outputs_with(self, other: object) -> int:
         """Return the number of outputs after a merge, for which one of the two may get more.
 
@@ -261,23 +239,11 @@ class Outcomes(ABC):
         """Return the units of some of the outputs."""
         return self.map(lambda value: value[..., outputs])
 
-    # --- the units of the memory --------------------------------------------------------------
+    # --- the units of the memory: these stay, unless a subclass says otherwise -----------------
 
-    @property
-    @abstractmethod
-    def rescales(self) -> bool:
-        """Whether targets in memory can be standardised anew."""
+    rescales: ClassVar[bool] = False
+    """Whether targets in memory can be standardised anew."""
 
-    @property
-    @abstractmethod
-    def awaits(self) -> bool:
-        """Whether the next observations set the shift."""
-
-    @abstractmethod
-    def found(self, is_found: bool) -> Self:
-        """Say whether the shift was taken from observations that are in memory."""
-
-    @abstractmethod
     def begun(self, totals: Tensor, scale: Tensor, zeros_apart: bool) -> Self:
         """Set the floor of known noise by the variance of the first outcomes.
 
@@ -286,50 +252,41 @@ class Outcomes(ABC):
             scale: Standard deviation by which the outcome transform divides, ``batch x m``.
             zeros_apart: Whether observations without noise are a group of their own.
         """
+        return self
 
-    @abstractmethod
-    def forgotten(self) -> Self:
-        """Take the shift anew from the next observations."""
-
-    @abstractmethod
-    def referring_to(self, targets: Tensor, scale: Tensor) -> Self:
-        """Take the shift from the first observations that enter an empty model.
+    def before(
+        self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
+    ) -> Self:
+        """Let shift and floor follow the stream before a batch enters or leaves; warn of raises.
 
         Args:
-            targets: Of these, less the present shift, ``batch x m x n``.
-            scale: Standard deviation by which the outcome transform divides, ``batch x m``.
-        """
-
-    @abstractmethod
-    def before_update(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor, totals: Tensor) -> Self:
-        """Let the floor of known noise follow the stream before a batch enters; warn of raises.
-
-        Args:
-            chain: The outcome transform.
+            prior: The hyperparameters.
+            memory: That the batch is put into, or taken out of.
             Y: ``batch x n x m``.
             Yvar: Known noise variances shaped as Y; NaN: unknown.
-            totals: ``[Y, 1]ᵀ [Y, 1]`` of the targets in memory, ``batch x m x 2 x 2``.
-        """
-
-    @abstractmethod
-    def check_retractable(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor) -> None:
-        """Check that it is known to what the variances of observations in memory were raised.
+            sign: 1 to put in, −1 to take out.
 
         Raises:
-            UnsupportedError: It is not; see :meth:`NoiseFloor.check_retractable`.
+            UnsupportedError: It is not known to what variances that are taken out were raised; see
+                :meth:`NoiseFloor.check_retractable`.
         """
+        return self
 
-    @abstractmethod
+    def found(self, is_found: bool) -> Self:
+        """Say whether there are observations in memory; else the next ones set the shift."""
+        return self
+
     def settled(self, totals: Tensor) -> Self:
         """Let the noise of observations said to have none follow the outcomes' variance.
 
         Returns:
             These outcomes where that changes nothing.
         """
+        return self
 
-    @abstractmethod
-    def merged(self, other: Outcomes) -> Self:
+    def merged(self, other: Self) -> Self:
         """Return the outcomes of two memories together; the other's shift if this one has none."""
+        return self
 
     @abstractmethod
     def map(self, rule: Callable[[Tensor], Tensor]) -> Self:

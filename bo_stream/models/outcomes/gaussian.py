@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -46,6 +46,8 @@ class GaussianOutcomes(Outcomes):
         zeros_apart: Whether observations without noise are a group of their own.
     """
 
+    rescales: ClassVar[bool] = True
+
     shift: Tensor
     floor: NoiseFloor
     is_found: bool
@@ -57,9 +59,6 @@ class GaussianOutcomes(Outcomes):
         shift = reference_outcome(targets)
         return cls(shift, NoiseFloor.of(torch.ones_like(shift)), targets.shape[-2] > 0)
 
-    def check(self, prior: Prior, Y: Tensor, Yvar: Tensor | None) -> None:
-        """Check nothing: any real number can be observed."""
-
     def noise_level(self, prior: Prior, memory: Memory) -> Tensor:
         """Return the inferred noise variance, or the mean of the positive known ones.
 
@@ -70,7 +69,7 @@ class GaussianOutcomes(Outcomes):
 
     def mean_known_noise(self, prior: Prior, memory: Memory) -> Tensor:
         """Return the mean of the positive known noise variances, ``batch x m``."""
-        scale, mean = prior.chain.offset_and_scale(memory.counts)[1], memory.mean_known_noise()
+        scale, mean = prior.scale, memory.mean_known_noise()
         if mean is None:
             zeros = self.floor.any_zero
             return prior.zero_noise if zeros else torch.full_like(scale, NOISE_FLOOR)
@@ -121,18 +120,9 @@ class GaussianOutcomes(Outcomes):
         """Return targets and variances as they are; see :class:`Outcomes`."""
         return targets, own_noise(inputs) if noise is None else noise
 
-    @property
-    def rescales(self) -> bool:
-        """Always: targets are in the units of the outcomes."""
-        return True
-
     def found(self, is_found: bool) -> Self:
-        """Say whether the shift was taken from observations that are in memory."""
+        """Say whether there are observations in memory; see :class:`Outcomes`."""
         return replace(self, is_found=is_found)
-
-    def forgotten(self) -> Self:
-        """Take the shift anew from the next observations."""
-        return replace(self, is_found=False)
 
     def begun(self, totals: Tensor, scale: Tensor, zeros_apart: bool) -> Self:
         """Set the floor by the variance of the first outcomes; see :class:`Outcomes`."""
@@ -140,24 +130,39 @@ class GaussianOutcomes(Outcomes):
         floor = NoiseFloor.of(torch.where(variance > 0.0, variance.minimum(scale), scale))
         return replace(self, floor=floor, zeros_apart=zeros_apart)
 
-    @property
-    def awaits(self) -> bool:
-        """Whether the next observations set the shift."""
-        return not self.is_found
+    def before(
+        self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
+    ) -> Self:
+        """Let shift and floor follow the stream; see :class:`Outcomes`."""
+        units = self if self.is_found or Y.shape[-2] == 0 else self._referring_to(Y, prior)
+        if Yvar is None:
+            return units
+        targets, noise, zeros = units._given_noise(prior.chain, Y, Yvar)
+        if sign < 0.0:
+            units.floor.check_retractable(noise)
+            return units
+        floor = units.floor
+        if bool(zeros.any()):
+            floor = floor.with_zeros(memory.totals + first_totals(targets, units.shift))
+            warn_of_zeros(int(zeros.sum()), floor.zero)
+        if bool(floor.below(noise).any()):
+            floor = floor.for_update(noise, memory.totals + first_totals(targets, units.shift))
+        return replace(units, floor=floor)
 
-    def referring_to(self, targets: Tensor, scale: Tensor) -> Self:
-        """Take the shift from the first observations; see :class:`Outcomes`."""
-        mean = targets.mean(-1)
-        centred = target_columns(targets - mean.unsqueeze(-1))
+    def _referring_to(self, Y: Tensor, prior: Prior) -> Self:
+        """Take the shift from the first observations that enter an empty model."""
+        targets = prior.chain.to_targets(Y.detach(), None)[0].to(torch.float64).mT
+        shifted = targets - self.shift.unsqueeze(-1)
+        mean = shifted.mean(-1)
+        centred = target_columns(shifted - mean.unsqueeze(-1))
         moved = replace(self, shift=self.shift + mean, is_found=True)
-        return moved.begun(centred.mT @ centred, scale, self.zeros_apart)
+        return moved.begun(centred.mT @ centred, prior.scale, self.zeros_apart)
 
-    def encode(
-        self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None, infers_noise: bool
-    ) -> Targets:
+    def encode(self, prior: Prior, Y: Tensor, Yvar: Tensor | None, infers_noise: bool) -> Targets:
         """Subtract the shift and raise small variances; see :class:`Outcomes`."""
-        targets, variances = chain.to_targets(Y.detach(), Yvar)
-        check_finite("Y after its outcome transform", targets)
+        targets, variances = prior.chain.to_targets(Y.detach(), Yvar)
+        if prior.chain.fixed:
+            check_finite("Y after its outcome transform", targets)
         shifted = targets.to(torch.float64).mT - self.shift.unsqueeze(-1)
         apart = self.zeros_apart and not infers_noise
         return Targets(shifted, *known_noise(shifted, variances, self.floor, infers_noise, apart))
@@ -179,22 +184,6 @@ class GaussianOutcomes(Outcomes):
         constant = (self.shift - offset) / scale - mean
         return torch.stack((scale.reciprocal().expand_as(constant), constant), -1).unsqueeze(-1)
 
-    def before_update(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor, totals: Tensor) -> Self:
-        """Let the floor follow the stream; see :class:`Outcomes`."""
-        targets, noise, zeros = self._given_noise(chain, Y, Yvar)
-        floor = self.floor
-        if bool(zeros.any()):
-            floor = floor.with_zeros(totals + first_totals(targets, self.shift))
-            warn_of_zeros(int(zeros.sum()), floor.zero)
-        if bool(floor.below(noise).any()):
-            floor = floor.for_update(noise, totals + first_totals(targets, self.shift))
-        return replace(self, floor=floor)
-
-    def check_retractable(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor) -> None:
-        """Check that raised variances are known; see :class:`Outcomes`."""
-        _, noise, _ = self._given_noise(chain, Y, Yvar)
-        self.floor.check_retractable(noise)
-
     def _given_noise(
         self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -214,11 +203,11 @@ class GaussianOutcomes(Outcomes):
         same = torch.equal(settled.zero, self.floor.zero)
         return self if same else replace(self, floor=settled)
 
-    def merged(self, other: Outcomes) -> Self:
+    def merged(self, other: Self) -> Self:
         """Return the units after a merge: the other's shift if this model has none yet."""
-        first = other if self.awaits else self
+        first = self if self.is_found else other
         floor = first.floor.joined(other.floor)
-        return replace(self, shift=first.shift, floor=floor, is_found=not first.awaits)
+        return replace(self, shift=first.shift, floor=floor, is_found=first.is_found)
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
         """Apply a rule to all tensors."""

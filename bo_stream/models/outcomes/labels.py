@@ -12,6 +12,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from torch import Tensor
 
 from bo_stream.models.checks import check_floating_point, check_inputs
+from bo_stream.models.memory import Memory
 from bo_stream.models.outcomes.base import Drawing
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 
@@ -79,11 +80,18 @@ class LabelOutcomes(GaussianOutcomes):
     num_classes: int | None = None
     is_whole: bool = True
 
-    def check_given(self, prior: Prior, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-        """Check that these are labels of known classes; see :class:`Outcomes`."""
+    def checked(
+        self, prior: Prior, X: Tensor, Y: Tensor, Yvar: Tensor | None, verb: str
+    ) -> tuple[Tensor, Tensor | None, int]:
+        """Return the scores of labels and their noise variances, ``n x m`` each, and m."""
+        self.check_whole(verb)
         check_no_variances(Yvar)
-        check_inputs(X, prior.model._input_dim, prior.model.train_targets)
-        self.known_labels(Y, X)
+        check_inputs(X, prior.model._input_dim, next(prior.kernel.parameters()), finite=True)
+        labels, outputs = checked_labels(Y, X), prior.num_outputs
+        if verb == "update" and self.num_classes is None:
+            outputs = number_of_classes(labels, at_least=outputs)
+        check_known(labels, outputs, fixed=self.num_classes is not None)
+        return *self.scores.of(labels, outputs, torch.float64), outputs
 
     def known_labels(self, labels: Tensor, X: Tensor) -> Tensor:
         """Return labels of known classes as integers, ``... x n``; see :func:`checked_labels`."""
@@ -91,12 +99,9 @@ class LabelOutcomes(GaussianOutcomes):
         check_known(known, self.shift.shape[-1], fixed=self.num_classes is not None)
         return known
 
-    def columns(self, Y: Tensor, Yvar: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the scores of labels and their noise variances, ``n x m`` each."""
-        return self.scores.of(Y.reshape(-1).long(), self.shift.shape[-1], like.dtype)
-
     def drawing(self, prior: Prior, observation_noise: Tensor | None) -> Drawing | None:
         """Return draws from the softmax of the scores, by Gumbel noise; see :class:`Outcomes`."""
+        self.check_whole("fantasize")
         check_no_variances(observation_noise)
         return self._draw
 
@@ -128,20 +133,23 @@ class LabelOutcomes(GaussianOutcomes):
             "density: use class_probabilities."
         )
 
+    def before(
+        self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
+    ) -> Self:
+        """Take the shift from the first scores; their noise is never too small."""
+        return super().before(prior, memory, Y, None, sign)
+
     def check_whole(self, verb: str) -> None:
-        """Check that there are the scores of all classes; see :class:`Outcomes`."""
+        """Check that there are the scores of all classes.
+
+        Raises:
+            UnsupportedError: There are those of some.
+        """
         if not self.is_whole:
             raise UnsupportedError(
                 f"{verb} needs the scores of all classes, got a model of some (subset_output). Use "
                 "it on the original model."
             )
-
-    def outputs_after(self, prior: Prior, X: Tensor, Y: Tensor) -> int:
-        """Return as many as the largest label tells, unless the number is fixed."""
-        if self.num_classes is not None:
-            return prior.num_outputs
-        check_inputs(X, prior.model._input_dim, prior.model.train_targets)
-        return number_of_classes(checked_labels(Y, X), at_least=prior.num_outputs)
 
     def outputs_with(self, other: object) -> int:
         """Return the classes of both; see :class:`Outcomes`."""

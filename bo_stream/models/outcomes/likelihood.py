@@ -20,7 +20,6 @@ from torch import Tensor
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.likelihoods.sites import fit_sites, local_sites
-from bo_stream.models.checks import check_finite
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.base import Drawing, Noise, Outcomes
 from bo_stream.models.outcomes.noise import NoiseFloor
@@ -60,20 +59,15 @@ class LikelihoodOutcomes(Outcomes):
         zero = torch.zeros_like(like)
         return cls(zero, NoiseFloor.of(zero), beta, fantasy_steps)
 
-    def check(self, prior: Prior, Y: Tensor, Yvar: Tensor | None) -> None:
-        """Check that the likelihood can have such outcomes; see :class:`Outcomes`."""
+    def encode(self, prior: Prior, Y: Tensor, Yvar: Tensor | None, infers_noise: bool) -> Targets:
+        """Check outcomes and standardise them; see :meth:`Outcomes.encode`."""
         if Yvar is not None:
             raise UnsupportedError(
                 "Expected no Yvar: the noise is the likelihood's. For known variances use OSGPR."
             )
-        _model(prior).check(Y.detach().double().mT)
-
-    def encode(
-        self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor | None, infers_noise: bool
-    ) -> Targets:
-        """Standardise outcomes; see :meth:`Outcomes.encode`."""
-        targets = chain.standardized(Y.detach().to(torch.float64), self.shift).mT
-        check_finite("Y after its outcome transform", targets)
+        outcomes = Y.detach().to(torch.float64)
+        _model(prior).check(outcomes.mT)
+        targets = prior.chain.standardized(outcomes, self.shift).mT
         unknown = torch.zeros_like(targets[..., :1, :], dtype=torch.bool)
         return Targets(targets, torch.ones_like(targets), unknown)
 
@@ -163,47 +157,6 @@ class LikelihoodOutcomes(Outcomes):
             )
         draw = _model(prior).draw
         return lambda values, seed: (draw(values, seed), None)
-
-    @property
-    def rescales(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def awaits(self) -> bool:
-        """Never: there is no shift."""
-        return False
-
-    def found(self, is_found: bool) -> Self:
-        """Change nothing."""
-        return self
-
-    def begun(self, totals: Tensor, scale: Tensor, zeros_apart: bool) -> Self:
-        """Change nothing."""
-        return self
-
-    def forgotten(self) -> Self:
-        """Change nothing."""
-        return self
-
-    def referring_to(self, targets: Tensor, scale: Tensor) -> Self:
-        """Change nothing."""
-        return self
-
-    def before_update(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor, totals: Tensor) -> Self:
-        """Change nothing."""
-        return self
-
-    def check_retractable(self, chain: OutcomeChain, Y: Tensor, Yvar: Tensor) -> None:
-        """Check nothing: no noise is known."""
-
-    def settled(self, totals: Tensor) -> Self:
-        """Change nothing."""
-        return self
-
-    def merged(self, other: Outcomes) -> Self:
-        """Change nothing."""
-        return self
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
         """Apply a rule to all tensors."""

@@ -27,20 +27,15 @@ def check_outputs_exist(outputs: list[int], of: int, name: str = "idcs") -> None
         )
 
 
-def chosen_outputs(output_indices: list[int] | None, of: int) -> list[int]:
-    """Count the outputs that a posterior is asked for from the first; none named: all.
+def chosen_outputs(output_indices: list[int], of: int) -> list[int] | None:
+    """Count the outputs that a posterior is asked for from the first; None: all, in their order.
 
     Raises:
         UnsupportedError: An index is out of range or repeated.
     """
-    chosen = [i + of if -of <= i < 0 else i for i in output_indices or range(of)]
+    chosen = [i + of if -of <= i < 0 else i for i in output_indices]
     check_outputs_exist(chosen, of, "output_indices")
-    return chosen
-
-
-def as_index(outputs: list[int], of: int) -> slice | list[int]:
-    """Index some of ``of`` outputs: all of them by a slice, for a list is uploaded to a device."""
-    return slice(None) if outputs == list(range(of)) else outputs
+    return None if chosen == list(range(of)) else chosen
 
 
 def subset_module(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -21,7 +21,7 @@ from botorch.posteriors.posterior import Posterior
 from torch import Tensor
 from torch.nn import Module
 
-from bo_stream.models.checks import check_instance
+from bo_stream.models.checks import check_finite, check_instance
 
 _FIXED = (Log, Power, Bilog)
 _ROUNDING = 1e-9
@@ -35,33 +35,38 @@ class OutcomeChain:
     be learned anew from the running sums, exactly, at any time.
 
     Attributes:
-        fixed: Elementwise transforms without state, first to last.
-        standardize: The last transform, if it standardises.
+        transform: That was checked, or None.
     """
 
-    fixed: tuple[OutcomeTransform, ...]
-    standardize: Standardize | None
+    transform: Module | None
+
+    @cached_property
+    def steps(self) -> list[OutcomeTransform]:
+        """The elementary transforms, first to last."""
+        return _steps(self.transform)
+
+    @cached_property
+    def standardize(self) -> Standardize | None:
+        """The last step, if it standardises."""
+        last = self.steps[-1] if self.steps else None
+        return last if isinstance(last, Standardize) else None
+
+    @cached_property
+    def fixed(self) -> tuple[OutcomeTransform, ...]:
+        """The steps before, elementwise and without state."""
+        return tuple(self.steps if self.standardize is None else self.steps[:-1])
 
     @classmethod
     def of(cls, transform: Module | None) -> OutcomeChain:
-        """Check a transform and split it.
+        """Check a transform, step by step.
 
         Raises:
-            UnsupportedError: The transform has state other than a final ``Standardize``.
+            UnsupportedError: It has state other than a final ``Standardize``.
         """
-        chain = cls.split(transform)
-        for step in (*chain.fixed, chain.standardize):
-            if step is not None:
-                _check_step(step, step is chain.standardize)
+        chain = cls(transform)
+        for step in chain.steps:
+            _check_step(step, step is chain.standardize)
         return chain
-
-    @classmethod
-    def split(cls, transform: Module | None) -> OutcomeChain:
-        """Split a transform that was checked."""
-        steps = _steps(transform)
-        if steps and isinstance(steps[-1], Standardize):
-            return cls(tuple(steps[:-1]), steps[-1])
-        return cls(tuple(steps), None)
 
     def to_targets(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Apply the fixed part to ``... x n x m`` outcomes and known noise variances.
@@ -79,17 +84,16 @@ class OutcomeChain:
                 ) from error
         return Y, Yvar
 
-    def select(self, outputs: Sequence[int], of: int) -> OutcomeChain:
-        """Select the chain for some of ``of`` outputs."""
-        chosen = list(outputs)
-        if not self.fixed or chosen == list(range(of)):
-            return self
-        return OutcomeChain(tuple(step.subset_output(chosen) for step in self.fixed), None)
+    def untransform(self, posterior: Posterior, outputs: list[int] | None = None) -> Posterior:
+        """Undo the fixed part on a posterior.
 
-    def untransform(self, posterior: Posterior) -> Posterior:
-        """Undo the fixed part on a posterior."""
+        Args:
+            posterior: Of outcomes after the fixed part.
+            outputs: Those that it is of; None: all.
+        """
         for step in reversed(self.fixed):
-            posterior = step.untransform_posterior(posterior)
+            own = step if outputs is None else step.subset_output(outputs)
+            posterior = own.untransform_posterior(posterior)
         return posterior
 
     def offset_and_scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,8 +109,13 @@ class OutcomeChain:
         Args:
             Y: In original units.
             like: As in :meth:`offset_and_scale`.
+
+        Raises:
+            InputDataError: They are not finite after the transform.
         """
         targets, _ = self.to_targets(Y, None)
+        if self.fixed:
+            check_finite("Y after its outcome transform", targets)
         offset, scale = self.offset_and_scale(like)
         return (targets - offset.unsqueeze(-2)) / scale.unsqueeze(-2)
 

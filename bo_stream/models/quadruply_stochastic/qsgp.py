@@ -182,7 +182,6 @@ class QSGP(StreamingGP):
         layout = first_layout(chosen, self.covar_module, inputs, self._num_outputs)
         self._memory = self._inference.empty(layout, inputs, self._prior)
         self._standardize_first(train_X, train_Y, None)
-        self._check_observations(train_X, train_Y, None)
         inputs = self.coordinates(train_X).double()
         self._memory = self._inference.filled(self._memory, inputs, self._prior)
         if train_X.shape[-2] > 0:

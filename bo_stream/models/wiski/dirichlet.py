@@ -145,7 +145,7 @@ class DirichletWISKI(StreamingGP):
             self._prior, box, grid_size, rank, train_X
         )
         self._standardize_first(train_X, targets, noise)
-        self._observe(train_X, labels, None, 1.0)
+        self._observe(train_X, *scores.of(labels, present, torch.float64), 1.0)
         warn_of_scaling(inputs, targets.double(), custom_kernel=True)
 
     @property
@@ -320,10 +320,12 @@ class DirichletWISKI(StreamingGP):
         self, X: Tensor, labels: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
     ) -> Tensor:
         """Return the likelihood of these labels instead of those in memory."""
-        self._check_observations(X, labels, Yvar)
+        Y, noise, _ = self._units.checked(
+            self._prior, X, labels, Yvar, "batch_log_marginal_likelihood"
+        )
         inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
         value = self._inference.batch_log_marginal_likelihood(
-            self._memory.grid, inputs, self._measured(labels, Yvar), self._prior
+            self._memory.grid, inputs, self._measured(Y, noise), self._prior
         )
         return self._from_per_output(value)
 

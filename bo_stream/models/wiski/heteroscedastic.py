@@ -267,7 +267,7 @@ class HeteroscedasticWISKI(StreamingGP):
         self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
     ) -> Tensor:
         """Return that of the mean for these observations instead of those in memory."""
-        self._check_observations(X, Y, Yvar)
+        self._units.checked(self._prior, X, Y, Yvar, "batch_log_marginal_likelihood")
         inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
         value = self._inference.mean.batch_log_marginal_likelihood(
             self._memory.grid, inputs, self._measured(Y, Yvar), self._prior

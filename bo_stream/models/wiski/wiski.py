@@ -252,7 +252,7 @@ class WISKI(StreamingGP):
             Yvar: Known noise variances shaped as Y; NaN: unknown.
             recalibrate: Calibrate the stem on X, as part of what is differentiated.
         """
-        self._check_observations(X, Y, Yvar)
+        self._units.checked(self._prior, X, Y, Yvar, "batch_log_marginal_likelihood")
         inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
         value = self._inference.batch_log_marginal_likelihood(
             self._memory.grid, inputs, self._measured(Y, Yvar), self._prior
