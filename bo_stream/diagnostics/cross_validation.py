@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from botorch.cross_validation import CVResults
@@ -121,9 +121,7 @@ def _checked_rows(
             return _HeldRows(model, memory, model._observations(X, Y, Yvar, 1.0))
     _check_as_they_were(model, X, Y, Yvar)
     inputs = model.coordinates(X).to(torch.float64)
-    process = model.process(inputs)
-    if not isinstance(process, WeightSpaceProcess):
-        raise TypeError(f"Expected a process in weights, got a {type(process).__name__}.")
+    process = cast(WeightSpaceProcess, model.process(inputs))
     return _WeightSpaceRows(process, inputs, outcomes, noise)
 
 
@@ -159,10 +157,7 @@ class _HeldRows:
 
     @cached_property
     def _process(self) -> ObservationSpaceProcess:
-        process = self.model.process()
-        if not isinstance(process, ObservationSpaceProcess):
-            raise TypeError(f"Expected a process of few rows, got a {type(process).__name__}.")
-        return process
+        return cast(ObservationSpaceProcess, self.model.process())
 
     def _chosen(self, values: Tensor) -> Tensor:
         index = self.memory.positions(self.observations).unsqueeze(-2)

@@ -17,7 +17,6 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from torch.nn import Parameter
 
-from bo_stream.allocation.allocator import checked_number
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.inducing.osgpr import OSGPR
@@ -71,7 +70,8 @@ def pretrain(
         raise InputDataError(
             f"Expected at least {LEAST_POINTS} points to pretrain a stem on, got {X.shape[-2]}."
         )
-    maxiter = checked_number("maxiter", maxiter)
+    if maxiter < 1:
+        raise ValueError(f"Expected maxiter of at least 1, got {maxiter}.")
     units, state = model._units, deepcopy(model.state_dict())
     memory: Any = model._memory
     try:
@@ -132,7 +132,8 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
         UnsupportedError: The model is conditioned on hypothetical observations.
         ValueError: ``maxiter`` is less than one, or the model has no observations.
     """
-    maxiter = checked_number("maxiter", maxiter)
+    if maxiter < 1:
+        raise ValueError(f"Expected maxiter of at least 1, got {maxiter}.")
     model._check_not_supposed("learn_points")
     if len(model.inducing_points) == 0:
         raise ValueError("Expected a model with observations to learn points from, got none.")

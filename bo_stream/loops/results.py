@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from gpytorch.module import Module
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from bo_stream.loops.models import MODELS
@@ -46,7 +45,6 @@ def write_picture(path: Path, draw: Callable[[], Figure]) -> None:
     """
     try:
         figure, file = draw(), io.BytesIO()
-        FigureCanvasAgg(figure)
         figure.savefig(file, format="png", dpi=150)
     except Exception as error:  # whatever it is, the results are there
         path.unlink(missing_ok=True)

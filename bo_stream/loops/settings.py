@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from bo_stream.loops.errors import UsageError, check_one_of, check_whole
 from bo_stream.loops.models import KERNELS, Option, check_grid, checked_model
-
-if TYPE_CHECKING:  # settings are imported for the help pages, which do without torch
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +60,9 @@ class RunSettings:
         if self.grid is not None and len(self.grid) not in (1, dim):
             raise UsageError(f"Expected grid to be one number or {dim}, got {self.grid}.")
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The torch dtype named by ``dtype``."""
-        import torch
-
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
-
 
 def _check_device(device: str) -> None:
-    import torch
+    import torch  # the help pages import settings, and do without
 
     try:
         torch.empty(0, device=device)

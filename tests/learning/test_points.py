@@ -99,7 +99,7 @@ def test_bad_input_changes_nothing() -> None:
     model = crowded()
     state = {name: value.clone() for name, value in model.state_dict().items()}
     Z = model.inducing_points.clone()
-    with pytest.raises(ValueError, match="maxiter to be a whole number of at least 1, got 0"):
+    with pytest.raises(ValueError, match="Expected maxiter of at least 1, got 0"):
         learn_points(model, maxiter=0)
     supposed = model.condition_on_observations(Z[:1], Z[:1, :1])
     with pytest.raises(UnsupportedError, match="learn_points"):

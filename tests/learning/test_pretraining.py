@@ -89,11 +89,7 @@ def test_bad_input_changes_nothing() -> None:
     model = WISKI(*data.astuple(), stem=LinearStem(D, 1), grid_size=8)
     for error, message, arguments in (
         (InputDataError, "at least 10 points", {"X": data.X[:9], "Y": data.Y[:9]}),
-        (
-            ValueError,
-            "maxiter to be a whole number of at least 1",
-            {"X": data.X, "Y": data.Y, "maxiter": 0},
-        ),
+        (ValueError, "maxiter of at least 1", {"X": data.X, "Y": data.Y, "maxiter": 0}),
         (InputDataError, "NaN", {"X": data.X, "Y": data.Y * torch.nan}),
         (BotorchTensorDimensionError, "X of shape", {"X": data.X[:, 0], "Y": data.Y}),
         (BotorchTensorDimensionError, "Y of shape", {"X": data.X, "Y": data.Y[:5]}),

@@ -26,8 +26,6 @@ from bo_stream.loops.optimization.trials import LARGEST
 P = TypeVar("P")  # a point
 V = TypeVar("V")  # an outcome
 
-_DISCRETE = ("AckleyMixed", "Labs")
-
 
 class NoOutcomeError(ValueError):
     """An error for a returned value that is no outcome; the message says what was expected."""
@@ -167,14 +165,15 @@ def _test_function(name: str, dim: int | None) -> Any:
 @cache
 def _classes() -> dict[str, Any]:
     """Return BoTorch's functions of continuous inputs and one outcome without constraints."""
-    found = inspect.getmembers(synthetic, inspect.isclass)
-    return {name: kind for name, kind in found if _is_usable(name, kind)}
-
-
-def _is_usable(name: str, kind: type) -> bool:
-    abstract = inspect.isabstract(kind) or kind is SyntheticTestFunction
-    other = name in _DISCRETE or issubclass(kind, ConstrainedBaseTestProblem)
-    return issubclass(kind, SyntheticTestFunction) and not abstract and not other
+    others = (SyntheticTestFunction, synthetic.AckleyMixed, synthetic.Labs)  # abstract, discrete
+    return {
+        name: kind
+        for name, kind in inspect.getmembers(synthetic, inspect.isclass)
+        if issubclass(kind, SyntheticTestFunction)
+        and not issubclass(kind, ConstrainedBaseTestProblem)
+        and not inspect.isabstract(kind)
+        and kind not in others
+    }
 
 
 Value: TypeAlias = tuple[float, float | None]
@@ -216,18 +215,13 @@ def as_report(result: Any) -> Report:
 
 
 def _as_value(result: Any) -> Value:
-    if isinstance(result, tuple) and len(result) == 2:
-        return as_number(result[0]), _as_error(result[1])
-    return as_number(result), None
-
-
-def _as_error(sem: Any) -> float | None:
+    mean, sem = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if sem is None or (isinstance(sem, float) and math.isnan(sem)):
-        return None
-    value = as_number(sem)
-    if value < 0.0:
-        raise NoOutcomeError(f"expected a standard error of at least 0, got {value}")
-    return value
+        return as_number(mean), None
+    error = as_number(sem)
+    if error < 0.0:
+        raise NoOutcomeError(f"expected a standard error of at least 0, got {error}")
+    return as_number(mean), error
 
 
 def complete(report: Report, metrics: Sequence[str]) -> Report:
@@ -270,10 +264,8 @@ def as_number(result: Any) -> float:
 def import_function(name: str, what: str) -> Callable[..., Any]:
     """Import ``package.module:function``; modules in the working directory are found too.
 
-    ``what`` names its purpose in errors.
-
-    Raises:
-        UsageError: The module cannot be imported, or has no such function.
+    A module that cannot be imported, or has no such function, is a ``UsageError``; ``what`` names
+    the function's purpose in it.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
@@ -295,5 +287,4 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
             f"{what} {name!r}: expected a function named {attribute!r} in {module_name!r}, found "
             f"{found}."
         )
-    chosen: Callable[..., Any] = function
-    return chosen
+    return function

@@ -68,7 +68,7 @@ class OptimizationSettings(RunSettings):
 
         low, high = self._box()
         unit = (torch.tensor(X, dtype=torch.float64).reshape(-1, self.dim) - low) / (high - low)
-        return unit.clamp(0.0, 1.0).to(self.torch_dtype).to(self.device)
+        return unit.clamp(0.0, 1.0).to(getattr(torch, self.dtype)).to(self.device)
 
     def from_unit_cube(self, U: Tensor) -> list[tuple[float, ...]]:
         """Scale ``n x d`` points of the unit cube to the bounds."""

@@ -163,7 +163,7 @@ class PoolSplit:
         order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(settings.seed))
         test_rows, rest = order[: settings.test], order[settings.test :]
         pool_rows = rest[: settings.pool]
-        like = torch.empty(0, dtype=settings.torch_dtype, device=settings.device)
+        like = torch.empty(0, dtype=getattr(torch, settings.dtype), device=settings.device)
         X = torch.from_numpy(data.unit_X).to(like)
         Y = torch.from_numpy(data.y).unsqueeze(-1).to(like)
         return cls(X[pool_rows], Y[pool_rows], pool_rows, X[test_rows], Y[test_rows])
