@@ -260,12 +260,9 @@ class Verdict:
 def condition_limit(size: int, dtype: torch.dtype) -> float:
     """Return the condition number up to which Cholesky succeeds, ``1 / (3.9 · 2^−t M^(3/2))``.
 
-    t is the length of the mantissa. The theorem is for more than ten rows; fewer are factorised as
-    the corner of a matrix of eleven. [Terenin2024, result 1, from Kiełbasiński, 1987]
-
-    Args:
-        size: Number M of rows; the theorem asks for ``30 M < 2^t``.
-        dtype: Floating-point type of the factorisation.
+    M is the size, t the length of the dtype's mantissa, and ``30 M < 2^t``. The theorem is for more
+    than ten rows; fewer are factorised as the corner of a matrix of eleven. [Terenin2024, result 1,
+    from Kiełbasiński, 1987]
     """
     unit = torch.finfo(dtype).eps / 2.0
     if 30.0 * size * unit >= 1.0:
@@ -276,14 +273,10 @@ def condition_limit(size: int, dtype: torch.dtype) -> float:
 def trace_limit(size: int, dtype: torch.dtype) -> float:
     """Return the trace over least eigenvalue up to which Cholesky succeeds, ``(1 − γ) / γ``.
 
-    ``γ = (M + 2) u / (1 − (M + 2) u)`` with u the unit roundoff: the factor of a computed one is
-    within ``γ / (1 − γ) √(a_ii a_jj)`` of each entry, its rounding included. Few large eigenvalues
-    are allowed much more than by :func:`condition_limit`. [Demmel, 1989; Higham, 2002, theorem
-    10.7, without the scaling of rows]
-
-    Args:
-        size: Number M of rows.
-        dtype: Floating-point type of the factorisation.
+    ``γ = (M + 2) u / (1 − (M + 2) u)`` with M the size and u the dtype's unit roundoff: the factor
+    of a computed one is within ``γ / (1 − γ) √(a_ii a_jj)`` of each entry, its rounding included.
+    Few large eigenvalues are allowed much more than by :func:`condition_limit`. [Demmel, 1989;
+    Higham, 2002, theorem 10.7, without the scaling of rows]
     """
     steps = (size + 2) * torch.finfo(dtype).eps / 2.0
     return max(0.0, 1.0 / steps - 2.0)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.exceptions.warnings import OptimizationWarning
+from botorch.optim.closures.core import ForwardBackwardClosure
 from botorch.optim.core import OptimizationResult
 from botorch.optim.fit import fit_gpytorch_mll_scipy
 from gpytorch.mlls import ExactMarginalLogLikelihood
@@ -211,20 +212,12 @@ def minimise(
     """
     learned = {name: p for name, p in mll.named_parameters() if p.requires_grad}
     parameters = {**learned, **others}
-
-    def loss_and_gradients() -> tuple[Tensor, list[Tensor | None]]:
-        for parameter in parameters.values():
-            parameter.grad = None
-        value = loss()
-        value.backward()
-        return value, [parameter.grad for parameter in parameters.values()]
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizationWarning)
         return fit_gpytorch_mll_scipy(
             mll,
             parameters=parameters,
-            closure=loss_and_gradients,
+            closure=ForwardBackwardClosure(loss, parameters),
             options={"maxiter": maxiter},
             callback=callback,
         )

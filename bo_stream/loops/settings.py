@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bo_stream.loops.errors import UsageError, check_one_of, check_whole
@@ -53,6 +53,10 @@ class RunSettings:
                 f"Expected refit above 1 (a growth factor), or 0 for never, got {self.refit:g}."
             )
         _check_device(self.device)
+
+    def refit_is_due(self, observations: int, refits: Sequence[int]) -> bool:
+        """Return whether to learn again, after refits at other numbers of observations."""
+        return not refits or 0.0 < self.refit * refits[-1] <= observations
 
     def check_inputs(self, dim: int) -> None:
         """Raise a ``UsageError`` unless model and grid take ``dim`` inputs."""

@@ -132,10 +132,9 @@ class Surrogate:
         return X, Y.unsqueeze(-1) * self.settings.sign
 
     def _refit_if_due(self, ledger: Ledger, model: StreamingGP) -> None:
-        growth, count = self.settings.refit, len(self.held)
-        if not self.refits or (growth > 0.0 and count >= growth * self.refits[-1]):
+        if self.settings.refit_is_due(len(self.held), self.refits):
             learn(model, self._further_starts(ledger))
-            self.refits.append(count)
+            self.refits.append(len(self.held))
 
     def _further_starts(self, ledger: Ledger) -> list[Hyperparameters]:
         """Return the defaults as a second start of a refit, if it is a later one of few data."""

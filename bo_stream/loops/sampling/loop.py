@@ -83,10 +83,10 @@ class ActiveSampling:
         self._update([pick for i, pick in enumerate(chosen) if i not in waiting])
         self.state.outliers.extend(self.observations + i for i in waiting)
         self.state.picks.extend(chosen)
-        growth, done = self.settings.refit, self.steps_done
-        refitted = growth > 0.0 and self.observations >= growth * self.state.refits[-1]
+        refitted = self.settings.refit_is_due(self.observations, self.state.refits)
         if refitted:
             self._refit()
+        done = self.steps_done
         score_due = done % (self.settings.score_every or 1) == 0 or done == self.settings.steps
         scored = self._score() if score_due else None
         return Step(done, self.observations, tuple(chosen), refitted, scored)
