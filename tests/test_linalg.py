@@ -18,7 +18,7 @@ from bo_stream.linalg import (
     solve_lower,
     solve_one_plus_product,
 )
-from bo_stream.process.distributions import DowndatedRootOperator
+from bo_stream.process.joint import DowndatedRootOperator
 from tests.tolerances import assert_close
 
 

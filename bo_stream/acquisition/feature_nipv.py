@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,21 +14,17 @@ from botorch.exceptions.errors import (
     InputDataError,
     UnsupportedError,
 )
-from botorch.models.model import Model
 from botorch.utils.transforms import concatenate_pending_points, t_batch_mode_transform
 from torch import Tensor
 
 from bo_stream.acquisition.weight_space import weight_space
 from bo_stream.bases.basis import Basis
-from bo_stream.bases.grid.gram import NodeGram
 from bo_stream.bases.grid.integrals import integrated_gram
 from bo_stream.bases.grid.interpolation import GridBasis
-from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.statistics import MeshPullBack, accumulate, zero_statistics
 from bo_stream.linalg import row_product, safe_cholesky
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_type
-from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 
 CHUNK_NUMBERS = 4_000_000
 """Numbers in one chunk of whatever is evaluated at many points."""
@@ -89,7 +84,12 @@ class FeatureNIPV(AcquisitionFunction):
                 upper ones.
         """
         super().__init__(model=model)
-        _check_model(model)
+        if not isinstance(model, StreamingGP):
+            raise UnsupportedError(
+                f"Expected one streaming model, got a {type(model).__name__}: FeatureNIPV is about "
+                "the variance of one output. Of a list of models pass one, model.models[i]; with "
+                "others use BoTorch's qNegIntegratedPosteriorVariance."
+            )
         if model._outcomes.fixed:
             names = ", ".join(type(step).__name__ for step in model._outcomes.fixed)
             raise UnsupportedError(
@@ -101,7 +101,7 @@ class FeatureNIPV(AcquisitionFunction):
         self.posterior_transform = posterior_transform
         self.measure = _measure(model, mc_points, bounds, weights)
         self.set_X_pending(X_pending)
-        self._integrated = self._integrate(self.measure.corners)
+        self._integrate(self.measure.corners)
 
     @concatenate_pending_points
     @t_batch_mode_transform()  # type: ignore[arg-type]
@@ -109,48 +109,26 @@ class FeatureNIPV(AcquisitionFunction):
         """Return minus the mean variance after each candidate set, ``b x q x d -> b``."""
         self.model.eval()
         inputs = self.model.hypothetical_inputs(X)
-        integrated = self._current(inputs)
-        variance = integrated.variance() - integrated.reduction(inputs, self.model.noise_at(inputs))
+        corners = box_of(torch.cat((self.measure.corners, inputs.detach().flatten(0, -2))))
+        if self.model.feature_process(corners) is not self._process:
+            self._integrate(corners)  # the model has changed, or X needs a wider basis
+        variance = self._gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+        variance = variance - self._reduction(inputs, self.model.noise_at(inputs))
         factors = variance_factors(self.model, self.posterior_transform)
         return -(variance * factors).sum(-1).to(X.dtype)
 
-    def _current(self, X: Tensor) -> _Integrated:
-        """Integrate anew if the model has changed, or where X needs a wider basis."""
-        inputs = box_of(torch.cat((self.measure.corners, X.detach().flatten(0, -2))))
-        if self.model.feature_process(inputs) is not self._integrated.process:
-            self._integrated = self._integrate(inputs)
-        return self._integrated
+    def _integrate(self, corners: Tensor) -> None:
+        """Keep the posterior in a basis that reaches the corners, and ``Sᵀ G S`` in it."""
+        self._process = self.model.feature_process(corners)
+        self._space = weight_space(self._process)
+        root = self._space.weights.root
+        self._gram = root.mT @ self.measure.gram(self._space.basis) @ root
 
-    def _integrate(self, corners: Tensor) -> _Integrated:
-        process = self.model.feature_process(corners)
-        space = weight_space(process, corners)
-        root = space.weights.root
-        return _Integrated(process, space, root.mT @ self.measure.gram(space.basis) @ root)
-
-
-@dataclass(frozen=True)
-class _Integrated:
-    """A process and its measure's gram in posterior coordinates.
-
-    Attributes:
-        process: The model's posterior, to see whether it has changed.
-        space: That posterior over weights, of root S.
-        gram: ``Sᵀ G S``, ``... x m x r x r``.
-    """
-
-    process: PosteriorProcess
-    space: WeightSpaceProcess
-    gram: Tensor
-
-    def variance(self) -> Tensor:
-        """Return the mean variance before any candidate, ``tr(Sᵀ G S)``, ``... x m``."""
-        return self.gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-    def reduction(self, X: Tensor, noise: Tensor) -> Tensor:
-        """Compute its reduction by observations at ``... x q x d``, ``... x m``."""
-        rows = row_product(self.space.features(X), self.space.weights.root)
+    def _reduction(self, X: Tensor, noise: Tensor) -> Tensor:
+        """Compute by how much observations at ``... x q x d`` reduce the variance, ``... x m``."""
+        rows = row_product(self._space.features(X), self._space.weights.root)
         covariance = rows @ rows.mT + torch.diag_embed(noise.expand(rows.shape[:-1]))
-        explained = row_product(rows, self.gram) @ rows.mT
+        explained = row_product(rows, self._gram) @ rows.mT
         solved = torch.cholesky_solve(explained, safe_cholesky(covariance))
         return solved.diagonal(dim1=-2, dim2=-1).sum(-1)
 
@@ -166,40 +144,23 @@ def construct_inputs_feature_nipv(
     """Return the arguments of a :class:`FeatureNIPV` for BoTorch's input constructors.
 
     ``bounds`` hold a pair for each input, and ``mc_points`` take precedence over them.
-
-    Raises:
-        UnsupportedError: A list of models.
     """
-    _check_model(model)
     use_box = mc_points is None and bounds is not None
     return {
         "model": model,
         "mc_points": mc_points,
-        "bounds": torch.as_tensor(bounds).to(model.train_targets).mT if use_box else None,
+        "bounds": torch.as_tensor(bounds, dtype=torch.float64).mT if use_box else None,
         "X_pending": X_pending,
         "posterior_transform": posterior_transform,
     }
 
 
-class Measure(ABC):
-    """A probability measure over transformed inputs; ``tr(gram Σ)`` is its mean variance."""
-
-    @property
-    @abstractmethod
-    def corners(self) -> Tensor:
-        """Lower and upper corner of the box that holds it, ``2 x d``."""
-
-    @abstractmethod
-    def gram(self, basis: Basis) -> Tensor:
-        """Compute the mean of ``z zᵀ``, ``... x m x r x r``."""
-
-
 @dataclass(frozen=True)
-class PointMeasure(Measure):
-    """Weighted points.
+class PointMeasure:
+    """Weighted points as a probability measure over transformed inputs.
 
     Attributes:
-        points: Transformed inputs, ``N x d``.
+        points: ``N x d``.
         weights: Weights that sum to one, ``N``.
     """
 
@@ -212,43 +173,35 @@ class PointMeasure(Measure):
         return box_of(self.points)
 
     def gram(self, basis: Basis) -> Tensor:
-        """Compute ``Σ weight z zᵀ``.
+        """Compute the mean of ``z zᵀ``, ``... x m x r x r``: its trace with Σ is the mean variance.
 
         Cost O(N r²), and O(N 7^d + (7 g)^d g²) for many points on a grid.
         """
         if isinstance(basis, GridBasis) and self.points.shape[0] > FEW_POINTS:
-            return MeshPullBack(basis, basis.grid).congruence(self._on(basis.grid))
+            mesh = basis.grid  # the points are weighted observations of zero
+            statistics = zero_statistics(mesh, torch.Size(), 1, 1, self.points.device)
+            weights = self.weights.unsqueeze(0)
+            ones = torch.ones_like(self.points[:, 0]).unsqueeze(0)
+            accumulate(statistics, mesh, self.points, torch.zeros_like(ones), ones, weights)
+            return MeshPullBack(basis, mesh).congruence(statistics.gram)
         size = max(1, CHUNK_NUMBERS // basis.rank)
         chunks = zip(self.points.split(size), self.weights.split(size), strict=True)
         pairs = ((basis.features(X), w.unsqueeze(-1)) for X, w in chunks)
         return torch.stack([z.mT @ (z * w) for z, w in pairs]).sum(0)
 
-    def _on(self, mesh: Mesh) -> NodeGram:
-        """Accumulate the points as weighted observations of zero."""
-        statistics = zero_statistics(mesh, torch.Size(), 1, 1, self.points.device)
-        ones = self.points.new_ones(1, self.points.shape[0])
-        weights = self.weights.unsqueeze(0)
-        accumulate(statistics, mesh, self.points, torch.zeros_like(ones), ones, weights)
-        return statistics.gram
-
 
 @dataclass(frozen=True)
-class BoxMeasure(Measure):
-    """The uniform measure over a box.
+class BoxMeasure:
+    """The uniform probability measure over a box of transformed inputs.
 
     Attributes:
-        bounds: Corners of the box in transformed inputs, ``2 x d``.
+        corners: Lower and upper corner, ``2 x d``.
     """
 
-    bounds: Tensor
-
-    @property
-    def corners(self) -> Tensor:
-        """The bounds."""
-        return self.bounds
+    corners: Tensor
 
     def gram(self, basis: Basis) -> Tensor:
-        """Integrate exactly, dimension by dimension. Cost O(r²).
+        """Compute the mean of ``z zᵀ`` exactly, dimension by dimension. Cost O(r²).
 
         Raises:
             UnsupportedError: The basis has no closed form.
@@ -258,12 +211,12 @@ class BoxMeasure(Measure):
                 f"Expected an interpolation basis for an exact integral over bounds, got "
                 f"{type(basis).__name__}. Pass mc_points drawn from the box instead."
             )
-        return integrated_gram(basis, self.bounds)
+        return integrated_gram(basis, self.corners)
 
 
 def _measure(
     model: StreamingGP, mc_points: Tensor | None, bounds: Tensor | None, weights: Tensor | None
-) -> Measure:
+) -> PointMeasure | BoxMeasure:
     if mc_points is not None and bounds is None:
         return point_measure(model, mc_points, weights)
     if bounds is None or mc_points is not None:
@@ -377,13 +330,4 @@ def check_scalar(model: StreamingGP, posterior_transform: PosteriorTransform | N
             "Expected posterior_transform to be a ScalarizedPosteriorTransform, got "
             f"{type(posterior_transform).__name__}: any other has a variance that depends on the "
             "observations to come. Use BoTorch's qNegIntegratedPosteriorVariance."
-        )
-
-
-def _check_model(model: Model) -> None:
-    if not isinstance(model, StreamingGP):
-        raise UnsupportedError(
-            f"Expected one streaming model, got a {type(model).__name__}: FeatureNIPV is about the "
-            "variance of one output. Of a list of models pass one, model.models[i]; with others "
-            "use BoTorch's qNegIntegratedPosteriorVariance."
         )

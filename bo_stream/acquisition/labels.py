@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -41,6 +41,7 @@ class LabelAcquisition(AcquisitionFunction):
     ``max_configurations`` of them, else as many drawn.
     """
 
+    model: DirichletWISKI
     criterion: ClassVar[Criterion]
 
     def __init__(
@@ -65,7 +66,6 @@ class LabelAcquisition(AcquisitionFunction):
         """
         _check(model, max_configurations)
         super().__init__(model=model)
-        self._labels = model
         self.sampler = sampler or SobolQMCNormalSampler(torch.Size([NUM_SAMPLES]), seed=0)
         self.max_configurations = max_configurations
         self.set_X_pending(X_pending)
@@ -75,12 +75,11 @@ class LabelAcquisition(AcquisitionFunction):
     def forward(self, X: Tensor) -> Tensor:
         """Return the value of the labels at q points, ``... x q x d -> ...``, in nats."""
         if X.shape[-2] == 1:
-            return _value(self._labels.label_moments(X), self.criterion).squeeze(-1).to(X)
-        draws = self.sampler(self._labels.posterior(X)).double().softmax(-1)
+            return _value(self.model.label_moments(X), self.criterion).squeeze(-1).to(X)
+        draws = self.sampler(self.model.posterior(X)).double().softmax(-1)
         generator = torch.Generator().manual_seed(self.sampler.seed)
-        entropies = joint_entropies(draws, self.max_configurations, generator)
-        known = entropies.expected if self.criterion == "BALD" else 0.0
-        return (entropies.joint - known).to(X)
+        joint, expected = joint_entropies(draws, self.max_configurations, generator)
+        return (joint - expected if self.criterion == "BALD" else joint).to(X)
 
 
 class qBALD(LabelAcquisition):
@@ -193,49 +192,37 @@ def _value(moments: SoftmaxMoments, criterion: Criterion) -> Tensor:
     return moments.information if criterion == "BALD" else moments.entropy
 
 
-@dataclass
 class _Candidates:
-    """A pool in the order of its candidates' values alone, with draws as far as they were needed.
+    """A pool in the order of its candidates' values alone, with draws as far as needed so far."""
 
-    Attributes:
-        paths: Joint draws of the scores.
-        pool: Candidates, ``N x d``.
-        alone: Value of each candidate alone, ``N``.
-        criterion: Kind of value.
-    """
-
-    paths: SamplePaths
-    pool: Tensor
-    alone: Tensor
-    criterion: Criterion
-    _drawn: list[Tensor] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._order = self.alone.argsort(descending=True, stable=True).split(CHUNK)
+    def __init__(
+        self, paths: SamplePaths, pool: Tensor, alone: Tensor, criterion: Criterion
+    ) -> None:
+        self._paths, self._pool, self._alone, self._criterion = paths, pool, alone, criterion
+        self._order = alone.argsort(descending=True, stable=True).split(CHUNK)
+        self._drawn: list[Tensor] = []
 
     def probabilities(self, index: Tensor) -> Tensor:
         """Draw class probabilities, ``S x n x m``."""
-        return self.paths(self.pool[index]).double().softmax(-1)
+        return self._paths(self._pool[index]).double().softmax(-1)
 
     def best(self, hypotheses: Hypotheses, taken: list[int]) -> int:
         """Return the candidate of the largest value given the labels picked."""
         pick, most = -1, -torch.inf
-        barred = self.alone == -torch.inf
+        barred = self._alone == -torch.inf
         barred[taken] = True
         for i, index in enumerate(self._order):
-            if most >= float(self.alone[index[0]]):
+            if most >= float(self._alone[index[0]]):
                 break
-            worth = self._worth(hypotheses, i).masked_fill(barred[index], -torch.inf)
+            if i == len(self._drawn):
+                self._drawn.append(self.probabilities(index))
+            worth = hypotheses.conditional_entropy(self._drawn[i])
+            if self._criterion == "BALD":
+                worth = worth - entropy(self._drawn[i]).mean(0)
+            worth = worth.masked_fill(barred[index], -torch.inf)
             if float(worth.max()) > most:
                 pick, most = int(index[worth.argmax()]), float(worth.max())
         return pick
-
-    def _worth(self, hypotheses: Hypotheses, chunk: int) -> Tensor:
-        if chunk == len(self._drawn):
-            self._drawn.append(self.probabilities(self._order[chunk]))
-        drawn = self._drawn[chunk]
-        worth = hypotheses.conditional_entropy(drawn)
-        return worth - entropy(drawn).mean(0) if self.criterion == "BALD" else worth
 
 
 @dataclass(frozen=True)
@@ -256,10 +243,9 @@ class Hypotheses:
         return cls(like.new_ones(1), like.new_full((1, draws), 1.0 / draws))
 
     def conditional_entropy(self, probabilities: Tensor) -> Tensor:
-        """Compute the entropy of one more label given those picked, ``n``. Cost O(C S n m).
+        """Compute the entropy of one more label given those picked, ``S x n x m -> n``.
 
-        Args:
-            probabilities: Class probabilities of n candidates in each draw, ``S x n x m``.
+        Cost O(C S n m).
         """
         draws, n, m = probabilities.shape
         given = (self.draws @ probabilities.reshape(draws, n * m)).view(-1, n, m)
@@ -279,26 +265,13 @@ class Hypotheses:
         return Hypotheses(torch.full_like(weights[chosen], 1.0 / max_configurations), draws[chosen])
 
 
-@dataclass(frozen=True)
-class JointEntropies:
-    """Entropies of q labels together, in nats.
-
-    Attributes:
-        joint: ``H(E Π p)``, ``...``.
-        expected: ``E Σ H(p)``, ``...``: what is left when the scores are known.
-    """
-
-    joint: Tensor
-    expected: Tensor
-
-
 def joint_entropies(
     probabilities: Tensor, max_configurations: int, generator: torch.Generator
-) -> JointEntropies:
-    """Compute the entropies of q labels whose probabilities were drawn S times, jointly.
+) -> tuple[Tensor, Tensor]:
+    """Compute ``H(E Π p)`` and ``E Σ H(p)`` of q labels whose probabilities p were drawn S times.
 
     All ``m^q`` joint values are enumerated where there are at most ``max_configurations``, at
-    O(S m^q): then ``joint - expected`` is never negative. Else as many are drawn: an estimate whose
+    O(S m^q): then the difference is never negative. Else as many are drawn: an estimate whose
     gradient is that of its expectation. Source: Kirsch, van Amersfoort and Gal (2019), BatchBALD,
     eq. 12 and 13.
 
@@ -306,17 +279,21 @@ def joint_entropies(
         probabilities: Class probabilities, ``S x ... x q x m``.
         max_configurations: Most joint values.
         generator: Source of the draws.
+
+    Returns:
+        The entropy of the labels together, and what is left of it when the scores are known, in
+        nats, ``...`` each.
     """
     q, m = probabilities.shape[-2:]
     expected = entropy(probabilities).sum(-1).mean(0)
     if m**q <= max_configurations:
-        return JointEntropies(entropy(_enumerated(probabilities).mean(0)), expected)
+        return entropy(_enumerated(probabilities).mean(0)), expected
     labels = _drawn(probabilities.detach(), max_configurations, generator)
     likelihoods = _likelihoods(probabilities, labels)
     weights, information = likelihoods / likelihoods.detach(), -likelihoods.detach().log()
     mean = information.mean(-1, keepdim=True)
     joint = mean + (weights * (information - mean)).mean(-1, keepdim=True)
-    return JointEntropies(joint.squeeze(-1), expected)
+    return joint.squeeze(-1), expected
 
 
 def _enumerated(probabilities: Tensor) -> Tensor:

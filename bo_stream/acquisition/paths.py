@@ -1,8 +1,17 @@
-"""Posterior functions, for Thompson sampling and for entropies of the optimum."""
+"""Posterior functions, for Thompson sampling and for entropies of the optimum.
+
+Pathwise conditioning (Matheron's rule): for jointly normal (f, u), ``f(·) + cov(f(·), u)
+cov(u, u)⁻¹ (u' − u)`` has the law of f given that u has the law of u'. [Wilson2020, eq. 11 and 13]
+A function is a sum of terms in closed form.
+"""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial, singledispatch
 from typing import Any
 
 import torch
@@ -13,20 +22,34 @@ from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.sampling.pathwise.prior_samplers import draw_kernel_feature_paths
 from botorch.sampling.pathwise.update_strategies import gaussian_update
+from gpytorch.kernels import Kernel
 from torch import Size, Tensor
 from torch.nn import ModuleList
 
-from bo_stream.acquisition.process_paths import PathTerm, draw_terms, mean_terms, shape_of, sum_of
-from bo_stream.acquisition.weight_space import (
-    anywhere,
-    in_weight_space,
-    weight_space,
-)
+from bo_stream.acquisition.weight_space import check_inside, in_weight_space, weight_space
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.bases.spectral import RandomDraws
+from bo_stream.bases.basis import Basis
+from bo_stream.bases.functions import FunctionBasis, InducingFunctions
+from bo_stream.bases.inducing import InducingBasis, kernel_variance
+from bo_stream.bases.sampled import KernelFunctions
+from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
+from bo_stream.linalg import row_product, solve_lower
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_inputs
-from bo_stream.process.process import PosteriorProcess
+from bo_stream.models.clustered.solver import ClusteredProcess, cross_matrix
+from bo_stream.models.decoupled.posterior import KernelExpansion, ShiftedProcess
+from bo_stream.models.local.process import LocalProcess
+from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess
+from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
+from bo_stream.process.process import (
+    ConditionedProcess,
+    Points,
+    PosteriorProcess,
+    SelectedProcess,
+    WeightSpaceProcess,
+)
+
+Rule = Callable[[Tensor], Tensor]
 
 
 def sample_paths(model: StreamingGP, n: int, seed: int | None = None) -> SamplePaths:
@@ -89,8 +112,8 @@ def _draw(model: StreamingGP, sample_shape: Size, seed: int | None) -> SamplePat
 
 def _folded(model: StreamingGP) -> PosteriorProcess:
     """Return the posterior, on a grid with hypothetical observations folded into its weights."""
-    process, X = model.feature_process(), anywhere(model)
-    return weight_space(process, X) if in_weight_space(process, X) else process
+    process = model.feature_process()
+    return weight_space(process) if in_weight_space(process) else process
 
 
 def _paths(model: StreamingGP, terms: tuple[PathTerm, ...], shape: Size) -> SamplePaths:
@@ -229,3 +252,287 @@ def _draw_matheron_paths(
             f"{type(model).__name__} draws its functions in its own way."
         )
     return _AsMatheronPath(_draw(model, sample_shape, None))
+
+
+# --- functions of processes ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PathTerm:
+    """A function of each draw, batch element and output, in transformed units.
+
+    Attributes:
+        function: Takes what was drawn, then inputs; one that can be pickled.
+        drawn: Tensors of leading dimensions ``sample_shape x batch_shape x m``, or objects of such.
+    """
+
+    function: Callable[..., Tensor]
+    drawn: tuple[Tensor | FourierFunctions | PathTerm, ...] = ()
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """Evaluate at transformed inputs, float64, ``... x n x d -> ... x m x n``."""
+        return self.function(*self.drawn, X)
+
+    def map(self, rule: Rule) -> PathTerm:
+        """Apply a rule for the first dimensions to all drawn tensors."""
+        drawn = (rule(each) if isinstance(each, Tensor) else each.map(rule) for each in self.drawn)
+        return PathTerm(self.function, tuple(drawn))
+
+
+Terms = tuple[PathTerm, ...]
+
+
+def sum_of(terms: Sequence[PathTerm], X: Tensor) -> Tensor:
+    """Evaluate the sum of some functions, ``... x m x n``."""
+    total: Any = sum(torch.broadcast_tensors(*(term(X) for term in terms)))
+    return total
+
+
+def shape_of(process: Any) -> Size:
+    """Return the ``batch_shape x m`` of a process."""
+    if isinstance(process, ConditionedProcess):
+        return torch.broadcast_shapes(
+            shape_of(process.base), process.whitened_innovation.shape[:-2]
+        )
+    if isinstance(process, SelectedProcess):
+        return Size((*shape_of(process.base)[:-1], len(process.outputs)))
+    if isinstance(process, ShiftedProcess):
+        return shape_of(process.base)
+    return process.prior_mean.shape[:-1]
+
+
+def mean_terms(process: PosteriorProcess) -> Terms:
+    """Return the mean of a process as a sum of terms."""
+    if isinstance(process, WeightSpaceProcess) and not process.basis.has_residual:
+        return _constant(process.prior_mean), _features(process.basis, process.weights.mean)
+    return (PathTerm(process.mean),)
+
+
+@singledispatch
+def draw_terms(process: PosteriorProcess, draws: RandomDraws) -> Terms:
+    """Draw functions from a process; their values are the sums of the terms.
+
+    Args:
+        process: What ``model.process`` returned.
+        draws: Random numbers, whose shape ends in the process's own ``batch_shape x m``.
+
+    Raises:
+        UnsupportedError: The process or its kernel has no functions in closed form.
+    """
+    raise UnsupportedError(
+        f"Functions cannot be drawn from a {type(process).__name__}: draw values at points by "
+        "model.posterior(X).rsample()."
+    )
+
+
+@draw_terms.register
+def _(process: LocalProcess, draws: RandomDraws) -> Terms:
+    raise UnsupportedError(
+        "LocalGP has no functions to draw, for its nearest models change abruptly from place to "
+        "place: draw values at points by model.posterior(X).rsample(), or take OSGPR, ClusteredGP "
+        "or WISKI."
+    )
+
+
+@draw_terms.register
+def _(process: WeightSpaceProcess, draws: RandomDraws) -> Terms:
+    """Draw weights from their posterior, and the basis's residual from its prior."""
+    mean, root = process.weights.mean, process.weights.root
+    weights = mean + row_product(root, draws.normal(root.shape[-1], 1))
+    return _constant(process.prior_mean), *_of_weights(process.basis, weights, draws)
+
+
+@draw_terms.register
+def _(process: ObservationSpaceProcess, draws: RandomDraws) -> Terms:
+    """Draw in the weights of the process's features."""
+    return draw_terms(process.in_weights, draws)
+
+
+@draw_terms.register
+def _(process: ClusteredProcess, draws: RandomDraws) -> Terms:
+    """``g(x) + k(x, Z) (K + Λ)⁻¹ (u − g(Z) − ε)``, by square roots of precisions."""
+    prior = draw_prior(process.kernel, process.Z.shape[-1], process.outputs, draws)
+    terms = _constant(process.prior_mean), PathTerm(operator.call, (prior,))
+    if len(process.Z) == 0:
+        return terms
+    noisy = process.root.mT * prior(process.Z.double()).unsqueeze(-1)
+    noisy = noisy + draws.normal(len(process.Z), 1)
+    batch = process.solution.ndim - 2
+    drawn = _by_columns(process.solver.solve, noisy.to(process.solution), batch)
+    weights = process.root.mT * (process.solution - drawn)
+    return *terms, _kernel_sum(process.kernel, process.Z, process.outputs, weights)
+
+
+@draw_terms.register
+def _(process: ShiftedProcess, draws: RandomDraws) -> Terms:
+    """Draw from the base, and add the shift."""
+    return *draw_terms(process.base, draws), PathTerm(process.shift)
+
+
+@draw_terms.register
+def _(process: FunctionProcess, draws: RandomDraws) -> Terms:
+    """Draw weights from their posterior, and the augmentation's part from its prior."""
+    moments = process.weights
+    weights = moments.mean + moments.scale * draws.normal(moments.mean.shape[-1])
+    columns = row_product(moments.rows.double(), draws.normal(moments.rows.shape[-1], 1))
+    weighted = partial(_weighted_functions, process)
+    terms = (
+        _constant(process.prior_mean),
+        PathTerm(weighted, (weights.double() + columns.squeeze(-1),)),
+    )
+    extra, basis = process.augmentation, process.basis
+    if extra is None or not isinstance(basis, KernelFunctions):
+        return terms
+    prior = draw_prior(extra.kernel, basis.Z.shape[-1], extra.outputs, draws)
+    return *terms, PathTerm(partial(_augmented, process), (prior,))
+
+
+@draw_terms.register
+def _(process: ConditionedProcess, draws: RandomDraws) -> Terms:
+    """``f(x) + cov(x, X) C⁻¹ (Y − f(X) − ε)`` with f a function of the base, ``C = F Fᵀ``."""
+    base, points, factor = process.base, process.points, process.factor
+    terms = draw_terms(base, draws)
+    own = _noise_in(factor, base.variance_at(points))
+    values = sum_of(terms, points.X.double()) - base.mean_at(points)
+    values = (values + own.sqrt() * draws.normal(factor.shape[-1])).unsqueeze(-1)
+    missing = process.whitened_innovation - _solve(factor, values)
+    update = partial(_update, base, points)
+    return *terms, PathTerm(update, (_solve_transposed(factor, missing),))
+
+
+@draw_terms.register
+def _(process: SelectedProcess, draws: RandomDraws) -> Terms:
+    """Draw functions of all outputs of the base, and keep some of them."""
+    shape = Size((*draws.shape[:-1], shape_of(process.base)[-1]))
+    terms = draw_terms(process.base, replace(draws, shape=shape))
+    return (PathTerm(partial(_selected, list(process.outputs)), terms),)
+
+
+@singledispatch
+def _of_weights(basis: Basis, weights: Tensor, draws: RandomDraws) -> Terms:
+    """Return ``z(x)ᵀ w`` with weights ``... x m x r x 1``, and a draw of the residual."""
+    if not basis.has_residual:
+        return (_features(basis, weights),)
+    raise UnsupportedError(
+        f"Functions cannot be drawn in a {type(basis).__name__}: draw values at points by "
+        "model.posterior(X).rsample()."
+    )
+
+
+@_of_weights.register
+def _(basis: InducingBasis, weights: Tensor, draws: RandomDraws) -> Terms:
+    """``g(x) + k(x, Z) L⁻ᵀ (w − L⁻¹ (g(Z) + e))`` with g from the prior, e the jitter's noise."""
+    prior = draw_prior(basis.kernel, basis.Z.shape[-1], basis.outputs, draws)
+    term = PathTerm(operator.call, (prior,))
+    if basis.rank == 0:
+        return (term,)
+    own = _noise_in(basis.root, kernel_variance(basis.kernel, basis.Z, basis.outputs))
+    values = prior(basis.Z) + own.sqrt() * draws.normal(basis.rank)
+    missing = weights - _solve(basis.root, values.unsqueeze(-1))
+    a = _solve_transposed(basis.root, missing)
+    return term, _kernel_sum(basis.kernel, basis.Z, basis.outputs, a)
+
+
+@_of_weights.register
+def _(basis: FunctionBasis, weights: Tensor, draws: RandomDraws) -> Terms:
+    """Matheron's rule for functions β, combinations of them, and noisy ones."""
+    kernel, outputs = basis.kernel, basis.outputs
+    prior = draw_prior(kernel, basis.functions.points.shape[-1], outputs, draws)
+    term = PathTerm(operator.call, (prior,))
+    if basis.rank == 0:
+        return (term,)
+    values = prior.of(basis.functions, kernel, outputs).unsqueeze(-1)
+    covariance = basis.functions.with_functions(kernel, basis.functions, outputs)
+    if basis.combination is not None:
+        values = row_product(basis.combination.mT, values)
+        covariance = basis.combination.mT @ covariance @ basis.combination
+    own = _noise_in(basis.factor, covariance.diagonal(dim1=-2, dim2=-1))
+    values = values + (own.sqrt() * draws.normal(basis.rank)).unsqueeze(-1)
+    a = _solve_transposed(basis.factor, weights - _solve(basis.factor, values))
+    a = a if basis.combination is None else row_product(basis.combination, a)
+    expansion = partial(_expansion, kernel, basis.functions)
+    return term, PathTerm(expansion, (a.squeeze(-1),))
+
+
+def _constant(value: Tensor) -> PathTerm:
+    """Return a prior mean, ``... x m x 1``, equal for every draw."""
+    return PathTerm(partial(_value, value))
+
+
+def _value(value: Tensor, X: Tensor) -> Tensor:
+    return value
+
+
+def _features(basis: Basis, weights: Tensor) -> PathTerm:
+    """Return ``z(x)ᵀ w`` with w ``... x m x r x 1``. Cost O(n r) beside the features."""
+    return PathTerm(partial(_weighted_features, basis), (weights,))
+
+
+def _weighted_features(basis: Basis, weights: Tensor, X: Tensor) -> Tensor:
+    check_inside(basis, X)
+    return row_product(basis.features(X), weights).squeeze(-1)
+
+
+def _kernel_sum(kernel: Kernel, Z: Tensor, outputs: int, weights: Tensor) -> PathTerm:
+    """Return ``Σ_i a_i k(x, z_i)`` with a ``... x m x M x 1``, M > 0. Cost O(n M d)."""
+    return PathTerm(partial(_weighted_kernels, kernel, Z, outputs), (weights,))
+
+
+def _weighted_kernels(
+    kernel: Kernel, Z: Tensor, outputs: int, weights: Tensor, X: Tensor
+) -> Tensor:
+    cross = cross_matrix(kernel, X.to(Z), Z, outputs)
+    return row_product(cross, weights.to(cross)).squeeze(-1).double()
+
+
+def _expansion(kernel: Kernel, functions: InducingFunctions, weights: Tensor, X: Tensor) -> Tensor:
+    """Evaluate ``Σ_i a_i cov(x, i)`` with linear functionals i, a ``... x m x M``."""
+    return KernelExpansion(kernel, functions, weights)(X)
+
+
+def _update(process: PosteriorProcess, points: Points, weights: Tensor, X: Tensor) -> Tensor:
+    """Evaluate ``Σ_i a_i cov(f(x), f(x_i))`` of a process, a ``... x m x q x 1``."""
+    cross = process.cross_covariance(process.at(X), points)
+    return row_product(cross, weights).squeeze(-1)
+
+
+def _weighted_functions(process: FunctionProcess, weights: Tensor, X: Tensor) -> Tensor:
+    """Evaluate ``φ(x)ᵀ w`` of very many functions φ, w ``... x m x p``. Cost O(n p)."""
+    return process.weighted(process.at(X), weights)
+
+
+def _augmented(process: FunctionProcess, functions: FourierFunctions, X: Tensor) -> Tensor:
+    """Evaluate ``a(x) f(x)`` with f from the prior and a the augmentation's factor. Cost O(n p)."""
+    return process.augmentation_factor(process.at(X)) * functions(X)
+
+
+def _selected(outputs: list[int], *terms_and_inputs: Any) -> Tensor:
+    """Evaluate some outputs of a sum of functions."""
+    *terms, X = terms_and_inputs
+    return sum_of(terms, X)[..., outputs, :]
+
+
+def _noise_in(factor: Tensor, variance: Tensor) -> Tensor:
+    """Return the diagonal of ``F Fᵀ`` beyond a variance: noise and jitter, ``... x m x n``."""
+    return (factor.square().sum(-1) - variance).clamp_min(0.0)
+
+
+def _solve(factor: Tensor, columns: Tensor) -> Tensor:
+    """Compute ``F⁻¹ columns`` for a lower triangular F."""
+    return _by_columns(partial(solve_lower, factor), columns, factor.ndim - 2)
+
+
+def _solve_transposed(factor: Tensor, columns: Tensor) -> Tensor:
+    """Compute ``F⁻ᵀ columns`` for a lower triangular F."""
+    solve = partial(torch.linalg.solve_triangular, factor.mT, upper=True)
+    return _by_columns(solve, columns, factor.ndim - 2)
+
+
+def _by_columns(rule: Rule, columns: Tensor, batch: int) -> Tensor:
+    """Apply a linear rule to columns, draws side by side: its matrix is not copied for each.
+
+    The rule takes ``batch x n x k``, the columns are ``draws x batch x n x 1``.
+    """
+    ahead = columns.shape[: columns.ndim - 2 - batch]
+    together = columns.squeeze(-1).reshape(ahead.numel(), *columns.shape[len(ahead) : -1])
+    return rule(together.movedim(0, -1)).movedim(-1, 0).reshape(columns.shape)

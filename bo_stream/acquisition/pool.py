@@ -24,7 +24,6 @@ from bo_stream.acquisition.feature_nipv import (
 )
 from bo_stream.acquisition.sites import Sites, sites
 from bo_stream.acquisition.weight_space import (
-    Change,
     WeightCovariance,
     in_weight_space,
     low_rank_change,
@@ -140,8 +139,8 @@ class PoolSelector:
         available = available_candidates(exclude, self._pool, q)
         costs = self._checked_costs(costs)
         process = self._model.feature_process(self._corners)
-        if in_weight_space(process, self._corners):
-            before = self._gains(weight_space(process, self._corners))
+        if in_weight_space(process):
+            before = self._gains(weight_space(process))
             picks, after = self._pick(before, q, available, costs)
             self._known = (before, after)
         else:
@@ -187,7 +186,7 @@ class PoolSelector:
         change = low_rank_change(before.covariance, new, rank)
         if change is None:
             return Gains.of(before.sites, before.gram, space.weights)
-        return before.changed(change, new)
+        return before.changed(*change, new)
 
     def _checked_costs(self, costs: Tensor | None) -> Tensor:
         if costs is None:
@@ -254,23 +253,20 @@ class Gains:
         image = self.covariance.times(feature)
         total = (feature * image).sum(-2) + noise
         direction = image / total.sqrt().unsqueeze(-1)
-        change = Change(direction, torch.ones_like(total))
-        return self.changed(change, self.covariance.without(direction))
+        covariance = self.covariance.without(direction)
+        return self.changed(direction, torch.ones_like(total), covariance)
 
-    def changed(self, change: Change, covariance: WeightCovariance) -> Gains:
+    def changed(self, directions: Tensor, amounts: Tensor, covariance: WeightCovariance) -> Gains:
         """Return the gains after a change of rank k. Cost O(k r²) and 2k functions.
 
-        ``zᵀ Σ' G Σ' z`` and ``zᵀ Σ' z`` for ``Σ' = Σ − U diag(λ) Uᵀ``, multiplied out.
-
-        Args:
-            change: The change from this covariance.
-            covariance: Σ'.
+        ``zᵀ Σ' G Σ' z`` and ``zᵀ Σ' z`` for the covariance ``Σ' = Σ − U diag(λ) Uᵀ``, multiplied
+        out.
         """
-        integrated = self.gram @ change.directions
-        columns = torch.cat((change.directions, self.covariance.times(integrated)), -1)
+        integrated = self.gram @ directions
+        columns = torch.cat((directions, self.covariance.times(integrated)), -1)
         own, cross = self.sites.linear(columns).chunk(2, dim=-2)
-        weighted = own * change.amounts.unsqueeze(-1)
-        inner = change.directions.mT @ integrated
+        weighted = own * amounts.unsqueeze(-1)
+        inner = directions.mT @ integrated
         return replace(
             self,
             covariance=covariance,

@@ -82,16 +82,21 @@ class _GridSites(Sites):
     form.
 
     Attributes:
-        located: Interpolation weights, or None where they would be too many to keep.
+        located: Nodes and interpolation weights, or None where they would be too many to keep.
     """
 
     basis: InterpolationBasis
-    located: tuple[_Located, ...] | None
+    located: tuple[tuple[Tensor, Tensor], ...] | None
 
     def linear(self, weights: Tensor) -> Tensor:
         values = _node_values(self.basis, weights)
+        table = values.flatten(0, -2).mT.contiguous()
         located = _locate(self.basis.grid, self.X) if self.located is None else self.located
-        return torch.cat([chunk.interpolate(values) for chunk in located], -1)
+        parts = [
+            embedding_bag(nodes, table, per_sample_weights=shares, mode="sum").mT
+            for nodes, shares in located
+        ]
+        return torch.cat(parts, -1).unflatten(0, values.shape[:-1])
 
     def quadratic(self, matrices: Tensor) -> Tensor:
         coefficients = _cell_polynomials(self.basis, matrices)
@@ -104,31 +109,13 @@ class _GridSites(Sites):
         return (chosen * outer_product(legendre(t))).sum(-1)
 
 
-@dataclass(frozen=True)
-class _Located:
-    """Sites of one chunk on the grid.
-
-    Attributes:
-        nodes: Flat indices of the nodes around each site, ``N x 4^d``.
-        weights: Their interpolation weights, ``N x 4^d``.
-    """
-
-    nodes: Tensor
-    weights: Tensor
-
-    def interpolate(self, values: Tensor) -> Tensor:
-        """Interpolate node values at the sites, ``m x k x p -> m x k x N``."""
-        table = values.flatten(0, -2).mT.contiguous()
-        bags = embedding_bag(self.nodes, table, per_sample_weights=self.weights, mode="sum")
-        return bags.mT.unflatten(0, values.shape[:-1])
-
-
-def _locate(grid: Grid, X: Tensor) -> Iterator[_Located]:
+def _locate(grid: Grid, X: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the nodes around each site of a chunk, flat indices, and their weights, ``N x 4^d``."""
     corner = torch.cartesian_prod(*[torch.arange(STENCIL, device=X.device)] * grid.dim)
     for chunk in X.split(max(1, CHUNK_NUMBERS // STENCIL**grid.dim)):
         cell, t = grid.locate(chunk)
         nodes = cell.unsqueeze(-2) + corner.reshape(-1, grid.dim)
-        yield _Located(ravel(nodes, grid.size), outer_product(cubic_weights(t)))
+        yield ravel(nodes, grid.size), outer_product(cubic_weights(t))
 
 
 def _node_values(basis: InterpolationBasis, weights: Tensor) -> Tensor:
@@ -147,11 +134,8 @@ def _cell_polynomials(basis: InterpolationBasis, matrices: Tensor) -> Tensor:
     """Compute the Legendre coefficients of k forms in each cell, ``k x m x cells x 7^d``.
 
     The form at x is ``⟨M, Rᵀ g(x) R⟩`` with g(x) the gram of one observation at x, linear in its
-    moments: the coefficients are the adjoint of the pull-back, which differentiation gives.
-
-    Args:
-        basis: The basis.
-        matrices: Symmetric M, ``k x m x r x r``.
+    moments: the coefficients are the adjoint of the pull-back, which differentiation gives. The
+    symmetric matrices M are ``k x m x r x r``.
     """
     grid, batch = basis.grid, basis.scale.shape
     zeros = matrices.new_zeros(*batch, grid.num_cells, PAIR_DEGREES**grid.dim)

@@ -23,20 +23,16 @@ _SPARE = 8
 _PROBES = 4
 
 
-def weight_space(process: PosteriorProcess, X: Tensor) -> WeightSpaceProcess:
+def weight_space(process: PosteriorProcess) -> WeightSpaceProcess:
     """Fold hypothetical observations into a process's weight posterior; exact.
 
     Cost nothing for a model's own process, O(q r²) for each batch of q hypothetical observations.
-
-    Args:
-        process: A process that ``model.feature_process`` or ``model.process`` returned.
-        X: Any transformed inputs, ``... x n x d``, at which the basis must leave no residual.
 
     Raises:
         UnsupportedError: The basis has a residual, or the process is a selection of outputs.
     """
     folded = _fold(process)
-    if folded.basis.residual_variance(X[..., :1, :]) is not None:
+    if folded.basis.has_residual:
         raise UnsupportedError(
             "Acquisition in feature space needs a basis that carries its whole kernel, got "
             f"{type(folded.basis).__name__}, which leaves a residual. Use BoTorch's own acquisition"
@@ -45,25 +41,18 @@ def weight_space(process: PosteriorProcess, X: Tensor) -> WeightSpaceProcess:
     return folded
 
 
-def in_weight_space(process: PosteriorProcess, X: Tensor) -> bool:
-    """Tell whether :func:`weight_space` accepts a process, asked at any transformed inputs."""
+def in_weight_space(process: PosteriorProcess) -> bool:
+    """Tell whether :func:`weight_space` accepts a process."""
     while isinstance(process, ConditionedProcess):
         process = process.base
-    if isinstance(process, ObservationSpaceProcess):
-        return True
-    if not isinstance(process, WeightSpaceProcess):
-        return False
-    return process.basis.residual_variance(X[..., :1, :]) is None
+    if isinstance(process, WeightSpaceProcess):
+        return not process.basis.has_residual
+    return isinstance(process, ObservationSpaceProcess)
 
 
 def lives_in_features(model: StreamingGP) -> bool:
     """Tell whether :func:`weight_space` accepts a model's posterior."""
-    return in_weight_space(model.process(), anywhere(model))
-
-
-def anywhere(model: StreamingGP) -> Tensor:
-    """Return one input, ``1 x d``, at which to ask whether a basis leaves a residual anywhere."""
-    return model.train_targets.new_zeros(1, model._process_dim).double()
+    return in_weight_space(model.process())
 
 
 def check_inside(basis: Basis, X: Tensor) -> None:
@@ -137,30 +126,20 @@ class WeightCovariance:
         return replace(self, downdate=torch.cat((self.downdate, direction), -1))
 
 
-@dataclass(frozen=True)
-class Change:
-    """A change ``− U diag(λ) Uᵀ`` of a covariance.
-
-    Attributes:
-        directions: U, ``m x r x k``.
-        amounts: λ, ``m x k``; positive where the variance becomes smaller.
-    """
-
-    directions: Tensor
-    amounts: Tensor
-
-
 def same(first: WeightCovariance, second: WeightCovariance) -> bool:
     """Tell whether two covariances agree to rounding, from random probes. Cost O(r²)."""
     probes = _columns(first.downdate, _PROBES, seed=1)
     return _negligible(_difference(first, second, probes))
 
 
-def low_rank_change(old: WeightCovariance, new: WeightCovariance, rank: int) -> Change | None:
-    """Find the change between two covariances, or None where its rank is much larger than given.
+def low_rank_change(
+    old: WeightCovariance, new: WeightCovariance, rank: int
+) -> tuple[Tensor, Tensor] | None:
+    """Find the change ``− U diag(λ) Uᵀ`` of a covariance, None where its rank is much larger.
 
-    A randomised range finder and a check with fresh probes; exact to rounding. Cost O(r² rank).
-    Source: Halko, Martinsson and Tropp (2011), algorithms 4.1 and 5.3.
+    U is ``m x r x k``, and λ, ``m x k``, positive where the variance becomes smaller. A randomised
+    range finder and a check with fresh probes; exact to rounding. Cost O(r² rank). Source: Halko,
+    Martinsson and Tropp (2011), algorithms 4.1 and 5.3.
     """
     width = rank + _SPARE
     if 4 * width > old.downdate.shape[-2]:
@@ -169,10 +148,11 @@ def low_rank_change(old: WeightCovariance, new: WeightCovariance, rank: int) -> 
     basis = torch.linalg.qr(sketch).Q
     inner = basis.mT @ _difference(old, new, basis)
     amounts, vectors = torch.linalg.eigh(0.5 * (inner + inner.mT))
-    change = Change(basis @ vectors, amounts)
+    directions = basis @ vectors
     probes = _columns(old.downdate, _PROBES, seed=1)
-    found = change.directions @ (amounts.unsqueeze(-1) * (change.directions.mT @ probes))
-    return change if _negligible(_difference(old, new, probes) - found) else None
+    found = directions @ (amounts.unsqueeze(-1) * (directions.mT @ probes))
+    negligible = _negligible(_difference(old, new, probes) - found)
+    return (directions, amounts) if negligible else None
 
 
 def _difference(old: WeightCovariance, new: WeightCovariance, columns: Tensor) -> Tensor:

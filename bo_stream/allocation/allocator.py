@@ -83,17 +83,16 @@ class Allocator(InducingPointAllocator):
         kernel: Kernel = covar_module.to(inputs.device)
         batch = inputs.shape[:-2] if inputs.ndim > 2 else input_batch_shape
         rows = inputs.expand(*batch, *inputs.shape[-2:]).reshape(-1, *inputs.shape[-2:])
-        found = [self._allocated(X, kernel, num_inducing) for X in rows]
+        found = [self.fresh().update(X[:0], X, kernel) for X in rows]
+        found = [
+            Z if len(Z) <= num_inducing else greedy_points(Z, kernel, num_inducing) for Z in found
+        ]
         most = max(len(Z) for Z in found)
         filled = [
             Z if len(Z) == most else greedy_points(X, kernel, most, first=Z)
             for Z, X in zip(found, rows, strict=True)
         ]
         return torch.stack(filled).reshape(*batch, most, inputs.shape[-1])
-
-    def _allocated(self, X: Tensor, kernel: Kernel, most: int) -> Tensor:
-        Z = self.fresh().update(X[:0], X, kernel)
-        return Z if len(Z) <= most else greedy_points(Z, kernel, most)
 
     def _get_quality_function(self) -> QualityFunction:
         """Return the weights of variances in BoTorch's greedy allocators; ours have none."""

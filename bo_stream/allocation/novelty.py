@@ -78,8 +78,10 @@ class Novelty(Allocator):
 
     def to(self, like: Tensor) -> Novelty:
         """Return an allocator of the same memory on a tensor's device."""
-        moved = copy(self)
-        moved._held = None if self._held is None else self._held.to(like.device)
+        moved, held = copy(self), self._held
+        if held is not None:
+            state = tuple(tensor.to(like.device) for tensor in held.state)
+            moved._held = replace(held, basis=held.basis.to(like.device), state=state)
         return moved
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
@@ -134,11 +136,6 @@ class _Held:
     state: State
     threshold: float
     least: float
-
-    def to(self, device: torch.device) -> _Held:
-        """Move to a device."""
-        state = tuple(tensor.to(device) for tensor in self.state)
-        return replace(self, basis=self.basis.to(device), state=state)
 
 
 def _grown(basis: InducingBasis, X: Tensor, threshold: float) -> InducingBasis:

@@ -109,13 +109,9 @@ class Isolation:
             raise ValueError(f"Expected statistic 'median' or 'mean', got {self.statistic!r}.")
 
     def of(self, X: Tensor, Z: Tensor, batch: Tensor, kernel: Kernel) -> Tensor:
-        """Say which points are isolated, ``n``; none is without others. Cost O(n (M + b)).
+        """Say which of n rows X of a batch of b are isolated; none is without others.
 
-        Args:
-            X: ``n x d``, rows of ``batch``.
-            Z: Inducing points, ``M x d``.
-            batch: ``b x d``.
-            kernel: Of the correlations.
+        Cost O(n (M + b)) for M inducing points Z.
         """
         others = len(Z) + len(batch) - 1
         if others == 0 or len(X) == 0:

@@ -119,18 +119,12 @@ def _next_row(
 
 @torch.no_grad()
 def capped(Z: Tensor, wanted: Tensor, kernel: Kernel, cap: int) -> Tensor:
-    """Select at most ``cap`` of the points that an allocator wants, given those of before.
+    """Select at most ``cap`` of the points that an allocator wants, ``M' x d``, given those before.
 
     Old points that are still wanted stay, then new ones enter while there is room. Beyond that a
     new point enters only in place of the old one that the others explain best, and only if its own
     conditional variance is more than ``BETTER`` times that one's. Cost O(M³) once where the cap
     binds, and O(M²) an exchange.
-
-    Args:
-        Z: Points of before, ``M x d``.
-        wanted: ``M' x d``.
-        kernel: Of the variances.
-        cap: Largest number.
     """
     if len(wanted) <= cap:
         return wanted

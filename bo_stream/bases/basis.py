@@ -14,11 +14,11 @@ class Basis(ABC):
     Whitened: the prior over weights is N(0, I), the prior root is folded into the features.
 
     Attributes:
-        has_residual: Whether there may be a residual; without one, functions of the process are
+        has_residual: Whether there is a residual; without one, functions of the process are
             combinations of the features.
     """
 
-    has_residual: ClassVar[bool] = True
+    has_residual: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -29,23 +29,12 @@ class Basis(ABC):
     def features(self, X: Tensor) -> Tensor:
         """Compute the features, ``... x n x d -> ... x m x n x r``, differentiable in X."""
 
-    @abstractmethod
     def residual_covariance(
-        self,
-        X: Tensor,
-        X2: Tensor,
-        features: Tensor | None = None,
-        features2: Tensor | None = None,
+        self, X: Tensor, X2: Tensor, features: Tensor, features2: Tensor
     ) -> Tensor | None:
-        """Compute ``k − z zᵀ``, ``... x m x n x n'``; None where it is zero everywhere.
+        """Compute ``k − z zᵀ``, ``... x m x n x n'``, from the features at both; None is zero."""
+        return None
 
-        Args:
-            X: ``... x n x d``.
-            X2: ``... x n' x d``.
-            features: At X, if they are known already.
-            features2: At X2, if they are known already.
-        """
-
-    @abstractmethod
     def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor | None:
-        """Compute the diagonal of the residual covariance, ``... x m x n``, or None likewise."""
+        """Compute the diagonal of the residual covariance, ``... x m x n``; None is zero."""
+        return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from gpytorch.kernels import Kernel
@@ -29,20 +30,16 @@ FAR = 1e4
 class KernelBasis(Basis):
     """Basis of a known kernel of m outputs, with the residual ``k − zᵀ z``."""
 
+    has_residual: ClassVar[bool] = True
+
     kernel: Kernel
     outputs: int
 
     def residual_covariance(
-        self,
-        X: Tensor,
-        X2: Tensor,
-        features: Tensor | None = None,
-        features2: Tensor | None = None,
+        self, X: Tensor, X2: Tensor, features: Tensor, features2: Tensor
     ) -> Tensor:
-        """Compute ``k − z zᵀ``, ``... x m x n x n'``. Cost O(n n' M), and that of features."""
-        own = self.features(X) if features is None else features
-        others = self.features(X2) if features2 is None else features2
-        return kernel_matrix(self.kernel, X, X2, self.outputs) - own @ others.mT
+        """Compute ``k − z zᵀ``, ``... x m x n x n'``, from the features at both. O(n n' M)."""
+        return kernel_matrix(self.kernel, X, X2, self.outputs) - features @ features2.mT
 
     def residual_variance(self, X: Tensor, features: Tensor | None = None) -> Tensor:
         """Compute ``k − |z|²``, ``... x m x n``, at least 0. Cost O(n M), and that of features."""
@@ -174,14 +171,6 @@ class KnownValues:
         whitened = self.root.shape[-1]
         first = solve_lower(self.root, values[..., :whitened, :])
         return torch.cat((first, values[..., whitened:, :]), -2)
-
-    def select(self, outputs: list[int]) -> KnownValues:
-        """Select some of the outputs."""
-        return KnownValues(self.Z, self.root[..., outputs, :, :])
-
-    def to(self, device: torch.device) -> KnownValues:
-        """Move to a device."""
-        return map_tensors(self, lambda tensor: tensor.to(device))
 
 
 def kernel_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:

@@ -23,7 +23,7 @@ from bo_stream.models.memory import Observations
 from bo_stream.models.wiski.grid_model import GridModel, process_parts
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.models.wiski.rows import RowMemory
-from bo_stream.process.distributions import IndependentOutputs
+from bo_stream.process.joint import IndependentOutputs
 from bo_stream.process.process import ROWS, PosteriorProcess, WeightSpaceProcess
 from bo_stream.process.process import leave_one_out as closed_form
 
@@ -113,16 +113,16 @@ def _checked_rows(
             "build another without the observations."
         )
     model._check_not_supposed("Leaving observations out")
-    outcomes, noise = model.standardized(X, Y, Yvar)
+    Y, Yvar, _ = model._units.checked(model._prior, X, Y, Yvar, "Leaving observations out")
     model._check_retractable(X)
+    rows = model._observations(X, Y, Yvar, 1.0)
     if isinstance(model, GridModel):
         _, memory = process_parts(model)
         if isinstance(memory, RowMemory):
-            return _HeldRows(model, memory, model._observations(X, Y, Yvar, 1.0))
-    _check_as_they_were(model, X, Y, Yvar)
-    inputs = model.coordinates(X).to(torch.float64)
-    process = cast(WeightSpaceProcess, model.process(inputs))
-    return _WeightSpaceRows(process, inputs, outcomes, noise)
+            return _HeldRows(model, memory, rows)
+    _check_as_they_were(model, rows)
+    process = cast(WeightSpaceProcess, model.process(rows.X))
+    return _WeightSpaceRows(process, rows.X, *model._prior.standardized(rows))
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,7 @@ class _WeightSpaceRows:
         return WeightSpaceProcess(process.basis, weights, process.prior_mean)
 
 
-def _check_as_they_were(
-    model: GridModel | OSGPR, X: Tensor, Y: Tensor, Yvar: Tensor | None
-) -> None:
+def _check_as_they_were(model: GridModel | OSGPR, rows: Observations) -> None:
     """Check that the memory holds the rows as its present basis would take them."""
     if isinstance(model, GridModel):
         if len(process_parts(model)[1].earlier) > 0:
@@ -218,7 +216,6 @@ def _check_as_they_were(
                 "grids an observation entered on is not known. Build it anew on the present grid."
             )
         return
-    rows = model._observations(X, Y, Yvar, -1.0)
     held = len(model._memory.recent) - int(staying(model._memory.recent, rows).sum())
     if held < len(rows):
         raise UnsupportedError(

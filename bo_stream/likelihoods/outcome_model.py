@@ -20,7 +20,7 @@ from gpytorch.likelihoods import (
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
-from torch.distributions import Bernoulli, Distribution, Normal
+from torch.distributions import Bernoulli, Normal
 from torch.nn.functional import logsigmoid
 
 from bo_stream.likelihoods.sites import ExpectedLogProb
@@ -43,8 +43,7 @@ class OutcomeModel:
     @classmethod
     def of(cls, likelihood: Likelihood, outputs: int) -> OutcomeModel:
         """Copy a likelihood as it is now."""
-        copy: Likelihood = deepcopy(likelihood).double().eval()
-        return cls(copy.requires_grad_(False), outputs)
+        return cls(deepcopy(likelihood).double().eval().requires_grad_(False), outputs)
 
     def expected_log_prob(self, Y: Tensor) -> ExpectedLogProb:
         """Return ``E log p(y | f)`` of outcomes as a function of the marginals of f."""
@@ -90,7 +89,9 @@ class OutcomeModel:
             for batch in values.unbind(1):
                 torch.manual_seed(seed)
                 (inward,) = self._inward(batch)
-                drawn.append(self._outward(_sample(self.likelihood(inward))))
+                outcome = self.likelihood(inward)
+                draw = outcome.rsample if outcome.has_rsample else outcome.sample
+                drawn.append(self._outward(draw()))
         return torch.stack(drawn, 1)
 
     def check(self, Y: Tensor) -> None:
@@ -127,19 +128,10 @@ class OutcomeModel:
         return value.unsqueeze(-2) if self.outputs == 1 else value
 
 
-def _sample(distribution: Distribution) -> Tensor:
-    if distribution.has_rsample:
-        return distribution.rsample()
-    value: Tensor = distribution.sample()
-    return value
-
-
 def check_likelihood(likelihood: Likelihood, parameter_shape: torch.Size) -> None:
     """Check that a likelihood is of one function value an outcome, and fits the model's shape.
 
-    Args:
-        likelihood: Any.
-        parameter_shape: ``batch_shape``, with m last where that is not 1.
+    That is ``batch_shape``, with m last where that is not 1.
 
     Raises:
         UnsupportedError: It is not, or does not.
@@ -182,16 +174,9 @@ def expected_log_prob(likelihood: Likelihood, Y: Tensor, mean: Tensor, variance:
     """Compute ``E log p(y | f)`` for ``f ~ N(mean, variance)``, smooth in both moments.
 
     By the likelihood's own ``expected_log_prob``, Gauss-Hermite quadrature, where there is no rule
-    below.
-
-    Args:
-        likelihood: In the dtype of the outcomes.
-        Y: ``... x n``.
-        mean: ``... x n``.
-        variance: ``... x n``.
+    below. The likelihood has the dtype of the outcomes; all tensors are ``... x n``.
     """
-    value: Tensor = likelihood.expected_log_prob(Y, independent(mean, variance))
-    return value
+    return likelihood.expected_log_prob(Y, independent(mean, variance))
 
 
 @expected_log_prob.register
@@ -220,15 +205,13 @@ def _bernoulli(
 ) -> Tensor:
     """Integrate torch's log normal cdf: the second derivative of gpytorch's is wrong."""
     signs, normal = 2.0 * Y - 1.0, Normal(mean, variance.sqrt())
-    value: Tensor = likelihood.quadrature(lambda f: torch.special.log_ndtr(signs * f), normal)
-    return value
+    return likelihood.quadrature(lambda f: torch.special.log_ndtr(signs * f), normal)
 
 
 @expected_log_prob.register
 def _logistic(likelihood: LogisticLikelihood, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
     signs, normal = 2.0 * Y - 1.0, Normal(mean, variance.sqrt())
-    value: Tensor = likelihood.quadrature(lambda f: logsigmoid(signs * f), normal)
-    return value
+    return likelihood.quadrature(lambda f: logsigmoid(signs * f), normal)
 
 
 @singledispatch
@@ -238,8 +221,7 @@ def log_marginal(likelihood: Likelihood, Y: Tensor, mean: Tensor, variance: Tens
     By the likelihood's own ``log_marginal``, in closed form or by quadrature, but for the rule
     below. Arguments as for :func:`expected_log_prob`.
     """
-    value: Tensor = likelihood.log_marginal(Y, independent(mean, variance))
-    return value
+    return likelihood.log_marginal(Y, independent(mean, variance))
 
 
 @log_marginal.register

@@ -207,12 +207,6 @@ def local_sites(
     ``precision = −2 ∂E/∂variance`` and ``shift = ∂E/∂mean + precision · mean``: for a Gaussian
     likelihood the observation itself, wherever the marginals are. Differentiable where the
     marginals are. Source: Khan and Lin (2017), conjugate-computation variational inference.
-
-    Args:
-        expected: Expected log probability of the outcomes.
-        mean: ``... x n``.
-        variance: ``... x n``.
-        power: Of the likelihood.
     """
     differentiable = mean.requires_grad or variance.requires_grad
     with torch.enable_grad():

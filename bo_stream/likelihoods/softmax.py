@@ -86,9 +86,9 @@ def _moments(mean: Tensor, variance: Tensor, step: float) -> SoftmaxMoments:
     return SoftmaxMoments(parts[0] / total.unsqueeze(-1), expected_entropy.clamp_min(0.0))
 
 
-def entropy(probabilities: Tensor, dim: int = -1) -> Tensor:
-    """Compute ``-Σ p log p`` over one dimension, in nats, with finite gradients at zero."""
-    return -torch.xlogy(probabilities, probabilities.clamp_min(1e-300)).sum(dim)
+def entropy(probabilities: Tensor) -> Tensor:
+    """Compute ``-Σ p log p`` over the last dimension, in nats, with finite gradients at zero."""
+    return -torch.xlogy(probabilities, probabilities.clamp_min(1e-300)).sum(-1)
 
 
 @torch.no_grad()
@@ -141,11 +141,7 @@ def _product_of_others(factors: Tensor) -> Tensor:
 def sampled_softmax(mean: Tensor, variance: Tensor, num_samples: int, seed: int | None) -> Tensor:
     """Average the softmax of drawn independent scores, ``... x m``. Cost O(m num_samples).
 
-    Args:
-        mean: ``... x m``.
-        variance: ``... x m``.
-        num_samples: Number of draws, common to all points.
-        seed: Of a generator of its own; torch's global one if omitted.
+    The draws are common to all points, from a generator of their own if there is a seed.
     """
     generator = None if seed is None else torch.Generator(mean.device).manual_seed(seed)
     shape = (num_samples, mean.shape[-1])

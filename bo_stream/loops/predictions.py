@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bo_stream.acquisition import mean_path
 from bo_stream.acquisition.sites import sites
-from bo_stream.acquisition.weight_space import anywhere, in_weight_space, weight_space
+from bo_stream.acquisition.weight_space import in_weight_space, weight_space
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import ConditionedProcess, PosteriorProcess
@@ -33,8 +33,8 @@ def predict(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
     """
     inputs = model.transform_inputs(X).double()
     process = model.process(inputs)
-    if _in_features_only(process, inputs):
-        space = weight_space(process, inputs)
+    if _in_features_only(process):
+        space = weight_space(process)
         points = sites(space.basis, inputs)
         mean = points.linear(space.weights.mean)[0, 0]
         variance = points.quadratic(space.weights.covariance().unsqueeze(0))[0, 0]
@@ -48,15 +48,15 @@ def predict(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def predict_mean(model: StreamingGP, X: Tensor) -> Tensor:
     """Compute the means of :func:`predict` alone, ``n``, in O(n r) where all is in r features."""
-    if _in_features_only(model.process(), anywhere(model)):
+    if _in_features_only(model.process()):
         return mean_path(model)(X).squeeze(-1)
     return predict(model, X)[0].to(X)
 
 
-def _in_features_only(process: PosteriorProcess, inputs: Tensor) -> bool:
+def _in_features_only(process: PosteriorProcess) -> bool:
     """Return whether a process is kept in the weights of its features, rather than of few rows."""
     base = process.base if isinstance(process, ConditionedProcess) else process
-    return in_weight_space(process, inputs) and not isinstance(base, ObservationSpaceProcess)
+    return in_weight_space(process) and not isinstance(base, ObservationSpaceProcess)
 
 
 @dataclass(frozen=True)

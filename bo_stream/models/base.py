@@ -61,6 +61,7 @@ from bo_stream.models.construction import (
     first_transformed,
     learn_bounds,
     observed_inputs,
+    warn_of_scaling,
 )
 from bo_stream.models.fitting import fit_apart
 from bo_stream.models.inference import Inference, Solve
@@ -72,6 +73,7 @@ from bo_stream.models.input_transforms import (
     check_learned,
     check_not_train_inputs,
     keeps_boxes,
+    split_transform,
 )
 from bo_stream.models.memory import Observations, Targets
 from bo_stream.models.outcomes.base import Drawing, NoiseAtInputs, Outcomes
@@ -217,6 +219,30 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         adapt_priors(learned)
         self.covar_module = TransformedKernel(self.covar_module, learned)
         return transformed
+
+    def _set_inputs_and_modules(
+        self,
+        X: Tensor,
+        Yvar: Tensor | None,
+        transform: InputTransform | None,
+        likelihood: _GaussianLikelihoodBase | None,
+        covar_module: Kernel | None,
+        mean_module: Mean | None,
+    ) -> Tensor:
+        """Take these, or BoTorch's defaults; return the first inputs as the kernel has them."""
+        transform, learned = split_transform(transform)
+        inputs = self._first_inputs(X, transform)
+        self._set_modules(inputs.shape[-1], Yvar, likelihood, covar_module, mean_module)
+        return self._learn_transform(learned, inputs)
+
+    def _take_first(
+        self, X: Tensor, Y: Tensor, Yvar: Tensor | None, inputs: Tensor, custom_kernel: bool
+    ) -> None:
+        """Put the first observations into memory; warn where BoTorch would of their scaling."""
+        self._standardize_first(X, Y, Yvar)
+        if X.shape[-2] > 0:
+            self._observe(X, Y, Yvar, 1.0)
+        warn_of_scaling(inputs, self._standardized(Y.double()), custom_kernel)
 
     def _standardize_first(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
         """Move to the first observations' dtype and device; learn the standardisation."""

@@ -12,7 +12,7 @@ from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.models.memory import MergedMemory, Observations
+from bo_stream.models.memory import Memory, Observations
 from bo_stream.models.outcomes.base import NoiseAtInputs
 from bo_stream.models.prior import Prior
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
@@ -66,7 +66,7 @@ class SolvedWeights:
         return SolvedWeights(self.state, replace(self.process, weights=weights))
 
 
-M = TypeVar("M", bound=MergedMemory)
+M = TypeVar("M", bound=Memory)
 C = TypeVar("C")
 T = TypeVar("T")
 

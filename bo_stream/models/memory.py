@@ -1,4 +1,4 @@
-"""What a stream leaves behind: statistics on one or more grids, in a fixed amount of memory."""
+"""What all memories share: observations on their way in, statistics in weights, and checks."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from bo_stream.sufficient_statistics import (
     continued,
     weighted_statistics,
 )
+from bo_stream.tensors import map_tensors
 
 
 class Memory(Protocol):
@@ -26,36 +27,25 @@ class Memory(Protocol):
     @property
     def totals(self) -> Tensor:
         """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
-        ...
 
     @property
     def counts(self) -> Tensor:
         """Number of observations, ``... x m``."""
-        ...
 
     def mean_known_noise(self) -> Tensor | None:
         """Mean of the known noise variances, ``... x m``, or None without any."""
-        ...
 
     def scale(self, factor: float, /) -> Memory:
-        """Every observation counts ``factor`` times."""
-        ...
+        """Let every observation count ``factor`` times."""
+
+    def map_targets(self, matrix: Tensor, /) -> Self:
+        """Turn targets into ``[Y, 1] @ matrix``, exactly."""
 
     def select(self, outputs: list[int], /) -> Self:
         """Copy the memory of some of the outputs."""
-        ...
 
     def to(self, device: torch.device, /) -> Self:
         """Move the memory to another device."""
-        ...
-
-
-class MergedMemory(Memory, Protocol):
-    """A memory whose targets can be brought to the units of another."""
-
-    def map_targets(self, matrix: Tensor, /) -> Self:
-        """Return the statistics of the target columns ``[Y, 1] @ matrix``."""
-        ...
 
 
 class Targets(NamedTuple):
@@ -78,17 +68,14 @@ class Measured(Protocol):
     @property
     def targets(self) -> Tensor:
         """Outcomes, ``... x m x n``."""
-        ...
 
     @property
     def noise(self) -> Tensor:
         """Known noise variances, ``... x m x n``."""
-        ...
 
     @property
     def known(self) -> Tensor:
         """Whether the noise is known, ``... x 1 x n``."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -110,44 +97,47 @@ class Observations:
     sign: float
 
     @classmethod
+    def none(cls, X: Tensor, batch: torch.Size) -> Observations:
+        """Make a batch of none, to be added.
+
+        Args:
+            X: Any inputs on its device, ``... x d``.
+            batch: ``batch_shape x m``.
+        """
+        targets = torch.zeros(*batch, 0, dtype=torch.float64, device=X.device)
+        inputs = targets.new_zeros(*batch[:-1], 0, X.shape[-1])
+        return cls(inputs, targets, targets, targets[..., :1, :].bool(), 1.0)
+
+    @classmethod
     def joined(cls, batches: Sequence[Observations]) -> Observations:
         """Several batches of one sign as one."""
-        return cls(
-            torch.cat([batch.X for batch in batches], -2),
-            torch.cat([batch.targets for batch in batches], -1),
-            torch.cat([batch.noise for batch in batches], -1),
-            torch.cat([batch.known for batch in batches], -1),
-            batches[0].sign,
-        )
+        X = torch.cat([batch.X for batch in batches], -2)
+        columns = zip(*((b.targets, b.noise, b.known) for b in batches), strict=True)
+        targets, noise, known = (torch.cat(each, -1) for each in columns)
+        return cls(X, targets, noise, known, batches[0].sign)
 
     def __len__(self) -> int:
         return self.X.shape[-2]
 
     def rows(self, which: slice | Tensor) -> Observations:
         """Select some of them."""
-        return Observations(
-            self.X[..., which, :],
-            self.targets[..., which],
-            self.noise[..., which],
-            self.known[..., which],
-            self.sign,
-        )
+        targets, noise, known = (t[..., which] for t in (self.targets, self.noise, self.known))
+        return Observations(self.X[..., which, :], targets, noise, known, self.sign)
 
     def select(self, outputs: list[int]) -> Observations:
         """Select some of the outputs."""
-        return replace(
-            self, targets=self.targets[..., outputs, :], noise=self.noise[..., outputs, :]
-        )
+        targets, noise = self.targets[..., outputs, :], self.noise[..., outputs, :]
+        return replace(self, targets=targets, noise=noise)
+
+    def equal(self, one: Observations) -> Tensor:
+        """Say which are the same as one, in all batch elements and outputs, ``n``."""
+        same = (self.X == one.X).all(-1).unsqueeze(-2) & (self.known == one.known)
+        same = same & (self.targets == one.targets) & (self.noise == one.noise)
+        return same.movedim(-1, 0).flatten(1).all(-1)
 
     def to(self, device: torch.device) -> Observations:
-        """On another device."""
-        return Observations(
-            self.X.to(device),
-            self.targets.to(device),
-            self.noise.to(device),
-            self.known.to(device),
-            self.sign,
-        )
+        """Move the batch to another device."""
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
     @property
     def any_known(self) -> bool:
@@ -175,7 +165,7 @@ class WhitenedMemory:
     """
 
     learned: Whitened
-    known: Whitened | None
+    known: Whitened | None = None
 
     def __add__(self, other: WhitenedMemory) -> WhitenedMemory:
         """Add two memories."""
@@ -199,11 +189,19 @@ class WhitenedMemory:
 
     def select(self, outputs: list[int]) -> WhitenedMemory:
         """Copy the memory of some of the outputs."""
-        return self.map(lambda statistics: _of_outputs(statistics, outputs))
+
+        def rule(statistics: Whitened) -> Whitened:
+            gram = statistics.gram
+            shared = gram.shape[-3] < statistics.moment.shape[-3]
+            return of_outputs(statistics, gram if shared else gram[..., outputs, :, :], outputs)
+
+        return self.map(rule)
 
     def leading(self, rank: int) -> WhitenedMemory:
         """Keep the first weights only."""
-        return self.map(lambda statistics: _leading(statistics, rank))
+        return self.map(
+            lambda s: replace(s, gram=s.gram[..., :rank, :rank], moment=s.moment[..., :rank, :])
+        )
 
     def continued(self, features: Tensor, data: Observations) -> WhitenedMemory:
         """Append features of observations that are in memory, zero of all others.
@@ -212,10 +210,10 @@ class WhitenedMemory:
             features: All of these observations, ``... x m x n x p``, those in memory first.
             data: The observations.
         """
-        known = self.known
-        if known is not None:
-            known = continued(known, features, data.targets, *data.known_group())
         learned = continued(self.learned, features, data.targets, *data.learned_group())
+        if self.known is None:
+            return WhitenedMemory(learned)
+        known = continued(self.known, features, data.targets, *data.known_group())
         return WhitenedMemory(learned, known)
 
     def observed(self, features: Tensor, data: Observations) -> WhitenedMemory:
@@ -239,31 +237,16 @@ class WhitenedMemory:
         return WhitenedMemory(learned, known)
 
 
-def _leading(statistics: Whitened, rank: int) -> Whitened:
-    return replace(
-        statistics,
-        gram=statistics.gram[..., :rank, :rank],
-        moment=statistics.moment[..., :rank, :],
-    )
-
-
-def _of_outputs(statistics: Whitened, outputs: list[int]) -> Whitened:
-    gram = statistics.gram
-    shared = gram.shape[-3] < statistics.moment.shape[-3]
-    return of_outputs(statistics, gram if shared else gram[..., outputs, :, :], outputs)
-
-
 def of_outputs(
     statistics: SufficientStatistics[G], gram: G, outputs: list[int]
 ) -> SufficientStatistics[G]:
     """Replace the gram of the statistics of some outputs."""
+    columns = (statistics.moment, statistics.energy, statistics.totals)
+    sums = (statistics.log_noise, statistics.noise_sum)
     return SufficientStatistics(
         gram,
-        statistics.moment[..., outputs, :, :],
-        statistics.energy[..., outputs, :, :],
-        statistics.totals[..., outputs, :, :],
-        statistics.log_noise[..., outputs],
-        statistics.noise_sum[..., outputs],
+        *(each[..., outputs, :, :] for each in columns),
+        *(each[..., outputs] for each in sums),
     )
 
 
@@ -277,22 +260,22 @@ def added(
 
 
 class HoldsStatistics:
-    """What a memory can be asked that keeps all of it in ``statistics``."""
+    """A memory of ``statistics``, which answer what any memory is asked; see :class:`Memory`."""
 
     statistics: WhitenedMemory
 
     @property
     def totals(self) -> Tensor:
-        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations."""
         return self.statistics.totals
 
     @property
     def counts(self) -> Tensor:
-        """Number of observations, ``... x m``."""
+        """Number of observations."""
         return self.totals[..., 1, 1]
 
     def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
+        """Mean of the known noise variances, or None without any."""
         return self.statistics.mean_known_noise()
 
 
@@ -329,11 +312,8 @@ def never_in() -> InputDataError:
 
 def _may_be_data(left: Whitened, was: Whitened) -> Tensor:
     """Say whether statistics can be of observations, up to rounding of ``was``: ``... x m``."""
-    dense = left.gram.shape[-1] == left.gram.shape[-2]
-    return _dense_may_be_data(left, was) if dense else _diagonal_may_be_data(left, was)
-
-
-def _dense_may_be_data(left: Whitened, was: Whitened) -> Tensor:
+    if left.gram.shape[-1] != left.gram.shape[-2]:  # a diagonal, kept as a column
+        return _diagonal_may_be_data(left, was)
     scale = _positive(_largest(was.gram.diagonal(dim1=-2, dim2=-1)))
     squares = was.energy.diagonal(dim1=-2, dim2=-1)
     columns = (scale.unsqueeze(-1) / _positive(squares)).sqrt()

@@ -86,7 +86,13 @@ class PosteriorProcess(ABC):
             Y: ``... x m x q``, leading dimensions broadcast against those of X.
             noise: Variances, broadcastable to ``... x m x q``.
         """
-        return ConditionedProcess.of(self, self.at(X), Y, noise)
+        points = self.at(X)
+        covariance = self.cross_covariance(points, points)
+        shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
+        factor = safe_cholesky(covariance + torch.diag_embed(noise.expand(shape)))
+        innovation = solve_lower(factor, (Y - self.mean_at(points)).unsqueeze(-1))
+        new = ConditionedProcess(self, points, factor, innovation)
+        return self._joined(new) if isinstance(self, ConditionedProcess) else new
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class WeightSpaceProcess(PosteriorProcess):
     def _residual(self, points: Points) -> Residual | None:
         basis: Any = self.basis
         X, z = points.X, points.prior
-        if basis.residual_variance(X[..., :0, :], z[..., :0, :]) is None:
+        if not basis.has_residual:
             return None
         return Residual(
             lambda: basis.residual_covariance(X, X, z, z), lambda: basis.residual_variance(X, z)
@@ -181,34 +187,19 @@ class ConditionedProcess(PosteriorProcess):
         """Leading dimensions of the mean at unbatched inputs, those before m."""
         return self.whitened_innovation.shape[:-3]
 
-    @classmethod
-    def of(
-        cls, process: PosteriorProcess, points: Points, Y: Tensor, noise: Tensor
-    ) -> ConditionedProcess:
-        """Condition a process on Y at evaluated points, as :meth:`PosteriorProcess.condition`.
-
-        Observations of a conditioned process are joined with the new ones, so that a chain of
-        fantasies costs as one, not as a product of all.
-        """
-        covariance = process.cross_covariance(points, points)
-        shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
-        factor = safe_cholesky(covariance + torch.diag_embed(noise.expand(shape)))
-        innovation = solve_lower(factor, (Y - process.mean_at(points)).unsqueeze(-1))
-        new = cls(process, points, factor, innovation)
-        return process._joined(new) if isinstance(process, ConditionedProcess) else new
-
     def _joined(self, new: ConditionedProcess) -> ConditionedProcess:
         """Join this process's observations and new ones given them, as observations of its base.
 
-        The factor of all is ``[[factor, 0], [cross, new factor]]`` with the cross-covariance of the
-        new points as this process explains it.
+        So a chain of fantasies costs as one, not as a product of all. The factor of all is
+        ``[[factor, 0], [cross, new factor]]`` with the cross-covariance of the new points as this
+        process explains it.
         """
         cross = self._downdate(new.points)
         above = cross.new_zeros(*cross.shape[:-2], cross.shape[-1], cross.shape[-2])
         top, bottom = stack_columns(self.factor, above), stack_columns(cross, new.factor)
         return ConditionedProcess(
             self.base,
-            self.points.followed_by(new.points),
+            zip_tensors(stack_rows, self.points, new.points),
             stack_rows(top, bottom),
             stack_rows(self.whitened_innovation, new.whitened_innovation),
         )
@@ -290,10 +281,6 @@ class Points:
     X: Tensor
     prior: Tensor
     posterior: Tensor
-
-    def followed_by(self, others: Points) -> Points:
-        """Join two sets of points, leading dimensions broadcast."""
-        return zip_tensors(stack_rows, self, others)
 
 
 def leave_one_out(

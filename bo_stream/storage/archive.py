@@ -1,7 +1,6 @@
 """Files of bo_stream: written whole or not at all, described by a header, sealed by a digest.
 
-A model's file is laid out as ``safetensors`` defines it, so that other programs can read its
-tensors: eight bytes with the length of a header, the header in JSON, then the arrays. The index of
+A model's file is one of ``safetensors``, so that other programs can read its tensors. The index of
 a checkpoint is one object in JSON, and so is a snapshot of Ax. All begin with what
 :func:`describe_file` returns, and hold the SHA-256 of everything else in them.
 """
@@ -10,28 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any
 from uuid import uuid4
 
-DTYPES = {
-    "F64": 8, "I64": 8, "C64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I16": 2, "I8": 1,
-    "U8": 1, "BOOL": 1,
-}  # fmt: skip
-"""Bytes of a number of each dtype that an archive may hold, by its name in safetensors."""
+from safetensors import SafetensorError, safe_open
 
-_METADATA = "__metadata__"
+if TYPE_CHECKING:  # a header is read without torch
+    from torch import Tensor
+
 _HEAD = ("format", "version", "bo_stream", "sha256")
 _TEXTS = ("format", "bo_stream", "sha256", "class", "dtype")
-_ALIGNMENT = 8
 _DAMAGE = (
-    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
+    MemoryError, SafetensorError,
 )  # fmt: skip
 
 
@@ -90,11 +86,7 @@ class FileFormat:
         }
 
     def check(self, path: Path, about: Mapping[str, Any]) -> None:
-        """Check that a file is of this format and version.
-
-        Args:
-            path: Of the file, for messages.
-            about: What :func:`describe_file` returns of it.
+        """Check that a file is of this format and version by what it says about itself.
 
         Raises:
             ValueError: It is of another format.
@@ -136,7 +128,7 @@ def describe_file(path: str | Path) -> dict[str, Any]:
         if file.read(2) == b'{"':
             whole = _parsed(path, path.read_bytes())
             return {name: whole[name] for name in (*_HEAD, "models") if name in whole}
-        return _about(path, _header(path, file)[0])
+    return _opened(path, "np")[0]
 
 
 # --- one object in JSON ------------------------------------------------------------------------
@@ -172,126 +164,76 @@ def _parsed(path: Path, content: bytes) -> dict[str, Any]:
     """Parse the object of a file."""
     try:
         whole: dict[str, Any] = json.loads(content)
-        if not {*_HEAD} <= whole.keys():
-            raise ValueError(f"it does not say its {' or '.join(_HEAD)}")
+        _check_head(whole)
     except _DAMAGE as error:
-        raise ValueError(f"{path} is damaged or no checkpoint: {_line(error)}.") from error
+        raise ValueError(f"{path} is damaged or no checkpoint: {one_line(error)}.") from error
     return whole
 
 
 # --- arrays behind a header --------------------------------------------------------------------
 
 
-Buffer: TypeAlias = memoryview | bytes | bytearray
+MODEL_FILE = FileFormat("bo_stream model", 1)
 
 
-@dataclass(frozen=True)
-class Array:
-    """Numbers of one dtype.
-
-    Attributes:
-        dtype: One of ``DTYPES``.
-        shape: Sizes of the dimensions.
-        data: The bytes, row by row, in little-endian order.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    data: Buffer
-
-
-def write_archive(
-    path: str | Path, kind: FileFormat, about: Mapping[str, Any], arrays: Mapping[str, Array]
-) -> None:
+def write_archive(path: str | Path, about: Mapping[str, Any], arrays: dict[str, Tensor]) -> None:
     """Write arrays with a header and a digest.
 
     Args:
         path: Of the file.
-        kind: Its format.
         about: Further entries of the header: texts, numbers.
-        arrays: By name.
+        arrays: By name; contiguous, in main memory, none shares memory with another.
 
     Raises:
         OSError: The file cannot be written; an old one stays.
     """
-    said = {**kind.head(), **about}
+    from safetensors.torch import save
+
+    said = {**MODEL_FILE.head(), **about}
+    said["sha256"] = _archive_digest(said, arrays)
     texts = {name: v if name in _TEXTS else json.dumps(v) for name, v in said.items()}
-    header: dict[str, Any] = {_METADATA: texts}
-    ordered = sorted(arrays, key=lambda name: -DTYPES[arrays[name].dtype])
-    at = 0  # the largest dtypes come first, so that each array is aligned
-    for name in ordered:
-        array = arrays[name]
-        end = at + math.prod(array.shape) * DTYPES[array.dtype]
-        header[name] = {"dtype": array.dtype, "shape": array.shape, "data_offsets": (at, end)}
-        at = end
-    digest = _digest(header)
-    for name in ordered:
-        digest.update(arrays[name].data)
-    texts["sha256"] = digest.hexdigest()
-    content = json.dumps(header, separators=(",", ":")).encode()
-    content += b" " * (-len(content) % _ALIGNMENT)
+    content = save(arrays, texts)
     with atomic_write(path) as file:
-        file.write(len(content).to_bytes(_ALIGNMENT, "little"))
         file.write(content)
-        for name in ordered:
-            file.write(arrays[name].data)
 
 
-def read_archive(
-    path: str | Path, kind: FileFormat, **expected: str
-) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Read what :func:`write_archive` wrote.
-
-    Args:
-        path: Of the file.
-        kind: Its format.
-        expected: Entries of the header that must be so.
+def read_archive(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the header and the arrays that :func:`write_archive` wrote.
 
     Raises:
         OSError: The file cannot be opened.
-        ValueError: It is of another format or version, says something else than is expected, or is
-            damaged.
+        ValueError: It is of another format or version, or damaged.
     """
-    path = Path(path)
-    with path.open("rb") as file:
-        header, size = _header(path, file)
-        about = _about(path, header)
-        kind.check(path, about)
-        for name, value in expected.items():
-            if about.get(name) != value:
-                raise ValueError(f"{path} holds a {about.get(name)}, expected a {value}.")
-        said = header[_METADATA].pop("sha256")
-        digest, arrays = _digest(header), {}
-        for name, dtype, shape, length in _layout(path, header, size):
-            data = bytearray(length)
-            if file.readinto(data) != length:
-                raise ValueError(f"{path} is damaged: it was cut short.")
-            digest.update(data)
-            arrays[name] = Array(dtype, shape, data)
-    _check_digest(path, said, digest.hexdigest())
+    about, file = _opened(path, "pt")
+    MODEL_FILE.check(path, about)
+    try:  # copies, in memory that torch aligns and nobody else writes to
+        arrays = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except _DAMAGE as error:
+        raise ValueError(f"{path} is damaged: {one_line(error)}.") from error
+    rest = {name: value for name, value in about.items() if name != "sha256"}
+    _check_digest(path, about["sha256"], _archive_digest(rest, arrays))
     return about, arrays
 
 
-def _header(path: Path, file: IO[bytes]) -> tuple[dict[str, Any], int]:
-    """Read the header of an archive; and the number of bytes that follow it."""
-    whole = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    start = file.read(_ALIGNMENT)
-    length = int.from_bytes(start, "little")
-    if whole <= _ALIGNMENT or not 2 <= length <= 2**32 or file.read(1) != b"{":
-        raise ValueError(f"{path} is damaged or no model file: {_found(start)}.")
-    if length > whole - _ALIGNMENT:
-        raise ValueError(f"{path} is damaged: it was cut short.")
-    file.seek(_ALIGNMENT)
+def _opened(path: Path, framework: str) -> tuple[dict[str, Any], Any]:
+    """Open an archive: the entries of its header that describe it, and safetensors' reader."""
+    with path.open("rb") as plain:
+        start = plain.read(9)
     try:
-        header: dict[str, Any] = json.loads(file.read(length))
+        file = safe_open(path, framework=framework)
+        texts = file.metadata() or {}
+        about = {name: v if name in _TEXTS else json.loads(v) for name, v in texts.items()}
+        _check_head(about)
     except _DAMAGE as error:
-        raise ValueError(f"{path} is damaged or no model file: {_line(error)}.") from error
-    return header, whole - _ALIGNMENT - length
+        why = _found(start) or one_line(error)
+        raise ValueError(f"{path} is damaged, cut short or no model file: {why}.") from error
+    return about, file
 
 
-def _found(start: bytes) -> str:
-    """Name what a file without our header begins with."""
+def _found(start: bytes) -> str | None:
+    """Name what a file begins with, None if that is a header."""
+    if start[8:] == b"{":
+        return None
     if not start:
         return "it is empty"
     if start.startswith(b"PK"):
@@ -300,47 +242,24 @@ def _found(start: bytes) -> str:
         return "it is a pickle, which is never loaded"
     if not start.strip(b"\0"):
         return "it begins with zeros"
-    return f"expected the header of a safetensors file, got {start!r}"
-
-
-def _about(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a header that describe the file."""
-    try:
-        texts: dict[str, str] = header[_METADATA]
-        about = {name: v if name in _TEXTS else json.loads(v) for name, v in texts.items()}
-        if not {*_HEAD} <= about.keys():
-            raise ValueError(f"it does not say its {' or '.join(_HEAD)}")
-    except _DAMAGE as error:
-        raise ValueError(f"{path} is damaged or no model file: {_line(error)}.") from error
-    return about
-
-
-def _layout(
-    path: Path, header: Mapping[str, Any], size: int
-) -> list[tuple[str, str, tuple[int, ...], int]]:
-    """Return name, dtype, shape and length of each array; together they fill the file."""
-    try:
-        rest = {name: each for name, each in header.items() if name != _METADATA}
-        found, at = [], 0
-        for name, each in sorted(rest.items(), key=lambda pair: pair[1]["data_offsets"]):
-            dtype, shape = str(each["dtype"]), tuple(map(int, each["shape"]))
-            length = math.prod(shape) * DTYPES[dtype]
-            if each["data_offsets"] != [at, at + length] or any(n < 0 for n in shape):
-                raise ValueError(f"array {name[:80]!r} is not where it should be")
-            found.append((name, dtype, shape, length))
-            at += length
-        if at != size:
-            raise ValueError(f"expected {at:,} bytes of arrays, got {size:,}")
-    except _DAMAGE as error:
-        raise ValueError(f"{path} is damaged: {_line(error)}.") from error
-    return found
+    return f"expected the header of a safetensors file, got {start[:8]!r}"
 
 
 # --- digests -----------------------------------------------------------------------------------
 
 
-def _digest(content: Mapping[str, Any]) -> Any:
+def _digest(content: object) -> Any:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+
+
+def _archive_digest(about: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> str:
+    import torch
+
+    shapes = {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
+    digest = _digest((about, shapes))
+    for name in sorted(arrays):
+        digest.update(arrays[name].reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _check_digest(path: Path, said: object, found: str) -> None:
@@ -351,7 +270,12 @@ def _check_digest(path: Path, said: object, found: str) -> None:
         )
 
 
-def _line(error: BaseException) -> str:
+def _check_head(about: Mapping[str, Any]) -> None:
+    if not {*_HEAD} <= about.keys():
+        raise ValueError(f"it does not say its {' or '.join(_HEAD)}")
+
+
+def one_line(error: BaseException) -> str:
     """Say an error in one line."""
     text = " ".join(str(error).split())[:200].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

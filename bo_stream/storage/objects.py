@@ -39,33 +39,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bo_stream.storage.archive import Array, FileFormat, read_archive, write_archive
+from bo_stream.storage.archive import one_line, read_archive, write_archive
 from bo_stream.storage.trusted import Trusted, UntrustedError, method_of, name_of, resolve_all
 
 T = TypeVar("T")
 Node = Any
 
-MODEL_FILE = FileFormat("bo_stream model", 1)
-
 _OBJECTS = "objects.json"
 _DTYPES = {
-    "F64": torch.float64, "I64": torch.int64, "C64": torch.complex64, "F32": torch.float32,
-    "I32": torch.int32, "F16": torch.float16, "BF16": torch.bfloat16, "I16": torch.int16,
-    "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.bool,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
 }  # fmt: skip
-_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 _NEW = getattr(copyreg, "__newobj__")  # noqa: B009  # what mypy does not know
 _CHILDREN = ("_parameters", "_buffers", "_modules")
 """Attributes in which modules keep others: tensors are named as in a ``state_dict``."""
 
 
 def write_model(path: str | Path, model: object, about: Mapping[str, Any]) -> None:
-    """Write a model.
-
-    Args:
-        path: Of the file.
-        model: The model.
-        about: Further entries of the header.
+    """Write a model, with further entries of the header.
 
     Raises:
         OSError: The file cannot be written; an old one stays.
@@ -74,8 +65,8 @@ def write_model(path: str | Path, model: object, about: Mapping[str, Any]) -> No
     writer = _Writer()
     document = {"model": writer.node(model, ""), "names": writer.names}
     content = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
-    arrays = {**writer.arrays, _OBJECTS: Array("U8", (len(content),), content)}
-    write_archive(path, MODEL_FILE, {"class": type(model).__name__, **about}, arrays)
+    writer.arrays[_OBJECTS] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    write_archive(path, {"class": type(model).__name__, **about}, writer.arrays)
 
 
 def read_model(
@@ -97,18 +88,19 @@ def read_model(
         ValueError: It is of another format, version or class, is damaged, or names what is not
             trusted.
     """
-    _, arrays = read_archive(path, MODEL_FILE, **{"class": kind.__name__})
+    about, arrays = read_archive(Path(path))
+    if about.get("class") != kind.__name__:
+        raise ValueError(f"{path} holds a {about.get('class')}, expected a {kind.__name__}.")
     try:
-        document = json.loads(bytes(arrays.pop(_OBJECTS).data))
+        document = json.loads(arrays.pop(_OBJECTS).numpy().tobytes())
         names = resolve_all(document["names"], trusted)
         model = _Reader(arrays, names, map_location, trusted).value(document["model"])
     except UntrustedError as error:
         raise ValueError(f"{path} {error}") from error
     except Exception as error:  # whatever is wrong with the tree, the file is at fault
-        text = " ".join(str(error).split())[:200].rstrip(".") or "no reason is given"
         raise ValueError(
             f"{path} cannot be built by this version of bo_stream, torch, GPyTorch and BoTorch: "
-            f"{type(error).__name__}: {text}."
+            f"{one_line(error)}."
         ) from error
     if not isinstance(model, kind):
         raise ValueError(f"{path} holds a {type(model).__name__}, expected a {kind.__name__}.")
@@ -127,19 +119,16 @@ class _Writer:
     """
 
     def __init__(self) -> None:
-        self.arrays = {_OBJECTS: Array("U8", (0,), b"")}  # its name is taken
+        self.arrays = {_OBJECTS: torch.empty(0)}  # its name is taken
         self.names: dict[str, str] = {}
         self._short: dict[str, str] = {}
         self._nodes: dict[int, tuple[object, Node, str]] = {}  # the object, lest its id is reused
         self._ids: set[str] = set()
         self._storages: dict[tuple[int, torch.dtype], tuple[str, tuple[int, ...]]] = {}
+        self._memory: set[int] = set()  # addresses of arrays; numbers of two dtypes may share one
 
     def node(self, value: Any, path: str) -> Node:
-        """Describe a value.
-
-        Args:
-            value: Anything.
-            path: The attributes that lead to it.
+        """Describe a value; the path is that of the attributes that lead to it.
 
         Raises:
             ValueError: A file cannot hold it.
@@ -243,7 +232,7 @@ class _Writer:
         return {"partial": self.node(value.func, path), "args": args, "keywords": keywords}
 
     def _tensor(self, value: Tensor, path: str) -> Node:
-        if value.layout is not torch.strided or value.dtype not in _CODES:
+        if value.layout is not torch.strided or value.dtype not in _DTYPES:
             raise _unkept(value, path)
         name, shape = self._storage(value, path)
         tag = "tensor" if type(value) is Tensor else "parameter"
@@ -269,7 +258,10 @@ class _Writer:
                 shape = (count,)
                 values = value.new_empty(0).detach().set_(storage, 0, shape, (1,))
             name = path if path not in self.arrays else f"{path} {len(self.arrays)}"
-            self.arrays[name] = Array(_CODES[value.dtype], shape, _bytes_of(values.resolve_conj()))
+            values = values.resolve_conj().cpu()
+            here = values.data_ptr()
+            self.arrays[name] = values.clone() if here in self._memory else values
+            self._memory.add(here)
             self._storages[key] = name, shape
             self._kept(storage, None, path)
         return self._storages[key]
@@ -327,11 +319,6 @@ def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _bytes_of(values: Tensor) -> memoryview | bytes:
-    flat = values.cpu().reshape(-1)
-    return flat.view(torch.uint8).numpy().data if len(flat) > 0 else b""
-
-
 # --- reading -----------------------------------------------------------------------------------
 
 
@@ -347,7 +334,7 @@ class _Reader:
 
     def __init__(
         self,
-        arrays: dict[str, Array],
+        arrays: dict[str, Tensor],
         names: Mapping[str, Trusted],
         map_location: str | torch.device | None,
         trusted: Sequence[Trusted],
@@ -443,21 +430,14 @@ class _Reader:
         """Build a tensor on a storage, which others may share."""
         whole, shape = self._storage(node[tag], node.get("device", "cpu"))
         size, stride, offset = node.get("view", (shape, _row_major(shape), 0))
-        last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-        if any(n < 0 for n in (*size, *stride, offset)) or (
-            0 not in size and offset + last >= len(whole)
-        ):
-            raise ValueError(f"a view beyond its storage, {node[tag][:80]!r}")
+        whole.as_strided(size, stride, offset)  # raises where a view is beyond its storage
         return whole.new_empty(0).set_(whole.untyped_storage(), offset, size, stride)
 
     def _storage(self, name: str, device: str) -> tuple[Tensor, tuple[int, ...]]:
         if (name, device) not in self._storages:
             array = self._arrays.pop(name)
-            flat = torch.empty(0, dtype=_DTYPES[array.dtype])
-            if array.data:  # a copy, in memory that torch aligns
-                flat = torch.frombuffer(array.data, dtype=flat.dtype).clone()
-            flat = flat.to(device if self._device is None else self._device)
-            self._storages[name, device] = flat, array.shape
+            flat = array.flatten().to(device if self._device is None else self._device)
+            self._storages[name, device] = flat, tuple(array.shape)
         return self._storages[name, device]
 
 

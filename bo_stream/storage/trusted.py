@@ -87,11 +87,7 @@ def name_of(value: Any) -> str | None:
 
 
 def resolve_all(names: Mapping[str, str], trusted: Sequence[Trusted]) -> dict[str, Trusted]:
-    """Find what names in a file stand for.
-
-    Args:
-        names: Full names.
-        trusted: Classes and functions of the caller's own.
+    """Find what full names in a file stand for; ``trusted`` are the caller's own.
 
     Raises:
         UntrustedError: One is not trusted.
@@ -131,10 +127,7 @@ def _attribute(module_name: str, attribute: str) -> Any:
 def method_of(owner: object, name: str, trusted: Sequence[Trusted]) -> Trusted:
     """Return a method that modules keep, or one of a class of the caller's own.
 
-    Args:
-        owner: An object, or for a static method a class.
-        name: Of the method.
-        trusted: Classes and functions of the caller's own.
+    The owner is an object, or for a static method a class.
 
     Raises:
         UntrustedError: It is none of these.

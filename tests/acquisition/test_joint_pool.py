@@ -73,7 +73,7 @@ def test_it_is_the_choice_in_feature_space_where_there_is_one(
 ) -> None:
     model, pool, points = WISKI(*wave(40, 2), grid_size=12), rand(200), rand(50)
     expected = select_from_pool(model, pool, 8, points)
-    monkeypatch.setattr(pool_module, "in_weight_space", lambda process, X: False)
+    monkeypatch.setattr(pool_module, "in_weight_space", lambda process: False)
     assert torch.equal(select_from_pool(model, pool, 8, points), expected)
 
 

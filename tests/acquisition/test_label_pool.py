@@ -34,8 +34,8 @@ def joint_value(model: DirichletWISKI, X: Tensor, criterion: str, seed: int) -> 
     """Value of every set of points, ``N x q x d``, by enumeration over the same draws."""
     paths = sample_paths(model, 256, seed)
     p = torch.stack([paths(points).softmax(-1) for points in X], 1).detach()
-    found = joint_entropies(p, 10_000, torch.Generator())
-    return found.joint - found.expected if criterion == "BALD" else found.joint
+    joint, expected = joint_entropies(p, 10_000, torch.Generator())
+    return joint - expected if criterion == "BALD" else joint
 
 
 @CRITERIA

@@ -50,7 +50,8 @@ def test_change_is_found(m: int, count: int) -> None:
     for before, after in ((old, new), (new, old)):
         change = low_rank_change(of(before), of(after), count)
         assert change is not None
-        lost = change.directions @ torch.diag_embed(change.amounts) @ change.directions.mT
+        directions, amounts = change
+        lost = directions @ torch.diag_embed(amounts) @ directions.mT
         assert_close(before - lost, after)
 
 

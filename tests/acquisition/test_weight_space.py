@@ -22,6 +22,7 @@ from tests.tolerances import assert_close
 class WithResidual(Basis):
     """A basis that carries half of its kernel."""
 
+    has_residual = True
     inner: Basis
 
     @property
@@ -44,7 +45,7 @@ def rand(*shape: int) -> Tensor:
 
 def test_of_a_model_is_its_own() -> None:
     process = small_model(some()).feature_process()
-    assert weight_space(process, rand(1, 2)) is process
+    assert weight_space(process) is process
 
 
 @pytest.mark.usefixtures("both_spaces")
@@ -54,7 +55,7 @@ def test_supposes_the_same(outputs: int) -> None:
     for batch in ((), (3,)):
         noise = 1e-4 + 0.1 * rand(outputs, 4)
         process = process.condition(rand(*batch, 4, 2), torch.randn(outputs, 4).double(), noise)
-        folded = weight_space(process, T)
+        folded = weight_space(process)
         assert isinstance(folded, WeightSpaceProcess)
         assert_close(folded.mean(T), process.mean(T))
         assert_close(folded.covariance(T), process.covariance(T))
@@ -67,7 +68,7 @@ def test_is_differentiable_in_what_is_supposed() -> None:
     process = model.process()
 
     def moments(X: Tensor, Y: Tensor, noise: Tensor) -> Tensor:
-        folded = weight_space(process.condition(X, Y, noise), X)
+        folded = weight_space(process.condition(X, Y, noise))
         return torch.cat((folded.mean(T), folded.variance(T)))
 
     T = rand(2, 2)
@@ -79,7 +80,7 @@ def test_refuses_a_residual() -> None:
     partial = WeightSpaceProcess(WithResidual(process.basis), process.weights, process.prior_mean)
     for refused in (partial, partial.condition(rand(2, 2), rand(1, 2), rand(1, 2))):
         with pytest.raises(UnsupportedError, match="WithResidual, which leaves a residual"):
-            weight_space(refused, rand(2, 2))
+            weight_space(refused)
 
 
 def test_row_product_is_a_matrix_product() -> None:

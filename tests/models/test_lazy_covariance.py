@@ -10,8 +10,7 @@ from botorch.models import ModelListGP
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
 from bo_stream.models.base import StreamingGP
-from bo_stream.process.distributions import LazyCovariance
-from bo_stream.process.joint import DENSE_LIMIT
+from bo_stream.process.joint import DENSE_LIMIT, LazyCovariance
 from tests.problems import observations
 from tests.tolerances import assert_close
 

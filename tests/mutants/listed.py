@@ -60,7 +60,7 @@ _PROCESSES = (
     ),
     Mutant(
         "a root of eigenvalues for eigenvalues",
-        "process/distributions.py",
+        "process/joint.py",
         "eigenvalues.clamp_min(0.0).sqrt()",
         "eigenvalues.clamp_min(0.0)",
         ("tests/test_linalg.py",),
@@ -139,7 +139,7 @@ _LIKELIHOODS_AND_POINTS = (
 _ACQUISITION = (
     Mutant(
         "a path that errs by variances, not deviations",
-        "acquisition/process_paths.py",
+        "acquisition/paths.py",
         "(values + own.sqrt() * draws.normal(factor.shape[-1]))",
         "(values + own * draws.normal(factor.shape[-1]))",
         ("tests/acquisition/test_paths_of_models.py", "tests/acquisition/test_paths.py"),

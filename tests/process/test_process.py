@@ -84,7 +84,7 @@ def test_moments_are_those_of_the_weights_and_the_residual(process: WeightSpaceP
     X = torch.rand(6, 2).double()
     z = process.features(X)
     covariance = z @ process.weights.covariance() @ z.mT
-    residual = process.basis.residual_covariance(X, X)
+    residual = process.basis.residual_covariance(X, X, z, z)
     covariance = covariance if residual is None else covariance + residual
     mean = process.prior_mean + (z @ process.weights.mean).squeeze(-1)
     assert_same(process, mean, covariance, X)

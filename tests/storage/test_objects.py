@@ -34,11 +34,18 @@ from gpytorch.kernels import (
 from gpytorch.likelihoods import BetaLikelihood, FixedNoiseGaussianLikelihood, StudentTLikelihood
 from gpytorch.means import LinearMean, ZeroMean
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, SmoothedBoxPrior
+from safetensors.torch import load_file
 
 from bo_stream import OSGPR, WISKI, __version__, describe_file
 from bo_stream.models.base import StreamingGP
-from bo_stream.storage.archive import Array, FileFormat, read_archive, write_archive, write_index
-from bo_stream.storage.objects import MODEL_FILE, read_model, write_model
+from bo_stream.storage.archive import (
+    MODEL_FILE,
+    FileFormat,
+    read_archive,
+    write_archive,
+    write_index,
+)
+from bo_stream.storage.objects import read_model, write_model
 from tests.problems import observations
 
 
@@ -84,13 +91,13 @@ def refusal(file: Path, kind: type[StreamingGP] = OSGPR, **options: Any) -> str:
 
 def rewritten(file: Path, edit: Callable[[dict[str, Any]], Any]) -> Path:
     """The file with an edited tree of objects, and a digest that fits."""
-    about, arrays = read_archive(file, MODEL_FILE)
-    document = json.loads(arrays["objects.json"].data)
+    about, arrays = read_archive(file)
+    document = json.loads(bytes(arrays["objects.json"]))
     edit(document)
     content = json.dumps(document).encode()
-    arrays["objects.json"] = Array("U8", (len(content),), content)
+    arrays["objects.json"] = torch.tensor([*content], dtype=torch.uint8)
     rest = {name: v for name, v in about.items() if name not in (*MODEL_FILE.head(), "sha256")}
-    write_archive(file, MODEL_FILE, rest, arrays)
+    write_archive(file, rest, arrays)
     return file
 
 
@@ -133,26 +140,10 @@ def test_the_header_is_read_without_torch(file: Path) -> None:
 
 
 def test_the_file_is_one_of_safetensors(file: Path) -> None:
-    """Arrays under the names of a ``state_dict``, one after the other, aligned, to the end."""
-    content = file.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    assert length % 8 == 0
-    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
-    assert all(isinstance(each, str) for each in header.pop("__metadata__").values())
-    at = 0
-    for entry in header.values():
-        start, end = entry["data_offsets"]
-        size = {"F64": 8, "I64": 8, "F32": 4, "U8": 1, "BOOL": 1}[entry["dtype"]]
-        assert start == at
-        assert start % size == 0
-        assert end - start == size * math.prod(entry["shape"])
-        at = end
-    assert at == len(data)
-    state = OSGPR.load(file).state_dict()
+    """Arrays under the names of a ``state_dict``."""
+    stored, state = load_file(file), OSGPR.load(file).state_dict()
     for name in state:
-        start, end = header[name]["data_offsets"]
-        stored = torch.frombuffer(bytearray(data[start:end]), dtype=state[name].dtype)
-        assert torch.equal(stored.reshape(header[name]["shape"]), state[name])
+        assert torch.equal(stored[name], state[name])
 
 
 # --- files that are refused ----------------------------------------------------------------------
@@ -164,13 +155,13 @@ def test_a_model_of_another_class(file: Path) -> None:
 
 def test_a_header_that_says_another_class(file: Path) -> None:
     """What is built is looked at, too."""
-    about, arrays = read_archive(file, MODEL_FILE)
-    write_archive(file, MODEL_FILE, {"class": "WISKI", "dtype": about["dtype"]}, arrays)
+    about, arrays = read_archive(file)
+    write_archive(file, {"class": "WISKI", "dtype": about["dtype"]}, arrays)
     assert "holds a OSGPR, expected a WISKI" in refusal(file, WISKI)
 
 
 def test_a_file_of_a_newer_version(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bo_stream.storage.objects.MODEL_FILE", FileFormat("bo_stream model", 2))
+    monkeypatch.setattr("bo_stream.storage.archive.MODEL_FILE", FileFormat("bo_stream model", 2))
     monkeypatch.setattr("bo_stream.storage.archive.package_version", lambda _: "9.9.9")
     model_with(RBFKernel()).save(file)
     monkeypatch.undo()
@@ -181,20 +172,22 @@ def test_a_file_of_a_newer_version(file: Path, monkeypatch: pytest.MonkeyPatch) 
     )
 
 
-def test_a_file_of_another_format(file: Path) -> None:
+def test_a_file_of_another_format(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = FileFormat("bo_stream something", 1)
-    write_archive(file, other, {}, {})
+    monkeypatch.setattr("bo_stream.storage.archive.MODEL_FILE", other)
+    write_archive(file, {}, {})
+    monkeypatch.undo()
     assert "holds a bo_stream something, expected a bo_stream model" in refusal(file)
     write_index(file, other, {})
-    assert "damaged or no model file" in refusal(file)
+    assert "damaged, cut short or no model file" in refusal(file)
     assert describe_file(file)["format"] == "bo_stream something"
 
 
 DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "empty": (lambda whole: b"", "it is empty"),
-    "cut": (lambda whole: whole[: len(whole) // 2], "bytes of arrays, got|cut short"),
-    "one byte short": (lambda whole: whole[:-1], "bytes of arrays, got"),
-    "one byte more": (lambda whole: whole + b"0", "bytes of arrays, got"),
+    "cut": (lambda whole: whole[: len(whole) // 2], "cut short.*file not fully covered"),
+    "one byte short": (lambda whole: whole[:-1], "file not fully covered"),
+    "one byte more": (lambda whole: whole + b"0", "file not fully covered"),
     "cut in its header": (lambda whole: whole[:100], "cut short"),
     "zeros": (lambda whole: bytes(4096), "begins with zeros"),
     "zeros in the middle": (
@@ -205,11 +198,11 @@ DAMAGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a long text": (lambda whole: b"What is this?" * 99, "expected the header"),
     "another program's safetensors": (
         lambda whole: (16).to_bytes(8, "little") + b'{"a": 1}'.ljust(16),
-        "damaged or no model file",
+        "damaged, cut short or no model file",
     ),
     "nothing but brackets": (
         lambda whole: (80_000).to_bytes(8, "little") + b'{"a":' * 16_000,
-        "damaged or no model file",
+        "damaged, cut short or no model file",
     ),
 }
 
@@ -365,10 +358,10 @@ def test_a_deep_tree(file: Path) -> None:
     for _ in range(150):
         node = {"list": [node]}
     OSGPR.load(rewritten(file, planted(node)))
-    about, arrays = read_archive(file, MODEL_FILE)
+    about, arrays = read_archive(file)
     content = b'{"names":{},"model":' + b'{"list":[' * 20_000 + b"]}" * 20_000 + b"}"
-    arrays["objects.json"] = Array("U8", (len(content),), content)
-    write_archive(file, MODEL_FILE, {"class": about["class"]}, arrays)
+    arrays["objects.json"] = torch.tensor([*content], dtype=torch.uint8)
+    write_archive(file, {"class": about["class"]}, arrays)
     assert "cannot be built" in refusal(file)
 
 
@@ -526,7 +519,14 @@ def test_an_object_that_holds_itself(tmp_path: Path) -> None:
 )
 def test_dtypes(tmp_path: Path, dtype: torch.dtype) -> None:
     values = torch.tensor([0, 1, 1, 0, 1]).to(dtype)
-    twin = again(tmp_path / "file", values=values, empty=values[:0].clone(), scalar=values[1])
+    twin = again(
+        tmp_path / "file",
+        values=values,
+        empty=values[:0].clone(),
+        scalar=values[1],
+        memory=values.view(torch.uint8),
+    )
     assert twin.values.dtype == twin.empty.dtype == dtype
+    assert torch.equal(twin.memory, values.view(torch.uint8))
     assert torch.equal(twin.values, values)
     assert twin.scalar.shape == ()

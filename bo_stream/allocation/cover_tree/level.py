@@ -120,14 +120,7 @@ class Ragged:
         return cls(torch.cat((sizes.new_zeros(1), sizes.cumsum(0))), items[order])
 
     def pairs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each item of some lists beside its list's position in ``rows``.
-
-        Args:
-            rows: Numbers of lists, ``n``, repetitions allowed.
-
-        Returns:
-            Positions in ``rows``, ascending, and items.
-        """
+        """Return each item of some lists, after the position of its list in ``rows``, ascending."""
         begins = self.offsets[rows]
         sizes = self.offsets[rows + 1] - begins
         where = torch.repeat_interleave(sizes)
@@ -135,11 +128,7 @@ class Ragged:
         return where, self.items[begins[where] + within]
 
     def pairs_by_parts(self, rows: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield the :meth:`pairs` of one slice of the rows after the other, about ``PAIRS`` each.
-
-        Yields:
-            The slice, positions within it, items.
-        """
+        """Yield slices of the rows with their :meth:`pairs`, about ``PAIRS`` each."""
         ends = (self.offsets[rows + 1] - self.offsets[rows]).cumsum(0)
         parts = torch.unique_consecutive(ends // PAIRS, return_counts=True)[1].tolist()
         begin = 0
@@ -162,18 +151,10 @@ def near_pairs(
     centres: Tensor,
     distance: float,
 ) -> tuple[Tensor, Tensor]:
-    """Find centres within a distance of points, among the children of parents' neighbours.
+    """Find centres within a distance of points, among the children of their parents' neighbours.
 
-    Args:
-        points: ``n x d``.
-        neighbours: Of the level above.
-        parents: In the level above, of each point, ``n``.
-        families: Children of each centre of the level above.
-        centres: The children.
-        distance: Largest.
-
-    Returns:
-        Positions in ``points``, ascending, and indices of centres.
+    Parents, neighbours and families (lists of children) are those of the level above. Returns
+    positions in ``points``, ascending, and indices of centres.
     """
     rows, items = [parents.new_zeros(0)], [parents.new_zeros(0)]
     for part, position, aunt in neighbours.pairs_by_parts(parents):
@@ -211,18 +192,13 @@ class Members:
 
 
 def settle(level: CoverLevel, above: CoverLevel, points: Members, average: bool) -> CoverLevel:
-    """Add centres to a level until its balls cover some more points.
+    """Add centres to a level until its balls cover points that have no centre within a radius yet.
 
     In every round each parent proposes its first uncovered point; of proposals nearer than a radius
     the earlier one stands. Such rounds are Algorithm 9's loop over parents in another order, of
-    which its guarantees do not depend. [Terenin2024, algorithm 9, lines 5 to 14]
-
-    Args:
-        level: To add to.
-        above: The level of the parents.
-        points: None within a radius of a centre.
-        average: Move a centre to the mean of the uncovered points around it, where that keeps it
-            apart from the others.
+    which its guarantees do not depend. [Terenin2024, algorithm 9, lines 5 to 14] To ``average`` is
+    to move a centre to the mean of the uncovered points around it, where it stays apart from the
+    others.
     """
     centres, parents, radius = level.centres, level.parents, level.radius
     while len(points) > 0:
@@ -275,14 +251,9 @@ def _means(points: Members, chosen: Members, families: int, radius: float) -> Te
 def _moved(
     chosen: Members, means: Tensor, taken: Tensor, above: CoverLevel, radius: float
 ) -> Members:
-    """Move centres to their means, but for those that would come too near to another.
+    """Move centres to their means, but for those nearer than a radius to another.
 
-    Args:
-        chosen: The centres.
-        means: Of the points around them.
-        taken: Positions of means that older centres stand too near to.
-        above: The level of the parents.
-        radius: Distance that is too near.
+    ``taken`` are the positions of means that older centres stand too near to.
     """
     one, other = _rivals(chosen.parents, chosen.parents, above)
     one, other = one[one != other], other[one != other]

@@ -99,17 +99,7 @@ class CoverTree(Allocator):
         Raises:
             ValueError: Nothing was inserted yet, or even the finest level is coarser.
         """
-        return self._levels[self._depth(resolution)].centres
-
-    def _depth(self, resolution: float) -> int:
-        self._check_not_empty()
-        for depth, level in enumerate(self._levels):
-            if level.radius <= resolution:
-                return depth
-        raise ValueError(
-            f"Expected resolution of at least {self.resolution:g}, that of the finest level, got "
-            f"{resolution:g}. Use refine before the points are inserted."
-        )
+        return self.coarsened(resolution).centres
 
     @torch.no_grad()
     def refine(self) -> Self:
@@ -139,8 +129,15 @@ class CoverTree(Allocator):
         Raises:
             ValueError: Nothing was inserted yet, or even the finest level is coarser.
         """
+        self._check_not_empty()
+        coarse = [level for level in self._levels if level.radius > resolution]
+        if len(coarse) == len(self._levels):
+            raise ValueError(
+                f"Expected resolution of at least {self.resolution:g}, that of the finest level, "
+                f"got {resolution:g}. Use refine before the points are inserted."
+            )
         tree = self.fresh()
-        tree._levels = self._levels[: self._depth(resolution) + 1]
+        tree._levels = self._levels[: len(coarse) + 1]
         tree.resolution = tree._levels[-1].radius
         return tree
 
@@ -206,8 +203,10 @@ class CoverTree(Allocator):
             known = found >= 0
             reach = self._reach(self._levels, depth)
             found[known] = nearest(self._levels[depth], reach, X[known], found[known])
-        lost = found < 0
-        found[lost] = nearest_of_all(self._levels[-1].centres, X[lost])
+        centres = self._levels[-1].centres
+        for rows in torch.nonzero(found < 0).flatten().split(ROWS):
+            distances = torch.cdist(X[rows], centres, compute_mode="donot_use_mm_for_euclid_dist")
+            found[rows] = distances.argmin(-1)
         return found
 
     def _first_levels(self, X: Tensor) -> list[CoverLevel]:
@@ -303,12 +302,3 @@ def _candidates(
         near = square <= level.radius * level.radius
         parts.append((where[near], centre[near], square[near]))
     return parts
-
-
-def nearest_of_all(centres: Tensor, X: Tensor) -> Tensor:
-    """Return the nearest of all centres, however far, ``n x d -> n``. Cost O(n M)."""
-    parts = [
-        torch.cdist(rows, centres, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
-        for rows in X.split(ROWS)
-    ]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.long, device=X.device)

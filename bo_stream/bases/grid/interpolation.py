@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,8 +24,6 @@ class GridBasis(Basis):
         scale: Prior variance, ``... x m``.
         dropped: Truncated part of the kernel's trace, the largest over the outputs.
     """
-
-    has_residual: ClassVar[bool] = False
 
     grid: Mesh
     scale: Tensor
@@ -60,18 +58,6 @@ class GridBasis(Basis):
     def enough(self, tolerance: float, max_rank: int) -> int:
         """Count the leading features that truncate at most ``tolerance`` of the trace."""
         return select_largest(self.shares(), tolerance, max_rank)[0].shape[0]
-
-    def residual_covariance(
-        self,
-        X: Tensor,
-        X2: Tensor,
-        features: Tensor | None = None,
-        features2: Tensor | None = None,
-    ) -> None:
-        """Return None: the basis carries its whole kernel k̃."""
-
-    def residual_variance(self, X: Tensor, features: Tensor | None = None) -> None:
-        """Return None: the basis carries its whole kernel k̃."""
 
     def joined(self, values: Sequence[Tensor], dim: int = -1) -> Tensor:
         """Put values of each part's features in the order of the features."""

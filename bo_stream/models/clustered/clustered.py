@@ -23,14 +23,8 @@ from bo_stream.bases.differentiable_kernel import differentiable_matrix
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.inference import ClusterInference, Solver, precisions
 from bo_stream.models.clustered.memory import ClusterMemory
-from bo_stream.models.clustered.objective import (
-    Probes,
-    clustered_kl_divergence,
-    stochastic_objective,
-)
+from bo_stream.models.clustered.objective import clustered_kl_divergence, stochastic_objective
 from bo_stream.models.clustered.solver import ConjugateGradients
-from bo_stream.models.construction import warn_of_scaling
-from bo_stream.models.input_transforms import split_transform
 from bo_stream.tensors import keeps_tensors
 
 MAX_CENTRES = 1024
@@ -98,18 +92,14 @@ class ClusteredGP(StreamingGP):
         """Build the model and put the first observations into memory.
 
         Args:
-            train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
-            train_Y: ``batch_shape x n x m``.
-            train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: unknown,
-                learned.
-            likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
-                fixed noise where every variance is known.
-            covar_module: Any of gpytorch's kernels, of batch shape ``batch_shape x m`` (without m
-                if that is 1) or none. Default: BoTorch's own default.
-            mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
-            outcome_transform: As for :class:`WISKI`; default ``Standardize``.
-            input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
-                kernel, ``covar_module.input_transform``, and is learned with it.
+            train_X: First inputs; this and the next seven as for :class:`~bo_stream.OSGPR`.
+            train_Y: First outcomes.
+            train_Yvar: Known noise variances.
+            likelihood: Gaussian.
+            covar_module: Any kernel.
+            mean_module: A constant, or zero.
+            outcome_transform: Default ``Standardize``.
+            input_transform: Any; what it learns is learned with the kernel.
             resolution: Largest distance of an input from its cluster's centre, in units of
                 transformed inputs. Centres are shared by batch elements and outputs. Default:
                 ``FINEST`` (1e-4) of the diagonal of the first inputs' box, at which every input
@@ -132,28 +122,29 @@ class ClusteredGP(StreamingGP):
                 so once, after a fit or in the stream (``CoarsePointsWarning``).
 
         Raises:
-            BotorchTensorDimensionError: Shapes do not fit together.
-            InputDataError: Wrong dtypes or devices, NaN, infinities, negative variances.
-            UnsupportedError: A mean, likelihood or transform that a stream cannot represent.
-            ValueError: A bad option, or more centres than memory can hold.
+            ValueError: A bad option, or more centres than memory can hold; and all errors that
+                :class:`~bo_stream.OSGPR` raises.
         """
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
-        input_transform, learned = split_transform(input_transform)
-        inputs = self._first_inputs(train_X, input_transform)
-        self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
-        inputs = self._learn_transform(learned, inputs)
+        inputs = self._set_inputs_and_modules(
+            train_X, train_Yvar, input_transform, likelihood, covar_module, mean_module
+        )
+        check_solver(solver)
+        if cg_tolerance is not None and not 0.0 < cg_tolerance < 1.0:
+            raise ValueError(f"Expected cg_tolerance in (0, 1), got {cg_tolerance}.")
+        if arithmetic not in (torch.float64, torch.float32):
+            raise ValueError(
+                f"Expected arithmetic to be torch.float64 or torch.float32, got {arithmetic}."
+            )
+        max_centres = checked_number("max_centres", max_centres)
+        chooses = resolution is None and tree is None
         self._inference = ClusterInference(
-            *checked_solver(solver, cg_tolerance),
-            checked_dtype(arithmetic),
-            checked_most(max_centres, resolution, tree),
+            solver, cg_tolerance, arithmetic, max_centres if chooses else None
         )
         like = inputs[..., :0, :].reshape(0, inputs.shape[-1]).to(arithmetic)
         tree = first_tree(tree, resolution, inputs, like)
         self._memory = ClusterMemory.empty(tree, like, self._output_batch)
-        self._standardize_first(train_X, train_Y, train_Yvar)
-        if train_X.shape[-2] > 0:
-            self._observe(train_X, train_Y, train_Yvar, 1.0)
-        warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
+        self._take_first(train_X, train_Y, train_Yvar, inputs, covar_module is not None)
 
     @property
     def solver(self) -> Solver | None:
@@ -162,8 +153,8 @@ class ClusteredGP(StreamingGP):
 
     @solver.setter
     def solver(self, solver: Solver | None) -> None:
-        chosen, _ = checked_solver(solver, None)
-        self._inference = replace(self._inference, solver=chosen)
+        check_solver(solver)
+        self._inference = replace(self._inference, solver=solver)
         self._set_memory(self._memory)
 
     @property
@@ -221,7 +212,7 @@ class ClusteredGP(StreamingGP):
         Cost O(M³). [Terenin2024, eq. 24]
         """
         memory, prior = self._memory, self._prior
-        _, K = self._inference.frozen_prior(memory, prior)
+        _, _, K = self._inference.frozen_prior(memory, prior)
         evidence = prior.evidence(memory.statistics)
         return self._from_per_output(clustered_kl_divergence(evidence, K))
 
@@ -253,90 +244,45 @@ class ClusteredGP(StreamingGP):
         probes = checked_number("probes", probes)
         batch_size = checked_number("batch_size", batch_size)
         memory, prior, inference = self._memory, self._prior, self._inference
-        Z, K = inference.frozen_prior(memory, prior)
+        _, Z, K = inference.frozen_prior(memory, prior)
         if len(Z) == 0:
             return self.log_marginal_likelihood()
-        like = memory.statistics.learned.gram.to(K)
+        coins = torch.randint(0, 2, (*K.shape[:-1], probes), generator=generator)
+        rows = torch.randperm(len(Z), generator=generator)[:batch_size]
         objective = stochastic_objective(
             prior.noise_groups(memory.statistics),
             prior.target_map(),
             K,
-            partial(_rows, prior.kernel, Z, prior.num_outputs),
+            lambda index: differentiable_matrix(prior.kernel, Z[index], Z, prior.num_outputs),
             partial(ConjugateGradients.of, tolerance=tolerance or inference.cg_tolerance),
-            Probes.draw(like, probes, batch_size, generator),
+            2.0 * coins.to(K) - 1.0,
+            rows.to(K.device),
         )
         return self._from_per_output(objective)
 
 
-def checked_solver(
-    solver: Solver | None, tolerance: float | None
-) -> tuple[Solver | None, float | None]:
-    """Check a solver and its tolerance.
-
-    Raises:
-        ValueError: They are not.
-    """
+def check_solver(solver: Solver | None) -> None:
+    """Check the name of a solver."""
     if solver not in ("cholesky", "cg", None):
         raise ValueError(f'Expected solver to be "cholesky", "cg" or None, got {solver!r}.')
-    if tolerance is not None and not 0.0 < tolerance < 1.0:
-        raise ValueError(f"Expected cg_tolerance in (0, 1), got {tolerance}.")
-    return solver, tolerance
 
 
 def first_tree(
     tree: CoverTree | None, resolution: float | None, X: Tensor, like: Tensor
 ) -> CoverTree:
-    """Copy the tree, or build an empty one of the resolution.
+    """Copy the tree given, for centres like ``0 x d``, or build an empty one of the resolution.
 
-    Args:
-        tree: That was given, if any.
-        resolution: Used without one; None: ``FINEST`` of the first inputs' box, and of 1 where
-            that has no extent.
-        X: The first inputs, ``... x n x d``.
-        like: ``0 x d``, of the dtype and device of centres.
-
-    Raises:
-        UnsupportedError: What was given is no tree.
-        BotorchTensorDimensionError: The tree is of another number of inputs.
-        ValueError: The resolution is not positive and finite.
+    Without either the resolution is ``FINEST`` of the box of X, and of 1 where that has no extent.
     """
-    if tree is None:
-        return CoverTree(FINEST * _extent(X) if resolution is None else resolution)
-    if not isinstance(tree, CoverTree):
+    if isinstance(tree, CoverTree):
+        return tree.to(like).insert(like)
+    if tree is not None:
         raise UnsupportedError(
             f"Expected tree to be a CoverTree or None, got {type(tree).__name__}. A number is the "
             "resolution."
         )
-    return tree.to(like).insert(like)
-
-
-def checked_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Check a dtype to compute in.
-
-    Raises:
-        ValueError: It is another than float64 and float32.
-    """
-    if dtype not in (torch.float64, torch.float32):
-        raise ValueError(f"Expected arithmetic to be torch.float64 or torch.float32, got {dtype}.")
-    return dtype
-
-
-def checked_most(max_centres: int, resolution: float | None, tree: CoverTree | None) -> int | None:
-    """Return the largest number of centres if the model chooses its resolution, else None.
-
-    Raises:
-        ValueError: It is not a positive whole number.
-    """
-    max_centres = checked_number("max_centres", max_centres)
-    return max_centres if resolution is None and tree is None else None
-
-
-def _extent(X: Tensor) -> float:
-    rows = X.flatten(0, -2)
-    if len(rows) == 0:
-        return 1.0
-    return float(torch.linalg.vector_norm(rows.amax(0) - rows.amin(0))) or 1.0
-
-
-def _rows(kernel: Kernel, Z: Tensor, outputs: int, index: Tensor) -> Tensor:
-    return differentiable_matrix(kernel, Z[index], Z, outputs)
+    if resolution is None:
+        rows = X.flatten(0, -2)
+        extent = torch.linalg.vector_norm(rows.amax(0) - rows.amin(0)) if len(rows) > 0 else 1.0
+        resolution = FINEST * (float(extent) or 1.0)
+    return CoverTree(resolution)

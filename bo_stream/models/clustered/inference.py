@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache as cached
+from functools import partial
 from typing import Literal
 
 import torch
+from gpytorch.kernels import Kernel
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
+from bo_stream.bases.differentiable_kernel import in_dtype
 from bo_stream.bases.inducing import frozen, kernel_variance
 from bo_stream.linalg import check_memory
 from bo_stream.models.clustered.memory import ClusterMemory
@@ -23,9 +27,7 @@ from bo_stream.models.clustered.solver import (
     ConjugateGradients,
     RootEvidence,
     SolvedClusters,
-    centre_matrix,
     cross_matrix,
-    differentiable_centre_matrix,
 )
 from bo_stream.models.inference import Inference
 from bo_stream.models.memory import Observations
@@ -81,23 +83,16 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         """Add a batch to the sums of its clusters; cost O(n log M + M) beside the cache's."""
         X = data.X.to(memory.centres)
         points = X.flatten(0, -2)
-        covering = memory.covering(points) if data.sign > 0 else memory
+        covering = memory.grown(copy(memory.tree).insert(points)) if data.sign > 0 else memory
         capped = self._capped(covering)
         self._check_size(capped, prior)
         clusters = capped.tree.assign(points).view(X.shape[:-1])
         after = capped.after(data, clusters)
-        if capped is covering:
-            return after, self._cache_after(cache, data, after.centres[clusters], prior)
-        self._warn_of_coarse_centres(after, prior)
+        if capped is not covering:
+            self._warn_of_coarse_centres(after, prior)
+        elif cache is not None and data.sign > 0 and cache.can_take(len(data), prior):
+            return after, cache.after(after.centres[clusters], *prior.standardized(data))
         return after, None
-
-    @staticmethod
-    def _cache_after(
-        cache: SolvedClusters | None, data: Observations, X: Tensor, prior: Prior
-    ) -> SolvedClusters | None:
-        if cache is None or data.sign < 0 or not cache.can_take(X.shape[-2]):
-            return None
-        return cache.after(X, *prior.standardized(data)) if prior.is_in(cache.state) else None
 
     def _capped(self, memory: ClusterMemory) -> ClusterMemory:
         """Double the resolution as often as needed for no more than ``max_centres``."""
@@ -152,41 +147,34 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         return cache.process, cache
 
     def _solve(self, memory: ClusterMemory, prior: Prior) -> ClusteredProcess:
-        outputs = prior.num_outputs
-        kernel_in = cache(partial(frozen, prior.kernel))
-        Z, K = self.centres_and_prior(
-            memory, prior, lambda Z: centre_matrix(kernel_in(Z.dtype), Z, outputs)
-        )
+        kernel, Z, K = self.frozen_prior(memory, prior)
         scaled = RootEvidence.of(prior.evidence(memory.statistics), Z.dtype)
-        solver = self.solver_for(scaled.system(K))
+        solver, mean = self.solver_for(scaled.system(K)), prior.mean.unsqueeze(-1).clone()
+        solution = solver.solve(scaled.target)
         return ClusteredProcess(
-            kernel_in(Z.dtype),
-            Z,
-            outputs,
-            scaled.root.mT,
-            solver.solve(scaled.target),
-            solver,
-            prior.mean.unsqueeze(-1).clone(),
+            kernel, Z, prior.num_outputs, scaled.root.mT, solution, solver, mean
         )
 
     def objective(
         self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
     ) -> tuple[Tensor, SolvedClusters | None]:
         """Return the log marginal likelihood of observations at their centres, exact, in O(M³)."""
+        kernel, outputs = prior.kernel, prior.num_outputs
         _, K = self.centres_and_prior(
             memory,
             prior,
-            partial(differentiable_centre_matrix, prior.kernel, outputs=prior.num_outputs),
+            lambda Z: in_dtype(kernel, Z.dtype, lambda k: cross_matrix(k, Z, Z, outputs)),
         )
         groups = prior.noise_groups(memory.statistics)
         return clustered_log_marginal_likelihood(groups, prior.target_map(), K), cache
 
-    def frozen_prior(self, memory: ClusterMemory, prior: Prior) -> tuple[Tensor, Tensor]:
-        """Return centres and their covariance without gradients; see :meth:`centres_and_prior`."""
-        kernel, outputs = prior.kernel, prior.num_outputs
-        return self.centres_and_prior(
-            memory, prior, lambda Z: centre_matrix(frozen(kernel, Z.dtype), Z, outputs)
+    def frozen_prior(self, memory: ClusterMemory, prior: Prior) -> tuple[Kernel, Tensor, Tensor]:
+        """Return the kernel without gradients, and the centres and their covariance by it."""
+        kernel_in, outputs = cached(partial(frozen, prior.kernel)), prior.num_outputs
+        Z, K = self.centres_and_prior(
+            memory, prior, lambda Z: cross_matrix(kernel_in(Z.dtype), Z, Z, outputs)
         )
+        return kernel_in(Z.dtype), Z, K
 
     def centres_and_prior(
         self, memory: ClusterMemory, prior: Prior, covariance_at: Callable[[Tensor], Tensor]
@@ -194,15 +182,8 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         """Return centres Z and their prior covariance K in a dtype that can solve for them.
 
         The dtype is ``arithmetic``, but float64 where ``‖Q‖ ≤ 1 + max_i Σ_j |K_ij| R_jj²``, a bound
-        on the condition number of ``Q = I + R K R``, is above ``FLOAT32_LIMIT``. Cost O(M²).
-
-        Args:
-            memory: Of the clusters.
-            prior: The hyperparameters.
-            covariance_at: Maps centres, ``M x d``, to K, ``... x m x M x M``, in the dtype of Z.
-
-        Raises:
-            ValueError: Float64 takes more memory than there may be.
+        on the condition number of ``Q = I + R K R``, is above ``FLOAT32_LIMIT``. Cost O(M²), and
+        that of ``covariance_at``, which maps Z to K in the dtype of Z.
         """
         Z = memory.centres
         K = covariance_at(Z)
@@ -233,20 +214,19 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
 
     def solver_for(self, Q: Tensor) -> CentreSolver:
         """Factorise Q, ``... x M x M``, or prepare conjugate gradients."""
-        if self._method(Q.shape[-1]) == "cholesky":
+        if self._factorises(Q.shape[-1]):
             return CholeskySolver.of(Q)
         return ConjugateGradients.of(Q, self.cg_tolerance)
 
-    def _method(self, centres: int) -> Solver:
-        if centres == 0:
-            return "cholesky"
-        return self.solver or ("cholesky" if centres <= CHOLESKY_CENTRES else "cg")
+    def _factorises(self, centres: int) -> bool:
+        few = centres == 0 or (self.solver is None and centres <= CHOLESKY_CENTRES)
+        return few or self.solver == "cholesky"
 
     def _check_size(
         self, memory: ClusterMemory, prior: Prior, dtype: torch.dtype | None = None
     ) -> None:
         M = len(memory.centres)
-        matrices = 3 if self._method(M) == "cholesky" else 2
+        matrices = 3 if self._factorises(M) else 2
         check_memory(
             f"Solving for {M:,} centres at a resolution of {memory.tree.resolution:g}",
             prior.shape.numel() * matrices * M * M,

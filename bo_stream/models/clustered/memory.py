@@ -12,7 +12,8 @@ from torch import Tensor
 
 from bo_stream.allocation.cover_tree.tree import CoverTree
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
-from bo_stream.sufficient_statistics import Regrouping, grouped_statistics
+from bo_stream.sufficient_statistics import Regrouping, Whitened, grouped_statistics
+from bo_stream.tensors import map_tensors
 
 EMPTY = 1e-6
 """A cluster from which observations were taken out is empty when fewer than this are left."""
@@ -42,30 +43,16 @@ class ClusterMemory(HoldsStatistics):
 
     @classmethod
     def empty(cls, tree: CoverTree, like: Tensor, batch: torch.Size) -> ClusterMemory:
-        """No observations yet.
-
-        Args:
-            tree: Of any number of centres.
-            like: A tensor ``... x d`` of the dtype and device of centres.
-            batch: ``batch_shape x m``.
-        """
+        """Begin without observations, for ``batch_shape x m`` and centres like ``... x d``."""
         centres = tree.centres if tree.levels else like.new_zeros(0, like.shape[-1])
         none = torch.zeros(*batch, 0, dtype=torch.float64, device=like.device)
         nobody = none[..., 0, :].long()
         statistics = grouped_statistics(nobody, len(centres), none, none, none)
         sizes = none.new_zeros(*batch[:-1], len(centres), 1)
         moves = none.new_zeros(*batch[:-1], like.shape[-1])
-        return cls(tree, centres, WhitenedMemory(statistics, None), sizes, moves)
+        return cls(tree, centres, WhitenedMemory(statistics), sizes, moves)
 
-    def covering(self, X: Tensor) -> ClusterMemory:
-        """Place centres near some points where there are none.
-
-        Args:
-            X: ``n x d``.
-        """
-        return self._grown(copy(self.tree).insert(X))
-
-    def _grown(self, tree: CoverTree) -> ClusterMemory:
+    def grown(self, tree: CoverTree) -> ClusterMemory:
         """Take a tree that has the same centres first; exact."""
         if not tree.levels or len(tree.centres) == len(self.centres):
             return replace(self, tree=tree)
@@ -73,12 +60,7 @@ class ClusterMemory(HoldsStatistics):
         return self.regrouped(tree, index)
 
     def regrouped(self, tree: CoverTree, index: Tensor) -> ClusterMemory:
-        """Move whole clusters to other centres, where their sums are added. Cost O(M).
-
-        Args:
-            tree: Of the new centres.
-            index: Of the new centre of each old one, ``M``.
-        """
+        """Move clusters to a tree's centres of an ``index``, ``M``, and add sums. Cost O(M)."""
         T = Regrouping(index, len(tree.centres))
         statistics = self.statistics.map(lambda s: s.pull_back(T))
         steps = (tree.centres[index] - self.centres).double().square()
@@ -86,11 +68,7 @@ class ClusterMemory(HoldsStatistics):
         return ClusterMemory(tree, tree.centres, statistics, T.transpose(self.sizes), moves)
 
     def after(self, data: Observations, clusters: Tensor) -> ClusterMemory:
-        """Add or take out a batch. Cost O(n + M).
-
-        Args:
-            data: The batch.
-            clusters: Of its observations, ``... x n``.
+        """Add or take out a batch in clusters ``... x n``. Cost O(n + M).
 
         Raises:
             InputDataError: A cluster would hold fewer than no observation, or sums of none.
@@ -103,22 +81,20 @@ class ClusterMemory(HoldsStatistics):
         moves = self.moves + data.sign * steps
         if data.sign > 0:
             return replace(self, statistics=statistics, sizes=sizes, moves=moves)
-        left = replace(self, statistics=statistics, sizes=_checked(sizes), moves=moves)
+        if bool((sizes < -EMPTY).any()):
+            raise InputDataError(
+                "Expected X of observations in memory, got more in one cluster than it holds: they "
+                "were never put in, or forgotten, or centres nearer to them have been added since."
+            )
         check_remainder(statistics, self.statistics)
-        return left._without_remainders()
+        held = (sizes > EMPTY).to(sizes)  # of empty clusters rounding errors may be left
 
-    def _without_remainders(self) -> ClusterMemory:
-        """Set the sums of empty clusters to zero, for rounding errors may be left."""
-        held = (self.sizes > EMPTY).to(self.sizes)
-        return replace(
-            self,
-            sizes=self.sizes * held,
-            statistics=self.statistics.map(
-                lambda s: replace(
-                    s, gram=s.gram * held.unsqueeze(-3), moment=s.moment * held.unsqueeze(-3)
-                )
-            ),
-        )
+        def without_remainders(sums: Whitened) -> Whitened:
+            there = held.unsqueeze(-3)
+            return replace(sums, gram=sums.gram * there, moment=sums.moment * there)
+
+        statistics = statistics.map(without_remainders)
+        return replace(self, statistics=statistics, sizes=sizes * held, moves=moves)
 
     def joined(self, other: ClusterMemory) -> tuple[ClusterMemory, bool]:
         """Join two memories at the union of their centres; say whether all clusters stayed.
@@ -129,9 +105,12 @@ class ClusterMemory(HoldsStatistics):
         Z = other.centres.to(self.centres)
         if len(Z) == 0:
             return self, True
-        tree = _with_points(self.tree, Z)
+        tree = copy(self.tree)
+        tree.average = False  # new centres are at such points
+        tree.insert(Z)
+        tree.average = self.tree.average
         index = tree.assign(Z)
-        mine, theirs = self._grown(tree), other.regrouped(tree, index)
+        mine, theirs = self.grown(tree), other.regrouped(tree, index)
         moved = (tree.centres[index] != Z).any(-1)
         held = (other.sizes != 0).reshape(-1, len(Z)).any(0)
         both = replace(
@@ -166,13 +145,13 @@ class ClusterMemory(HoldsStatistics):
         return replace(self, tree=tree)
 
     def scale(self, factor: float) -> ClusterMemory:
-        """Every observation counts ``factor`` times."""
+        """Let every observation count ``factor`` times."""
         statistics = self.statistics.map(lambda s: s.scale(factor))
         moves = self.moves * factor
         return replace(self, statistics=statistics, sizes=self.sizes * factor, moves=moves)
 
     def map_targets(self, matrix: Tensor) -> ClusterMemory:
-        """Statistics of the target columns ``[Y, 1] @ matrix``; exact."""
+        """Turn targets into ``[Y, 1] @ matrix``, exactly."""
         return replace(self, statistics=self.statistics.map(lambda s: s.map_targets(matrix)))
 
     def select(self, outputs: list[int]) -> ClusterMemory:
@@ -180,27 +159,6 @@ class ClusterMemory(HoldsStatistics):
         return replace(self, statistics=self.statistics.select(outputs))
 
     def to(self, device: torch.device) -> ClusterMemory:
-        """On another device."""
-        tree = self.tree.to(self.centres.to(device))
-        centres = self.centres.to(device)
-        statistics = self.statistics.map(lambda s: s.to(device))
-        sizes, moves = self.sizes.to(device), self.moves.to(device)
-        return ClusterMemory(tree, centres, statistics, sizes, moves)
-
-
-def _with_points(tree: CoverTree, Z: Tensor) -> CoverTree:
-    """Cover some points more, by new centres that are at such points."""
-    covering = copy(tree)
-    covering.average = False
-    covering.insert(Z)
-    covering.average = tree.average
-    return covering
-
-
-def _checked(sizes: Tensor) -> Tensor:
-    if bool((sizes < -EMPTY).any()):
-        raise InputDataError(
-            "Expected X of observations in memory, got more in one cluster than it holds: they "
-            "were never put in, or forgotten, or centres nearer to them have been added since."
-        )
-    return sizes
+        """Move the memory to another device."""
+        moved = map_tensors(self, lambda tensor: tensor.to(device))
+        return replace(moved, tree=self.tree.to(moved.centres))

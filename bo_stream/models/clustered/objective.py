@@ -36,12 +36,8 @@ class _Solution:
         solver = CholeskySolver.of(scaled.system(K))
         v = scaled.root * solver.solve(scaled.target)
         roots = solver.root.diagonal(dim1=-2, dim2=-1).double()
-        return cls(
-            -2.0 * roots.log().sum(-1),
-            product_of_triangular_root(solver.root),
-            v,
-            (K @ v).double(),
-        )
+        inverse = product_of_triangular_root(solver.root)
+        return cls(-2.0 * roots.log().sum(-1), inverse, v, (K @ v).double())
 
     @property
     def certainty(self) -> Tensor:
@@ -58,10 +54,9 @@ def clustered_log_marginal_likelihood(
     ``∂/∂K = ½ (v vᵀ − R Q⁻¹ R)``: no factorisation is differentiated.
 
     Args:
-        groups: Noise groups, their grams diagonals kept as columns; levels may require gradients.
-        residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``; may require gradients.
-        prior: Covariance K of the centres, ``... x m x M x M``, in the dtype to compute in; may
-            require gradients.
+        groups: Noise groups, their grams diagonals kept as columns.
+        residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``.
+        prior: Covariance K of the centres, ``... x m x M x M``, in the dtype to compute in.
     """
     with torch.no_grad():
         evidence = combine(groups, residual)
@@ -112,72 +107,42 @@ def clustered_kl_divergence(evidence: InformationForm, prior: Tensor) -> Tensor:
     return 0.5 * (solution.log_determinant - solution.certainty.sum((-2, -1)) + energy)
 
 
-@dataclass(frozen=True)
-class Probes:
-    """What a stochastic gradient is estimated from.
-
-    Attributes:
-        signs: Hutchinson's, ±1, ``... x m x M x l``.
-        rows: Centres whose rows of the kernel are visited, ``b``, without repetition.
-    """
-
-    signs: Tensor
-    rows: Tensor
-
-    @classmethod
-    def draw(
-        cls, like: Tensor, count: int, batch_size: int, generator: torch.Generator | None
-    ) -> Probes:
-        """Draw them.
-
-        Args:
-            like: ``... x m x M x 1``: shape, dtype and device.
-            count: l.
-            batch_size: b; all centres if there are fewer.
-            generator: On the CPU.
-        """
-        size = like.shape[-2]
-        coins = torch.randint(0, 2, (*like.shape[:-1], count), generator=generator)
-        rows = torch.randperm(size, generator=generator)[:batch_size]
-        return cls(2.0 * coins.to(like) - 1.0, rows.to(like.device))
-
-
 def stochastic_objective(
     groups: Sequence[NoiseGroup],
     residual: Tensor,
     prior: Tensor,
     kernel_rows: Callable[[Tensor], Tensor],
     make_solver: Callable[[Tensor], CentreSolver],
-    probes: Probes,
+    signs: Tensor,
+    rows: Tensor,
 ) -> Tensor:
     """Return a number whose gradient estimates that of the log marginal likelihood, ``... x m``.
 
-    Its value is not the likelihood's. Unbiased up to the solver's tolerance: traces by Hutchinson's
-    probes, sums over pairs of centres by a minibatch of rows. Cost O(M²) for each solver's
-    iteration and probe; only b rows of the kernel are differentiated. [Terenin2024, appendix B.2,
-    eq. 85 to 87]
+    See :meth:`ClusteredGP.stochastic_objective`: traces by Hutchinson's probes, sums over pairs of
+    centres by a minibatch of rows. [Terenin2024, eq. 85 to 87]
 
     Args:
-        groups: Noise groups; their levels may require gradients.
-        residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``; may require gradients.
-        prior: Covariance K of the centres, ``... x m x M x M``, without gradients.
-        kernel_rows: Of indices ``b`` the rows of K, ``... x m x b x M``, differentiable.
+        groups: As of :func:`clustered_log_marginal_likelihood`.
+        residual: As there.
+        prior: As there, without gradients.
+        kernel_rows: Maps ``rows`` to those of K, ``... x m x b x M``, differentiable.
         make_solver: Of a matrix Q.
-        probes: Drawn for this call.
+        signs: Hutchinson's probes, ±1, ``... x m x M x l``.
+        rows: Centres whose rows of K are visited, ``b``, without repetition.
     """
     with torch.no_grad():
         evidence = combine(groups, residual)
         scaled = RootEvidence.of(evidence, prior.dtype)
         solver = make_solver(scaled.system(prior))
-        solved = solver.solve(torch.cat((scaled.target, probes.signs), -1))
-        certainty = 1.0 - (probes.signs * solved[..., 1:]).mean(-1, keepdim=True).double()
+        solved = solver.solve(torch.cat((scaled.target, signs), -1))
+        certainty = 1.0 - (signs * solved[..., 1:]).mean(-1, keepdim=True).double()
         left = scaled.root * solved
-        right = torch.cat((left[..., :1], scaled.root * probes.signs), -1)
+        right = torch.cat((left[..., :1], scaled.root * signs), -1)
         mean = (prior @ left[..., :1]).double()
         spreads = _spreads(groups, evidence, mean, certainty)
-    count = probes.signs.shape[-1]
+    count = signs.shape[-1]
     weight = torch.tensor([1.0] + [-1.0 / count] * count).to(left)
-    fraction = len(probes.rows) / prior.shape[-1]
-    products = left[..., probes.rows, :] * (kernel_rows(probes.rows) @ right)
+    fraction = len(rows) / prior.shape[-1]
+    products = left[..., rows, :] * (kernel_rows(rows) @ right)
     pull = 0.5 / fraction * (products.sum(-2) * weight).sum(-1).double()
     return pull - _misfits(groups, residual, mean, spreads)

@@ -12,10 +12,10 @@ from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.linear_cg import linear_cg
 from torch import Tensor
 
-from bo_stream.bases.differentiable_kernel import in_dtype
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import matrix_between
 from bo_stream.linalg import inverse_root, row_product
+from bo_stream.models.prior import Prior
 from bo_stream.process.joint import Joint, Residual
 from bo_stream.process.process import Points, PosteriorProcess
 from bo_stream.tensors import State
@@ -23,25 +23,8 @@ from bo_stream.weights import InformationForm
 
 
 def cross_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
-    """``k(A, B)``, ``... x m x n x n'``; see :func:`matrix_between`.
-
-    Args:
-        kernel: Of batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outputs.
-        A: ``... x n x d``, in the kernel's dtype.
-        B: ``... x n' x d``.
-        outputs: m.
-    """
+    """Compute ``k(A, B)``, ``... x m x n x n'``, of points in the kernel's dtype, near and far."""
     return matrix_between(lambda A, B: kernel_matrix(kernel, A, B, outputs), A, B)
-
-
-def centre_matrix(kernel: Kernel, Z: Tensor, outputs: int) -> Tensor:
-    """``k(Z, Z)`` of centres ``M x d``, ``... x m x M x M``."""
-    return cross_matrix(kernel, Z, Z, outputs)
-
-
-def differentiable_centre_matrix(kernel: Kernel, Z: Tensor, outputs: int) -> Tensor:
-    """Return the covariance of centres, differentiable in the kernel's parameters."""
-    return in_dtype(kernel, Z.dtype, lambda copy: centre_matrix(copy, Z, outputs))
 
 
 PRECONDITIONER_RANK = 1024
@@ -74,12 +57,7 @@ class RootEvidence:
 
     @classmethod
     def of(cls, evidence: InformationForm, dtype: torch.dtype) -> RootEvidence:
-        """Build the root of the evidence in the dtype to compute in.
-
-        Args:
-            evidence: Its gram a diagonal kept as a column.
-            dtype: Of the result.
-        """
+        """Take roots of evidence whose gram is a diagonal kept as a column, into a dtype."""
         root = evidence.gram.clamp_min(0.0).sqrt()
         target = torch.where(root > 0.0, evidence.moment / root, 0.0)
         return cls(root.to(dtype), target.to(dtype))
@@ -92,7 +70,7 @@ class RootEvidence:
 
 
 class CentreSolver(ABC):
-    """Solves with Q for columns, and for the variance that observations explain.
+    """A solver with Q, for columns and for the variance that observations explain of points.
 
     Points are given by ``prior = k(x, Z) R``, ``... x m x n x M``.
     """
@@ -111,7 +89,7 @@ class CentreSolver(ABC):
 
     @abstractmethod
     def explained_variance(self, points: Points) -> Tensor:
-        """Return the explained variance, ``... x m x n``."""
+        """Return the diagonal of that, ``... x m x n``."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +144,7 @@ class ConjugateGradients(CentreSolver):
 
     @classmethod
     def of(cls, Q: Tensor, tolerance: float | None = None) -> ConjugateGradients:
-        """Precondition by a partial Cholesky factor of ``Q − I``. Cost O(M k²).
-
-        Args:
-            Q: ``... x m x M x M``.
-            tolerance: By default that of ``TOLERANCE`` for the dtype.
-        """
+        """Precondition by a partial Cholesky factor of ``Q − I``. Cost O(M k²)."""
         factor = partial_cholesky(Q, min(PRECONDITIONER_RANK, Q.shape[-1] // 4)).double()
         small = factor @ factor.mT
         small.diagonal(dim1=-2, dim2=-1).add_(1.0)
@@ -337,7 +310,8 @@ class SolvedClusters:
         state: Of the hyperparameters.
         base: When it was last solved.
         process: With what came since.
-        pending: Inputs ``... x q x d``, outcomes and noise ``... x m x q`` of those.
+        pending: Their centres ``... x q x d``, and standardised outcomes and noise variances,
+            ``... x m x q`` each.
     """
 
     state: State
@@ -345,22 +319,16 @@ class SolvedClusters:
     process: PosteriorProcess
     pending: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def can_take(self, count: int) -> bool:
+    def can_take(self, count: int, prior: Prior) -> bool:
         """Say whether so many rows more can be conditioned on cheaply, by a factor."""
         waiting = 0 if self.pending is None else self.pending[0].shape[-2]
-        return waiting + count <= MOST_PENDING and isinstance(self.base.solver, CholeskySolver)
+        factorised = isinstance(self.base.solver, CholeskySolver)
+        return waiting + count <= MOST_PENDING and factorised and prior.is_in(self.state)
 
     def after(self, X: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedClusters:
-        """Condition the posterior on a batch.
-
-        Args:
-            X: Centres of its clusters, ``... x q x d``.
-            outcomes: Standardised, ``... x m x q``.
-            noise: Actual variances, ``... x m x q``.
-        """
-        batch = (X, outcomes, noise)
+        """Condition the posterior on a batch at centres X; arguments as :attr:`pending`."""
         if self.pending is not None:
-            olds = zip(self.pending, batch, (-2, -1, -1), strict=True)
-            X, outcomes, noise = (torch.cat((old, new), dim) for old, new, dim in olds)
+            both = zip(self.pending, (X, outcomes, noise), (-2, -1, -1), strict=True)
+            X, outcomes, noise = (torch.cat((old, new), dim) for old, new, dim in both)
         process = self.base.condition(X, outcomes, noise)
         return replace(self, process=process, pending=(X, outcomes, noise))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from contextlib import suppress
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,23 +14,26 @@ from gpytorch.kernels import Kernel
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator
+from bo_stream.allocation.allocator import Allocator, checked_number
+from bo_stream.allocation.novelty import Novelty
 from bo_stream.allocation.selection import capped
 from bo_stream.bases.differentiable_kernel import prior_of_values
 from bo_stream.bases.inducing import InducingBasis, members
 from bo_stream.marginal_likelihood import NoiseGroup, subspace_log_marginal_likelihood
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.checks import check_type
 from bo_stream.models.inducing.memory import InducingMemory, Rows, TraceTerm
 from bo_stream.models.inducing.points import (
     basis_of_independent,
+    check_allocator,
+    check_points,
     check_points_fit,
     checked_allocation,
-    first_points,
-    moved_points,
 )
 from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory, never_in
 from bo_stream.models.prior import Prior
+from bo_stream.models.stochastic.optimisers import maximise
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.tensors import State, is_in, state_of
 from bo_stream.warnings import (
@@ -111,6 +114,8 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     ) -> InducingCache:
         """Express the memory in the basis of the kernel as it is, in O(M³), unless that is kept."""
         if cache is not None and is_in(prior.kernel, cache.state):
+            if cache.memory.allocator is not memory.allocator:  # for it was set since
+                cache = replace(cache, memory=replace(cache.memory, allocator=memory.allocator))
             return cache
         basis = basis_of_independent(prior.kernel, memory.values.Z, prior.num_outputs)
         log_basis(prior.model, basis, memory)
@@ -145,7 +150,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         """
         before = self.current(memory, cache, prior)
         basis, theirs, allocator = before.basis, other.whole, copy(memory.allocator)
-        if allocator is not None and not _same_points(theirs.values.Z, basis.Z):
+        if allocator is not None and not torch.equal(theirs.values.Z, basis.Z):
             Z = self._allocated(allocator, basis, theirs.values.Z, prior)
             basis = basis_of_independent(prior.kernel, Z, prior.num_outputs)
         if not bool(members(theirs.values.Z, basis.Z).all()):
@@ -155,13 +160,14 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
                 ProjectionWarning,
                 stacklevel=users_stack_level(),
             )
-        both = before.memory.in_basis(basis).plus(theirs.in_basis(basis))
-        both = replace(both, allocator=allocator)
+        both = before.memory.in_basis(basis)
+        both = replace(both, whole=both.whole + theirs.in_basis(basis), allocator=allocator)
         return self.remembered(before, InducingCache(before.state, both, basis), prior)
 
     def cleared(self, memory: InducingMemory, prior: Prior) -> InducingMemory:
         """Keep the points, and what places them."""
-        return memory.emptied()
+        empty = InducingMemory.empty(memory.values, prior.shape, memory.allocator)
+        return replace(empty, moments=memory.moments)
 
     def moved(
         self, memory: InducingMemory, cache: InducingCache | None, device: torch.device
@@ -170,38 +176,22 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         after = memory.to(device)
         if cache is None:
             return after, None
-        present = after if cache.memory is memory else cache.memory.to(device)
+        present = after if memory.is_in(cache.basis) else cache.memory.to(device)
         basis = replace(cache.basis.to(device), root=present.values.root)
         return after, InducingCache(tuple(t.to(device) for t in cache.state), present, basis)
 
     # --- inducing points -----------------------------------------------------------------------
 
-    def with_allocator(
-        self, memory: InducingMemory, cache: InducingCache | None, allocator: Allocator | None
-    ) -> tuple[InducingMemory, InducingCache | None]:
-        """Let another allocator place the points from now on."""
-        after = replace(memory, allocator=allocator)
-        if cache is None:
-            return after, None
-        present = after if cache.memory is memory else replace(cache.memory, allocator=allocator)
-        return after, replace(cache, memory=present)
-
     def placed(self, cache: InducingCache, X: Tensor, prior: Prior) -> InducingCache:
-        """Express the memory at the points that its allocator wants for some inputs.
-
-        Args:
-            cache: The memory in a basis.
-            X: ``batch_shape x n x d``; a copy of the allocator is shown them.
-            prior: The hyperparameters.
-        """
+        """Express the memory at the points that its allocator, copied, wants for inputs X."""
         basis, allocator = cache.basis, copy(cache.memory.allocator)
         if allocator is None:
             return cache
         Z, M = self._allocated(allocator, basis, X.flatten(0, -2), prior), basis.rank
         memory = replace(cache.memory, allocator=allocator)
-        if _same_points(Z, basis.Z):
+        if torch.equal(Z, basis.Z):
             return replace(cache, memory=memory)
-        if M > 0 and _same_points(Z[:M], basis.Z):
+        if M > 0 and torch.equal(Z[:M], basis.Z):
             with suppress(NotPSDError):  # then some are left out
                 basis = basis.grown(Z[M:])
                 return InducingCache(cache.state, memory.grown(basis), basis)
@@ -236,11 +226,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
             warn_of_coarse_points(ratio, len(memory.values.Z), self.max_points)
 
     def check_solvable(self, memory: InducingMemory, prior: Prior) -> None:
-        """Check that a memory from which observations were taken out has a posterior. Cost O(M³).
-
-        Raises:
-            InputDataError: It has none, so they were not in it.
-        """
+        """Check that a memory from which observations were taken out has a posterior, in O(M³)."""
         gram = prior.evidence_of(self.noise_groups(memory.whole.statistics, prior)).gram
         if bool(torch.linalg.cholesky_ex(weight_precision(gram))[1].any()):
             raise never_in()
@@ -272,7 +258,10 @@ class CollapsedInference(InducingInference):
         after = now.memory.after(rows, self.window)
         if data.sign < 0.0:
             self.check_solvable(after, prior)
-        solved = _solved_after(before.solved, rows, now.basis, prior)
+        solved = before.solved
+        if solved is not None:
+            follows = prior.is_in(solved.state) and solved.can_take(data, now.basis)
+            solved = solved.after(rows.features, *prior.standardized(data)) if follows else None
         return self.remembered(before, InducingCache(now.state, after, now.basis, solved), prior)
 
     def refitted(
@@ -312,11 +301,7 @@ class CollapsedInference(InducingInference):
     def bound_at(self, memory: InducingMemory, prior: Prior, kernel: Kernel, Z: Tensor) -> Tensor:
         """Return the bound with the points at Z and all observations as statistics, ``batch x m``.
 
-        Args:
-            memory: In any basis.
-            prior: Of mean and noise; differentiable in these.
-            kernel: Differentiable in its parameters, unless it is frozen.
-            Z: ``M x d``, differentiable.
+        Differentiable in Z, in mean and noise, and in the kernel unless that is frozen.
         """
         moved = memory.in_basis(InducingBasis.live(kernel, Z, prior.num_outputs)).whole
         evidence = prior.evidence_of(self.noise_groups(moved.statistics, prior))
@@ -327,11 +312,20 @@ class CollapsedInference(InducingInference):
     def optimized_points(
         self, memory: InducingMemory, cache: InducingCache | None, prior: Prior, maxiter: int
     ) -> Tensor:
-        """Return points at a local maximum of the bound, ``M x d``; see :func:`moved_points`."""
+        """Move the points up the bound by L-BFGS; return those before if they are no better."""
         cache = self.current(memory, cache, prior)
-        now, kernel, Z = cache.memory, cache.basis.kernel, cache.basis.Z
+        now, kernel, start = cache.memory, cache.basis.kernel, cache.basis.Z
+        points = start.clone().requires_grad_(True)
+
+        def bound(Z: Tensor) -> Tensor:
+            return self.bound_at(now, prior, kernel, Z).sum()
+
         with torch.enable_grad():
-            return moved_points(lambda Z: self.bound_at(now, prior, kernel, Z).sum(), Z, maxiter)
+            maximise(lambda: bound(points), [points], maxiter)
+        reached = points.detach()
+        with torch.no_grad():
+            better = bool(reached.isfinite().all()) and bool(bound(reached) >= bound(start))
+        return reached if better else start
 
 
 def first_memory(
@@ -341,23 +335,45 @@ def first_memory(
     max_points: int,
     X: Tensor,
 ) -> InducingMemory:
-    """Bring a model to the device of X, and make its memory at the first points.
-
-    Raises:
-        BotorchTensorDimensionError: Points of another shape.
-        InputDataError: Points of another dtype or device, or not finite.
-        UnsupportedError: An allocator of another kind.
-        ValueError: Too many points, a cap out of range, or neither points nor an allocator.
-    """
+    """Bring a model to the device of X, and make its memory; arguments as of :class:`OSGPR`."""
     model.to(X)
-    Z, allocator = first_points(inducing_points, allocator, max_points, X)
-    prior = model._prior
-    check_points_fit(len(Z), prior.shape.numel())
-    Z = model.coordinates(Z) if len(Z) > 0 else Z.new_zeros(0, model._process_dim)
+    default = Novelty(checked_number("max_points", max_points))
+    if isinstance(allocator, _DefaultType):
+        allocator = default if inducing_points is None else None
+    check_allocator(allocator)
+    if inducing_points is not None:
+        check_points("inducing_points", inducing_points, X.shape[-1], max_points)
+        check_type("inducing_points", inducing_points, X)
+    elif allocator is None:
+        raise ValueError(
+            "Expected inducing_points or an allocator, got neither: nothing could be learned."
+        )
+    Z, prior = X.new_zeros(0, model._process_dim), model._prior
+    if inducing_points is not None and len(inducing_points) > 0:
+        check_points_fit(len(inducing_points), prior.shape.numel())
+        Z = model.coordinates(inducing_points.detach().clone())
     basis = basis_of_independent(prior.kernel, Z.to(torch.float64), prior.num_outputs)
-    memory = InducingMemory.empty(basis.values, prior.shape, allocator)
+    memory = InducingMemory.empty(basis.values, prior.shape, deepcopy(allocator))
     log_basis(model, basis, memory)
     return memory
+
+
+def points_of(model: StreamingGP) -> Tensor:
+    """Inducing points Z, ``M x d``, in transformed inputs: a copy."""
+    Z: Tensor = model._memory.values.Z
+    return Z.to(model.train_targets, copy=True)
+
+
+def allocator_of(model: StreamingGP) -> Allocator | None:
+    """Allocator that places the points as the stream goes by; None: they stay. May be set."""
+    allocator: Allocator | None = model._memory.allocator
+    return allocator
+
+
+def place_by(model: StreamingGP, allocator: Allocator | None) -> None:
+    """Let a copy of another allocator place the points from now on."""
+    check_allocator(allocator)
+    model._memory = replace(model._memory, allocator=deepcopy(allocator))
 
 
 def log_basis(model: StreamingGP, basis: InducingBasis, memory: InducingMemory) -> None:
@@ -369,19 +385,6 @@ def log_basis(model: StreamingGP, basis: InducingBasis, memory: InducingMemory) 
     if basis.jitter > 0.0:
         what = "jitter on the kernel matrix of inducing points"
         model.log_event(what, basis.rank, basis.jitter, count)
-
-
-def _same_points(A: Tensor, B: Tensor) -> bool:
-    return A.shape == B.shape and torch.equal(A, B)
-
-
-def _solved_after(
-    solved: SolvedWeights | None, rows: Rows, basis: InducingBasis, prior: Prior
-) -> SolvedWeights | None:
-    """Condition the posterior on a batch, where it was solved in the same basis."""
-    if solved is None or not prior.is_in(solved.state) or not solved.can_take(rows.data, basis):
-        return None
-    return solved.after(rows.features, *prior.standardized(rows.data))
 
 
 def _warn_of_rounding(

@@ -12,15 +12,13 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator
 from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory
-from bo_stream.models.outcomes.selection import (
-    subset_moments,
-)
+from bo_stream.models.outcomes.selection import subset_moments
 from bo_stream.sufficient_statistics import MatrixMap, Whitened, padded, weighted_statistics
 from bo_stream.tensors import map_tensors
 
 
 @dataclass(frozen=True)
-class InducingMemory:
+class InducingMemory(HoldsStatistics):
     """Statistics of all observations at inducing points, and the latest of them also as rows.
 
     Rows are worth more than statistics when points or hyperparameters move: they are expressed
@@ -42,21 +40,17 @@ class InducingMemory:
     def empty(
         cls, values: KnownValues, batch: torch.Size, allocator: Allocator | None
     ) -> InducingMemory:
-        """Return a memory of no observations.
+        """Return a memory of no observations, for a model of ``batch_shape x m``."""
+        Z, none = values.Z, values.Z.new_zeros(*batch, 0)
+        features, zero = none.new_zeros(*none.shape, len(Z)), none.sum(-1)
+        learned = weighted_statistics(features, none, none, none)
+        whole = PointStatistics(values, WhitenedMemory(learned), TraceTerm(zero, zero))
+        return cls(whole, Rows(Observations.none(Z, batch), features, none), allocator)
 
-        Args:
-            values: At the first points.
-            batch: ``batch_shape x m``.
-            allocator: Of the points.
-        """
-        whole = PointStatistics.empty(values, batch)
-        return cls(whole, Rows.none(values.Z, batch), allocator)
-
-    def emptied(self) -> InducingMemory:
-        """Drop all observations; the points stay."""
-        values, batch = self.values, self.counts.shape
-        whole = PointStatistics.empty(values, batch)
-        return replace(self, whole=whole, rows=Rows.none(values.Z, batch))
+    @property
+    def statistics(self) -> WhitenedMemory:  # type: ignore[override]
+        """Statistics of all observations."""
+        return self.whole.statistics
 
     @property
     def recent(self) -> Observations:
@@ -73,11 +67,12 @@ class InducingMemory:
         """Statistics of all but the recent rows. Cost O(w M²)."""
         if bool((self.counts == len(self.rows)).all()):
             return self.whole.scale(0.0)
-        return self.whole.with_rows(self.rows.taken_out())
+        gone = replace(self.recent, sign=-1.0)
+        return self.whole.with_rows(replace(self.rows, data=gone))
 
     def is_in(self, basis: InducingBasis) -> bool:
         """Say whether the statistics are expressed in a basis already."""
-        return self.whole.is_in(basis)
+        return self.values.root is basis.root
 
     def in_basis(self, basis: InducingBasis) -> InducingMemory:
         """Express by other points and another kernel; the recent rows exactly. O(M³ + w M²)."""
@@ -87,19 +82,15 @@ class InducingMemory:
         return replace(self, whole=self.absorbed.in_basis(basis).with_rows(rows), rows=rows)
 
     def grown(self, basis: InducingBasis) -> InducingMemory:
-        """Express in a basis with points more, after this one's; the recent rows exactly.
-
-        Cost O(M² + w M g) for g points more.
-        """
-        rows = self.rows.grown(basis)
-        if len(rows) == 0:
-            return replace(self, whole=self.whole.grown(basis), rows=rows)
-        whole = PointStatistics(
-            basis.values,
-            self.whole.statistics.continued(rows.features, rows.data),
-            self.whole.trace + TraceTerm.of(rows.data, rows.residual - self.rows.residual),
-        )
-        return replace(self, whole=whole, rows=rows)
+        """Express in a basis with g points more, after this one's, exactly. O(M² + w M g)."""
+        rows, statistics, trace = self.rows.grown(basis), self.statistics, self.whole.trace
+        if len(rows) > 0:
+            statistics = statistics.continued(rows.features, rows.data)
+            trace = trace + TraceTerm.of(rows.data, rows.residual - self.rows.residual)
+        else:
+            more = basis.rank - len(self.values.Z)
+            statistics = statistics.map(lambda s: padded(s, more))
+        return replace(self, whole=PointStatistics(basis.values, statistics, trace), rows=rows)
 
     def after(self, new: Rows, window: int) -> InducingMemory:
         """Add a batch, or take it out, and hold the latest rows. Cost O(n M²).
@@ -115,10 +106,6 @@ class InducingMemory:
             former = self.rows[max(0, len(self.rows) - left) :]
             rows = former.followed_by(new[max(0, len(new) - window) :])
         return replace(self, whole=self.whole.with_rows(new), rows=rows)
-
-    def plus(self, other: PointStatistics) -> InducingMemory:
-        """Add statistics that are in the same basis."""
-        return replace(self, whole=self.whole + other)
 
     def scale(self, factor: float) -> InducingMemory:
         """Let every observation count ``factor`` times; the recent ones become statistics."""
@@ -151,31 +138,15 @@ class InducingMemory:
         n = len(self.recent)
         if n == 0:
             return self.whole
-        absorbed, X = self.absorbed.at_known_points(), self.recent.X
-        root, M = absorbed.values.root, len(absorbed.values.Z)
-        Z = absorbed.values.Z.expand(*X.shape[:-2], M, X.shape[-1])
+        absorbed, X = self.absorbed, self.recent.X
+        M = len(self.values.Z) if bool(absorbed.counts.any()) else 0  # else nothing is known there
+        root = absorbed.values.root[..., :M, :M]
+        Z = absorbed.values.Z[:M].expand(*X.shape[:-2], M, X.shape[-1])
         eye = torch.eye(n, dtype=root.dtype, device=root.device)
         units = torch.cat((root.new_zeros(n, M), eye), -1).expand(*root.shape[:-2], n, M + n)
-        statistics = absorbed.statistics.map(lambda s: padded(s, n))
-        return PointStatistics(
-            KnownValues(torch.cat((Z, X), -2), root),
-            statistics.observed(units, self.recent),
-            absorbed.trace,
-        )
-
-    @property
-    def totals(self) -> Tensor:
-        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
-        return self.whole.totals
-
-    @property
-    def counts(self) -> Tensor:
-        """Number of observations, ``... x m``."""
-        return self.whole.counts
-
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
-        return self.whole.mean_known_noise()
+        statistics = absorbed.statistics.leading(M).map(lambda s: padded(s, n))
+        values = KnownValues(torch.cat((Z, X), -2), root)
+        return PointStatistics(values, statistics.observed(units, self.recent), absorbed.trace)
 
 
 @dataclass(frozen=True)
@@ -193,19 +164,6 @@ class PointStatistics(HoldsStatistics):
     statistics: WhitenedMemory
     trace: TraceTerm
 
-    @classmethod
-    def empty(cls, values: KnownValues, batch: torch.Size) -> PointStatistics:
-        """Return statistics of no observations.
-
-        Args:
-            values: At any points.
-            batch: ``batch_shape x m``.
-        """
-        Z = values.Z
-        none, zero = Z.new_zeros(*batch, 0), Z.new_zeros(batch)
-        learned = weighted_statistics(Z.new_zeros(*batch, 0, len(Z)), none, none, none)
-        return cls(values, WhitenedMemory(learned, None), TraceTerm(zero, zero))
-
     def in_basis(self, basis: InducingBasis) -> PointStatistics:
         """Express by other points and another kernel: a congruence. Cost O(M³).
 
@@ -214,45 +172,24 @@ class PointStatistics(HoldsStatistics):
         not determine enters the trace term. [Bui2017, eq. 5, with the old posterior over the old
         prior as the old statistics]
         """
-        if self.is_in(basis):
+        if self.values.root is basis.root:
             return self
         features = basis.features(self.values.Z)
         T = MatrixMap(basis.transfer(self.values, features))
         lost = basis.missed(self.values, features)
         learned, known = self.statistics.learned, self.statistics.known
-        gone = TraceTerm(
-            _trace(learned, lost),
-            torch.zeros_like(self.trace.known) if known is None else _trace(known, lost),
-        )
+        none = torch.zeros_like(self.trace.known)
+        gone = TraceTerm(_trace(learned, lost), none if known is None else _trace(known, lost))
         statistics = self.statistics.map(lambda s: s.pull_back(T))
         return PointStatistics(basis.values, statistics, self.trace + gone)
-
-    def grown(self, basis: InducingBasis) -> PointStatistics:
-        """Express in a basis with points more, after this one's: exact, by zeros. Cost O(M²)."""
-        more = basis.rank - len(self.values.Z)
-        statistics = self.statistics.map(lambda s: padded(s, more))
-        return replace(self, values=basis.values, statistics=statistics)
-
-    def is_in(self, basis: InducingBasis) -> bool:
-        """Say whether the statistics are expressed in a basis already."""
-        return self.values.root is basis.root
 
     def with_rows(self, rows: Rows) -> PointStatistics:
         """Add rows in this basis, or take them out if their sign is negative. Cost O(n M²)."""
         if len(rows) == 0:
             return self
-        return replace(
-            self,
-            statistics=self.statistics.observed(rows.features, rows.data),
-            trace=self.trace + TraceTerm.of(rows.data, rows.residual),
-        )
-
-    def at_known_points(self) -> PointStatistics:
-        """Drop the points where nothing has been observed at all."""
-        if bool(self.counts.any()):
-            return self
-        values = KnownValues(self.values.Z[:0], self.values.root[..., :0, :0])
-        return replace(self, values=values, statistics=self.statistics.leading(0))
+        statistics = self.statistics.observed(rows.features, rows.data)
+        trace = self.trace + TraceTerm.of(rows.data, rows.residual)
+        return replace(self, statistics=statistics, trace=trace)
 
     def __add__(self, other: PointStatistics) -> PointStatistics:
         """Add statistics that are in the same basis."""
@@ -271,11 +208,9 @@ class PointStatistics(HoldsStatistics):
 
     def select(self, outputs: list[int]) -> PointStatistics:
         """Return a copy for some of the outputs."""
-        return PointStatistics(
-            self.values.select(outputs),
-            self.statistics.select(outputs),
-            map_tensors(self.trace, lambda total: total[..., outputs]),
-        )
+        values = replace(self.values, root=self.values.root[..., outputs, :, :])
+        trace = map_tensors(self.trace, lambda total: total[..., outputs])
+        return PointStatistics(values, self.statistics.select(outputs), trace)
 
 
 def _trace(statistics: Whitened, lost: Tensor) -> Tensor:
@@ -320,14 +255,6 @@ class Rows:
     residual: Tensor
 
     @classmethod
-    def none(cls, Z: Tensor, batch: torch.Size) -> Rows:
-        """Return no observations at points Z, for a model of batch shape and outputs ``batch``."""
-        none = Z.new_zeros(*batch, 0)
-        known = torch.zeros(*batch[:-1], 1, 0, dtype=torch.bool, device=Z.device)
-        data = Observations(Z.new_zeros(*batch[:-1], 0, Z.shape[-1]), none, none, known, 1.0)
-        return cls(data, Z.new_zeros(*batch, 0, len(Z)), none)
-
-    @classmethod
     def of(cls, data: Observations, basis: InducingBasis, batch: torch.Size) -> Rows:
         """Compute features, for a model of batch shape and outputs ``batch``. Cost O(n M²)."""
         if len(data) == 0:
@@ -353,15 +280,9 @@ class Rows:
 
     def followed_by(self, others: Rows) -> Rows:
         """Append others in the same basis."""
-        return Rows(
-            Observations.joined([self.data, others.data]),
-            torch.cat((self.features, others.features), -2),
-            torch.cat((self.residual, others.residual), -1),
-        )
-
-    def taken_out(self) -> Rows:
-        """Return the same, to leave a memory."""
-        return replace(self, data=replace(self.data, sign=-1.0))
+        features = torch.cat((self.features, others.features), -2)
+        residual = torch.cat((self.residual, others.residual), -1)
+        return Rows(Observations.joined([self.data, others.data]), features, residual)
 
     def select(self, outputs: list[int]) -> Rows:
         """Select some of the outputs."""
@@ -373,14 +294,6 @@ def staying(rows: Observations, data: Observations) -> Tensor:
     """Say which rows stay when a batch is taken out, each of its observations once, ``n``."""
     stay = torch.ones(len(rows), dtype=torch.bool, device=rows.X.device)
     for i in range(len(data)):
-        found = torch.nonzero(stay & _equal(rows, data.rows(slice(i, i + 1)))).flatten()
+        found = torch.nonzero(stay & rows.equal(data.rows(slice(i, i + 1)))).flatten()
         stay[found[:1]] = False
     return stay
-
-
-def _equal(rows: Observations, one: Observations) -> Tensor:
-    """Say which rows equal one observation in all batch elements and outputs, ``n``."""
-    inputs = (rows.X == one.X).all(-1).unsqueeze(-2)
-    same = inputs & (rows.targets == one.targets) & (rows.noise == one.noise)
-    same = same & (rows.known == one.known)
-    return same.movedim(-1, 0).flatten(1).all(-1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Self
 
 import torch
@@ -16,16 +15,17 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     CollapsedInference,
+    allocator_of,
     first_memory,
+    place_by,
+    points_of,
 )
 from bo_stream.models.inducing.memory import InducingMemory
-from bo_stream.models.inducing.points import check_allocator, check_cap, check_points
+from bo_stream.models.inducing.points import check_points
 from bo_stream.models.inference import InferenceOption
-from bo_stream.models.input_transforms import split_transform
 
 WINDOW = 512
 """Rows that are held beside the statistics."""
@@ -90,16 +90,14 @@ class OSGPR(StreamingGP):
         """Build the model and put the first observations into memory.
 
         Args:
-            train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
-            train_Y: ``batch_shape x n x m``.
-            train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: unknown,
-                learned.
-            likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
-                fixed noise where every variance is known.
+            train_X: First inputs, ``batch_shape x n x d``; n may be 0.
+            train_Y: First outcomes, ``batch_shape x n x m``.
+            train_Yvar: Known noise variances, shaped as train_Y; NaN in a row: unknown.
+            likelihood: As for :class:`~bo_stream.WISKI`.
             covar_module: Any of gpytorch's kernels, of batch shape ``batch_shape x m`` (without m
                 if that is 1) or none. Default: BoTorch's own default.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
-            outcome_transform: As for :class:`WISKI`; default ``Standardize``.
+            outcome_transform: As for :class:`~bo_stream.WISKI`; default ``Standardize``.
             input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
                 kernel, ``covar_module.input_transform``, and is learned with it.
             inducing_points: The first Z, ``M x d``, in units of train_X, shared by batch elements
@@ -125,49 +123,29 @@ class OSGPR(StreamingGP):
                 ``max_points`` or than memory holds, or neither inducing points nor an allocator.
         """
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
-        input_transform, learned = split_transform(input_transform)
-        inputs = self._first_inputs(train_X, input_transform)
-        self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
-        inputs = self._learn_transform(learned, inputs)
+        inputs = self._set_inputs_and_modules(
+            train_X, train_Yvar, input_transform, likelihood, covar_module, mean_module
+        )
         window = checked_number("window", window, least=0)
         self._memory = first_memory(self, inducing_points, allocator, max_points, train_X)
         self._inference = CollapsedInference(max_points, window)
-        self._standardize_first(train_X, train_Y, train_Yvar)
-        if train_X.shape[-2] > 0:
-            self._observe(train_X, train_Y, train_Yvar, 1.0)
-        warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
+        self._take_first(train_X, train_Y, train_Yvar, inputs, covar_module is not None)
 
-    @property
-    def allocator(self) -> Allocator | None:
-        """Allocator that places the points as the stream goes by; None: they stay. May be set."""
-        return self._memory.allocator
-
-    @allocator.setter
-    def allocator(self, allocator: Allocator | None) -> None:
-        check_allocator(allocator)
-        self._memory, self._cache = self._inference.with_allocator(
-            self._memory, self._cache, deepcopy(allocator)
-        )
-
-    @property
-    def inducing_points(self) -> Tensor:
-        """Inducing points Z, ``M x d``, in transformed inputs: a copy."""
-        return self._memory.values.Z.to(self.train_targets, copy=True)
+    allocator = property(allocator_of, place_by)
+    inducing_points = property(points_of)
 
     def elbo(self) -> Tensor:
         """Compute the online bound on the log marginal likelihood, ``batch_shape x m``, no m if 1.
 
-        That of batch SGPR for what is in the statistics; the rows of the window enter with their
-        full covariance. Never more than the exact log marginal likelihood where Z and
-        hyperparameters have stayed. [Bui2017, eq. 7; Titsias2009, eq. 9].
+        The rows of the window enter with their full covariance. Never more than the exact log
+        marginal likelihood where Z and hyperparameters have stayed. [Bui2017, eq. 7]
         """
         return self.log_marginal_likelihood()
 
     def optimize_points(self, maxiter: int = 100) -> Self:
-        """Move the inducing points to a local maximum of the online bound, in place.
+        """Move the inducing points to a local maximum of :meth:`bound_at`, in place.
 
-        The bound is that of the statistics and the window's rows, so that points do not move to
-        where the memory knows nothing. An iteration costs O(M³ + window M²).
+        An iteration costs as much as one evaluation.
 
         Args:
             maxiter: Most iterations of L-BFGS; 0 changes nothing.
@@ -184,9 +162,8 @@ class OSGPR(StreamingGP):
     def bound_at(self, Z: Tensor) -> Tensor:
         """Compute the online bound with the inducing points at Z, ``batch_shape x m``.
 
-        Differentiable in Z and in the hyperparameters; with the present ones and Z where the points
-        are it is that of all observations as statistics, hence at most :meth:`elbo`, in which the
-        window's rows have their full covariance. Cost O(M³ + window M²).
+        Differentiable in Z and in the hyperparameters. The window's rows count as statistics: at
+        the present points it is at most :meth:`elbo`. Cost O(M³ + window M²).
 
         Args:
             Z: ``M x d``, in transformed inputs, float64.
@@ -208,9 +185,7 @@ class OSGPR(StreamingGP):
             ValueError: Too many points.
         """
         self._check_not_supposed("place_points")
-        check_points("Z", Z, self._memory.values.Z.shape[-1])
-        check_cap(self.max_points, Z)
-        self._memory, self._cache = self._inference.at_points(
-            self._memory, self._prior, Z.detach().double()
-        )
+        check_points("Z", Z, self._memory.values.Z.shape[-1], self.max_points)
+        Z = Z.detach().double()
+        self._memory, self._cache = self._inference.at_points(self._memory, self._prior, Z)
         return self

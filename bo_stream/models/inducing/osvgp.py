@@ -16,9 +16,14 @@ from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import latent_kernel
-from bo_stream.models.inducing.inference import MAX_POINTS, first_memory
+from bo_stream.models.inducing.inference import (
+    MAX_POINTS,
+    allocator_of,
+    first_memory,
+    place_by,
+    points_of,
+)
 from bo_stream.models.inducing.memory import InducingMemory
-from bo_stream.models.inducing.points import check_allocator
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
@@ -92,7 +97,7 @@ class OSVGP(StreamingGP):
         """Build the model and put the first outcomes into memory.
 
         Args:
-            train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
+            train_X: First inputs, ``batch_shape x n x d``; n may be 0.
             train_Y: ``batch_shape x n x m``, in the likelihood's support: labels 0 and 1 for a
                 ``BernoulliLikelihood``, whole numbers from 0 for a ``PoissonLikelihood``.
             likelihood: A ``GaussianLikelihood``, or any of gpytorch's of one function value an
@@ -106,8 +111,8 @@ class OSVGP(StreamingGP):
                 a likelihood of real outcomes: by the first ones (train_Y), for good.
             input_transform: As for :class:`~bo_stream.OSGPR`.
             inducing_points: As for :class:`~bo_stream.OSGPR`.
-            allocator: As there.
-            max_points: As there.
+            allocator: As for :class:`~bo_stream.OSGPR`.
+            max_points: As for :class:`~bo_stream.OSGPR`.
             beta: Weight of the divergences in the bound, in (0, 1]; 1 is Bui's. Less counts every
                 outcome ``1 / beta`` times: all variances are too small for it, and a stream of
                 single points forgets its prior sooner (Stanton et al., 2021, appendix B).
@@ -121,11 +126,8 @@ class OSVGP(StreamingGP):
                 enough there.
 
         Raises:
-            BotorchTensorDimensionError: Shapes do not fit together.
-            InputDataError: Wrong dtypes or devices, NaN, infinities; outcomes that the likelihood
-                cannot have.
-            UnsupportedError: A mean, likelihood or transform that a stream cannot represent.
-            ValueError: An option is out of range; as for :class:`~bo_stream.OSGPR`.
+            InputDataError: Outcomes that the likelihood cannot have; and all errors that
+                :class:`~bo_stream.OSGPR` raises.
         """
         check_transform(outcome_transform, likelihood)
         check_steps(beta, natural_rate, natural_steps, hyper_steps, fantasy_steps)
@@ -150,22 +152,8 @@ class OSVGP(StreamingGP):
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, None, 1.0)
 
-    @property
-    def allocator(self) -> Allocator | None:
-        """Allocator that places the points as the stream goes by; None: they stay. May be set."""
-        return self._memory.allocator
-
-    @allocator.setter
-    def allocator(self, allocator: Allocator | None) -> None:
-        check_allocator(allocator)
-        self._memory, self._cache = self._inference.with_allocator(
-            self._memory, self._cache, deepcopy(allocator)
-        )
-
-    @property
-    def inducing_points(self) -> Tensor:
-        """Inducing points Z, ``M x d``, in transformed inputs: a copy."""
-        return self._memory.values.Z.to(self.train_targets, copy=True)
+    allocator = property(allocator_of, place_by)
+    inducing_points = property(points_of)
 
     @property
     def beta(self) -> float:
@@ -186,18 +174,10 @@ class OSVGP(StreamingGP):
 
 
 def check_steps(beta: float, rate: float, natural: int, hyper: int, fantasy: int) -> None:
-    """Check the options of learning.
-
-    Raises:
-        ValueError: One is out of range.
-    """
+    """Check the options of learning."""
     for name, share in (("beta", beta), ("natural_rate", rate)):
         if not 0.0 < share <= 1.0:
             raise ValueError(f"Expected {name} in (0, 1], got {share}.")
-    least = {
-        "natural_steps": (natural, 1),
-        "hyper_steps": (hyper, 0),
-        "fantasy_steps": (fantasy, 1),
-    }
-    for name, (number, smallest) in least.items():
-        checked_number(name, number, smallest)
+    checked_number("natural_steps", natural)
+    checked_number("hyper_steps", hyper, 0)
+    checked_number("fantasy_steps", fantasy)

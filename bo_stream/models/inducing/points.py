@@ -1,9 +1,7 @@
-"""Inducing points: the basis at them, checks, and moves by the gradient of a bound."""
+"""Inducing points: the basis at them, and checks of points and of allocators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -12,17 +10,14 @@ from botorch.exceptions.errors import (
     InputDataError,
     UnsupportedError,
 )
-from botorch.utils.types import _DefaultType
 from gpytorch.kernels import Kernel
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from bo_stream.allocation.allocator import Allocator, checked_number
-from bo_stream.allocation.novelty import Novelty
+from bo_stream.allocation.allocator import Allocator
 from bo_stream.bases.inducing import InducingBasis, central, frozen, kernel_matrix
 from bo_stream.linalg import check_memory, independent_rows
-from bo_stream.models.checks import check_finite, check_floating_point, check_type
-from bo_stream.models.stochastic.optimisers import maximise
+from bo_stream.models.checks import check_finite, check_floating_point
 
 MEMORY_LIMIT_GIB = 4.0
 """Of all matrices over the inducing points together."""
@@ -37,15 +32,8 @@ def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBas
 
     Kernel values can be so wrong that no jitter helps: gpytorch squares distances from the mean of
     the points, and one that is 1e8 lengthscales away leaves none of the others' digits. So points
-    beyond ``FAR`` go first; if that is not enough, those that the others determine.
-
-    Args:
-        kernel: As in :meth:`InducingBasis.of`.
-        Z: ``M x d``.
-        outputs: m.
-
-    Raises:
-        NotPSDError: The kernel's values are NaN or infinite.
+    beyond ``FAR`` go first; if that is not enough, those that the others determine. NotPSDError:
+    the kernel's values are NaN or infinite.
     """
     try:
         return InducingBasis.of(kernel, Z, outputs)
@@ -64,43 +52,8 @@ def _of_some(kernel: Kernel, near: Tensor, outputs: int) -> InducingBasis:
         return InducingBasis.of(kernel, near[independent_rows(matrix)], outputs)
 
 
-def first_points(
-    inducing_points: Tensor | None,
-    allocator: Allocator | _DefaultType | None,
-    max_points: int,
-    X: Tensor,
-) -> tuple[Tensor, Allocator | None]:
-    """Return the points to begin with, ``M x d`` in units of X, and a copy of the allocator.
-
-    Raises:
-        ValueError: Neither is given, or there are more than ``max_points``.
-        BotorchTensorDimensionError: Points of another shape.
-        InputDataError: Points of another dtype or device, or not finite.
-        UnsupportedError: An allocator of another kind.
-    """
-    default = Novelty(checked_number("max_points", max_points))
-    if isinstance(allocator, _DefaultType):
-        allocator = default if inducing_points is None else None
-    check_allocator(allocator)
-    if inducing_points is None:
-        if allocator is None:
-            raise ValueError(
-                "Expected inducing_points or an allocator, got neither: nothing could be learned."
-            )
-        return X.new_zeros(0, X.shape[-1]), deepcopy(allocator)
-    check_points("inducing_points", inducing_points, X.shape[-1])
-    check_type("inducing_points", inducing_points, X)
-    check_cap(max_points, inducing_points)
-    return inducing_points.detach().clone(), deepcopy(allocator)
-
-
-def check_points(name: str, Z: Tensor, dim: int) -> None:
-    """Check that a tensor holds points of ``dim`` inputs.
-
-    Raises:
-        BotorchTensorDimensionError: Another shape than ``M x dim``.
-        InputDataError: No floating-point tensor, NaN or infinity.
-    """
+def check_points(name: str, Z: Tensor, dim: int, most: int) -> None:
+    """Check that a tensor holds finite points of ``dim`` inputs, ``most`` of them or fewer."""
     check_floating_point(name, Z)
     if Z.ndim != 2 or Z.shape[-1] != dim:
         raise BotorchTensorDimensionError(
@@ -108,14 +61,14 @@ def check_points(name: str, Z: Tensor, dim: int) -> None:
             f"{tuple(Z.shape)}."
         )
     check_finite(name, Z)
+    if most < len(Z):
+        raise ValueError(
+            f"Expected max_points of at least {len(Z)}, the inducing points given, got {most}."
+        )
 
 
 def check_allocator(allocator: object) -> None:
-    """Check that an allocator is one of a stream, or None.
-
-    Raises:
-        UnsupportedError: It is neither.
-    """
+    """Check that an allocator is one of a stream, or None."""
     if allocator is not None and not isinstance(allocator, Allocator):
         name = getattr(allocator, "__name__", type(allocator).__name__)
         raise UnsupportedError(
@@ -125,29 +78,8 @@ def check_allocator(allocator: object) -> None:
         )
 
 
-def check_cap(max_points: int, Z: Tensor) -> None:
-    """Check that points fit under their cap.
-
-    Raises:
-        ValueError: They do not.
-    """
-    if max_points < len(Z):
-        raise ValueError(
-            f"Expected max_points of at least {len(Z)}, the inducing points given, got "
-            f"{max_points}."
-        )
-
-
 def check_points_fit(points: int, outputs: int) -> None:
-    """Check that matrices over inducing points fit into memory, before one is made.
-
-    Args:
-        points: Their number M.
-        outputs: Of all batch elements together.
-
-    Raises:
-        ValueError: Too many.
-    """
+    """Check that matrices over M points fit into memory, for outputs of all batch elements."""
     check_memory(
         f"{points:,} inducing points",
         MATRICES * outputs * points**2,
@@ -157,11 +89,7 @@ def check_points_fit(points: int, outputs: int) -> None:
 
 
 def checked_allocation(Z: object, X: Tensor) -> Tensor:
-    """Check what an allocator returned, and bring it to the dtype and device of X.
-
-    Raises:
-        InputDataError: It is not finite, of another shape, or there is no point.
-    """
+    """Check what an allocator returned, and bring it to the dtype and device of X."""
     fits = isinstance(Z, Tensor) and Z.ndim == 2 and Z.shape[-1] == X.shape[-1] and len(Z) > 0
     if not isinstance(Z, Tensor) or not fits or not bool(torch.isfinite(Z).all()):
         shape = tuple(Z.shape) if isinstance(Z, Tensor) else Z
@@ -170,20 +98,3 @@ def checked_allocation(Z: object, X: Tensor) -> Tensor:
             f"least one, got {shape}."
         )
     return Z.detach().to(X)
-
-
-def moved_points(bound: Callable[[Tensor], Tensor], Z: Tensor, maxiter: int) -> Tensor:
-    """Maximise a bound over points by L-BFGS with a line search; return none that are worse.
-
-    Args:
-        bound: A differentiable scalar of ``M x d`` points.
-        Z: Where to begin, ``M x d``.
-        maxiter: Most iterations.
-    """
-    start = Z.detach().clone()
-    points = start.clone().requires_grad_(True)
-    maximise(lambda: bound(points), [points], maxiter)
-    reached = points.detach()
-    with torch.no_grad():
-        better = bool(reached.isfinite().all()) and bool(bound(reached) >= bound(start))
-    return reached if better else start

@@ -10,11 +10,10 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
-from bo_stream.bases.inducing import InducingBasis, kernel_matrix
+from bo_stream.bases.inducing import InducingBasis
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, Sites, fit_sites
 from bo_stream.likelihoods.sites import Prior as Marginal
-from bo_stream.linalg import safe_cholesky
 from bo_stream.marginal_likelihood import NoiseGroup, expected_misfit
 from bo_stream.models.inducing.inference import InducingCache, InducingInference
 from bo_stream.models.inducing.memory import InducingMemory, PointStatistics, TraceTerm
@@ -108,12 +107,6 @@ class SiteInference(InducingInference):
             now = self.placed(now, data.X, prior)
         return now, OnlineUpdate(now.memory.whole, now.basis, hyper, data, self)
 
-    def refitted(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
-    ) -> tuple[InducingMemory, InducingCache | None]:
-        """Leave points and sites as they are."""
-        return memory, cache
-
     def noise_groups(self, statistics: WhitenedMemory, prior: Prior) -> list[NoiseGroup]:
         """Return the sites, whose noise is in the statistics."""
         return [unit_noise(statistics.learned)]
@@ -146,27 +139,36 @@ class OnlineUpdate:
     data: Observations
     options: SiteInference
 
-    @property
-    def _batch(self) -> torch.Size:
-        return self.data.targets.shape[:-1]
+    @cached_property
+    @torch.enable_grad()  # once, for fits and for gradients, whoever asks first
+    def _mean(self) -> Tensor:
+        """Prior mean, ``... x m``."""
+        return self.hyper.constant(self.data.targets.shape[:-1])
 
     @cached_property
     @torch.enable_grad()
-    def _view(self) -> _View:
-        """Evaluate the batch once, for fits and for gradients, whoever asks first."""
-        mean = self.hyper.constant(self._batch)
-        targets = torch.stack((torch.ones_like(mean), -mean), -1).unsqueeze(-1)
-        features = self.basis.features(self.data.X).expand(*self._batch, -1, -1)
-        residual = self.basis.residual_variance(self.data.X, features)
-        return _View(mean.unsqueeze(-1), targets, features, residual)
+    def _features(self) -> tuple[Tensor, Tensor]:
+        """Whitened features, ``... x m x n x M``, and the prior variance that they leave out."""
+        batch, X = self.data.targets.shape[:-1], self.data.X
+        features = self.basis.features(X).expand(*batch, -1, -1)
+        return features, self.basis.residual_variance(X, features)
+
+    @property
+    def _target_map(self) -> Tensor:
+        """T with ``[Y, 1] @ T`` the pseudo-outcomes less the mean, ``... x m x 2 x 1``."""
+        return torch.stack((torch.ones_like(self._mean), -self._mean), -1).unsqueeze(-1)
 
     def _weights(self, statistics: Whitened) -> WeightPosterior:
         group = unit_noise(statistics)
-        return solve(at_noise(group.statistics, group.level, self._view.targets))
+        return solve(at_noise(group.statistics, group.level, self._target_map))
+
+    def _predicted(self, weights: WeightPosterior) -> Tensor:
+        """Compute the mean of the process at the batch, ``... x m x n``."""
+        return self._mean.unsqueeze(-1) + (self._features[0] @ weights.mean).squeeze(-1)
 
     def _outcomes(self) -> ExpectedLogProb:
-        model = OutcomeModel(self.hyper.likelihood, self._batch[-1])
-        return model.expected_log_prob(self.data.targets)
+        targets = self.data.targets
+        return OutcomeModel(self.hyper.likelihood, targets.shape[-2]).expected_log_prob(targets)
 
     @torch.no_grad()
     def fit(self, start: Sites | None = None) -> Fit:
@@ -175,23 +177,21 @@ class OnlineUpdate:
         Args:
             start: Sites near it: few steps are taken then.
         """
-        view, options = self._view, self.options
+        options, (features, residual) = self.options, self._features
         weights = self._weights(self.memory.statistics.learned)
-        prior = Marginal(view.predicted(weights), view.features @ weights.root, view.residual)
+        prior = Marginal(self._predicted(weights), features @ weights.root, residual)
         most = options.natural_steps
         steps, power = most if start is None else min(most, WARM_STEPS), 1.0 / options.beta
         return fit_sites(prior, self._outcomes(), power, steps, options.natural_rate, start=start)
 
     def remembered(self, fit: Fit) -> PointStatistics:
         """Add the batch's sites to the statistics, or take them out. Cost O(n M²)."""
-        data, view, memory = self.data, self._view, self.memory
-        batch = site_statistics(view.features, fit, data.targets).scale(data.sign)
-        truncated = data.sign * (view.residual * fit.sites.precision).sum(-1)
-        return replace(
-            memory,
-            statistics=WhitenedMemory(memory.statistics.learned + batch, None),
-            trace=memory.trace + TraceTerm(truncated, torch.zeros_like(truncated)),
-        )
+        data, memory, (features, residual) = self.data, self.memory, self._features
+        batch = site_statistics(features, fit, data.targets).scale(data.sign)
+        truncated = data.sign * (residual * fit.sites.precision).sum(-1)
+        statistics = WhitenedMemory(memory.statistics.learned + batch)
+        trace = memory.trace + TraceTerm(truncated, torch.zeros_like(truncated))
+        return replace(memory, statistics=statistics, trace=trace)
 
     def bound(self, fit: Fit) -> Tensor:
         """Compute the bound up to a constant, differentiable in hyperparameters, ``... x m``.
@@ -199,32 +199,21 @@ class OnlineUpdate:
         At the q of some sites, held in whitened weights: where they are optimal its gradient is
         that of the optimal bound.
         """
-        view = self._view
+        features, residual = self._features
+        old, trace = self.memory.statistics.learned, self.memory.trace.learned
         with torch.no_grad():
-            batch = site_statistics(view.features, fit, self.data.targets)
-            weights = self._weights(self.memory.statistics.learned + batch)
-        variance = (view.features @ weights.root).square().sum(-1) + view.residual
-        new = self._outcomes()(view.predicted(weights), variance).sum(-1)
-        return new + self.options.beta * self._expected_old(weights)
-
-    def _expected_old(self, weights: WeightPosterior) -> Tensor:
-        """Compute ``E_q log`` of the old sites, up to a constant."""
-        old = self.memory.statistics.learned
+            weights = self._weights(old + site_statistics(features, fit, self.data.targets))
+        variance = (features @ weights.root).square().sum(-1) + residual
+        new = self._outcomes()(self._predicted(weights), variance).sum(-1)
         second_moment = weights.covariance() + weights.mean @ weights.mean.mT
         spread = (old.gram * second_moment).sum((-2, -1))
-        misfit = expected_misfit(unit_noise(old), self._view.targets, weights.mean, spread)
-        return -misfit - 0.5 * self.memory.trace.learned
+        misfit = expected_misfit(unit_noise(old), self._target_map, weights.mean, spread)
+        return new + self.options.beta * (-misfit - 0.5 * trace)
 
-    def at(self, hyper: Hyperparameters, basis: InducingBasis) -> OnlineUpdate:
-        """Return the same at other hyperparameters, and in their basis."""
-        return replace(self, memory=self.memory.in_basis(basis), basis=basis, hyper=hyper)
-
-    def _differentiable(self) -> InducingBasis:
-        """Return the basis of the hyperparameters, at the same points."""
-        Z, outputs, kernel = self.basis.Z, self.basis.outputs, self.hyper.covar_module
-        return InducingBasis(
-            kernel, Z, outputs, safe_cholesky(kernel_matrix(kernel, Z, Z, outputs))
-        )
+    def differentiable(self) -> OnlineUpdate:
+        """Express it at the same points so that it is differentiable in the hyperparameters."""
+        basis = InducingBasis.live(self.hyper.covar_module, self.basis.Z, self.basis.outputs)
+        return replace(self, memory=self.memory.in_basis(basis), basis=basis)
 
     def learn(self, ascent: ConstrainedAdam, steps: int) -> None:
         """Move the hyperparameters up the bound and their priors, q at its optimum for each step.
@@ -234,31 +223,10 @@ class OnlineUpdate:
         sites = None
         for _ in range(steps):
             with torch.enable_grad():
-                update = self.at(self.hyper, self._differentiable())
+                update = self.differentiable()
                 fit = update.fit(sites)
                 ascent.ascend(update.bound(fit).sum() + self.hyper.log_prior())
             sites = fit.sites
-
-
-@dataclass(frozen=True)
-class _View:
-    """A batch under some hyperparameters.
-
-    Attributes:
-        mean: The prior mean, ``... x m x 1``.
-        targets: ``[Y, 1] @ targets`` are pseudo-outcomes less the mean, ``... x m x 2 x 1``.
-        features: Whitened, ``... x m x n x M``.
-        residual: Prior variance that these leave out, ``... x m x n``.
-    """
-
-    mean: Tensor
-    targets: Tensor
-    features: Tensor
-    residual: Tensor
-
-    def predicted(self, weights: WeightPosterior) -> Tensor:
-        """Compute the mean of the process, ``... x m x n``."""
-        return self.mean + (self.features @ weights.mean).squeeze(-1)
 
 
 def unit_noise(statistics: Whitened) -> NoiseGroup:
@@ -279,16 +247,11 @@ def site_statistics(features: Tensor, fit: Fit, targets: Tensor) -> Whitened:
         targets: Outcomes, ``... x m x n``.
     """
     precision, shift = fit.sites.precision, fit.sites.shift
-    columns = torch.stack((shift, precision), -1)
     outcomes = target_columns(targets)
     first = -2.0 * fit.log_scale.sum(-1) - math.log(2.0 * math.pi) * targets.shape[-1]
     cross, last = shift.sum(-1), precision.sum(-1)
+    gram = features.mT @ (features * precision.unsqueeze(-1))
+    moment = features.mT @ torch.stack((shift, precision), -1)
+    energy = torch.stack((torch.stack((first, cross), -1), torch.stack((cross, last), -1)), -2)
     zero = torch.zeros_like(cross)
-    return SufficientStatistics(
-        features.mT @ (features * precision.unsqueeze(-1)),
-        features.mT @ columns,
-        torch.stack((torch.stack((first, cross), -1), torch.stack((cross, last), -1)), -2),
-        outcomes.mT @ outcomes,
-        zero,
-        zero,
-    )
+    return SufficientStatistics(gram, moment, energy, outcomes.mT @ outcomes, zero, zero)

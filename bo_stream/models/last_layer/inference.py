@@ -21,12 +21,6 @@ from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.sufficient_statistics import Whitened
 from bo_stream.weights import log_marginal_likelihood, solve
 
-FEW = 32
-"""Observations of an update by which a solved posterior is conditioned; by more it is dropped."""
-
-AGE = 128
-"""Observations by which it is conditioned before it is solved anew."""
-
 
 @dataclass(frozen=True)
 class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
@@ -43,9 +37,11 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         memory = memory.at(network_of(prior))
         features = memory.features(data.X)
         after = memory.after(data, features)
-        if cache is None or not _can_take(cache, data) or not prior.is_in(cache.state):
+        if cache is None:
             return after, None
         basis: Any = cache.process.basis
+        if not cache.can_take(data, basis) or not prior.is_in(cache.state):
+            return after, None
         z = features * basis.scale[..., None, None]
         return after, cache.after(z, *prior.standardized(data))
 
@@ -81,18 +77,6 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
             return likelihood_of(memory.carried(), prior), cache
         return likelihood_from(memory.at(network).statistics, prior), cache
 
-    def log_marginal_likelihood(
-        self, memory: LastLayerMemory, cache: SolvedWeights | None, prior: Prior
-    ) -> tuple[Tensor, SolvedWeights | None]:
-        """Return the objective."""
-        return self.objective(memory, cache, prior)
-
-    def refitted(
-        self, memory: LastLayerMemory, cache: SolvedWeights | None, prior: Prior
-    ) -> tuple[LastLayerMemory, SolvedWeights | None]:
-        """Leave the statistics in the features in which they are exact, until something enters."""
-        return memory, cache
-
     def merged(
         self,
         memory: LastLayerMemory,
@@ -108,12 +92,6 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         """Keep the size of the window."""
         X, rank, window = memory.rows.X, memory.rank, memory.window
         return LastLayerMemory.empty(network_of(prior), X, prior.shape, rank, window)
-
-
-def _can_take(solved: SolvedWeights, data: Observations) -> bool:
-    """Say whether a batch adds, and few rows were taken since the posterior was solved."""
-    n = len(data)
-    return data.sign > 0 and n <= FEW and solved.process.weights.observed + n <= AGE
 
 
 def network_of(prior: Prior) -> Module:
@@ -166,18 +144,7 @@ class LayerSteps:
     def __init__(
         self, memory: LastLayerMemory, prior: Prior, rate: float, batch_size: int, seed: int
     ) -> None:
-        """Begin.
-
-        Args:
-            memory: Of which statistics and rows are taken, at its own network.
-            prior: The model's, whose modules are learned in place.
-            rate: Learning rate of Adam.
-            batch_size: Most rows of a step.
-            seed: Of the draws.
-
-        Raises:
-            ValueError: The rate is negative.
-        """
+        """Begin with a memory at its own network; the prior's modules are learned in place."""
         self._prior, self._carried = prior, memory.carried()
         self._hyper = Hyperparameters.shared(prior.kernel, prior.mean_module, prior.likelihood)
         self._parameters = [p for p in self._hyper.parameters() if p.requires_grad]

@@ -14,7 +14,6 @@ from torch.nn import Module
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.construction import warn_of_scaling
 from bo_stream.models.last_layer.inference import LastLayerInference, LayerSteps
 from bo_stream.models.last_layer.memory import LastLayerMemory
 from bo_stream.models.last_layer.network import (
@@ -80,29 +79,25 @@ class BayesianLastLayer(StreamingGP):
         """Build the model and put the first observations into memory.
 
         Args:
-            train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
-            train_Y: ``batch_shape x n x m``.
+            train_X: First inputs, ``batch_shape x n x d``; n may be 0.
+            train_Y: First outcomes, ``batch_shape x n x m``.
             network: Maps transformed inputs ``n x d`` to features ``n x (r − 1)``, each input on
                 its own; it is a part of the kernel, in evaluation mode always, and of the dtype
                 and device of train_X from now on. A file of a model with layers of your own is
                 loaded with their classes in ``trusted``. Default: two tanh layers of 64 units, for
                 inputs in the unit cube.
-            train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: unknown,
-                learned.
-            likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
-                fixed noise where every variance is known.
+            train_Yvar: As for :class:`~bo_stream.OSGPR`.
+            likelihood: As for :class:`~bo_stream.WISKI`.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
-            outcome_transform: As for :class:`WISKI`; default ``Standardize``.
+            outcome_transform: As for :class:`~bo_stream.WISKI`; default ``Standardize``.
             input_transform: One without parameters to learn: the network learns them.
             window: How many of the latest observations to hold as rows: those that the network is
                 learned from.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together, those of the network included.
-            InputDataError: Wrong dtypes or devices, NaN, infinities, negative variances.
-            UnsupportedError: A mean, likelihood or transform that a stream cannot represent, or a
-                network whose features of an input depend on others.
-            ValueError: ``window`` is negative.
+            UnsupportedError: A network whose features of an input depend on others; and all errors
+                that :class:`~bo_stream.OSGPR` raises.
         """
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
         inputs = self._first_inputs(train_X, input_transform)
@@ -114,10 +109,7 @@ class BayesianLastLayer(StreamingGP):
         self._set_modules(dim, train_Yvar, likelihood, kernel, mean_module)
         self._inference = LastLayerInference()
         self._memory = LastLayerMemory.empty(network, inputs, self._output_batch, rank, window)
-        self._standardize_first(train_X, train_Y, train_Yvar)
-        if train_X.shape[-2] > 0:
-            self._observe(train_X, train_Y, train_Yvar, 1.0)
-        warn_of_scaling(inputs, self._standardized(train_Y.double()), not is_default)
+        self._take_first(train_X, train_Y, train_Yvar, inputs, not is_default)
 
     @property
     def network(self) -> Module:

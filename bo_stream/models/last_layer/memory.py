@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Self
 
 import torch
@@ -12,16 +11,14 @@ from torch.nn import Module
 
 from bo_stream.models.last_layer.network import frozen_network, is_as, layer_features
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
-from bo_stream.sufficient_statistics import MatrixMap, SufficientStatistics, weighted_statistics
+from bo_stream.sufficient_statistics import MatrixMap, weighted_statistics
+from bo_stream.tensors import map_tensors
 
 RIDGE = 1e-6
 """Weight of the identity where rows say how features changed, in parts of the features' squares."""
 
 _NOTHING = 1e-9
 """Part of an observation that counts as none."""
-
-Weighed = tuple[Observations, Tensor]
-"""Rows, and how many times each counts."""
 
 
 @dataclass(frozen=True)
@@ -46,22 +43,11 @@ class LastLayerMemory(HoldsStatistics):
     def empty(
         cls, network: Module, X: Tensor, batch: torch.Size, rank: int, window: int
     ) -> LastLayerMemory:
-        """No observations yet.
-
-        Args:
-            network: Of d inputs; copied.
-            X: Inputs on the device of the memory, ``... x d``.
-            batch: ``batch_shape x m``.
-            rank: Number r of features.
-            window: Rows to hold.
-        """
-        none = torch.zeros(*batch, 0, dtype=torch.float64, device=X.device)
-        shared = none[..., :1, :]
+        """Begin without observations, of inputs like X and outputs ``batch_shape x m``."""
+        rows = Observations.none(X, batch)
+        none, shared = rows.targets, rows.targets[..., :1, :]
         features = none.new_zeros(*shared.shape, rank)
-        inputs = none.new_zeros(*batch[:-1], 0, X.shape[-1])
-        rows = Observations(inputs, none, none, shared.bool(), 1.0)
-        learned = weighted_statistics(features, none, shared, shared)
-        statistics = WhitenedMemory(learned, None)
+        statistics = WhitenedMemory(weighted_statistics(features, none, shared, shared))
         return cls(frozen_network(network), statistics, rows, none.new_zeros(0), window)
 
     @property
@@ -88,8 +74,13 @@ class LastLayerMemory(HoldsStatistics):
         held = torch.nonzero(weight > _NOTHING).flatten()
         return replace(self, statistics=statistics, rows=self.rows.rows(held), weight=weight[held])
 
-    def _joined(self, statistics: WhitenedMemory, former: Weighed, later: Weighed) -> Self:
-        """Copy the last rows of two batches, as many as may be held."""
+    def _joined(
+        self,
+        statistics: WhitenedMemory,
+        former: tuple[Observations, Tensor],
+        later: tuple[Observations, Tensor],
+    ) -> Self:
+        """Hold the last rows of two batches with the weights of these, as many as may be."""
         left = max(0, self.window - len(later[0]))
         first = slice(max(0, len(former[0]) - left), None)
         last = slice(max(0, len(later[0]) - self.window), None)
@@ -105,9 +96,15 @@ class LastLayerMemory(HoldsStatistics):
         features = layer_features(moved, self.rows.X).unsqueeze(-3)
         return replace(self, network=moved, statistics=self.carried().into(features))
 
+    @torch.no_grad()
     def carried(self) -> Carried:
         """Return what the memory has to say in other features. Cost O(w r² + r³) for w rows."""
-        return Carried.of(self)
+        features, nothing = self.features(self.rows.X), self.statistics.map(lambda s: s.scale(0.0))
+        counts, held, others = self.counts, float(self.weight.sum()), None
+        if bool((counts - held > _NOTHING * (1.0 + counts)).any()):
+            rows = _observed(nothing, features, self.rows, self.weight)
+            others = self.statistics + rows.map(lambda s: s.scale(-1.0))
+        return Carried(self.rows, self.weight, features, others, _regression(features), nothing)
 
     def plus(self, other: LastLayerMemory) -> LastLayerMemory:
         """Add both memories, in the same features; this one's rows are the latest."""
@@ -116,12 +113,12 @@ class LastLayerMemory(HoldsStatistics):
         return self._joined(statistics, theirs, mine)
 
     def scale(self, factor: float) -> LastLayerMemory:
-        """Every observation counts ``factor`` times."""
+        """Let every observation count ``factor`` times."""
         statistics = self.statistics.map(lambda s: s.scale(factor))
         return replace(self, statistics=statistics, weight=self.weight * factor)
 
     def map_targets(self, matrix: Tensor) -> LastLayerMemory:
-        """Statistics of the target columns ``[Y, 1] @ matrix``, and rows of the first; exact."""
+        """Turn targets into ``[Y, 1] @ matrix``, exactly."""
         statistics = self.statistics.map(lambda s: s.map_targets(matrix))
         factor, shift = (matrix[..., i, 0].unsqueeze(-1) for i in (0, 1))
         rows = replace(self.rows, targets=self.rows.targets * factor + shift)
@@ -133,31 +130,18 @@ class LastLayerMemory(HoldsStatistics):
         return replace(self, statistics=statistics, rows=rows)
 
     def to(self, device: torch.device) -> LastLayerMemory:
-        """On another device."""
-        return replace(
-            self,
-            network=frozen_network(self.network).to(device),
-            statistics=self.statistics.map(lambda s: s.to(device)),
-            rows=self.rows.to(device),
-            weight=self.weight.to(device),
-        )
+        """Move the memory to another device."""
+        moved = map_tensors(self, lambda tensor: tensor.to(device))
+        return replace(moved, network=frozen_network(self.network).to(device))
 
 
 def _left(rows: Observations, weight: Tensor, data: Observations) -> Tensor:
-    """Weights of rows without a batch, of which each observation takes one from its like."""
+    """Return weights without a batch, of which each observation takes one from its like."""
     weight = weight.clone()
     for i in range(len(data)):
-        found = torch.nonzero(_equal(rows, data.rows(slice(i, i + 1))) & (weight > _NOTHING))
+        found = torch.nonzero(rows.equal(data.rows(slice(i, i + 1))) & (weight > _NOTHING))
         weight[found.flatten()[-1:]] -= 1.0
     return weight
-
-
-def _equal(rows: Observations, one: Observations) -> Tensor:
-    """Find rows that are the same observation as one, in all batch elements and outputs, ``n``."""
-    inputs = (rows.X == one.X).all(-1).unsqueeze(-2)
-    same = inputs & (rows.targets == one.targets) & (rows.noise == one.noise)
-    same = same & (rows.known == one.known)
-    return same.movedim(-1, 0).flatten(1).all(-1)
 
 
 @dataclass(frozen=True)
@@ -185,26 +169,8 @@ class Carried:
     regression: Tensor
     nothing: WhitenedMemory
 
-    @classmethod
-    @torch.no_grad()
-    def of(cls, memory: LastLayerMemory) -> Carried:
-        """Cost O(w r² + r³)."""
-        features, nothing = memory.features(memory.rows.X), memory.statistics.map(_zero)
-        counts, held = memory.counts, float(memory.weight.sum())
-        others = None
-        if bool((counts - held > _NOTHING * (1.0 + counts)).any()):
-            gone = _observed(nothing, features, memory.rows, memory.weight).map(
-                lambda s: s.scale(-1.0)
-            )
-            others = memory.statistics + gone
-        return cls(memory.rows, memory.weight, features, others, _regression(features), nothing)
-
     def into(self, features: Tensor) -> WhitenedMemory:
-        """Statistics of all observations in ψ. Cost O(w r² + r³).
-
-        Args:
-            features: ψ at the rows, ``batch x 1 x w x r``.
-        """
+        """Return all statistics in ψ, ``batch x 1 x w x r`` at the rows. Cost O(w r² + r³)."""
         start = self.nothing
         if self.others is not None:
             change = (features - self.former).mT @ self.regression
@@ -216,15 +182,9 @@ class Carried:
     def thinned(self, index: Tensor) -> Carried:
         """Drop the rows at ``k`` places, and keep the weight of all."""
         share = len(index) / len(self.rows)
-        features = self.former[..., index, :]
-        return replace(
-            self,
-            rows=self.rows.rows(index),
-            weight=self.weight[index],
-            former=features,
-            others=None if self.others is None else self.others.map(lambda s: s.scale(share)),
-            regression=_regression(features),
-        )
+        rows, weight, former = self.rows.rows(index), self.weight[index], self.former[..., index, :]
+        others = None if self.others is None else self.others.map(lambda s: s.scale(share))
+        return Carried(rows, weight, former, others, _regression(former), self.nothing)
 
 
 def _regression(features: Tensor) -> Tensor:
@@ -242,15 +202,4 @@ def _observed(
     """Add rows that count some times each."""
     if len(rows) == 0:
         return memory
-    rule = partial(_weighted, features, weight)
-    return memory.observed_by(rule, rows)
-
-
-def _weighted(
-    features: Tensor, times: Tensor, targets: Tensor, noise: Tensor, weight: Tensor
-) -> SufficientStatistics[Tensor]:
-    return weighted_statistics(features, targets, noise, weight * times)
-
-
-def _zero(statistics: SufficientStatistics[Tensor]) -> SufficientStatistics[Tensor]:
-    return statistics.scale(0.0)
+    return memory.observed_by(lambda y, D, w: weighted_statistics(features, y, D, w * weight), rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
@@ -81,12 +81,7 @@ class NetworkKernel(Kernel):
 
 
 def kernel_of(network: Module, shape: torch.Size) -> ScaleKernel:
-    """Make the prior covariance of the last layer's outputs: one network, a scale for each output.
-
-    Args:
-        network: Checked.
-        shape: ``batch_shape (x m if m > 1)``.
-    """
+    """Make the prior covariance of a layer's outputs, a scale for each of a batch shape."""
     kernel = ScaleKernel(NetworkKernel(network), batch_shape=shape)
     kernel.outputscale = torch.full_like(kernel.outputscale, _START)
     return kernel
@@ -102,8 +97,6 @@ class LayerBasis(Basis):
         size: Number r of features.
     """
 
-    has_residual: ClassVar[bool] = False
-
     network: Module
     scale: Tensor
     size: int
@@ -116,20 +109,6 @@ class LayerBasis(Basis):
     def features(self, X: Tensor) -> Tensor:
         """Compute ``s φ(x)``, ``... x n x d -> ... x m x n x r``."""
         return layer_features(self.network, X).unsqueeze(-3) * self.scale[..., None, None]
-
-    def residual_covariance(
-        self,
-        X: Tensor,
-        X2: Tensor,
-        features: Tensor | None = None,
-        features2: Tensor | None = None,
-    ) -> None:
-        """Return None: the features carry the whole prior."""
-        return
-
-    def residual_variance(self, X: Tensor, features: Tensor | None = None) -> None:
-        """Return None: the features carry the whole prior."""
-        return
 
 
 def default_network(dim: int, width: int = WIDTH) -> Sequential:
@@ -154,22 +133,13 @@ def default_network(dim: int, width: int = WIDTH) -> Sequential:
 def check_network(network: Module, inputs: Tensor) -> int:
     """Count the features of a network, if it maps each input to features of its own.
 
-    It is moved to the dtype and device of the inputs, and into evaluation mode.
-
-    Args:
-        network: That was given.
-        inputs: The first ones, transformed, ``... x n x d``.
-
-    Returns:
-        r, the constant feature among them.
-
-    Raises:
-        UnsupportedError: It is no network, or its features are not finite, random, or depend on the
-            other inputs of a batch.
-        BotorchTensorDimensionError: It takes another number of inputs, or returns other shapes.
+    It is moved to the dtype and device of the first inputs, ``... x n x d``, and into evaluation
+    mode. The constant feature is counted, too.
     """
     check_instance("network", network, Module, "torch.nn.Sequential(torch.nn.Linear(d, 64), ...)")
-    X = _probes(inputs)
+    dim, generator = inputs.shape[-1], torch.Generator().manual_seed(_SEED)
+    inside = torch.rand(2 * _PROBES, dim, generator=generator).to(inputs)
+    X = torch.cat((inputs.detach().reshape(-1, dim)[:_PROBES], inside))[: 2 * _PROBES]
     values = _values(network.to(inputs).eval(), X)
     if not bool(values.isfinite().all()):
         raise UnsupportedError(
@@ -186,16 +156,8 @@ def check_network(network: Module, inputs: Tensor) -> int:
     return values.shape[-1] + 1
 
 
-def _probes(inputs: Tensor) -> Tensor:
-    """Choose inputs to try a network at, ``k x d``: the first ones, and some of the unit cube."""
-    dim = inputs.shape[-1]
-    generator = torch.Generator().manual_seed(_SEED)
-    inside = torch.rand(2 * _PROBES, dim, generator=generator).to(inputs)
-    return torch.cat((inputs.detach().reshape(-1, dim)[:_PROBES], inside))[: 2 * _PROBES]
-
-
 def _values(network: Module, X: Tensor) -> Tensor:
-    """Features at inputs, if they have the shape that they should have."""
+    """Compute features at inputs, and check their shape."""
     try:
         values = network(X)
     except (RuntimeError, TypeError, IndexError, ValueError) as error:

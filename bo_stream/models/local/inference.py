@@ -11,23 +11,23 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
+from bo_stream.allocation.selection import first_unlike
 from bo_stream.bases.differentiable_kernel import in_dtype
 from bo_stream.bases.inducing import frozen
-from bo_stream.bases.kernels import stacked_kernel
-from bo_stream.linalg import solve_lower
+from bo_stream.bases.kernels import stacked_correlation, stacked_kernel
+from bo_stream.linalg import inverse_lower, solve_lower
 from bo_stream.models.inference import Inference
-from bo_stream.models.local.memory import LocalMemory, Router, Rows
+from bo_stream.models.local.memory import LocalMemory, Rows
 from bo_stream.models.local.process import (
     Experts,
     LocalProcess,
     factor_of,
     scaled_prior,
-    whitener_of,
 )
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
 from bo_stream.process.process import PosteriorProcess
-from bo_stream.tensors import State, is_same, state_of
+from bo_stream.tensors import State, is_same, map_tensors, state_of
 
 ROWS = 64
 """Observations that are routed together."""
@@ -53,12 +53,15 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
     """Local models of at most s observations, of which only those that changed are solved anew.
 
     Attributes:
-        router: Which local model takes an observation.
+        w_gen: Correlation with the most similar centre below which a new model begins, in (0, 1).
+        max_models: Largest number of models of a batch element and output; once there are so many,
+            every observation goes to the most similar one.
         max_size: s.
         nearest: How many local models predict at an input.
     """
 
-    router: Router
+    w_gen: float
+    max_models: int
     max_size: int
     nearest: int
 
@@ -72,15 +75,53 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
                 "anew, or take a model whose memory subtracts (WISKI, OSGPR)."
             )
         kernel, rows, step = frozen(prior.kernel), Rows.of(data), min(ROWS, self.max_size)
-        touched = memory.entered.new_zeros(self.router.max_models, dtype=torch.bool)
+        touched = memory.entered.new_zeros(self.max_models, dtype=torch.bool)
         for start in range(0, len(rows), step):
             part = rows[slice(start, start + step)]
-            models = self.router.models_for(part.X, memory, kernel, prior.num_outputs)
+            models = self.models_for(part.X, memory, kernel, prior.num_outputs)
             memory = memory.with_room(int(models.max()) + 1).with_rows(part, models)
             touched[models.flatten()] = True
         if cache is not None:
             cache = replace(cache, touched=cache.touched | touched)
         return memory.counting(rows), cache
+
+    @torch.no_grad()
+    def models_for(self, X: Tensor, memory: LocalMemory, kernel: Kernel, outputs: int) -> Tensor:
+        """Return the number of the model for each of some inputs, ``batch_shape x m x n``.
+
+        As one after the other, but for the centres, which stay until all have entered; a number
+        from ``memory.alive.sum(0)`` on is of a new model. [NguyenTuong2008, algorithm 1]
+
+        Args:
+            X: ``batch_shape x m x n x d``.
+            memory: Of the models.
+            kernel: Of the correlations, in float64.
+            outputs: m.
+        """
+        similarity = stacked_correlation(kernel, X, memory.centres, outputs)
+        alive = memory.alive.movedim(0, -1)
+        similarity = torch.where(alive.unsqueeze(-2), similarity, -torch.inf)
+        pairs = stacked_correlation(kernel, X, X, outputs)
+        batch, n = similarity.shape[:-1], X.shape[-2]
+        each = zip(
+            similarity.reshape(-1, n, similarity.shape[-1]),
+            pairs.expand(*batch, n).reshape(-1, n, n),
+            alive.sum(-1).flatten().tolist(),
+            strict=True,
+        )
+        return torch.stack([self._chosen(*arguments) for arguments in each]).view(batch)
+
+    def _chosen(self, similarity: Tensor, pairs: Tensor, models: int) -> Tensor:
+        """Choose models for one batch element and output, ``n``."""
+        best, chosen = similarity.max(-1)
+        novel = (best < self.w_gen).nonzero().squeeze(-1)
+        alike = pairs[novel][:, novel] >= self.w_gen
+        seeds = novel[first_unlike(alike)][: self.max_models - models]
+        if len(seeds) == 0:
+            return chosen
+        to_seeds, which = pairs[novel][:, seeds].max(-1)
+        chosen[novel] = torch.where(to_seeds > best[novel], models + which, chosen[novel])
+        return chosen
 
     def merged(
         self, memory: LocalMemory, cache: LocalCache | None, other: LocalMemory, prior: Prior
@@ -91,7 +132,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         for number in range(len(other.entered)):
             rows = other.by_age(number)[slice(-self.max_size, None)]
             centre = other.centres[..., number, :].unsqueeze(-2)
-            model = self.router.models_for(centre, memory, kernel, prior.num_outputs)
+            model = self.models_for(centre, memory, kernel, prior.num_outputs)
             models = torch.where(rows.weight > 0.0, model, -1)
             memory = memory.with_room(int(models.max()) + 1).with_rows(rows, models)
         return LocalMemory(memory.rows, memory.entered, totals), None
@@ -102,11 +143,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         return LocalMemory.empty(memory.entered.shape[1:], self.max_size, dim, device)
 
     def process(
-        self,
-        memory: LocalMemory,
-        cache: LocalCache | None,
-        prior: Prior,
-        X: Tensor | None = None,
+        self, memory: LocalMemory, cache: LocalCache | None, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, LocalCache]:
         """Solve all local models, or those that changed since they were last solved."""
         state = _state(prior)
@@ -114,7 +151,7 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
             cache = None
         if cache is None or bool(cache.touched.any()):
             process = self._solve(memory, cache, prior)
-            unchanged = memory.entered.new_zeros(self.router.max_models, dtype=torch.bool)
+            unchanged = memory.entered.new_zeros(self.max_models, dtype=torch.bool)
             cache = LocalCache(state, process, unchanged)
         return cache.process, cache
 
@@ -135,12 +172,12 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
     ) -> tuple[Tensor, LocalCache | None]:
         """Sum over the local models, each observation's likelihood to the power of its weight."""
-        rows, outputs = memory.rows, prior.num_outputs
-        K = in_dtype(
-            prior.kernel,
-            torch.float64,
-            lambda kernel: stacked_kernel(kernel, rows.X, rows.X, outputs),
-        )
+        rows = memory.rows
+
+        def covariance(kernel: Kernel) -> Tensor:
+            return stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
+
+        K = in_dtype(prior.kernel, torch.float64, covariance)
         centred, variance = _centred(rows, prior)
         factor, root = factor_of(K, rows.weight / variance)
         white = solve_lower(factor, (root * centred).unsqueeze(-1)).squeeze(-1)
@@ -160,10 +197,11 @@ def _state(prior: Prior) -> State:
 
 def _experts(memory: LocalMemory, kernel: Kernel, numbers: Tensor, prior: Prior) -> Experts:
     """Solve the local models of some numbers."""
-    rows = memory.rows.map(lambda store: store[numbers])
+    rows = map_tensors(memory.rows, lambda store: store[numbers])
     centred, variance = _centred(rows, prior)
     K = stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
-    whitener = whitener_of(K, rows.weight / variance)
+    factor, root = factor_of(K, rows.weight / variance)
+    whitener = inverse_lower(factor) * root.unsqueeze(-2)
     whitened = (whitener @ centred.unsqueeze(-1)).squeeze(-1)
     alive = memory.alive.movedim(0, -1)
     return Experts(memory.rows.X, memory.centres, alive, whitener, whitened)
@@ -177,11 +215,7 @@ def _centred(rows: Rows, prior: Prior) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def scaled_priors(memory: LocalMemory, prior: Prior) -> Tensor:
-    """Return ``S K S`` of each local model, S the root of the noise precision.
-
-    Returns:
-        ``C x batch_shape x m x s x s``.
-    """
+    """Compute ``S K S`` of each local model, ``C x batch_shape x m x s x s``, S as above."""
     rows, kernel = memory.rows, frozen(prior.kernel)
     K = stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
     return scaled_prior(K, rows.weight / _centred(rows, prior)[1])[0]

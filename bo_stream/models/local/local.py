@@ -12,10 +12,8 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.construction import warn_of_scaling
-from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.local.inference import LocalInference, scaled_priors
-from bo_stream.models.local.memory import LocalMemory, Router
+from bo_stream.models.local.memory import LocalMemory
 
 
 class LocalGP(StreamingGP):
@@ -68,18 +66,14 @@ class LocalGP(StreamingGP):
         """Build the model and put the first observations into memory.
 
         Args:
-            train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
-            train_Y: ``batch_shape x n x m``.
-            train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: unknown,
-                learned.
-            likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
-                fixed noise where every variance is known.
-            covar_module: Any of gpytorch's kernels, of batch shape ``batch_shape x m`` (without m
-                if that is 1) or none. Default: BoTorch's own default.
-            mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
-            outcome_transform: As for :class:`WISKI`; default ``Standardize``.
-            input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
-                kernel, ``covar_module.input_transform``, and is learned with it.
+            train_X: First inputs; this and the next seven as for :class:`~bo_stream.OSGPR`.
+            train_Y: First outcomes.
+            train_Yvar: Known noise variances.
+            likelihood: Gaussian.
+            covar_module: Any kernel.
+            mean_module: A constant, or zero.
+            outcome_transform: Default ``Standardize``.
+            input_transform: Any; what it learns is learned with the kernel.
             max_size: Largest number s of observations of a local model.
             w_gen: Correlation with the most similar centre below which a new model begins, in (0,
                 1).
@@ -87,24 +81,21 @@ class LocalGP(StreamingGP):
             max_models: Largest number of models; then the most similar one takes any observation.
 
         Raises:
-            BotorchTensorDimensionError: Shapes do not fit together.
-            InputDataError: Wrong dtypes or devices, NaN, infinities, negative variances.
-            UnsupportedError: A mean, likelihood or transform that a stream cannot represent.
-            ValueError: A number is out of range.
+            ValueError: A number is out of range; and all errors that :class:`~bo_stream.OSGPR`
+                raises.
         """
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
-        input_transform, learned = split_transform(input_transform)
-        inputs = self._first_inputs(train_X, input_transform)
-        self._set_modules(inputs.shape[-1], train_Yvar, likelihood, covar_module, mean_module)
-        inputs = self._learn_transform(learned, inputs)
-        _check(max_size, w_gen, nearest, max_models)
-        self._inference = LocalInference(Router(w_gen, max_models), max_size, nearest)
+        inputs = self._set_inputs_and_modules(
+            train_X, train_Yvar, input_transform, likelihood, covar_module, mean_module
+        )
+        max_size, nearest = checked_number("max_size", max_size), checked_number("nearest", nearest)
+        max_models = checked_number("max_models", max_models)
+        if not 0.0 < w_gen < 1.0:
+            raise ValueError(f"Expected w_gen in (0, 1), a correlation, got {w_gen}.")
+        self._inference = LocalInference(w_gen, max_models, max_size, nearest)
         dim, device = inputs.shape[-1], train_X.device
         self._memory = LocalMemory.empty(self._output_batch, max_size, dim, device)
-        self._standardize_first(train_X, train_Y, train_Yvar)
-        if train_X.shape[-2] > 0:
-            self._observe(train_X, train_Y, train_Yvar, 1.0)
-        warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
+        self._take_first(train_X, train_Y, train_Yvar, inputs, covar_module is not None)
 
     @property
     def num_models(self) -> Tensor:
@@ -136,10 +127,3 @@ class LocalGP(StreamingGP):
         x s``.
         """
         return scaled_priors(self._memory, self._prior)
-
-
-def _check(max_size: int, w_gen: float, nearest: int, max_models: int) -> None:
-    for name, number in (("max_size", max_size), ("nearest", nearest), ("max_models", max_models)):
-        checked_number(name, number)
-    if not 0.0 < w_gen < 1.0:
-        raise ValueError(f"Expected w_gen in (0, 1), a correlation, got {w_gen}.")

@@ -1,18 +1,15 @@
-"""Which local model an observation belongs to."""
+"""What a stream leaves behind in some local models: the last observations of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from bo_stream.allocation.selection import first_unlike
-from bo_stream.bases.kernels import stacked_correlation
 from bo_stream.models.memory import Observations
 from bo_stream.sufficient_statistics import target_columns
+from bo_stream.tensors import map_tensors, zip_tensors
 
 
 @dataclass(frozen=True)
@@ -43,28 +40,17 @@ class Rows:
 
     @classmethod
     def none(cls, shape: tuple[int, ...], dim: int, device: torch.device) -> Rows:
-        """Room for observations, ``... x m x n``."""
+        """Make room for observations, ``... x m x n``."""
         zero = torch.zeros(shape, dtype=torch.float64, device=device)
         return cls(zero.new_zeros(*shape, dim), zero, zero + 1.0, zero > 0.0, zero)
 
     def __getitem__(self, rows: slice) -> Rows:
         """Select some of the observations."""
-        return Rows(self.X[..., rows, :], *(value[..., rows] for value in self._numbers()))
+        numbers = (self.targets, self.noise, self.known, self.weight)
+        return Rows(self.X[..., rows, :], *(each[..., rows] for each in numbers))
 
     def __len__(self) -> int:
         return self.targets.shape[-1]
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Rows:
-        """Apply a rule to every tensor."""
-        return Rows(*(rule(getattr(self, field.name)) for field in fields(self)))
-
-    def combined(self, other: Rows, rule: Callable[[Tensor, Tensor], Tensor]) -> Rows:
-        """Apply a rule to every pair of tensors."""
-        names = [field.name for field in fields(self)]
-        return Rows(*(rule(getattr(self, name), getattr(other, name)) for name in names))
-
-    def _numbers(self) -> tuple[Tensor, ...]:
-        return self.targets, self.noise, self.known, self.weight
 
 
 @dataclass(frozen=True)
@@ -88,14 +74,7 @@ class LocalMemory:
 
     @classmethod
     def empty(cls, batch: torch.Size, size: int, dim: int, device: torch.device) -> LocalMemory:
-        """Room for one model that has no observation.
-
-        Args:
-            batch: ``batch_shape x m``.
-            size: s.
-            dim: d.
-            device: Of the tensors.
-        """
+        """Make room for one model of s observations of d inputs, for ``batch_shape x m``."""
         entered = torch.zeros(1, *batch, dtype=torch.long, device=device)
         totals = torch.zeros(*batch, 2, 2, dtype=torch.float64, device=device)
         return cls(Rows.none((1, *batch, size), dim, device), entered, totals)
@@ -124,19 +103,16 @@ class LocalMemory:
             return self
         shape = (more, *self.entered.shape[1:], self.size)
         room = Rows.none(shape, self.rows.X.shape[-1], self.entered.device)
-        return replace(
-            self,
-            rows=self.rows.combined(room, lambda a, b: torch.cat((a, b))),
-            entered=torch.cat((self.entered, self.entered.new_zeros(shape[:-1]))),
-        )
+        rows = zip_tensors(lambda a, b: torch.cat((a, b)), self.rows, room)
+        entered = torch.cat((self.entered, self.entered.new_zeros(shape[:-1])))
+        return replace(self, rows=rows, entered=entered)
 
     def with_rows(self, rows: Rows, model: Tensor) -> LocalMemory:
-        """After some observations more; ``totals`` stay. Cost O(size of the memory).
+        """Add rows in the order of their age; ``totals`` stay. Cost O(size of the memory).
 
         Args:
-            rows: ``batch_shape x m x n``; in the order of their age.
-            model: Which model takes each of them, ``batch_shape x m x n``, at most s a model; −1:
-                none.
+            rows: ``batch_shape x m x n``.
+            model: Which model takes each, at most s a model, ``batch_shape x m x n``; −1: none.
         """
         chosen = model.reshape(-1, model.shape[-1])
         each = chosen.unsqueeze(-1) == torch.arange(len(self.entered), device=model.device)
@@ -145,11 +121,11 @@ class LocalMemory:
         keep = chosen >= 0
         place = torch.arange(len(chosen), device=model.device).unsqueeze(-1).expand_as(chosen)
         index = (chosen[keep], place[keep], (rank % self.size)[keep])
-        stored = self.rows.combined(
-            rows, lambda store, new: _put(store, new, index, keep, self.size)
-        )
+        stored = zip_tensors(lambda a, b: _put(a, b, index, keep, self.size), self.rows, rows)
         after = (entered + each.sum(-2).mT).view_as(self.entered)
-        return replace(self, rows=_with_empty_places_filled(stored, after), entered=after)
+        taken = _taken(after, self.size).unsqueeze(-1)
+        X = torch.where(taken, stored.X, stored.X[..., :1, :])  # see :attr:`rows`
+        return replace(self, rows=replace(stored, X=X), entered=after)
 
     def counting(self, rows: Rows) -> LocalMemory:
         """Add the sums of some observations."""
@@ -160,15 +136,15 @@ class LocalMemory:
         """Observations of a model, empty places first, then by age, ``batch_shape x m x s``."""
         places = torch.arange(self.size, device=self.entered.device)
         order = (places + self.entered[model].unsqueeze(-1)) % self.size
-        return self.rows.map(lambda store: _in_order(store[model], order))
+        return map_tensors(self.rows, lambda store: _in_order(store[model], order))
 
     def scale(self, factor: float) -> LocalMemory:
-        """Every observation counts ``factor`` times."""
+        """Let every observation count ``factor`` times."""
         rows = replace(self.rows, weight=self.rows.weight * factor)
         return replace(self, rows=rows, totals=self.totals * factor)
 
     def map_targets(self, matrix: Tensor) -> LocalMemory:
-        """Targets ``[Y, 1] @ matrix``, ``batch_shape x m x 2 x 2``; the new ones in place of Y."""
+        """Turn targets into ``[Y, 1] @ matrix``, exactly."""
         factor, shift = (matrix[..., i, 0].unsqueeze(-1) for i in (0, 1))
         rows = replace(self.rows, targets=self.rows.targets * factor + shift)
         return replace(self, rows=rows, totals=matrix.mT @ self.totals @ matrix)
@@ -177,16 +153,13 @@ class LocalMemory:
         """Copy the memory of some of the outputs."""
         axis = self.entered.ndim - 1
         index = torch.tensor(outputs, device=self.entered.device)
-        return LocalMemory(
-            self.rows.map(lambda store: store.index_select(axis, index)),
-            self.entered.index_select(axis, index),
-            self.totals[..., outputs, :, :],
-        )
+        rows = map_tensors(self.rows, lambda store: store.index_select(axis, index))
+        entered = self.entered.index_select(axis, index)
+        return LocalMemory(rows, entered, self.totals[..., outputs, :, :])
 
     def to(self, device: torch.device) -> LocalMemory:
-        """On another device."""
-        rows = self.rows.map(lambda store: store.to(device))
-        return LocalMemory(rows, self.entered.to(device), self.totals.to(device))
+        """Move the memory to another device."""
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
     @property
     def counts(self) -> Tensor:
@@ -208,12 +181,6 @@ def _taken(entered: Tensor, size: int) -> Tensor:
     return torch.arange(size, device=entered.device) < entered.unsqueeze(-1)
 
 
-def _with_empty_places_filled(rows: Rows, entered: Tensor) -> Rows:
-    """Put the input at each model's first place into its empty ones; their weight stays 0."""
-    taken = _taken(entered, len(rows)).unsqueeze(-1)
-    return replace(rows, X=torch.where(taken, rows.X, rows.X[..., :1, :]))
-
-
 def _put(store: Tensor, new: Tensor, index: tuple[Tensor, ...], keep: Tensor, size: int) -> Tensor:
     """Copy ``C x ... x s (x d)`` with values of ``... x n (x d)`` put at their places."""
     changed = store.clone(memory_format=torch.contiguous_format)
@@ -222,61 +189,7 @@ def _put(store: Tensor, new: Tensor, index: tuple[Tensor, ...], keep: Tensor, si
 
 
 def _in_order(store: Tensor, order: Tensor) -> Tensor:
-    """Rows of ``... x s (x d)`` in the order of ``... x s``."""
+    """Gather rows of ``... x s (x d)`` in the order of ``... x s``."""
     if store.ndim > order.ndim:
         return store.gather(-2, order.unsqueeze(-1).expand_as(store))
     return store.gather(-1, order)
-
-
-@dataclass(frozen=True)
-class Router:
-    """An observation goes to the model whose centre is most like it, or begins a model.
-
-    Attributes:
-        w_gen: Correlation with the most similar centre below which a new model begins, in (0, 1).
-        max_models: Largest number of models of a batch element and output; once there are so many,
-            every observation goes to the most similar one.
-    """
-
-    w_gen: float
-    max_models: int
-
-    @torch.no_grad()
-    def models_for(self, X: Tensor, memory: LocalMemory, kernel: Kernel, outputs: int) -> Tensor:
-        """Number of the model for each of some inputs, ``batch_shape x m x n``.
-
-        As one after the other, but for the centres, which stay until all have entered; a number
-        from ``memory.alive.sum(0)`` on is of a new model. [NguyenTuong2008, algorithm 1]
-
-        Args:
-            X: ``batch_shape x m x n x d``.
-            memory: Of the models.
-            kernel: Of the correlations, in float64.
-            outputs: m.
-        """
-        similarity = stacked_correlation(kernel, X, memory.centres, outputs)
-        alive = memory.alive.movedim(0, -1)
-        similarity = torch.where(alive.unsqueeze(-2), similarity, -torch.inf)
-        pairs = stacked_correlation(kernel, X, X, outputs)
-        n = X.shape[-2]
-        each = zip(
-            similarity.reshape(-1, n, similarity.shape[-1]),
-            pairs.expand(*similarity.shape[:-1], n).reshape(-1, n, n),
-            alive.sum(-1).flatten().tolist(),
-            strict=True,
-        )
-        return torch.stack([self._one(*arguments) for arguments in each]).view(
-            similarity.shape[:-1]
-        )
-
-    def _one(self, similarity: Tensor, pairs: Tensor, models: int) -> Tensor:
-        """Select one batch element and output, ``n``."""
-        best, chosen = similarity.max(-1)
-        novel = (best < self.w_gen).nonzero().squeeze(-1)
-        alike = pairs[novel][:, novel] >= self.w_gen
-        seeds = novel[first_unlike(alike)][: self.max_models - models]
-        if len(seeds) == 0:
-            return chosen
-        to_seeds, which = pairs[novel][:, seeds].max(-1)
-        chosen[novel] = torch.where(to_seeds > best[novel], models + which, chosen[novel])
-        return chosen

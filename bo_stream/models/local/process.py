@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import stacked_correlation, stacked_kernel
-from bo_stream.linalg import inverse_lower, safe_cholesky
+from bo_stream.linalg import safe_cholesky
 from bo_stream.process.joint import Joint, Residual
 from bo_stream.process.process import Points, PosteriorProcess
 
@@ -39,25 +39,16 @@ class Experts:
     whitened_targets: Tensor
 
     def with_models(self, numbers: Tensor, part: Experts) -> Experts:
-        """Replace some models.
-
-        Args:
-            numbers: Of the models.
-            part: Centres of all, whiteners and whitened_targets of these.
-        """
-        return replace(
-            part,
-            whitener=self.whitener.index_copy(0, numbers, part.whitener),
-            whitened_targets=self.whitened_targets.index_copy(0, numbers, part.whitened_targets),
-        )
+        """Replace the whiteners and targets of models of some numbers by those of a part."""
+        whitener = self.whitener.index_copy(0, numbers, part.whitener)
+        targets = self.whitened_targets.index_copy(0, numbers, part.whitened_targets)
+        return replace(part, whitener=whitener, whitened_targets=targets)
 
 
 def scaled_prior(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """``S K S`` and the diagonal of S, the root of the noise precision.
+    """Compute ``S K S``, ``... x s x s``, and the diagonal of S, the root of the noise precision.
 
-    Args:
-        K: Prior covariance, ``... x s x s``.
-        precision: Of the noise, ``... x s``; 0 where nothing was observed.
+    The precision is ``... x s``, 0 where nothing was observed.
     """
     there = precision > 0.0
     root = torch.where(there, torch.where(there, precision, 1.0).sqrt(), 0.0)
@@ -65,19 +56,12 @@ def scaled_prior(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def factor_of(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """L with ``L Lᵀ = I + S K S``, never less than the identity, and the diagonal of S.
+    """Compute L with ``L Lᵀ = I + S K S``, never less than the identity, and the diagonal of S.
 
-    No noise, however small, and no two equal inputs ask for jitter. Cost O(s³) a matrix. Arguments
-    as :func:`scaled_prior`.
+    No noise, however small, and no two equal inputs ask for jitter. Cost O(s³) a matrix.
     """
     scaled, root = scaled_prior(K, precision)
     return safe_cholesky(scaled + torch.diag_embed(torch.ones_like(root))), root
-
-
-def whitener_of(K: Tensor, precision: Tensor) -> Tensor:
-    """``L⁻¹ S`` of :func:`factor_of`."""
-    factor, root = factor_of(K, precision)
-    return inverse_lower(factor) * root.unsqueeze(-2)
 
 
 @dataclass(frozen=True)
@@ -103,9 +87,9 @@ class LocalProcess(PosteriorProcess):
     nearest: int
 
     def at(self, X: Tensor) -> Points:
-        """Root weights, ``... x m x n x C``, and weighted whitened covariances with the data.
+        """Compute root weights and, times these, whitened covariances, ``... x m x n x (C s)``.
 
-        The latter in ``... x m x n x (C s)``. Cost O(n s²) a model that counts at any input.
+        Cost O(n s²) a model that counts at any input.
         """
         amplitudes = self.amplitudes(X)
         used = (amplitudes > 0.0).flatten(0, -2).any(0).nonzero().squeeze(-1)
@@ -114,7 +98,7 @@ class LocalProcess(PosteriorProcess):
         return Points(X, amplitudes, room.index_copy(-2, used, columns).flatten(-2))
 
     def amplitudes(self, X: Tensor) -> Tensor:
-        """``√w_c(x)``, ``... x n x d -> ... x m x n x C``; squares sum to 1.
+        """Compute ``√w_c(x)``, ``... x n x d -> ... x m x n x C``; squares sum to 1.
 
         The weights are the correlations with the centres. [NguyenTuong2008, algorithm 2]
         """
@@ -130,7 +114,7 @@ class LocalProcess(PosteriorProcess):
         return torch.where(counts, torch.where(counts, similarity / total, 1.0).sqrt(), 0.0)
 
     def _columns(self, X: Tensor, used: Tensor) -> Tensor:
-        """``L⁻¹ S k(X_c, x)`` of some models, ``... x m x n x C' x s``."""
+        """Compute ``L⁻¹ S k(X_c, x)`` of some models, ``... x m x n x C' x s``."""
         whitener, inputs = self.experts.whitener[used], self.experts.X[used]
         more = max(0, X.ndim + 2 - inputs.ndim)
         shape = (len(used), *(1,) * more)
@@ -140,34 +124,29 @@ class LocalProcess(PosteriorProcess):
         return columns.movedim(0, -1).movedim(-3, -1)
 
     def mean_at(self, points: Points) -> Tensor:
-        """``prior_mean + Σ w_c mean_c``."""
-        whitened_targets = self.experts.whitened_targets.movedim(0, -2).unsqueeze(-3)
-        each = (points.posterior.unflatten(-1, whitened_targets.shape[-2:]) * whitened_targets).sum(
-            -1
-        )
+        """Compute ``prior_mean + Σ w_c mean_c``."""
+        targets = self.experts.whitened_targets.movedim(0, -2).unsqueeze(-3)
+        each = (points.posterior.unflatten(-1, targets.shape[-2:]) * targets).sum(-1)
         return self.prior_mean + (each * points.prior).sum(-1)
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
-        """``Σ √(w_c w_c') cov_c``."""
+        """Compute ``Σ √(w_c w_c') cov_c``."""
         known = points.posterior @ others.posterior.mT
         return self._prior_covariance(points, others) - known
 
     def variance_at(self, points: Points) -> Tensor:
-        """``Σ w_c var_c``."""
+        """Compute ``Σ w_c var_c``."""
         prior = kernel_variance(self.kernel, points.X, self.outputs)
         return prior - points.posterior.square().sum(-1)
 
     def joint_at(self, points: Points) -> Joint:
         """Return the prior part as a residual, less what the models know."""
-        return Joint(
-            self.mean_at(points),
-            points.posterior[..., :0],
-            points.posterior,
-            Residual(
-                lambda: self._prior_covariance(points, points),
-                lambda: kernel_variance(self.kernel, points.X, self.outputs),
-            ),
+        residual = Residual(
+            lambda: self._prior_covariance(points, points),
+            lambda: kernel_variance(self.kernel, points.X, self.outputs),
         )
+        known = points.posterior
+        return Joint(self.mean_at(points), known[..., :0], known, residual)
 
     def _prior_covariance(self, points: Points, others: Points) -> Tensor:
         prior = kernel_matrix(self.kernel, points.X, others.X, self.outputs)

@@ -52,7 +52,7 @@ def test_features_span_the_interpolated_kernel(name: str, max_rank: int) -> None
     z = basis.features(X)
     expected = interpolated_kernel(module, BOUNDS, GRID.size, basis.rank)(X, X)
     assert_close((z @ z.mT).squeeze(0), expected)
-    assert basis.residual_covariance(X, X) is None
+    assert not basis.has_residual
     assert basis.residual_variance(X) is None
 
 

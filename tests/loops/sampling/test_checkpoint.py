@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.run import StopRequest, run_with_checkpoints
@@ -18,8 +19,7 @@ from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.loop import Step
 from bo_stream.loops.sampling.settings import Strategy
 from bo_stream.models.base import StreamingGP
-from bo_stream.storage.archive import Array, describe_file, read_archive, write_archive
-from bo_stream.storage.objects import MODEL_FILE
+from bo_stream.storage.archive import describe_file, read_archive, write_archive
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
@@ -202,14 +202,14 @@ def test_a_planted_model_is_not_run(path: Path, folder: Path, tmp_path: Path) ->
     campaign, mark = advance(begin(path), 2), tmp_path / "mark"
     campaign.save(folder)
     (file,) = folder.glob("model-nipv-*")
-    about, arrays = read_archive(file, MODEL_FILE)
-    document = json.loads(arrays["objects.json"].data)
+    about, arrays = read_archive(file)
+    document = json.loads(bytes(arrays["objects.json"]))
     document["names"]["it"] = "os.system"
     call = {"partial": {"function": "it"}, "args": [f"touch {mark}"], "keywords": {}}
     document["model"]["state"]["planted"] = call
     content = json.dumps(document).encode()
-    arrays["objects.json"] = Array("U8", (len(content),), content)
-    write_archive(file, MODEL_FILE, {"class": about["class"]}, arrays)
+    arrays["objects.json"] = torch.tensor([*content], dtype=torch.uint8)
+    write_archive(file, {"class": about["class"]}, arrays)
     edit_model(folder, sha256=describe_file(file)["sha256"])
     refused(folder, r"names os\.system.*not trusted")
     assert not mark.exists()

@@ -247,11 +247,8 @@ def test_the_gradient_that_updates_follow(name: str, beta: float) -> None:
     hyper = update.hyper
     parameters = hyper.learned(())
 
-    def moved() -> OnlineUpdate:
-        return update.at(hyper, update._differentiable())
-
     with torch.enable_grad():
-        at = moved()
+        at = update.differentiable()
         gradients = torch.autograd.grad(at.bound(at.fit()).sum(), parameters)
     old = float(model.elbo().detach())
 
