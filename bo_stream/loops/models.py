@@ -101,18 +101,15 @@ def check_grid(model: str, grid: tuple[int, ...] | None) -> None:
 def build_model(
     name: str, given: Options, X: Tensor, Y: Tensor, kernel: Kernel, grid: tuple[int, ...] | None
 ) -> StreamingGP:
-    """Build a model of the first outcomes.
+    """Build a model of the first outcomes, ``n x 1``, at inputs in the unit cube, ``n x d``.
 
     Args:
         name: A name in ``MODELS``.
-        given: Options that differ from the defaults.
-        X: Inputs in the unit cube, ``n x d``.
-        Y: Outcomes, ``n x 1``.
+        given: Options that differ from the defaults; one out of range is a ``UsageError``.
+        X: Inputs.
+        Y: Outcomes.
         kernel: Kernel of d inputs.
         grid: Nodes per dimension of a model on a grid, one number or d; None: its default.
-
-    Raises:
-        UsageError: An option is out of range.
     """
     kind = MODELS[name]
     options: dict[str, Any] = {**kind.options, **given}

@@ -38,11 +38,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_picture(path: Path, draw: Callable[[], Figure]) -> None:
-    """Draw a picture and write it; if it cannot be drawn, warn and leave none.
-
-    Raises:
-        OSError: The disk is full or the folder cannot be written; the old picture stands.
-    """
+    """Draw a picture and write it; if it cannot be drawn, warn and leave none."""
     try:
         figure, file = draw(), io.BytesIO()
         figure.savefig(file, format="png", dpi=150)

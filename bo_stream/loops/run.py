@@ -147,9 +147,7 @@ class ModelFile:
     def read(self, folder: Path, kind: type[StreamingGP], device: str) -> StreamingGP:
         """Load the model; nothing in the file is executed (see :meth:`StreamingGP.load`).
 
-        Raises:
-            UsageError: The file lies elsewhere, is missing or damaged, was replaced, or holds
-                another model.
+        A file that lies elsewhere, is damaged or was replaced is a ``UsageError``.
         """
         path = folder / self.name
         if Path(self.name).name != self.name:
@@ -239,17 +237,9 @@ def run_with_checkpoints(
 ) -> None:
     """Carry out a run; a checkpoint is also written at the end, even after an error.
 
-    Args:
-        events: The steps, or parts of steps, which are done as they are drawn.
-        save: Writes a checkpoint.
-        stop: Looked at after each event that ends a step.
-        on_event: Called after each event.
-        ends_step: Whether the run may be stopped after an event.
-        is_costly: Whether an event is saved at once.
-        seconds_between_checkpoints: Least time between two others.
-
-    Raises:
-        OSError: A checkpoint cannot be written; the one before stands.
+    Events, which are steps or parts of steps, are done as they are drawn. The run may be stopped
+    after one that ends a step. A costly one is saved at once, others after the seconds between
+    checkpoints.
     """
     last = -float("inf")
     try:

@@ -92,9 +92,6 @@ class Workers(Generic[P, V]):
             work: Function of the tasks; it can be pickled.
             count: Largest number of processes.
             timeout: Seconds after which an attempt has failed and its process is killed.
-
-        Raises:
-            UsageError: count or timeout is out of range.
         """
         if count < 1:
             raise UsageError(f"Expected workers of at least 1, got {count}.")

@@ -40,11 +40,7 @@ class Work(ABC, Generic[P, V]):
 
     @abstractmethod
     def evaluate(self, X: P, key: int, attempt: int) -> V:
-        """Call the function; noise depends on the arguments alone.
-
-        Raises:
-            NoOutcomeError: What it returns is no outcome.
-        """
+        """Evaluate, or raise a ``NoOutcomeError``; noise depends on the arguments alone."""
 
 
 @dataclass(frozen=True)
@@ -204,11 +200,7 @@ class FunctionOfParameters(Work[Mapping[str, Any], Report]):
 
 
 def as_report(result: Any) -> Report:
-    """Convert a result to a value for each metric, or one alone.
-
-    Raises:
-        NoOutcomeError: One of them is none.
-    """
+    """Convert a result to a value for each metric, or one alone, or raise a ``NoOutcomeError``."""
     if isinstance(result, Mapping):
         return {str(name): _as_value(value) for name, value in result.items()}
     return {ALONE: _as_value(result)}
@@ -225,11 +217,7 @@ def _as_value(result: Any) -> Value:
 
 
 def complete(report: Report, metrics: Sequence[str]) -> Report:
-    """Return the values of the required metrics of a report.
-
-    Raises:
-        NoOutcomeError: One is missing.
-    """
+    """Return the values of the required metrics of a report, or raise a ``NoOutcomeError``."""
     if set(report) == {ALONE} and len(metrics) == 1:
         return {metrics[0]: report[ALONE]}
     missing = [name for name in metrics if name not in report]
@@ -243,11 +231,7 @@ def complete(report: Report, metrics: Sequence[str]) -> Report:
 
 
 def as_number(result: Any) -> float:
-    """Convert a result to one number, not too large for a model.
-
-    Raises:
-        NoOutcomeError: It is none.
-    """
+    """Convert a result to one number, not too large for a model, or raise a ``NoOutcomeError``."""
     array = np.asarray(result)
     if array.dtype.kind not in "iuf":
         name, text = type(result).__name__, str(result)[:40]

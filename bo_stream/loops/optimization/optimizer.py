@@ -265,11 +265,7 @@ def parsed_optimizer(
 
 
 def named_functions(folder: Path) -> list[str]:
-    """Return the functions ``package.module:function`` that a folder's run imports and calls.
-
-    Raises:
-        UsageError: There is no optimizer, it is damaged, or another version wrote it.
-    """
+    """Return the functions ``package.module:function`` that a folder's run imports and calls."""
     with OPTIMIZATION.opened(folder) as content:
         return _functions(content)
 

@@ -30,9 +30,6 @@ def write_optimization(
 
     A picture that cannot be drawn is a warning. In run.json are the ``notes``, texts of warnings,
     and the model of the outcomes in units of ``outcome_unit``.
-
-    Raises:
-        OSError: The disk is full or the folder cannot be written; the old files stand.
     """
     table = history(campaign)
     files = {

@@ -77,11 +77,7 @@ class Campaign:
         settings: Settings,
         strategies: Sequence[Strategy],
     ) -> Campaign:
-        """Read the data (None: the simulated map) and start each strategy from the same points.
-
-        Raises:
-            UsageError: Data that cannot be used, or too few for the settings.
-        """
+        """Read the data (None: the simulated map) and start each strategy from the same points."""
         data = _read(path, x, y)
         if path is None and settings.steps is None:
             settings = replace(settings, steps=_STEPS_ON_SIMULATED)
@@ -134,9 +130,6 @@ class Campaign:
         """Write a checkpoint; within a step nothing is written, and the one before stands.
 
         A resumed run comes to the same choices from either: they depend on models and seed alone.
-
-        Raises:
-            OSError: The folder cannot be written, or the disk is full; the old checkpoint stands.
         """
         if self._within_step:
             return

@@ -22,13 +22,7 @@ def write_results(campaign: Campaign, folder: Path, notes: list[str]) -> dict[St
     """Write picks.csv, curve.csv and run.json, all or none; then draw curve.png and map.png.
 
     A picture that cannot be drawn is a warning. The ``notes``, texts of warnings, are put into
-    run.json.
-
-    Returns:
-        The score of each strategy's model as it is.
-
-    Raises:
-        OSError: The disk is full or the folder cannot be written; the old files stand.
+    run.json. Returns the score of each strategy's model as it is.
     """
     curves = {name: _curve_to_here(loop) for name, loop in campaign.loops.items()}
     finals = {name: curve[-1] for name, curve in curves.items()}
