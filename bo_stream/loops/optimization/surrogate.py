@@ -86,8 +86,10 @@ class Surrogate:
             self._rebuild(ledger, wanted, self.model)
         else:
             self._replace(ledger, stale, fresh, self.model)
-        if self.model is not None:
-            self._refit_if_due(ledger, self.model)
+        count = len(self.held)
+        if self.model is not None and self.settings.refit_is_due(count, self.refits):
+            learn(self.model, self._further_starts(ledger))
+            self.refits.append(count)
         self.is_whole = True
         return self.model
 
@@ -130,11 +132,6 @@ class Surrogate:
         X = self.settings.to_unit_cube([ledger[key].X for key in outcomes])
         Y = X.new_tensor([y / self.unit for y in outcomes.values()])
         return X, Y.unsqueeze(-1) * self.settings.sign
-
-    def _refit_if_due(self, ledger: Ledger, model: StreamingGP) -> None:
-        if self.settings.refit_is_due(len(self.held), self.refits):
-            learn(model, self._further_starts(ledger))
-            self.refits.append(len(self.held))
 
     def _further_starts(self, ledger: Ledger) -> list[Hyperparameters]:
         """Return the defaults as a second start of a refit, if it is a later one of few data."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -43,9 +42,14 @@ class ActiveSampling:
 
         The split was made with the same settings.
         """
-        self.split = split
-        self.settings = settings
-        self.state = _initial_state(split, settings) if state is None else state
+        self.split, self.settings = split, settings
+        if state is None:
+            picks = list(range(settings.initial))
+            X, Y = split.pool_X[picks], split.pool_Y[picks]
+            kernel, options = KERNELS[settings.kernel](X.shape[-1]).to(X), settings.model_options
+            model = build_model(settings.model, options, X, Y, kernel, settings.grid)
+            state = SamplingState(model, picks)
+        self.state = state
         self._choose = choice_rule(settings.strategy, split, self.state.model)
 
     @property
@@ -208,12 +212,10 @@ class Step:
     score: Score | None
 
 
-ChoiceRule: TypeAlias = Callable[[int, Sequence[int]], list[int]]
-"""Function of q and the picks that chooses q other positions in the pool."""
-
-
-def choice_rule(strategy: Strategy, split: PoolSplit, model: StreamingGP) -> ChoiceRule:
-    """Return the rule of a strategy for the model that is updated in the loop.
+def choice_rule(
+    strategy: Strategy, split: PoolSplit, model: StreamingGP
+) -> Callable[[int, Sequence[int]], list[int]]:
+    """Return the function of q and the picks that chooses q other positions in the pool.
 
     ``nipv`` greedily chooses the points that leave the least posterior variance, averaged over the
     test inputs, or over ``SOME_POINTS`` of them where the model needs the covariance of each with
@@ -226,11 +228,3 @@ def choice_rule(strategy: Strategy, split: PoolSplit, model: StreamingGP) -> Cho
     points = split.test_X if lives_in_features(model) else split.test_X[:SOME_POINTS]
     selector = PoolSelector(model, split.pool_X, points)
     return lambda q, picks: selector.select(q, exclude=torch.tensor(picks)).tolist()
-
-
-def _initial_state(split: PoolSplit, settings: Settings) -> SamplingState:
-    picks = list(range(settings.initial))
-    kernel = KERNELS[settings.kernel](split.pool_X.shape[-1]).to(split.pool_X)
-    X, Y = split.pool_X[picks], split.pool_Y[picks]
-    model = build_model(settings.model, settings.model_options, X, Y, kernel, settings.grid)
-    return SamplingState(model, picks)
