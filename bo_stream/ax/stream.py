@@ -24,7 +24,7 @@ from gpytorch.priors import Prior
 from torch import Tensor
 
 from bo_stream.diagnostics import leave_one_out, without
-from bo_stream.loops.refits import FEW_PER_INPUT, learn
+from bo_stream.loops.optimization.surrogate import FEW_PER_INPUT, learn
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import Hyperparameters
 from bo_stream.models.inducing.osgpr import OSGPR

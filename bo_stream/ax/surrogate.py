@@ -29,7 +29,7 @@ from bo_stream.ax.stream import (
     restore,
 )
 from bo_stream.loops.models import MODELS
-from bo_stream.loops.refits import thin
+from bo_stream.loops.optimization.surrogate import thin
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import learned_values
 from bo_stream.models.inducing.osgpr import OSGPR

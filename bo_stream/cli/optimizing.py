@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,8 @@ from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, Plan
 from bo_stream.loops.optimization.objectives import find_objective
-from bo_stream.loops.optimization.results import counts, write_optimization
-from bo_stream.loops.optimization.store import named_functions
-from bo_stream.loops.optimization.trials import HISTORIES, History
+from bo_stream.loops.optimization.optimizer import named_functions
+from bo_stream.loops.optimization.results import HISTORIES, History, counts, write_optimization
 
 
 def run(
@@ -51,7 +51,7 @@ def run(
         named = named_functions(folder)
         trusted = [name for name in named if name in given or _agreed(folder, name)]
         campaign = OptimizationCampaign.resume(folder, trusted, **running.said(ctx, plan))
-        former = {**campaign.settings.as_record(), **campaign.objective.as_record()}
+        former = {**asdict(campaign.settings), **asdict(campaign.objective)}
         if former["function"].lower() == str(given[0]).lower():
             target["function"] = former["function"]
         running.check_unchanged(ctx, former, {**options, **target})
@@ -91,7 +91,7 @@ def _run_and_report(
     model = campaign.optimizer.surrogate.model
     logs = [] if model is None else [model.numerical_log]
     files = f"history.{kind}, trace.png and run.json"
-    function, acquisition = campaign.objective.name, campaign.settings.acquisition
+    function, acquisition = campaign.objective.function, campaign.settings.acquisition
     named = [function] if ":" in function else []
     chosen = ["--acquisition", acquisition] if ":" in acquisition else []
     running.show_end(folder, files, caught, logs, stopped, ["optimize", *named, *chosen])
@@ -103,9 +103,9 @@ def _announce(campaign: OptimizationCampaign, folder: Path) -> None:
     box = " x ".join(f"[{low:g}, {high:g}]" for low, high in settings.bounds)
     OUT.print(
         escape(
-            f"{verb} {campaign.objective.name} over {box}: {settings.initial} initial points, then "
-            f"{campaign.plan.total} steps of {settings.q} by {settings.acquisition}; results in "
-            f"{folder}."
+            f"{verb} {campaign.objective.function} over {box}: {settings.initial} initial points, "
+            f"then {campaign.plan.total} steps of {settings.q} by {settings.acquisition}; results "
+            f"in {folder}."
         ),
         soft_wrap=True,
     )
