@@ -15,8 +15,7 @@ from gpytorch.kernels import Kernel
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from bo_stream.bases.differentiable_kernel import in_dtype
-from bo_stream.bases.inducing import frozen, kernel_variance
+from bo_stream.bases.inducing import frozen, in_dtype, kernel_variance
 from bo_stream.linalg import check_memory
 from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.objective import clustered_log_marginal_likelihood

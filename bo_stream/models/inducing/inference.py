@@ -17,7 +17,6 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.allocation.novelty import Novelty
 from bo_stream.allocation.selection import capped
-from bo_stream.bases.differentiable_kernel import prior_of_values
 from bo_stream.bases.inducing import InducingBasis, members
 from bo_stream.marginal_likelihood import NoiseGroup, subspace_log_marginal_likelihood
 from bo_stream.models.base import StreamingGP
@@ -130,7 +129,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         Cost O((M + window)³).
         """
         told = memory.as_values
-        covariance = prior_of_values(prior.kernel, told.values, prior.num_outputs)
+        covariance = told.values.prior(prior.kernel, prior.num_outputs)
         groups = self.noise_groups(told.statistics, prior)
         bound = subspace_log_marginal_likelihood(groups, prior.target_map(), covariance)
         return bound - 0.5 * self.trace_term(told.trace, prior), cache

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from bo_stream.bases.differentiable_kernel import in_dtype
+from bo_stream.bases.inducing import in_dtype
 from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.last_layer.memory import Carried, LastLayerMemory
 from bo_stream.models.last_layer.network import LayerBasis, layer_features

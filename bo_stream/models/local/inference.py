@@ -12,8 +12,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from bo_stream.allocation.selection import first_unlike
-from bo_stream.bases.differentiable_kernel import in_dtype
-from bo_stream.bases.inducing import frozen
+from bo_stream.bases.inducing import frozen, in_dtype
 from bo_stream.bases.kernels import stacked_correlation, stacked_kernel
 from bo_stream.linalg import inverse_lower, solve_lower
 from bo_stream.models.inference import Inference
