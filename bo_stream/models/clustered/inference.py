@@ -73,11 +73,7 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     # --- memory ---------------------------------------------------------------------------
 
     def observe(
-        self,
-        memory: ClusterMemory,
-        cache: SolvedClusters | None,
-        data: Observations,
-        prior: Prior,
+        self, memory: ClusterMemory, cache: SolvedClusters | None, data: Observations, prior: Prior
     ) -> tuple[ClusterMemory, SolvedClusters | None]:
         """Add a batch to the sums of its clusters; cost O(n log M + M) beside the cache's."""
         X = data.X.to(memory.centres)

@@ -5,11 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from botorch.exceptions.errors import (
-    BotorchTensorDimensionError,
-    InputDataError,
-    UnsupportedError,
-)
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from gpytorch.kernels import Kernel
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor

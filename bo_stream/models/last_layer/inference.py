@@ -27,11 +27,7 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
     """Weights of the features φ have the prior N(0, s² I); given the network all is conjugate."""
 
     def observe(
-        self,
-        memory: LastLayerMemory,
-        cache: SolvedWeights | None,
-        data: Observations,
-        prior: Prior,
+        self, memory: LastLayerMemory, cache: SolvedWeights | None, data: Observations, prior: Prior
     ) -> tuple[LastLayerMemory, SolvedWeights | None]:
         """Add a batch to the statistics, in the features of the network as it is now. O(n r²)."""
         memory = memory.at(network_of(prior))

@@ -17,12 +17,7 @@ from bo_stream.bases.kernels import stacked_correlation, stacked_kernel
 from bo_stream.linalg import inverse_lower, solve_lower
 from bo_stream.models.inference import Inference
 from bo_stream.models.local.memory import LocalMemory, Rows
-from bo_stream.models.local.process import (
-    Experts,
-    LocalProcess,
-    factor_of,
-    scaled_prior,
-)
+from bo_stream.models.local.process import Experts, LocalProcess, factor_of, scaled_prior
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
 from bo_stream.process.process import PosteriorProcess
