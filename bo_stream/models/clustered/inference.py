@@ -16,10 +16,11 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from bo_stream.bases.inducing import frozen, in_dtype, kernel_variance
-from bo_stream.linalg import check_memory
+from bo_stream.linalg import check_memory, inverse_root
 from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.objective import clustered_log_marginal_likelihood
 from bo_stream.models.clustered.solver import (
+    MOST_PENDING,
     CentreSolver,
     CholeskySolver,
     ClusteredProcess,
@@ -85,9 +86,12 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         after = capped.after(data, clusters)
         if capped is not covering:
             self._warn_of_coarse_centres(after, prior)
-        elif cache is not None and data.sign > 0 and cache.can_take(len(data), prior):
-            return after, cache.after(after.centres[clusters], *prior.standardized(data))
-        return after, None
+            return after, None
+        if cache is None or data.sign < 0 or len(data) > cache.room or not prior.is_in(cache.state):
+            return after, None
+        centres, room = after.centres[clusters], cache.room - len(data)
+        process = cache.process.condition(centres, *prior.standardized(data))
+        return after, SolvedClusters(cache.state, process, room)
 
     def _capped(self, memory: ClusterMemory) -> ClusterMemory:
         """Double the resolution as often as needed for no more than ``max_centres``."""
@@ -137,8 +141,9 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     ) -> tuple[PosteriorProcess, SolvedClusters]:
         """Solve for the process at the centres, in O(M³) or O(M²) an iteration, unless kept."""
         if cache is None or not prior.is_in(cache.state):
-            base = self._solve(memory, prior)
-            cache = SolvedClusters(prior.state(), base, base)
+            process = self._solve(memory, prior)
+            room = MOST_PENDING if isinstance(process.solver, CholeskySolver) else 0
+            cache = SolvedClusters(prior.state(), process, room)
         return cache.process, cache
 
     def _solve(self, memory: ClusterMemory, prior: Prior) -> ClusteredProcess:
@@ -210,7 +215,7 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     def solver_for(self, Q: Tensor) -> CentreSolver:
         """Factorise Q, ``... x M x M``, or prepare conjugate gradients."""
         if self._factorises(Q.shape[-1]):
-            return CholeskySolver.of(Q)
+            return CholeskySolver(inverse_root(Q))
         return ConjugateGradients.of(Q, self.cg_tolerance)
 
     def _factorises(self, centres: int) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bo_stream.linalg import product_of_triangular_root
+from bo_stream.linalg import inverse_root, product_of_triangular_root
 from bo_stream.marginal_likelihood import NoiseGroup, combine, expected_misfit
 from bo_stream.models.clustered.solver import CentreSolver, CholeskySolver, RootEvidence
 from bo_stream.weights import InformationForm, log_marginal_likelihood
@@ -33,7 +33,7 @@ class _Solution:
     @classmethod
     def of(cls, scaled: RootEvidence, K: Tensor) -> _Solution:
         """Cost O(M³)."""
-        solver = CholeskySolver.of(scaled.system(K))
+        solver = CholeskySolver(inverse_root(scaled.system(K)))
         v = scaled.root * solver.solve(scaled.target)
         roots = solver.root.diagonal(dim1=-2, dim2=-1).double()
         inverse = product_of_triangular_root(solver.root)
@@ -65,32 +65,23 @@ def clustered_log_marginal_likelihood(
         value = log_marginal_likelihood(evidence, solution.mean, solution.log_determinant)
         v = solution.representer
         sensitivity = 0.5 * (scaled.root * solution.inverse * scaled.root.mT - v @ v.mT)
-        spreads = _spreads(groups, evidence, solution.mean, solution.certainty)
+        certainty = solution.certainty
     expected = (sensitivity * prior).sum((-2, -1)).double()
-    expected = expected + _misfits(groups, residual, solution.mean, spreads)
+    expected = expected + _misfit(groups, residual, evidence.gram, solution.mean, certainty)
     return value - (expected - expected.detach())
 
 
-def _spreads(
-    groups: Sequence[NoiseGroup], evidence: InformationForm, mean: Tensor, certainty: Tensor
-) -> list[Tensor]:
-    """``tr(gram E[f fᵀ])`` of each group, with ``Λ⁻¹ Var[f(Z)] = certainty``."""
-    spreads = []
+def _misfit(
+    groups: Sequence[NoiseGroup], residual: Tensor, precision: Tensor, mean: Tensor, share: Tensor
+) -> Tensor:
+    """Sum the groups' expected misfits, for ``Var[f(Z)]`` the ``share`` of ``1 / precision``."""
+    total = []
     for group in groups:
         gram = group.statistics.gram
-        share = torch.where(evidence.gram > 0.0, gram / evidence.gram, 0.0)
-        spreads.append((share * certainty + gram * mean.square()).sum((-2, -1)))
-    return spreads
-
-
-def _misfits(
-    groups: Sequence[NoiseGroup], residual: Tensor, mean: Tensor, spreads: Sequence[Tensor]
-) -> Tensor:
-    parts = [
-        expected_misfit(group, residual, mean, spread)
-        for group, spread in zip(groups, spreads, strict=True)
-    ]
-    return torch.stack(parts).sum(0)
+        part = torch.where(precision > 0.0, gram / precision, 0.0)
+        spread = (part * share + gram * mean.square()).sum((-2, -1))
+        total.append(expected_misfit(group, residual, mean, spread))
+    return torch.stack(total).sum(0)
 
 
 def clustered_kl_divergence(evidence: InformationForm, prior: Tensor) -> Tensor:
@@ -139,10 +130,9 @@ def stochastic_objective(
         left = scaled.root * solved
         right = torch.cat((left[..., :1], scaled.root * signs), -1)
         mean = (prior @ left[..., :1]).double()
-        spreads = _spreads(groups, evidence, mean, certainty)
     count = signs.shape[-1]
     weight = torch.tensor([1.0] + [-1.0 / count] * count).to(left)
     fraction = len(rows) / prior.shape[-1]
     products = left[..., rows, :] * (kernel_rows(rows) @ right)
     pull = 0.5 / fraction * (products.sum(-2) * weight).sum(-1).double()
-    return pull - _misfits(groups, residual, mean, spreads)
+    return pull - _misfit(groups, residual, evidence.gram, mean, certainty)

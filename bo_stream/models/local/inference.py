@@ -21,6 +21,7 @@ from bo_stream.models.local.process import Experts, LocalProcess, factor_of, sca
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
 from bo_stream.process.process import PosteriorProcess
+from bo_stream.sufficient_statistics import target_columns
 from bo_stream.tensors import State, is_same, map_tensors, state_of
 
 ROWS = 64
@@ -77,7 +78,8 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
             touched[models.flatten()] = True
         if cache is not None:
             cache = replace(cache, touched=cache.touched | touched)
-        return memory.counting(rows), cache
+        columns = target_columns(rows.targets)
+        return replace(memory, totals=memory.totals + columns.mT @ columns), cache
 
     @torch.no_grad()
     def models_for(self, X: Tensor, memory: LocalMemory, kernel: Kernel, outputs: int) -> Tensor:
