@@ -21,9 +21,14 @@ from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.cover_tree.tree import CoverTree
 from bo_stream.bases.inducing import differentiable_matrix
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.clustered.inference import ClusterInference, Solver, precisions
+from bo_stream.models.clustered.inference import (
+    ClusterInference,
+    Solver,
+    clustered_kl_divergence,
+    precisions,
+    stochastic_objective,
+)
 from bo_stream.models.clustered.memory import ClusterMemory
-from bo_stream.models.clustered.objective import clustered_kl_divergence, stochastic_objective
 from bo_stream.models.clustered.solver import ConjugateGradients
 from bo_stream.tensors import keeps_tensors
 

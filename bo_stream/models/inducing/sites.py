@@ -15,9 +15,12 @@ from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, Sites, fit_sites
 from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.marginal_likelihood import NoiseGroup, expected_misfit
-from bo_stream.models.inducing.inference import InducingCache, InducingInference
+from bo_stream.models.inducing.inference import (
+    InducingCache,
+    InducingInference,
+    basis_of_independent,
+)
 from bo_stream.models.inducing.memory import InducingMemory, PointStatistics, TraceTerm
-from bo_stream.models.inducing.points import basis_of_independent
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.optimisers import ConstrainedAdam
