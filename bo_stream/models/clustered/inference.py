@@ -56,6 +56,9 @@ IN_FLOAT64 = "solved in float64 instead of float32"
 COARSE = "coarse centres"
 
 
+Cached = SolvedClusters | None
+
+
 @dataclass(frozen=True)
 class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     """The process at M centres, from the sums of their clusters: ``Q = I + R K R`` is solved.
@@ -75,8 +78,8 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     # --- memory ---------------------------------------------------------------------------
 
     def observe(
-        self, memory: ClusterMemory, cache: SolvedClusters | None, data: Observations, prior: Prior
-    ) -> tuple[ClusterMemory, SolvedClusters | None]:
+        self, memory: ClusterMemory, cache: Cached, data: Observations, prior: Prior
+    ) -> tuple[ClusterMemory, Cached]:
         """Add a batch to the sums of its clusters; cost O(n log M + M) beside the cache's."""
         X = data.X.to(memory.centres)
         points = X.flatten(0, -2)
@@ -101,12 +104,8 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         return memory
 
     def merged(
-        self,
-        memory: ClusterMemory,
-        cache: SolvedClusters | None,
-        other: ClusterMemory,
-        prior: Prior,
-    ) -> tuple[ClusterMemory, SolvedClusters | None]:
+        self, memory: ClusterMemory, cache: Cached, other: ClusterMemory, prior: Prior
+    ) -> tuple[ClusterMemory, Cached]:
         """Unite the trees; a cluster within the resolution of another's centre moves there."""
         both, exact = memory.joined(other)
         both = self._capped(both)
@@ -125,8 +124,8 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         return ClusterMemory.empty(memory.tree, memory.centres, prior.shape)
 
     def refitted(
-        self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
-    ) -> tuple[ClusterMemory, SolvedClusters | None]:
+        self, memory: ClusterMemory, cache: Cached, prior: Prior
+    ) -> tuple[ClusterMemory, Cached]:
         """Check the centres against the new kernel."""
         self._warn_of_coarse_centres(memory, prior)
         return memory, cache
@@ -134,11 +133,7 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     # --- the posterior, and the likelihood --------------------------------------------------
 
     def process(
-        self,
-        memory: ClusterMemory,
-        cache: SolvedClusters | None,
-        prior: Prior,
-        X: Tensor | None = None,
+        self, memory: ClusterMemory, cache: Cached, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, SolvedClusters]:
         """Solve for the process at the centres, in O(M³) or O(M²) an iteration, unless kept."""
         if cache is None or not prior.is_in(cache.state):
@@ -157,8 +152,8 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         )
 
     def objective(
-        self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
-    ) -> tuple[Tensor, SolvedClusters | None]:
+        self, memory: ClusterMemory, cache: Cached, prior: Prior
+    ) -> tuple[Tensor, Cached]:
         """Return the log marginal likelihood of observations at their centres, exact, in O(M³)."""
         kernel, outputs = prior.kernel, prior.num_outputs
         _, K = self.centres_and_prior(

@@ -66,6 +66,9 @@ class InducingCache:
     solved: SolvedWeights | None = None
 
 
+Cached = InducingCache | None
+
+
 @dataclass(frozen=True)
 class InducingInference(Inference[InducingMemory, InducingCache]):
     """The process's values at M inducing points Z, from the statistics of all observations.
@@ -87,11 +90,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     # --- the posterior, and the bound ----------------------------------------------------------
 
     def process(
-        self,
-        memory: InducingMemory,
-        cache: InducingCache | None,
-        prior: Prior,
-        X: Tensor | None = None,
+        self, memory: InducingMemory, cache: Cached, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, InducingCache]:
         """Solve for the weights in O(M³), unless that has been done."""
         if cache is not None and cache.solved is not None and prior.is_in(cache.solved.state):
@@ -103,9 +102,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         process = WeightSpaceProcess(cache.basis, weights, prior.mean.unsqueeze(-1).clone())
         return process, replace(cache, solved=SolvedWeights(prior.state(), process))
 
-    def current(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
-    ) -> InducingCache:
+    def current(self, memory: InducingMemory, cache: Cached, prior: Prior) -> InducingCache:
         """Express the memory in the basis of the kernel as it is, in O(M³), unless that is kept."""
         if cache is not None and is_in(prior.kernel, cache.state):
             if cache.memory.allocator is not memory.allocator:  # for it was set since
@@ -116,8 +113,8 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         return InducingCache(state_of(prior.kernel), memory.in_basis(basis), basis)
 
     def objective(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
-    ) -> tuple[Tensor, InducingCache | None]:
+        self, memory: InducingMemory, cache: Cached, prior: Prior
+    ) -> tuple[Tensor, Cached]:
         """Return the online bound; rows of the window enter with their full covariance.
 
         That of batch SGPR for what is in the statistics [Bui2017, eq. 7; Titsias2009, eq. 9].
@@ -132,12 +129,8 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     # --- memory --------------------------------------------------------------------------------
 
     def merged(
-        self,
-        memory: InducingMemory,
-        cache: InducingCache | None,
-        other: InducingMemory,
-        prior: Prior,
-    ) -> tuple[InducingMemory, InducingCache | None]:
+        self, memory: InducingMemory, cache: Cached, other: InducingMemory, prior: Prior
+    ) -> tuple[InducingMemory, Cached]:
         """Let the allocator take the other's points, and project its statistics onto what it took.
 
         Without an allocator the points stay.
@@ -164,8 +157,8 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         return replace(empty, moments=memory.moments)
 
     def moved(
-        self, memory: InducingMemory, cache: InducingCache | None, device: torch.device
-    ) -> tuple[InducingMemory, InducingCache | None]:
+        self, memory: InducingMemory, cache: Cached, device: torch.device
+    ) -> tuple[InducingMemory, Cached]:
         """Keep the basis, for one that is made anew differs by rounding or a jitter."""
         after = memory.to(device)
         if cache is None:
@@ -240,8 +233,8 @@ class CollapsedInference(InducingInference):
     window: int
 
     def observe(
-        self, memory: InducingMemory, cache: InducingCache | None, data: Observations, prior: Prior
-    ) -> tuple[InducingMemory, InducingCache | None]:
+        self, memory: InducingMemory, cache: Cached, data: Observations, prior: Prior
+    ) -> tuple[InducingMemory, Cached]:
         """Place the points, then add the batch to the statistics in O(n M²)."""
         now = before = self.current(memory, cache, prior)
         if data.sign > 0.0:
@@ -259,8 +252,8 @@ class CollapsedInference(InducingInference):
         return self.remembered(before, InducingCache(now.state, after, now.basis, solved), prior)
 
     def refitted(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
-    ) -> tuple[InducingMemory, InducingCache | None]:
+        self, memory: InducingMemory, cache: Cached, prior: Prior
+    ) -> tuple[InducingMemory, Cached]:
         """Place the points anew for the new kernel, among the rows of the window."""
         now = before = self.current(memory, cache, prior)
         if memory.is_in(before.basis):
@@ -304,7 +297,7 @@ class CollapsedInference(InducingInference):
         return value - 0.5 * self.trace_term(moved.trace, prior)
 
     def optimized_points(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior, maxiter: int
+        self, memory: InducingMemory, cache: Cached, prior: Prior, maxiter: int
     ) -> Tensor:
         """Move the points up the bound by L-BFGS; return those before if they are no better."""
         cache = self.current(memory, cache, prior)

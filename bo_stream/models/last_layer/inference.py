@@ -21,14 +21,16 @@ from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.sufficient_statistics import Whitened
 from bo_stream.weights import log_marginal_likelihood, solve
 
+Cached = SolvedWeights | None
+
 
 @dataclass(frozen=True)
 class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
     """Weights of the features φ have the prior N(0, s² I); given the network all is conjugate."""
 
     def observe(
-        self, memory: LastLayerMemory, cache: SolvedWeights | None, data: Observations, prior: Prior
-    ) -> tuple[LastLayerMemory, SolvedWeights | None]:
+        self, memory: LastLayerMemory, cache: Cached, data: Observations, prior: Prior
+    ) -> tuple[LastLayerMemory, Cached]:
         """Add a batch to the statistics, in the features of the network as it is now. O(n r²)."""
         memory = memory.at(network_of(prior))
         features = memory.features(data.X)
@@ -42,11 +44,7 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         return after, cache.after(z, *prior.standardized(data))
 
     def process(
-        self,
-        memory: LastLayerMemory,
-        cache: SolvedWeights | None,
-        prior: Prior,
-        X: Tensor | None = None,
+        self, memory: LastLayerMemory, cache: Cached, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, SolvedWeights]:
         """Solve for the weights, in O(r³), unless kept."""
         if cache is None or not prior.is_in(cache.state):
@@ -60,8 +58,8 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         return WeightSpaceProcess(basis, weights, prior.mean.unsqueeze(-1).clone())
 
     def objective(
-        self, memory: LastLayerMemory, cache: SolvedWeights | None, prior: Prior
-    ) -> tuple[Tensor, SolvedWeights | None]:
+        self, memory: LastLayerMemory, cache: Cached, prior: Prior
+    ) -> tuple[Tensor, Cached]:
         """Return the log marginal likelihood of all observations.
 
         Exact where all of them are held as rows, and wherever the network stays as it is; else in
@@ -74,12 +72,8 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         return likelihood_from(memory.at(network).statistics, prior), cache
 
     def merged(
-        self,
-        memory: LastLayerMemory,
-        cache: SolvedWeights | None,
-        other: LastLayerMemory,
-        prior: Prior,
-    ) -> tuple[LastLayerMemory, SolvedWeights | None]:
+        self, memory: LastLayerMemory, cache: Cached, other: LastLayerMemory, prior: Prior
+    ) -> tuple[LastLayerMemory, Cached]:
         """Add the statistics, both in the features of this model's network as it is now."""
         network = network_of(prior)
         return memory.at(network).plus(other.at(network)), None
