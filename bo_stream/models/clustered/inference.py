@@ -258,7 +258,8 @@ def variance_between(memory: ClusterMemory, prior: Prior) -> Tensor:
     At the root mean square distance of the inputs from their centres.
     """
     Z = memory.centres[:PROBED_CENTRES].double()
-    moved = Z + memory.typical_move().unsqueeze(-2)
+    count = memory.sizes.sum(-2).clamp_min(1.0)
+    moved = Z + (memory.moves / count).clamp_min(0.0).sqrt().unsqueeze(-2)
     kernel, outputs = frozen(prior.kernel, torch.float64), prior.num_outputs
     between = cross_matrix(kernel, Z.expand_as(moved), moved, outputs)
     own = kernel_variance(kernel, Z, outputs) + kernel_variance(kernel, moved, outputs)
@@ -305,9 +306,9 @@ def clustered_log_marginal_likelihood(
     ``∂/∂K = ½ (v vᵀ − R Q⁻¹ R)``: no factorisation is differentiated.
 
     Args:
-        groups: Noise groups, their grams diagonals kept as columns.
+        groups: Their grams are diagonals kept as columns.
         residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``.
-        prior: Covariance K of the centres, ``... x m x M x M``, in the dtype to compute in.
+        prior: K, ``... x m x M x M``, in the dtype to compute in.
     """
     with torch.no_grad():
         evidence = combine(groups, residual)
@@ -336,14 +337,7 @@ def _misfit(
 
 
 def clustered_kl_divergence(evidence: InformationForm, prior: Tensor) -> Tensor:
-    """KL from the prior to the posterior process, ``... x m``. Cost O(M³).
-
-    ``½ (log |K + Λ| / |Λ| − tr((K + Λ)⁻¹ K) + vᵀ K v)``. [Terenin2024, eq. 24]
-
-    Args:
-        evidence: At the centres, its gram a diagonal kept as a column.
-        prior: Covariance K of the centres, ``... x m x M x M``.
-    """
+    """Compute ``½ (log |K + Λ| / |Λ| − tr((K + Λ)⁻¹ K) + vᵀ K v)`` for K the prior, ``... x m``."""
     solution = _Solution.of(RootEvidence.of(evidence, prior.dtype), prior)
     energy = (solution.representer.double() * solution.mean).sum((-2, -1))
     return 0.5 * (solution.log_determinant - solution.certainty.sum((-2, -1)) + energy)

@@ -42,6 +42,12 @@ from bo_stream.weights import log_marginal_likelihood, solve, weight_precision
 
 MAX_POINTS = 512
 
+MEMORY_LIMIT_GIB = 4.0
+"""Of all matrices over the inducing points together."""
+
+MATRICES = 3
+"""As many of them are held for each output: the kernel's root, the gram, the posterior's root."""
+
 COARSE, ROUNDING = "coarse points", "rounding"
 """What a model says once."""
 
@@ -50,8 +56,7 @@ COARSE, ROUNDING = "coarse points", "rounding"
 class InducingCache:
     """The memory in the basis of the kernel as it is, and the posterior that was solved in it.
 
-    Hyperparameters may be tried and left again: what is in memory stays as it was expressed last,
-    until something is observed.
+    Hyperparameters may be tried: a model's own memory stays as it was until something is observed.
 
     Attributes:
         state: Of the kernel.
@@ -108,7 +113,10 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
             if cache.memory.allocator is not memory.allocator:  # for it was set since
                 cache = replace(cache, memory=replace(cache.memory, allocator=memory.allocator))
             return cache
-        basis = basis_of_independent(prior.kernel, memory.values.Z, prior.num_outputs)
+        return self._expressed(memory, prior, memory.values.Z)
+
+    def _expressed(self, memory: InducingMemory, prior: Prior, Z: Tensor) -> InducingCache:
+        basis = basis_of_independent(prior.kernel, Z, prior.num_outputs)
         log_basis(prior.model, basis, memory)
         return InducingCache(state_of(prior.kernel), memory.in_basis(basis), basis)
 
@@ -117,8 +125,8 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     ) -> tuple[Tensor, Cached]:
         """Return the online bound; rows of the window enter with their full covariance.
 
-        That of batch SGPR for what is in the statistics [Bui2017, eq. 7; Titsias2009, eq. 9].
-        Cost O((M + window)³).
+        That of batch SGPR for what is in the statistics. Cost O((M + window)³). [Bui2017, eq. 7;
+        Titsias2009, eq. 9]
         """
         told = memory.as_values
         covariance = told.values.prior(prior.kernel, prior.num_outputs)
@@ -131,10 +139,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     def merged(
         self, memory: InducingMemory, cache: Cached, other: InducingMemory, prior: Prior
     ) -> tuple[InducingMemory, Cached]:
-        """Let the allocator take the other's points, and project its statistics onto what it took.
-
-        Without an allocator the points stay.
-        """
+        """Let the allocator, if any, take the other's points; project its statistics onto these."""
         before = self.current(memory, cache, prior)
         basis, theirs, allocator = before.basis, other.whole, copy(memory.allocator)
         if allocator is not None and not torch.equal(theirs.values.Z, basis.Z):
@@ -279,11 +284,9 @@ class CollapsedInference(InducingInference):
     ) -> tuple[InducingMemory, InducingCache]:
         """Put the inducing points elsewhere, to Z, ``M x d``; the window's rows stay exact."""
         check_points_fit(len(Z), prior.shape.numel())
-        basis = basis_of_independent(prior.kernel, Z, prior.num_outputs)
-        log_basis(prior.model, basis, memory)
-        moved = memory.in_basis(basis)
-        self.warn_of_coarse_points(moved, prior)
-        return moved, InducingCache(state_of(prior.kernel), moved, basis)
+        moved = self._expressed(memory, prior, Z)
+        self.warn_of_coarse_points(moved.memory, prior)
+        return moved.memory, moved
 
     def bound_at(self, memory: InducingMemory, prior: Prior, kernel: Kernel, Z: Tensor) -> Tensor:
         """Return the bound with the points at Z and all observations as statistics, ``batch x m``.
@@ -385,13 +388,6 @@ def _warn_of_rounding(
         warn_of_rounding(error)
 
 
-MEMORY_LIMIT_GIB = 4.0
-"""Of all matrices over the inducing points together."""
-
-MATRICES = 3
-"""As many of them are held for each output: the kernel's root, the gram, the posterior's root."""
-
-
 @torch.no_grad()
 def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
     """Return the basis at Z, or at fewer points where even the largest jitter gives none.
@@ -401,21 +397,17 @@ def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBas
     beyond ``FAR`` go first; if that is not enough, those that the others determine. NotPSDError:
     the kernel's values are NaN or infinite.
     """
-    try:
+    with suppress(NotPSDError):
         return InducingBasis.of(kernel, Z, outputs)
-    except NotPSDError:
-        basis = _of_some(kernel, Z[central(Z)], outputs)
-        return replace(basis, left_out=len(Z) - basis.rank)
-
-
-def _of_some(kernel: Kernel, near: Tensor, outputs: int) -> InducingBasis:
+    near = Z[central(Z)]
     try:
-        return InducingBasis.of(kernel, near, outputs)
+        basis = InducingBasis.of(kernel, near, outputs)
     except NotPSDError:
         matrix = kernel_matrix(frozen(kernel), near, near, outputs)
         if not bool(matrix.isfinite().all()):
             raise
-        return InducingBasis.of(kernel, near[independent_rows(matrix)], outputs)
+        basis = InducingBasis.of(kernel, near[independent_rows(matrix)], outputs)
+    return replace(basis, left_out=len(Z) - basis.rank)
 
 
 def check_points(name: str, Z: Tensor, dim: int, most: int) -> None:

@@ -60,11 +60,9 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
     def objective(
         self, memory: LastLayerMemory, cache: Cached, prior: Prior
     ) -> tuple[Tensor, Cached]:
-        """Return the log marginal likelihood of all observations.
+        """Return the log marginal likelihood of all observations; see :class:`Carried`.
 
-        Exact where all of them are held as rows, and wherever the network stays as it is; else in
-        the features that the others are carried over to, see :class:`Carried`. Cost O(r³) while the
-        network is not learned, else O(w r² + r³) for w rows, and that of the network.
+        Cost O(r³) while the network is not learned, else O(w r² + r³) for w rows, and the network.
         """
         network = network_of(prior)
         if any(parameter.requires_grad for parameter in network.parameters()):
@@ -126,9 +124,8 @@ def likelihood_from(statistics: WhitenedMemory, prior: Prior) -> Tensor:
 class LayerSteps:
     """Steps of Adam on network and hyperparameters; what ``train`` of stochastic models takes.
 
-    A step's estimate is the log marginal likelihood of some rows drawn without replacement, and of
-    as many of the observations that are not held as there are for them, times the inverse of their
-    share. It is that of all of them where all rows are taken.
+    A step's estimate is the log marginal likelihood of some rows, drawn without replacement, and of
+    the same share of the observations that are not held, over that share.
     """
 
     def __init__(
@@ -162,7 +159,7 @@ class LayerSteps:
         return float(estimate.detach())
 
     def learned_state(self) -> Any:
-        """Copy of the hyperparameters, the moments, and the number of steps."""
+        """Copy the hyperparameters, the moments, and the number of steps."""
         values = [p.detach().clone() for p in self._parameters]
         return values, deepcopy(self._ascent.moments()), self.num_steps
 

@@ -83,16 +83,10 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
 
     @torch.no_grad()
     def models_for(self, X: Tensor, memory: LocalMemory, kernel: Kernel, outputs: int) -> Tensor:
-        """Return the number of the model for each of some inputs, ``batch_shape x m x n``.
+        """Return the number of the model for each of ``batch_shape x m x n x d`` inputs.
 
         As one after the other, but for the centres, which stay until all have entered; a number
         from ``memory.alive.sum(0)`` on is of a new model. [NguyenTuong2008, algorithm 1]
-
-        Args:
-            X: ``batch_shape x m x n x d``.
-            memory: Of the models.
-            kernel: Of the correlations, in float64.
-            outputs: m.
         """
         similarity = stacked_correlation(kernel, X, memory.centres, outputs)
         alive = memory.alive.movedim(0, -1)
@@ -226,13 +220,11 @@ class Experts:
     """Exact Gaussian processes of C local models, each given its own observations.
 
     Attributes:
-        X: Their inputs, ``C x batch_shape x m x s x d``.
-        centres: ``batch_shape x m x C x d``.
-        alive: Whether each has observations, ``batch_shape x m x C``.
-        whitener: ``L⁻¹ S`` with ``L Lᵀ = I + S K S`` and S the root of the noise precision, ``C x
-            batch_shape x m x s x s``.
-        whitened_targets: ``L⁻¹ S r`` with r the outcomes less the prior mean, ``C x batch_shape x m
-            x s``.
+        X: Their inputs, ``C x ... x m x s x d``, ``...`` the batch shape.
+        centres: ``... x m x C x d``.
+        alive: Whether each has observations, ``... x m x C``.
+        whitener: ``L⁻¹ S`` with ``L Lᵀ = I + S K S``, S S the noise precision, ``C x ... x m x s x s``.
+        whitened_targets: ``L⁻¹ S r``, r the outcomes less the prior mean, ``C x ... x m x s``.
     """
 
     X: Tensor
