@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.kernels import TransformedKernel
+from bo_stream.bases.sampled import degrees_of_freedom, student_frequencies
 from bo_stream.tensors import map_tensors
 
 FEATURES = 1024
@@ -168,25 +169,6 @@ class RandomDraws:
         return self.uniform(of).argsort(-1)[..., :count]
 
 
-def student_frequencies(kernel: Kernel, drawn: Tensor, dim: int) -> Tensor:
-    """Compute frequencies of an RBF or Matérn kernel of lengthscale 1 from normal numbers.
-
-    Normal for RBF, Student-t with 2ν degrees of freedom for Matérn-ν. ``drawn`` has
-    ``dim + degrees_of_freedom(kernel)`` columns.
-    """
-    directions = drawn[..., :dim]
-    degrees = degrees_of_freedom(kernel)
-    if degrees == 0:
-        return directions
-    chi_square = drawn[..., dim:].square().sum(-1, keepdim=True)
-    return directions * (degrees / chi_square).sqrt()
-
-
-def degrees_of_freedom(kernel: Kernel) -> int:
-    """Return 2ν of a Matérn kernel's spectral density, a Student-t; 0 for a normal one."""
-    return round(2.0 * kernel.nu) if isinstance(kernel, MaternKernel) else 0
-
-
 @dataclass(frozen=True)
 class _Space:
     """Inputs that a kernel sees, and random numbers.
@@ -260,7 +242,7 @@ def _rule_for(kernel: Kernel) -> Callable[[Any, _Space], _Spectrum]:
 def _stationary(kernel: Kernel, space: _Space) -> _Spectrum:
     dim = len(space.active)
     drawn = space.draws.normal(FEATURES, dim + degrees_of_freedom(kernel))
-    directions = student_frequencies(kernel, drawn, dim)
+    directions = student_frequencies(drawn, dim)
     return space.spectrum(directions / space.parameter(kernel.lengthscale, 2))
 
 

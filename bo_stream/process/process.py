@@ -109,10 +109,6 @@ class WeightSpaceProcess(PosteriorProcess):
     weights: WeightPosterior
     prior_mean: Tensor
 
-    def features(self, X: Tensor) -> Tensor:
-        """Compute the whitened prior features z, ``... x n x d -> ... x m x n x r``."""
-        return self.basis.features(X)
-
     def at(self, X: Tensor) -> Points:
         """Evaluate the features once. Cost O(n r²)."""
         features = self.basis.features(X)
@@ -148,17 +144,13 @@ class WeightSpaceProcess(PosteriorProcess):
 
     def joint_at(self, points: Points) -> Joint:
         """Compute the joint distribution, with root ``z S₀``."""
-        downdate = self._downdate(points)
-        return Joint(self.mean_at(points), points.posterior, downdate, self._residual(points))
-
-    def _residual(self, points: Points) -> Residual | None:
         basis: Any = self.basis
-        X, z = points.X, points.prior
-        if not basis.has_residual:
-            return None
-        return Residual(
-            lambda: basis.residual_covariance(X, X, z, z), lambda: basis.residual_variance(X, z)
-        )
+        X, z, residual = points.X, points.prior, None
+        if basis.has_residual:
+            residual = Residual(
+                lambda: basis.residual_covariance(X, X, z, z), lambda: basis.residual_variance(X, z)
+            )
+        return Joint(self.mean_at(points), points.posterior, self._downdate(points), residual)
 
     def _downdate(self, points: Points) -> Tensor:
         if not self.weights.observed:

@@ -9,7 +9,7 @@ import torch
 from botorch.exceptions.errors import UnsupportedError
 from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, ScaleKernel
 
-from bo_stream.bases.sampled import FourierBasis, normals
+from bo_stream.bases.sampled import FourierBasis, check_spectral, normals
 from tests.tolerances import assert_close
 
 BASES = {
@@ -95,7 +95,7 @@ def test_active_dimensions() -> None:
 
 def test_a_kernel_without_a_known_spectral_density_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"PeriodicKernel.*InducingAtData"):
-        FourierBasis(ScaleKernel(PeriodicKernel()), 10, 0)
+        check_spectral(ScaleKernel(PeriodicKernel()))
 
 
 def test_random_numbers_are_standard_normal_and_uncorrelated() -> None:

@@ -57,7 +57,7 @@ CALLS = {
     "update": (update, (23, 64, 16)),
     "posterior": (posterior, (14, 29, 10)),
     "fantasy": (fantasy, (17, 114, 13)),
-    "two steps of a QSGP": (two_steps, (21, 486, 17)),
+    "two steps of a QSGP": (two_steps, (15, 39, 13)),
 }
 """Files, switches between them and depth."""
 

@@ -124,7 +124,7 @@ _LIKELIHOODS_AND_POINTS = (
     ),
     Mutant(
         "neighbours only within two radii",
-        "allocation/cover_tree/level.py",
+        "allocation/cover_tree.py",
         "NEIGHBOURHOOD = 4.05",
         "NEIGHBOURHOOD = 2.0",
     ),
@@ -246,15 +246,15 @@ _FAMILIES = (
     ),
     Mutant(
         "a best variance for the best deviation",
-        "models/quadruply_stochastic/weight_posterior.py",
+        "models/quadruply_stochastic/memory.py",
         "(noise / (count * mean_squares + noise * precision)).sqrt()",
         "(noise / (count * mean_squares + noise * precision))",
     ),
     Mutant(
         "two draws added up for their mean",
-        "models/quadruply_stochastic/estimator.py",
-        "diagonal = 0.5 * (one.power() + other.power())",
-        "diagonal = one.power() + other.power()",
+        "models/quadruply_stochastic/steps.py",
+        "0.5 * (estimates[0] + estimates[1])",
+        "estimates[0] + estimates[1]",
     ),
     Mutant(
         "a sample whose earlier values change with it",

@@ -10,14 +10,21 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from bo_stream.bases.sampled import SampledBasis
+from bo_stream.bases.sampled import PointBasis, SampledBasis
 from bo_stream.models.prior import Hyperparameters
-from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData
+from bo_stream.models.quadruply_stochastic.choice import (
+    FourierFeatures,
+    InducingAtData,
+    Schedule,
+)
 from bo_stream.models.quadruply_stochastic.control_variate import ControlPoints
-from bo_stream.models.quadruply_stochastic.estimator import Minibatch
-from bo_stream.models.quadruply_stochastic.memory import Layout, Progress
-from bo_stream.models.quadruply_stochastic.steps import Schedule, Steps
-from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior
+from bo_stream.models.quadruply_stochastic.memory import (
+    Layout,
+    Progress,
+    QuadruplyStochasticMemory,
+)
+from bo_stream.models.quadruply_stochastic.steps import Data, Steps
+from bo_stream.models.stochastic.replay import Batch, StreamReplay
 from tests.oracles.weight_space import WeightSpace
 
 SIZE, DATA = 12, 15
@@ -29,6 +36,14 @@ LAYOUTS = {
     "inducing": Layout(InducingAtData(SIZE), Z, 2),
     "relevance": Layout(InducingAtData(SIZE), Z, 2),
 }
+
+
+def dense_precision(basis: SampledBasis) -> Tensor:
+    """S of all functions, ``m x p x p``, or with 1 for m."""
+    index = torch.arange(basis.size)
+    if isinstance(basis, PointBasis):
+        return basis.precision(index, index)
+    return torch.diag_embed(basis.precision_diagonal(index))
 
 
 @dataclass
@@ -68,41 +83,40 @@ class Problem:
     def is_gaussian(self) -> bool:
         return isinstance(self.hyper.likelihood, GaussianLikelihood)
 
-    def _posterior(self) -> ChevronPosterior:
+    def _progress(self) -> Progress:
         k, full = self.columns, self.columns if self.is_gaussian else SIZE
         coefficients = 0.4 * torch.randn(2, SIZE, 1 + k, dtype=torch.float64)
         below = torch.arange(SIZE).unsqueeze(-1) > torch.arange(k)
         coefficients[..., 1:] *= below
         squares = torch.rand(2, SIZE, dtype=torch.float64) + 0.1
         log_scale = 0.3 * torch.randn(2, full, dtype=torch.float64) - 1.0
-        return ChevronPosterior(coefficients, log_scale, squares if self.is_gaussian else None)
+        precisions = self.precisions if self.kind == "relevance" else None
+        squares = squares if self.is_gaussian else None
+        return Progress.start(coefficients, log_scale, squares, precisions)
 
     def _steps(self) -> Steps:
-        posterior, basis = self._posterior(), self.basis(self.hyper)
-        precisions = self.precisions if self.kind == "relevance" else None
-        progress = Progress.start(posterior, precisions)
+        progress = self._progress()
         if self.controlled:
             kept = self.basis(Hyperparameters(*self._modules()))
             sample = self.X[: self.sample], self.Y[:, : self.sample]
-            progress.control = ControlPoints.of(kept, self.support, sample, DATA, posterior)
-        log_precision = None
-        if not basis.is_diagonal:
-            index = torch.arange(SIZE)
-            log_precision = torch.logdet(basis.precision(index, index)).detach()
-        schedule = Schedule(None, self.drawn, 0, 0, 0, 0, 0.1, 0.01, 1e9)
-        learned = self.hyper.learned([]) if basis.is_diagonal else []
-        layout = LAYOUTS[self.kind]
-        data = self.data, DATA
-        return Steps(progress, self.hyper, layout, *data, schedule, learned, log_precision)
+            progress.control = ControlPoints.of(kept, self.support, sample, DATA, progress)
+        schedule = Schedule(
+            self.rows, self.drawn, 0, 0, 0, 0, 0.1, 0.01, 1e9, torch.float64, seed=0
+        )
+        rows = Batch(self.X, self.Y.mT)
+        replay = StreamReplay.empty(rows).plus(rows)
+        memory = QuadruplyStochasticMemory(replay, LAYOUTS[self.kind], progress)
+        learns = self.kind != "inducing"
+        return Steps(memory, self.hyper, None, schedule, learns, exact=True)
 
     def _modules(self) -> tuple[ScaleKernel, ConstantMean, Likelihood]:
         return self.hyper.covar_module, self.hyper.mean_module, self.hyper.likelihood
 
-    def data(self, generator: torch.Generator) -> Minibatch:
+    def data(self, generator: torch.Generator) -> Data:
         if self.rows == DATA:
-            return Minibatch(self.X, self.Y, DATA)
+            return self.X, self.Y
         index = torch.randint(DATA, (self.rows,), generator=generator)
-        return Minibatch(self.X[index], self.Y[:, index], DATA)
+        return self.X[index], self.Y[:, index]
 
     # --- dense ---------------------------------------------------------------------------------
 
@@ -110,7 +124,7 @@ class Problem:
         """The problem of one output, the mean of its weights and the root of their covariance."""
         index, basis = torch.arange(SIZE), self.basis(self.hyper)
         Phi = basis.functions(self.X, index)
-        S = basis.precision(index, index)
+        S = dense_precision(basis)
         Phi, S = (t.expand(2, *t.shape[1:])[output] for t in (Phi, S))
         y = self.Y[output] - self.hyper.mean_module.constant[output]
         noise = torch.ones((), dtype=torch.float64)
@@ -120,7 +134,7 @@ class Problem:
         return space, *self._weights(output, space)
 
     def _weights(self, output: int, space: WeightSpace) -> tuple[Tensor, Tensor]:
-        posterior = self.steps.progress.posterior
+        posterior = self.steps.progress
         k, log_scale = self.columns, posterior.log_scale[output]
         if self.is_gaussian:
             assert posterior.mean_squares is not None

@@ -181,6 +181,8 @@ Term = Callable[[Expanded], Tensor]
 def bound_terms(batches: Iterable[tuple[Tensor, ExpectedLogProb]], weight: float) -> Iterator[Term]:
     """Yield terms that sum up to ``Σ E log p(y | f) − KL``: the divergence, then each batch.
 
+    Cost of all O(n (M_α + M_β²) + M_α² + M_β³).
+
     Args:
         batches: Inputs with the likelihood of their outcomes, all of them.
         weight: Of their sum.
@@ -193,16 +195,6 @@ def bound_terms(batches: Iterable[tuple[Tensor, ExpectedLogProb]], weight: float
 def _data_term(X: Tensor, expected: ExpectedLogProb, weight: float, now: Expanded) -> Tensor:
     there = now.at(X)
     return weight * expected(there.mean, there.variance).sum(-1)
-
-
-def exact_bound(
-    expanded: Expanded, batches: Iterable[tuple[Tensor, ExpectedLogProb]], weight: float
-) -> Tensor:
-    """Sum :func:`bound_terms`. Cost O(n (M_α + M_β²) + M_α² + M_β³)."""
-    total = torch.zeros_like(expanded.constant)
-    for term in bound_terms(batches, weight):
-        total = total + term(expanded)
-    return total
 
 
 @dataclass(frozen=True)

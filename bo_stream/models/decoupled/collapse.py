@@ -17,7 +17,7 @@ from torch import Tensor
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.likelihoods.sites import ExpectedLogProb, local_sites
 from bo_stream.linalg import cholesky_with_nugget, safe_cholesky, solve_lower
-from bo_stream.models.decoupled.bound import Expanded, Marginals, bound_terms
+from bo_stream.models.decoupled.bound import Expanded, bound_terms
 from bo_stream.models.decoupled.growth import with_best_functions, without_functions
 from bo_stream.models.decoupled.posterior import (
     NUGGET,
@@ -54,91 +54,63 @@ def optimum(
     if seeks:
         now = replace(now, posterior=without_functions(now.posterior))
     before, kernel, m = now.posterior, now.kernel, now.outputs
-    whole = _Functions.of(now)
-    root = cholesky_with_nugget(whole.covariance(now), NUGGET)
-    total = _Sums(root.new_zeros(root.shape), root.new_zeros(*root.shape[:-1], 1), None)
-    for X, expected in batches:
-        there = now.at(X)
-        features = solve_lower(root, whole.at(now, X, there))
-        total = total.plus(now, there, expected, features)
-    precision = _one_plus(weight * total.gram)
-    weights = torch.cholesky_solve(weight * total.pull, safe_cholesky(precision))
+    mixed = isinstance(before.covariance, HybridCovariance)
+    apart = mixed and not isinstance(before.covariance, SpectralCovariance)
+    beta = before.beta if apart else None  # functions of the mean beside α
+    root = cholesky_with_nugget(_covariance(now, beta), NUGGET)
+    gram, pull, seen = _sums(now, batches, beta, root)
+    weights = torch.cholesky_solve(weight * pull, safe_cholesky(_one_plus(weight * gram)))
     c = torch.linalg.solve_triangular(root.mT, weights, upper=True).squeeze(-1)
     after = before.with_expansion(c[..., : len(before.alpha)], kernel, m)
     if seeks and rank is not None:
-        gram = weight * total.gram
-        return with_best_functions(replace(now, posterior=after), root, gram, rank)
-    if not isinstance(before.covariance, HybridCovariance) or total.covariance is None:
+        return with_best_functions(replace(now, posterior=after), root, weight * gram, rank)
+    if not isinstance(before.covariance, HybridCovariance) or seen is None:
         return after
     v = replace(now, posterior=after).explained
-    if whole.beta is not None:
+    if beta is not None:
         v = v + now.basis.factor.mT @ c[..., len(before.alpha) :].unsqueeze(-1)
-    gram = weight * total.covariance
+    gram = weight * seen
     covariance = replace(before.covariance, moment=v + gram @ v, gram=gram)
     return replace(after, covariance=covariance)
 
 
-@dataclass(frozen=True)
-class _Functions:
-    """The functions of the mean: α, and β unless it combines some of α or has no mean."""
-
-    alpha: InducingFunctions
-    beta: InducingFunctions | None
-
-    @classmethod
-    def of(cls, now: Expanded) -> _Functions:
-        p = now.posterior
-        apart = isinstance(p.covariance, HybridCovariance) and not isinstance(
-            p.covariance, SpectralCovariance
-        )
-        return cls(p.alpha, p.beta if apart else None)
-
-    def covariance(self, now: Expanded) -> Tensor:
-        """Compute the functions' covariance, ``... x m x M x M``."""
-        alpha, kernel, m = self.alpha, now.kernel, now.outputs
-        own = alpha.with_functions(kernel, alpha, m)
-        if self.beta is None:
-            return own
-        cross = alpha.with_functions(kernel, self.beta, m)
-        upper = torch.cat((own, cross), -1)
-        return torch.cat(
-            (upper, torch.cat((cross.mT, self.beta.with_functions(kernel, self.beta, m)), -1)), -2
-        )
-
-    def at(self, now: Expanded, X: Tensor, there: Marginals) -> Tensor:
-        """Evaluate at inputs where α's part is known already, ``... x m x M x n``."""
-        if self.beta is None:
-            return there.cross
-        return torch.cat((there.cross, self.beta.with_values(now.kernel, X, now.outputs)), -2)
+def _covariance(now: Expanded, beta: InducingFunctions | None) -> Tensor:
+    """Compute the covariance of the mean's functions, α and perhaps β, ``... x m x M x M``."""
+    alpha, kernel, m = now.posterior.alpha, now.kernel, now.outputs
+    own = alpha.with_functions(kernel, alpha, m)
+    if beta is None:
+        return own
+    cross, others = (f.with_functions(kernel, beta, m) for f in (alpha, beta))
+    return torch.cat((torch.cat((own, cross), -1), torch.cat((cross.mT, others), -1)), -2)
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Sums over the data visited so far.
+def _sums(
+    now: Expanded,
+    batches: Iterable[tuple[Tensor, ExpectedLogProb]],
+    beta: InducingFunctions | None,
+    root: Tensor,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Sum over all data, visited once.
 
-    Attributes:
-        gram: ``Σ p φ φᵀ`` of the mean's whitened functions, ``... x m x M x M``.
-        pull: ``Σ s φ``, ``... x m x M x 1``.
-        covariance: ``Σ p z zᵀ`` of β's features; None before any data.
+    Returns:
+        ``Σ p φ φᵀ`` and ``Σ s φ`` of the mean's functions, whitened by their root, and ``Σ p z zᵀ``
+        of β's features, None without data.
     """
-
-    gram: Tensor
-    pull: Tensor
-    covariance: Tensor | None
-
-    def plus(
-        self, now: Expanded, there: Marginals, expected: ExpectedLogProb, features: Tensor
-    ) -> _Sums:
-        """Add a batch, whose marginals and whitened functions are given."""
+    gram, pull, seen = torch.zeros_like(root), root.new_zeros(*root.shape[:-1], 1), None
+    for X, expected in batches:
+        there = now.at(X)
+        values = there.cross
+        if beta is not None:
+            values = torch.cat((values, beta.with_values(now.kernel, X, now.outputs)), -2)
+        features = solve_lower(root, values)
         sites, _ = local_sites(expected, there.mean.detach(), there.variance.detach())
         z, precision = there.features, sites.precision
         shift = sites.shift - precision * now.constant.unsqueeze(-1)
-        covariance = z.mT @ (precision.unsqueeze(-1) * z)
-        return _Sums(
-            self.gram + (features * precision.unsqueeze(-2)) @ features.mT,
-            self.pull + features @ shift.unsqueeze(-1),
-            covariance if self.covariance is None else self.covariance + covariance,
-        )
+        gram = gram + (features * precision.unsqueeze(-2)) @ features.mT
+        pull = pull + features @ shift.unsqueeze(-1)
+        more = z.mT @ (precision.unsqueeze(-1) * z)
+        seen = more if seen is None else seen + more
+    return gram, pull, seen
 
 
 def _one_plus(gram: Tensor) -> Tensor:
@@ -229,21 +201,6 @@ class Valued:
     posterior: DecoupledPosterior
 
 
-@dataclass(frozen=True)
-class Collapsed:
-    """The best that a maximisation has seen.
-
-    Attributes:
-        hyper: Hyperparameters.
-        posterior: The best one for them.
-        training: What was done; a step is an evaluation.
-    """
-
-    hyper: Hyperparameters
-    posterior: DecoupledPosterior
-    training: Training
-
-
 def maximise_collapsed(
     bound: CollapsedBound,
     hyper: Hyperparameters,
@@ -251,7 +208,7 @@ def maximise_collapsed(
     seconds: float | None,
     *,
     progress: bool,
-) -> Collapsed:
+) -> tuple[DecoupledPosterior, Training]:
     """Move hyperparameters that require gradients up the bound by L-BFGS.
 
     Ends early where no direction leads up, or where a bound beyond the first is not finite or a
@@ -259,20 +216,23 @@ def maximise_collapsed(
 
     Args:
         bound: To maximise.
-        hyper: In float64; moved in place.
+        hyper: In float64; moved in place, to the best that was seen.
         evaluations: Most values of the bound, each of which takes all data; at least one is taken.
         seconds: Begin no evaluation after so many.
         progress: Whether to draw a bar on a terminal.
 
+    Returns:
+        The best posterior for them, and what was done; a step is an evaluation.
+
     Raises:
         ModelFittingError: The first value is not finite.
     """
-    search = _Search(bound, hyper, evaluations, seconds)
     with Bar(progress) as bar:
+        search = _Search(bound, hyper, evaluations, seconds, bar)
         try:
-            search.first(bar)
+            search.first()
             if search.moved:
-                maximise(lambda: search.value(bar), search.moved, evaluations)
+                maximise(search.value, search.moved, evaluations)
         except _Enough:
             pass
     return search.result()
@@ -280,13 +240,6 @@ def maximise_collapsed(
 
 class _Enough(Exception):
     """A limit was reached, or the bound can be followed no further."""
-
-
-@dataclass(frozen=True)
-class _Best:
-    bound: float
-    state: dict[str, Any]
-    posterior: DecoupledPosterior
 
 
 class _Search:
@@ -298,21 +251,20 @@ class _Search:
         hyper: Hyperparameters,
         evaluations: int,
         seconds: float | None,
+        bar: Bar,
     ) -> None:
-        self._bound, self._hyper = bound, hyper
+        self._bound, self._hyper, self._bar = bound, hyper, bar
         self._evaluations, self._seconds = evaluations, math.inf if seconds is None else seconds
         self._coordinates = constrained_parameters(hyper, hyper.moving)
+        self.moved: list[Tensor] = [coordinate.moved for coordinate in self._coordinates]
         self._began, self._trace = time.monotonic(), list[tuple[int, float]]()
         self._known: Valued | None = None
-        self._best = _Best(-math.inf, {}, bound.functions)
+        self._highest, self._posterior = -math.inf, bound.functions
+        self._state: dict[str, Any] = {}
 
-    @property
-    def moved(self) -> list[Tensor]:
-        return [coordinate.moved for coordinate in self._coordinates]
-
-    def first(self, bar: Bar) -> None:
+    def first(self) -> None:
         """Evaluate where it begins, without which there is no posterior to keep."""
-        found = self._evaluated(bar)
+        found = self._evaluated()
         if not bool(found.bound.isfinite()):
             raise ModelFittingError(
                 f"The bound is {float(found.bound)} with the hyperparameters that the model has, "
@@ -320,18 +272,18 @@ class _Search:
             )
         self._known = found
 
-    def value(self, bar: Bar) -> Tensor:
+    def value(self) -> Tensor:
         """Return the bound, differentiable once in what is moved."""
         found, self._known = self._known, None
         if found is None:
-            found = self._next(bar)
+            found = self._next()
         total = found.bound.clone()
         for coordinate, gradient in zip(self._coordinates, found.gradient, strict=True):
             step = coordinate.moved - coordinate.moved.detach()
             total = total + (coordinate.slope(gradient) * step).sum()
         return total
 
-    def _next(self, bar: Bar) -> Valued:
+    def _next(self) -> Valued:
         spent = time.monotonic() - self._began
         if len(self._trace) >= self._evaluations or spent >= self._seconds:
             raise _Enough
@@ -339,30 +291,29 @@ class _Search:
             for coordinate in self._coordinates:
                 coordinate.after()
         try:
-            found = self._evaluated(bar)
+            found = self._evaluated()
         except NUMERICAL_ERRORS as error:
             raise _Enough from error
         if not bool(found.bound.isfinite()):
             raise _Enough
         return found
 
-    def _evaluated(self, bar: Bar) -> Valued:
+    def _evaluated(self) -> Valued:
         learned: list[Tensor] = [coordinate.parameter for coordinate in self._coordinates]
         found = self._bound.at(self._hyper, learned)
-        bound = float(found.bound) * self._bound.count
-        self._trace.append((len(self._trace) + 1, bound))
-        if bound > self._best.bound:
-            self._best = _Best(bound, deepcopy(self._hyper.state_dict()), found.posterior)
-        done = len(self._trace)
-        bar.show(done / self._evaluations, done, self._best.bound)
+        bound, done = float(found.bound) * self._bound.count, len(self._trace) + 1
+        self._trace.append((done, bound))
+        if bound > self._highest:
+            self._highest, self._posterior = bound, found.posterior
+            self._state = deepcopy(self._hyper.state_dict())
+        self._bar.show(done / self._evaluations, done, self._highest)
         return found
 
-    def result(self) -> Collapsed:
-        """Return the best that was seen."""
-        self._hyper.load_state_dict(self._best.state)
+    def result(self) -> tuple[DecoupledPosterior, Training]:
+        """Go back to the best that was seen."""
+        self._hyper.load_state_dict(self._state)
         spent = time.monotonic() - self._began
-        training = Training(len(self._trace), spent, tuple(self._trace))
-        return Collapsed(self._hyper, self._best.posterior, training)
+        return self._posterior, Training(len(self._trace), spent, tuple(self._trace))
 
 
 def _gradient(value: Tensor, learned: list[Tensor]) -> list[Tensor]:

@@ -31,7 +31,7 @@ from bo_stream.models.decoupled.inference import (
 from bo_stream.models.decoupled.learner import DecoupledLearner, Schedule
 from bo_stream.models.decoupled.memory import DecoupledMemory
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes, check_transform
-from bo_stream.models.stochastic.replay import DatasetReplay
+from bo_stream.models.stochastic.replay import build_from
 from bo_stream.models.stochastic.start import set_kernel, set_outcomes
 from bo_stream.models.stochastic.training import Training, check_limits, train
 
@@ -213,11 +213,7 @@ class DecoupledGP(StreamingGP):
             InputDataError: It is empty, or its items are no pairs.
             UnsupportedError: It can only be iterated.
         """
-        replay = DatasetReplay.of(dataset)
-        first = replay.first(options, 2**31 - 1)
-        model = cls(first.X, first.Y, **options)
-        model._set_memory(replace(model._memory, replay=replay))
-        return model
+        return build_from(cls, dataset, options, 2**31 - 1)
 
     @torch.no_grad()
     def _guess(self, inputs: Tensor, Y: Tensor, likelihood: bool, kernel: bool, mean: bool) -> None:
@@ -319,11 +315,9 @@ class DecoupledGP(StreamingGP):
         self._set_memory(inference.with_all_functions(self._memory, prior))
         spent = time.monotonic() - begin
         left = _less(seconds, spent)
-        found = inference.collapsed(self._memory, prior, evaluations, left, progress)
-        prior.take_over(found.hyper)
-        memory = replace(self._memory, posterior=found.posterior, hyper_moments=None)
+        memory, training = inference.collapsed(self._memory, prior, evaluations, left, progress)
         self._set_memory(memory)
-        return found.training.after(spent)
+        return training.after(spent)
 
     def optimize_posterior(self, rounds: int = 1, *, progress: bool = True) -> Self:
         """Let the mean and the variance be the best for all data that are held, in place.
@@ -350,7 +344,8 @@ class DecoupledGP(StreamingGP):
         self._check_not_supposed("optimize_posterior")
         self._inference.check_observed(self._memory)
         for _ in range(checked_number("rounds", rounds)):
-            self._set_memory(self._inference.optimized(self._memory, self._prior, progress))
+            best = self._inference.optimized(self._memory, self._prior, progress)
+            self._set_memory(replace(self._memory, posterior=best))
         return self
 
     @property

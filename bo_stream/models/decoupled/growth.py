@@ -161,7 +161,7 @@ class Growth:
 
         A direct parametrization takes the same inputs for both bases [A.2]; a hybrid one takes
         others for the mean, for β has a mean of its own; a spectral one for the mean alone, some of
-        which :meth:`renewed` combines. Inputs that are points already are left.
+        which :func:`with_eigenfunctions` combines. Inputs that are points already are left.
 
         Args:
             posterior: Before.
@@ -183,35 +183,6 @@ class Growth:
             rest = points[..., first.shape[-2] :, :]
         more = rest[..., : min(self.mean - len(posterior.alpha), self.step), :]
         return grown.with_mean_values(more)
-
-    def anew(
-        self, nothing: DecoupledPosterior, before: DecoupledPosterior, kernel: Kernel, outputs: int
-    ) -> DecoupledPosterior:
-        """Take over the functions of a posterior, but nothing that is known of them.
-
-        Args:
-            nothing: A posterior of no functions.
-            before: Whose functions to take; those of a spectral covariance are computed later.
-            kernel: The prior's.
-            outputs: m.
-        """
-        if not isinstance(nothing.covariance, SpectralCovariance):
-            nothing = nothing.with_covariance_values(before.beta.points, kernel, outputs)
-        return nothing.with_mean_values(before.alpha.points)
-
-    def spans_all(self, posterior: DecoupledPosterior) -> bool:
-        """Say whether a spectral parametrization combines as many functions as it may."""
-        return len(posterior.beta) >= min(self.span, len(posterior.alpha))
-
-    def spans_more(self, posterior: DecoupledPosterior) -> bool:
-        """Say whether it combines more functions than a step should: the best posterior's does."""
-        return (
-            isinstance(posterior.covariance, SpectralCovariance) and len(posterior.beta) > self.span
-        )
-
-    def renewed(self, now: Expanded, X: Tensor) -> DecoupledPosterior:
-        """Compute the eigenfunctions of a spectral parametrization anew, from some inputs."""
-        return with_eigenfunctions(now, X, self.span, self.covariance)
 
 
 def _points(X: Tensor, posterior: DecoupledPosterior, most: int) -> Tensor:

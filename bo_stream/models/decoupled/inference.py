@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Literal, NoReturn, get_args
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
@@ -14,9 +16,8 @@ from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.inducing import frozen, in_dtype
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.models.decoupled.bound import Draw, Expanded, drawn_columns, exact_bound
+from bo_stream.models.decoupled.bound import Draw, Expanded, bound_terms, drawn_columns
 from bo_stream.models.decoupled.collapse import (
-    Collapsed,
     CollapsedBound,
     between,
     maximise_collapsed,
@@ -39,7 +40,7 @@ from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.replay import ROWS, Batch, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import Sizes, begin_hyperparameters, input_scale
-from bo_stream.models.stochastic.training import tracked, train, waiting
+from bo_stream.models.stochastic.training import Training, tracked, train, waiting
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
@@ -86,11 +87,6 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     initial_points: int
 
     def __post_init__(self) -> None:
-        """Check the options.
-
-        Raises:
-            ValueError: One is out of range.
-        """
         schedule = self.schedule
         checked_number("update_steps", self.update_steps, 0)
         checked_number("initial_points", self.initial_points, 0)
@@ -140,15 +136,13 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     def _without_functions(self, batch: torch.Size, like: Tensor) -> DecoupledPosterior:
         none = like.new_zeros(*batch, 0, like.shape[-1])
         functions = InducingFunctions(none, none if self.factors else None)
-        covariance = self._covariance(like.new_zeros(*batch, 0, 0), like.new_zeros(*batch, 0, 1))
-        return DecoupledPosterior(functions, none[..., 0], functions, covariance, self.jacobi)
-
-    def _covariance(self, square: Tensor, moment: Tensor) -> VariationalCovariance:
+        moment, square = like.new_zeros(*batch, 0, 1), like.new_zeros(*batch, 0, 0)
+        covariance: VariationalCovariance = SpectralCovariance(moment, square, square)
         if self.parametrization == "direct":
-            return DirectCovariance(square, self.jacobi)
-        if self.parametrization == "hybrid":
-            return HybridCovariance(moment, square)
-        return SpectralCovariance(moment, square, square)
+            covariance = DirectCovariance(square, self.jacobi)
+        elif self.parametrization == "hybrid":
+            covariance = HybridCovariance(moment, square)
+        return DecoupledPosterior(functions, none[..., 0], functions, covariance, self.jacobi)
 
     def observe(
         self,
@@ -195,7 +189,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         other: DecoupledMemory,
         prior: Prior,
     ) -> NoReturn:
-        """Refuse: steps on one model's data cannot be added to another's.
+        """Refuse.
 
         Raises:
             UnsupportedError: Always.
@@ -207,14 +201,18 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
 
     def cleared(self, memory: DecoupledMemory, prior: Prior) -> DecoupledMemory:
         """Keep the functions, of which nothing is known, and what inputs vary by."""
-        posterior = self._anew(memory.posterior, prior.copied())
+        posterior = self._anew(memory.posterior, prior.copied().covar_module)
         points = posterior.alpha.points
         nothing = points.new_zeros(*prior.batch_shape, 0, points.shape[-1])
         return replace(self.empty(nothing, prior), posterior=posterior, unit=memory.unit)
 
-    def _anew(self, before: DecoupledPosterior, hyper: Hyperparameters) -> DecoupledPosterior:
-        nothing = self._without_functions(before.coefficients.shape[:-1], before.alpha.points)
-        return self.growth.anew(nothing, before, hyper.covar_module, before.coefficients.shape[-2])
+    def _anew(self, before: DecoupledPosterior, kernel: Kernel) -> DecoupledPosterior:
+        """Keep the functions, but nothing that is known of them; spectral ones come later."""
+        batch = before.coefficients.shape[:-1]
+        nothing = self._without_functions(batch, before.alpha.points)
+        if self.parametrization != "spectral":
+            nothing = nothing.with_covariance_values(before.beta.points, kernel, batch[-1])
+        return nothing.with_mean_values(before.alpha.points)
 
     # --- the posterior, and the bound ---------------------------------------------------------
 
@@ -250,9 +248,9 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         return value, cache
 
     def _bound(self, memory: DecoupledMemory, prior: Prior, hyper: Hyperparameters) -> Tensor:
-        replay = memory.replay
-        batches = replay.outcomes(prior, hyper.likelihood)
-        return exact_bound(Expanded.of(memory.posterior, hyper), batches, replay.weight)
+        replay, now = memory.replay, Expanded.of(memory.posterior, hyper)
+        terms = bound_terms(replay.outcomes(prior, hyper.likelihood), replay.weight)
+        return reduce(torch.add, (term(now) for term in terms))
 
     def estimate(self, memory: DecoupledMemory, prior: Prior, generator: torch.Generator) -> Tensor:
         """Draw an unbiased estimate of the bound, ``batch_shape x m``, at the cost of a step.
@@ -261,8 +259,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
             ValueError: Fewer observations are held than ``batch_size``.
         """
         replay, schedule = memory.replay, self.schedule
-        drawn = replay.draw(schedule.size(replay.held), generator)
-        data = replay.in_units(drawn, prior)
+        data = replay.sample(schedule.size(replay.held), generator, prior)
         index = drawn_columns(memory.posterior, schedule.columns, generator)
         weight = replay.count / len(data)
 
@@ -315,13 +312,13 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     ) -> DecoupledMemory:
         replay, generator = memory.replay, generator_at(self.schedule.seed, BEFORE_STEPS)
         few, more = (
-            replay.in_units(replay.draw(min(size, replay.held), generator), prior)
+            replay.sample(min(size, replay.held), generator, prior)
             for size in (self.initial_points, LOOKED_AT)
         )
         sizes = Sizes(self.growth.span, self.growth.covariance)
         begin_hyperparameters(hyper, few, more, sizes, replay.count)
         prior.take_over(hyper)
-        posterior = self._anew(memory.posterior, hyper)
+        posterior = self._anew(memory.posterior, hyper.covar_module)
         return replace(memory, posterior=posterior, hyper_moments=None, variational_moments=None)
 
     def with_all_functions(self, memory: DecoupledMemory, prior: Prior) -> DecoupledMemory:
@@ -337,14 +334,14 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         evaluations: int,
         seconds: float | None,
         progress: bool,
-    ) -> Collapsed:
-        """Maximise the bound at its best posterior in hyperparameters; see ``fit_collapsed``.
-
-        Raises:
-            ModelFittingError: The first value is not finite.
-        """
+    ) -> tuple[DecoupledMemory, Training]:
+        """Maximise the bound at its best posterior in hyperparameters; see ``fit_collapsed``."""
         bound, hyper = self.collapsed_bound(memory, prior), prior.copied()
-        return maximise_collapsed(bound, hyper, evaluations, seconds, progress=progress)
+        posterior, training = maximise_collapsed(
+            bound, hyper, evaluations, seconds, progress=progress
+        )
+        prior.take_over(hyper)
+        return replace(memory, posterior=posterior, hyper_moments=None), training
 
     def collapsed_bound(self, memory: DecoupledMemory, prior: Prior) -> CollapsedBound:
         """Return the bound at its best posterior, as a function of hyperparameters."""
@@ -358,11 +355,10 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         )
 
     @torch.no_grad()
-    def optimized(self, memory: DecoupledMemory, prior: Prior, progress: bool) -> DecoupledMemory:
+    def optimized(
+        self, memory: DecoupledMemory, prior: Prior, progress: bool
+    ) -> DecoupledPosterior:
         """Move mean and variance to their best for all data, or by a Newton step towards it."""
-        return replace(memory, posterior=self._better(memory, prior, progress))
-
-    def _better(self, memory: DecoupledMemory, prior: Prior, progress: bool) -> DecoupledPosterior:
         replay, hyper = memory.replay, prior.copied()
         before, weight = Expanded.of(memory.posterior, hyper), replay.weight
         chunks = -(-replay.held // ROWS)
@@ -384,9 +380,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         if not isinstance(p.covariance, SpectralCovariance) or len(p.beta) == len(p.alpha):
             return now
         most = min(INPUTS * len(p.alpha), replay.held)
-        some = replay.in_units(
-            replay.draw(most, generator_at(self.schedule.seed, BEFORE_STEPS)), prior
-        )
+        some = replay.sample(most, generator_at(self.schedule.seed, BEFORE_STEPS), prior)
         wide = with_eigenfunctions(now, some.X, len(p.alpha), self.growth.covariance)
         return replace(now, posterior=wide)
 

@@ -15,7 +15,7 @@ from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb, Sites, local_sites
 from bo_stream.linalg import safe_cholesky
 from bo_stream.models.decoupled.bound import Columns, Draw, Expanded, drawn_columns
-from bo_stream.models.decoupled.growth import Growth
+from bo_stream.models.decoupled.growth import Growth, with_eigenfunctions
 from bo_stream.models.decoupled.memory import DecoupledMemory, Moments
 from bo_stream.models.decoupled.posterior import (
     DecoupledPosterior,
@@ -26,7 +26,6 @@ from bo_stream.models.decoupled.posterior import (
 from bo_stream.models.prior import Prior
 from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.models.stochastic.replay import Batch, generator_at
-from bo_stream.models.stochastic.training import all_finite
 from bo_stream.tensors import map_tensors
 
 _RENEWED = 10
@@ -73,12 +72,6 @@ class Schedule:
         return min(1024, held) if self.batch_size is None else self.batch_size
 
 
-@dataclass(frozen=True)
-class _State:
-    memory: DecoupledMemory
-    values: dict[str, Tensor]
-
-
 class DecoupledLearner:
     """Memory and hyperparameters of a decoupled model, copied, that steps move; a ``Trainable``."""
 
@@ -110,12 +103,12 @@ class DecoupledLearner:
         self._set_parameters(memory.posterior, memory.variational_moments)
 
     def _set_parameters(self, posterior: DecoupledPosterior, moments: Moments | None) -> None:
-        schedule = self._schedule
-        by_adam = schedule.mean_rate is None
-        self._parameters = VariationalParameters(
-            posterior, by_adam, schedule.mean_points, self._memory.unit
-        )
-        self._variational_adam = _adam_on(self._parameters, schedule.learning_rate, moments)
+        schedule, by_adam = self._schedule, self._schedule.mean_rate is None
+        moved = VariationalParameters(posterior, by_adam, schedule.mean_points, self._memory.unit)
+        parameters = list(moved.parameters())
+        moments = None if moments is None else _padded(moments, parameters)
+        self._parameters = moved
+        self._variational_adam = ConstrainedAdam(moved, parameters, schedule.learning_rate, moments)
 
     @property
     def _names(self) -> tuple[str, ...]:
@@ -150,19 +143,21 @@ class DecoupledLearner:
     @property
     def is_valid(self) -> bool:
         """Whether all that steps move is finite, and positive where it has to be."""
-        return self.hyper.are_valid and all_finite(self._memory.posterior)
+        finite = list[Tensor]()
+        map_tensors(self._memory.posterior, lambda t: finite.append(t.isfinite().all()) or t)  # type: ignore[func-returns-value]
+        return self.hyper.are_valid and all(map(bool, finite))
 
-    def learned_state(self) -> _State:
+    def learned_state(self) -> tuple[DecoupledMemory, list[Tensor]]:
         """Return the memory, which is a value, and copies of the hyperparameters."""
-        values = {name: p.detach().clone() for name, p in self.hyper.named_parameters()}
-        return _State(self.memory, values)
+        return self.memory, [p.detach().clone() for p in self.hyper.parameters()]
 
     @torch.no_grad()
-    def restore(self, state: _State) -> None:
-        """Go back; observations stay as they are."""
-        for name, parameter in self.hyper.named_parameters():
-            parameter.copy_(state.values[name])
-        self._begin(replace(state.memory, replay=self._memory.replay))
+    def restore(self, state: tuple[DecoupledMemory, list[Tensor]]) -> None:
+        """Go back to a state, which stays as it is."""
+        memory, values = state
+        for parameter, value in zip(self.hyper.parameters(), values, strict=True):
+            parameter.copy_(value)
+        self._begin(memory)
 
     @torch.no_grad()
     def grow(self, X: Tensor) -> bool:
@@ -176,7 +171,7 @@ class DecoupledLearner:
         grown = self._growth.grown(before, X, self.hyper.covar_module, m)
         if grown is not before:
             self._set_posterior(grown)
-        more = not self._growth.spans_all(grown)
+        more = len(grown.beta) < min(self._growth.span, len(grown.alpha))
         if more:
             self._renew()
         return more
@@ -206,7 +201,8 @@ class DecoupledLearner:
             return
         generator = generator_at(self._schedule.seed, _APART + self.num_steps)
         some = self._drawn(min(INPUTS * growth.span, replay.held), generator)
-        self._set_posterior(growth.renewed(self._expanded(), some.X))
+        now = self._expanded()
+        self._set_posterior(with_eigenfunctions(now, some.X, growth.span, growth.covariance))
 
     @torch.enable_grad()
     def take_step(self) -> float:
@@ -214,8 +210,12 @@ class DecoupledLearner:
         schedule, replay = self._schedule, self._memory.replay
         generator = generator_at(schedule.seed, self.num_steps)
         data = self._drawn(schedule.size(replay.held), generator)
-        renewed = self._growing and self._grow_from(data, generator)
-        wide = self._growth.spans_more(self._memory.posterior)
+        renewed = False
+        if self._growing:
+            order = torch.randperm(len(data), generator=generator).to(data.X.device)
+            renewed = self.grow(data.X[..., order, :])
+        # the best posterior's combine more functions than a step should
+        wide = len(self._memory.posterior.beta) > self._growth.span
         if (wide or self.num_steps % _RENEWED == 0) and not renewed:
             self._renew()
         expanded = self._expanded()
@@ -237,12 +237,7 @@ class DecoupledLearner:
         return float(draw.value.detach().sum())
 
     def _drawn(self, size: int, generator: torch.Generator) -> Batch:
-        replay = self._memory.replay
-        return replay.in_units(replay.draw(size, generator), self._prior)
-
-    def _grow_from(self, data: Batch, generator: torch.Generator) -> bool:
-        order = torch.randperm(len(data), generator=generator).to(data.X.device)
-        return self.grow(data.X[..., order, :])
+        return self._memory.replay.sample(size, generator, self._prior)
 
     def _expanded(self) -> Expanded:
         return Expanded.of(self._parameters.posterior(), self.hyper)
@@ -321,30 +316,16 @@ class VariationalParameters(Module):
         return map_tensors(self.posterior(), lambda tensor: tensor.detach().clone())
 
 
-def _adam_on(
-    variational: VariationalParameters, rate: float, moments: Moments | None
-) -> ConstrainedAdam:
-    """Go on from moments of as many functions or fewer: further ones have none yet."""
-    parameters = list(variational.parameters())
-    if moments is not None:
-        moments = _padded(moments, parameters)
-    return ConstrainedAdam(variational, parameters, rate, moments)
-
-
 def _padded(moments: Moments, parameters: list[Parameter]) -> Moments:
+    """Copy moments of as many functions or fewer: further ones have none yet."""
     padded = deepcopy(moments)
     for i, parameter in enumerate(parameters):
-        for name, value in padded["state"].get(i, {}).items():
-            if name != "step":
-                padded["state"][i][name] = _in_corner(value, parameter.shape)
+        state = padded["state"].get(i, {})
+        for name in state.keys() - {"step"}:
+            wide = state[name].new_zeros(parameter.shape)
+            wide[tuple(slice(0, size) for size in state[name].shape)] = state[name]
+            state[name] = wide
     return padded
-
-
-def _in_corner(value: Tensor, shape: torch.Size) -> Tensor:
-    """Put a tensor at the beginning of each dimension of zeros."""
-    result = value.new_zeros(shape)
-    result[tuple(slice(0, size) for size in value.shape)] = value
-    return result
 
 
 _DAMPING = 1e-5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,30 +25,8 @@ close together have rounding errors larger than what they leave of the kernel.
 """
 
 
-class VariationalCovariance(ABC):
-    """The variational parameters of the process's covariance, one entry a function of β."""
-
-    @abstractmethod
-    def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
-        """Return features of β, differentiable in the kernel, β and the tensors. Cost O(M³)."""
-
-    @abstractmethod
-    def weights(self) -> tuple[Tensor, Tensor]:
-        """Return mean and root of the features' weights, ``... x m x M x 1`` and ``x M``."""
-
-    @abstractmethod
-    def divergence(self, basis: FunctionBasis) -> Tensor:
-        """Compute the KL of q from the prior, ``... x m``, were their means equal."""
-
-    @abstractmethod
-    def widened(
-        self, kernel: Kernel, functions: InducingFunctions, outputs: int
-    ) -> VariationalCovariance:
-        """Make room for further functions, which say little or nothing so far."""
-
-
 @dataclass(frozen=True)
-class DirectCovariance(VariationalCovariance):
+class DirectCovariance:
     """Noisy values at β of precision ``B = L Lᵀ``, as in [Cheng2017, eq. 8 and 9].
 
     ``k − k_xβ (B⁻¹ + K_β)⁻¹ k_βx = k − |z|²`` with ``z = F⁻¹ Lᵀ k_βx`` and ``F Fᵀ = I + Lᵀ K_β L``.
@@ -63,7 +40,7 @@ class DirectCovariance(VariationalCovariance):
     jacobi: bool = False
 
     def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
-        """Return features of noisy values."""
+        """Return features of noisy values, differentiable in everything. Cost O(M³)."""
         root = self.root
         if self.jacobi:
             root = root / beta.variance(kernel, outputs).unsqueeze(-1)
@@ -71,11 +48,17 @@ class DirectCovariance(VariationalCovariance):
         return FunctionBasis(kernel, beta, outputs, safe_cholesky(inner + _eye(inner)), root)
 
     def weights(self) -> tuple[Tensor, Tensor]:
-        """Return a known zero: the features say all there is."""
+        """Return mean and root of the features' weights, ``... x m x M x 1`` and ``x M``: zeros.
+
+        The features say all there is.
+        """
         return self.root.new_zeros(*self.root.shape[:-1], 1), torch.zeros_like(self.root)
 
     def divergence(self, basis: FunctionBasis) -> Tensor:
-        """Compute ``½ log |H| − ½ tr(I − H⁻¹)``, ``H = F Fᵀ``: the last two terms of eq. 9."""
+        """Compute the KL of q from the prior, ``... x m``, were their means equal.
+
+        That is ``½ log |H| − ½ tr(I − H⁻¹)``, ``H = F Fᵀ``: the last two terms of eq. 9.
+        """
         factor = basis.factor
         inverse = solve_lower(factor, _eye(factor).expand_as(factor))
         trace = (1.0 - inverse.square().sum(-2)).sum(-1)
@@ -84,14 +67,14 @@ class DirectCovariance(VariationalCovariance):
     def widened(
         self, kernel: Kernel, functions: InducingFunctions, outputs: int
     ) -> DirectCovariance:
-        """Add values as if observed with noise of the prior's variance; 0 would never leave."""
+        """Add functions, as if observed with noise of the prior's variance; 0 would never leave."""
         variance = functions.variance(kernel, outputs).expand(functions.points.shape[:-1])
         new = variance.sqrt() if self.jacobi else variance.rsqrt()
         return replace(self, root=_block_diagonal(self.root, torch.diag_embed(new)))
 
 
 @dataclass(frozen=True)
-class HybridCovariance(VariationalCovariance):
+class HybridCovariance:
     """Values at β with a posterior of their own, of [Cheng2017, eq. 11 to 14].
 
     Whitened weights ``v = F⁻¹ f(β)``, ``F Fᵀ = K_β`` with ``NUGGET``, in natural parameters, along
@@ -106,12 +89,12 @@ class HybridCovariance(VariationalCovariance):
     gram: Tensor
 
     def basis(self, kernel: Kernel, beta: InducingFunctions, outputs: int) -> FunctionBasis:
-        """Return features of values."""
+        """Return features of values, differentiable in everything. Cost O(M³)."""
         inner = beta.with_functions(kernel, beta, outputs)
         return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), None)
 
     def weights(self) -> tuple[Tensor, Tensor]:
-        """Return ``Q⁻¹ moment`` and a root of ``Q⁻¹``."""
+        """Return ``Q⁻¹ moment`` and a root of ``Q⁻¹``, ``... x m x M x 1`` and ``x M``."""
         root = inverse_root(self.gram + _eye(self.gram))
         return root @ (root.mT @ self.moment), root
 
@@ -152,6 +135,10 @@ class SpectralCovariance(HybridCovariance):
     def expansion(self, basis: FunctionBasis) -> Tensor:
         """Return the values at β that each feature is made of, ``... x m x S x M``: ``L F⁻ᵀ``."""
         return solve_lower(basis.factor, self.combination.mT).mT
+
+
+VariationalCovariance = DirectCovariance | HybridCovariance
+"""The variational parameters of the process's covariance, one entry a function of β."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +240,7 @@ class ShiftedProcess(PosteriorProcess):
     def joint_at(self, points: Points) -> Joint:
         """Return the base's factors around another mean."""
         base = self.base.joint_at(points)
-        return Joint(base.mean + self.shift(points.X), base.root, base.downdate, base.residual)
+        return replace(base, mean=base.mean + self.shift(points.X))
 
 
 def _eye(like: Tensor) -> Tensor:

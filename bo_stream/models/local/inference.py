@@ -223,7 +223,7 @@ class Experts:
         X: Their inputs, ``C x ... x m x s x d``, ``...`` the batch shape.
         centres: ``... x m x C x d``.
         alive: Whether each has observations, ``... x m x C``.
-        whitener: ``L⁻¹ S`` with ``L Lᵀ = I + S K S``, S S the noise precision, ``C x ... x m x s x s``.
+        whitener: ``L⁻¹ S``, ``L Lᵀ = I + S K S``, S S the noise precision, ``C x ... x m x s x s``.
         whitened_targets: ``L⁻¹ S r``, r the outcomes less the prior mean, ``C x ... x m x s``.
     """
 

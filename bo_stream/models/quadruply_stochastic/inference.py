@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.utils.types import _DefaultType
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
@@ -16,21 +20,19 @@ from gpytorch.likelihoods import (
     LaplaceLikelihood,
     Likelihood,
 )
+from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
-from bo_stream.bases.sampled import SampledBasis
-from bo_stream.likelihoods.outcome_model import LogisticLikelihood
+from bo_stream.bases.sampled import PointBasis, SampledBasis, check_spectral
+from bo_stream.likelihoods.outcome_model import LogisticLikelihood, check_likelihood
+from bo_stream.models.construction import latent_kernel
 from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
+from bo_stream.models.outcomes.likelihood import REAL, LikelihoodOutcomes, check_transform
 from bo_stream.models.prior import Prior
+from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData, Schedule
 from bo_stream.models.quadruply_stochastic.control_variate import SAMPLE, ControlPoints
-from bo_stream.models.quadruply_stochastic.estimator import (
-    Estimator,
-    Minibatch,
-    SampledGradient,
-    measured_scale,
-)
 from bo_stream.models.quadruply_stochastic.function_process import (
     Augmentation,
     FunctionProcess,
@@ -40,14 +42,14 @@ from bo_stream.models.quadruply_stochastic.memory import (
     Layout,
     Progress,
     QuadruplyStochasticMemory,
-)
-from bo_stream.models.quadruply_stochastic.steps import Schedule, Steps
-from bo_stream.models.quadruply_stochastic.weight_posterior import (
-    ChevronPosterior,
-    full_bound,
-    full_divergence,
-    log_precision,
+    Slice,
     proposition_1,
+)
+from bo_stream.models.quadruply_stochastic.steps import (
+    SampledGradient,
+    Steps,
+    drawn_functions,
+    log_precision,
 )
 from bo_stream.models.stochastic.replay import Batch, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import learn_first_hyperparameters
@@ -55,11 +57,17 @@ from bo_stream.models.stochastic.training import Training, train
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.tensors import is_same, state_of
 
+if TYPE_CHECKING:
+    from bo_stream.models.quadruply_stochastic.qsgp import QSGP
+    from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
+
 SUPPORT_PLACE = 2**40
 """Of the random numbers that choose support points, beyond those of all steps."""
 
 _FIRST_ROWS = 64
 """Inputs at which functions are squared for a first guess."""
+
+_PART = 4096
 
 Memory = QuadruplyStochasticMemory
 
@@ -73,7 +81,6 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     Attributes:
         schedule: Of steps.
         columns: Dense columns k of the root of the weights' covariance.
-        arithmetic: Dtype of steps, and of what is stored of weights.
         max_rows: Most observations to hold; None: all.
         empirical_bayes: Whether a fit learns hyperparameters.
         relevance: Whether each weight has a prior precision of its own, which steps learn.
@@ -81,7 +88,6 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
 
     schedule: Schedule
     columns: int
-    arithmetic: torch.dtype
     max_rows: int | None
     empirical_bayes: bool
     relevance: bool
@@ -101,9 +107,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         return Memory(replay, layout, self._no_weights(X, prior))
 
     def _no_weights(self, X: Tensor, prior: Prior) -> Progress:
-        like = X.new_empty(0, dtype=self.arithmetic)
-        outputs, measured = prior.num_outputs, prior.is_gaussian
-        return Progress.start(ChevronPosterior.empty(outputs, self.columns, measured, like))
+        like = X.new_empty(0, dtype=self.schedule.arithmetic)
+        return Progress.empty(prior.num_outputs, self.columns, prior.is_gaussian, like)
 
     @torch.no_grad()
     def filled(self, memory: Memory, X: Tensor, prior: Prior) -> Memory:
@@ -114,34 +119,36 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
             X: Inputs at which a first guess squares the functions, ``n x d``, float64.
             prior: The hyperparameters.
         """
-        layout, size = memory.layout, memory.progress.posterior.size
+        layout, size = memory.layout, memory.progress.coefficients.shape[1]
         if layout.size == size:
             return memory
-        first = self._first_weights(layout.since(size), X, float(memory.replay.count), prior)
+        new = replace(layout, points=layout.points[size:])
+        first = self._first_weights(new, X, float(memory.replay.count), prior)
         progress = memory.progress.grown(first)
         control = progress.control
         if control is not None:  # the new weights are 0: its values stay
             basis = layout.basis(control.basis.kernel, progress.precisions)
-            progress = replace(progress, control=replace(control, basis=basis))
+            progress.control = replace(control, basis=basis)
         return replace(memory, progress=progress)
 
     def _first_weights(self, layout: Layout, X: Tensor, count: float, prior: Prior) -> Progress:
         """Set means to 0 and scales to those of Proposition 1, or of the prior."""
-        kernel, like = frozen(prior.kernel), X.new_empty(0, dtype=self.arithmetic)
+        like = X.new_empty(0, dtype=self.schedule.arithmetic)
         wide = torch.ones(prior.num_outputs, 1, dtype=torch.float64, device=X.device)
         precisions = wide.repeat(1, layout.size) if self.relevance else None
-        basis = layout.basis(kernel, precisions)
-        index = torch.arange(basis.size, device=X.device)
-        scale = wide * basis.precision_diagonal(index).rsqrt()
+        basis = layout.basis(frozen(prior.kernel), precisions)
+        precision = basis.precision_diagonal(torch.arange(basis.size, device=X.device))
+        scale = wide * precision.rsqrt()
         squares, noise = None, prior.inferred_noise
         if noise is not None:
             squares = wide * basis.mean_squares(X[:_FIRST_ROWS])
-            scale = proposition_1(squares, basis.precision_diagonal(index), count, noise)
-        coefficients = like.new_zeros(*scale.shape, 1 + self.columns)
-        posterior = ChevronPosterior(
-            coefficients, scale.log().to(like), None if squares is None else squares.to(like)
+            scale = proposition_1(squares, precision, count, noise)
+        return Progress.start(
+            like.new_zeros(*scale.shape, 1 + self.columns),
+            scale.log().to(like),
+            None if squares is None else squares.to(like),
+            None if precisions is None else precisions.to(like),
         )
-        return Progress.start(posterior, None if precisions is None else precisions.to(like))
 
     def observe(
         self, memory: Memory, cache: KeptProcess | None, data: Observations, prior: Prior
@@ -158,13 +165,15 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
                 f"{type(prior.model).__name__} cannot retract: its weights have learned from the "
                 "observation. Build it anew, or take a model whose memory subtracts (OSGPR, WISKI)."
             )
-        after = memory.after(Batch(data.X, data.targets.mT))
-        after = self.filled(replace(after, layout=after.layout.grown(data.X)), data.X, prior)
+        replay = memory.replay.plus(Batch(data.X, data.targets.mT))
+        layout, progress = memory.layout.grown(data.X), memory.progress.clone()
+        after = replace(memory, replay=replay, layout=layout, progress=progress)
+        after = self.filled(after, data.X, prior)
         steps = self.schedule.update_steps
         if steps == 0:
             return after, None
-        self.check_sizes(after)
-        after = self.supported(after, prior)
+        self._check_sizes(after)
+        after = self._supported(after, prior)
         learner = self.learner(after, prior, learns=False, exact=False)
         train(learner, steps, None, progress=False)
         return replace(after, progress=learner.progress), None
@@ -172,7 +181,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     def merged(
         self, memory: Memory, cache: KeptProcess | None, other: Memory, prior: Prior
     ) -> NoReturn:
-        """Refuse: weights that learned from different data cannot be added.
+        """Refuse.
 
         Raises:
             UnsupportedError: Always.
@@ -205,7 +214,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     def _process(self, memory: Memory, prior: Prior) -> FunctionProcess:
         kernel = frozen(prior.kernel)
         process = self._weighted(memory, prior, kernel, prior.mean.clone())
-        if process.basis.is_diagonal:
+        if not isinstance(process.basis, PointBasis):
             return process
         noise = site_noise(prior.likelihood).double().clone().unsqueeze(-1)
         return replace(process, augmentation=Augmentation(kernel, prior.num_outputs, noise))
@@ -220,26 +229,26 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     @torch.no_grad()
     def moments(self, memory: Memory, prior: Prior, basis: SampledBasis) -> WeightMoments:
         """Return the distribution of all weights, a copy. Cost O(p)."""
-        posterior = memory.progress.posterior
-        index = torch.arange(posterior.size, device=posterior.coefficients.device)
-        scale = _diagonal(memory, prior, basis, index)
-        if scale is None:
-            scale = posterior.log_scale.exp()
-        scale = scale * (index >= posterior.columns)
-        columns = posterior.dense_columns(index)
+        progress = memory.progress
+        index = torch.arange(progress.size, device=progress.coefficients.device)
+        best = _best_scale(memory, prior, basis, index)
+        scale = progress.log_scale.exp() if best is None else best
+        columns = progress.dense_columns(index)
+        scale = scale * (index >= columns.shape[-1] - 1)
         return WeightMoments(columns[..., 0].clone(), columns[..., 1:].clone(), scale)
 
     def objective(
         self, memory: Memory, cache: KeptProcess | None, prior: Prior
     ) -> tuple[Tensor, KeptProcess | None]:
-        """Return the bound at the weights as they are, for all data that are held. Cost O(n p)."""
-        posterior, replay = memory.progress.posterior, memory.replay
+        """Return the bound at the weights as they are, for all data that are held. Cost O(n p).
+
+        Differentiable in O(n + p) memory.
+        """
         process = self._weighted(memory, prior, prior.kernel, prior.mean)
-        index = torch.arange(posterior.size)
-        measured = _diagonal(memory, prior, process.basis, index)
-        apart = full_divergence(process.basis, posterior, measured)
-        batches = replay.outcomes(prior, prior.likelihood)
-        return full_bound(process, batches, replay.weight, apart), cache
+        total = -divergence(memory, prior, process.basis)
+        for X, expected in memory.replay.outcomes(prior, prior.likelihood):
+            total = total + memory.replay.weight * expected(*process.marginals(X)).sum(-1)
+        return total, cache
 
     def estimate(self, memory: Memory, prior: Prior, generator: torch.Generator | None) -> Tensor:
         """Draw an unbiased estimate of the bound, ``m``, from the data and functions of a step.
@@ -248,44 +257,74 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
             InputDataError: There are no data.
             ValueError: More data or functions for a step than there are.
         """
-        generator = self._checked_generator(memory, generator)
-        data, estimator = self.data(memory, prior, generator), self.estimator(memory, prior)
-        evaluated = estimator.evaluated(estimator.draws(generator), data, learns=False)
-        return estimator.value(evaluated, data, learns=False).double()
+        learner, generator = self._estimator(memory, prior, generator)
+        data = learner.data(generator)
+        return learner.value(learner.draw(data, generator, False), data, False).double()
 
     def gradient_estimate(
         self, memory: Memory, prior: Prior, generator: torch.Generator | None
     ) -> tuple[Tensor, SampledGradient]:
         """Draw the bound, ``m``, and its gradient in the weights; errors as :meth:`estimate`."""
-        generator = self._checked_generator(memory, generator)
-        estimator = self.estimator(memory, prior)
-        return estimator.sampled(self.data(memory, prior, generator), generator)
+        learner, generator = self._estimator(memory, prior, generator)
+        return learner.sampled(learner.data(generator), generator)
 
-    def _checked_generator(
-        self, memory: Memory, generator: torch.Generator | None
-    ) -> torch.Generator:
+    def _estimator(
+        self, memory: Memory, prior: Prior, generator: torch.Generator | None
+    ) -> tuple[Steps, torch.Generator]:
         if memory.replay.count == 0:
             raise InputDataError("Expected data to draw from, got an empty stream.")
-        self.check_sizes(memory)
-        if generator is not None:
-            return generator
-        return torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        self._check_sizes(memory)
+        if generator is None:
+            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        return self.learner(memory, prior, learns=False, exact=True), generator
 
-    def estimator(self, memory: Memory, prior: Prior) -> Estimator:
-        """Return what estimates the bound and its gradient in the weights."""
-        progress, hyper = memory.progress, prior.copied().requires_grad_(False)
-        return Estimator(
-            progress.posterior,
-            progress.control,
-            hyper,
-            lambda hyper: memory.basis(hyper.covar_module),
-            self.schedule.drawn(progress.posterior.size),
-            _determinant(memory, prior, exact=True),
-        )
+    # --- trainings ----------------------------------------------------------------------------
 
-    # --- what a step draws --------------------------------------------------------------------
+    def learner(self, memory: Memory, prior: Prior, learns: bool, exact: bool) -> Steps:
+        """Return what takes steps; it moves the weights in place, and copies of hyperparameters.
 
-    def check_sizes(self, memory: Memory) -> None:
+        Args:
+            memory: Where to begin.
+            prior: The hyperparameters.
+            learns: Whether hyperparameters are learned too.
+            exact: Whether its bounds include ``log |S|`` where S is not diagonal.
+        """
+        hyper = prior.copied() if learns else prior.copied().requires_grad_(False)
+        return Steps(memory, hyper, prior, self.schedule, learns, exact)
+
+    def fit(
+        self,
+        memory: Memory,
+        prior: Prior,
+        steps: int | None,
+        seconds: float | None,
+        progress: bool,
+        keep: Callable[[Memory], None],
+    ) -> Training:
+        """Take steps from a memory; see :meth:`~bo_stream.QSGP.fit`, also for the errors.
+
+        Args:
+            memory: Where to begin; its weights are moved in place.
+            prior: The hyperparameters, which change where they are learned.
+            steps: Most steps to take.
+            seconds: Begin no step after so many.
+            progress: Whether to draw a bar on a terminal.
+            keep: Takes the memory of the last good step, also where an error ends the training.
+        """
+        if memory.replay.count == 0:
+            raise InputDataError("Expected data to fit, got an empty stream: call update first.")
+        self._check_sizes(memory)
+        memory = self._begun(memory, prior)
+        keep(memory)
+        memory = self._supported(memory, prior)
+        learner = self.learner(memory, prior, self.empirical_bayes, exact=True)
+        try:
+            return train(learner, steps, seconds, progress=progress)
+        finally:
+            prior.take_over(learner.hyper)
+            keep(replace(memory, progress=replace(learner.progress, moments=learner.moments)))
+
+    def _check_sizes(self, memory: Memory) -> None:
         """Check that there are as many data and functions as a step draws.
 
         Raises:
@@ -294,7 +333,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         schedule = self.schedule
         for name, asked, there in (
             ("batch_size", schedule.batch_size, memory.replay.held),
-            ("functions", schedule.functions, memory.progress.posterior.size),
+            ("functions", schedule.functions, memory.progress.coefficients.shape[1]),
         ):
             if asked is not None and asked > there:
                 raise ValueError(
@@ -302,27 +341,8 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
                     f"got {asked}."
                 )
 
-    def data(self, memory: Memory, prior: Prior, generator: torch.Generator) -> Minibatch:
-        """Draw a minibatch."""
-        replay = memory.replay
-        rows = replay.in_units(replay.draw(self.schedule.rows(replay.held), generator), prior)
-        X, targets = rows.X.to(self.arithmetic), rows.targets.to(self.arithmetic)
-        return Minibatch(X, targets, float(replay.count))
-
-    def _some_rows(self, memory: Memory, prior: Prior, most: int) -> Batch:
-        """Draw rows to look at before there are steps, the same while they are held."""
-        replay, generator = memory.replay, generator_at(self.schedule.seed, SUPPORT_PLACE)
-        return replay.in_units(replay.draw(min(most, replay.held), generator), prior)
-
-    # --- trainings ----------------------------------------------------------------------------
-
-    def begun(self, memory: Memory, prior: Prior) -> Memory:
-        """Learn hyperparameters by an exact process, and begin the weights anew, the first time.
-
-        Args:
-            memory: Of observations.
-            prior: The hyperparameters, which change.
-        """
+    def _begun(self, memory: Memory, prior: Prior) -> Memory:
+        """Learn hyperparameters by an exact process, and begin the weights anew, the first time."""
         if memory.begun:
             return memory
         if self.schedule.initial_points > 0 and self.empirical_bayes:
@@ -332,96 +352,119 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
             memory = self.filled(replace(memory, progress=progress), rows.X, prior)
         return replace(memory, begun=True)
 
+    def _some_rows(self, memory: Memory, prior: Prior, most: int) -> Batch:
+        """Draw rows to look at before there are steps, the same while they are held."""
+        replay, generator = memory.replay, generator_at(self.schedule.seed, SUPPORT_PLACE)
+        return replay.sample(min(most, replay.held), generator, prior)
+
     @torch.no_grad()
-    def supported(self, memory: Memory, prior: Prior) -> Memory:
+    def _supported(self, memory: Memory, prior: Prior) -> Memory:
         """Place support points of the control variate, if draws leave functions out.
 
         Anew when the kernel has moved, or they would be of ever less use. Cost O(s p) then for s
         points, unless the weights are zero.
         """
-        progress, points = memory.progress, self.schedule.control_points
-        wanted = points > 0 and prior.is_gaussian
-        size = progress.posterior.size
-        if not wanted or self.schedule.drawn(size) >= size:
-            return replace(memory, progress=replace(progress, control=None))
-        kernel, control = frozen(prior.kernel), progress.control
-        if control is None or not is_same(state_of(kernel), state_of(control.basis.kernel)):
-            rows = self._some_rows(memory, prior, SAMPLE * points)
-            sample = rows.X.to(self.arithmetic), rows.targets.to(self.arithmetic)
-            basis, count = memory.basis(kernel), memory.replay.count
-            control = ControlPoints.of(basis, points, sample, count, progress.posterior)
+        progress, schedule = memory.progress, self.schedule
+        size, points = progress.coefficients.shape[1], schedule.control_points
+        wanted = points > 0 and isinstance(prior.likelihood, GaussianLikelihood)
+        control = progress.control if wanted else None
+        if wanted and drawn_functions(schedule, size) < size:
+            kernel = frozen(prior.kernel)
+            if control is None or not is_same(state_of(kernel), state_of(control.basis.kernel)):
+                rows = self._some_rows(memory, prior, SAMPLE * points)
+                sample = rows.X.to(schedule.arithmetic), rows.Y.mT.to(schedule.arithmetic)
+                basis, count = memory.basis(kernel), memory.replay.count
+                control = ControlPoints.of(basis, points, sample, count, progress)
+        else:
+            control = None
         return replace(memory, progress=replace(progress, control=control))
 
-    def learner(self, memory: Memory, prior: Prior, learns: bool, exact: bool) -> Steps:
-        """Return what takes steps; it moves the weights in place.
 
-        Args:
-            memory: Where to begin.
-            prior: The hyperparameters, of which steps move copies.
-            learns: Whether hyperparameters are learned too.
-            exact: Whether its bounds include ``log |S|`` where S is not diagonal.
-        """
-        hyper = prior.copied()
-        learned = hyper.moving if learns else []
-        return Steps(
-            memory.progress,
-            hyper if learns else hyper.requires_grad_(False),
-            memory.layout,
-            lambda generator: self.data(memory, prior, generator),
-            memory.replay.count,
-            self.schedule,
-            learned,
-            _determinant(memory, prior, exact),
-        )
-
-
-def fit(
+def build(
+    model: QSGP | QSRVM,
     inference: QuadruplyStochasticInference,
-    memory: Memory,
-    prior: Prior,
-    steps: int | None,
-    seconds: float | None,
-    progress: bool,
-    keep: Callable[[Memory], None],
-) -> Training:
-    """Take steps from a memory; see :meth:`~bo_stream.QSGP.fit`, also for the errors.
+    basis: FourierFeatures | InducingAtData,
+    data: tuple[Tensor, Tensor],
+    likelihood: Likelihood | None,
+    covar_module: Kernel | None,
+    mean_module: Mean | None,
+    outcome_transform: OutcomeTransform | _DefaultType | None,
+    input_transform: InputTransform | None,
+) -> None:
+    """Build a model around its inference and basis, and take the first steps on the first data.
 
-    Args:
-        inference: Of the model.
-        memory: Where to begin; its weights are moved in place.
-        prior: The hyperparameters, which change where they are learned.
-        steps: Most steps to take.
-        seconds: Begin no step after so many.
-        progress: Whether to draw a bar on a terminal.
-        keep: Takes the memory of the last good step, also where an error ends the training.
+    See :class:`~bo_stream.QSGP` for the other arguments and for the errors.
     """
-    if memory.replay.count == 0:
-        raise InputDataError("Expected data to fit, got an empty stream: call update first.")
-    inference.check_sizes(memory)
-    memory = inference.begun(memory, prior)
-    keep(memory)
-    memory = inference.supported(memory, prior)
-    learner = inference.learner(memory, prior, inference.empirical_bayes, exact=True)
-    try:
-        return train(learner, steps, seconds, progress=progress)
-    finally:
-        prior.take_over(learner.hyper)
-        keep(replace(memory, progress=replace(learner.progress, moments=learner.moments)))
+    train_X, train_Y = data
+    most = basis.count if isinstance(basis, FourierFeatures) else basis.max_points
+    if inference.columns > most:
+        raise ValueError(f"Expected at most {most} columns of Chevron, got {inference.columns}.")
+    if isinstance(train_X, Tensor) and train_X.ndim > 2:
+        raise UnsupportedError(
+            f"Expected train_X of shape `n x d`, got {tuple(train_X.shape)}: this model takes no "
+            "batches. Build one for each batch element."
+        )
+    if not isinstance(outcome_transform, _DefaultType):
+        check_transform(outcome_transform, likelihood)
+    elif likelihood is not None and not isinstance(likelihood, REAL):
+        outcome_transform = None
+    model._inference = inference
+    model._begin(train_X, train_Y, None, outcome_transform)
+    model._units = LikelihoodOutcomes.of(model._units.shift)
+    inputs = model._first_inputs(train_X, input_transform)
+    if covar_module is None and not inference.relevance:
+        covar_module = latent_kernel(inputs.shape[-1], model._parameter_shape)
+    model._set_modules(inputs.shape[-1], None, None, covar_module, mean_module)
+    if likelihood is not None:
+        check_likelihood(likelihood, model._parameter_shape)
+        model.likelihood = deepcopy(likelihood)
+    if isinstance(basis, FourierFeatures):
+        check_spectral(model.covar_module)
+    inputs = inputs.detach().double()
+    layout = Layout(basis, inputs[:0], train_Y.shape[-1])
+    model._memory = inference.empty(layout, inputs, model._prior)
+    model._standardize_first(train_X, train_Y, None)
+    inputs = model.coordinates(train_X).double()
+    model._memory = inference.filled(model._memory, inputs, model._prior)
+    if train_X.shape[-2] > 0:
+        model._observe(train_X, train_Y, None, 1.0)
 
 
-def _diagonal(memory: Memory, prior: Prior, basis: SampledBasis, index: Tensor) -> Tensor | None:
-    posterior, count = memory.progress.posterior, float(memory.replay.count)
-    return measured_scale(posterior, basis, index, count, prior.likelihood)
+def divergence(memory: Memory, prior: Prior, basis: SampledBasis) -> Tensor:
+    """Compute ``KL(q ‖ p)``, ``m``, in float64. Cost O(p), or O(p²) where S is not diagonal."""
+    progress = memory.progress
+    parts = torch.arange(progress.size, device=progress.coefficients.device).split(_PART)
+    slices = [(index, _slice(memory, prior, basis, index)) for index in parts]
+    total = basis.precision_diagonal(parts[0][:0]).sum(-1)
+    for index, weights in slices:
+        own, columns = basis.precision_diagonal(index), weights.columns
+        terms = own * weights.scale.square() - 2.0 * weights.log_diagonal - 1.0
+        if isinstance(basis, PointBasis):
+            applied = [basis.precision(index, others) @ one.columns for others, one in slices]
+            terms = terms + (columns * torch.stack(applied).sum(0)).sum(-1)
+        else:
+            terms = terms + own * columns.square().sum(-1) - own.log()
+        total = total + 0.5 * terms.sum(-1)
+    return total - 0.5 * log_precision(basis) if isinstance(basis, PointBasis) else total
 
 
-@torch.no_grad()
-def _determinant(memory: Memory, prior: Prior, exact: bool) -> Tensor | None:
-    """Compute ``log |S|`` where S is not diagonal, or 0 for it."""
-    basis = memory.basis(frozen(prior.kernel))
-    if basis.is_diagonal or exact:
-        return log_precision(basis)
-    device = memory.progress.posterior.coefficients.device
-    return torch.zeros(1, dtype=torch.float64, device=device)
+def _slice(memory: Memory, prior: Prior, basis: SampledBasis, index: Tensor) -> Slice:
+    progress, best = memory.progress, _best_scale(memory, prior, basis, index)
+    return Slice.of(
+        index,
+        progress.coefficients[:, index].double(),
+        progress.learned_scale(index).double(),
+        None if best is None else best.double(),
+    )
+
+
+def _best_scale(memory: Memory, prior: Prior, basis: SampledBasis, index: Tensor) -> Tensor | None:
+    """Compute the diagonal of C by Proposition 1, ``m x k``; None where it is learned."""
+    squares, count = memory.progress.mean_squares, float(memory.replay.count)
+    if squares is None:
+        return None
+    precision = basis.precision_diagonal(index)
+    return proposition_1(squares[:, index], precision, count, prior.likelihood.noise)
 
 
 def site_noise(likelihood: Likelihood) -> Tensor:

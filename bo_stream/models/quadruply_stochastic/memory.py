@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from bo_stream.bases.sampled import (
-    FourierBasis,
-    PointBasis,
-    RelevanceBasis,
-    SampledBasis,
-    check_spectral,
-)
-from bo_stream.models.outcomes.selection import (
-    subset_module,
-    subset_moments,
-)
+from bo_stream.bases.sampled import FourierBasis, PointBasis, RelevanceBasis, SampledBasis
+from bo_stream.models.outcomes.selection import subset_module, subset_moments
 from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData
 from bo_stream.models.quadruply_stochastic.control_variate import ControlPoints
-from bo_stream.models.quadruply_stochastic.weight_posterior import ChevronPosterior
-from bo_stream.models.stochastic.replay import Batch, HoldsRows, Replay
-from bo_stream.tensors import map_tensors
-
-_TINY = 1e-20
+from bo_stream.models.stochastic.replay import HoldsRows, Replay
 
 
 @dataclass(frozen=True)
@@ -51,134 +39,33 @@ class QuadruplyStochasticMemory(HoldsRows):
         return self.layout.basis(kernel, self.progress.precisions)
 
     @property
-    def _outputs(self) -> int:
-        return self.progress.posterior.coefficients.shape[0]
-
-    @property
     def counts(self) -> Tensor:
         """Number n of observations that came, ``m``."""
-        like = self.progress.posterior.coefficients
-        return like.new_full((self._outputs,), float(self.replay.count), dtype=torch.float64)
+        like = self.progress.coefficients
+        return like.new_full((len(like),), float(self.replay.count), dtype=torch.float64)
 
-    def after(self, new: Batch) -> QuadruplyStochasticMemory:
-        """Add observations to draw from, and copy the progress. Cost O(p)."""
-        return replace(self, replay=self.replay.plus(new), progress=self.progress.clone())
-
-    def select(self, outputs: list[int]) -> QuadruplyStochasticMemory:
+    def select(self, outputs: list[int]) -> Self:
         """Copy for some of the outputs."""
-        progress, of = self.progress, self._outputs
-        chosen = progress.map(lambda t: t[outputs])
-        moments = progress.moments
-        if moments is not None:
-            moments = subset_moments(moments, torch.Size(), of, outputs)
-        control = None
-        if progress.control is not None:
-            control = _of_outputs(progress.control, of, outputs)
-        return replace(
-            self,
-            replay=self.replay.select(outputs),
-            layout=self.layout.select(outputs),
-            progress=replace(chosen, moments=moments, control=control),
-        )
+        of, layout = len(self.progress.coefficients), replace(self.layout, outputs=len(outputs))
+        progress = self.progress.map(lambda t: t[outputs])
+        if progress.moments is not None:
+            progress.moments = subset_moments(progress.moments, torch.Size(), of, outputs)
+        control = progress.control
+        if control is not None:
+            kernel: Any = subset_module(control.basis.kernel, torch.Size(), of, outputs)
+            basis = layout.basis(kernel, progress.precisions)
+            progress.control = control.select(outputs, of, basis)
+        return replace(self, replay=self.replay.select(outputs), layout=layout, progress=progress)
 
-    def to(self, device: torch.device) -> QuadruplyStochasticMemory:
+    def to(self, device: torch.device) -> Self:
         """Move to another device; Adam and the control variate begin anew there."""
         progress = self.progress.map(lambda t: t.to(device))
         return replace(
             self,
             replay=self.replay.to(device),
-            layout=self.layout.to(device),
-            progress=replace(progress, moments=None),
+            layout=replace(self.layout, points=self.layout.points.to(device)),
+            progress=replace(progress, moments=None, control=None),
         )
-
-
-@dataclass(frozen=True)
-class AdaGrad:
-    """AdaGrad: each number moves along its gradient over the root of its sum of squares so far.
-
-    Numbers whose gradient is not among those given stay, and so do their sums: a step costs what it
-    moves. [Duchi2011; Evans2020, section 2.4]
-
-    Attributes:
-        squares: Sums of squared gradients, shaped as the numbers, ``m x p ...``; moved in place.
-    """
-
-    squares: Tensor
-
-    @classmethod
-    def on(cls, values: Tensor) -> AdaGrad:
-        """Begin with nothing seen so far."""
-        return cls(torch.zeros_like(values))
-
-    def ascend(
-        self, values: Tensor, index: Tensor, gradient: Tensor, rate: Tensor | float
-    ) -> Tensor:
-        """Move some numbers up a gradient, in place; return by how much, shaped as the gradient.
-
-        Args:
-            values: ``m x p ...``.
-            index: Distinct, of the second dimension, ``k``.
-            gradient: ``m x k ...``.
-            rate: Of the first step; later ones are shorter. Broadcast against the gradient.
-        """
-        squares = self.squares.index_select(1, index) + gradient.square()
-        self.squares.index_copy_(1, index, squares)
-        moves = rate * gradient / (squares + _TINY).sqrt()
-        values.index_add_(1, index, moves)
-        return moves
-
-
-@dataclass
-class Progress:
-    """Weights and optimisers' state: what steps change, beside the hyperparameters.
-
-    Attributes:
-        posterior: Of the weights.
-        moved: Of its coefficients, by AdaGrad.
-        scaled: Of its learned scales, by AdaGrad.
-        control: Support points, once there are any.
-        precisions: Of functions that have their own, ``m x p``, else None.
-        moments: Of Adam.
-        steps: Taken so far.
-    """
-
-    posterior: ChevronPosterior
-    moved: AdaGrad
-    scaled: AdaGrad
-    control: ControlPoints | None = None
-    precisions: Tensor | None = None
-    moments: dict[str, Any] | None = None
-    steps: int = 0
-
-    @classmethod
-    def start(cls, posterior: ChevronPosterior, precisions: Tensor | None = None) -> Progress:
-        """Begin before the first step."""
-        moved, scaled = (AdaGrad.on(t) for t in (posterior.coefficients, posterior.log_scale))
-        return cls(posterior, moved, scaled, precisions=precisions)
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Progress:
-        """Apply a rule to all tensors of the weights, ``m x ...``; support points are left out."""
-        return map_tensors(replace(self, control=None), rule)
-
-    def grown(self, first: Progress) -> Progress:
-        """Add functions as another progress has them before its first step."""
-        old, new = self.precisions, first.precisions
-        return replace(
-            self,
-            posterior=self.posterior.grown(first.posterior),
-            moved=AdaGrad(torch.cat((self.moved.squares, first.moved.squares), 1)),
-            scaled=AdaGrad(self._grown_scales(first)),
-            precisions=new if old is None or new is None else torch.cat((old, new), 1),
-        )
-
-    def _grown_scales(self, first: Progress) -> Tensor:
-        own, new = self.scaled.squares, first.scaled.squares
-        return own if self.posterior.is_measured else torch.cat((own, new), 1)
-
-    def clone(self) -> Progress:
-        """Copy what steps move."""
-        copy = self.map(torch.clone)
-        return replace(copy, control=None if self.control is None else self.control.clone())
 
 
 @dataclass(frozen=True)
@@ -213,54 +100,184 @@ class Layout:
         """Add inputs, ``n x d``, as points, as many as there is room for."""
         if isinstance(self.choice, FourierFeatures):
             return self
-        room = max(0, self.choice.max_points - len(self.points))
-        new = X[:room].to(self.points)
-        return replace(self, points=torch.cat((self.points, new))) if room > 0 else self
-
-    def since(self, start: int) -> Layout:
-        """Return the functions from one on, as functions of their own; Fourier features all."""
-        return replace(self, points=self.points[start:])
-
-    def select(self, outputs: list[int]) -> Layout:
-        """Keep the functions for some outputs."""
-        return replace(self, outputs=len(outputs))
-
-    def to(self, device: torch.device) -> Layout:
-        """Move to another device."""
-        return replace(self, points=self.points.to(device))
+        room = self.choice.max_points - len(self.points)
+        if room <= 0:
+            return self
+        return replace(self, points=torch.cat((self.points, X[:room].to(self.points))))
 
 
-def first_layout(
-    choice: FourierFeatures | InducingAtData, kernel: Kernel, X: Tensor, outputs: int
-) -> Layout:
-    """Choose the first functions.
+@dataclass
+class Progress:
+    """Weights and the optimisers' state: what steps change, beside the hyperparameters.
+
+    ``w ~ N(μ, C Cᵀ)`` with C lower triangular, diagonal beyond its first k columns. What learns
+    moves the tensors in place. O(m p (2 k + 3)) numbers. [Evans2020, section 2.2]
+
+    Attributes:
+        coefficients: μ, then the columns below the diagonal, ``m x p x (1 + k)``.
+        log_scale: Logarithms of entries of the diagonal that are learned by steps: the first k of
+            them, or all, ``m x k`` or ``m x p``.
+        mean_squares: Of the functions at the data, where entries of the diagonal beyond the first k
+            follow from them by Proposition 1, ``m x p``; None where those are learned.
+        coefficient_slopes: AdaGrad's sums of squared gradients in the coefficients.
+        scale_slopes: The same in the learned scales.
+        precisions: Of functions that have their own, ``m x p``, else None.
+        control: Support points, once there are any.
+        moments: Of Adam.
+        steps: Taken so far.
+    """
+
+    coefficients: Tensor
+    log_scale: Tensor
+    mean_squares: Tensor | None
+    coefficient_slopes: Tensor
+    scale_slopes: Tensor
+    precisions: Tensor | None = None
+    control: ControlPoints | None = None
+    moments: dict[str, Any] | None = None
+    steps: int = 0
+
+    @classmethod
+    def start(
+        cls,
+        coefficients: Tensor,
+        log_scale: Tensor,
+        mean_squares: Tensor | None,
+        precisions: Tensor | None = None,
+    ) -> Progress:
+        """Begin before the first step."""
+        slopes = torch.zeros_like(coefficients), torch.zeros_like(log_scale)
+        return cls(coefficients, log_scale, mean_squares, *slopes, precisions)
+
+    @classmethod
+    def empty(cls, outputs: int, columns: int, measured: bool, like: Tensor) -> Progress:
+        """Begin without weights.
+
+        Args:
+            outputs: m.
+            columns: k.
+            measured: Whether Proposition 1 gives the diagonal.
+            like: Of the dtype and device.
+        """
+        coefficients = like.new_zeros(outputs, 0, 1 + columns)
+        log_scale = like.new_zeros(outputs, columns if measured else 0)
+        return cls.start(coefficients, log_scale, coefficients[..., 0] if measured else None)
+
+    @property
+    def size(self) -> int:
+        """Number p of weights."""
+        return self.coefficients.shape[1]
+
+    def map(self, rule: Callable[[Tensor], Tensor]) -> Progress:
+        """Apply a rule to all tensors of the weights, ``m x ...``, but not to support points."""
+        tensors = {name: t for name, t in vars(self).items() if isinstance(t, Tensor)}
+        mapped: dict[str, Any] = {name: rule(tensor) for name, tensor in tensors.items()}
+        return replace(self, **mapped)
+
+    def clone(self) -> Progress:
+        """Copy what steps move."""
+        copy = self.map(torch.clone)
+        copy.control = None if self.control is None else self.control.clone()
+        return copy
+
+    def learned_scale(self, index: Tensor) -> Tensor:
+        """Return what is learned of the diagonal, ``m x k``; zeros where it is not."""
+        learned = self.log_scale.shape[-1]
+        if learned == 0:
+            return torch.zeros_like(self.coefficients[:, index, 0])
+        return self.log_scale[:, index.clamp_max(learned - 1)] * (index < learned)
+
+    def dense_columns(self, index: Tensor) -> Tensor:
+        """Return mean and dense columns of C of some weights, ``m x k x (1 + k)``."""
+        scale = self.learned_scale(index)
+        return Slice.of(index, self.coefficients[:, index], scale, scale.exp()).columns
+
+    @torch.enable_grad()
+    def drawn(
+        self, index: Tensor, precision: Tensor, count: float, likelihood: Likelihood
+    ) -> tuple[Tensor, Tensor, Slice]:
+        """Copy coefficients and learned scales of some functions, to be differentiated in.
+
+        Where the bound is best in the diagonal, by Proposition 1, it has no slope in it.
+
+        Args:
+            index: Of the functions, ``k``.
+            precision: Diagonal of S, ``m x k``.
+            count: Number of all data.
+            likelihood: Gaussian, where there are mean squares.
+
+        Returns:
+            These two, and the slice that is made of them.
+        """
+        coefficients = self.coefficients[:, index].requires_grad_()
+        log_scale, best = self.learned_scale(index).requires_grad_(), None
+        if self.mean_squares is not None:
+            best = proposition_1(self.mean_squares[:, index], precision, count, likelihood.noise)
+        return coefficients, log_scale, Slice.of(index, coefficients, log_scale, best)
+
+    def grown(self, first: Progress) -> Progress:
+        """Add functions as another progress has them before its first step, with all scales."""
+        names = ["coefficients", "coefficient_slopes", "mean_squares", "precisions"]
+        changes: dict[str, Any] = {}
+        if self.mean_squares is None:
+            names += ["log_scale", "scale_slopes"]
+        else:
+            changes["log_scale"] = scales = self.log_scale.clone()
+            room = scales[:, self.size :]
+            room[:, : first.log_scale.shape[-1]] = first.log_scale[:, : room.shape[-1]]
+        for name in names:
+            old, new = getattr(self, name), getattr(first, name)
+            changes[name] = new if old is None else torch.cat((old, new), 1)
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Mean and root C of the covariance of some functions' weights.
+
+    Attributes:
+        columns: The mean and the dense columns of C, diagonal included, ``m x k x (1 + columns)``.
+        scale: Entries of the diagonal of C where its column is diagonal, else 0, ``m x k``.
+        log_diagonal: Logarithms of all entries of the diagonal, ``m x k``.
+    """
+
+    columns: Tensor
+    scale: Tensor
+    log_diagonal: Tensor
+
+    @classmethod
+    def of(
+        cls, index: Tensor, coefficients: Tensor, log_scale: Tensor, measured: Tensor | None
+    ) -> Slice:
+        """Build C's rows, differentiable in what is learned.
+
+        Args:
+            index: Of the functions, ``k``.
+            coefficients: Of them, ``m x k x (1 + columns)``.
+            log_scale: What is learned of the diagonal: at the functions, ``m x k``; anything where
+                it is not learned.
+            measured: The diagonal by Proposition 1, ``m x k``, or None where all of it is learned.
+        """
+        columns = torch.arange(coefficients.shape[-1] - 1, device=index.device)
+        below, on = index.unsqueeze(-1) > columns, index.unsqueeze(-1) == columns
+        is_dense, log_diagonal = index < len(columns), log_scale
+        if measured is not None:
+            log_diagonal = torch.where(is_dense, log_scale, measured.log())
+        diagonal = log_diagonal.exp()
+        rows = coefficients[..., 1:] * below + diagonal.unsqueeze(-1) * on
+        joined = torch.cat((coefficients[..., :1], rows), -1)
+        return cls(joined, diagonal * ~is_dense, log_diagonal)
+
+
+@torch.no_grad()
+def proposition_1(mean_squares: Tensor, precision: Tensor, count: float, noise: Tensor) -> Tensor:
+    """Compute the best entries of a diagonal C, ``m x k``. [Evans2020, proposition 1].
 
     Args:
-        choice: Of the user.
-        kernel: Of the model.
-        X: First inputs, ``n x d``, float64; none of them is a point yet.
-        outputs: m.
-
-    Raises:
-        UnsupportedError: The kernel has no such features.
+        mean_squares: Of the functions at the data, ``m x k``.
+        precision: Diagonal of S, ``m x k``.
+        count: Number of data.
+        noise: Their variance, ``m`` or ``m x 1``.
     """
-    if isinstance(choice, FourierFeatures):
-        check_spectral(kernel)
-    return Layout(choice, X[:0], outputs)
-
-
-def _of_outputs(control: ControlPoints, of: int, outputs: list[int]) -> ControlPoints:
-    root = control.prior_root
-    if root is not None and root.shape[0] == of:
-        root = root[outputs]
-    return replace(
-        control,
-        basis=_basis_of_outputs(control.basis, of, outputs),
-        projection=control.projection.select(of, outputs),
-        values=control.values[outputs],
-        prior_root=root,
-    )
-
-
-def _basis_of_outputs(basis: SampledBasis, of: int, outputs: list[int]) -> SampledBasis:
-    return basis.with_kernel(subset_module(basis.kernel, torch.Size(), of, outputs), len(outputs))
+    noise, precision = noise.reshape(-1, 1).to(mean_squares), precision.to(mean_squares)
+    return (noise / (count * mean_squares + noise * precision)).sqrt()

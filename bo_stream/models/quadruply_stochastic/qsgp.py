@@ -3,47 +3,53 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    LaplaceLikelihood,
+    Likelihood,
+    PoissonLikelihood,
+)
 from gpytorch.means import Mean
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bo_stream.likelihoods.outcome_model import check_likelihood
+from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_instance
-from bo_stream.models.construction import latent_kernel
-from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
 from bo_stream.models.quadruply_stochastic.choice import (
     Chevron,
     FourierFeatures,
     InducingAtData,
     MeanField,
-    check_arithmetic,
-    check_columns,
-    check_log_concave,
-    check_unbatched,
-    choose_empirical_bayes,
-    choose_transform,
+    Schedule,
 )
-from bo_stream.models.quadruply_stochastic.estimator import SampledGradient
 from bo_stream.models.quadruply_stochastic.inference import (
     SUPPORT_PLACE,
     QuadruplyStochasticInference,
-    fit,
+    build,
 )
-from bo_stream.models.quadruply_stochastic.memory import QuadruplyStochasticMemory, first_layout
-from bo_stream.models.quadruply_stochastic.steps import Schedule
-from bo_stream.models.stochastic.replay import DatasetReplay
+from bo_stream.models.quadruply_stochastic.memory import QuadruplyStochasticMemory
+from bo_stream.models.quadruply_stochastic.steps import SampledGradient
+from bo_stream.models.stochastic.replay import build_from
 from bo_stream.models.stochastic.training import Training
+
+LOG_CONCAVE = (
+    GaussianLikelihood,
+    LaplaceLikelihood,
+    BernoulliLikelihood,
+    LogisticLikelihood,
+    PoissonLikelihood,
+)
+"""Likelihoods whose logarithm is concave in the function value: Theorem 3 bounds them."""
 
 
 class QSGP(StreamingGP):
@@ -145,47 +151,35 @@ class QSGP(StreamingGP):
                 deal with.
             ValueError: An option is out of range.
         """
-        chosen = FourierFeatures() if basis is None else basis
-        check_instance("basis", chosen, FourierFeatures | InducingAtData, "FourierFeatures(1000)")
+        basis = FourierFeatures() if basis is None else basis
+        check_instance("basis", basis, FourierFeatures | InducingAtData, "FourierFeatures(1000)")
         covariance = MeanField() if covariance is None else covariance
         check_instance("covariance", covariance, MeanField | Chevron, "MeanField()")
-        columns = covariance.columns
-        check_columns(columns, chosen)
-        learns = choose_empirical_bayes(empirical_bayes, chosen)
-        schedule = Schedule(
-            batch_size,
-            functions,
-            control_points,
-            update_steps,
-            initial_points,
-            freeze_steps,
-            learning_rate,
-            hyper_rate,
-            half_life,
-            seed,
+        diagonal = isinstance(basis, FourierFeatures)
+        if empirical_bayes and not diagonal:
+            raise UnsupportedError(
+                "empirical_bayes needs a diagonal prior precision, but that of InducingAtData is "
+                "the kernel's matrix, whose determinant cannot be estimated from a few functions. "
+                "Take basis=FourierFeatures(), or QSRVM, or fit the hyperparameters of an exact GP "
+                "on some of the data and give its covar_module and likelihood."
+            )
+        learns = diagonal if empirical_bayes is None else empirical_bayes
+        if likelihood is not None and not isinstance(likelihood, LOG_CONCAVE):
+            names = ", ".join(one.__name__ for one in LOG_CONCAVE)
+            raise UnsupportedError(
+                f"Expected a likelihood whose logarithm is concave ({names}), got "
+                f"{type(likelihood).__name__}: with a few functions drawn, Jensen's inequality "
+                "would not make the estimate a lower bound. For outliers take LaplaceLikelihood, "
+                "for any likelihood OSVGP."
+            )
+        sizes = batch_size, functions, control_points, update_steps, initial_points, freeze_steps
+        rates = learning_rate, hyper_rate, half_life
+        schedule = Schedule(*sizes, *rates, arithmetic, seed)
+        inference = QuadruplyStochasticInference(
+            schedule, covariance.columns, max_rows, learns, relevance=False
         )
-        check_unbatched(train_X)
-        self._inference = QuadruplyStochasticInference(
-            schedule, columns, check_arithmetic(arithmetic), max_rows, learns, relevance=False
-        )
-        self._begin(train_X, train_Y, None, choose_transform(outcome_transform, likelihood))
-        self._units = LikelihoodOutcomes.of(self._units.shift)
-        inputs = self._first_inputs(train_X, input_transform)
-        if covar_module is None:
-            covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape)
-        self._set_modules(inputs.shape[-1], None, None, covar_module, mean_module)
-        if likelihood is not None:
-            check_likelihood(likelihood, self._parameter_shape)
-            check_log_concave(likelihood)
-            self.likelihood = deepcopy(likelihood)
-        inputs = inputs.detach().double()
-        layout = first_layout(chosen, self.covar_module, inputs, self._num_outputs)
-        self._memory = self._inference.empty(layout, inputs, self._prior)
-        self._standardize_first(train_X, train_Y, None)
-        inputs = self.coordinates(train_X).double()
-        self._memory = self._inference.filled(self._memory, inputs, self._prior)
-        if train_X.shape[-2] > 0:
-            self._observe(train_X, train_Y, None, 1.0)
+        modules = likelihood, covar_module, mean_module, outcome_transform, input_transform
+        build(self, inference, basis, (train_X, train_Y), *modules)
 
     @classmethod
     def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
@@ -202,11 +196,7 @@ class QSGP(StreamingGP):
             InputDataError: It is empty, or its items are no pairs.
             UnsupportedError: It can only be iterated.
         """
-        replay = DatasetReplay.of(dataset)
-        first = replay.first(options, SUPPORT_PLACE)
-        model = cls(first.X, first.Y, **options)
-        model._set_memory(replace(model._memory, replay=replay))
-        return model
+        return build_from(cls, dataset, options, SUPPORT_PLACE)
 
     def fit(
         self, steps: int | None = None, seconds: float | None = None, progress: bool = True
@@ -229,8 +219,8 @@ class QSGP(StreamingGP):
             ValueError: A limit is negative; more data or functions for a step than there are.
         """
         self._check_not_supposed("fit")
-        learning = self._inference, self._memory, self._prior
-        return fit(*learning, steps, seconds, progress, keep=self._set_memory)
+        limits = steps, seconds, progress
+        return self._inference.fit(self._memory, self._prior, *limits, self._set_memory)
 
     @property
     def num_steps(self) -> int:

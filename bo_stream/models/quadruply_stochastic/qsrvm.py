@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
-from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from botorch.utils.types import DEFAULT, _DefaultType
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
@@ -18,28 +16,22 @@ from gpytorch.means import Mean
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes
+from bo_stream.models.checks import check_instance
 from bo_stream.models.quadruply_stochastic.choice import (
     Chevron,
     InducingAtData,
     MeanField,
-    check_arithmetic,
-    check_columns,
-    check_gaussian,
-    check_unbatched,
-    choose_transform,
+    Schedule,
 )
-from bo_stream.models.quadruply_stochastic.estimator import SampledGradient
 from bo_stream.models.quadruply_stochastic.inference import (
     SUPPORT_PLACE,
     QuadruplyStochasticInference,
-    fit,
+    build,
 )
-from bo_stream.models.quadruply_stochastic.memory import QuadruplyStochasticMemory, first_layout
-from bo_stream.models.quadruply_stochastic.steps import Schedule
-from bo_stream.models.stochastic.replay import DatasetReplay
+from bo_stream.models.quadruply_stochastic.memory import QuadruplyStochasticMemory
+from bo_stream.models.quadruply_stochastic.steps import SampledGradient
+from bo_stream.models.stochastic.replay import build_from
 from bo_stream.models.stochastic.training import Training
 
 RELEVANT = 1e4
@@ -128,50 +120,22 @@ class QSRVM(StreamingGP):
             UnsupportedError: As there, and another likelihood.
             ValueError: As there.
         """
-        chosen = InducingAtData(max_points)
-        columns = (MeanField() if covariance is None else covariance).columns
-        check_columns(columns, chosen)
-        check_gaussian(likelihood)
-        schedule = Schedule(
-            batch_size,
-            functions,
-            control_points,
-            update_steps,
-            initial_points,
-            freeze_steps,
-            learning_rate,
-            hyper_rate,
-            half_life,
-            seed,
-        )
-        check_unbatched(train_X)
-        self._inference = QuadruplyStochasticInference(
-            schedule,
-            columns,
-            check_arithmetic(arithmetic),
-            max_rows,
-            empirical_bayes,
-            relevance=True,
-        )
-        self._begin(train_X, train_Y, None, choose_transform(outcome_transform, likelihood))
-        self._units = LikelihoodOutcomes.of(self._units.shift)
-        inputs = self._first_inputs(train_X, input_transform)
-        if covar_module is None:
-            covar_module = get_covar_module_with_dim_scaled_prior(
-                inputs.shape[-1], batch_shape=self._parameter_shape
+        covariance = MeanField() if covariance is None else covariance
+        check_instance("covariance", covariance, MeanField | Chevron, "MeanField()")
+        if likelihood is not None and not isinstance(likelihood, GaussianLikelihood):
+            raise UnsupportedError(
+                "Expected likelihood to be a GaussianLikelihood, got "
+                f"{type(likelihood).__name__}: precisions are learned for that alone. For other "
+                "likelihoods take QSGP."
             )
-        self._set_modules(inputs.shape[-1], None, None, covar_module, mean_module)
-        if likelihood is not None:
-            check_likelihood(likelihood, self._parameter_shape)
-            self.likelihood = deepcopy(likelihood)
-        inputs = inputs.detach().double()
-        layout = first_layout(chosen, self.covar_module, inputs, self._num_outputs)
-        self._memory = self._inference.empty(layout, inputs, self._prior)
-        self._standardize_first(train_X, train_Y, None)
-        inputs = self.coordinates(train_X).double()
-        self._memory = self._inference.filled(self._memory, inputs, self._prior)
-        if train_X.shape[-2] > 0:
-            self._observe(train_X, train_Y, None, 1.0)
+        sizes = batch_size, functions, control_points, update_steps, initial_points, freeze_steps
+        rates = learning_rate, hyper_rate, half_life
+        schedule = Schedule(*sizes, *rates, arithmetic, seed)
+        inference = QuadruplyStochasticInference(
+            schedule, covariance.columns, max_rows, empirical_bayes, relevance=True
+        )
+        modules = likelihood, covar_module, mean_module, outcome_transform, input_transform
+        build(self, inference, InducingAtData(max_points), (train_X, train_Y), *modules)
 
     @property
     def precisions(self) -> Tensor:
@@ -190,19 +154,15 @@ class QSRVM(StreamingGP):
     @classmethod
     def from_dataset(cls, dataset: Dataset[Any], **options: Any) -> Self:
         """Build a model that learns from a data set; see :meth:`QSGP.from_dataset`."""
-        replay = DatasetReplay.of(dataset)
-        first = replay.first(options, SUPPORT_PLACE)
-        model = cls(first.X, first.Y, **options)
-        model._set_memory(replace(model._memory, replay=replay))
-        return model
+        return build_from(cls, dataset, options, SUPPORT_PLACE)
 
     def fit(
         self, steps: int | None = None, seconds: float | None = None, progress: bool = True
     ) -> Training:
         """Learn weights, precisions and hyperparameters by steps; see :meth:`QSGP.fit`."""
         self._check_not_supposed("fit")
-        learning = self._inference, self._memory, self._prior
-        return fit(*learning, steps, seconds, progress, keep=self._set_memory)
+        limits = steps, seconds, progress
+        return self._inference.fit(self._memory, self._prior, *limits, self._set_memory)
 
     @property
     def num_steps(self) -> int:

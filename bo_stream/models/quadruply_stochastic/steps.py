@@ -1,29 +1,28 @@
-"""Steps of a quadruply stochastic model: draw data and functions, estimate, move."""
+"""Steps of a quadruply stochastic model: draw data and functions, estimate the bound, move."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
-from torch.nn import Parameter
 
-from bo_stream.allocation.allocator import checked_number
-from bo_stream.models.prior import Hyperparameters
-from bo_stream.models.quadruply_stochastic.estimator import (
-    DrawnFunctions,
-    Estimator,
-    Minibatch,
-    SampledGradient,
+from bo_stream.bases.sampled import PointBasis
+from bo_stream.likelihoods.outcome_model import OutcomeModel
+from bo_stream.linalg import safe_cholesky
+from bo_stream.models.prior import Hyperparameters, Prior
+from bo_stream.models.quadruply_stochastic.choice import Schedule
+from bo_stream.models.quadruply_stochastic.memory import (
+    Progress,
+    QuadruplyStochasticMemory,
+    Slice,
 )
-from bo_stream.models.quadruply_stochastic.memory import Layout, Progress
-from bo_stream.models.quadruply_stochastic.weight_posterior import LARGEST, best_precisions
 from bo_stream.models.stochastic.optimisers import ConstrainedAdam
 from bo_stream.models.stochastic.replay import generator_at
-from bo_stream.models.stochastic.training import all_finite
 
 COVARIANCE_RATE = 0.1
 """Rate of the dense columns of C, relative to that of the mean."""
@@ -34,42 +33,68 @@ BATCH_SIZE = 500
 FUNCTIONS = 20_000
 """Functions of a draw where the user does not say."""
 
+DETERMINED = 4096
+"""Up to this many functions the determinant of an S that is not diagonal is computed."""
+
+LARGEST = 1e8
+"""Precision of a weight that is zero."""
+
+_TINY = 1e-20
+
+Data = tuple[Tensor, Tensor]
+"""Transformed inputs and outcomes of a minibatch, ``b x d`` and ``m x b``."""
+
 
 class Steps:
-    """A learner that steps move, for :func:`~bo_stream.models.stochastic.training.train`."""
+    """A learner that steps move, for :func:`~bo_stream.models.stochastic.training.train`.
+
+    Attributes:
+        progress: Weights and the optimisers' state, moved in place.
+        hyper: Hyperparameters, moved in place.
+        num_data: Number n of all data.
+        learning_rate: AdaGrad's, of the first step.
+        functions: Number m̃ of functions of a draw.
+    """
 
     def __init__(
         self,
-        progress: Progress,
+        memory: QuadruplyStochasticMemory,
         hyper: Hyperparameters,
-        layout: Layout,
-        data: Callable[[torch.Generator], Minibatch],
-        num_data: float,
+        prior: Prior,
         schedule: Schedule,
-        learned: list[Parameter],
-        log_precision: Tensor | None = None,
+        learns: bool,
+        exact: bool,
     ) -> None:
-        """Go on from some progress.
+        """Go on from a memory.
 
         Args:
-            progress: Its tensors are moved in place.
-            hyper: In float64; moved in place.
-            layout: Of the functions.
-            data: Draws some.
-            num_data: Number of all of them.
+            memory: Its progress is moved in place.
+            hyper: In float64.
+            prior: Of the model, by which a data set's rows are transformed.
             schedule: How to step.
-            learned: Those of the hyperparameters that are learned.
-            log_precision: ``log |S|``, ``m``, of an S that is not diagonal.
+            learns: Whether hyperparameters are learned too.
+            exact: Whether bounds include ``log |S|`` where S is not diagonal.
         """
-        self.progress, self.hyper = progress, hyper
-        self.num_data = num_data
-        self._layout, self._data, self._schedule = layout, data, schedule
-        self._log_precision = log_precision
-        self._parameters = learned if schedule.hyper_rate > 0.0 else []
-        self._adam = self._new_adam(progress.moments)
+        self.hyper, self.num_data = hyper, float(memory.replay.count)
+        self.learning_rate, self._schedule = schedule.learning_rate, schedule
+        self._layout, self._replay, self._prior = memory.layout, memory.replay, prior
+        self._parameters = hyper.moving if learns and schedule.hyper_rate > 0.0 else []
+        self._is_gaussian = isinstance(hyper.likelihood, GaussianLikelihood)
+        self.functions = drawn_functions(schedule, memory.progress.coefficients.shape[1])
+        self._begin(memory.progress)
+        self._log_precision = None
+        if isinstance(self._basis, PointBasis):
+            like = memory.progress.coefficients
+            zero = torch.zeros(1, dtype=torch.float64, device=like.device)
+            self._log_precision = log_precision(self._basis).detach() if exact else zero
 
-    def _new_adam(self, moments: dict[str, Any] | None) -> ConstrainedAdam:
-        return ConstrainedAdam(self.hyper, self._parameters, self._schedule.hyper_rate, moments)
+    def _begin(self, progress: Progress) -> None:
+        self.progress = progress
+        self._basis = self._layout.basis(self.hyper.covar_module, progress.precisions)
+        self._adam = None
+        if self._parameters:
+            rate = self._schedule.hyper_rate
+            self._adam = ConstrainedAdam(self.hyper, self._parameters, rate, progress.moments)
 
     @property
     def num_steps(self) -> int:
@@ -77,14 +102,12 @@ class Steps:
         return self.progress.steps
 
     @property
-    def learning_rate(self) -> float:
-        """AdaGrad's, of the first step."""
-        return self._schedule.learning_rate
-
-    @property
     def is_valid(self) -> bool:
         """Whether all that steps move is finite, and positive where it has to be. Cost O(p)."""
-        return self.hyper.are_valid and all_finite(self.progress.posterior)
+        progress = self.progress
+        moved = progress.coefficients, progress.log_scale, progress.mean_squares
+        finite = all(bool(t.isfinite().all()) for t in moved if t is not None)
+        return finite and self.hyper.are_valid
 
     def learned_state(self) -> tuple[Progress, dict[str, Any]]:
         """Copy all that steps change. Cost O(p)."""
@@ -94,163 +117,366 @@ class Steps:
     def restore(self, state: tuple[Progress, dict[str, Any]]) -> None:
         """Go back to a state, which stays as it is."""
         progress, hyper = state
-        self.progress = progress.clone()
         self.hyper.load_state_dict(hyper)
-        self._adam = self._new_adam(progress.moments)
+        self._begin(progress.clone())
 
     @property
     def moments(self) -> dict[str, Any] | None:
         """A copy of Adam's, or those that it began with where no hyperparameter is learned."""
-        return self._adam.moments() or self.progress.moments
-
-    @property
-    def estimator(self) -> Estimator:
-        """Estimates of the bound as it is now."""
-        progress = self.progress
-        return Estimator(
-            progress.posterior,
-            progress.control,
-            self.hyper,
-            lambda hyper: self._layout.basis(hyper.covar_module, progress.precisions),
-            self._schedule.drawn(progress.posterior.size),
-            self._log_precision,
-        )
+        return self.progress.moments if self._adam is None else self._adam.moments()
 
     def take_step(self) -> float:
         """Draw, estimate the bound, and move what was drawn.
 
         Cost O((ñ + n̄) m̃ (d + k)), whatever the numbers of data and of functions.
         """
-        progress, schedule, estimator = self.progress, self._schedule, self.estimator
+        progress, schedule = self.progress, self._schedule
         generator = generator_at(schedule.seed, progress.steps)
-        data = self._data(generator)
-        learns = bool(self._parameters) and progress.steps >= schedule.freeze_steps
-        evaluated = estimator.evaluated(estimator.draws(generator), data, learns)
+        data = self.data(generator)
+        decay = 0.5 ** (progress.steps / schedule.half_life)
+        thawed = progress.steps >= schedule.freeze_steps
+        learns = self._adam is not None and thawed
+        drawn = self.draw(data, generator, learns)
         with torch.enable_grad():
-            value = estimator.value(evaluated, data, learns).sum()
-            if learns:
-                self._adam.set_rate(schedule.hyper_rate * schedule.decay(progress.steps))
+            value = self.value(drawn, data, learns).sum()
+            if self._adam is not None and thawed:
+                self._adam.set_rate(schedule.hyper_rate * decay)
                 self._adam.ascend(value + self.hyper.log_prior())
             else:
                 (-value).backward()
-        self._move(evaluated)
-        self._measure(evaluated, data)
-        if progress.steps >= schedule.freeze_steps:
-            self._relevance(evaluated, data)
+        self._move(drawn, schedule.learning_rate * decay)
+        self._measure(drawn, len(data[0]), thawed)
         progress.steps += 1
         return float(value.detach())
 
+    # --- what a step draws --------------------------------------------------------------------
+
+    def data(self, generator: torch.Generator) -> Data:
+        """Draw a minibatch."""
+        schedule, replay = self._schedule, self._replay
+        size = min(BATCH_SIZE, replay.held) if schedule.batch_size is None else schedule.batch_size
+        rows = replay.sample(size, generator, self._prior)
+        return rows.X.to(schedule.arithmetic), rows.Y.mT.to(schedule.arithmetic)
+
+    def draw(self, data: Data, generator: torch.Generator, learns: bool) -> list[DrawnFunctions]:
+        """Draw and evaluate functions twice, independently, or once where no product needs two.
+
+        Cost O((b + s) k (d + columns)) for k functions.
+
+        Args:
+            data: Of the step.
+            generator: On the CPU.
+            learns: Whether to be differentiable in the hyperparameters.
+        """
+        like = self.progress.coefficients
+        size, once = like.shape[1], not self._is_gaussian and self._log_precision is None
+        twice = self.functions < size and not once
+        draws = [draw(self.functions, size, generator, like.device) for _ in range(1 + twice)]
+        control = self.progress.control if twice and self._is_gaussian else None
+        drawn = []
+        for index, share in draws:
+            with torch.set_grad_enabled(learns):
+                functions = self._basis.functions(data[0], index).to(data[0])
+                squares = functions.square().sum(-2)
+                precision = self._basis.precision_diagonal(index).to(like)
+            support = None if control is None else control.functions(index)
+            own = self.progress.drawn(index, precision, self.num_data, self.hyper.likelihood)
+            evaluated = functions, squares, support, precision
+            drawn.append(DrawnFunctions(index, share.to(like), *evaluated, *own))
+        return drawn
+
+    # --- estimates of the bound ---------------------------------------------------------------
+
+    def sampled(self, data: Data, generator: torch.Generator) -> tuple[Tensor, SampledGradient]:
+        """Draw the bound, ``m``, and its gradient in the weights, both without bias."""
+        drawn = self.draw(data, generator, learns=False)
+        with torch.enable_grad():
+            value = self.value(drawn, data, learns=False)
+            (-value.sum()).backward()
+        return value.detach(), SampledGradient.of(drawn)
+
+    def value(self, drawn: list[DrawnFunctions], data: Data, learns: bool) -> Tensor:
+        """Estimate the bound, ``m``; for a Gaussian likelihood without bias. [Evans2020, eq. 2].
+
+        Products of sums of independent draws; what is linear in a draw is averaged over both.
+        [theorems 1 and 2]
+
+        Args:
+            drawn: Functions.
+            data: Of the step.
+            learns: Whether to be differentiable in the hyperparameters.
+        """
+        targets, likelihood = data[1], self.hyper.likelihood
+        with torch.set_grad_enabled(learns):
+            mean = self.hyper.constant(targets.shape[:1]).unsqueeze(-1).to(targets)
+            noise = likelihood.noise.reshape(-1).to(mean) if self._is_gaussian else None
+        if noise is None:
+            return self._of_likelihood(drawn, targets, mean)
+        one, other = drawn[0], drawn[-1]
+        first = one.sums(one.functions)
+        second = first if other is one else other.sums(other.functions)
+        residual = (targets - mean).unsqueeze(-1)
+        misfit = ((first[..., :1] - residual) * (second[..., :1] - residual)).sum((-2, -1))
+        dense = (first[..., 1:] * second[..., 1:]).sum((-2, -1))
+        powers = [one.squares * one.weights.scale.square() * one.share for one in drawn]
+        diagonal = _average([power.sum(-1) for power in powers])
+        squares = self.num_data / targets.shape[-1] * (misfit + dense + diagonal)
+        apart, control = self._divergence(drawn), self.progress.control
+        if control is not None and one.support is not None and other.support is not None:
+            sums = one.sums(one.support), other.sums(other.support)
+            squares = squares + control.misfit(*sums, mean.detach())
+            apart = apart + 0.5 * control.penalty(*sums)
+        return -0.5 * (squares / noise + self.num_data * (2.0 * math.pi * noise).log()) - apart
+
+    def _of_likelihood(self, drawn: list[DrawnFunctions], targets: Tensor, mean: Tensor) -> Tensor:
+        """Estimate a bound below that for a log-concave likelihood, ``m``. [Evans2020, theorem 3].
+
+        Corrected: ``f = φ μ + φ C ε`` with ``ε ~ N(0, I)`` is estimated by a draw, linearly and
+        without bias, inside a concave function; the paper scales ε by a variance for a standard
+        deviation. Given the draw f is normal, and its expectation is had in closed form or by
+        quadrature. Equal to the bound where all functions are drawn.
+        """
+        model = OutcomeModel(self.hyper.likelihood, len(targets))
+        expected = model.expected_log_prob(targets.double())
+        one = drawn[0]
+        sums = one.sums(one.functions)
+        scaled = (one.weights.scale * one.share).square().unsqueeze(-1)
+        variance = sums[..., 1:].square().sum(-1) + (one.functions.square() @ scaled).squeeze(-1)
+        data = expected((sums[..., 0] + mean).double(), variance.double()).to(sums)
+        return self.num_data / targets.shape[-1] * data.sum(-1) - self._divergence(drawn)
+
+    def _divergence(self, drawn: list[DrawnFunctions]) -> Tensor:
+        """Estimate ``KL(q ‖ p)`` of all weights, ``m``. [Evans2020, theorems 1, 2, proposition 2].
+
+        That is ``½ (μᵀ S μ + Σ c_rᵀ S c_r − p)`` of the dense columns c_r, and of the others what
+        is linear in a draw.
+        """
+        one, other, determinant = drawn[0], drawn[-1], self._log_precision
+        if isinstance(self._basis, PointBasis):
+            S = self._basis.precision(one.index, other.index).to(one.share)
+            first, second = (s.weights.columns * s.share.unsqueeze(-1) for s in (one, other))
+            squares = (first * (S @ second)).sum((-2, -1))
+        else:
+            sums = [s.precision * s.weights.columns.square().sum(-1) * s.share for s in drawn]
+            squares = _average([terms.sum(-1) for terms in sums])
+        linear = _average([one.linear_divergence(determinant is None) for one in drawn])
+        total = 0.5 * (squares + linear - self.progress.coefficients.shape[1])
+        return total if determinant is None else total - 0.5 * determinant
+
+    # --- moves --------------------------------------------------------------------------------
+
     @torch.no_grad()
-    def _move(self, evaluated: list[DrawnFunctions]) -> None:
+    def _move(self, drawn: list[DrawnFunctions], rate: float) -> None:
         """Move what was drawn by AdaGrad, and the control variate after it."""
-        progress, schedule = self.progress, self._schedule
-        posterior, gradient = progress.posterior, SampledGradient.of(evaluated)
-        rate, index = schedule.learning_rate * schedule.decay(progress.steps), gradient.drawn.index
+        progress, gradient = self.progress, SampledGradient.of(drawn)
+        index = gradient.index
         rates = torch.full_like(gradient.coefficients[:1, :1], COVARIANCE_RATE * rate)
         rates[..., 0] = rate
-        moves = progress.moved.ascend(posterior.coefficients, index, gradient.coefficients, rates)
-        learned = index < posterior.log_scale.shape[-1]
-        before = posterior.learned_scale(index[learned])
-        scales = gradient.log_scale[:, learned]
-        progress.scaled.ascend(posterior.log_scale, index[learned], scales, rate)
-        supports = [one.support for one in evaluated if one.support is not None]
+        slopes = progress.coefficient_slopes
+        moves = _ascend(progress.coefficients, slopes, index, gradient.coefficients, rates)
+        learned = index < progress.log_scale.shape[-1]
+        scaled = index[learned]
+        before, scales = progress.log_scale[:, scaled], gradient.log_scale[:, learned]
+        _ascend(progress.log_scale, progress.scale_slopes, scaled, scales, rate)
+        supports = [one.support for one in drawn if one.support is not None]
         if progress.control is not None and supports:
-            diagonal = posterior.learned_scale(index[learned]).exp() - before.exp()
-            moves[:, learned] += _on_diagonal(diagonal, index[learned], posterior.columns)
-            progress.control.follow(torch.cat(supports, -1), gradient.drawn.parts(moves))
+            change = progress.log_scale[:, scaled].exp() - before.exp()
+            places = torch.arange(-1, moves.shape[-1] - 1, device=index.device)
+            moves[:, learned] += change.unsqueeze(-1) * (scaled.unsqueeze(-1) == places)
+            progress.control.follow(torch.cat(supports, -1), gradient.parts(moves))
 
     @torch.no_grad()
-    def _measure(self, evaluated: list[DrawnFunctions], data: Minibatch) -> None:
-        """Average squares of the drawn functions over about one pass through the data."""
-        measured = self.progress.posterior.mean_squares
+    def _measure(self, drawn: list[DrawnFunctions], rows: int, thawed: bool) -> None:
+        """Average squares of the drawn functions over about one pass through the data.
+
+        Of functions that have precisions of their own, once thawed, these go to the bound's
+        maximum; where the column is dense to ``1 / E w²``, which raises the bound and has the same
+        fixed points. [Tipping2001]
+        """
+        progress = self.progress
+        measured, precisions = progress.mean_squares, progress.precisions
         if measured is None:
             return
-        visits = 1.0 + self.progress.steps * len(evaluated[0].draw.index) / measured.shape[-1]
-        share = max(1.0 / visits, min(1.0, 1.0 / data.weight))
-        for one in evaluated:
-            index, squares = one.draw.index, one.squares.detach() / len(data.X)
+        visits = 1.0 + progress.steps * len(drawn[0].index) / measured.shape[-1]
+        share = max(1.0 / visits, min(1.0, rows / self.num_data))
+        for one in drawn:
+            index, squares = one.index, one.squares.detach() / rows
             measured[:, index] += share * (squares - measured[:, index])
-
-    @torch.no_grad()
-    def _relevance(self, evaluated: list[DrawnFunctions], data: Minibatch) -> None:
-        """Set precisions of the drawn functions, if they have their own, to the bound's maximum.
-
-        Of those whose column is dense ``1 / E w²``, which raises the bound and has the same fixed
-        points. [Tipping2001]
-        """
-        posterior, precisions = self.progress.posterior, self.progress.precisions
-        if precisions is None or posterior.mean_squares is None:
+        if precisions is None or not thawed:
             return
         noise = self.hyper.likelihood.noise.reshape(-1, 1).to(precisions)
-        for one in evaluated:
-            index = one.draw.index
-            moment = posterior.dense_columns(index).square().sum(-1)
-            sharpness = data.count * posterior.mean_squares[:, index] / noise
-            single = best_precisions(moment, sharpness)
+        for one in drawn:
+            index = one.index
+            moment = progress.dense_columns(index).square().sum(-1)
+            single = best_precisions(moment, self.num_data * measured[:, index] / noise)
             dense = moment.clamp_min(1.0 / LARGEST).reciprocal()
-            precisions[:, index] = torch.where(index < posterior.columns, dense, single)
+            is_dense = index < progress.coefficients.shape[-1] - 1
+            precisions[:, index] = torch.where(is_dense, dense, single)
 
 
-def _on_diagonal(values: Tensor, index: Tensor, columns: int) -> Tensor:
-    """Put entries of the diagonal into rows of mean and columns, ``m x k x (1 + columns)``."""
-    places = torch.arange(-1, columns, device=index.device)
-    return values.unsqueeze(-1) * (index.unsqueeze(-1) == places)
+def _ascend(
+    values: Tensor, slopes: Tensor, index: Tensor, gradient: Tensor, rate: Tensor | float
+) -> Tensor:
+    """Move some numbers up a gradient by AdaGrad, in place; return by how much.
+
+    Each moves along its gradient over the root of its sum of squares so far. Numbers whose gradient
+    is not among those given stay, and so do their sums: a step costs what it moves. [Duchi2011;
+    Evans2020, section 2.4]
+
+    Args:
+        values: ``m x p ...``.
+        slopes: Sums of squared gradients so far, shaped as the values.
+        index: Distinct, of the second dimension, ``k``.
+        gradient: ``m x k ...``.
+        rate: Of the first step; later ones are shorter. Broadcast against the gradient.
+    """
+    squares = slopes.index_select(1, index) + gradient.square()
+    slopes.index_copy_(1, index, squares)
+    moves = rate * gradient / (squares + _TINY).sqrt()
+    values.index_add_(1, index, moves)
+    return moves
+
+
+def drawn_functions(schedule: Schedule, size: int) -> int:
+    """Return how many functions are drawn of so many."""
+    return min(FUNCTIONS if schedule.functions is None else schedule.functions, size)
+
+
+def draw(
+    count: int, of: int, generator: torch.Generator, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Draw one at random from each of ``count`` equal strata of a line of ``of``. Cost O(count).
+
+    Strata may cut one in two: it is then drawn up to twice, and its weight says so. All for
+    ``count = of``. The generator is on the CPU, whatever the device.
+
+    Returns:
+        Distinct indices in order, and how many each stands for, in float64: ``Σ weight · a[index]``
+        is on average ``Σ a`` of all.
+    """
+    if count == of:
+        index = torch.arange(of, device=device)
+        return index, torch.ones(of, dtype=torch.float64, device=device)
+    places = torch.rand(count, dtype=torch.float64, generator=generator)
+    places = (places + torch.arange(count)) * (of / count)
+    drawn = places.long().clamp_max(of - 1)
+    index, counts = torch.unique_consecutive(drawn, return_counts=True)
+    weight = counts.to(torch.float64) * (of / count)
+    return index.to(device), weight.to(device)
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Sizes and rates of steps; see :class:`~bo_stream.QSGP` for the defaults.
+class DrawnFunctions:
+    """A draw of functions at a minibatch, and their weights.
 
     Attributes:
-        batch_size: Observations of a step.
-        functions: Basis functions m̃ of a draw.
-        control_points: Of the control variate.
-        update_steps: Of an update.
-        initial_points: Observations of the exact GP before the first step of a fit.
-        freeze_steps: Steps before the hyperparameters begin to move.
-        learning_rate: AdaGrad's, of the weights.
-        hyper_rate: Adam's, of the hyperparameters; 0: they stay.
-        half_life: Steps in which both rates fall to half.
-        seed: Of all draws.
+        index: Which functions, ``k``.
+        share: How many each stands for, ``k``.
+        functions: At the data, ``m x b x k``.
+        squares: Sums of their squares over the data, ``m x k``.
+        support: At support points, ``m x s x k``, or None without any.
+        precision: Diagonal of S, ``m x k``, or with 1 for m.
+        coefficients: ``m x k x (1 + columns)``, with a gradient after a backward pass.
+        log_scale: What is learned of the diagonal of C, ``m x k``, likewise.
+        weights: Made of these.
     """
 
-    batch_size: int | None
-    functions: int | None
-    control_points: int
-    update_steps: int
-    initial_points: int
-    freeze_steps: int
-    learning_rate: float
-    hyper_rate: float
-    half_life: float
-    seed: int = 0
+    index: Tensor
+    share: Tensor
+    functions: Tensor
+    squares: Tensor
+    support: Tensor | None
+    precision: Tensor
+    coefficients: Tensor
+    log_scale: Tensor
+    weights: Slice
 
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("batch_size", 1),
-            ("functions", 1),
-            ("control_points", 0),
-            ("update_steps", 0),
-            ("initial_points", 0),
-            ("freeze_steps", 0),
-        ):
-            value = getattr(self, name)
-            if value is not None:
-                checked_number(name, value, least)
-        for name in ("learning_rate", "half_life"):
-            if not getattr(self, name) > 0.0:
-                raise ValueError(f"Expected {name} to be positive, got {getattr(self, name)}.")
-        if not self.hyper_rate >= 0.0:
-            raise ValueError(f"Expected hyper_rate to be at least 0, got {self.hyper_rate}.")
+    def sums(self, functions: Tensor) -> Tensor:
+        """Estimate ``φ μ`` and ``φ c_r`` of the dense columns, ``m x b x (1 + columns)``."""
+        return functions @ (self.weights.columns * self.share.unsqueeze(-1))
 
-    def rows(self, held: int) -> int:
-        """Return the size of a minibatch of those that are held."""
-        return min(BATCH_SIZE, held) if self.batch_size is None else self.batch_size
+    def linear_divergence(self, own: bool) -> Tensor:
+        """Estimate ``Σ s c² − 2 log c_rr``, and ``− log s`` if the determinant is its, ``m``."""
+        weights, precision = self.weights, self.precision
+        terms = precision * weights.scale.square() - 2.0 * weights.log_diagonal
+        if own:
+            terms = terms - precision.log()
+        return (terms * self.share).sum(-1)
 
-    def drawn(self, size: int) -> int:
-        """Return how many functions are drawn of so many."""
-        return min(FUNCTIONS, size) if self.functions is None else self.functions
 
-    def decay(self, step: int) -> float:
-        """Compute the part of both rates that is left at a step."""
-        return float(0.5 ** (step / self.half_life))
+def _average(estimates: list[Tensor]) -> Tensor:
+    """Average the estimates of one draw or two."""
+    return estimates[0] if len(estimates) == 1 else 0.5 * (estimates[0] + estimates[1])
+
+
+@dataclass(frozen=True)
+class SampledGradient:
+    """Gradient of the bound in the weights of the functions drawn; of others it is 0.
+
+    Attributes:
+        index: Which, distinct.
+        coefficients: ``m x k x (1 + columns)``.
+        log_scale: ``m x k``.
+        places: Of each function of two draws, one after the other, among them; None of one draw.
+        times: That each was drawn; None of one draw.
+    """
+
+    index: Tensor
+    coefficients: Tensor
+    log_scale: Tensor
+    places: Tensor | None
+    times: Tensor | None
+
+    @classmethod
+    def of(cls, drawn: list[DrawnFunctions]) -> SampledGradient:
+        """Collect the gradients of a loss, the bound's negative, in what was drawn."""
+        index, places, times = drawn[0].index, None, None
+        if len(drawn) > 1:
+            together = torch.cat([one.index for one in drawn])
+            index, places, times = torch.unique(together, return_inverse=True, return_counts=True)
+        leaves = [one.coefficients for one in drawn], [one.log_scale for one in drawn]
+        coefficients, log_scale = (_descents(part, places, len(index)) for part in leaves)
+        columns = torch.arange(coefficients.shape[-1] - 1, device=index.device)
+        coefficients[..., 1:] *= index.unsqueeze(-1) > columns  # above: no parameters
+        return cls(index, coefficients, log_scale, places, times)
+
+    def parts(self, whole: Tensor) -> Tensor:
+        """Share what is had once for each among the draws: its parts sum up to it."""
+        if self.places is None or self.times is None:
+            return whole
+        return (whole / self.times[:, None])[:, self.places]
+
+
+def _descents(leaves: list[Tensor], places: Tensor | None, size: int) -> Tensor:
+    """Sum the negative gradients that the draws have for each function, ``m x k ...``."""
+    slopes = [torch.zeros_like(t) if t.grad is None else t.grad for t in leaves]
+    if places is None:
+        return -slopes[0]
+    whole = torch.cat(slopes, 1)
+    return -whole.new_zeros(len(whole), size, *whole.shape[2:]).index_add_(1, places, whole)
+
+
+def best_precisions(moment: Tensor, sharpness: Tensor) -> Tensor:
+    """Compute the best prior precisions of weights with Proposition 1's variances, ``m x k``.
+
+    The bound's maximum in s with ``c² = 1 / (h + s)``: ``s² + h s = h / e``.
+
+    Args:
+        moment: e, squared mean and the variance that the dense columns bring.
+        sharpness: h, what the data say: ``|φ|² / σ²``.
+    """
+    tiny = LARGEST**-2
+    root = (sharpness.square() + 4.0 * sharpness / moment.clamp_min(tiny)).sqrt()
+    return (2.0 * sharpness / moment.clamp_min(tiny) / (sharpness + root)).clamp_max(LARGEST)
+
+
+def log_precision(basis: PointBasis) -> Tensor:
+    """Compute ``log |S|``, ``m``. Cost O(p³).
+
+    Beyond ``DETERMINED`` functions 0: bounds are then too small by half of it, which is a constant.
+    """
+    index = torch.arange(basis.size)
+    if basis.size > DETERMINED:
+        return basis.precision_diagonal(index[:1]).new_zeros(1)
+    factor = safe_cholesky(basis.precision(index, index))
+    return 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)

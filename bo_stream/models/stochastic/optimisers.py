@@ -25,7 +25,15 @@ def constrained_parameters(
     """
     named: Any = model.named_parameters_and_constraints
     constraints = {id(p): constraint for _, p, constraint in named()}
-    return [ConstrainedParameter.of(p, constraints.get(id(p))) for p in parameters]
+    found = []
+    for parameter in parameters:
+        bound = constraints.get(id(parameter))
+        if not isinstance(bound, Interval) or bound.enforced:
+            bound = None
+        relative = bound is not None and not bool((bound.lower_bound < 0).any())
+        moved = Parameter(parameter.detach().log()) if relative else parameter
+        found.append(ConstrainedParameter(parameter, moved, bound))
+    return found
 
 
 @dataclass(frozen=True)
@@ -45,25 +53,10 @@ class ConstrainedParameter:
     moved: Parameter
     constraint: Interval | None
 
-    @classmethod
-    def of(cls, parameter: Parameter, constraint: object) -> ConstrainedParameter:
-        """Constrain a parameter, or not where the constraint is None."""
-        direct = isinstance(constraint, Interval) and not constraint.enforced
-        bound = constraint if direct and isinstance(constraint, Interval) else None
-        if bound is None or bool((bound.lower_bound < 0).any()):
-            return cls(parameter, parameter, bound)
-        return cls(parameter, Parameter(parameter.detach().log()), bound)
-
     @property
     def relative(self) -> bool:
         """Whether a logarithm is moved."""
         return self.moved is not self.parameter
-
-    def before(self) -> None:
-        """Take over the parameter's value and gradient."""
-        if self.relative and self.parameter.grad is not None:
-            self.moved.copy_(self.parameter.log())
-            self.moved.grad = self.slope(self.parameter.grad)
 
     def slope(self, gradient: Tensor) -> Tensor:
         """Turn a gradient in the parameter into one in what is moved."""
@@ -139,11 +132,13 @@ class ConstrainedAdam:
         """Take a step against the gradients that the parameters have."""
         if self._adam is None:
             return
-        for coordinate in self._coordinates:
-            coordinate.before()
+        for one in self._coordinates:
+            if one.relative and one.parameter.grad is not None:
+                one.moved.copy_(one.parameter.log())
+                one.moved.grad = one.slope(one.parameter.grad)
         self._adam.step()
-        for coordinate in self._coordinates:
-            coordinate.after()
+        for one in self._coordinates:
+            one.after()
 
 
 def maximise(bound: Callable[[], Tensor], variables: list[Tensor], maxiter: int) -> None:

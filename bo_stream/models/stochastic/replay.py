@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
@@ -18,6 +18,11 @@ from bo_stream.likelihoods.sites import ExpectedLogProb
 from bo_stream.models.prior import Prior
 from bo_stream.sufficient_statistics import target_columns
 from bo_stream.tensors import map_tensors
+
+if TYPE_CHECKING:
+    from bo_stream.models.base import StreamingGP
+
+M = TypeVar("M", bound="StreamingGP")
 
 ROWS = 2048
 """Observations that a bound of all of them visits at a time."""
@@ -48,7 +53,7 @@ class Batch:
 
     def rows(self, which: slice | Tensor) -> Batch:
         """Select some of them."""
-        return map_tensors(self, lambda tensor: tensor[..., which, :])
+        return Batch(self.X[..., which, :], self.Y[..., which, :])
 
 
 class Replay(ABC):
@@ -56,17 +61,14 @@ class Replay(ABC):
 
     Law: ``count / size`` times the sum of anything over a draw of ``size`` rows has the sum over
     all observations for its mean.
+
+    Attributes:
+        count: Number n of observations that the bound is of: all that ever came.
+        held: Number of rows that can be drawn, at most n.
     """
 
-    @property
-    @abstractmethod
-    def count(self) -> int:
-        """Number n of observations that the bound is of: all that ever came."""
-
-    @property
-    @abstractmethod
-    def held(self) -> int:
-        """Number of rows that can be drawn, at most n."""
+    count: int
+    held: int
 
     @property
     def weight(self) -> float:
@@ -113,14 +115,21 @@ class Replay(ABC):
         Raises:
             ValueError: More rows than are held, or none.
         """
+        return self.at(self._places(size, generator))
+
+    def sample(self, size: int, generator: torch.Generator, prior: Prior) -> Batch:
+        """Draw rows in the units of the process; errors as :meth:`draw` and :meth:`in_units`."""
+        return self.in_units(self.at(self._places(size, generator)), prior)
+
+    def _places(self, size: int, generator: torch.Generator | None) -> Tensor:
         if not 1 <= size <= self.held:
             raise ValueError(
                 f"Expected a minibatch of 1 to {self.held} observations, as many as are held, got "
                 f"{size}. Take a smaller batch_size, or update with more data first."
             )
         if size == self.held:
-            return self.at(torch.arange(size))
-        return self.at(torch.randint(self.held, (size,), generator=generator))
+            return torch.arange(size)
+        return torch.randint(self.held, (size,), generator=generator)
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """Yield all rows that are held, in order, ``size`` at a time."""
@@ -166,15 +175,13 @@ class StreamReplay(Replay):
 
     Attributes:
         room: Where the rows are.
-        size: How many.
-        seen: Observations that came.
         capacity: Most rows to hold; None: all.
         seed: Of the sample.
     """
 
     room: _Rows
-    size: int
-    seen: int
+    held: int
+    count: int
     capacity: int | None = None
     seed: int = 0
 
@@ -194,19 +201,10 @@ class StreamReplay(Replay):
             raise ValueError(f"Expected to hold at least 1 observation or None, got {capacity}.")
         return cls(_Rows(like.rows(slice(0, 0)), 0), 0, 0, capacity, seed)
 
-    @property
-    def count(self) -> int:
-        """All observations that came."""
-        return self.seen
-
-    @property
-    def held(self) -> int:
-        """All of them, or ``capacity``."""
-        return self.size
-
     def at(self, index: Tensor) -> Batch:
         """Return rows by their places."""
-        return self.room.data.rows(index.to(self.room.data.X.device))
+        held, index = self.room.data, index.to(self.room.data.X.device)
+        return Batch(held.X[..., index, :], held.Y[..., index, :])
 
     def in_units(self, rows: Batch, prior: Prior) -> Batch:
         """Return the rows: they were put in as the process has them."""
@@ -214,62 +212,55 @@ class StreamReplay(Replay):
 
     def plus(self, new: Batch) -> StreamReplay:
         """Add observations, of which a full sample keeps each with its fair chance."""
-        room = len(new) if self.capacity is None else min(len(new), self.capacity - self.size)
+        room = len(new) if self.capacity is None else min(len(new), self.capacity - self.held)
         added = self._appended(new.rows(slice(0, room)))
         return added._sampled(new.rows(slice(room, None)))
 
     def _appended(self, new: Batch) -> StreamReplay:
         if len(new) == 0:
             return self
-        end = self.size + len(new)
-        free = self.room.filled == self.size and end <= len(self.room.data)
-        room = self.room if free else self._widened(end)
+        end, room = self.held + len(new), self.room
+        if room.filled != self.held or end > len(room.data):
+            # room for twice as many as needed, but never beyond the capacity
+            length = 2 * end if self.capacity is None else min(2 * end, self.capacity)
+            spare = (0, 0, 0, length - self.held)
+            held = room.data.rows(slice(0, self.held))
+            wide = map_tensors(held, lambda tensor: torch.nn.functional.pad(tensor, spare))
+            room = _Rows(wide, self.held)
         for whole, part in ((room.data.X, new.X), (room.data.Y, new.Y)):
-            whole[..., self.size : end, :] = part
+            whole[..., self.held : end, :] = part
         room.filled = end
-        return replace(self, room=room, size=end, seen=self.seen + len(new))
-
-    def _widened(self, size: int) -> _Rows:
-        """Copy rows into room for twice as many as needed, but never beyond the capacity."""
-        length = 2 * size if self.capacity is None else min(2 * size, self.capacity)
-
-        def wider(tensor: Tensor) -> Tensor:
-            result = tensor.new_zeros(*tensor.shape[:-2], length, tensor.shape[-1])
-            result[..., : self.size, :] = tensor[..., : self.size, :]
-            return result
-
-        return _Rows(map_tensors(self.room.data, wider), self.size)
+        return replace(self, room=room, held=end, count=self.count + len(new))
 
     def _sampled(self, new: Batch) -> StreamReplay:
         """Let more observations replace some of a full sample."""
         if len(new) == 0:
             return self
-        last = self.seen + torch.arange(1, len(new) + 1, dtype=torch.float64)
+        last = self.count + torch.arange(1, len(new) + 1, dtype=torch.float64)
         draws = torch.rand(
-            len(new), dtype=torch.float64, generator=generator_at(self.seed, self.seen)
+            len(new), dtype=torch.float64, generator=generator_at(self.seed, self.count)
         )
         places = (draws * last).long()
-        rows = torch.nonzero(places < self.size).flatten()
+        rows = torch.nonzero(places < self.held).flatten()
         kept = dict(zip(places[rows].tolist(), rows.tolist(), strict=True))  # a later one wins
-        seen = self.seen + len(new)
+        count = self.count + len(new)
         if not kept:
-            return replace(self, seen=seen)
+            return replace(self, count=count)
         data = map_tensors(self.room.data, torch.clone)
         to, of = (torch.tensor(list(part)) for part in (kept.keys(), kept.values()))
         for whole, part in ((data.X, new.X), (data.Y, new.Y)):
             whole[..., to.to(whole.device), :] = part[..., of.to(part.device), :]
-        return replace(self, room=_Rows(data, self.size), seen=seen)
+        return replace(self, room=_Rows(data, self.held), count=count)
 
     def select(self, outputs: list[int]) -> StreamReplay:
         """Select some of the outputs, in tensors of its own."""
         data = self.room.data
-        chosen = Batch(data.X.clone(), data.Y[..., outputs])
-        return replace(self, room=_Rows(chosen, self.size))
+        return replace(self, room=_Rows(Batch(data.X.clone(), data.Y[..., outputs]), self.held))
 
     def to(self, device: torch.device) -> StreamReplay:
         """Move to another device."""
         data = map_tensors(self.room.data, lambda tensor: tensor.to(device))
-        return replace(self, room=_Rows(data, self.size))
+        return replace(self, room=_Rows(data, self.held))
 
 
 @dataclass(frozen=True)
@@ -285,6 +276,8 @@ class DatasetReplay(Replay):
     dataset: Dataset[Any]
     like: Batch
     outputs: tuple[int, ...]
+    held: int
+    count: int
 
     @classmethod
     def of(cls, dataset: Dataset[Any]) -> DatasetReplay:
@@ -302,28 +295,8 @@ class DatasetReplay(Replay):
             )
         if len(dataset) == 0:
             raise InputDataError("Expected a Dataset of at least one observation, got none.")
-        first = _pair(dataset, 0)
-        return cls(dataset, first.rows(slice(0, 0)), tuple(range(first.Y.shape[-1])))
-
-    def first(self, options: Mapping[str, Any], place: int) -> Batch:
-        """Draw the minibatch that a model begins with.
-
-        Args:
-            options: Of the model: its ``batch_size`` and ``seed`` count, if they are given.
-            place: Of the random numbers.
-        """
-        size = min(options.get("batch_size") or FIRST_ROWS, self.held)
-        return self.draw(size, generator_at(options.get("seed", 0), place))
-
-    @property
-    def count(self) -> int:
-        """Length of the data set."""
-        return len(cast(Sized, self.dataset))
-
-    @property
-    def held(self) -> int:
-        """All of it."""
-        return self.count
+        first, n = _pair(dataset, 0), len(dataset)
+        return cls(dataset, first.rows(slice(0, 0)), tuple(range(first.Y.shape[-1])), n, n)
 
     def at(self, index: Tensor) -> Batch:
         """Read rows by their places."""
@@ -356,6 +329,23 @@ class DatasetReplay(Replay):
         return replace(self, like=map_tensors(self.like, lambda t: t.to(device)))
 
 
+def build_from(model: type[M], dataset: Dataset[Any], options: Mapping[str, Any], place: int) -> M:
+    """Build a model that draws its rows from a data set, of a first minibatch of it.
+
+    Args:
+        model: Its class.
+        dataset: As for :class:`DatasetReplay`, errors too.
+        options: Of the constructor; ``batch_size`` and ``seed`` count, if they are given.
+        place: Of the random numbers.
+    """
+    replay = DatasetReplay.of(dataset)
+    size = min(options.get("batch_size") or FIRST_ROWS, replay.held)
+    first = replay.draw(size, generator_at(options.get("seed", 0), place))
+    built = model(first.X, first.Y, **options)
+    built._set_memory(replace(built._memory, replay=replay))
+    return built
+
+
 def _pair(dataset: Dataset[Any], i: int) -> Batch:
     """Read observation i as a batch of one."""
     item = dataset[i]
@@ -372,9 +362,6 @@ def _pair(dataset: Dataset[Any], i: int) -> Batch:
     return Batch(x.unsqueeze(0), y.reshape(1, -1))
 
 
-_ROWS = 4096
-
-
 class HoldsRows(ABC):
     """A memory whose observations are in ``replay``, in units of the process."""
 
@@ -389,7 +376,7 @@ class HoldsRows(ABC):
     def totals(self) -> Tensor:
         """``[Y, 1]ᵀ [Y, 1]``, ``... x m x 2 x 2``; of a sample scaled to all that came. O(n)."""
         total = self.counts.new_zeros(*self.counts.shape, 2, 2)
-        for batch in self.replay.chunks(_ROWS):
+        for batch in self.replay.chunks(2 * ROWS):
             columns = target_columns(batch.Y.to(total).mT)
             total = total + columns.mT @ columns
         return total * self.replay.weight

@@ -23,9 +23,6 @@ from rich.progress import (
     TimeRemainingColumn,
     track,
 )
-from torch import Tensor
-
-from bo_stream.tensors import map_tensors
 
 DEFAULT_STEPS = 2000
 """Steps of a training that is given neither steps nor seconds. Source: [Cheng2017, section 4]."""
@@ -34,13 +31,16 @@ WINDOW = 20
 """Estimates of the bound whose mean is the smoothed bound."""
 
 EXPLODED = 30.0
-"""Fall of the smoothed bound below its best at which a training stops, in :meth:`_Bound.scale`."""
+"""Fall of the smoothed bound below its best at which a training stops, in :meth:`_Watch.fall`."""
 
 PATIENCE = 100
 """Steps in which a bound that the first of them bring down has to recover."""
 
 LOST = 2.0
-"""Fall below where it began that is no recovery, in the unit of :attr:`_Bound.lost`."""
+"""Fall below where it began that is no recovery, in the unit of :meth:`_Watch.is_lost`."""
+
+CHECKED = 50
+"""Steps between copies of the learner's state, and points of the trace."""
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ NUMERICAL_ERRORS = (NotPSDError, NanError, torch.linalg.LinAlgError)  # type: ig
 
 
 class Trainable(Protocol):
-    """The interface of what :func:`train` trains: a model, or the part of one that learns."""
+    """The interface of what :func:`train` trains: the part of a model that learns."""
 
     @property
     def num_steps(self) -> int:
@@ -84,18 +84,6 @@ class Trainable(Protocol):
         ...
 
 
-def all_finite(value: object) -> bool:
-    """Say whether all tensors of a value are finite; see :func:`map_tensors`."""
-    finite = list[bool]()
-
-    def look(tensor: Tensor) -> Tensor:
-        finite.append(bool(tensor.isfinite().all()))
-        return tensor
-
-    map_tensors(value, look)
-    return all(finite)
-
-
 @dataclass(frozen=True)
 class Training:
     """Steps, time and trace of a training.
@@ -116,12 +104,7 @@ class Training:
 
 
 def train(
-    learner: Trainable,
-    steps: int | None,
-    seconds: float | None,
-    *,
-    progress: bool,
-    check_every: int = 50,
+    learner: Trainable, steps: int | None, seconds: float | None, *, progress: bool
 ) -> Training:
     """Take steps until a limit, watching the bound.
 
@@ -140,50 +123,39 @@ def train(
         seconds: Begin no step after so many; where both are given the first limit to be reached
             counts, where neither is ``DEFAULT_STEPS``.
         progress: Whether to draw a bar, where standard error is a terminal.
-        check_every: Steps between copies of the learner's state, and points of the trace.
 
     Raises:
         ModelFittingError: The training diverged.
         ValueError: A limit is negative or not a number.
     """
-    limit = _Limit.of(steps, seconds)
-    run = _Run(learner, check_every)
+    check_limits(steps, seconds)
+    if steps is None and seconds is None:
+        steps = DEFAULT_STEPS
+    most, longest = (math.inf if limit is None else float(limit) for limit in (steps, seconds))
+    watch, taken, started, spent = _Watch(learner), 0, time.monotonic(), 0.0
     with Bar(progress) as bar:
         try:
-            while not limit.reached(run.steps, run.seconds):
-                run.step()
-                bar.show(limit.part(run.steps, run.seconds), learner.num_steps, run.bound.smoothed)
-            run.finish()
+            while taken < most and spent < longest:
+                try:
+                    estimate = learner.take_step()
+                except NUMERICAL_ERRORS as error:
+                    raise _DivergenceError(f"a step failed: {error}") from error
+                watch.add(estimate)
+                taken, spent = taken + 1, time.monotonic() - started
+                if taken % CHECKED == 0:
+                    watch.check()
+                    watch.keep()
+                if bar.is_shown:
+                    part = max(taken / most, spent / longest)
+                    bar.show(min(part, 1.0), learner.num_steps, watch.smoothed)
+            if taken % CHECKED != 0:
+                watch.check()
         except _DivergenceError as divergence:
-            raise run.failure(divergence) from divergence.__cause__
+            raise watch.failure(divergence) from divergence.__cause__
         except BaseException:
-            learner.restore(run.checked)
+            learner.restore(watch.checked)
             raise
-    return run.training()
-
-
-@dataclass(frozen=True)
-class _Limit:
-    steps: float
-    seconds: float
-
-    @classmethod
-    def of(cls, steps: int | None, seconds: float | None) -> _Limit:
-        if steps is None and seconds is None:
-            steps = DEFAULT_STEPS
-        check_limits(steps, seconds)
-        return cls(
-            math.inf if steps is None else steps, math.inf if seconds is None else float(seconds)
-        )
-
-    def reached(self, steps: int, seconds: float) -> bool:
-        return steps >= self.steps or seconds >= self.seconds
-
-    def part(self, steps: int, seconds: float) -> float:
-        """Return how much of it is done, in [0, 1]; 0 of a limit of 0 is all."""
-        if self.reached(steps, seconds):
-            return 1.0
-        return max(steps / self.steps, seconds / self.seconds)
+    return Training(taken, time.monotonic() - started, tuple(watch.trace))
 
 
 def check_limits(steps: int | None, seconds: float | None) -> None:
@@ -201,35 +173,40 @@ class _DivergenceError(Exception):
     """Why a training stops."""
 
 
-class _Bound:
-    """The smoothed bound, where it began, and the best that it has been."""
+class _Watch:
+    """The smoothed bound of a learner, and states of it to go back to.
 
-    def __init__(self, num_data: float) -> None:
-        self._num_data = num_data
+    Attributes:
+        trace: Steps and smoothed bounds.
+        checked: State at the last check.
+    """
+
+    def __init__(self, learner: Trainable) -> None:
+        self._learner = learner
         self._first, self._count = math.nan, 0
         self._recent: deque[float] = deque(maxlen=WINDOW)
         self._best, self._spread = -math.inf, 0.0
+        self.trace: list[tuple[int, float]] = []
+        # the good one is of the last check at which the bound was about as good as ever
+        self.checked = self._good = learner.learned_state()
 
     @property
     def smoothed(self) -> float:
         return fmean(self._recent) if self._recent else math.nan
 
-    @property
-    def scale(self) -> float:
-        """Size that the smoothed bound may well move by."""
-        return 0.1 * abs(self._best) + self._spread
-
-    @property
     def fall(self) -> float:
-        """How far the smoothed bound is below its best, in scales; 0 while there are few."""
+        """Compute how far the smoothed bound is below its best; 0 while there are few.
+
+        In the size that it may well move by: a tenth of it, and the spread of its estimates.
+        """
         if len(self._recent) < WINDOW or self.smoothed >= self._best:
             return 0.0
-        return (self._best - self.smoothed) / self.scale if self.scale > 0.0 else math.inf
+        scale = 0.1 * abs(self._best) + self._spread
+        return (self._best - self.smoothed) / scale if scale > 0.0 else math.inf
 
-    @property
-    def lost(self) -> bool:
-        """Whether the smoothed bound is far below where it began."""
-        unit = abs(self._first) + self._num_data + pstdev(self._recent)
+    def is_lost(self) -> bool:
+        """Say whether the smoothed bound is far below where it began."""
+        unit = abs(self._first) + self._learner.num_data + pstdev(self._recent)
         return self._first - self.smoothed > LOST * unit
 
     def add(self, estimate: float) -> None:
@@ -239,84 +216,40 @@ class _Bound:
         self._count += 1
         if self._count == 1:
             self._first = estimate
-        if self._count == PATIENCE and self.lost:
-            raise self._fell_from(self._first)
-        if self.fall > EXPLODED:
-            raise self._fell_from(self._best)
+        lost = self._count == PATIENCE and self.is_lost()
+        if lost or self.fall() > EXPLODED:
+            former = self._first if lost else self._best
+            raise _DivergenceError(f"the bound fell from {former:.4g} to {self.smoothed:.4g}")
         if len(self._recent) == WINDOW and self.smoothed > self._best:
             self._best, self._spread = self.smoothed, pstdev(self._recent)
 
-    def _fell_from(self, value: float) -> _DivergenceError:
-        return _DivergenceError(f"the bound fell from {value:.4g} to {self.smoothed:.4g}")
-
-
-class _Run:
-    """A training under way.
-
-    Attributes:
-        steps: Taken in it.
-        bound: Watched.
-        checked: State at the last check.
-        good: State at the last check at which the bound was about as good as ever.
-    """
-
-    def __init__(self, learner: Trainable, check_every: int) -> None:
-        self._learner, self._check_every = learner, check_every
-        self._started = time.monotonic()
-        self._trace: list[tuple[int, float]] = []
-        self.steps, self.bound = 0, _Bound(learner.num_data)
-        self.checked = self.good = learner.learned_state()
-
-    @property
-    def seconds(self) -> float:
-        return time.monotonic() - self._started
-
-    def step(self) -> None:
-        try:
-            estimate = self._learner.take_step()
-        except NUMERICAL_ERRORS as error:
-            raise _DivergenceError(f"a step failed: {error}") from error
-        self.bound.add(estimate)
-        self.steps += 1
-        if self.steps % self._check_every == 0:
-            self._check()
-
-    def finish(self) -> None:
-        """Check what the steps since the last check did."""
-        if self.steps % self._check_every != 0:
-            self._check_learned()
-            self._note()
-
-    def _check_learned(self) -> None:
+    def check(self) -> None:
         if not self._learner.is_valid:
             raise _DivergenceError("what was learned is no longer finite, or not positive")
+        self.trace.append((self._learner.num_steps, self.smoothed))
 
-    def _check(self) -> None:
-        self._check_learned()
-        self._note()
+    def keep(self) -> None:
         self.checked = self._learner.learned_state()
-        if self.bound.fall <= 1.0 and not self.bound.lost:
-            self.good = self.checked
-
-    def _note(self) -> None:
-        self._trace.append((self._learner.num_steps, self.bound.smoothed))
+        if self.fall() <= 1.0 and not self.is_lost():
+            self._good = self.checked
 
     def failure(self, divergence: _DivergenceError) -> ModelFittingError:
         """Go back to the last good state, and return what to raise."""
         failed_at, rate = self._learner.num_steps, self._learner.learning_rate
-        self._learner.restore(self.good)
+        self._learner.restore(self._good)
         return ModelFittingError(
             f"Training diverged near step {failed_at}: {divergence}. The model is as it was after "
             f"step {self._learner.num_steps}. Expected a learning_rate that suits the data, got "
             f"{rate:g}: build the model with a smaller one, {rate / 3.0:.1g} say."
         )
 
-    def training(self) -> Training:
-        return Training(self.steps, self.seconds, tuple(self._trace))
-
 
 class Bar:
-    """A progress bar, or none."""
+    """A progress bar, or none.
+
+    Attributes:
+        is_shown: Whether it is drawn.
+    """
 
     def __init__(self, wanted: bool) -> None:
         """Show a work that is done in steps.
@@ -324,7 +257,7 @@ class Bar:
         Args:
             wanted: Whether to draw it, where standard error is a terminal.
         """
-        console, shown = _screen(wanted)
+        console, self.is_shown = _screen(wanted)
         self._progress = Progress(
             TextColumn("step {task.fields[step]:,}"),
             BarColumn(),
@@ -333,7 +266,7 @@ class Bar:
             TextColumn("left"),
             TimeRemainingColumn(elapsed_when_finished=False),
             console=console,
-            disable=not shown,
+            disable=not self.is_shown,
         )
         self._task = self._progress.add_task("", total=1.0, step=0, bound=math.nan)
 

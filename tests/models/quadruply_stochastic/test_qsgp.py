@@ -28,6 +28,7 @@ from bo_stream.models.quadruply_stochastic.choice import (
 from bo_stream.models.quadruply_stochastic.qsgp import QSGP
 from tests.comparisons import central_differences
 from tests.oracles.weight_space import WeightSpace
+from tests.problems.weights import dense_precision
 from tests.tolerances import assert_close
 
 DIM = 2
@@ -67,7 +68,7 @@ def _space(model: QSGP, X: Tensor, Y: Tensor) -> WeightSpace:
     """The model's weights, dense."""
     basis = model._memory.basis(model.covar_module)
     index = torch.arange(basis.size)
-    functions, precision = basis.functions(X, index)[0], basis.precision(index, index)[0]
+    functions, precision = basis.functions(X, index)[0], dense_precision(basis)[0]
     y = Y[:, 0] - model.mean_module.constant
     space = WeightSpace(functions, precision, y, model.likelihood.noise[0])
     return WeightSpace(*(part.detach() for part in vars(space).values()))
@@ -85,16 +86,13 @@ def test_with_all_columns_the_exact_posterior_is_the_optimum(basis: Any) -> None
     X, Y = _data()
     size = 10 if isinstance(basis, FourierFeatures) else 8
     model = _model(X, Y, basis=basis, covariance=Chevron(size))
-    space, posterior = _space(model, X, Y), model._memory.progress.posterior
+    space, progress = _space(model, X, Y), model._memory.progress
     exact = space.posterior()
     root = torch.linalg.cholesky(exact.covariance)
-    posterior.coefficients[0] = torch.cat((exact.mean.unsqueeze(-1), root.tril(-1)), -1)
-    posterior.log_scale[0] = root.diagonal().log()
+    progress.coefficients[0] = torch.cat((exact.mean.unsqueeze(-1), root.tril(-1)), -1)
+    progress.log_scale[0] = root.diagonal().log()
     assert_close(model.elbo(), space.log_marginal_likelihood(), factor=100)
-    generator = torch.Generator()
-    inference, state = model._inference, (model._memory, model._prior)
-    data, estimator = inference.data(*state, generator), inference.estimator(*state)
-    _, gradient = estimator.sampled(data, generator)
+    _, gradient = model.elbo_gradient_estimate(torch.Generator())
     for slope in (gradient.coefficients, gradient.log_scale):
         assert_close(slope, torch.zeros_like(slope), factor=1e4)
     T = torch.rand(5, DIM, dtype=torch.float64)
@@ -204,7 +202,7 @@ def test_points_come_with_the_data_up_to_a_limit() -> None:
     control = model._memory.progress.control
     assert control is not None
     everything = torch.arange(12)
-    columns = model._memory.progress.posterior.dense_columns(everything)
+    columns = model._memory.progress.dense_columns(everything)
     assert_close(control.values, control.functions(everything) @ columns)
 
 
@@ -237,7 +235,7 @@ def test_functions_that_are_not_kept_give_the_same(
 def test_a_hundred_thousand_functions_predict_and_suppose() -> None:
     X, Y = _data(dtype=torch.float32)
     model = QSGP(X, Y, basis=FourierFeatures(100_000), functions=1000, arithmetic=torch.float32)
-    assert model._memory.progress.posterior.coefficients.dtype == torch.float32
+    assert model._memory.progress.coefficients.dtype == torch.float32
     supposed = model.condition_on_observations(X[:2], Y[:2])
     before, after = (m.posterior(X[:4]).variance for m in (model, supposed))
     assert bool((after < before).all())
@@ -447,7 +445,7 @@ def test_a_cleared_model_keeps_its_functions_and_learns_anew(basis: Any) -> None
     model.fit(steps=20, progress=False)
     fitted = float(model.elbo())
     assert model.clear().clear().num_observations == model.num_steps == 0
-    assert model._memory.layout.size == model._memory.progress.posterior.size > 0
+    assert model._memory.layout.size == model._memory.progress.size > 0
     constant = model.mean_module.constant.detach()
     assert_close(model.posterior(X).mean, constant.expand(30, 1))
     model.update(X, Y).fit(steps=20, progress=False)

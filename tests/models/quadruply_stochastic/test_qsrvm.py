@@ -12,7 +12,7 @@ from gpytorch.likelihoods import GaussianLikelihood, LaplaceLikelihood
 
 from bo_stream.models.quadruply_stochastic.choice import Chevron
 from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM, RELEVANT
-from bo_stream.models.quadruply_stochastic.weight_posterior import LARGEST, best_precisions
+from bo_stream.models.quadruply_stochastic.steps import LARGEST, best_precisions
 
 
 def _loss(s: torch.Tensor, moment: float, sharpness: float) -> torch.Tensor:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from gpytorch.likelihoods import BernoulliLikelihood, LaplaceLikelihood
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
-from bo_stream.models.quadruply_stochastic.control_variate import Projection
-from bo_stream.models.quadruply_stochastic.estimator import SampledGradient
+from bo_stream.models.quadruply_stochastic.control_variate import projected
+from bo_stream.models.quadruply_stochastic.steps import SampledGradient
 from tests.oracles.likelihoods import log_probs
 from tests.oracles.weight_space import bound_of_likelihood, bound_of_single_functions
 from tests.problems.weights import DATA, SIZE, Problem
@@ -28,7 +26,7 @@ def test_all_data_and_all_functions_give_the_bound_and_its_gradient(
 ) -> None:
     problem = Problem(kind, columns)
     steps = problem.steps
-    value, gradient = steps.estimator.sampled(problem.data(torch.Generator()), torch.Generator())
+    value, gradient = steps.sampled(problem.data(torch.Generator()), torch.Generator())
     for output in range(2):
         space, mean, C = problem.dense(output)
         mean.requires_grad_()
@@ -54,16 +52,15 @@ def _average(problem: Problem, draws: int) -> tuple[Tensor, Tensor]:
 
 def _one_draw(problem: Problem, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    estimator, data = problem.steps.estimator, problem.data(generator)
-    learns = problem.kind != "inducing"
-    evaluated = estimator.evaluated(estimator.draws(generator), data, learns)
-    value = estimator.value(evaluated, data, learns)
+    steps, data, learns = problem.steps, problem.data(generator), problem.kind != "inducing"
+    drawn = steps.draw(data, generator, learns)
+    value = steps.value(drawn, data, learns)
     problem.hyper.zero_grad()
     (-value.sum()).backward()
-    gradient = SampledGradient.of(evaluated)
+    gradient = SampledGradient.of(drawn)
     whole = torch.zeros(2, SIZE, 2 + problem.columns, dtype=torch.float64)
     parts = (gradient.coefficients, gradient.log_scale.unsqueeze(-1))
-    whole[:, gradient.drawn.index] = torch.cat(parts, -1)
+    whole[:, gradient.index] = torch.cat(parts, -1)
     hyper = [p.grad.flatten() for p in problem.hyper.parameters() if p.grad is not None]
     return torch.cat((value.detach(), whole.flatten(), *hyper))
 
@@ -78,10 +75,7 @@ def test_a_few_data_and_functions_are_unbiased(kind: str, controlled: bool) -> N
     part.X, part.Y, part.hyper = full.X, full.Y, full.hyper
     part.precisions = full.precisions
     part.steps = part._steps()
-    part.steps.progress.posterior = full.steps.progress.posterior
-    if controlled:
-        control = full.steps.progress.control
-        part.steps.progress.control = control
+    part.steps.progress = full.steps.progress
     expected = _one_draw(full, 0)
     mean, error = _average(part, DRAWS)
     assert bool(((mean - expected).abs() <= 4.0 * error + 1e-9).all())
@@ -112,7 +106,7 @@ def test_support_points_say_more_of_a_sample_than_of_themselves(kind: str) -> No
 def test_a_projection_is_least_squares_in_the_kernel() -> None:
     problem = Problem("fourier")
     kernel, X, points = problem.hyper.covar_module, problem.X, problem.X[:4]
-    found = Projection.of(kernel, points, (X, problem.Y), weight=3.0)
+    root, targets, ones = projected(kernel, points, (X, problem.Y), weight=3.0)
     K = kernel(points).to_dense().detach() + 1e-6 * torch.diag_embed(
         kernel(points).diagonal(dim1=-2, dim2=-1).detach()
     )
@@ -121,7 +115,7 @@ def test_a_projection_is_least_squares_in_the_kernel() -> None:
 
     def misfits(a: Tensor, mean: float) -> tuple[Tensor, Tensor]:
         dense = 3.0 * ((B @ a).squeeze(-1) - problem.Y + mean).square().sum(-1)
-        said = (found.root @ a).squeeze(-1) - found.targets + mean * found.ones
+        said = (root @ a).squeeze(-1) - targets + mean * ones
         return dense, said.square().sum(-1)
 
     for mean in (0.0, 0.7):
@@ -135,7 +129,7 @@ def test_the_control_variate_stays_current() -> None:
         problem.steps.take_step()
     progress = problem.steps.progress
     assert progress.control is not None
-    columns = progress.posterior.dense_columns(torch.arange(SIZE))
+    columns = progress.dense_columns(torch.arange(SIZE))
     assert_close(progress.control.values, progress.control.functions(torch.arange(SIZE)) @ columns)
 
 
@@ -167,7 +161,7 @@ def test_any_likelihood_with_all_functions_gives_the_bound_by_quadrature(
 ) -> None:
     problem = Problem(kind, columns=2, likelihood=LIKELIHOODS[name]())
     _labels(problem, name)
-    value, _ = problem.steps.estimator.sampled(problem.data(torch.Generator()), torch.Generator())
+    value, _ = problem.steps.sampled(problem.data(torch.Generator()), torch.Generator())
     for output in range(2):
         space, mean, C = problem.dense(output)
         log_prob = _oracle(problem, name, output)
@@ -176,10 +170,10 @@ def test_any_likelihood_with_all_functions_gives_the_bound_by_quadrature(
 
 
 def _of_single_functions(problem: Problem, name: str, drawn: int, draws: int) -> Tensor:
-    estimator = replace(problem.steps.estimator, functions=drawn)
-    data = problem.data(torch.Generator())
+    steps, data = problem.steps, problem.data(torch.Generator())
+    steps.functions = drawn
     generators = (torch.Generator().manual_seed(i) for i in range(draws))
-    return torch.stack([estimator.sampled(data, generator)[0] for generator in generators])
+    return torch.stack([steps.sampled(data, generator)[0] for generator in generators])
 
 
 @pytest.mark.parametrize("name", LIKELIHOODS)
@@ -203,7 +197,7 @@ def test_a_few_functions_give_less_than_the_bound(name: str) -> None:
 @pytest.mark.parametrize("name", ["coefficients", "log_scale", "noise", "outputscale"])
 def test_what_is_not_finite_or_positive_is_not_valid(name: str) -> None:
     problem = Problem("fourier", columns=2)
-    steps, posterior = problem.steps, problem.steps.progress.posterior
+    steps, progress = problem.steps, problem.steps.progress
     assert steps.is_valid
     with torch.no_grad():
         if name == "outputscale":
@@ -211,5 +205,5 @@ def test_what_is_not_finite_or_positive_is_not_valid(name: str) -> None:
         elif name == "noise":
             problem.hyper.likelihood.raw_noise.fill_(torch.inf)
         else:
-            getattr(posterior, name)[0, 0] = torch.nan
+            getattr(progress, name)[0, 0] = torch.nan
     assert not steps.is_valid
