@@ -258,8 +258,7 @@ def variance_between(memory: ClusterMemory, prior: Prior) -> Tensor:
     At the root mean square distance of the inputs from their centres.
     """
     Z = memory.centres[:PROBED_CENTRES].double()
-    count = memory.sizes.sum(-2).clamp_min(1.0)
-    moved = Z + (memory.moves / count).clamp_min(0.0).sqrt().unsqueeze(-2)
+    moved = Z + memory.typical_move().unsqueeze(-2)
     kernel, outputs = frozen(prior.kernel, torch.float64), prior.num_outputs
     between = cross_matrix(kernel, Z.expand_as(moved), moved, outputs)
     own = kernel_variance(kernel, Z, outputs) + kernel_variance(kernel, moved, outputs)

@@ -120,6 +120,10 @@ class ClusterMemory(HoldsStatistics):
         )
         return both, not bool((moved & held).any())
 
+    def typical_move(self) -> Tensor:
+        """Compute the root mean square move of inputs to where they act, ``... x d``."""
+        return (self.moves / self.sizes.sum(-2).clamp_min(1.0)).clamp_min(0.0).sqrt()
+
     def at_resolution(self, resolution: float) -> ClusterMemory:
         """Cut the tree's levels at a resolution; a finer one is for what comes from now on."""
         if not self.tree.levels:
