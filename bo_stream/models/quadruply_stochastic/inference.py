@@ -33,11 +33,7 @@ from bo_stream.models.outcomes.likelihood import REAL, LikelihoodOutcomes, check
 from bo_stream.models.prior import Prior
 from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData, Schedule
 from bo_stream.models.quadruply_stochastic.control_variate import SAMPLE, ControlPoints
-from bo_stream.models.quadruply_stochastic.function_process import (
-    Augmentation,
-    FunctionProcess,
-    WeightMoments,
-)
+from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess, WeightMoments
 from bo_stream.models.quadruply_stochastic.memory import (
     Layout,
     Progress,
@@ -212,12 +208,11 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
 
     @torch.no_grad()
     def _process(self, memory: Memory, prior: Prior) -> FunctionProcess:
-        kernel = frozen(prior.kernel)
-        process = self._weighted(memory, prior, kernel, prior.mean.clone())
+        process = self._weighted(memory, prior, frozen(prior.kernel), prior.mean.clone())
         if not isinstance(process.basis, PointBasis):
             return process
         noise = site_noise(prior.likelihood).double().clone().unsqueeze(-1)
-        return replace(process, augmentation=Augmentation(kernel, prior.num_outputs, noise))
+        return replace(process, noise=noise)
 
     def _weighted(
         self, memory: Memory, prior: Prior, kernel: Kernel, prior_mean: Tensor
@@ -434,28 +429,22 @@ def divergence(memory: Memory, prior: Prior, basis: SampledBasis) -> Tensor:
     """Compute ``KL(q ‖ p)``, ``m``, in float64. Cost O(p), or O(p²) where S is not diagonal."""
     progress = memory.progress
     parts = torch.arange(progress.size, device=progress.coefficients.device).split(_PART)
-    slices = [(index, _slice(memory, prior, basis, index)) for index in parts]
+    slices = []
+    for index in parts:
+        best = _best_scale(memory, prior, basis, index)
+        own = progress.coefficients[:, index].double(), progress.learned_scale(index).double()
+        slices.append((index, Slice.of(index, *own, None if best is None else best.double())))
     total = basis.precision_diagonal(parts[0][:0]).sum(-1)
     for index, weights in slices:
-        own, columns = basis.precision_diagonal(index), weights.columns
-        terms = own * weights.scale.square() - 2.0 * weights.log_diagonal - 1.0
+        precision, columns = basis.precision_diagonal(index), weights.columns
+        terms = precision * weights.scale.square() - 2.0 * weights.log_diagonal - 1.0
         if isinstance(basis, PointBasis):
             applied = [basis.precision(index, others) @ one.columns for others, one in slices]
             terms = terms + (columns * torch.stack(applied).sum(0)).sum(-1)
         else:
-            terms = terms + own * columns.square().sum(-1) - own.log()
+            terms = terms + precision * columns.square().sum(-1) - precision.log()
         total = total + 0.5 * terms.sum(-1)
     return total - 0.5 * log_precision(basis) if isinstance(basis, PointBasis) else total
-
-
-def _slice(memory: Memory, prior: Prior, basis: SampledBasis, index: Tensor) -> Slice:
-    progress, best = memory.progress, _best_scale(memory, prior, basis, index)
-    return Slice.of(
-        index,
-        progress.coefficients[:, index].double(),
-        progress.learned_scale(index).double(),
-        None if best is None else best.double(),
-    )
 
 
 def _best_scale(memory: Memory, prior: Prior, basis: SampledBasis, index: Tensor) -> Tensor | None:
