@@ -133,9 +133,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     def empty(self, X: Tensor, prior: Prior) -> DecoupledMemory:
         """Return a memory without functions or observations.
 
-        Args:
-            X: First inputs, ``... x n x d``, transformed: what they vary by is the unit of steps.
-            prior: Of the batch shape and the number of outputs.
+        What the first inputs, ``... x n x d``, vary by is the unit of steps.
         """
         like = X[..., :0, :].double()
         posterior = self._without_functions(prior.shape, like)
@@ -183,13 +181,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         return learner.memory, None
 
     def learner(self, memory: DecoupledMemory, prior: Prior, growing: bool) -> DecoupledLearner:
-        """Return what takes steps from a memory, on copies of the hyperparameters.
-
-        Args:
-            memory: Where to begin.
-            prior: The hyperparameters.
-            growing: Whether minibatches become basis functions.
-        """
+        """Return what takes steps from a memory, growing by minibatches or not."""
         return DecoupledLearner(memory, prior, self.growth, self.schedule, growing)
 
     def merged(
@@ -299,10 +291,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     def begun(self, memory: DecoupledMemory, prior: Prior, progress: bool) -> DecoupledMemory:
         """Begin with the hyperparameters of an exact process, where little was learned before.
 
-        Args:
-            memory: Whose functions stay, but are known nothing of then.
-            prior: The hyperparameters, which change.
-            progress: Whether to show on a terminal that there is something to wait for.
+        The functions stay, but are known nothing of then.
 
         Raises:
             ValueError: Fewer observations are held than ``batch_size``.

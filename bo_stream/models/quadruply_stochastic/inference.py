@@ -91,13 +91,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     # --- memory -------------------------------------------------------------------------------
 
     def empty(self, layout: Layout, X: Tensor, prior: Prior) -> Memory:
-        """Return a memory of no observations, and of no weights for the functions yet.
-
-        Args:
-            layout: The functions.
-            X: Inputs like those to come, ``n x d``, float64.
-            prior: The hyperparameters.
-        """
+        """Return a memory of no observations, for inputs like X, and of no weights yet."""
         like = Batch(X[:0], X.new_zeros(0, prior.num_outputs))
         replay = StreamReplay.empty(like, self.max_rows, self.schedule.seed)
         return Memory(replay, layout, self._no_weights(X, prior))
@@ -110,10 +104,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     def filled(self, memory: Memory, X: Tensor, prior: Prior) -> Memory:
         """Give weights as in the prior to functions that have none. Cost O(p) for p of them, once.
 
-        Args:
-            memory: Of functions and observations.
-            X: Inputs at which a first guess squares the functions, ``n x d``, float64.
-            prior: The hyperparameters.
+        A first guess squares them at some of the inputs X, ``n x d``, float64.
         """
         layout, size = memory.layout, memory.progress.coefficients.shape[1]
         if layout.size == size:
@@ -278,11 +269,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     def learner(self, memory: Memory, prior: Prior, learns: bool, exact: bool) -> Steps:
         """Return what takes steps; it moves the weights in place, and copies of hyperparameters.
 
-        Args:
-            memory: Where to begin.
-            prior: The hyperparameters.
-            learns: Whether hyperparameters are learned too.
-            exact: Whether its bounds include ``log |S|`` where S is not diagonal.
+        If exact, its bounds include ``log |S|`` where S is not diagonal.
         """
         hyper = prior.copied() if learns else prior.copied().requires_grad_(False)
         return Steps(memory, hyper, prior, self.schedule, learns, exact)
@@ -296,15 +283,9 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         progress: bool,
         keep: Callable[[Memory], None],
     ) -> Training:
-        """Take steps from a memory; see :meth:`~bo_stream.QSGP.fit`, also for the errors.
+        """Take steps from a memory, in place; see :meth:`~bo_stream.QSGP.fit`, also for the errors.
 
-        Args:
-            memory: Where to begin; its weights are moved in place.
-            prior: The hyperparameters, which change where they are learned.
-            steps: Most steps to take.
-            seconds: Begin no step after so many.
-            progress: Whether to draw a bar on a terminal.
-            keep: Takes the memory of the last good step, also where an error ends the training.
+        ``keep`` takes the memory of the last good step, also where an error ends the training.
         """
         if memory.replay.count == 0:
             raise InputDataError("Expected data to fit, got an empty stream: call update first.")

@@ -89,17 +89,11 @@ class QSRVM(StreamingGP):
     ) -> None:
         """Build the model, and take the first steps on the first observations.
 
-        What is not listed is as for :class:`~bo_stream.QSGP`, and so are the errors.
-
-        Args:
-            train_X: ``n x d``; n may be 0.
-            train_Y: ``n x m``.
-            likelihood: A ``GaussianLikelihood``; default: BoTorch's.
-            covar_module: Any of gpytorch's kernels. Default: BoTorch's RBF kernel.
-            max_points: Most functions; data beyond add none.
-            empirical_bayes: Whether ``fit`` learns the kernel, the mean and the noise too;
-                precisions are learned in any case.
-            freeze_steps: Steps before precisions and hyperparameters move.
+        Arguments and errors are those of :class:`~bo_stream.QSGP`, but that the likelihood is
+        Gaussian, the kernel any of gpytorch's (default: BoTorch's RBF kernel), and the basis that
+        of at most ``max_points`` data. ``empirical_bayes`` says whether ``fit`` learns the kernel,
+        the mean and the noise too; precisions are learned in any case, once ``freeze_steps`` are
+        taken.
         """
         covariance = MeanField() if covariance is None else covariance
         check_instance("covariance", covariance, MeanField | Chevron, "MeanField()")
