@@ -19,9 +19,10 @@ from torch import Tensor
 
 from bo_stream.acquisition.weight_space import weight_space
 from bo_stream.bases.basis import Basis
+from bo_stream.bases.grid.contraction import MeshPullBack
 from bo_stream.bases.grid.integrals import integrated_gram
 from bo_stream.bases.grid.interpolation import GridBasis
-from bo_stream.bases.grid.statistics import MeshPullBack, accumulate, zero_statistics
+from bo_stream.bases.grid.statistics import accumulate, zero_statistics
 from bo_stream.linalg import row_product, safe_cholesky
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_type
@@ -126,7 +127,7 @@ class FeatureNIPV(AcquisitionFunction):
 
     def _reduction(self, X: Tensor, noise: Tensor) -> Tensor:
         """Compute by how much observations at ``... x q x d`` reduce the variance, ``... x m``."""
-        rows = row_product(self._space.features(X), self._space.weights.root)
+        rows = row_product(self._space.basis.features(X), self._space.weights.root)
         covariance = rows @ rows.mT + torch.diag_embed(noise.expand(rows.shape[:-1]))
         explained = row_product(rows, self._gram) @ rows.mT
         solved = torch.cholesky_solve(explained, safe_cholesky(covariance))
@@ -217,6 +218,7 @@ class BoxMeasure:
 def _measure(
     model: StreamingGP, mc_points: Tensor | None, bounds: Tensor | None, weights: Tensor | None
 ) -> PointMeasure | BoxMeasure:
+    """Return that of the points, or of the image of the bounds under the input transform."""
     if mc_points is not None and bounds is None:
         return point_measure(model, mc_points, weights)
     if bounds is None or mc_points is not None:
@@ -224,7 +226,20 @@ def _measure(
         raise ValueError(f"Expected exactly one of mc_points and bounds, got {given}.")
     if weights is not None:
         raise ValueError("Expected weights only with mc_points, got weights and bounds.")
-    return _box_measure(model, bounds)
+    if not model.maps_boxes:
+        raise UnsupportedError(
+            "Expected mc_points for a model whose stem or input_transform bends boxes: the image "
+            "of a box of bounds is no box. Draw mc_points from the bounds."
+        )
+    corners = listed_inputs(model, "bounds", bounds)
+    if corners.shape[0] != 2:
+        raise BotorchTensorDimensionError(
+            f"Expected bounds of shape `2 x {model._input_dim}` (lower, upper), got "
+            f"{tuple(bounds.shape)}."
+        )
+    if not bool((bounds[0] < bounds[1]).all()):
+        raise ValueError(f"Expected bounds with lower < upper, got {bounds.tolist()}.")
+    return BoxMeasure(box_of(corners))
 
 
 def point_measure(
@@ -253,24 +268,6 @@ def point_measure(
         )
     shares = weights.detach().to(points)
     return PointMeasure(points, shares / shares.sum())
-
-
-def _box_measure(model: StreamingGP, bounds: Tensor) -> BoxMeasure:
-    """Return the uniform measure over the image of ``2 x d`` bounds under the input transform."""
-    if not model.maps_boxes:
-        raise UnsupportedError(
-            "Expected mc_points for a model whose stem or input_transform bends boxes: the image "
-            "of a box of bounds is no box. Draw mc_points from the bounds."
-        )
-    corners = listed_inputs(model, "bounds", bounds)
-    if corners.shape[0] != 2:
-        raise BotorchTensorDimensionError(
-            f"Expected bounds of shape `2 x {model._input_dim}` (lower, upper), got "
-            f"{tuple(bounds.shape)}."
-        )
-    if not bool((bounds[0] < bounds[1]).all()):
-        raise ValueError(f"Expected bounds with lower < upper, got {bounds.tolist()}.")
-    return BoxMeasure(box_of(corners))
 
 
 def box_of(points: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from functools import partial, singledispatch
 from typing import Any
@@ -17,14 +17,12 @@ from typing import Any
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
 from botorch.models.deterministic import DeterministicModel
-from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.sampling.pathwise.prior_samplers import draw_kernel_feature_paths
 from botorch.sampling.pathwise.update_strategies import gaussian_update
 from gpytorch.kernels import Kernel
 from torch import Size, Tensor
-from torch.nn import ModuleList
 
 from bo_stream.acquisition.weight_space import check_inside, in_weight_space, weight_space
 from bo_stream.allocation.allocator import checked_number
@@ -92,14 +90,15 @@ def mean_path(model: StreamingGP) -> SamplePaths:
 
     Undoing an outcome transform that is not affine makes it the posterior median.
 
-    Args:
-        model: Any.
-
     Returns:
         A deterministic model of the model's batch shape.
     """
     process = _folded(model)
-    return _paths(model, mean_terms(process), shape_of(process))
+    terms: Terms = (PathTerm(process.mean),)
+    if isinstance(process, WeightSpaceProcess) and not process.basis.has_residual:
+        features = _features(process.basis, process.weights.mean)
+        terms = _constant(process.prior_mean), features
+    return SamplePaths(model, terms, shape_of(process))
 
 
 @torch.no_grad()
@@ -107,29 +106,13 @@ def _draw(model: StreamingGP, sample_shape: Size, seed: int | None) -> SamplePat
     process, device = _folded(model), model.train_targets.device
     generator = None if seed is None else torch.Generator(device).manual_seed(seed)
     shape = Size((*sample_shape, *shape_of(process)))
-    return _paths(model, draw_terms(process, RandomDraws(shape, device, generator)), shape)
+    return SamplePaths(model, draw_terms(process, RandomDraws(shape, device, generator)), shape)
 
 
 def _folded(model: StreamingGP) -> PosteriorProcess:
     """Return the posterior, on a grid with hypothetical observations folded into its weights."""
     process = model.feature_process()
     return weight_space(process) if in_weight_space(process) else process
-
-
-def _paths(model: StreamingGP, terms: tuple[PathTerm, ...], shape: Size) -> SamplePaths:
-    return SamplePaths(
-        terms,
-        shape,
-        ModuleList(_frozen(model, "input_transform", "stem")),
-        next(iter(_frozen(model, "outcome_transform")), None),
-        model._input_dim,
-    )
-
-
-def _frozen(model: StreamingGP, *names: str) -> list[Any]:
-    """Copy those of some modules that a model has, to learn nothing more."""
-    modules = (model._modules.get(name) for name in names)
-    return [deepcopy(module).eval() for module in modules if module is not None]
 
 
 class SamplePaths(DeterministicModel):
@@ -139,31 +122,21 @@ class SamplePaths(DeterministicModel):
     function, inputs ``n x q x d`` each by its own. Made by :func:`sample_paths`.
     """
 
-    def __init__(
-        self,
-        terms: tuple[PathTerm, ...],
-        shape: Size,
-        input_transforms: ModuleList,
-        outcome_transform: OutcomeTransform | None,
-        input_dim: int,
-        outputs: list[int] | None = None,
-    ) -> None:
-        """Keep the parts of the functions.
+    def __init__(self, model: StreamingGP, terms: Terms, shape: Size) -> None:
+        """Keep the functions, and copies of the model's transforms that learn nothing more.
 
         Args:
+            model: The model of the posterior.
             terms: Parts of each function, in transformed units, that add up to it.
             shape: ``sample_shape x batch_shape x m``.
-            input_transforms: Applied to inputs, one after the other.
-            outcome_transform: Undone on values.
-            input_dim: Width d of the inputs.
-            outputs: Outputs to keep; all m if omitted.
         """
         super().__init__()
-        self._terms = terms
-        self._shape = shape
-        self._transforms = (input_transforms, outcome_transform)
-        self._input_dim = input_dim
-        self._outputs = list(range(shape[-1])) if outputs is None else outputs
+        modules = [model._modules.get(n) for n in ("input_transform", "stem", "outcome_transform")]
+        copies: list[Any] = [None if each is None else deepcopy(each).eval() for each in modules]
+        self._transforms = [each for each in copies[:2] if each is not None], copies[2]
+        self._terms, self._shape = terms, shape
+        self._input_dim = model._input_dim
+        self._outputs = list(range(shape[-1]))
 
     @property
     def num_outputs(self) -> int:
@@ -196,14 +169,16 @@ class SamplePaths(DeterministicModel):
 
     def path(self, i: int | slice) -> SamplePaths:
         """Return the i-th function alone, of the model's own batch shape; or a slice of all."""
-        terms = tuple(term.map(lambda drawn: drawn[i]) for term in self._terms)
-        shape = torch.empty(self._shape, device="meta")[i].shape
-        return SamplePaths(terms, shape, *self._transforms, self._input_dim, self._outputs)
+        some = copy(self)
+        some._terms = tuple(term.map(lambda drawn: drawn[i]) for term in self._terms)
+        some._shape = torch.empty(self._shape, device="meta")[i].shape
+        return some
 
     def subset_output(self, idcs: list[int]) -> SamplePaths:
         """Return some outputs of the functions."""
-        outputs = [self._outputs[i] for i in idcs]
-        return SamplePaths(self._terms, self._shape, *self._transforms, self._input_dim, outputs)
+        some = copy(self)
+        some._outputs = [self._outputs[i] for i in idcs]
+        return some
 
 
 class _AsMatheronPath(SamplePath):
@@ -299,13 +274,6 @@ def shape_of(process: Any) -> Size:
     if isinstance(process, ShiftedProcess):
         return shape_of(process.base)
     return process.prior_mean.shape[:-1]
-
-
-def mean_terms(process: PosteriorProcess) -> Terms:
-    """Return the mean of a process as a sum of terms."""
-    if isinstance(process, WeightSpaceProcess) and not process.basis.has_residual:
-        return _constant(process.prior_mean), _features(process.basis, process.weights.mean)
-    return (PathTerm(process.mean),)
 
 
 @singledispatch

@@ -161,9 +161,9 @@ class PoolSelector:
 
     def _noise(self) -> Tensor:
         """Return the noise variance at each candidate, ``m x N``, some thousand at a time."""
-        parts = [self._model.noise_at(part).double() for part in self._pool.double().split(_ROWS)]
-        sizes = (len(part) for part in self._pool.split(_ROWS))
-        return torch.cat([part.expand(-1, n) for part, n in zip(parts, sizes, strict=True)], -1)
+        parts = self._pool.double().split(_ROWS)
+        noise = [self._model.noise_at(part).double().expand(-1, len(part)) for part in parts]
+        return torch.cat(noise, -1)
 
     def _gains(self, space: WeightSpaceProcess) -> Gains:
         """Return the gains under a posterior, from those of the last choice where that is cheaper.

@@ -42,7 +42,8 @@ class Allocator(InducingPointAllocator):
             BotorchTensorDimensionError: Z or X_new is not a matrix, or their widths differ.
             InputDataError: Dtypes or devices differ, or there is NaN or infinity.
         """
-        _check(Z, X_new)
+        check_points("Z", Z, Z)
+        check_points("X_new", X_new, Z)
         with torch.no_grad():
             return self._update(Z.detach(), X_new.detach(), kernel)
 
@@ -99,19 +100,25 @@ class Allocator(InducingPointAllocator):
         return UnitQualityFunction()
 
 
-def _check(Z: Tensor, X_new: Tensor) -> None:
-    if Z.ndim != 2 or X_new.ndim != 2 or Z.shape[-1] != X_new.shape[-1]:
+def check_points(name: str, X: Tensor, like: Tensor) -> None:
+    """Check that points are a finite matrix of the width, dtype and device of others or their own.
+
+    Raises:
+        BotorchTensorDimensionError: They are no matrix, or of another width.
+        InputDataError: Another dtype or device, whole numbers, NaN or infinity.
+    """
+    if X.ndim != 2 or X.shape[-1] != like.shape[-1]:
+        width = "d" if like is X else like.shape[-1]
         raise BotorchTensorDimensionError(
-            "Expected Z of shape `M x d` and X_new of shape `n x d`, got "
-            f"{tuple(Z.shape)} and {tuple(X_new.shape)}."
+            f"Expected {name} of shape `n x {width}`, got {tuple(X.shape)}."
         )
-    if Z.dtype != X_new.dtype or Z.device != X_new.device:
+    if X.dtype != like.dtype or X.device != like.device or not X.is_floating_point():
         raise InputDataError(
-            f"Expected Z and X_new of the same dtype and device, got {Z.dtype} on {Z.device} and "
-            f"{X_new.dtype} on {X_new.device}."
+            f"Expected {name} of a floating dtype, as the other points {like.dtype} on "
+            f"{like.device}, got {X.dtype} on {X.device}."
         )
-    if not bool(Z.isfinite().all() and X_new.isfinite().all()):
-        raise InputDataError("Expected finite Z and X_new, got NaN or infinity. Drop those rows.")
+    if not bool(X.isfinite().all()):
+        raise InputDataError(f"Expected finite {name}, got NaN or infinity. Drop those rows.")
 
 
 def checked_number(name: str, value: object, least: int = 1) -> int:

@@ -20,9 +20,10 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.memory import staying
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.memory import Observations
-from bo_stream.models.wiski.grid_model import GridModel, process_parts
+from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.models.wiski.rows import RowMemory
+from bo_stream.models.wiski.verbs import process_part
 from bo_stream.process.joint import IndependentOutputs
 from bo_stream.process.process import ROWS, PosteriorProcess, WeightSpaceProcess
 from bo_stream.process.process import leave_one_out as closed_form
@@ -115,7 +116,7 @@ def _checked_rows(
     outcomes, noise = model.standardized(X, Y, Yvar)
     model._check_retractable(X)
     if isinstance(model, GridModel):
-        _, memory = process_parts(model)
+        _, memory, _ = process_part(model)
         if isinstance(memory, RowMemory):
             return _HeldRows(model, memory, model._observations(X, Y, Yvar, 1.0))
     _check_as_they_were(model, X, Y, Yvar)
@@ -159,7 +160,7 @@ class _HeldRows:
 
     def process_without(self) -> PosteriorProcess:
         """Return the process given all others."""
-        inference, _ = process_parts(self.model)
+        inference, *_ = process_part(self.model)
         return inference.solve_rows(self.memory.without(self.observations), self.model._prior)
 
     @cached_property
@@ -228,7 +229,7 @@ def _check_as_they_were(
 ) -> None:
     """Check that the memory holds the rows as its present basis would take them."""
     if isinstance(model, GridModel):
-        if len(process_parts(model)[1].earlier) > 0:
+        if len(process_part(model)[1].earlier) > 0:
             raise UnsupportedError(
                 "Expected a model on one grid, got one that was refined or merged: which of its "
                 "grids an observation entered on is not known. Build it anew on the present grid."

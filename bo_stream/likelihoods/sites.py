@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +21,9 @@ MIN_PRECISION = 1e-10
 _SLACK = 1e-9
 """Relative loss of the bound that counts as rounding."""
 
+_TOLERANCE = 1e-8
+"""A fit ends when no marginal moves by this part of its standard deviation."""
+
 
 def fit_sites(
     prior: Prior,
@@ -27,7 +31,6 @@ def fit_sites(
     power: float = 1.0,
     steps: int = 20,
     rate: float = 1.0,
-    tolerance: float = 1e-8,
     start: Sites | None = None,
 ) -> Fit:
     """Maximise ``power Σ E log p(y | f) − KL(q ‖ prior)`` over normal q by natural gradients.
@@ -43,7 +46,6 @@ def fit_sites(
         power: Of the likelihood.
         steps: Largest number.
         rate: Of a step, in (0, 1].
-        tolerance: Ends when no marginal moves by this part of its standard deviation.
         start: Initial sites; none if omitted.
     """
     prior = prior.compressed()
@@ -53,11 +55,15 @@ def fit_sites(
         tried = fit_at(prior, expected, fit.sites.towards(fit.target, rates), power)
         better = tried.bound >= fit.bound - _SLACK * (1.0 + fit.bound.abs())
         moved = _movement(fit.posterior, tried.posterior)
-        fit = fit.where(better, tried)
+        fit = zip_tensors(partial(_where, better), tried, fit)
         rates = torch.where(better.unsqueeze(-1), (2.0 * rates).clamp_max(rate), 0.5 * rates)
-        if moved <= tolerance:
+        if moved <= _TOLERANCE:
             break
     return fit
+
+
+def _where(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(better if better.ndim == new.ndim else better.unsqueeze(-1), new, old)
 
 
 @torch.no_grad()
@@ -97,15 +103,6 @@ class Fit:
     bound: Tensor
     log_scale: Tensor
     target: Sites
-
-    def where(self, better: Tensor, other: Fit) -> Fit:
-        """Take the other fit where it is better, ``...``."""
-
-        def chosen(own: Tensor, theirs: Tensor) -> Tensor:
-            mask = better if better.ndim == own.ndim else better.unsqueeze(-1)
-            return torch.where(mask, theirs, own)
-
-        return zip_tensors(chosen, self, other)
 
 
 @dataclass(frozen=True)

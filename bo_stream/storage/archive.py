@@ -221,8 +221,8 @@ def _opened(path: Path, framework: str) -> tuple[dict[str, Any], Any]:
         start = plain.read(9)
     try:
         file = safe_open(path, framework=framework)
-        texts = file.metadata() or {}
-        about = {name: v if name in _TEXTS else json.loads(v) for name, v in texts.items()}
+        texts = sorted((file.metadata() or {}).items())  # safetensors keeps them in any order
+        about = {name: v if name in _TEXTS else json.loads(v) for name, v in texts}
         _check_head(about)
     except _DAMAGE as error:
         why = _found(start) or one_line(error)

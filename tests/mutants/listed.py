@@ -95,9 +95,9 @@ _BASES = (
     ),
     Mutant(
         "a gram that a copy shares",
-        "bases/grid/gram.py",
-        "CellGram(chosen.clone(), self.cells)",
-        "CellGram(chosen, self.cells)",
+        "sufficient_statistics.py",
+        "gram.clone() if gram.shape[-3] == 1",
+        "gram if gram.shape[-3] == 1",
         ("tests/models/test_subset.py",),
     ),
     Mutant(
@@ -124,7 +124,7 @@ _LIKELIHOODS_AND_POINTS = (
     ),
     Mutant(
         "neighbours only within two radii",
-        "allocation/cover_tree/level.py",
+        "allocation/cover_tree.py",
         "NEIGHBOURHOOD = 4.05",
         "NEIGHBOURHOOD = 2.0",
     ),
@@ -209,9 +209,9 @@ _FAMILIES = (
     ),
     Mutant(
         "a posterior that takes in what leaves",
-        "models/inference.py",
-        "young and data.sign > 0 and self.process.basis is basis",
-        "young and self.process.basis is basis",
+        "models/wiski/cache.py",
+        "data.sign > 0.0 and process.weights",
+        "process.weights",
         ("tests/models/test_caches.py",),
     ),
     Mutant(

@@ -82,7 +82,7 @@ def assert_same(process: PosteriorProcess, mean: Tensor, covariance: Tensor, X: 
 
 def test_moments_are_those_of_the_weights_and_the_residual(process: WeightSpaceProcess) -> None:
     X = torch.rand(6, 2).double()
-    z = process.features(X)
+    z = process.basis.features(X)
     covariance = z @ process.weights.covariance() @ z.mT
     residual = process.basis.residual_covariance(X, X, z, z)
     covariance = covariance if residual is None else covariance + residual

@@ -18,7 +18,7 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.allocation.cover_tree.tree import CoverTree
+from bo_stream.allocation.cover_tree import CoverTree
 from bo_stream.bases.differentiable_kernel import differentiable_matrix
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.inference import ClusterInference, Solver, precisions

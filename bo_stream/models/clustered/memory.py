@@ -10,7 +10,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from bo_stream.allocation.cover_tree.tree import CoverTree
+from bo_stream.allocation.cover_tree import CoverTree
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory, check_remainder
 from bo_stream.sufficient_statistics import Regrouping, Whitened, grouped_statistics
 from bo_stream.tensors import map_tensors

@@ -1,1 +1,0 @@
-"""The cover tree of Terenin et al. (2024)."""
