@@ -348,10 +348,10 @@ def _(process: FunctionProcess, draws: RandomDraws) -> Terms:
         _constant(process.prior_mean),
         PathTerm(weighted, (weights.double() + columns.squeeze(-1),)),
     )
-    extra, basis = process.augmentation, process.basis
-    if extra is None or not isinstance(basis, KernelFunctions):
+    basis = process.basis
+    if process.noise is None or not isinstance(basis, KernelFunctions):
         return terms
-    prior = draw_prior(extra.kernel, basis.Z.shape[-1], extra.outputs, draws)
+    prior = draw_prior(basis.kernel, basis.Z.shape[-1], basis.outputs, draws)
     return *terms, PathTerm(partial(_augmented, process), (prior,))
 
 

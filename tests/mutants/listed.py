@@ -146,7 +146,7 @@ _ACQUISITION = (
     ),
     Mutant(
         "features left out before a refit",
-        "loops/refits.py",
+        "loops/optimization/surrogate.py",
         "model.truncate(0.0)",
         "model.truncate(LEFT_OUT)",
     ),
