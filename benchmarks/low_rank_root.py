@@ -24,8 +24,7 @@ from benchmarks.accuracy import NOISE, Problem, covariance, draw
 from benchmarks.harness import Options, interleave, start
 from benchmarks.report import Claim, at_most, finish, stated
 from bo_stream import WISKI
-from bo_stream.bases.grid.gram import outer_product
-from bo_stream.bases.grid.mesh import Grid
+from bo_stream.bases.grid.mesh import Grid, outer_product
 
 LENGTHSCALE = 0.2
 ROOTS: dict[str, Callable[[Tensor, int], Tensor]] = {}

@@ -47,7 +47,12 @@ def cholesky_with_jitter(matrix: Tensor) -> tuple[Tensor, float]:
         NotPSDError: The matrix is not positive definite even with the largest jitter.
     """
     for jitter in JITTERS:
-        factor, info = torch.linalg.cholesky_ex(_add_jitter(matrix, jitter))
+        shifted = matrix
+        if jitter > 0.0:
+            diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+            scale = diagonal.mean(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+            shifted = matrix + torch.diag_embed(jitter * scale.expand_as(diagonal))
+        factor, info = torch.linalg.cholesky_ex(shifted)
         if not bool(info.any()):
             return factor, jitter
     raise NotPSDError(
@@ -55,14 +60,6 @@ def cholesky_with_jitter(matrix: Tensor) -> tuple[Tensor, float]:
         f"be factorised with a relative jitter of {JITTERS[-1]}. Check the noise variance and the "
         "hyperparameters for NaN and for extreme values."
     )
-
-
-def _add_jitter(matrix: Tensor, jitter: float) -> Tensor:
-    if jitter == 0.0:
-        return matrix
-    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-    scale = diagonal.mean(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
-    return matrix + torch.diag_embed(jitter * scale.expand_as(diagonal))
 
 
 def independent_rows(matrix: Tensor) -> Tensor:

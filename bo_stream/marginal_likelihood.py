@@ -9,17 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bo_stream.linalg import (
-    safe_cholesky,
-    solve_lower,
-    solve_one_plus_product,
-)
+from bo_stream.linalg import safe_cholesky, solve_lower, solve_one_plus_product
 from bo_stream.sufficient_statistics import SufficientStatistics, Whitened
-from bo_stream.weights import (
-    InformationForm,
-    at_noise,
-    log_marginal_likelihood,
-)
+from bo_stream.weights import InformationForm, at_noise, log_marginal_likelihood
 
 SHARE = 4
 """A root pays where it has at most one column for so many features."""

@@ -46,7 +46,6 @@ class SufficientStatistics(Generic[G]):
         return self.totals[..., 1, 1]
 
     def __add__(self, other: Self) -> Self:
-        """Return the statistics of both data sets. Cost O(size)."""
         return zip_tensors(torch.add, self, other)
 
     def scale(self, factor: float) -> Self:
@@ -56,6 +55,21 @@ class SufficientStatistics(Generic[G]):
     def to(self, device: torch.device) -> Self:
         """Move the statistics to a device."""
         return map_tensors(self, lambda tensor: tensor.to(device))
+
+    def select(self, outputs: list[int]) -> Self:
+        """Copy the statistics of some of the outputs; a gram of all outputs stays whole."""
+        return replace(
+            self,
+            gram=map_tensors(
+                self.gram,
+                lambda gram: gram.clone() if gram.shape[-3] == 1 else gram[..., outputs, :, :],
+            ),
+            moment=self.moment[..., outputs, :, :],
+            energy=self.energy[..., outputs, :, :],
+            totals=self.totals[..., outputs, :, :],
+            log_noise=self.log_noise[..., outputs],
+            noise_sum=self.noise_sum[..., outputs],
+        )
 
     def map_targets(self, matrix: Tensor) -> Self:
         """Return the statistics of targets ``[Y, 1] @ matrix``, ``... x m x 2 x 2``; exact."""

@@ -9,9 +9,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bo_stream.linalg import inverse_root, safe_cholesky, solve_lower
+from bo_stream.linalg import cholesky_with_jitter, inverse_root, safe_cholesky, solve_lower
 from bo_stream.sufficient_statistics import SufficientStatistics
 from bo_stream.tensors import zip_tensors
+
+MOST_ROWS = 64
+"""A larger batch is solved for anew."""
+
+MOST_OBSERVED = 192
+"""Observations after which the weights are solved for anew, so that neither costs nor rounding
+errors add up."""
 
 
 @dataclass(frozen=True)
@@ -26,22 +33,19 @@ class WeightPosterior:
         base_root: S₀, ``... x m x r x r``.
         shift: a, ``... x m x r x 1``.
         downdate: C, ``... x m x r x k``.
+        observed: Number k of observations since the base.
     """
 
     base_mean: Tensor
     base_root: Tensor
     shift: Tensor
     downdate: Tensor
+    observed: int = 0
 
     @classmethod
     def of(cls, mean: Tensor, root: Tensor) -> WeightPosterior:
         """Make N(mean, root rootᵀ)."""
         return cls(mean, root, torch.zeros_like(mean), root[..., :0])
-
-    @property
-    def observed(self) -> int:
-        """Number k of observations since the base."""
-        return self.downdate.shape[-1]
 
     @cached_property
     def mean(self) -> Tensor:
@@ -70,6 +74,11 @@ class WeightPosterior:
         """Compute ``−log |S Sᵀ|``, ``... x m``, for a triangular root, as of :func:`solve`."""
         return -2.0 * self.base_root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
+    def has_room_for(self, n: int) -> bool:
+        """Say whether it pays to :meth:`observe` n observations, rather than to solve anew."""
+        young = self.observed + n <= min(MOST_OBSERVED, self.base_root.shape[-1])
+        return n <= MOST_ROWS and young
+
     def observe(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
         """Condition on n more observations. Cost O(n r (r + k)), for n small against r.
 
@@ -83,13 +92,15 @@ class WeightPosterior:
         rows = features @ self.base_root
         explained = rows @ self.downdate
         gain = rows.mT - self.downdate @ explained.mT
-        factor = safe_cholesky(rows @ gain + torch.diag_embed(noise))
+        factor, _ = cholesky_with_jitter(rows @ gain + torch.diag_embed(noise))
         innovation = residual.unsqueeze(-1) - features @ self.base_mean - rows @ self.shift
-        columns = solve_lower(factor, gain.mT).mT
+        columns = torch.linalg.solve_triangular(factor, gain.mT, upper=False).mT
+        whitened = torch.linalg.solve_triangular(factor, innovation, upper=False)
         return replace(
             self,
-            shift=self.shift + columns @ solve_lower(factor, innovation),
+            shift=self.shift + columns @ whitened,
             downdate=torch.cat((self.downdate, columns), -1),
+            observed=self.observed + noise.shape[-1],
         )
 
     def retract(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
@@ -149,7 +160,6 @@ class InformationForm:
     count: Tensor
 
     def __add__(self, other: InformationForm) -> InformationForm:
-        """Add the information of other observations."""
         return zip_tensors(torch.add, self, other)
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bo_stream.bases.grid.interpolation import interpolation_basis
+from bo_stream.bases.grid.interpolation import grid_basis
 from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.bases.grid.mesh import Grid
 from bo_stream.bases.grid.sensitivity import prior_covariance
 from bo_stream.marginal_likelihood import (
     NoiseGroup,
     combine,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.models.wiski.objective import differentiable_log_marginal_likelihood
+from bo_stream.models.wiski.learning import differentiable_log_marginal_likelihood
 from bo_stream.sufficient_statistics import weighted_statistics
 from bo_stream.weights import solve
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.interpolation import interpolated_kernel
 from tests.problems import kernel
+from tests.problems.grids import mesh_over
 from tests.tolerances import assert_close
 
 SIZES = (6, 7)
@@ -31,9 +31,8 @@ def test_two_noise_groups_and_the_mean_are_learned_together(moved: bool) -> None
     """Values, the posterior, and gradients in kernel, both levels, mean and outcome scale."""
     module, centre = (kernel("product", 2) for _ in range(2))
     factors, at_centre = (kernel_factors(m, 2).for_single_output() for m in (module, centre))
-    basis = interpolation_basis(
-        at_centre if moved else factors, Grid.over(BOUNDS, SIZES), torch.Size([1]), 0.0, 1000
-    )
+    mesh = mesh_over(BOUNDS, SIZES)
+    basis = grid_basis(mesh, at_centre if moved else factors, torch.Size([1]), 0.0, 1000)
     X, y, relative = torch.rand(12, 2).double(), torch.randn(12).double(), torch.rand(12).double()
     levels = [torch.tensor([v], dtype=torch.float64, requires_grad=True) for v in (0.3, 1.7)]
     slope, constant = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.6, 0.2))

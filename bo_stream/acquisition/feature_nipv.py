@@ -19,9 +19,10 @@ from torch import Tensor
 
 from bo_stream.acquisition.weight_space import weight_space
 from bo_stream.bases.basis import Basis
+from bo_stream.bases.grid.contraction import MeshPullBack
 from bo_stream.bases.grid.integrals import integrated_gram
 from bo_stream.bases.grid.interpolation import GridBasis
-from bo_stream.bases.grid.statistics import MeshPullBack, accumulate, zero_statistics
+from bo_stream.bases.grid.statistics import accumulate, zero_statistics
 from bo_stream.linalg import row_product, safe_cholesky
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite, check_type

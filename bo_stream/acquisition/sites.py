@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,11 +13,11 @@ from torch.nn.functional import embedding_bag
 
 from bo_stream.acquisition.feature_nipv import CHUNK_NUMBERS
 from bo_stream.bases.basis import Basis
-from bo_stream.bases.grid.gram import CellGram, outer_product, ravel
-from bo_stream.bases.grid.interpolation import InterpolationBasis
-from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, legendre
+from bo_stream.bases.grid.contraction import KroneckerPullBack
+from bo_stream.bases.grid.interpolation import GridBasis, InterpolationBasis
+from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, legendre, outer_product, ravel
 from bo_stream.bases.grid.mesh import weights as cubic_weights
-from bo_stream.bases.grid.statistics import KroneckerPullBack
+from bo_stream.bases.grid.statistics import CellGram
 
 KEPT_NUMBERS = 32_000_000
 """Up to this many interpolation weights are kept; beyond it they are computed at each use."""
@@ -24,10 +25,11 @@ KEPT_NUMBERS = 32_000_000
 
 def sites(basis: Basis, X: Tensor) -> Sites:
     """Return the sites at transformed inputs, ``N x d``."""
-    if not isinstance(basis, InterpolationBasis):
+    if not isinstance(basis, GridBasis) or len(basis.parts) > 1:
         return _DenseSites(basis, X)
-    keep = X.shape[0] * STENCIL**basis.grid.dim <= KEPT_NUMBERS
-    return _GridSites(basis, X, tuple(_locate(basis.grid, X)) if keep else None)
+    (part,) = basis.parts
+    keep = X.shape[0] * STENCIL**part.grid.dim <= KEPT_NUMBERS
+    return _GridSites(basis, X, part, tuple(_locate(part.grid, X)) if keep else None)
 
 
 @dataclass(frozen=True)
@@ -82,16 +84,17 @@ class _GridSites(Sites):
     form.
 
     Attributes:
+        part: The features on its only grid.
         located: Nodes and interpolation weights, or None where they would be too many to keep.
     """
 
-    basis: InterpolationBasis
+    part: InterpolationBasis
     located: tuple[tuple[Tensor, Tensor], ...] | None
 
     def linear(self, weights: Tensor) -> Tensor:
-        values = _node_values(self.basis, weights)
+        values = _node_values(self.part, weights)
         table = values.flatten(0, -2).mT.contiguous()
-        located = _locate(self.basis.grid, self.X) if self.located is None else self.located
+        located = _locate(self.part.grid, self.X) if self.located is None else self.located
         parts = [
             embedding_bag(nodes, table, per_sample_weights=shares, mode="sum").mT
             for nodes, shares in located
@@ -99,13 +102,13 @@ class _GridSites(Sites):
         return torch.cat(parts, -1).unflatten(0, values.shape[:-1])
 
     def quadratic(self, matrices: Tensor) -> Tensor:
-        coefficients = _cell_polynomials(self.basis, matrices)
+        coefficients = _cell_polynomials(self.part, matrices)
         size = max(1, CHUNK_NUMBERS // coefficients.shape[-1])
         return torch.cat([self._evaluate(coefficients, X) for X in self.X.split(size)], -1)
 
     def _evaluate(self, coefficients: Tensor, X: Tensor) -> Tensor:
-        cell, t = self.basis.grid.locate(X)
-        chosen = coefficients[..., ravel(cell, self.basis.grid.cells), :]
+        cell, t = self.part.grid.locate(X)
+        chosen = coefficients[..., ravel(cell, self.part.grid.cells), :]
         return (chosen * outer_product(legendre(t))).sum(-1)
 
 
@@ -138,7 +141,7 @@ def _cell_polynomials(basis: InterpolationBasis, matrices: Tensor) -> Tensor:
     symmetric matrices M are ``k x m x r x r``.
     """
     grid, batch = basis.grid, basis.scale.shape
-    zeros = matrices.new_zeros(*batch, grid.num_cells, PAIR_DEGREES**grid.dim)
+    zeros = matrices.new_zeros(*batch, math.prod(grid.cells), PAIR_DEGREES**grid.dim)
     with torch.enable_grad():
         moments = zeros.requires_grad_()
         gram = KroneckerPullBack(basis, grid).congruence(CellGram(moments, grid.cells))

@@ -21,29 +21,12 @@ from bo_stream.tensors import State
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
 
-SOLVED_ROWS = 64
-"""Larger updates drop the solved posterior."""
-
-SOLVED_OBSERVED = 192
-"""Observations after which it is solved anew, so that neither costs nor rounding errors add up."""
+P = TypeVar("P", bound=PosteriorProcess)
 
 
 @dataclass(frozen=True)
-class KeptProcess:
-    """A cache of the posterior process alone.
-
-    Attributes:
-        state: Of the hyperparameters.
-        process: The posterior.
-    """
-
-    state: State
-    process: PosteriorProcess
-
-
-@dataclass(frozen=True)
-class SolvedWeights:
-    """The posterior in the weights of features at one state of all hyperparameters.
+class Solved(Generic[P]):
+    """A posterior process at one state of all hyperparameters.
 
     Attributes:
         state: Of the model.
@@ -51,13 +34,19 @@ class SolvedWeights:
     """
 
     state: State
-    process: WeightSpaceProcess
+    process: P
+
+
+KeptProcess = Solved[PosteriorProcess]
+
+
+class SolvedWeights(Solved[WeightSpaceProcess]):
+    """The posterior in the weights of features."""
 
     def can_take(self, data: Observations, basis: Basis) -> bool:
         """Say whether a batch is small, adds, and meets the basis that was solved in."""
-        n = len(data)
-        young = self.process.weights.observed + n <= min(SOLVED_OBSERVED, basis.rank)
-        return n <= SOLVED_ROWS and young and data.sign > 0 and self.process.basis is basis
+        room = self.process.weights.has_room_for(len(data))
+        return room and data.sign > 0.0 and self.process.basis is basis
 
     def after(self, features: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedWeights:
         """Condition on a batch of standardised outcomes. Cost O(n r²)."""

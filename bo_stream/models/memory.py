@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol, Self
+from typing import Generic, NamedTuple, Protocol, Self
 
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -156,24 +156,26 @@ class Observations:
 
 
 @dataclass(frozen=True)
-class WhitenedMemory:
-    """The memory in the weights of one basis, whitened or values at centres: what a solve needs.
+class NoiseGroups(Generic[G]):
+    """Statistics of the observations whose noise is inferred, and of those whose noise is known.
 
     Attributes:
-        learned: Observations whose noise level is learned.
+        learned: Observations whose noise level is learned: relative noise 1, one gram for all
+            outputs.
         known: Observations with known noise, or None.
     """
 
-    learned: Whitened
-    known: Whitened | None = None
+    learned: SufficientStatistics[G]
+    known: SufficientStatistics[G] | None = None
 
-    def __add__(self, other: WhitenedMemory) -> WhitenedMemory:
-        """Add two memories."""
-        return WhitenedMemory(self.learned + other.learned, added(self.known, other.known))
+    def __add__(self, other: Self) -> Self:
+        learned = self.learned + other.learned
+        return replace(self, learned=learned, known=added(self.known, other.known))
 
-    def map(self, rule: Callable[[Whitened], Whitened]) -> WhitenedMemory:
+    def map(self, rule: Callable[[SufficientStatistics[G]], SufficientStatistics[G]]) -> Self:
         """Apply a rule to both kinds of noise."""
-        return WhitenedMemory(rule(self.learned), None if self.known is None else rule(self.known))
+        learned, known = rule(self.learned), self.known
+        return replace(self, learned=learned, known=None if known is None else rule(known))
 
     @property
     def totals(self) -> Tensor:
@@ -181,21 +183,19 @@ class WhitenedMemory:
         learned, known = self.learned, self.known
         return learned.totals if known is None else learned.totals + known.totals
 
+    def select(self, outputs: list[int]) -> Self:
+        """Copy the memory of some of the outputs."""
+        return self.map(lambda statistics: statistics.select(outputs))
+
+
+class WhitenedMemory(NoiseGroups[Tensor]):
+    """The memory in the weights of one basis, whitened or values at centres: what a solve needs."""
+
     def mean_known_noise(self) -> Tensor | None:
         """Mean of the known noise variances, ``... x m``, or None without any."""
         if self.known is None:
             return None
         return self.known.noise_sum / torch.where(self.known.count > 0, self.known.count, 1.0)
-
-    def select(self, outputs: list[int]) -> WhitenedMemory:
-        """Copy the memory of some of the outputs."""
-
-        def rule(statistics: Whitened) -> Whitened:
-            gram = statistics.gram
-            shared = gram.shape[-3] < statistics.moment.shape[-3]
-            return of_outputs(statistics, gram if shared else gram[..., outputs, :, :], outputs)
-
-        return self.map(rule)
 
     def leading(self, rank: int) -> WhitenedMemory:
         """Keep the first weights only."""
@@ -223,31 +223,13 @@ class WhitenedMemory:
     def observed_by(
         self, rule: Callable[[Tensor, Tensor, Tensor], Whitened], data: Observations
     ) -> WhitenedMemory:
-        """Add a batch.
-
-        Args:
-            rule: Makes statistics of targets, noise and weights.
-            data: The batch.
-        """
+        """Add a batch; ``rule`` makes statistics of targets, noise and weights."""
         learned, known = self.learned, self.known
         if not bool(data.known.all()):
             learned = learned + rule(data.targets, *data.learned_group())
         if data.any_known:
             known = added(known, rule(data.targets, *data.known_group()))
         return WhitenedMemory(learned, known)
-
-
-def of_outputs(
-    statistics: SufficientStatistics[G], gram: G, outputs: list[int]
-) -> SufficientStatistics[G]:
-    """Replace the gram of the statistics of some outputs."""
-    columns = (statistics.moment, statistics.energy, statistics.totals)
-    sums = (statistics.log_noise, statistics.noise_sum)
-    return SufficientStatistics(
-        gram,
-        *(each[..., outputs, :, :] for each in columns),
-        *(each[..., outputs] for each in sums),
-    )
 
 
 def added(
@@ -302,7 +284,7 @@ def check_remainder(after: WhitenedMemory, before: WhitenedMemory) -> None:
 
 
 def never_in() -> InputDataError:
-    """Build the error for observations without which the memory would hold less than nothing."""
+    """Build the error for observations without which the rest could not be of any."""
     return InputDataError(
         "Expected X, Y and Yvar of observations in memory, as they were given to update, got some "
         "without which its statistics would be of no observations: they were never put in, or with "

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.linalg import row_product, safe_cholesky, solve_lower, stack_columns, stack_rows
+from bo_stream.linalg import safe_cholesky, solve_lower, stack_columns, stack_rows
 from bo_stream.process.joint import Joint, Residual
 from bo_stream.tensors import zip_tensors
 from bo_stream.weights import WeightPosterior
 
 ROWS = 2048
 """Points whose features :meth:`PosteriorProcess.marginals` holds at a time."""
+
+_ROWS = "...qr,...rk->...qk"  # of batches by one matrix, as bo_stream.linalg.row_product
 
 
 class PosteriorProcess(ABC):
@@ -112,7 +114,7 @@ class WeightSpaceProcess(PosteriorProcess):
     def at(self, X: Tensor) -> Points:
         """Evaluate the features once. Cost O(n r²)."""
         features = self.basis.features(X)
-        return Points(X, features, row_product(features, self.weights.base_root))
+        return Points(X, features, torch.einsum(_ROWS, features, self.weights.base_root))
 
     def mean_at(self, points: Points) -> Tensor:
         """Compute ``prior_mean + z mean``."""
@@ -125,7 +127,11 @@ class WeightSpaceProcess(PosteriorProcess):
         """Compute ``z S Sᵀ z'ᵀ + residual``."""
         covariance = points.posterior @ others.posterior.mT
         if self.weights.observed:
-            covariance = covariance - self._downdate(points) @ self._downdate(others).mT
+            downdate = self._downdate(points)
+            theirs = downdate if others is points else self._downdate(others)
+            covariance = covariance - downdate @ theirs.mT
+        if not self.basis.has_residual:
+            return covariance
         residual = self.basis.residual_covariance(points.X, others.X, points.prior, others.prior)
         return covariance if residual is None else covariance + residual
 
@@ -155,7 +161,7 @@ class WeightSpaceProcess(PosteriorProcess):
     def _downdate(self, points: Points) -> Tensor:
         if not self.weights.observed:
             return points.posterior[..., :0]
-        return row_product(points.posterior, self.weights.downdate)
+        return torch.einsum(_ROWS, points.posterior, self.weights.downdate)
 
 
 @dataclass(frozen=True)
@@ -212,7 +218,8 @@ class ConditionedProcess(PosteriorProcess):
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
         """Subtract the explained covariance from the base's."""
-        explained = self._downdate(points) @ self._downdate(others).mT
+        downdate = self._downdate(points)
+        explained = downdate @ (downdate if others is points else self._downdate(others)).mT
         return self.base.cross_covariance(points, others) - explained
 
     def variance_at(self, points: Points) -> Tensor:

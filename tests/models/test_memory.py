@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.interpolation import InterpolationBasis, interpolation_basis
+from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.bases.grid.mesh import Grid
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.wiski.memory import GridMemory
 from bo_stream.sufficient_statistics import SufficientStatistics
 from tests.problems import kernel
+from tests.problems.grids import mesh_over
 from tests.tolerances import assert_close
 
 OUTPUTS, N = 2, 9
-GRID = Grid.over(torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double(), (6, 7))
+GRID = mesh_over(torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double(), (6, 7))
 NAMES = [field.name for field in fields(SufficientStatistics)]
 
 
@@ -33,20 +33,19 @@ def batch(known: str = "some", sign: float = 1.0) -> Observations:
 
 
 @pytest.fixture
-def basis() -> InterpolationBasis:
+def basis() -> GridBasis:
     factors = kernel_factors(kernel("product", 2, (OUTPUTS,)), 2)
-    return interpolation_basis(factors, GRID, torch.Size([OUTPUTS]), 0.0, 1000)
+    return grid_basis(GRID, factors, torch.Size([OUTPUTS]), 0.0, 1000)
 
 
 def remembered(*batches: Observations) -> GridMemory:
     memory = GridMemory.empty(GRID, torch.Size(), OUTPUTS, torch.device("cpu"))
     for data in batches:
-        memory = memory.with_noise_group_for(data)
-        memory.observe(data)
+        memory = memory.observe(data)
     return memory
 
 
-def expected(basis: InterpolationBasis, data: Observations, known: bool) -> dict[str, Tensor]:
+def expected(basis: GridBasis, data: Observations, known: bool) -> dict[str, Tensor]:
     """Statistics of one noise group, row by row of the dense features."""
     rows = data.known[0] if known else ~data.known[0]
     Phi = basis.features(data.X[rows])
@@ -71,20 +70,20 @@ def assert_group(
         assert_close(getattr(actual, name), total, factor)
 
 
-def assert_memory(memory: WhitenedMemory, basis: InterpolationBasis, *data: Observations) -> None:
+def assert_memory(memory: WhitenedMemory, basis: GridBasis, *data: Observations) -> None:
     assert_group(memory.learned, *(expected(basis, d, known=False) for d in data))
     assert memory.known is not None
     assert_group(memory.known, *(expected(basis, d, known=True) for d in data))
 
 
-def test_groups_hold_their_own_observations(basis: InterpolationBasis) -> None:
+def test_groups_hold_their_own_observations(basis: GridBasis) -> None:
     first, second = batch("some"), batch("all")
     memory = remembered(first, second)
     assert_memory(memory.whitened(basis), basis, first, second)
     assert_close(memory.totals[:, 1, 1], torch.full((OUTPUTS,), 2.0 * N))
 
 
-def test_no_group_is_made_for_noise_that_is_never_known(basis: InterpolationBasis) -> None:
+def test_no_group_is_made_for_noise_that_is_never_known(basis: GridBasis) -> None:
     data = batch("none")
     memory = remembered(data)
     assert memory.known is None
@@ -93,7 +92,7 @@ def test_no_group_is_made_for_noise_that_is_never_known(basis: InterpolationBasi
 
 
 @pytest.mark.parametrize("known", ["none", "some", "all"])
-def test_whitened_memory_is_carried_along(basis: InterpolationBasis, known: str) -> None:
+def test_whitened_memory_is_carried_along(basis: GridBasis, known: str) -> None:
     first, second = batch("none"), batch(known)
     carried = remembered(first).whitened(basis).observed(basis.features(second.X), second)
     anew = remembered(first, second).whitened(basis)
@@ -103,20 +102,20 @@ def test_whitened_memory_is_carried_along(basis: InterpolationBasis, known: str)
             assert_group(ours, {name: getattr(theirs, name) for name in NAMES})
 
 
-def test_batches_are_joined(basis: InterpolationBasis) -> None:
+def test_batches_are_joined(basis: GridBasis) -> None:
     batches = [batch("some"), batch("none"), batch("all")]
     one = Observations.joined(batches)
     assert_memory(remembered(one).whitened(basis), basis, *batches)
 
 
-def test_a_negative_sign_takes_out(basis: InterpolationBasis) -> None:
+def test_a_negative_sign_takes_out(basis: GridBasis) -> None:
     first, wrong = batch("some"), batch("some")
     memory = remembered(first, wrong, replace(wrong, sign=-1.0))
     assert_memory(memory.whitened(basis), basis, first)
 
 
 @pytest.mark.parametrize("kinds", [("some", "some"), ("none", "all"), ("all", "none")])
-def test_memories_add(basis: InterpolationBasis, kinds: tuple[str, str]) -> None:
+def test_memories_add(basis: GridBasis, kinds: tuple[str, str]) -> None:
     first, second = (batch(kind) for kind in kinds)
     total = remembered(first) + remembered(second)
     assert_memory(total.whitened(basis), basis, first, second)
@@ -128,22 +127,24 @@ def test_pulls_back_to_a_larger_grid() -> None:
     data = batch("some")
     larger = GRID.grown_to(torch.tensor([[-0.3, 1.2]]).double())
     factors = kernel_factors(kernel("product", 2, (OUTPUTS,)), 2)
-    basis = interpolation_basis(factors, larger, torch.Size([OUTPUTS]), 0.0, 1000)
+    basis = grid_basis(larger, factors, torch.Size([OUTPUTS]), 0.0, 1000)
     assert_memory(remembered(data).on(larger).whitened(basis), basis, data)
     memory = remembered(data)
     assert memory.on(GRID) is memory
 
 
-def test_selecting_outputs_copies(basis: InterpolationBasis) -> None:
+def test_selecting_outputs_copies(basis: GridBasis) -> None:
     data = batch("some")
     memory = remembered(data)
     part = memory.select([1])
-    factor = replace(
-        basis,
-        eigenvalues=tuple(v[1:] for v in basis.eigenvalues),
-        eigenvectors=tuple(v[1:] for v in basis.eigenvectors),
-        scale=basis.scale[1:],
+    (own,) = basis.parts
+    last = replace(
+        own,
+        eigenvalues=tuple(v[1:] for v in own.eigenvalues),
+        eigenvectors=tuple(v[1:] for v in own.eigenvectors),
+        scale=own.scale[1:],
     )
+    factor = replace(basis, parts=(last,), scale=basis.scale[1:])
     one = replace(data, targets=data.targets[1:], noise=data.noise[1:])
     memory.observe(data)
     assert_memory(part.whitened(factor), factor, one)

@@ -54,9 +54,9 @@ def two_steps() -> Callable[[], object]:
 
 
 CALLS = {
-    "update": (update, (23, 64, 16)),
-    "posterior": (posterior, (14, 29, 10)),
-    "fantasy": (fantasy, (17, 114, 13)),
+    "update": (update, (18, 26, 13)),
+    "posterior": (posterior, (9, 11, 9)),
+    "fantasy": (fantasy, (14, 48, 11)),
     "two steps of a QSGP": (two_steps, (15, 39, 13)),
 }
 """Files, switches between them and depth."""

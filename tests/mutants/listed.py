@@ -95,9 +95,9 @@ _BASES = (
     ),
     Mutant(
         "a gram that a copy shares",
-        "bases/grid/gram.py",
-        "CellGram(chosen.clone(), self.cells)",
-        "CellGram(chosen, self.cells)",
+        "sufficient_statistics.py",
+        "gram.clone() if gram.shape[-3] == 1",
+        "gram if gram.shape[-3] == 1",
         ("tests/models/test_subset.py",),
     ),
     Mutant(
@@ -146,7 +146,7 @@ _ACQUISITION = (
     ),
     Mutant(
         "features left out before a refit",
-        "loops/refits.py",
+        "loops/optimization/surrogate.py",
         "model.truncate(0.0)",
         "model.truncate(LEFT_OUT)",
     ),
@@ -180,10 +180,10 @@ _MODELS = (
         "weight = self.known.to(self.targets).expand(self.noise.shape)",
     ),
     Mutant(
-        "pending observations that count twice",
-        "models/clustered/solver.py",
-        "process = self.base.condition(X, outcomes, noise)",
-        "process = self.process.condition(X, outcomes, noise)",
+        "an observation where its input was, not at its centre",
+        "models/clustered/inference.py",
+        "centres, room = after.centres[clusters], cache.room - len(data)",
+        "centres, room = X, cache.room - len(data)",
     ),
     Mutant(
         "a posterior of hyperparameters of before",
@@ -209,9 +209,9 @@ _FAMILIES = (
     ),
     Mutant(
         "a posterior that takes in what leaves",
-        "models/inference.py",
-        "young and data.sign > 0 and self.process.basis is basis",
-        "young and self.process.basis is basis",
+        "models/wiski/cache.py",
+        "data.sign > 0.0 and process.weights",
+        "process.weights",
         ("tests/models/test_caches.py",),
     ),
     Mutant(

@@ -2,58 +2,84 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
-from bo_stream.bases.grid.mesh import AdditiveGrid, Grid, Mesh, columns
+from bo_stream.bases.grid.mesh import Grid, Mesh, columns
 
 
+@dataclass(frozen=True)
 class GridBasis(Basis):
-    """Features on one grid or on several, none with features of two grids; no residual covariance.
+    """Features of ``Σ_g k̃_g(x_g, x'_g)`` on one grid or on several, without residual covariance.
+
+    Those of every part are independent a priori. Kept are the r largest eigenvalues of all parts
+    together, in order of their size.
 
     Attributes:
-        grid: Nodes.
-        scale: Prior variance, ``... x m``.
+        parts: The features on each grid.
+        grid: The grids.
+        scale: Prior variance, the sum of the parts', ``... x m``.
+        member: The part that each feature belongs to, ``r``.
         dropped: Truncated part of the kernel's trace, the largest over the outputs.
     """
 
+    parts: tuple[InterpolationBasis, ...]
     grid: Mesh
     scale: Tensor
+    member: Tensor
     dropped: float
 
     @property
-    @abstractmethod
-    def parts(self) -> tuple[InterpolationBasis, ...]:
-        """The features of each grid."""
+    def rank(self) -> int:
+        """Number r of features."""
+        return self.member.shape[0]
 
-    @property
-    @abstractmethod
-    def order(self) -> Tensor | None:
-        """Position of each feature among those of the parts side by side; None: in its place."""
+    @cached_property
+    def order(self) -> Tensor:
+        """Position of each feature among those of the parts side by side, ``r``."""
+        return self.member.argsort(stable=True).argsort()
 
-    @abstractmethod
+    def features(self, X: Tensor) -> Tensor:
+        """Compute the features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
+        found = []
+        for part, group in zip(self.parts, self.grid.groups, strict=True):
+            own = X if len(self.parts) == 1 else columns(X, group)
+            lines = part.grid.interpolation_matrices(own.unsqueeze(-3))
+            product = part.scale.sqrt()[..., None, None].expand(*part.scale.shape, 1, 1)
+            for line, root, index in zip(lines, part.roots, part.index.unbind(-1), strict=True):
+                values = line @ root
+                chosen = index.expand(*values.shape[:-1], index.shape[0])
+                product = product * values.gather(-1, chosen)
+            found.append(product)
+        return found[0] if len(found) == 1 else self.joined(found)
+
     def shares(self) -> Tensor:
         """Return all eigenvalues, kept or not, in parts of the prior variance, ``... x m x p``."""
+        shares = [relative_products(part.eigenvalues) for part in self.parts]
+        if len(shares) == 1:
+            return shares[0]
+        weights = ((part.scale / self.scale).unsqueeze(-1) for part in self.parts)
+        return torch.cat([w * own for w, own in zip(weights, shares, strict=True)], -1)
 
-    @abstractmethod
-    def between(self, first: int, last: int) -> Self:
-        """Return the features from one position to another."""
-
-    def leading(self, rank: int) -> Self:
+    def leading(self, rank: int) -> GridBasis:
         """Return the first features only, the largest."""
-        return self.between(0, rank)
+        return self._between(0, rank)
 
-    def trailing(self, rank: int) -> Self:
+    def trailing(self, rank: int) -> GridBasis:
         """Return all but the first features."""
-        return self.between(rank, self.rank)
+        return self._between(rank, self.rank)
+
+    def _between(self, first: int, last: int) -> GridBasis:
+        ends = (self.member[:end].bincount(minlength=len(self.parts)) for end in (first, last))
+        triples = zip(self.parts, *(end.tolist() for end in ends), strict=True)
+        parts = (replace(part, index=part.index[begin:end]) for part, begin, end in triples)
+        return replace(self, parts=tuple(parts), member=self.member[first:last])
 
     def enough(self, tolerance: float, max_rank: int) -> int:
         """Count the leading features that truncate at most ``tolerance`` of the trace."""
@@ -61,32 +87,31 @@ class GridBasis(Basis):
 
     def joined(self, values: Sequence[Tensor], dim: int = -1) -> Tensor:
         """Put values of each part's features in the order of the features."""
-        if self.order is None:
+        if len(values) == 1:
             return values[0]
         return torch.cat(list(values), dim).index_select(dim, self.order)
 
     def in_order(self, matrix: Tensor) -> Tensor:
         """Put a matrix between the parts' features side by side in the order of the features."""
-        if self.order is None:
+        if len(self.parts) == 1:
             return matrix
         return matrix.index_select(-2, self.order).index_select(-1, self.order)
 
     def own_blocks(self, matrix: Tensor) -> list[Tensor]:
         """Extract the blocks of a matrix within each part."""
-        if self.order is None:
+        if len(self.parts) == 1:
             return [matrix]
         positions = self.order.argsort().split([part.rank for part in self.parts])
         return [matrix.index_select(-2, own).index_select(-1, own) for own in positions]
 
 
 @dataclass(frozen=True)
-class InterpolationBasis(GridBasis):
-    """Features of ``k̃(x, x') = w(x)ᵀ K w(x')``, K the kernel on the grid's nodes.
+class InterpolationBasis:
+    """Features of ``k̃(x, x') = w(x)ᵀ K w(x')`` on a grid, K the kernel on its nodes.
 
-    K is a Kronecker product, ``K = E Λ Eᵀ`` one dimension at a time. Kept are the r products of
-    eigenvalues that carry all but a stated part of the trace: ``z_α(x) = √λ_α Π_i w_iᵀ e_{α_i}``,
-    so the prior root is ``E Λ^½`` and is never formed. Source: WISKI, section 4; the truncation is
-    ours.
+    K is a Kronecker product, ``K = E Λ Eᵀ`` one dimension at a time. Kept are some products of
+    eigenvalues: ``z_α(x) = √λ_α Π_i w_iᵀ e_{α_i}``, so the prior root is ``E Λ^½`` and is never
+    formed. Source: WISKI, section 4; the truncation is ours.
 
     Attributes:
         grid: Nodes.
@@ -94,7 +119,6 @@ class InterpolationBasis(GridBasis):
         eigenvectors: Per dimension, ``... x m x g_i x g_i``.
         scale: Prior variance, ``... x m``.
         index: The kept products, ``r x d``.
-        dropped: Truncated part of the kernel's trace, the largest over the outputs.
     """
 
     grid: Grid
@@ -102,31 +126,11 @@ class InterpolationBasis(GridBasis):
     eigenvectors: tuple[Tensor, ...]
     scale: Tensor
     index: Tensor
-    dropped: float
-
-    @property
-    def parts(self) -> tuple[InterpolationBasis, ...]:
-        """This basis alone."""
-        return (self,)
-
-    @property
-    def order(self) -> None:
-        """None: the features are this basis's own."""
 
     @property
     def rank(self) -> int:
         """Number r of features."""
         return self.index.shape[0]
-
-    def features(self, X: Tensor) -> Tensor:
-        """Compute the features, ``... x n x d -> ... x m x n x r``. Cost O(n (Σ g_i² + r d))."""
-        lines = self.grid.interpolation_matrices(X.unsqueeze(-3))
-        product = self.scale.sqrt()[..., None, None].expand(*self.scale.shape, 1, 1)
-        for i, (line, root) in enumerate(zip(lines, self.roots, strict=True)):
-            values = line @ root
-            chosen = self.index[:, i].expand(*values.shape[:-1], self.rank)
-            product = product * values.gather(-1, chosen)
-        return product
 
     @cached_property
     def roots(self) -> list[Tensor]:
@@ -148,68 +152,6 @@ class InterpolationBasis(GridBasis):
         lines = zip(self.eigenvectors, factors, largest, strict=True)
         return [vectors[..., : i + 1] * own[..., None, : i + 1] for vectors, own, i in lines]
 
-    def shares(self) -> Tensor:
-        """Return all products of eigenvalues in parts of their sum, ``... x m x p``."""
-        return relative_products(self.eigenvalues)
-
-    def between(self, first: int, last: int) -> InterpolationBasis:
-        """Return the features from one position to another."""
-        return replace(self, index=self.index[first:last])
-
-
-@dataclass(frozen=True)
-class AdditiveBasis(GridBasis):
-    """Features of ``Σ_g k̃_g(x_g, x'_g)``: those of every part, independent a priori.
-
-    Kept are the r largest eigenvalues of all parts together, in order of their size.
-
-    Attributes:
-        terms: The features of each part, on its own grid.
-        grid: The grids.
-        scale: Prior variance, the sum of the parts', ``... x m``.
-        member: The part that each feature belongs to, ``r``.
-        dropped: Truncated part of the kernel's trace, the largest over the outputs.
-    """
-
-    terms: tuple[InterpolationBasis, ...]
-    grid: AdditiveGrid
-    scale: Tensor
-    member: Tensor
-    dropped: float
-
-    @property
-    def parts(self) -> tuple[InterpolationBasis, ...]:
-        """The terms."""
-        return self.terms
-
-    @cached_property
-    def order(self) -> Tensor:
-        """Position of each feature among those of the parts side by side, ``r``."""
-        return self.member.argsort(stable=True).argsort()
-
-    @property
-    def rank(self) -> int:
-        """Number r of features."""
-        return self.member.shape[0]
-
-    def features(self, X: Tensor) -> Tensor:
-        """Compute the features, ``... x n x d -> ... x m x n x r``. Cost the sum of the parts'."""
-        pairs = zip(self.terms, self.grid.groups, strict=True)
-        return self.joined([part.features(columns(X, group)) for part, group in pairs])
-
-    def shares(self) -> Tensor:
-        """Return all parts' eigenvalues in parts of the prior variance, ``... x m x Σ p``."""
-        weights = ((part.scale / self.scale).unsqueeze(-1) for part in self.terms)
-        pairs = zip(weights, self.terms, strict=True)
-        return torch.cat([weight * part.shares() for weight, part in pairs], -1)
-
-    def between(self, first: int, last: int) -> AdditiveBasis:
-        """Return the features from one position to another."""
-        ends = (self.member[:end].bincount(minlength=len(self.terms)) for end in (first, last))
-        triples = zip(self.terms, *(end.tolist() for end in ends), strict=True)
-        terms = tuple(part.between(begin, end) for part, begin, end in triples)
-        return replace(self, terms=terms, member=self.member[first:last])
-
 
 def grid_basis(
     mesh: Mesh, kernel: GridKernel, batch: torch.Size, tolerance: float, max_rank: int
@@ -217,41 +159,31 @@ def grid_basis(
     """Build the basis of a kernel. Cost O(Σ g_i³ + p log p) over all grids.
 
     Args:
-        mesh: A grid or an additive grid, made for the kernel.
+        mesh: Made for the kernel.
         kernel: Differentiable or not; its hyperparameters are used as they are now.
         batch: ``batch_shape x m``, to which the hyperparameters broadcast.
         tolerance: Largest part of the trace of K that may be truncated.
         max_rank: Cap on r, whatever the tolerance.
     """
-    if isinstance(mesh, Grid):
-        return interpolation_basis(kernel.parts[0], mesh, batch, tolerance, max_rank)
-    if not isinstance(mesh, AdditiveGrid):
-        raise TypeError(f"Expected a Grid or an AdditiveGrid, got {type(mesh).__name__}.")
-    pairs = zip(kernel.parts, mesh.grids, strict=True)
-    parts = tuple(eigenbasis(factors, grid, batch) for factors, grid in pairs)
-    scale = torch.stack([part.scale for part in parts]).sum(0)
+    pairs = zip(kernel.parts, mesh.parts, strict=True)
+    parts = tuple(_eigenbasis(factors, grid, batch) for factors, grid in pairs)
+    scale = parts[0].scale
+    if len(parts) > 1:
+        scale = torch.stack([part.scale for part in parts]).sum(0)
     nothing = torch.zeros(0, dtype=torch.long, device=scale.device)
-    whole = AdditiveBasis(parts, mesh, scale, nothing, 1.0)
+    whole = GridBasis(parts, mesh, scale, nothing, 1.0)
     chosen, dropped = select_largest(whole.shares(), tolerance, max_rank)
-    ends = torch.tensor([grid.num_nodes for grid in mesh.grids], device=chosen.device).cumsum(0)
+    ends = torch.tensor([grid.num_nodes for grid in mesh.parts], device=chosen.device).cumsum(0)
     member = torch.bucketize(chosen, ends, right=True)
     terms = []
     for g, part in enumerate(parts):
-        own = chosen[member == g] - (ends[g] - mesh.grids[g].num_nodes)
-        terms.append(replace(part, index=unravel(own, part.eigenvalues), dropped=dropped))
-    return replace(whole, terms=tuple(terms), member=member, dropped=dropped)
+        own = chosen[member == g] - (ends[g] - mesh.parts[g].num_nodes)
+        sizes = [values.shape[-1] for values in part.eigenvalues]
+        terms.append(replace(part, index=torch.stack(torch.unravel_index(own, sizes), dim=-1)))
+    return replace(whole, parts=tuple(terms), member=member, dropped=dropped)
 
 
-def interpolation_basis(
-    factors: KernelFactors, grid: Grid, batch: torch.Size, tolerance: float, max_rank: int
-) -> InterpolationBasis:
-    """Build the basis of a product kernel on a grid; arguments as for :func:`grid_basis`."""
-    whole = eigenbasis(factors, grid, batch)
-    index, dropped = select_products(whole.eigenvalues, tolerance, max_rank)
-    return replace(whole, index=index, dropped=dropped)
-
-
-def eigenbasis(factors: KernelFactors, grid: Grid, batch: torch.Size) -> InterpolationBasis:
+def _eigenbasis(factors: KernelFactors, grid: Grid, batch: torch.Size) -> InterpolationBasis:
     """Compute the eigenvectors of a kernel's factors, with no feature chosen. Cost O(Σ g_i³)."""
     matrices = [node_correlation(factors, grid, i).detach() for i in range(grid.dim)]
     pairs = [torch.linalg.eigh(matrix.expand(*batch, *matrix.shape[-2:])) for matrix in matrices]
@@ -259,19 +191,7 @@ def eigenbasis(factors: KernelFactors, grid: Grid, batch: torch.Size) -> Interpo
     vectors = tuple(own.flip(-1) for _, own in pairs)
     scale = factors.scale().detach().to(values[0].device).expand(batch)
     nothing = torch.zeros(0, grid.dim, dtype=torch.long, device=scale.device)
-    return InterpolationBasis(grid, values, vectors, scale, nothing, 1.0)
-
-
-def select_products(
-    eigenvalues: tuple[Tensor, ...], tolerance: float, max_rank: int
-) -> tuple[Tensor, float]:
-    """Select the largest products of eigenvalues, one set for all batch elements.
-
-    Returns:
-        The index set, ``r x d``, and the largest truncated part of a trace.
-    """
-    chosen, dropped = select_largest(relative_products(eigenvalues), tolerance, max_rank)
-    return unravel(chosen, eigenvalues), dropped
+    return InterpolationBasis(grid, values, vectors, scale, nothing)
 
 
 def select_largest(shares: Tensor, tolerance: float, max_rank: int) -> tuple[Tensor, float]:
@@ -296,12 +216,6 @@ def relative_products(eigenvalues: tuple[Tensor, ...]) -> Tensor:
         share = values / values.sum(-1, keepdim=True)
         shares = (shares.unsqueeze(-1) * share.unsqueeze(-2)).flatten(-2) if shares.ndim else share
     return shares
-
-
-def unravel(chosen: Tensor, eigenvalues: tuple[Tensor, ...]) -> Tensor:
-    """Convert positions among all products to indices per dimension, ``r -> r x d``."""
-    sizes = [values.shape[-1] for values in eigenvalues]
-    return torch.stack(torch.unravel_index(chosen, sizes), dim=-1)
 
 
 def node_correlation(factors: KernelFactors, grid: Grid, dimension: int) -> Tensor:

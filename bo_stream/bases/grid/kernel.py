@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
 from itertools import product
-from typing import Any, Self
+from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -24,8 +23,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-Groups = tuple[tuple[int, ...], ...]
-"""Input dimensions that each part of a sum acts on."""
+from bo_stream.bases.grid.mesh import Groups
 
 Correlation = Callable[..., Tensor]
 
@@ -41,41 +39,51 @@ SUPPORTED = (
 )
 
 
-class GridKernel(ABC):
-    """Sum of one or more product kernels, each over a few input dimensions."""
+@dataclass(frozen=True)
+class GridKernel:
+    """Sum ``k(x, x') = Σ_g k_g(x_g, x'_g)`` of one or more products over groups of inputs.
 
-    @property
-    @abstractmethod
-    def parts(self) -> tuple[KernelFactors, ...]:
-        """The products, each in the dimensions of its own grid."""
+    Attributes:
+        parts: The products, each in the dimensions of its group.
+        dims: The groups, which may overlap; None for one product of all inputs.
+    """
 
-    @abstractmethod
+    parts: tuple[KernelFactors, ...]
+    dims: Groups | None = None
+
     def groups(self, dim: int) -> Groups:
         """Return the input dimensions that each part's grid covers, of ``dim``."""
+        return (tuple(range(dim)),) if self.dims is None else self.dims
 
-    @abstractmethod
     def scale(self) -> Tensor:
-        """Compute the prior variance, one per batch element."""
+        """Compute the prior variance, one per batch element: the sum of the parts'."""
+        if len(self.parts) == 1:
+            return self.parts[0].scale()
+        scales = (part.scale().to(self.parts[0].device) for part in self.parts)
+        return torch.stack(torch.broadcast_tensors(*scales)).sum(0)
 
-    @abstractmethod
-    def spread(self, widths: Sequence[float]) -> Self:
+    def spread(self, widths: Sequence[float]) -> GridKernel:
         """Return a kernel whose span includes derivatives in frequencies, for a box's widths."""
+        groups = self.groups(len(widths))
+        own = ([widths[i] for i in group] for group in groups)
+        parts = (part.spread(w) for part, w in zip(self.parts, own, strict=True))
+        return replace(self, parts=tuple(parts))
 
-    @abstractmethod
-    def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
+    def map(self, rule: Callable[[Tensor], Tensor]) -> GridKernel:
         """Apply a rule to all hyperparameters."""
+        return replace(self, parts=tuple(part.map(rule) for part in self.parts))
 
-    def for_single_output(self) -> Self:
+    def for_single_output(self) -> GridKernel:
         """Return the kernel with an output dimension of one behind its batch shape."""
         return self.map(lambda value: value.unsqueeze(-1))
 
-    def detached(self) -> Self:
+    def detached(self) -> GridKernel:
         """Return the kernel at its present hyperparameters, which stays when these change."""
         return self.map(lambda value: value.detach().clone())
 
 
 @dataclass(frozen=True)
-class KernelFactors(GridKernel):
+class KernelFactors:
     """Product ``k(x, x') = Π scales · Π factors``, a Kronecker product on a grid.
 
     Attributes:
@@ -85,15 +93,6 @@ class KernelFactors(GridKernel):
 
     scales: tuple[Tensor, ...]
     factors: tuple[Factor, ...]
-
-    @property
-    def parts(self) -> tuple[KernelFactors, ...]:
-        """This kernel alone."""
-        return (self,)
-
-    def groups(self, dim: int) -> Groups:
-        """Return all dimensions: one grid covers them."""
-        return (tuple(range(dim)),)
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -141,48 +140,6 @@ class KernelFactors(GridKernel):
         position = {dimension: i for i, dimension in enumerate(self.dims)}
         moved = (replace(factor, dimension=position[factor.dimension]) for factor in self.factors)
         return KernelFactors(self.scales, tuple(moved))
-
-
-@dataclass(frozen=True)
-class KernelSum(GridKernel):
-    """Sum ``k(x, x') = Σ_g k_g(x_g, x'_g)`` of products over groups of inputs.
-
-    Attributes:
-        terms: The parts, each in the dimensions of its group.
-        dims: The groups; they may overlap.
-    """
-
-    terms: tuple[KernelFactors, ...]
-    dims: Groups
-
-    @classmethod
-    def of(cls, terms: Sequence[KernelFactors]) -> KernelSum:
-        """Make the sum of products in the inputs' own dimensions."""
-        return cls(tuple(term.in_own_dims() for term in terms), tuple(term.dims for term in terms))
-
-    @property
-    def parts(self) -> tuple[KernelFactors, ...]:
-        """The terms."""
-        return self.terms
-
-    def groups(self, dim: int) -> Groups:
-        """Return the inputs of each term."""
-        return self.dims
-
-    def scale(self) -> Tensor:
-        """Compute the prior variance, one per batch element: the sum of the parts'."""
-        scales = (term.scale().to(self.terms[0].device) for term in self.terms)
-        return torch.stack(torch.broadcast_tensors(*scales)).sum(0)
-
-    def spread(self, widths: Sequence[float]) -> KernelSum:
-        """Spread every term."""
-        own = ([widths[i] for i in group] for group in self.dims)
-        spread = (term.spread(w) for term, w in zip(self.terms, own, strict=True))
-        return replace(self, terms=tuple(spread))
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> KernelSum:
-        """Apply a rule to all hyperparameters."""
-        return replace(self, terms=tuple(term.map(rule) for term in self.terms))
 
 
 @dataclass(frozen=True)
@@ -323,8 +280,7 @@ def kernel_factors(kernel: Kernel, dim: int) -> GridKernel:
 
     A spectral mixture in several dimensions is what gpytorch computes: the product over dimensions
     of the mixtures in one dimension (not the mixture of products of Wilson and Adams, 2013), with
-    the prior variance ``(Σ weights)^d``. A sum of products over different dimensions is a
-    :class:`KernelSum`; products of sums are multiplied out.
+    the prior variance ``(Σ weights)^d``. Products of sums are multiplied out.
 
     Raises:
         UnsupportedError: The kernel is no sum of products of one-dimensional stationary kernels.
@@ -332,7 +288,10 @@ def kernel_factors(kernel: Kernel, dim: int) -> GridKernel:
     if not isinstance(kernel, Kernel):
         raise _unsupported(kernel)
     terms = _terms(kernel, _active(kernel, tuple(range(dim))))
-    return terms[0] if len(terms) == 1 else KernelSum.of(terms)
+    if len(terms) == 1:
+        return GridKernel(terms)
+    groups = tuple(term.dims for term in terms)
+    return GridKernel(tuple(term.in_own_dims() for term in terms), groups)
 
 
 def _active(kernel: Kernel, inputs: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -40,33 +39,79 @@ _KEYS = (
 Sizes = tuple[tuple[int, ...], ...]
 """Nodes per dimension of each grid."""
 
+Groups = tuple[tuple[int, ...], ...]
+"""Inputs of each grid."""
 
-class Mesh(ABC):
-    """Nodes that cover a box of d inputs: those of one grid, or of one for each part of a sum."""
+
+@dataclass(frozen=True)
+class Stencil:
+    """Nodes, cells and polynomials of n points of a grid.
+
+    Attributes:
+        nodes: Flat index of the nodes around each point, ``... x n x 4^d``.
+        weights: Their interpolation weights, ``... x n x 4^d``.
+        cells: Flat index of each point's cell, ``... x n``.
+        polynomials: Products over dimensions of Legendre polynomials of the position in the cell,
+            ``... x n x 7^d``.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+    cells: Tensor
+    polynomials: Tensor
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Nodes that cover a box of d inputs: those of one grid, or of one for each part of a sum.
+
+    Attributes:
+        parts: The grids.
+        groups: The inputs that each grid covers; they may overlap, and every input is in one.
+    """
+
+    parts: tuple[Grid, ...]
+    groups: Groups
+
+    @classmethod
+    def over(cls, bounds: Tensor, groups: Groups, sizes: Sizes) -> Mesh:
+        """Make the nodes over ``bounds``, ``2 x d``, for a kernel whose parts act on groups."""
+        pairs = zip(groups, sizes, strict=True)
+        return cls(tuple(Grid.over(bounds[:, list(group)], size) for group, size in pairs), groups)
 
     @property
-    @abstractmethod
-    def parts(self) -> tuple[Grid, ...]:
-        """The grids."""
-
-    @property
-    @abstractmethod
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The inputs that each grid covers."""
-
-    @property
-    @abstractmethod
     def size(self) -> tuple[int, ...] | Sizes:
         """Nodes per dimension, of one grid or of each."""
+        sizes = tuple(grid.size for grid in self.parts)
+        return sizes[0] if len(sizes) == 1 else sizes
 
     @property
-    @abstractmethod
     def bounds(self) -> Tensor:
         """The box that all grids cover, ``2 x d``."""
+        ends: dict[int, list[Tensor]] = {}
+        for grid, group in zip(self.parts, self.groups, strict=True):
+            for i, line in zip(group, grid.bounds.unbind(-1), strict=True):
+                ends.setdefault(i, []).append(line)
+        both = [torch.stack(ends[i]) for i in sorted(ends)]
+        return torch.stack([torch.stack((line[:, 0].max(), line[:, 1].min())) for line in both], -1)
 
-    @abstractmethod
-    def _each(self, rule: Callable[[Grid, T], Grid], values: Sequence[T]) -> Self:
+    def _each(self, rule: Callable[[Grid, T], Grid], values: Sequence[T]) -> Mesh:
         """Replace every grid by a rule for it and a value of its own."""
+        pairs = zip(self.parts, values, strict=True)
+        return Mesh(tuple(rule(grid, value) for grid, value in pairs), self.groups)
+
+    def stencils(self, X: Tensor) -> list[Stencil]:
+        """Return each grid's stencils of points in the box, ``... x n x d``."""
+        found = []
+        for grid, group in zip(self.parts, self.groups, strict=True):
+            cell, t = grid.locate(columns(X, group))
+            places = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
+            nodes = places[..., 0, :]
+            for i, size in enumerate(grid.size[1:], 1):
+                nodes = (nodes.unsqueeze(-1) * size + places[..., i, :].unsqueeze(-2)).flatten(-2)
+            flat, polynomials = ravel(cell, grid.cells), outer_product(legendre(t))
+            found.append(Stencil(nodes, outer_product(weights(t)), flat, polynomials))
+        return found
 
     def contains(self, X: Tensor) -> bool:
         """Say whether all points lie in the box."""
@@ -74,13 +119,13 @@ class Mesh(ABC):
         missing = (cells for g, group in pairs for cells in g.missing_cells(columns(X, group)))
         return not any(map(any, missing))
 
-    def grown_to(self, X: Tensor) -> Self:
+    def grown_to(self, X: Tensor) -> Mesh:
         """Return the smallest mesh with the same nodes, and more, whose box holds X."""
         return self._each(
             lambda grid, group: grid.grown_by(*grid.missing_cells(columns(X, group))), self.groups
         )
 
-    def grown_past(self, X: Tensor) -> Self:
+    def grown_past(self, X: Tensor) -> Mesh:
         """Grow as :meth:`grown_to` does, by a power of two of cells on each side.
 
         So few meshes serve the inputs of many queries.
@@ -92,13 +137,13 @@ class Mesh(ABC):
 
         return self._each(grown, self.groups)
 
-    def grown_over(self, other: Mesh) -> Self:
+    def grown_over(self, other: Mesh) -> Mesh:
         """Return the smallest mesh with the same nodes, and more, over the other's boxes too."""
         return self._each(
             lambda grid, box: grid.grown_by(*grid.missing_cells(box.bounds)), other.parts
         )
 
-    def aligned(self, other: Mesh, rounding: float) -> Self:
+    def aligned(self, other: Mesh, rounding: float) -> Mesh:
         """Replace nodes that differ only by rounding from those of another mesh's grids by these.
 
         A grid over a box that was rounded to single precision has nodes that are rounded too.
@@ -106,7 +151,7 @@ class Mesh(ABC):
         """
         return self._each(lambda grid, theirs: grid.aligned_to(theirs, rounding), other.parts)
 
-    def resized(self, sizes: Sizes) -> Self:
+    def resized(self, sizes: Sizes) -> Mesh:
         """Put other nodes over the same boxes."""
         return self._each(lambda grid, size: Grid.over(grid.bounds, size), sizes)
 
@@ -125,13 +170,13 @@ class Mesh(ABC):
 
 
 @dataclass(frozen=True)
-class Grid(Mesh):
+class Grid:
     """Nodes ``lower + (k − 1) spacing``, k = 0 ... cells + 2, in each of d dimensions.
 
     Attributes:
         lower: Lower corner of the box, per dimension.
-        spacing: Width of a cell, per dimension.
-        cells: Number of cells of the box, per dimension; there are three nodes more than cells.
+        spacing: Width of a cell.
+        cells: Number of cells of the box; there are three nodes more than cells.
     """
 
     lower: tuple[float, ...]
@@ -147,20 +192,6 @@ class Grid(Mesh):
         return cls(tuple(lower), spacing, cells)
 
     @property
-    def parts(self) -> tuple[Grid, ...]:
-        """This grid alone."""
-        return (self,)
-
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """All inputs."""
-        return (tuple(range(self.dim)),)
-
-    def _each(self, rule: Callable[[Grid, T], Grid], values: Sequence[T]) -> Grid:
-        (value,) = values
-        return rule(self, value)
-
-    @property
     def dim(self) -> int:
         """Number d of dimensions."""
         return len(self.cells)
@@ -174,11 +205,6 @@ class Grid(Mesh):
     def num_nodes(self) -> int:
         """Number of nodes of the whole grid."""
         return math.prod(self.size)
-
-    @property
-    def num_cells(self) -> int:
-        """Number of cells of the box."""
-        return math.prod(self.cells)
 
     @property
     def bounds(self) -> Tensor:
@@ -222,10 +248,14 @@ class Grid(Mesh):
         if X.numel() == 0:
             return [0] * self.dim, [0] * self.dim
         low, high = torch.stack(torch.aminmax(X.detach().reshape(-1, self.dim), dim=0)).tolist()
-        lines = list(zip(self.lower, self.spacing, self.cells, strict=True))
-        below = [(lo - x) / h for x, (lo, h, _) in zip(low, lines, strict=True)]
-        above = [(x - lo) / h - c for x, (lo, h, c) in zip(high, lines, strict=True)]
-        return [_whole(b) for b in below], [_whole(a) for a in above]
+        lines = list(zip(low, high, self.lower, self.spacing, self.cells, strict=True))
+        below = [(lower - lo) / h for lo, _, lower, h, _ in lines]
+        above = [(hi - lower) / h - cells for _, hi, lower, h, cells in lines]
+        # rounded up to whole cells, a rounding error aside
+        return (
+            [max(0, math.ceil(cells - EDGE)) for cells in below],
+            [max(0, math.ceil(cells - EDGE)) for cells in above],
+        )
 
     def grown_by(self, below: list[int], above: list[int]) -> Grid:
         """Add cells below and above the box, per dimension."""
@@ -273,74 +303,33 @@ def _constants(
         return lower, spacing, (torch.tensor(grid.cells) - 1).to(device)
 
 
-def _whole(cells: float) -> int:
-    """Round missing cells up, a rounding error aside."""
-    return max(0, math.ceil(cells - EDGE))
-
-
 def _power_of_two(cells: int) -> int:
     """Return the smallest power of two that is not less, or 0 for none."""
     return 1 << (cells - 1).bit_length() if cells > 0 else 0
 
 
-@dataclass(frozen=True)
-class AdditiveGrid(Mesh):
-    """Grids over groups of inputs that may overlap; every input is in a group.
-
-    Attributes:
-        grids: One per group.
-        dims: The groups.
-    """
-
-    grids: tuple[Grid, ...]
-    dims: tuple[tuple[int, ...], ...]
-
-    @property
-    def parts(self) -> tuple[Grid, ...]:
-        """The grids."""
-        return self.grids
-
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The groups."""
-        return self.dims
-
-    @property
-    def size(self) -> Sizes:
-        """Nodes per dimension of each grid."""
-        return tuple(grid.size for grid in self.grids)
-
-    @property
-    def bounds(self) -> Tensor:
-        """The box that all grids cover, ``2 x d``."""
-        return torch.stack((self._extreme(0, max), self._extreme(1, min)))
-
-    def _extreme(self, side: int, choose: Callable[[list[float]], float]) -> Tensor:
-        """Choose one of the lower (0) or upper (1) ends of all grids, per input."""
-        ends: dict[int, list[float]] = {}
-        for grid, group in zip(self.grids, self.dims, strict=True):
-            for i, end in zip(group, grid.bounds[side].tolist(), strict=True):
-                ends.setdefault(i, []).append(end)
-        return torch.tensor([choose(ends[i]) for i in sorted(ends)], dtype=torch.float64)
-
-    def _each(self, rule: Callable[[Grid, T], Grid], values: Sequence[T]) -> AdditiveGrid:
-        pairs = zip(self.grids, values, strict=True)
-        return replace(self, grids=tuple(rule(grid, value) for grid, value in pairs))
+def outer_product(factors: Tensor) -> Tensor:
+    """Compute products over dimensions, ``... x d x l -> ... x l^d``, row-major."""
+    result = factors[..., 0, :]
+    for i in range(1, factors.shape[-2]):
+        result = (result.unsqueeze(-1) * factors[..., i, :].unsqueeze(-2)).flatten(-2)
+    return result
 
 
-def mesh_over(bounds: Tensor, groups: tuple[tuple[int, ...], ...], sizes: Sizes) -> Mesh:
-    """Make the nodes over ``bounds``, ``2 x d``, for a kernel whose parts act on these groups."""
-    pairs = zip(groups, sizes, strict=True)
-    grids = tuple(Grid.over(bounds[:, list(group)], size) for group, size in pairs)
-    return grids[0] if len(grids) == 1 else AdditiveGrid(grids, groups)
+def ravel(index: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Compute the row-major flat index of ``... x d`` indices."""
+    flat = index[..., 0]
+    for i in range(1, len(sizes)):
+        flat = flat * sizes[i] + index[..., i]
+    return flat
 
 
 def columns(X: Tensor, group: tuple[int, ...]) -> Tensor:
     """Select a group's inputs, ``... x d -> ... x k``; neighbours without an index to upload."""
     first, last = group[0], group[-1]
-    if group == tuple(range(first, last + 1)):
-        return X[..., first : last + 1]
-    return X[..., list(group)]
+    if group != tuple(range(first, last + 1)):
+        return X[..., list(group)]
+    return X if len(group) == X.shape[-1] else X[..., first : last + 1]
 
 
 def weights(t: Tensor) -> Tensor:

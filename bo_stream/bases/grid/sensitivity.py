@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bo_stream.bases.grid.gram import ravel
 from bo_stream.bases.grid.interpolation import GridBasis, InterpolationBasis, node_correlation
 from bo_stream.bases.grid.kernel import GridKernel, KernelFactors
+from bo_stream.bases.grid.mesh import ravel
 
 
 def expected_log_prior(basis: GridBasis, kernel: GridKernel, second_moment: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
-"""Statistics of node values on a mesh, and their map to the whitened weights of a basis."""
+"""Statistics of node values on a mesh."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,29 +10,76 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.gram import (
-    MEMORY_LIMIT_GIB,
-    CellGram,
-    NodeGram,
-    add_points,
-    add_rows,
-    contract,
-    gram_numbers,
-    outer_product,
-    ravel,
-    strip_shapes,
-    window,
-    zero_gram,
-)
-from bo_stream.bases.grid.interpolation import GridBasis, InterpolationBasis
-from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, Mesh, columns
-from bo_stream.bases.grid.mesh import weights as cubic_weights
+from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Mesh
 from bo_stream.linalg import check_memory
-from bo_stream.sufficient_statistics import SufficientStatistics, target_columns
+from bo_stream.sufficient_statistics import SufficientStatistics
 
-NodeStatistics = SufficientStatistics[NodeGram]
+MEMORY_LIMIT_GIB = 4.0
+"""Largest gram that is allocated."""
 
 _CHUNK_NUMBERS = 4_000_000
+
+# Up to here torch's index_put_ is several times faster on a CPU than index_add_.
+_NARROW = 8
+_FEW_NUMBERS = 50_000
+
+
+@dataclass(frozen=True)
+class CellGram:
+    """Gram ``Wᵀ D⁻¹ W`` of interpolation weights on one grid, from which any entry follows exactly.
+
+    Inside a cell every weight is a cubic in the position, so a product of two weights is a
+    polynomial of degree 6 per dimension: the data enter the gram only through
+    ``Σ D⁻¹ Π_i P_{l_i}(t_i)``, 7^d Legendre moments a cell: the size of a node's 7^d stencil, at
+    7^d instead of 16^d numbers touched per observation, and it contracts with Kronecker features
+    one dimension at a time.
+
+    Attributes:
+        moments: ``... x cells x 7^d``, cells and degrees in row-major order.
+        cells: Cells per dimension.
+    """
+
+    moments: Tensor
+    cells: tuple[int, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of the grid."""
+        return math.prod(cells + STENCIL - 1 for cells in self.cells)
+
+    def by_dimension(self) -> Tensor:
+        """Return the moments as ``... x (cells_1 · 7) x ... x (cells_d · 7)``."""
+        dim = len(self.cells)
+        batch = self.moments.shape[:-2]
+        tensor = self.moments.reshape(*batch, *self.cells, *([PAIR_DEGREES] * dim))
+        lead = len(batch)
+        interleaved = [lead + i + side * dim for i in range(dim) for side in (0, 1)]
+        sizes = [cells * PAIR_DEGREES for cells in self.cells]
+        return tensor.permute(*range(lead), *interleaved).reshape(*batch, *sizes)
+
+
+@dataclass(frozen=True)
+class NodeGram:
+    """Gram ``Wᵀ D⁻¹ W`` of the interpolation weights of one or several grids side by side.
+
+    Between grids it is dense, p p' numbers for two of p and p' nodes: their inputs are as a rule
+    not the same, so that any two nodes can meet.
+
+    Attributes:
+        blocks: One per grid.
+        strips: For each grid but the last, the block with all later grids, ``... x p x Σ p'``.
+    """
+
+    blocks: tuple[CellGram, ...]
+    strips: tuple[Tensor, ...]
+
+    @property
+    def noise_groups(self) -> int:
+        """Number of grams: one for all outputs, or one each."""
+        return self.blocks[0].moments.shape[-3]
+
+
+NodeStatistics = SufficientStatistics[NodeGram]
 
 
 def zero_statistics(
@@ -43,16 +91,19 @@ def zero_statistics(
         ValueError: They would need more than ``MEMORY_LIMIT_GIB``; nothing is allocated.
     """
     check_room(mesh, math.prod(batch) * noise_groups)
-    nodes = [grid.num_nodes for grid in mesh.parts]
-    strips = strip_shapes(nodes)
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(*batch, *shape, dtype=torch.float64, device=device)
 
-    lead = (*batch, noise_groups)
-    blocks = tuple(zero_gram(grid, lead, device) for grid in mesh.parts)
+    shapes = [(math.prod(grid.cells), PAIR_DEGREES**grid.dim) for grid in mesh.parts]
+    blocks = [
+        CellGram(zeros(noise_groups, *shape), grid.cells)
+        for shape, grid in zip(shapes, mesh.parts, strict=True)
+    ]
+    nodes = [block.num_nodes for block in blocks]
+    strips = tuple(zeros(noise_groups, *shape) for shape in _strip_shapes(nodes))
     return SufficientStatistics(
-        NodeGram(blocks, tuple(zeros(noise_groups, *shape) for shape in strips)),
+        NodeGram(tuple(blocks), strips),
         zeros(outputs, sum(nodes), 2),
         zeros(outputs, 2, 2),
         zeros(outputs, 2, 2),
@@ -61,14 +112,20 @@ def zero_statistics(
     )
 
 
+def _strip_shapes(nodes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return rows and columns of the strips for grids of so many nodes."""
+    return [(own, sum(nodes[a + 1 :])) for a, own in enumerate(nodes[:-1])]
+
+
 def check_room(mesh: Mesh, copies: int) -> None:
     """Refuse so many copies of a mesh's pairs of nodes as memory does not hold.
 
     Raises:
         ValueError: More than ``MEMORY_LIMIT_GIB`` would be needed.
     """
-    strips = strip_shapes([grid.num_nodes for grid in mesh.parts])
-    numbers = sum(map(gram_numbers, mesh.parts)) + sum(map(math.prod, strips))
+    strips = _strip_shapes([grid.num_nodes for grid in mesh.parts])
+    numbers = sum(math.prod(grid.cells) * PAIR_DEGREES**grid.dim for grid in mesh.parts)
+    numbers += sum(map(math.prod, strips))
     sizes = [" x ".join(map(str, grid.size)) for grid in mesh.parts]
     what = "A grid" if len(sizes) == 1 else "The pairs of grids"
     each = "" if copies == 1 else f", {copies:,} times,"
@@ -96,8 +153,10 @@ def accumulate(
         noise: Relative noise, ``batch x (1 or m) x n``.
         weight: 1 to add, −1 to retract, 0 to skip, ``batch x (1 or m) x n``.
     """
-    pairs = map(math.prod, strip_shapes([STENCIL**grid.dim for grid in mesh.parts]))
-    widest = max([*pairs, *(PAIR_DEGREES**grid.dim for grid in mesh.parts)])
+    gram = statistics.gram
+    dims = [len(block.cells) for block in gram.blocks]
+    pairs = map(math.prod, _strip_shapes([STENCIL**dim for dim in dims]))
+    widest = max([*pairs, *(PAIR_DEGREES**dim for dim in dims)])
     chunk = max(1, _CHUNK_NUMBERS // (widest * noise.shape[-2]))
     if X.shape[-2] > chunk:
         for start in range(0, X.shape[-2], chunk):
@@ -108,39 +167,44 @@ def accumulate(
     if X.shape[-2] == 0:
         return
     precision = weight / noise
-    columns = target_columns(targets)
+    columns = torch.stack((targets, torch.ones_like(targets)), -1)
     weighted = columns * precision.unsqueeze(-1)
-    nodes, node_weights = _interpolate(statistics.gram, mesh, X, precision)
-    rows = node_weights.unsqueeze(-3).unsqueeze(-1) * weighted.unsqueeze(-2)
-    add_rows(statistics.moment, nodes.flatten(-2).unsqueeze(-2), rows.flatten(-3, -2))
+    stencils = mesh.stencils(X)
+    for block, stencil in zip(gram.blocks, stencils, strict=True):
+        products = stencil.polynomials.unsqueeze(-3) * precision.unsqueeze(-1)
+        _add_rows(block.moments, stencil.cells.unsqueeze(-2), products)
+    starts = [0, *itertools.accumulate(block.num_nodes for block in gram.blocks)]
+    nodes = [own.nodes + start for own, start in zip(stencils, starts, strict=False)]
+    weights = [own.weights for own in stencils]
+    for a, strip in enumerate(gram.strips):
+        rows = stencils[a].nodes.unsqueeze(-1) * strip.shape[-1]
+        index = rows + (torch.cat(nodes[a + 1 :], -1) - starts[a + 1]).unsqueeze(-2)
+        own = (weights[a].unsqueeze(-3) * precision.unsqueeze(-1)).unsqueeze(-1)
+        products = own * torch.cat(weights[a + 1 :], -1).unsqueeze(-3).unsqueeze(-2)
+        flat = index.flatten(-3).unsqueeze(-2)
+        _add_rows(strip.flatten(-2).unsqueeze(-1), flat, products.flatten(-3).unsqueeze(-1))
+    rows = torch.cat(weights, -1).unsqueeze(-3).unsqueeze(-1) * weighted.unsqueeze(-2)
+    index = torch.cat(nodes, -1).flatten(-2).unsqueeze(-2)
+    _add_rows(statistics.moment, index, rows.flatten(-3, -2))
     statistics.energy.add_(columns.mT @ weighted)
     statistics.totals.add_(columns.mT @ (columns * weight.unsqueeze(-1)))
     statistics.log_noise.add_((weight * noise.log()).sum(-1))
     statistics.noise_sum.add_((weight * noise).sum(-1))
 
 
-def _interpolate(gram: NodeGram, mesh: Mesh, X: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """Add to the gram; return all nodes around each point and weights, ``batch x n x Σ 4^d``."""
-    stencils, starts, end = [], [], 0
-    for grid, group, block in zip(mesh.parts, mesh.groups, gram.blocks, strict=True):
-        cell, t = grid.locate(X if len(gram.blocks) == 1 else columns(X, group))
-        add_points(block, cell, t, precision)
-        stencils.append(_stencil(grid, cell, t))
-        starts.append(end)
-        end += grid.num_nodes
-    nodes, weights = zip(*stencils, strict=True)
-    gram.add_pairs(nodes, weights, precision)
-    shifted = [own + start for own, start in zip(nodes, starts, strict=True)]
-    return torch.cat(shifted, -1), torch.cat(weights, -1)
-
-
-def _stencil(grid: Grid, cell: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Return flat indices and weights of the 4^d nodes around each point, ``... x n x 4^d``."""
-    nodes = cell.unsqueeze(-1) + torch.arange(STENCIL, device=cell.device)
-    flat = nodes[..., 0, :]
-    for i in range(1, grid.dim):
-        flat = (flat.unsqueeze(-1) * grid.size[i] + nodes[..., i, :].unsqueeze(-2)).flatten(-2)
-    return flat, outer_product(cubic_weights(t))
+def _add_rows(memory: Tensor, index: Tensor, rows: Tensor) -> None:
+    """Add ``rows[..., k, :]`` to ``memory[..., index[..., k], :]``, of equal leading dimensions."""
+    size, width = memory.shape[-2:]
+    lead = memory.shape[:-2]
+    offsets = (torch.arange(math.prod(lead), device=index.device) * size).view(*lead, 1)
+    flat = (index + offsets).reshape(-1)
+    values = rows.expand(*lead, -1, -1).reshape(-1, width)
+    if width == 1:
+        memory.view(-1).scatter_add_(0, flat, values.view(-1))  # several times faster than the rest
+    elif values.is_cpu and (width <= _NARROW or values.numel() <= _FEW_NUMBERS):
+        memory.view(-1, width).index_put_((flat,), values, accumulate=True)
+    else:
+        memory.view(-1, width).index_add_(0, flat, values)
 
 
 def embed(statistics: NodeStatistics, mesh: Mesh, larger: Mesh) -> NodeStatistics:
@@ -160,9 +224,9 @@ def embed(statistics: NodeStatistics, mesh: Mesh, larger: Mesh) -> NodeStatistic
     for (own, to), offset, source, target in zip(
         pairs, offsets, gram.blocks, result.gram.blocks, strict=True
     ):
-        cells = window(own.cells, to.cells, offset).to(device)
+        cells = _window(own.cells, to.cells, offset).to(device)
         target.moments.index_copy_(-2, cells, source.moments)
-        nodes.append(starts[-1] + window(own.size, to.size, offset).to(device))
+        nodes.append(starts[-1] + _window(own.size, to.size, offset).to(device))
         starts.append(starts[-1] + to.num_nodes)
     result.moment.index_copy_(-2, torch.cat(nodes), statistics.moment)
     for a, (old, new) in enumerate(zip(gram.strips, result.gram.strips, strict=True)):
@@ -171,115 +235,9 @@ def embed(statistics: NodeStatistics, mesh: Mesh, larger: Mesh) -> NodeStatistic
     return replace(statistics, gram=result.gram, moment=result.moment)
 
 
-@dataclass(frozen=True)
-class MeshPullBack:
-    """Map from the whitened weights of a basis to the node values of all its grids.
-
-    Block-diagonal: one Kronecker root per grid.
-
-    Attributes:
-        basis: The basis whose weights are mapped.
-        mesh: The nodes: the basis's own or others inside its box.
-    """
-
-    basis: GridBasis
-    mesh: Mesh
-
-    def _roots(self) -> list[KroneckerPullBack]:
-        pairs = zip(self.basis.parts, self.mesh.parts, strict=True)
-        return [KroneckerPullBack(part, grid) for part, grid in pairs]
-
-    def congruence(self, gram: NodeGram) -> Tensor:
-        """Compute ``Rᵀ gram R``, ``... x m x r x r``.
-
-        Cost O((7 g)^d g²) a grid, and O(p p' Σ r_i) for two of p and p' nodes.
-        """
-        roots = self._roots()
-        own = [root.congruence(block) for root, block in zip(roots, gram.blocks, strict=True)]
-        if len(own) == 1:
-            return own[0]
-        return self.basis.in_order(_assembled(own, _between(roots, gram)))
-
-    def transpose(self, moment: Tensor) -> Tensor:
-        """Compute ``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
-        rows = moment.split([grid.num_nodes for grid in self.mesh.parts], -2)
-        images = [root.transpose(own) for root, own in zip(self._roots(), rows, strict=True)]
-        return self.basis.joined(images, -2)
-
-
-def _between(roots: Sequence[KroneckerPullBack], gram: NodeGram) -> list[Tensor]:
-    """Compute each grid's block with all earlier ones, ``... x m x r x Σ r'``."""
-    nodes = [block.num_nodes for block in gram.blocks]
-    halves = [
-        root.transpose(strip).split(nodes[a + 1 :], -1)
-        for a, (root, strip) in enumerate(zip(roots[:-1], gram.strips, strict=True))
-    ]
-    earlier = [
-        torch.cat([halves[a][b - a - 1] for a in range(b)], -2) for b in range(1, len(nodes))
-    ]
-    return [root.transpose(half.mT) for root, half in zip(roots[1:], earlier, strict=True)]
-
-
-def _assembled(diagonal: Sequence[Tensor], lower: Sequence[Tensor]) -> Tensor:
-    """Assemble a symmetric matrix from its diagonal blocks and those left of each but the first."""
-    width = sum(block.shape[-1] for block in diagonal)
-    result = diagonal[0].new_empty(*diagonal[0].shape[:-2], width, width)
-    start = diagonal[0].shape[-1]
-    result[..., :start, :start] = diagonal[0]
-    for block, left in zip(diagonal[1:], lower, strict=True):
-        end = start + block.shape[-1]
-        result[..., start:end, start:end] = block
-        result[..., start:end, :start] = left
-        result[..., :start, start:end] = left.mT
-        start = end
-    return result
-
-
-@dataclass(frozen=True)
-class KroneckerPullBack:
-    """Map ``v = R w`` from whitened weights to node values of a grid, R the Kronecker root.
-
-    Attributes:
-        basis: The basis whose weights w are.
-        grid: The grid whose node values v are: the basis's own or another inside its box.
-    """
-
-    basis: InterpolationBasis
-    grid: Grid
-
-    def _node_roots(self) -> list[Tensor]:
-        """Compute each dimension's root functions at the grid's nodes, ``... x m x g x r_i``."""
-        roots = self.basis.roots
-        own = self.basis.grid
-        offset = self.grid.offset_in(own)
-        if offset is not None:  # its nodes are nodes of the basis
-            windows = zip(roots, offset, self.grid.size, strict=True)
-            return [root[..., start : start + size, :] for root, start, size in windows]
-        nodes = (self.grid.nodes(i).to(roots[0]) for i in range(own.dim))
-        return [own.interpolation_matrix(i, x) @ roots[i] for i, x in enumerate(nodes)]
-
-    def congruence(self, gram: CellGram) -> Tensor:
-        """Compute ``Rᵀ gram R``, ``... x m x r x r``, by dimension. Cost O((7 g)^d g²)."""
-        roots = self._node_roots()
-        batch = self.basis.scale.shape
-        shape = torch.broadcast_shapes(batch, gram.moments.shape[:-2])
-        moments = gram.moments.expand(*shape, *gram.moments.shape[-2:])
-        flat_roots = [r.expand(*shape, *r.shape[-2:]).flatten(0, -3) for r in roots]
-        flat = CellGram(moments.reshape(-1, *moments.shape[-2:]), gram.cells).by_dimension()
-        results = [
-            contract(flat[b], [root[b] for root in flat_roots], self.basis.index)
-            for b in range(flat.shape[0])
-        ]
-        scale = self.basis.scale[..., None, None]
-        return torch.stack(results).reshape(*shape, *results[0].shape) * scale
-
-    def transpose(self, moment: Tensor) -> Tensor:
-        """Compute ``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
-        roots = self._node_roots()
-        sizes = [root.shape[-1] for root in roots]
-        flat = moment.flatten(-2)
-        for root in roots:
-            flat = (flat.unflatten(-1, (root.shape[-2], -1)).mT @ root).flatten(-2)
-        products = flat.unflatten(-1, (moment.shape[-1], math.prod(sizes)))
-        kept = products[..., ravel(self.basis.index, sizes)].mT
-        return kept * self.basis.scale.sqrt()[..., None, None]
+def _window(sizes: Sequence[int], larger: Sequence[int], offset: Sequence[int]) -> Tensor:
+    """Return row-major flat positions of an array's entries in a larger one, at an offset."""
+    positions = torch.arange(math.prod(larger)).view(*larger)
+    for i, (start, size) in enumerate(zip(offset, sizes, strict=True)):
+        positions = positions.narrow(i, start, size)
+    return positions.flatten()

@@ -9,13 +9,12 @@ from torch import Tensor
 
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.models.inference import SolvedWeights
+from bo_stream.models.inference import Solved, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.prior import Prior
 from bo_stream.models.wiski.learning import WHITENED_ROWS, LearningSpace, Subspace
-from bo_stream.models.wiski.memory import StreamMemory
-from bo_stream.models.wiski.observation_space import SolvedRows
-from bo_stream.models.wiski.rows import RowMemory
+from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
+from bo_stream.models.wiski.rows import Memory
 from bo_stream.tensors import State, is_in
 
 WIDER_GRIDS = 4
@@ -74,43 +73,8 @@ class GridSolution:
     grid: Mesh
     whitening: Whitening | None = None
     weights: SolvedWeights | None = None
-    rows: SolvedRows | None = None
+    rows: Solved[ObservationSpaceProcess] | None = None
     asked: bool = True
-
-    def after(self, data: Observations, prior: Prior, holds_rows: bool) -> GridSolution:
-        """Carry along what a batch changes at a small cost, and drop the rest.
-
-        Args:
-            data: The batch.
-            prior: The hyperparameters.
-            holds_rows: Whether the memory with the batch is one of rows.
-        """
-        whitening, weights, rows = self.whitening, self.weights, None
-        if whitening is None or data.X.shape[-2] > WHITENED_ROWS:
-            whitening = weights = None
-        elif weights is not None and weights.can_take(data, whitening.basis):
-            whitening, weights = self._with_features(whitening, weights, data, prior)
-        else:
-            whitening, weights = _whitening_after(whitening, data, prior), None
-        if holds_rows and self.rows is not None and prior.is_in(self.rows.state):
-            rows = self.rows.after(data.X, *prior.standardized(data))
-        return GridSolution(self.grid, whitening, weights, rows, asked=False)
-
-    @staticmethod
-    def _with_features(
-        whitening: Whitening, weights: SolvedWeights, data: Observations, prior: Prior
-    ) -> tuple[Whitening | None, SolvedWeights | None]:
-        if not prior.is_in(weights.state):
-            return _whitening_after(whitening, data, prior), None
-        features = whitening.basis.features(data.X)
-        outcomes, noise = prior.standardized(data)
-        return whitening.after(data, features), weights.after(features, outcomes, noise)
-
-
-def _whitening_after(whitening: Whitening, data: Observations, prior: Prior) -> Whitening | None:
-    if not is_in(prior.kernel, whitening.state):
-        return None
-    return whitening.after(data, whitening.basis.features(data.X))
 
 
 @dataclass(frozen=True)
@@ -132,20 +96,56 @@ class GridCache:
     checked: State | None = None
 
     @classmethod
-    def of(cls, memory: RowMemory | StreamMemory) -> GridCache:
+    def of(cls, memory: Memory) -> GridCache:
         """Begin with nothing derived."""
         return cls(GridSolution(memory.grid))
 
     @torch.no_grad()
     def after(self, data: Observations, prior: Prior, holds_rows: bool) -> GridCache:
-        """Carry along what a batch changes at a small cost; see :meth:`GridSolution.after`.
+        """Carry along what a batch changes at a small cost, and drop the rest.
 
         Of wider grids only those that were asked for since the last update.
+
+        Args:
+            data: The batch.
+            prior: The hyperparameters.
+            holds_rows: Whether the memory with the batch is one of rows.
         """
-        wider = (w.after(data, prior, holds_rows) for w in self.wider if w.asked)
+        n, solutions = data.X.shape[-2], list[GridSolution]()
+        for before in (self.own, *(wider for wider in self.wider if wider.asked)):
+            whitening, weights, rows = before.whitening, before.weights, before.rows
+            if whitening is None or n > WHITENED_ROWS:
+                whitening = weights = None
+            else:
+                whitening, weights = _carried(whitening, weights, data, prior)
+            if not holds_rows or rows is None or not is_in(prior.model, rows.state):
+                rows = None
+            else:
+                after = rows.process.observe(data.X, *prior.standardized(data))
+                rows = replace(rows, process=after)
+            solutions.append(GridSolution(before.grid, whitening, weights, rows, asked=False))
         return GridCache(
-            self.own.after(data, prior, holds_rows),
-            tuple(wider),
+            solutions[0],
+            tuple(solutions[1:]),
             subspace=None if self.subspace is None else self.subspace.after(data),
             checked=self.checked,
         )
+
+
+def _carried(
+    whitening: Whitening, weights: SolvedWeights | None, data: Observations, prior: Prior
+) -> tuple[Whitening | None, SolvedWeights | None]:
+    """Add a batch to the whitened memory and to the posterior of its weights, where current."""
+    if weights is not None:
+        process = weights.process
+        small = data.sign > 0.0 and process.weights.has_room_for(data.X.shape[-2])
+        current = small and process.basis is whitening.basis and is_in(prior.model, weights.state)
+        weights = weights if current else None
+    if weights is None and not is_in(prior.kernel, whitening.state):
+        return None, None
+    features = whitening.basis.features(data.X)
+    if weights is not None:
+        outcomes, noise = prior.standardized(data)
+        posterior = process.weights.observe(features, outcomes - process.prior_mean, noise)
+        weights = SolvedWeights(weights.state, replace(process, weights=posterior))
+    return whitening.after(data, features), weights

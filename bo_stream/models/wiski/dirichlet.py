@@ -14,8 +14,6 @@ from gpytorch.kernels import Kernel, ScaleKernel
 from gpytorch.means import ConstantMean, Mean
 from torch import Size, Tensor
 
-from bo_stream.bases.grid.mesh import Sizes
-from bo_stream.bases.grid.resolution import interpolation_error
 from bo_stream.bases.stems import Stem
 from bo_stream.likelihoods.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
 from bo_stream.models.base import StreamingGP
@@ -31,10 +29,11 @@ from bo_stream.models.outcomes.labels import (
     checked_first_labels,
     number_of_classes,
 )
-from bo_stream.models.wiski.cache import Whitening
-from bo_stream.models.wiski.inference import GridInference, Memory
+from bo_stream.models.wiski import verbs
+from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridSize, check_dim
-from bo_stream.tensors import keeps_tensors
+from bo_stream.models.wiski.rows import Memory
+from bo_stream.models.wiski.verbs import Attribute
 
 OUTPUTSCALE = 6.0
 """At the start. Scores lie between about -7 (surely not) and 0."""
@@ -75,6 +74,16 @@ class DirichletWISKI(StreamingGP):
 
     tolerance = InferenceOption[float]()
     max_rank = InferenceOption[int]()
+    bounds = Attribute(verbs.bounds)
+    grid_size = Attribute(verbs.grid_size)
+    rank = Attribute(verbs.rank)
+    dropped = Attribute(verbs.dropped)
+    interpolation_error = verbs.interpolation_error
+    solved_gram = verbs.solved_gram
+    truncate = verbs.truncate
+    refine = verbs.refine
+    batch_log_marginal_likelihood = verbs.batch_log_marginal_likelihood
+    reproject = verbs.reproject
     _memory: Memory
     _inference: GridInference
     _units: LabelOutcomes
@@ -265,80 +274,6 @@ class DirichletWISKI(StreamingGP):
         labels = classes.view(-1, *[1] * (probabilities.ndim - 1), 1, 1)
         model = self.condition_on_labels(X, labels.expand(*probabilities.shape, 1, 1))
         return model, probabilities.to(X)
-
-    # --- the grid; see the methods of these names of :class:`~bo_stream.WISKI` -----------------
-
-    @property
-    def bounds(self) -> Tensor:
-        """The box that the grid covers, ``2 x d``, in transformed inputs."""
-        return self._memory.grid.bounds.to(self.train_targets)
-
-    @property
-    def grid_size(self) -> tuple[int, ...] | Sizes:
-        """Nodes per dimension."""
-        return self._memory.grid.size
-
-    def interpolation_error(self) -> float:
-        """Bound on the error of the interpolated kernel, in parts of the prior variance."""
-        return interpolation_error(self._inference.kernel(self._prior), self._memory.grid)
-
-    @property
-    def rank(self) -> int:
-        """Number r of features at the present hyperparameters."""
-        return self._whitened().basis.rank
-
-    @property
-    def dropped(self) -> float:
-        """Part of the kernel's trace that the r features leave out."""
-        return self._whitened().basis.dropped
-
-    @torch.no_grad()
-    def solved_gram(self) -> Tensor:
-        """Return what observations add to the identity in the matrix that a posterior solves."""
-        return self._prior.evidence(self._whitened().memory).gram
-
-    def _whitened(self) -> Whitening:
-        whitening, self._cache = self._inference.whitened(self._memory, self._cache, self._prior)
-        return whitening
-
-    def truncate(self, left_out: float) -> Self:
-        """Keep only as many features as the noise level asks for."""
-        self._check_not_supposed("truncate")
-        self._inference = self._inference.truncated(left_out, self._memory, self._prior)
-        self._set_memory(self._memory)
-        return self
-
-    @keeps_tensors
-    def refine(self, grid_size: GridSize) -> Self:
-        """Move to a finer (or coarser) grid over the same box, hyperparameters kept."""
-        self._check_not_supposed("refine")
-        self._inference, memory = self._inference.refined(self._memory, grid_size, self._prior)
-        self._set_memory(memory)
-        return self
-
-    def batch_log_marginal_likelihood(
-        self, X: Tensor, labels: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
-    ) -> Tensor:
-        """Return the likelihood of these labels instead of those in memory."""
-        Y, noise, _ = self._units.checked(
-            self._prior, X, labels, Yvar, "batch_log_marginal_likelihood"
-        )
-        inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
-        value = self._inference.batch_log_marginal_likelihood(
-            self._memory.grid, inputs, self._measured(Y, noise), self._prior
-        )
-        return self._from_per_output(value)
-
-    def reproject(
-        self, X: Tensor, labels: Tensor, former: Tensor, Yvar: Tensor | None = None
-    ) -> Self:
-        """Replace labels by themselves as the stem projects them now."""
-        old, new = self._reprojected(X, labels, former, Yvar)
-        self._memory, self._cache = self._inference.replaced(
-            self._memory, self._cache, old, new, self._prior
-        )
-        self._refresh_fixed_noise()
-        return self
 
 
 def default_kernel(dim: int) -> Kernel:

@@ -14,8 +14,6 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.bases.grid.mesh import Sizes
-from bo_stream.bases.grid.resolution import interpolation_error
 from bo_stream.bases.stems import Stem
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import (
@@ -26,18 +24,17 @@ from bo_stream.models.construction import (
     warn_of_scaling,
 )
 from bo_stream.models.inference import InferenceOption
-from bo_stream.models.wiski.cache import Whitening
+from bo_stream.models.wiski import verbs
 from bo_stream.models.wiski.heteroscedastic_inference import (
     FIRST_ROWS,
-    HeteroscedasticCache,
     HeteroscedasticInference,
-    HeteroscedasticMemory,
+    Memories,
 )
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.log_noise import Entry, centre, noise_gp, noise_kernel, observed
 from bo_stream.models.wiski.resolution import MAX_DIM, GridSize, check_dim
+from bo_stream.models.wiski.verbs import Attribute
 from bo_stream.models.wiski.wiski import WISKI
-from bo_stream.tensors import keeps_tensors
 
 
 class HeteroscedasticWISKI(StreamingGP):
@@ -70,7 +67,17 @@ class HeteroscedasticWISKI(StreamingGP):
     """
 
     rounds = InferenceOption[int]()
-    _memory: HeteroscedasticMemory
+    bounds = Attribute(verbs.bounds)
+    grid_size = Attribute(verbs.grid_size)
+    rank = Attribute(verbs.rank)
+    dropped = Attribute(verbs.dropped)
+    interpolation_error = verbs.interpolation_error
+    solved_gram = verbs.solved_gram
+    truncate = verbs.truncate
+    refine = verbs.refine
+    batch_log_marginal_likelihood = verbs.batch_log_marginal_likelihood
+    reproject = verbs.reproject
+    _memory: Memories
     _inference: HeteroscedasticInference
 
     def __init__(
@@ -140,7 +147,7 @@ class HeteroscedasticWISKI(StreamingGP):
         )
         self._modules["noise_model"] = noise_model
         self._inference = HeteroscedasticInference(mean, noise_model._inference, rounds)
-        self._memory = HeteroscedasticMemory(memory, noise_model._memory)
+        self._memory = Memories(memory, noise_model._memory)
         self._standardize_first(train_X, train_Y, None)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
         level = self.noise_level().detach() * self.outcome_scale().square()
@@ -210,80 +217,6 @@ class HeteroscedasticWISKI(StreamingGP):
     def max_rank(self) -> int:
         """Cap on the number of features."""
         return self._inference.mean.max_rank
-
-    @property
-    def bounds(self) -> Tensor:
-        """The box that the grid covers, ``2 x d``, in transformed inputs."""
-        return self._memory.grid.bounds.to(self.train_targets)
-
-    @property
-    def grid_size(self) -> tuple[int, ...] | Sizes:
-        """Nodes per dimension."""
-        return self._memory.grid.size
-
-    def interpolation_error(self) -> float:
-        """Bound on the error of the interpolated kernel, in parts of the prior variance."""
-        return interpolation_error(self._inference.mean.kernel(self._prior), self._memory.grid)
-
-    @property
-    def rank(self) -> int:
-        """Number r of features at the present hyperparameters."""
-        return self._whitened().basis.rank
-
-    @property
-    def dropped(self) -> float:
-        """Part of the kernel's trace that the r features leave out."""
-        return self._whitened().basis.dropped
-
-    @torch.no_grad()
-    def solved_gram(self) -> Tensor:
-        """Return what observations add to the identity in the matrix that a posterior solves."""
-        return self._prior.evidence(self._whitened().memory).gram
-
-    def _whitened(self) -> Whitening:
-        cache = self._cache or HeteroscedasticCache()
-        whitening, mean = self._inference.mean.whitened(self._memory.mean, cache.mean, self._prior)
-        self._cache = replace(cache, mean=mean)
-        return whitening
-
-    def truncate(self, left_out: float) -> Self:
-        """Keep only as many features as the noise level asks for."""
-        self._check_not_supposed("truncate")
-        mean = self._inference.mean.truncated(left_out, self._memory.mean, self._prior)
-        self._inference = replace(self._inference, mean=mean)
-        self._set_memory(self._memory)
-        return self
-
-    @keeps_tensors
-    def refine(self, grid_size: GridSize) -> Self:
-        """Move the mean to a finer (or coarser) grid over the same box, hyperparameters kept."""
-        self._check_not_supposed("refine")
-        mean, memory = self._inference.mean.refined(self._memory.mean, grid_size, self._prior)
-        self._inference = replace(self._inference, mean=mean)
-        self._set_memory(replace(self._memory, mean=memory))
-        return self
-
-    def batch_log_marginal_likelihood(
-        self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
-    ) -> Tensor:
-        """Return that of the mean for these observations instead of those in memory."""
-        self._units.checked(self._prior, X, Y, Yvar, "batch_log_marginal_likelihood")
-        inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
-        value = self._inference.mean.batch_log_marginal_likelihood(
-            self._memory.grid, inputs, self._measured(Y, Yvar), self._prior
-        )
-        return self._from_per_output(value)
-
-    def reproject(self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None = None) -> Self:
-        """Replace observations by themselves as the stem projects them now."""
-        old, new = self._reprojected(X, Y, former, Yvar)
-        cache = self._cache or HeteroscedasticCache()
-        memory, mean = self._inference.mean.replaced(
-            self._memory.mean, cache.mean, old, new, self._prior
-        )
-        self._memory, self._cache = replace(self._memory, mean=memory), replace(cache, mean=mean)
-        self._refresh_fixed_noise()
-        return self
 
 
 def _check_default_noise(dim: int) -> None:

@@ -16,11 +16,9 @@ from bo_stream.models.memory import Observations
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.prior import Prior
 from bo_stream.models.wiski.cache import GridCache
-from bo_stream.models.wiski.inference import GridInference, Memory, grid_of
+from bo_stream.models.wiski.inference import GridInference, grid_of
 from bo_stream.models.wiski.log_noise import (
     Entry,
-    FirstBatch,
-    GridPart,
     LearnedNoise,
     expected_exponential,
     learn_first_noise,
@@ -28,6 +26,7 @@ from bo_stream.models.wiski.log_noise import (
     observed,
     target_marginals,
 )
+from bo_stream.models.wiski.rows import Memory
 from bo_stream.process.process import PosteriorProcess, SelectedProcess
 
 FIRST_ROWS = 20
@@ -35,7 +34,7 @@ FIRST_ROWS = 20
 
 
 @dataclass(frozen=True)
-class HeteroscedasticMemory:
+class Memories:
     """What is left of the observations, and of their log squared residuals.
 
     Attributes:
@@ -65,25 +64,25 @@ class HeteroscedasticMemory:
         """Return the mean of the noise variances that entered, ``... x m``, or None."""
         return self.mean.mean_known_noise()
 
-    def map_targets(self, matrix: Tensor) -> HeteroscedasticMemory:
+    def map_targets(self, matrix: Tensor) -> Memories:
         """Return a copy with the target columns ``[Y, 1] @ matrix``; the noise's stay."""
-        return HeteroscedasticMemory(self.mean.map_targets(matrix), self.noise.scale(1.0))
+        return Memories(self.mean.map_targets(matrix), self.noise.scale(1.0))
 
-    def scale(self, factor: float) -> HeteroscedasticMemory:
+    def scale(self, factor: float) -> Memories:
         """Let every observation and residual count ``factor`` times."""
-        return HeteroscedasticMemory(self.mean.scale(factor), self.noise.scale(factor))
+        return Memories(self.mean.scale(factor), self.noise.scale(factor))
 
-    def select(self, outputs: list[int]) -> HeteroscedasticMemory:
+    def select(self, outputs: list[int]) -> Memories:
         """Return a copy for some of the outputs."""
-        return HeteroscedasticMemory(self.mean.select(outputs), self.noise.select(outputs))
+        return Memories(self.mean.select(outputs), self.noise.select(outputs))
 
-    def to(self, device: torch.device) -> HeteroscedasticMemory:
+    def to(self, device: torch.device) -> Memories:
         """Return the memory on another device."""
-        return HeteroscedasticMemory(self.mean.to(device), self.noise.to(device))
+        return Memories(self.mean.to(device), self.noise.to(device))
 
 
 @dataclass(frozen=True)
-class HeteroscedasticCache:
+class Caches:
     """What was derived from both memories.
 
     Attributes:
@@ -121,7 +120,7 @@ class LogNormalNoise:
 
 
 @dataclass(frozen=True)
-class HeteroscedasticInference(Inference[HeteroscedasticMemory, HeteroscedasticCache]):
+class HeteroscedasticInference(Inference[Memories, Caches]):
     """The posterior of the mean given the noise variances that entered, and that of the log noise.
 
     Attributes:
@@ -139,20 +138,33 @@ class HeteroscedasticInference(Inference[HeteroscedasticMemory, HeteroscedasticC
     rounds: int
     record: Callable[[Entry], None] | None = None
 
+    def part(
+        self, memory: Memories, cache: Caches | None
+    ) -> tuple[GridInference, Memory, GridCache | None]:
+        """Return what is of the mean."""
+        return self.mean, memory.mean, None if cache is None else cache.mean
+
+    def with_part(
+        self,
+        of: tuple[GridInference, Memory, GridCache | None],
+        memory: Memories,
+        cache: Caches | None,
+    ) -> tuple[HeteroscedasticInference, Memories, Caches]:
+        """Return inference, memory and cache with another :meth:`part`."""
+        inference, own, of_mean = of
+        both = replace(cache or Caches(), mean=of_mean)
+        return replace(self, mean=inference), replace(memory, mean=own), both
+
     # --- memory -------------------------------------------------------------------------------
 
     def observe(
-        self,
-        memory: HeteroscedasticMemory,
-        cache: HeteroscedasticCache | None,
-        data: Observations,
-        prior: Prior,
-    ) -> tuple[HeteroscedasticMemory, HeteroscedasticCache]:
+        self, memory: Memories, cache: Caches | None, data: Observations, prior: Prior
+    ) -> tuple[Memories, Caches]:
         """Predict observations, then put them and their log squared residuals in.
 
         Those that are taken out have known noise, of which the noise was not learned.
         """
-        cache = HeteroscedasticCache() if cache is None else cache
+        cache = cache or Caches()
         if data.sign < 0.0:
             if not bool(data.known.all()):
                 raise UnsupportedError(
@@ -168,91 +180,69 @@ class HeteroscedasticInference(Inference[HeteroscedasticMemory, HeteroscedasticC
         return self.entered(memory, cache, entry, prior)
 
     def entered(
-        self,
-        memory: HeteroscedasticMemory,
-        cache: HeteroscedasticCache | None,
-        entry: Entry,
-        prior: Prior,
-    ) -> tuple[HeteroscedasticMemory, HeteroscedasticCache]:
+        self, memory: Memories, cache: Caches | None, entry: Entry, prior: Prior
+    ) -> tuple[Memories, Caches]:
         """Put an entry into both memories, or take it out if it is negated."""
-        cache = HeteroscedasticCache() if cache is None else cache
+        cache = cache or Caches()
         mean, of_mean = self.mean.observe(memory.mean, cache.mean, entry.observations, prior)
         noise, of_noise = memory.noise, cache.noise
         if len(entry.log_squares) > 0:
             noise, of_noise = self.log_noise.observe(
                 noise, of_noise, entry.log_squares, noise_prior(prior)
             )
-        return HeteroscedasticMemory(mean, noise), HeteroscedasticCache(of_mean, of_noise)
+        return Memories(mean, noise), Caches(of_mean, of_noise)
 
     def _entry(
-        self,
-        memory: HeteroscedasticMemory,
-        cache: HeteroscedasticCache,
-        data: Observations,
-        prior: Prior,
-    ) -> tuple[Entry, HeteroscedasticCache]:
+        self, memory: Memories, cache: Caches, data: Observations, prior: Prior
+    ) -> tuple[Entry, Caches]:
         """Find the noise that observations enter with, and what their residuals say of it."""
-        rows = _unknown_rows(data.known)
+        flat = data.known.flatten(0, -2)
+        if bool((flat != flat[:1]).any()):
+            raise UnsupportedError(
+                "Expected NaN in the same rows of Yvar in every element of a batch, got others. "
+                "Use one model per element."
+            )
+        rows = (~flat[0]).nonzero().squeeze(-1)
         for part in (memory.mean, memory.noise):  # raises before anything is changed
             part.covering(data.X)
-        learned, cache = self._learned(memory, cache, data, rows, prior)
+        learned = (data.noise[..., rows],) * 3
+        if len(rows) > 0:
+            learned, cache = self._learned(memory, cache, data, rows, prior)
         least = NOISE_FLOOR * prior.scale.square().unsqueeze(-1)
-        noise = data.noise.index_copy(-1, rows, learned.noise.maximum(least))
-        measured = observed(data.X[..., rows, :], learned.log_squares, learned.variances)
+        noise = data.noise.index_copy(-1, rows, learned[0].maximum(least))
+        measured = observed(data.X[..., rows, :], *learned[1:])
         return Entry(observed(data.X, data.targets, noise), measured), cache
 
     def _learned(
-        self,
-        memory: HeteroscedasticMemory,
-        cache: HeteroscedasticCache,
-        data: Observations,
-        rows: Tensor,
-        prior: Prior,
-    ) -> tuple[LearnedNoise, HeteroscedasticCache]:
-        if len(rows) == 0:
-            return LearnedNoise(*(data.noise[..., rows],) * 3), cache
-        targets = data.targets + prior.outcomes.shift.unsqueeze(-1)
+        self, memory: Memories, cache: Caches, data: Observations, rows: Tensor, prior: Prior
+    ) -> tuple[LearnedNoise, Caches]:
+        """Learn the noise of some of the rows from a first batch, or predict it."""
+        targets, X = data.targets + prior.outcomes.shift.unsqueeze(-1), data.X[..., rows, :]
         is_empty = not bool((memory.counts > 0.0).any())
         if is_empty and self.rounds > 0 and len(rows) >= FIRST_ROWS:
             inputs = data.X.to(next(prior.kernel.parameters()).dtype)
             noise = data.noise.index_fill(-1, rows, torch.nan)
-            first = FirstBatch(inputs, targets, noise, rows)
-            mean = GridPart(prior, self.mean, memory.mean.grid)
-            log_noise = GridPart(noise_prior(prior), self.log_noise, memory.noise.grid)
-            return learn_first_noise(mean, log_noise, first, self.rounds), cache
-        return self._predicted(memory, cache, data.X[..., rows, :], targets[..., rows], prior)
-
-    def _predicted(
-        self,
-        memory: HeteroscedasticMemory,
-        cache: HeteroscedasticCache,
-        X: Tensor,
-        targets: Tensor,
-        prior: Prior,
-    ) -> tuple[LearnedNoise, HeteroscedasticCache]:
-        """Predict the noise of observations before they enter; see what their residuals measure."""
+            mean = (prior, self.mean, memory.mean.grid)
+            parts = (mean, (noise_prior(prior), self.log_noise, memory.noise.grid))
+            return learn_first_noise(parts, inputs, targets, noise, rows, self.rounds), cache
         process, of_noise = self.log_noise.process(memory.noise, cache.noise, noise_prior(prior), X)
         noise = expected_exponential(*process.marginals(X))
         process, of_mean = self.mean.process(memory.mean, cache.mean, prior, X)
-        mean, variance = target_marginals(process, prior, X)
-        learned = LearnedNoise(noise, *log_squares(targets - mean, variance, noise))
-        return learned, HeteroscedasticCache(of_mean, of_noise)
+        mean_of, variance = target_marginals(process, prior, X)
+        measured = log_squares(targets[..., rows] - mean_of, variance, noise)
+        return (noise, *measured), Caches(of_mean, of_noise)
 
     def merged(
-        self,
-        memory: HeteroscedasticMemory,
-        cache: HeteroscedasticCache | None,
-        other: HeteroscedasticMemory,
-        prior: Prior,
-    ) -> tuple[HeteroscedasticMemory, None]:
+        self, memory: Memories, cache: Caches | None, other: Memories, prior: Prior
+    ) -> tuple[Memories, None]:
         """Join both memories."""
         mean, _ = self.mean.merged(memory.mean, None, other.mean, prior)
         noise, _ = self.log_noise.merged(memory.noise, None, other.noise, noise_prior(prior))
-        return HeteroscedasticMemory(mean, noise), None
+        return Memories(mean, noise), None
 
-    def cleared(self, memory: HeteroscedasticMemory, prior: Prior) -> HeteroscedasticMemory:
+    def cleared(self, memory: Memories, prior: Prior) -> Memories:
         """Drop all observations and residuals."""
-        return HeteroscedasticMemory(
+        return Memories(
             self.mean.cleared(memory.mean, prior),
             self.log_noise.cleared(memory.noise, noise_prior(prior)),
         )
@@ -260,26 +250,18 @@ class HeteroscedasticInference(Inference[HeteroscedasticMemory, HeteroscedasticC
     # --- the posterior, and learning ----------------------------------------------------------
 
     def process(
-        self,
-        memory: HeteroscedasticMemory,
-        cache: HeteroscedasticCache | None,
-        prior: Prior,
-        X: Tensor | None = None,
-    ) -> tuple[PosteriorProcess, HeteroscedasticCache]:
+        self, memory: Memories, cache: Caches | None, prior: Prior, X: Tensor | None = None
+    ) -> tuple[PosteriorProcess, Caches]:
         """Solve for the mean, unless that is kept."""
-        cache = HeteroscedasticCache() if cache is None else cache
+        cache = cache or Caches()
         process, of_mean = self.mean.process(memory.mean, cache.mean, prior, X)
         return process, cache if of_mean is cache.mean else replace(cache, mean=of_mean)
 
     def feature_process(
-        self,
-        memory: HeteroscedasticMemory,
-        cache: HeteroscedasticCache | None,
-        prior: Prior,
-        X: Tensor | None = None,
-    ) -> tuple[PosteriorProcess, HeteroscedasticCache]:
+        self, memory: Memories, cache: Caches | None, prior: Prior, X: Tensor | None = None
+    ) -> tuple[PosteriorProcess, Caches]:
         """Solve for the mean in the weights of features."""
-        cache = HeteroscedasticCache() if cache is None else cache
+        cache = cache or Caches()
         process, of_mean = self.mean.feature_process(memory.mean, cache.mean, prior, X)
         return process, replace(cache, mean=of_mean)
 
@@ -289,14 +271,14 @@ class HeteroscedasticInference(Inference[HeteroscedasticMemory, HeteroscedasticC
 
     def noise(
         self,
-        memory: HeteroscedasticMemory,
-        cache: HeteroscedasticCache | None,
+        memory: Memories,
+        cache: Caches | None,
         prior: Prior,
         X: Tensor | None = None,
         process: PosteriorProcess | None = None,
-    ) -> tuple[LogNormalNoise, HeteroscedasticCache]:
+    ) -> tuple[LogNormalNoise, Caches]:
         """Solve for the log noise variance, unless that is kept."""
-        cache = HeteroscedasticCache() if cache is None else cache
+        cache = cache or Caches()
         if process is not None:
             X = (grid_of(process) or memory.grid).bounds.to(memory.counts.device)
         log_noise, of_noise = self.log_noise.process(
@@ -306,27 +288,27 @@ class HeteroscedasticInference(Inference[HeteroscedasticMemory, HeteroscedasticC
         return LogNormalNoise(log_noise, prior.scale.unsqueeze(-1).clone()), cache
 
     def objective(
-        self, memory: HeteroscedasticMemory, cache: HeteroscedasticCache | None, prior: Prior
-    ) -> tuple[Tensor, HeteroscedasticCache]:
+        self, memory: Memories, cache: Caches | None, prior: Prior
+    ) -> tuple[Tensor, Caches]:
         """Return the sum of both log marginal likelihoods."""
-        cache = HeteroscedasticCache() if cache is None else cache
+        cache = cache or Caches()
         mean, of_mean = self.mean.objective(memory.mean, cache.mean, prior)
         noise, of_noise = self.log_noise.objective(memory.noise, cache.noise, noise_prior(prior))
-        return mean + noise, HeteroscedasticCache(of_mean, of_noise)
+        return mean + noise, Caches(of_mean, of_noise)
 
     def log_marginal_likelihood(
-        self, memory: HeteroscedasticMemory, cache: HeteroscedasticCache | None, prior: Prior
-    ) -> tuple[Tensor, HeteroscedasticCache]:
+        self, memory: Memories, cache: Caches | None, prior: Prior
+    ) -> tuple[Tensor, Caches]:
         """Return that of the mean, given the noise variances that entered."""
-        cache = HeteroscedasticCache() if cache is None else cache
+        cache = cache or Caches()
         value, of_mean = self.mean.log_marginal_likelihood(memory.mean, cache.mean, prior)
         return value, replace(cache, mean=of_mean)
 
     def refitted(
-        self, memory: HeteroscedasticMemory, cache: HeteroscedasticCache | None, prior: Prior
-    ) -> tuple[HeteroscedasticMemory, HeteroscedasticCache]:
+        self, memory: Memories, cache: Caches | None, prior: Prior
+    ) -> tuple[Memories, Caches]:
         """Check both grids against the new kernels."""
-        cache = HeteroscedasticCache() if cache is None else cache
+        cache = cache or Caches()
         _, of_mean = self.mean.refitted(memory.mean, cache.mean, prior)
         # that its kernel is too rough for its grid the noise model says itself
         self.log_noise.warn_of_coarse_grid(memory.noise, noise_prior(prior))
@@ -338,14 +320,3 @@ def noise_prior(prior: Prior) -> Prior:
     model: Any = prior.model
     found: Prior = model._modules["noise_model"]._prior
     return found
-
-
-def _unknown_rows(known: Tensor) -> Tensor:
-    """Return indices of the rows whose noise is to be learned, from ``batch x 1 x n``."""
-    flat = known.flatten(0, -2)
-    if bool((flat != flat[:1]).any()):
-        raise UnsupportedError(
-            "Expected NaN in the same rows of Yvar in every element of a batch, got others. Use "
-            "one model per element."
-        )
-    return (~flat[0]).nonzero().squeeze(-1)

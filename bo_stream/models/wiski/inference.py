@@ -6,39 +6,36 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-from botorch.exceptions.errors import InputDataError
+from botorch.exceptions.errors import InputDataError, UnsupportedError
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
-from bo_stream.bases.grid.mesh import Mesh, mesh_over
+from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.sensitivity import prior_covariance
 from bo_stream.bases.grid.statistics import check_room
 from bo_stream.marginal_likelihood import (
     dense_log_marginal_likelihood,
     subspace_log_marginal_likelihood,
 )
-from bo_stream.models.inference import Inference, SolvedWeights
-from bo_stream.models.memory import Measured, Observations, WhitenedMemory, check_remainder
+from bo_stream.models.inference import Inference, Solved, SolvedWeights
+from bo_stream.models.memory import Measured, Observations, check_remainder
 from bo_stream.models.outcomes.labels import LabelOutcomes
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.prior import Prior
 from bo_stream.models.wiski import rows as row_memory
 from bo_stream.models.wiski.cache import WIDER_GRIDS, GridCache, GridSolution, Whitening
 from bo_stream.models.wiski.labels import with_unseen_classes
-from bo_stream.models.wiski.learning import WHITENED_ROWS, LearningSpace, Subspace
-from bo_stream.models.wiski.memory import StreamMemory
-from bo_stream.models.wiski.objective import (
+from bo_stream.models.wiski.learning import (
+    WHITENED_ROWS,
+    LearningSpace,
+    Subspace,
     batch_log_marginal_likelihood,
     differentiable_log_marginal_likelihood,
 )
-from bo_stream.models.wiski.observation_space import (
-    GridPrior,
-    ObservationSpaceProcess,
-    SolvedRows,
-    Told,
-)
+from bo_stream.models.wiski.memory import StreamMemory
+from bo_stream.models.wiski.observation_space import GridPrior, ObservationSpaceProcess, Told
 from bo_stream.models.wiski.resolution import (
     GridSize,
     choose_grid_size,
@@ -46,7 +43,7 @@ from bo_stream.models.wiski.resolution import (
     warn_of_resolution,
     warn_of_truncation,
 )
-from bo_stream.models.wiski.rows import RowMemory
+from bo_stream.models.wiski.rows import Memory, RowMemory
 from bo_stream.process.process import (
     ConditionedProcess,
     PosteriorProcess,
@@ -59,9 +56,6 @@ from bo_stream.weights import solve
 COARSE = "coarse grid"
 
 _LARGEST_TOLERANCE = 0.5
-
-Memory = RowMemory | StreamMemory
-"""Rows while they are few, then statistics on the grid."""
 
 
 @dataclass(frozen=True)
@@ -107,12 +101,24 @@ class GridInference(Inference[Memory, GridCache]):
         inference = cls(box.shape[-1], *rank, grid_size is None)
         kernel = inference.kernel(prior)
         sizes = choose_grid_size(grid_size, kernel, inference.dim)
-        grid = mesh_over(box, kernel.groups(inference.dim), sizes)
+        grid = Mesh.over(box, kernel.groups(inference.dim), sizes)
         return inference, inference.empty(grid, prior.shape, like)
 
     def kernel(self, prior: Prior) -> GridKernel:
         """Return the kernel before it is interpolated, differentiable in the hyperparameters."""
         return grid_kernel(prior.kernel, self.dim, prior.num_outputs)
+
+    def part(
+        self, memory: Memory, cache: GridCache | None
+    ) -> tuple[GridInference, Memory, GridCache | None]:
+        """Return what is of the model's own process: all, unless its noise is another one."""
+        return self, memory, cache
+
+    def with_part(
+        self, of: tuple[GridInference, Memory, GridCache | None], memory: Memory, cache: object
+    ) -> tuple[GridInference, Memory, GridCache | None]:
+        """Return inference, memory and cache with another :meth:`part`."""
+        return of
 
     # --- memory -------------------------------------------------------------------------------
 
@@ -136,16 +142,34 @@ class GridInference(Inference[Memory, GridCache]):
         return replace(nothing, rounding=memory.rounding)
 
     def observe(
-        self, memory: Memory, cache: GridCache | None, data: Observations, prior: Prior
+        self,
+        memory: Memory,
+        cache: GridCache | None,
+        data: Observations,
+        prior: Prior,
+        held: bool = False,
     ) -> tuple[Memory, GridCache | None]:
         """Add to the rows, or to the statistics at the nodes around each input, in place.
 
         The grid grows first where that is needed. Cost O(n 7^d) on the grid, to take observations
-        out O(n r² + r³) besides.
+        out O(n r² + r³) besides. With ``held`` those are not looked for on a grid.
         """
-        if data.sign < 0.0 and isinstance(memory, StreamMemory):
-            cache = self._check_holds(memory, cache, data, prior)
-        return self._accumulated(memory, cache, data, prior)
+        if data.sign < 0.0:
+            if not held and isinstance(memory, StreamMemory):
+                cache = self._check_holds(memory, cache, data, prior)
+            if isinstance(memory, RowMemory) or not memory.all_on_current:
+                return memory.without(data), None
+        roomy, rows = memory.covering(data.X), None
+        if roomy is not memory:
+            cache = None
+        if isinstance(roomy, RowMemory):
+            rows = roomy.observed(data)
+            roomy = roomy.on_grid() if rows is None else rows
+        if cache is not None:
+            cache = cache.after(data, prior, holds_rows=rows is not None)
+        if isinstance(roomy, StreamMemory):
+            roomy = replace(roomy, current=roomy.current.observe(data))
+        return roomy, cache
 
     @torch.no_grad()
     def _check_holds(
@@ -159,24 +183,12 @@ class GridInference(Inference[Memory, GridCache]):
         """
         memory.check_holds(data.X)
         whitening, cache = self.whitened(memory, cache, prior)
-        check_remainder(_whitened_without(memory, data, whitening), whitening.memory)
+        if memory.all_on_current and len(data) <= WHITENED_ROWS:
+            left = whitening.after(data, whitening.basis.features(data.X)).settled().memory
+        else:
+            left = memory.without(data).whitened(whitening.basis)
+        check_remainder(left, whitening.memory)
         return cache
-
-    @staticmethod
-    def _accumulated(
-        memory: Memory, cache: GridCache | None, data: Observations, prior: Prior
-    ) -> tuple[Memory, GridCache | None]:
-        if data.sign < 0.0 and (isinstance(memory, RowMemory) or not memory.all_on_current):
-            return memory.without(data), None
-        roomy = memory.covering(data.X)
-        if roomy is not memory:
-            cache = None
-        held = row_memory.with_room_for(roomy, data)
-        if cache is not None:
-            cache = cache.after(data, prior, isinstance(held, RowMemory))
-        if isinstance(held, StreamMemory):
-            held.observe(data)
-        return held, cache
 
     def replaced(
         self,
@@ -194,14 +206,31 @@ class GridInference(Inference[Memory, GridCache]):
         """
         if isinstance(memory, StreamMemory):
             memory.check_holds(old.X)
-        memory, cache = self._accumulated(memory, cache, old, prior)
-        return self._accumulated(memory, cache, new, prior)
+        memory, cache = self.observe(memory, cache, old, prior, held=True)
+        return self.observe(memory, cache, new, prior)
 
     def merged(
         self, memory: Memory, cache: GridCache | None, other: Memory, prior: Prior
     ) -> tuple[Memory, GridCache | None]:
-        """Join rows while they are few, else statistics; a different grid is kept beside."""
-        return row_memory.joined(memory, other), None
+        """Join rows while they are few, else statistics; a different grid is kept beside.
+
+        Raises:
+            UnsupportedError: The grids are of other groups of inputs.
+            InputDataError: The common grid would become too wide.
+        """
+        if memory.grid.groups != other.grid.groups:
+            raise UnsupportedError(
+                "Cannot merge models whose covar_module is a sum over different groups of inputs: "
+                f"{memory.grid.groups} and {other.grid.groups}."
+            )
+        other = other.aligned(memory.grid, max(memory.rounding, other.rounding))
+        if isinstance(memory, RowMemory):
+            if isinstance(other, RowMemory):
+                both = memory.covering(other.grid.bounds).observed(other.rows)
+                if both is not None:
+                    return both, None
+            memory = memory.on_grid()
+        return memory.absorb(other.on_grid() if isinstance(other, RowMemory) else other), None
 
     def refined(
         self, memory: Memory, grid_size: GridSize, prior: Prior
@@ -231,47 +260,44 @@ class GridInference(Inference[Memory, GridCache]):
         Inputs outside the bounds are predicted from a wider grid, whose kernel is the same, with
         features of its own; what the model predicts inside the bounds stays as it is.
         """
-        solution, cache = self._solution(memory, cache, prior, X, isinstance(memory, RowMemory))
-        solved = solution.rows if isinstance(memory, RowMemory) else solution.weights
-        assert solved is not None  # noqa: S101 (it was just solved)
-        return solved.process, cache
+        return self._solved(memory, cache, prior, X, isinstance(memory, RowMemory))
 
     def feature_process(
         self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, GridCache]:
         """Solve in the weights of features, however many rows there are."""
-        solution, cache = self._solution(memory, cache, prior, X, in_rows=False)
-        assert solution.weights is not None  # noqa: S101 (it was just solved)
-        return solution.weights.process, cache
-
-    def _solution(
-        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None, in_rows: bool
-    ) -> tuple[GridSolution, GridCache]:
-        cache = GridCache.of(memory) if cache is None else cache
-        if X is None or memory.grid.contains(X):
-            own = self._solved(cache.own, memory, prior, in_rows)
-            return own, cache if own is cache.own else replace(cache, own=own)
-        grid = memory.grid_past(X)
-        kept = next((wider for wider in cache.wider if wider.grid == grid), GridSolution(grid))
-        latest = replace(self._solved(kept, memory, prior, in_rows), asked=True)
-        others = (wider for wider in cache.wider if wider.grid != grid)
-        return latest, replace(cache, wider=(*others, latest)[-WIDER_GRIDS:])
+        return self._solved(memory, cache, prior, X, in_rows=False)
 
     def _solved(
+        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None, in_rows: bool
+    ) -> tuple[PosteriorProcess, GridCache]:
+        cache = GridCache.of(memory) if cache is None else cache
+        own, solution = cache.own, cache.own
+        if X is not None and not own.grid.contains(X):
+            grid = memory.grid_past(X)
+            kept = (wider for wider in cache.wider if wider.grid == grid)
+            solution = next(kept, GridSolution(grid))
+        solved = solution.rows if in_rows else solution.weights
+        if solved is None or not is_in(prior.model, solved.state):
+            solution, solved = self._solve(solution, memory, prior, in_rows)
+        if solution.grid is own.grid:
+            return solved.process, cache if solution is own else replace(cache, own=solution)
+        others = (wider for wider in cache.wider if wider.grid != solution.grid)
+        wider = (*others, replace(solution, asked=True))[-WIDER_GRIDS:]
+        return solved.process, replace(cache, wider=wider)
+
+    def _solve(
         self, solution: GridSolution, memory: Memory, prior: Prior, in_rows: bool
-    ) -> GridSolution:
-        """Solve on a grid, in the space of the rows or in the weights, unless that is current."""
-        present = solution.rows if in_rows else solution.weights
-        if present is not None and prior.is_in(present.state):
-            return solution
+    ) -> tuple[GridSolution, Solved[ObservationSpaceProcess] | SolvedWeights]:
         state = prior.state()
-        if isinstance(memory, RowMemory) and in_rows:
-            process = self.solve_rows(memory, prior, solution.grid)
-            return replace(solution, rows=SolvedRows(state, process))
+        if in_rows and isinstance(memory, RowMemory):
+            rows = Solved(state, self.solve_rows(memory, prior, solution.grid))
+            return replace(solution, rows=rows), rows
         whitening = self._whitening(solution, memory, prior)
         mean = prior.mean.unsqueeze(-1).clone()
-        weights = WeightSpaceProcess(whitening.basis, solve(prior.evidence(whitening.memory)), mean)
-        return replace(solution, whitening=whitening, weights=SolvedWeights(state, weights))
+        process = WeightSpaceProcess(whitening.basis, solve(prior.evidence(whitening.memory)), mean)
+        weights = SolvedWeights(state, process)
+        return replace(solution, whitening=whitening, weights=weights), weights
 
     @torch.no_grad()
     def solve_rows(
@@ -470,14 +496,6 @@ def grid_of(process: PosteriorProcess) -> Mesh | None:
         return process.prior.mesh
     basis = process.basis if isinstance(process, WeightSpaceProcess) else None
     return basis.grid if isinstance(basis, GridBasis) else None
-
-
-def _whitened_without(
-    memory: StreamMemory, data: Observations, whitening: Whitening
-) -> WhitenedMemory:
-    if memory.all_on_current and len(data) <= WHITENED_ROWS:
-        return whitening.after(data, whitening.basis.features(data.X)).settled().memory
-    return memory.without(data).whitened(whitening.basis)
 
 
 def _log_marginal_likelihood_of_rows(memory: RowMemory, kernel: GridKernel, prior: Prior) -> Tensor:

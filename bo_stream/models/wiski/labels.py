@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from bo_stream.bases.grid.gram import NodeGram
 from bo_stream.bases.grid.statistics import NodeStatistics
 from bo_stream.models.memory import Observations
 from bo_stream.models.outcomes.labels import DirichletScores
-from bo_stream.models.wiski.memory import GridMemory, StreamMemory
-from bo_stream.models.wiski.rows import RowMemory
+from bo_stream.models.wiski.memory import GridMemory
+from bo_stream.models.wiski.rows import Memory, RowMemory
+from bo_stream.tensors import map_tensors, zip_tensors
 
 
-def with_unseen_classes(
-    memory: RowMemory | StreamMemory, classes: int, scores: DirichletScores
-) -> RowMemory | StreamMemory:
+def with_unseen_classes(memory: Memory, classes: int, scores: DirichletScores) -> Memory:
     """Add outputs to a memory: classes that none of the observations had.
 
     To such a class every observation is a miss. Those statistics need not be kept in advance: each
@@ -35,91 +31,50 @@ def with_unseen_classes(
     """
     if isinstance(memory, RowMemory):
         return replace(memory, rows=_with_misses(memory.rows, classes, scores))
-    current, *earlier = (_extended(part, classes, scores) for part in memory)
-    return replace(memory, current=current, earlier=tuple(earlier))
+    return memory.each(lambda part: _extended(part, classes, scores))
 
 
 def _with_misses(rows: Observations, classes: int, scores: DirichletScores) -> Observations:
-    """Observations that all miss the further classes, with targets of zero."""
-    *batch, known, n = rows.targets.shape
-    shape = (*batch, classes - known, n)
+    """Let observations miss the further classes, with targets of zero."""
+    known, n = rows.targets.shape
+    targets = rows.targets.new_zeros(classes - known, n)
+    noise = torch.full_like(targets, scores.miss_noise)
     return replace(
-        rows,
-        targets=torch.cat((rows.targets, rows.targets.new_zeros(shape)), -2),
-        noise=torch.cat((rows.noise, rows.noise.new_full(shape, scores.miss_noise)), -2),
+        rows, targets=torch.cat((rows.targets, targets)), noise=torch.cat((rows.noise, noise))
     )
 
 
 def _extended(memory: GridMemory, classes: int, scores: DirichletScores) -> GridMemory:
-    known = memory.known
-    return GridMemory(
-        memory.grid,
-        _padded(memory.learned, classes),
-        None if known is None else _appended(known, _missed(known, scores), classes),
+    empty, known = memory.learned, memory.known
+    more = classes - empty.moment.shape[0]
+    padded = _appended(empty, map_tensors(empty.scale(0.0), lambda value: value[:1]), more)
+    # its one gram is that of all outputs
+    return replace(
+        memory,
+        learned=replace(padded, gram=empty.gram),
+        known=None if known is None else _appended(known, _missed(known, scores), more),
     )
 
 
 def _missed(statistics: NodeStatistics, scores: DirichletScores) -> NodeStatistics:
-    """Statistics of an output that all observations miss, with targets of zero."""
-    known = statistics.moment.shape[-3]
+    """Compute statistics of an output that all observations miss, with targets of zero."""
+    known = statistics.moment.shape[0]
     precision = 1.0 / scores.hit_noise + (known - 1) / scores.miss_noise
     factor = 1.0 / (precision * scores.miss_noise)
-    count = statistics.count[..., :1]
-
-    def share(values: Tensor, output: int) -> Tensor:
-        return values.sum(output, keepdim=True) * factor
-
+    shared = map_tensors(statistics, lambda value: value.sum(0, keepdim=True) * factor)
+    count = statistics.count[:1]
     one = torch.zeros(2, 2).to(count)
     one[1, 1] = 1.0
     return replace(
-        statistics,
-        gram=_gram_of(lambda values: share(values, -3), statistics.gram),
-        moment=share(statistics.moment, -3) * one[1],
-        energy=share(statistics.energy, -3) * one,
+        shared,
+        moment=shared.moment * one[1],
+        energy=shared.energy * one,
         totals=count[..., None, None] * one,
         log_noise=count * math.log(scores.miss_noise),
         noise_sum=count * scores.miss_noise,
     )
 
 
-def _gram_of(rule: Callable[..., Tensor], *grams: NodeGram) -> NodeGram:
-    """Apply a rule to the numbers of grams, ``... x outputs x rows x columns``."""
-    blocks = zip(*(gram.blocks for gram in grams), strict=True)
-    strips = zip(*(gram.strips for gram in grams), strict=True)
-    return NodeGram(
-        tuple(replace(same[0], moments=rule(*(b.moments for b in same))) for same in blocks),
-        tuple(rule(*same) for same in strips),
-    )
-
-
-def _appended(first: NodeStatistics, last: NodeStatistics, classes: int) -> NodeStatistics:
-    """Append as many copies of the last's output to those of the first as are missing."""
-    more = classes - first.moment.shape[-3]
-
-    def join(a: Tensor, b: Tensor, output: int) -> Tensor:
-        return torch.cat((a, *[b] * more), output)
-
-    return replace(
-        first,
-        gram=_gram_of(lambda a, b: join(a, b, -3), first.gram, last.gram),
-        moment=join(first.moment, last.moment, -3),
-        energy=join(first.energy, last.energy, -3),
-        totals=join(first.totals, last.totals, -3),
-        log_noise=join(first.log_noise, last.log_noise, -1),
-        noise_sum=join(first.noise_sum, last.noise_sum, -1),
-    )
-
-
-def _padded(statistics: NodeStatistics, classes: int) -> NodeStatistics:
-    """Statistics of no observations, whose one gram all outputs share, for more outputs."""
-    empty = statistics.scale(0.0)
-    one = replace(
-        empty,
-        moment=empty.moment[..., :1, :, :],
-        energy=empty.energy[..., :1, :, :],
-        totals=empty.totals[..., :1, :, :],
-        log_noise=empty.log_noise[..., :1],
-        noise_sum=empty.noise_sum[..., :1],
-    )
-    padded = _appended(statistics, one, classes)
-    return replace(padded, gram=statistics.gram)
+def _appended(first: NodeStatistics, last: NodeStatistics, copies: int) -> NodeStatistics:
+    """Append so many copies of one output's statistics to those of others."""
+    return zip_tensors(lambda a, b: torch.cat((a, *[b] * copies)), first, last)

@@ -40,7 +40,7 @@ SMALLEST_SHARE = 1e-3
 
 
 def log_squares(residual: Tensor, variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Measurements of the log noise variance and their variances, ``...`` each.
+    """Compute measurements of the log noise variance and their variances, ``...`` each.
 
     A residual e of a prediction with the variance v has ``log e² = log(σ² + v) + log χ²``. With s
     the noise expected and ρ = s / (s + v) its share, ``e² ρ`` is to measure σ²: the target is
@@ -60,7 +60,7 @@ def log_squares(residual: Tensor, variance: Tensor, noise: Tensor) -> tuple[Tens
 
 
 def expected_exponential(mean: Tensor, variance: Tensor) -> Tensor:
-    """Mean of ``exp(g)`` for a normal g."""
+    """Compute the mean of ``exp(g)`` for a normal g."""
     return (mean + 0.5 * variance).exp()
 
 
@@ -68,19 +68,10 @@ TOLERANCE = 1e-6
 """Part of the kernel's trace left out: little, where the log squares have a variance of five."""
 
 
-@dataclass(frozen=True)
-class LearnedNoise:
-    """Noise variances and the log squared residuals that teach them.
-
-    Attributes:
-        noise: In the units of the targets, ``batch x m x n``.
-        log_squares: Measured log variances, ``batch x m x n``.
-        variances: Of those measurements, ``batch x m x n``.
-    """
-
-    noise: Tensor
-    log_squares: Tensor
-    variances: Tensor
+LearnedNoise = tuple[Tensor, Tensor, Tensor]
+"""Noise variances in the units of the targets, the measured log variances that teach them, and the
+variances of those measurements, ``batch x m x n`` each.
+"""
 
 
 @dataclass(frozen=True)
@@ -105,7 +96,7 @@ class Entry:
 
 
 def observed(inputs: Tensor, targets: Tensor, noise: Tensor) -> Observations:
-    """Observations of known noise, to be added.
+    """Return observations of known noise, to be added.
 
     Args:
         inputs: ``batch x n x d``.
@@ -118,7 +109,7 @@ def observed(inputs: Tensor, targets: Tensor, noise: Tensor) -> Observations:
 
 @torch.no_grad()
 def target_marginals(process: PosteriorProcess, prior: Prior, X: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the targets at transformed inputs, ``batch x m x n`` each.
+    """Compute mean and variance of the targets at transformed inputs, ``batch x m x n`` each.
 
     In the units of the targets, before a standardisation. Cost O(n r²), some thousand rows at once.
     """
@@ -176,42 +167,15 @@ def centre(model: WISKI, mean: Tensor) -> None:
     model.mean_module.initialize(constant=model._from_per_output(mean).to(model._dtype))
 
 
-@dataclass(frozen=True)
-class GridPart:
-    """One of the two processes on a grid.
-
-    Attributes:
-        prior: Its hyperparameters.
-        inference: On its grid.
-        grid: Its nodes.
-    """
-
-    prior: Prior
-    inference: GridInference
-    grid: Mesh
-
-
-@dataclass(frozen=True)
-class FirstBatch:
-    """Observations of which some have no known noise.
-
-    Attributes:
-        inputs: Transformed, ``batch x n x d``.
-        targets: ``batch x m x n``.
-        noise: Variances, ``batch x m x n``; NaN where unknown.
-        rows: Indices of the k observations of unknown noise.
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    noise: Tensor
-    rows: Tensor
-
-
 def learn_first_noise(
-    mean: GridPart, log_noise: GridPart, batch: FirstBatch, rounds: int
+    parts: tuple[tuple[Prior, GridInference, Mesh], tuple[Prior, GridInference, Mesh]],
+    inputs: Tensor,
+    targets: Tensor,
+    noise: Tensor,
+    rows: Tensor,
+    rounds: int,
 ) -> LearnedNoise:
-    """Noise of k observations, copies of a mean and a noise model fitted to them in turn.
+    """Learn the noise of k observations, copies of a mean and a noise model fitted to them in turn.
 
     The first mean model has one noise level for them. Residuals and noises are those left-one-out,
     so that none is predicted from itself. Cost of two refits a round. Source: Kersting, Plagemann,
@@ -219,35 +183,51 @@ def learn_first_noise(
     closed forms for its samples.
 
     Args:
-        mean: Of the outcomes; stays as it is, like the other, but for the record of refits that
-            fail.
-        log_noise: Of the log noise variance.
-        batch: All first observations.
+        parts: Hyperparameters, inference and nodes of the outcomes and of the log noise variance,
+            which stay as they are, but for the record of refits that fail.
+        inputs: Of all first observations, transformed, ``batch x n x d``.
+        targets: ``batch x m x n``.
+        noise: Variances, ``batch x m x n``; NaN where unknown.
+        rows: Indices of the k observations of unknown noise.
         rounds: At least 1.
     """
-    rows, noise = batch.rows, batch.noise
-    inputs, targets = batch.inputs[..., rows, :], batch.targets[..., rows]
+    (prior, inference, grid), (noise_prior, _, noise_grid) = parts
+    X, Y = inputs[..., rows, :], targets[..., rows]
+    standardize = Standardize(m=prior.num_outputs, batch_shape=prior.batch_shape)
     for _ in range(rounds):
-        draft = _fitted(_mean_draft(mean, batch, noise), mean)
+        draft = WISKI(
+            inputs,
+            targets.mT.to(inputs),
+            noise.mT.to(inputs),
+            covar_module=deepcopy(prior.kernel),
+            mean_module=deepcopy(prior.mean_module),
+            outcome_transform=None if prior.chain.standardize is None else deepcopy(standardize),
+            bounds=grid.bounds.to(inputs),
+            grid_size=grid.size,
+            tolerance=inference.tolerance,
+            max_rank=inference.max_rank,
+        )
+        _fit(draft, prior)
         level = (draft.noise_level() * draft.outcome_scale().square()).detach().unsqueeze(-1)
         present = torch.where(noise[..., rows].isnan(), level, noise[..., rows])
-        process = draft.process(inputs.double())
-        predicted = target_marginals(process, draft._prior, inputs.double())
-        expected, variance = _left_out(targets, *predicted, present)
-        measured = log_squares(targets - expected, variance, present)
-        learned = _learned(log_noise, inputs, *measured)
-        noise = noise.index_copy(-1, rows, learned.noise)
-    return learned
-
-
-def _learned(
-    log_noise: GridPart, inputs: Tensor, measured: Tensor, variances: Tensor
-) -> LearnedNoise:
-    draft = _fitted(_noise_draft(log_noise, inputs, measured, variances), log_noise)
-    with torch.no_grad():
-        predicted = draft.process(inputs.double()).marginals(inputs.double())
-    moments = _left_out(measured, *predicted, variances)
-    return LearnedNoise(expected_exponential(*moments), measured, variances)
+        predicted = target_marginals(draft.process(X.double()), draft._prior, X.double())
+        expected, variance = _left_out(Y, *predicted, present)
+        measured, variances = log_squares(Y - expected, variance, present)
+        learner = noise_gp(
+            X,
+            measured.mT.to(X),
+            variances.mT.to(X),
+            deepcopy(noise_prior.kernel),
+            noise_grid.bounds.to(X),
+            noise_grid.size,
+        )
+        centre(learner, measured.mean(-1))
+        _fit(learner, noise_prior)
+        with torch.no_grad():
+            moments = learner.process(X.double()).marginals(X.double())
+        learned = expected_exponential(*_left_out(measured, *moments, variances))
+        noise = noise.index_copy(-1, rows, learned)
+    return learned, measured, variances
 
 
 def _left_out(
@@ -256,41 +236,10 @@ def _left_out(
     return leave_one_out(targets, mean, variance.clamp_min(0.0), noise, SMALLEST_SHARE)
 
 
-def _mean_draft(part: GridPart, batch: FirstBatch, noise: Tensor) -> WISKI:
-    prior = part.prior
-    standardize = Standardize(m=prior.num_outputs, batch_shape=prior.batch_shape)
-    return WISKI(
-        batch.inputs,
-        batch.targets.mT.to(batch.inputs),
-        noise.mT.to(batch.inputs),
-        covar_module=deepcopy(prior.kernel),
-        mean_module=deepcopy(prior.mean_module),
-        outcome_transform=None if prior.chain.standardize is None else standardize,
-        bounds=part.grid.bounds.to(batch.inputs),
-        grid_size=part.grid.size,
-        tolerance=part.inference.tolerance,
-        max_rank=part.inference.max_rank,
-    )
-
-
-def _noise_draft(part: GridPart, inputs: Tensor, measured: Tensor, noise: Tensor) -> WISKI:
-    draft = noise_gp(
-        inputs,
-        measured.mT.to(inputs),
-        noise.mT.to(inputs),
-        deepcopy(part.prior.kernel),
-        part.grid.bounds.to(inputs),
-        part.grid.size,
-    )
-    centre(draft, measured.mean(-1))
-    return draft
-
-
-def _fitted(draft: WISKI, part: GridPart) -> WISKI:
-    """Fit a draft with hyperparameters of its own; what that took is on the record of the part."""
+def _fit(draft: WISKI, prior: Prior) -> None:
+    """Fit a draft with hyperparameters of its own; what that took is on the record of the model."""
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore", GridResolutionWarning)  # of a draft nobody predicts with
         relearn(draft)
     for event in draft.numerical_log:
-        part.prior.model.log_event(f"{event.what}, of a draft")
-    return draft
+        prior.model.log_event(f"{event.what}, of a draft")

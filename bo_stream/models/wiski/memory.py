@@ -2,30 +2,140 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 
+from bo_stream.bases.grid.contraction import MeshPullBack
 from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.bases.grid.statistics import (
-    MeshPullBack,
-    NodeStatistics,
-    accumulate,
-    embed,
-    zero_statistics,
-)
-from bo_stream.models.memory import Observations, WhitenedMemory, added, of_outputs
+from bo_stream.bases.grid.statistics import NodeGram, accumulate, embed, zero_statistics
+from bo_stream.models.memory import NoiseGroups, Observations, WhitenedMemory
 
 MAX_GROWTH = 4
 """How many times wider than at first a grid may grow, per dimension."""
 
+EPS = torch.finfo(torch.float64).eps
+
+
+class OnGrid(ABC):
+    """Both kinds of memory: of rows, and of statistics.
+
+    Attributes:
+        grid: The nodes that new observations are interpolated from.
+        first: The grid before it grew.
+    """
+
+    grid: Mesh
+    first: Mesh
+
+    @abstractmethod
+    def _on(self, grid: Mesh) -> Self:
+        """Move to a grid with the same nodes and more; exact."""
+
+    @abstractmethod
+    def _known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Sum the known noise variances, their inverses, and ones, ``... x m``; None of none."""
+
+    def mean_known_noise(self) -> Tensor | None:
+        """Mean of the known noise variances, ``... x m``, or None without any."""
+        sums = self._known_sums()
+        return None if sums is None else sums[0] / torch.where(sums[2] > 0, sums[2], 1.0)
+
+    def typical_known_noise(self) -> Tensor | None:
+        """Harmonic mean of the known noise variances, ``... x m``, or None without any.
+
+        It is near the least ones: a few imprecise observations do not move it.
+        """
+        sums = self._known_sums()
+        return None if sums is None else torch.where(sums[2] > 0, sums[2] / sums[1], torch.inf)
+
+    def covering(self, X: Tensor) -> Self:
+        """Grow the grid by whole cells so that its box holds X; exact.
+
+        Raises:
+            InputDataError: The grid would become more than ``MAX_GROWTH`` times as wide.
+            ValueError: The grown grid is too large for memory.
+        """
+        return self if self.grid.contains(X) else self._on(self._grown_to(X))
+
+    def grid_past(self, X: Tensor) -> Mesh:
+        """Return the grid to predict at X from, with the nodes of the current one and more.
+
+        It depends on X and on the current grid only, not on earlier queries.
+
+        Raises:
+            InputDataError: It would become more than ``MAX_GROWTH`` times as wide as at first.
+        """
+        larger = self.grid.grown_past(X)
+        return larger if larger.outgrown(self.first, MAX_GROWTH) is None else self._grown_to(X)
+
+    def _grown_to(self, X: Tensor) -> Mesh:
+        larger = self.grid.grown_to(X)
+        _check_growth(larger, self.grid, self.first)
+        return larger
+
+
+def _check_growth(larger: Mesh, present: Mesh, first: Mesh) -> None:
+    i = larger.outgrown(first, MAX_GROWTH)
+    if i is not None:
+        low, high = present.bounds[:, i].tolist()
+        raise InputDataError(
+            f"X lies too far outside the bounds [{low:g}, {high:g}] of dimension {i}: the grid "
+            f"would grow to more than {MAX_GROWTH} times its first width. Build the model with "
+            "wider bounds."
+        )
+
 
 @dataclass(frozen=True)
-class StreamMemory:
+class GridMemory(NoiseGroups[NodeGram]):
+    """Statistics of observations that were interpolated on one grid, or one grid per part.
+
+    Attributes:
+        grid: Its nodes.
+    """
+
+    grid: Mesh = field(kw_only=True)
+
+    @classmethod
+    def empty(cls, grid: Mesh, batch: torch.Size, outputs: int, device: torch.device) -> GridMemory:
+        """Make a memory of no observations."""
+        return cls(zero_statistics(grid, batch, 1, outputs, device), grid=grid)
+
+    def on(self, grid: Mesh) -> GridMemory:
+        """Pull back to a grid with the same nodes and more; exact."""
+        if grid == self.grid:
+            return self
+        return replace(self.map(lambda statistics: embed(statistics, self.grid, grid)), grid=grid)
+
+    def observe(self, data: Observations) -> GridMemory:
+        """Add a batch in the box in place, with a group for its kind of noise. Cost O(n 7^d)."""
+        memory, of_known = self, bool(data.known.any())
+        if of_known and self.known is None:
+            *lead, outputs, _, _ = self.learned.moment.shape
+            groups, device = data.noise.shape[-2], self.learned.moment.device
+            zeros = zero_statistics(self.grid, torch.Size(lead), groups, outputs, device)
+            memory = replace(self, known=zeros)
+        if not bool(data.known.all()):
+            accumulate(self.learned, self.grid, data.X, data.targets, *data.learned_group())
+        if of_known and memory.known is not None:
+            accumulate(memory.known, self.grid, data.X, data.targets, *data.known_group())
+        return memory
+
+    def whitened(self, basis: GridBasis) -> WhitenedMemory:
+        """Pull back to the whitened weights of a basis."""
+        T = MeshPullBack(basis, self.grid)
+        known = None if self.known is None else self.known.pull_back(T)
+        return WhitenedMemory(self.learned.pull_back(T), known)
+
+
+@dataclass(frozen=True)
+class StreamMemory(OnGrid):
     """Statistics of all observations, on the grids that they were interpolated on.
 
     Attributes:
@@ -38,22 +148,21 @@ class StreamMemory:
     current: GridMemory
     earlier: tuple[GridMemory, ...]
     first: Mesh
-    rounding: float = torch.finfo(torch.float64).eps
+    rounding: float = EPS
 
     @classmethod
     def empty(
         cls, grid: Mesh, batch: torch.Size, outputs: int, device: torch.device
     ) -> StreamMemory:
-        """No observations yet."""
+        """Make a memory of no observations."""
         return cls(GridMemory.empty(grid, batch, outputs, device), (), grid)
 
     @property
-    def grid(self) -> Mesh:
+    def grid(self) -> Mesh:  # type: ignore[override]
         """The current grid."""
         return self.current.grid
 
     def __iter__(self) -> Iterator[GridMemory]:
-        """Iterate over the current grid's memory, then the earlier ones."""
         return iter((self.current, *self.earlier))
 
     @property
@@ -66,55 +175,16 @@ class StreamMemory:
         """Number of observations, ``... x m``."""
         return self.totals[..., 1, 1]
 
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
+    def _known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
         groups = [memory.known for memory in self if memory.known is not None]
         if not groups:
             return None
-        total = torch.stack([group.noise_sum for group in groups]).sum(0)
-        count = torch.stack([group.count for group in groups]).sum(0)
-        return total / torch.where(count > 0, count, 1.0)
+        sums = zip(*((g.noise_sum, g.energy[..., 1, 1], g.count) for g in groups), strict=True)
+        noise, precision, count = (torch.stack(each).sum(0) for each in sums)
+        return noise, precision, count
 
-    def typical_known_noise(self) -> Tensor | None:
-        """Harmonic mean of the known noise variances, ``... x m``, or None without any.
-
-        It is near the least ones: a few imprecise observations do not move it.
-        """
-        groups = [memory.known for memory in self if memory.known is not None]
-        if not groups:
-            return None
-        precision = torch.stack([group.energy[..., 1, 1] for group in groups]).sum(0)
-        count = torch.stack([group.count for group in groups]).sum(0)
-        return torch.where(count > 0, count / precision, torch.inf)
-
-    def covering(self, X: Tensor) -> StreamMemory:
-        """Grow the grid by whole cells so that its box holds X; exact.
-
-        Raises:
-            InputDataError: The grid would become more than ``MAX_GROWTH`` times as wide.
-            ValueError: The grown grid is too large for memory.
-        """
-        if self.grid.contains(X):
-            return self
-        return replace(self, current=self.current.on(grown_to(self.grid, self.first, X)))
-
-    def grid_past(self, X: Tensor) -> Mesh:
-        """Return the grid to predict at X from, with the nodes of the current one and more.
-
-        It depends on X and on the current grid only, not on earlier queries.
-
-        Raises:
-            InputDataError: It would become more than ``MAX_GROWTH`` times as wide as at first.
-        """
-        return grid_past(self.grid, self.first, X)
-
-    def with_noise_group_for(self, data: Observations) -> StreamMemory:
-        """Add a group for known noise where a batch needs one."""
-        return replace(self, current=self.current.with_noise_group_for(data))
-
-    def observe(self, data: Observations) -> None:
-        """Add a batch in place, for which there is room. Cost O(n 7^d)."""
-        self.current.observe(data)
+    def _on(self, grid: Mesh) -> StreamMemory:
+        return replace(self, current=self.current.on(grid))
 
     def check_holds(self, X: Tensor) -> None:
         """Check that observations at X can be in memory, and that it is known on which grid.
@@ -123,8 +193,9 @@ class StreamMemory:
             InputDataError: X lies outside the box of the grid that all observations are on.
             UnsupportedError: There are observations on several grids.
         """
-        if not self._holder().grid.contains(X):
-            low, high = self._holder().grid.bounds.tolist()
+        grid = self._holder().grid
+        if not grid.contains(X):
+            low, high = grid.bounds.tolist()
             raise InputDataError(
                 f"Expected X of observations in memory, got some outside the bounds {low} to "
                 f"{high} that hold them all: they were never put in."
@@ -150,73 +221,60 @@ class StreamMemory:
     def without(self, data: Observations) -> StreamMemory:
         """Copy without observations, on whichever grid they are. Cost O(7^d p)."""
         holder = self._holder()
-        copied = holder.with_noise_group_for(data).map(lambda statistics: statistics.scale(1.0))
-        copied.observe(data)
-        if holder is self.current:
-            return replace(self, current=copied)
-        rest = tuple(copied if memory is holder else memory for memory in self.earlier)
-        return replace(self, earlier=rest)
+        left = holder.map(lambda statistics: statistics.scale(1.0)).observe(data)
+        return self.each(lambda memory: left if memory is holder else memory)
 
     def whitened(self, basis: GridBasis) -> WhitenedMemory:
         """Pull all statistics back to the whitened weights of a basis."""
-        parts = [memory.whitened(basis) for memory in self]
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
+        first, *others = (memory.whitened(basis) for memory in self)
+        return sum(others, start=first)
 
-    def map(self, rule: Callable[[NodeStatistics], NodeStatistics]) -> StreamMemory:
-        """Apply a rule to all statistics."""
-        current, *earlier = (memory.map(rule) for memory in self)
+    def each(self, rule: Callable[[GridMemory], GridMemory]) -> StreamMemory:
+        """Apply a rule to the statistics on each grid."""
+        current, *earlier = map(rule, self)
         return replace(self, current=current, earlier=tuple(earlier))
 
     def map_targets(self, matrix: Tensor) -> StreamMemory:
         """Copy with the target columns ``[Y, 1] @ matrix``, ``... x m x 2 x 2``."""
-        return self.map(lambda statistics: statistics.map_targets(matrix).scale(1.0))
+        return self.each(lambda memory: memory.map(lambda s: s.map_targets(matrix).scale(1.0)))
 
     def scale(self, factor: float) -> StreamMemory:
-        """Every observation counts ``factor`` times."""
-        return self.map(lambda statistics: statistics.scale(factor))
+        """Let every observation count ``factor`` times."""
+        return self.each(lambda memory: memory.map(lambda statistics: statistics.scale(factor)))
 
     def select(self, outputs: list[int]) -> StreamMemory:
         """Copy the memory of some of the outputs."""
-        current, *earlier = (memory.select(outputs) for memory in self)
-        return replace(self, current=current, earlier=tuple(earlier))
+        return self.each(lambda memory: memory.select(outputs))
 
     def to(self, device: torch.device) -> StreamMemory:
         """Move the memory to another device."""
-        return self.map(lambda statistics: statistics.to(device))
+        return self.each(lambda memory: memory.map(lambda statistics: statistics.to(device)))
 
     def aligned(self, grid: Mesh, rounding: float) -> StreamMemory:
-        """At another grid's nodes where its own are them but for rounding."""
-        current, *earlier = (memory.aligned(grid, rounding) for memory in self)
-        first = self.first.aligned(grid, rounding)
-        return replace(self, current=current, earlier=tuple(earlier), first=first)
+        """Move to another grid's nodes where its own are them but for rounding."""
+        moved = self.each(lambda own: replace(own, grid=own.grid.aligned(grid, rounding)))
+        return replace(moved, first=self.first.aligned(grid, rounding))
 
     def absorb(self, other: StreamMemory) -> StreamMemory:
         """Join both memories: grids that share their nodes become one, others are kept beside.
 
-        The other's tensors are taken as they are: pass a copy of a memory that goes on changing.
-
-        Both are of grids over the same groups of inputs.
+        Both are of grids over the same groups of inputs. The other's tensors are taken as they are:
+        pass a copy of a memory that goes on changing.
 
         Raises:
             InputDataError: The common grid would become too wide.
         """
         grid = self.grid.grown_over(other.grid)
         _check_growth(grid, self.grid, self.first)
-        result = replace(self, current=self.current.on(grid))
+        current, earlier = self.current.on(grid), list(self.earlier)
         for memory in other:
-            result = result._absorb_one(memory)
-        return result
-
-    def _absorb_one(self, memory: GridMemory) -> StreamMemory:
-        if not memory.grid.lies_in(self.grid):
-            same = [part for part in self.earlier if part.grid == memory.grid]
-            others = tuple(part for part in self.earlier if part.grid != memory.grid)
-            return replace(self, earlier=(*others, sum(same, start=memory)))
-        aligned = replace(memory.on(self.grid), grid=self.grid)
-        return replace(self, current=self.current + aligned)
+            if memory.grid.lies_in(grid):
+                current = current + replace(memory.on(grid), grid=grid)
+            else:
+                same = [part for part in earlier if part.grid == memory.grid]
+                earlier = [part for part in earlier if part.grid != memory.grid]
+                earlier.append(sum(same, start=memory))
+        return replace(self, current=current, earlier=tuple(earlier))
 
     def refined(self, grid: Mesh) -> StreamMemory:
         """Begin an empty current grid; what was observed stays on the grid it was observed on."""
@@ -224,137 +282,3 @@ class StreamMemory:
         fresh = StreamMemory.empty(grid, lead, outputs, self.counts.device)
         kept = tuple(memory for memory in self if bool(memory.totals[..., 1, 1].any()))
         return replace(fresh, earlier=kept, rounding=self.rounding)
-
-
-def grown_to(grid: Mesh, first: Mesh, X: Tensor) -> Mesh:
-    """Return the smallest grid with the nodes of a memory's grid and more, whose box holds X.
-
-    Args:
-        grid: The memory's.
-        first: The memory's grid before it grew.
-        X: ``... x d``.
-
-    Raises:
-        InputDataError: It would become more than ``MAX_GROWTH`` times as wide as at first.
-    """
-    larger = grid.grown_to(X)
-    _check_growth(larger, grid, first)
-    return larger
-
-
-def grid_past(grid: Mesh, first: Mesh, X: Tensor) -> Mesh:
-    """Return the grid to predict at X from; see :meth:`StreamMemory.grid_past`.
-
-    Args and errors as for :func:`grown_to`.
-    """
-    larger = grid.grown_past(X)
-    fits = larger.outgrown(first, MAX_GROWTH) is None
-    return larger if fits else grown_to(grid, first, X)
-
-
-def _check_growth(larger: Mesh, present: Mesh, first: Mesh) -> None:
-    i = larger.outgrown(first, MAX_GROWTH)
-    if i is not None:
-        low, high = present.bounds[:, i].tolist()
-        raise InputDataError(
-            f"X lies too far outside the bounds [{low:g}, {high:g}] of dimension {i}: the grid "
-            f"would grow to more than {MAX_GROWTH} times its first width. Build the model with "
-            "wider bounds."
-        )
-
-
-def check_same_groups(grid: Mesh, other: Mesh) -> None:
-    """Check that two memories are of grids over the same groups of inputs.
-
-    Raises:
-        UnsupportedError: They are not.
-    """
-    if grid.groups != other.groups:
-        raise UnsupportedError(
-            "Cannot merge models whose covar_module is a sum over different groups of inputs: "
-            f"{grid.groups} and {other.groups}."
-        )
-
-
-@dataclass(frozen=True)
-class GridMemory:
-    """Statistics of observations that were interpolated on one grid, or one grid per part.
-
-    Attributes:
-        grid: Its nodes.
-        learned: Observations whose noise level is learned: relative noise 1, one gram for all
-            outputs.
-        known: Observations with known noise, one gram per output, or None while there are none.
-    """
-
-    grid: Mesh
-    learned: NodeStatistics
-    known: NodeStatistics | None
-
-    @classmethod
-    def empty(cls, grid: Mesh, batch: torch.Size, outputs: int, device: torch.device) -> GridMemory:
-        """No observations yet."""
-        return cls(grid, zero_statistics(grid, batch, 1, outputs, device), None)
-
-    def with_noise_group_for(self, data: Observations) -> GridMemory:
-        """Add a known-noise group if the batch needs one."""
-        if self.known is None and data.any_known:
-            return replace(self, known=self._zeros(data.noise.shape[-2]))
-        return self
-
-    def _zeros(self, noise_groups: int) -> NodeStatistics:
-        lead = self.learned.moment.shape[:-3]
-        outputs = self.learned.moment.shape[-3]
-        return zero_statistics(self.grid, lead, noise_groups, outputs, self.learned.moment.device)
-
-    def aligned(self, grid: Mesh, rounding: float) -> GridMemory:
-        """Take another grid's nodes if they differ by rounding only."""
-        return replace(self, grid=self.grid.aligned(grid, rounding))
-
-    def on(self, grid: Mesh) -> GridMemory:
-        """Pulled back to a grid with the same nodes and more; exact."""
-        if grid == self.grid:
-            return self
-        return GridMemory(
-            grid,
-            embed(self.learned, self.grid, grid),
-            None if self.known is None else embed(self.known, self.grid, grid),
-        )
-
-    def observe(self, data: Observations) -> None:
-        """Add a batch in place, for which there is room. Cost O(n 7^d)."""
-        if not bool(data.known.all()):
-            accumulate(self.learned, self.grid, data.X, data.targets, *data.learned_group())
-        if self.known is not None and data.any_known:
-            accumulate(self.known, self.grid, data.X, data.targets, *data.known_group())
-
-    def whitened(self, basis: GridBasis) -> WhitenedMemory:
-        """Pull back to the whitened weights of a basis."""
-        T = MeshPullBack(basis, self.grid)
-        known = None if self.known is None else self.known.pull_back(T)
-        return WhitenedMemory(self.learned.pull_back(T), known)
-
-    def map(self, rule: Callable[[NodeStatistics], NodeStatistics]) -> GridMemory:
-        """Apply a rule to both groups."""
-        return GridMemory(
-            self.grid, rule(self.learned), None if self.known is None else rule(self.known)
-        )
-
-    def select(self, outputs: list[int]) -> GridMemory:
-        """Copy the memory of some of the outputs."""
-        return self.map(lambda statistics: _select(statistics, outputs))
-
-    def __add__(self, other: GridMemory) -> GridMemory:
-        """Add two memories on the same grid."""
-        return GridMemory(self.grid, self.learned + other.learned, added(self.known, other.known))
-
-    @property
-    def totals(self) -> Tensor:
-        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
-        if self.known is None:
-            return self.learned.totals
-        return self.learned.totals + self.known.totals
-
-
-def _select(statistics: NodeStatistics, outputs: list[int]) -> NodeStatistics:
-    return of_outputs(statistics, statistics.gram.select(outputs), outputs)

@@ -22,7 +22,7 @@ from bo_stream.linalg import (
 )
 from bo_stream.process.joint import Joint, Residual
 from bo_stream.process.process import Points, PosteriorProcess, WeightSpaceProcess
-from bo_stream.tensors import State, keeps_tensors
+from bo_stream.tensors import keeps_tensors
 from bo_stream.weights import evidence_of, solve
 
 
@@ -115,8 +115,9 @@ class ObservationSpaceProcess(PosteriorProcess):
         whitened = inverse @ told.residual.unsqueeze(-1)
         return cls(prior, told, images, inverse, whitened), jitter
 
-    def observing(self, new: Told) -> ObservationSpaceProcess:
+    def observe(self, X: Tensor, outcomes: Tensor, noise: Tensor) -> ObservationSpaceProcess:
         """Condition the process on k more observations. Cost O(k n²)."""
+        new = Told(X, outcomes - self.prior.mean, noise)
         points = self.at(new.X)
         images = self.prior.interpolated.images(points.prior)
         corner = self.cross_covariance(points, points) + torch.diag_embed(new.noise)
@@ -189,21 +190,3 @@ class ObservationSpaceProcess(PosteriorProcess):
         basis = grid_basis(prior.mesh, prior.kernel, batch, prior.tolerance, prior.max_rank)
         evidence = evidence_of(basis.features(told.X), told.residual, told.noise)
         return WeightSpaceProcess(basis, solve(evidence), prior.mean)
-
-
-@dataclass(frozen=True)
-class SolvedRows:
-    """The posterior in observation space at one state of all hyperparameters.
-
-    Attributes:
-        state: Of the model.
-        process: The posterior.
-    """
-
-    state: State
-    process: ObservationSpaceProcess
-
-    def after(self, X: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedRows:
-        """Condition on a batch of k standardised outcomes. Cost O(k n²)."""
-        new = Told(X, outcomes - self.process.prior.mean, noise)
-        return SolvedRows(self.state, self.process.observing(new))

@@ -11,8 +11,8 @@ from botorch.exceptions.warnings import BotorchWarning
 from gpytorch.kernels import Kernel
 
 from bo_stream.bases.grid.interpolation import GridBasis
-from bo_stream.bases.grid.kernel import GridKernel, Groups, kernel_factors
-from bo_stream.bases.grid.mesh import STENCIL, Mesh, Sizes
+from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
+from bo_stream.bases.grid.mesh import STENCIL, Groups, Mesh, Sizes
 from bo_stream.bases.grid.resolution import (
     default_grid_size,
     interpolation_error,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -23,7 +22,7 @@ from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.statistics import check_room
 from bo_stream.models.memory import Observations, WhitenedMemory
-from bo_stream.models.wiski.memory import StreamMemory, check_same_groups, grid_past, grown_to
+from bo_stream.models.wiski.memory import EPS, GridMemory, OnGrid, StreamMemory
 from bo_stream.sufficient_statistics import target_columns, weighted_statistics
 from bo_stream.tensors import keeps_tensors
 
@@ -47,7 +46,7 @@ NOT_HELD = (
 
 
 @dataclass(frozen=True)
-class RowMemory:
+class RowMemory(OnGrid):
     """Observations as they came, before any is interpolated onto the grid.
 
     So long as they are few, a model solves in the n x n system of the rows. Beyond ``bound`` they
@@ -66,13 +65,13 @@ class RowMemory:
     first: Mesh
     rows: Observations
     most: int
-    rounding: float = torch.finfo(torch.float64).eps
+    rounding: float = EPS
 
     @classmethod
     def empty(
         cls, grid: Mesh, batch: torch.Size, outputs: int, device: torch.device, most: int
     ) -> RowMemory:
-        """No observations yet.
+        """Make a memory of no observations.
 
         Raises:
             ValueError: The grid that they would later be moved to is too large for memory.
@@ -82,8 +81,8 @@ class RowMemory:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*batch, *shape, dtype=torch.float64, device=device)
 
-        X, targets = zeros(0, _width(grid)), zeros(outputs, 0)
-        rows = Observations(X, targets, targets.clone(), zeros(1, 0).bool(), 1.0)
+        dim, targets = len(set().union(*grid.groups)), zeros(outputs, 0)
+        rows = Observations(zeros(0, dim), targets, targets.clone(), zeros(1, 0).bool(), 1.0)
         return cls(grid, grid, rows, most)
 
     @property
@@ -107,37 +106,22 @@ class RowMemory:
         """Number of observations, ``... x m``."""
         return self.rows.targets.new_full(self.rows.targets.shape[:-1], float(len(self.rows)))
 
-    def mean_known_noise(self) -> Tensor | None:
-        """Mean of the known noise variances, ``... x m``, or None without any."""
+    def _known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
         if not self.rows.any_known:
             return None
         noise, weight = self.rows.known_group()
-        return (noise * weight).sum(-1) / weight.sum(-1).clamp_min(1.0)
-
-    def typical_known_noise(self) -> Tensor | None:
-        """Harmonic mean of the known noise variances, ``... x m``, or None without any."""
-        if not self.rows.any_known:
-            return None
-        noise, weight = self.rows.known_group()
-        count = weight.sum(-1)
-        return torch.where(count > 0, count / (weight / noise).sum(-1), torch.inf)
+        return (noise * weight).sum(-1), (weight / noise).sum(-1), weight.sum(-1)
 
     @cached_property
+    @keeps_tensors
     def lines(self) -> Tensor:
         """Interpolation weights of the rows, ``... x 1 x n x G``."""
-        return self._interpolated()
-
-    @keeps_tensors
-    def _interpolated(self) -> Tensor:
         return interpolation_lines(self.grid, self.rows.X).unsqueeze(-3)
 
     @cached_property
+    @keeps_tensors
     def pairs(self) -> tuple[Pairs, ...]:
         """All pairs of the rows."""
-        return self._paired()
-
-    @keeps_tensors
-    def _paired(self) -> tuple[Pairs, ...]:
         return pairs_of(self.grid, self.rows.X)
 
     def covariance(self, kernel: GridKernel) -> Tensor:
@@ -152,37 +136,22 @@ class RowMemory:
         interpolated = InterpolatedKernel.of(kernel, self.grid)
         return interpolated.covariance(self.lines, interpolated.images(self.lines))
 
-    def covering(self, X: Tensor) -> RowMemory:
-        """Grow the grid by whole cells so that its box holds X.
-
-        Raises:
-            InputDataError: The grid would become more than ``MAX_GROWTH`` times as wide.
-            ValueError: The grown grid is too large for memory.
-        """
-        if self.grid.contains(X):
-            return self
-        return self._on(grown_to(self.grid, self.first, X), self.first)
-
-    def grid_past(self, X: Tensor) -> Mesh:
-        """See :meth:`StreamMemory.grid_past`."""
-        return grid_past(self.grid, self.first, X)
-
-    def _on(self, grid: Mesh, first: Mesh) -> RowMemory:
+    def _on(self, grid: Mesh) -> RowMemory:
         check_room(grid, self._copies(self.rows.any_known))
-        return replace(self, grid=grid, first=first)
+        return replace(self, grid=grid)
 
     def _copies(self, known: bool) -> int:
         *batch, outputs, _ = self.rows.targets.shape
         return math.prod(batch) * (outputs if known else 1)
 
     def aligned(self, grid: Mesh, rounding: float) -> RowMemory:
-        """At another grid's nodes if its own are them but for rounding."""
+        """Move to another grid's nodes if its own are them but for rounding."""
         own, first = (mesh.aligned(grid, rounding) for mesh in (self.grid, self.first))
         return replace(self, grid=own, first=first)
 
     def refined(self, grid: Mesh) -> RowMemory:
         """Return the rows on another grid, as if they had been observed there."""
-        return self._on(grid, grid)
+        return replace(self._on(grid), first=grid)
 
     def observed(self, data: Observations) -> RowMemory | None:
         """Append a batch; None where the rows would be too many.
@@ -202,10 +171,15 @@ class RowMemory:
         Raises:
             InputDataError: One of the batch is not among the rows.
         """
-        taken = self.positions(data)
-        kept = torch.ones_like(self.rows.known[..., 0, :]).scatter(-1, taken, False)
-        left = kept.nonzero()[:, -1].view(*kept.shape[:-1], len(self.rows) - len(data))
-        return replace(self, rows=_gathered(self.rows, left))
+        rows, taken = self.rows, self.positions(data)
+        kept = torch.ones_like(rows.known[..., 0, :]).scatter(-1, taken, False)
+        left = kept.nonzero()[:, -1].view(*kept.shape[:-1], len(rows) - len(data))
+        X = rows.X.gather(-2, left.unsqueeze(-1).expand(*left.shape, rows.X.shape[-1]))
+        targets, noise, known = (
+            values.gather(-1, left.unsqueeze(-2).expand(*values.shape[:-1], -1))
+            for values in (rows.targets, rows.noise, rows.known)
+        )
+        return replace(self, rows=Observations(X, targets, noise, known, rows.sign))
 
     def positions(self, data: Observations) -> Tensor:
         """Find each row of a batch among the rows, each row once, ``batch x k``.
@@ -232,27 +206,21 @@ class RowMemory:
         """
         *batch, outputs, _ = self.rows.targets.shape
         device = self.rows.targets.device
-        grid = deepcopy(self.grid)  # which caches where its box lies, while this one stays as it is
-        empty = StreamMemory.empty(grid, torch.Size(batch), outputs, device)
-        memory = replace(empty, first=self.first, rounding=self.rounding).with_noise_group_for(
-            self.rows
-        )
+        current = GridMemory.empty(self.grid, torch.Size(batch), outputs, device)
         if len(self.rows) > 0:
-            memory.observe(self.rows)
-        return memory
+            current = current.observe(self.rows)
+        return StreamMemory(current, (), self.first, self.rounding)
 
     def whitened(self, basis: GridBasis) -> WhitenedMemory:
-        """Statistics in the whitened weights of a basis. Cost O(n r²)."""
-        features, rows = basis.features(self.rows.X), self.rows
+        """Compute statistics in the whitened weights of a basis. Cost O(n r²)."""
+        features, rows, known = basis.features(self.rows.X), self.rows, None
+        if rows.any_known:
+            known = weighted_statistics(features, rows.targets, *rows.known_group())
         learned = weighted_statistics(features, rows.targets, *rows.learned_group())
-        if not rows.any_known:
-            return WhitenedMemory(learned, None)
-        return WhitenedMemory(
-            learned, weighted_statistics(features, rows.targets, *rows.known_group())
-        )
+        return WhitenedMemory(learned, known)
 
-    def scale(self, factor: float) -> RowMemory | StreamMemory:
-        """Every observation counts ``factor`` times: on the grid, for rows count once."""
+    def scale(self, factor: float) -> Memory:
+        """Let every observation count ``factor`` times: on the grid, for rows count once."""
         return self if factor == 1.0 else self.on_grid().scale(factor)
 
     def select(self, outputs: list[int]) -> RowMemory:
@@ -269,58 +237,8 @@ class RowMemory:
         return replace(self, rows=replace(self.rows, targets=targets))
 
 
-def on_grid(memory: RowMemory | StreamMemory) -> StreamMemory:
-    """Return a memory as statistics on its grid."""
-    return memory.on_grid() if isinstance(memory, RowMemory) else memory
-
-
-def with_room_for(memory: RowMemory | StreamMemory, data: Observations) -> RowMemory | StreamMemory:
-    """Rows that hold a batch already, or statistics that have room for it.
-
-    Args:
-        memory: On a grid whose box holds the batch.
-        data: The batch.
-    """
-    held = memory.observed(data) if isinstance(memory, RowMemory) else None
-    return on_grid(memory).with_noise_group_for(data) if held is None else held
-
-
-def joined(
-    memory: RowMemory | StreamMemory, other: RowMemory | StreamMemory
-) -> RowMemory | StreamMemory:
-    """Join both memories: as rows while these are few, else as statistics on their grids.
-
-    Args:
-        memory: Whose grid takes new observations.
-        other: A copy of a memory that goes on changing.
-
-    Raises:
-        UnsupportedError: The grids are of other groups of inputs.
-        InputDataError: The common grid would become too wide.
-    """
-    check_same_groups(memory.grid, other.grid)
-    other = other.aligned(memory.grid, max(memory.rounding, other.rounding))
-    if isinstance(memory, RowMemory) and isinstance(other, RowMemory):
-        both = memory.covering(other.grid.bounds).observed(other.rows)
-        if both is not None:
-            return both
-    return on_grid(memory).absorb(on_grid(other))
-
-
-def _width(grid: Mesh) -> int:
-    return len({i for group in grid.groups for i in group})
-
-
-def _gathered(rows: Observations, index: Tensor) -> Observations:
-    """Rows by an index of their own for each batch element, ``batch x k``."""
-    own = index.unsqueeze(-2)
-    return Observations(
-        rows.X.gather(-2, index.unsqueeze(-1).expand(*index.shape, rows.X.shape[-1])),
-        rows.targets.gather(-1, own.expand(*rows.targets.shape[:-1], -1)),
-        rows.noise.gather(-1, own.expand(*rows.noise.shape[:-1], -1)),
-        rows.known.gather(-1, own.expand(*rows.known.shape[:-1], -1)),
-        rows.sign,
-    )
+Memory = RowMemory | StreamMemory
+"""Rows while they are few, then statistics on the grid."""
 
 
 def _differences(rows: Observations, data: Observations, bounds: Tensor) -> Tensor:

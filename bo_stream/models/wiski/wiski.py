@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Self
-
-import torch
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -13,8 +10,6 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
-from bo_stream.bases.grid.mesh import Sizes
-from bo_stream.bases.grid.resolution import interpolation_error
 from bo_stream.bases.stems import Stem
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import (
@@ -24,10 +19,11 @@ from bo_stream.models.construction import (
     warn_of_scaling,
 )
 from bo_stream.models.inference import InferenceOption
-from bo_stream.models.wiski.cache import Whitening
-from bo_stream.models.wiski.inference import GridInference, Memory
+from bo_stream.models.wiski import verbs
+from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridSize, check_dim
-from bo_stream.tensors import keeps_tensors
+from bo_stream.models.wiski.rows import Memory
+from bo_stream.models.wiski.verbs import Attribute
 
 
 class WISKI(StreamingGP):
@@ -70,6 +66,16 @@ class WISKI(StreamingGP):
 
     tolerance = InferenceOption[float]()
     max_rank = InferenceOption[int]()
+    bounds = Attribute(verbs.bounds)
+    grid_size = Attribute(verbs.grid_size)
+    rank = Attribute(verbs.rank)
+    dropped = Attribute(verbs.dropped)
+    interpolation_error = verbs.interpolation_error
+    solved_gram = verbs.solved_gram
+    truncate = verbs.truncate
+    refine = verbs.refine
+    batch_log_marginal_likelihood = verbs.batch_log_marginal_likelihood
+    reproject = verbs.reproject
     _memory: Memory
     _inference: GridInference
 
@@ -151,133 +157,3 @@ class WISKI(StreamingGP):
         self._standardize_first(train_X, train_Y, train_Yvar)
         self._observe(train_X, train_Y, train_Yvar, 1.0)
         warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
-
-    @property
-    def bounds(self) -> Tensor:
-        """The box that the grid covers, ``2 x d``, in transformed inputs.
-
-        Models built with these bounds and this :attr:`grid_size` share its nodes, up to the
-        rounding of the dtype; not so those with grids over common inputs that have grown.
-        """
-        return self._memory.grid.bounds.to(self.train_targets)
-
-    @property
-    def grid_size(self) -> tuple[int, ...] | Sizes:
-        """Nodes per dimension (of each grid of a sum), one beyond the box at each end included."""
-        return self._memory.grid.size
-
-    def interpolation_error(self) -> float:
-        """Bound on the error of the interpolated kernel, in parts of the prior variance."""
-        return interpolation_error(self._inference.kernel(self._prior), self._memory.grid)
-
-    @property
-    def rank(self) -> int:
-        """Number r of features at the present hyperparameters."""
-        return self._whitened().basis.rank
-
-    @property
-    def dropped(self) -> float:
-        """Part of the kernel's trace that the r features leave out."""
-        return self._whitened().basis.dropped
-
-    @torch.no_grad()
-    def solved_gram(self) -> Tensor:
-        """Return what the observations add to the identity in the matrix that a posterior solves.
-
-        ``Φᵀ N⁻¹ Φ`` of the whitened features at the present hyperparameters, ``batch_shape x m x r
-        x r``: the precision of the weights is ``I`` more.
-        """
-        return self._prior.evidence(self._whitened().memory).gram
-
-    def _whitened(self) -> Whitening:
-        whitening, self._cache = self._inference.whitened(self._memory, self._cache, self._prior)
-        return whitening
-
-    def truncate(self, left_out: float) -> Self:
-        """Keep only as many features as the noise level asks for, at the present hyperparameters.
-
-        Sets ``tolerance``; the memory stays whole, so a later call undoes it. A posterior from few
-        observations that are held as rows is exact all the same. With 1e-4 a posterior
-        on 500 noisy outcomes in 3-D had half the features, its mean was off by 0.001 of its
-        standard deviation and its variance by 0.2 %.
-
-        Args:
-            left_out: Prior variance that may be left out, in parts of the noise variance.
-
-        Raises:
-            ValueError: It is not in [0, 1).
-            UnsupportedError: The model supposes data.
-        """
-        self._check_not_supposed("truncate")
-        self._inference = self._inference.truncated(left_out, self._memory, self._prior)
-        self._set_memory(self._memory)
-        return self
-
-    @keeps_tensors
-    def refine(self, grid_size: GridSize) -> Self:
-        """Move to a finer (or coarser) grid over the same box, hyperparameters kept.
-
-        Observations that are still held as rows move to the new grid, exactly. Of others, what is
-        observed from now on has the new grid's interpolation error, and the posterior is
-        exactly that of the new grid's kernel with the past observations interpolated twice (from
-        the new grid to the old nodes, from those to the data), whose statistics stay on the old
-        grid. So the past keeps the old grid's error, and memory and the cost of a refit grow by
-        one grid per call. Once there are observations on both grids, ``retract`` is refused, for
-        it is not kept which is where.
-
-        Args:
-            grid_size: Nodes per dimension, one number or d, at least 4; for a sum of kernels also
-                such a tuple for each grid.
-
-        Raises:
-            ValueError: The size is out of range or too large for memory.
-            UnsupportedError: The model supposes data.
-        """
-        self._check_not_supposed("refine")
-        self._inference, memory = self._inference.refined(self._memory, grid_size, self._prior)
-        self._set_memory(memory)
-        return self
-
-    def batch_log_marginal_likelihood(
-        self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None, recalibrate: bool = False
-    ) -> Tensor:
-        """Return the likelihood of these observations instead of those in memory.
-
-        Differentiable in the hyperparameters and in the stem; exact where no feature is left out.
-        Cost O(n r² + r³). Shaped as :meth:`log_marginal_likelihood`.
-
-        Args:
-            X: ``batch_shape x n x d``.
-            Y: ``batch_shape x n x m``.
-            Yvar: Known noise variances shaped as Y; NaN: unknown.
-            recalibrate: Calibrate the stem on X, as part of what is differentiated.
-        """
-        self._units.checked(self._prior, X, Y, Yvar, "batch_log_marginal_likelihood")
-        inputs = self.calibrated_inputs(X) if recalibrate else self.hypothetical_inputs(X)
-        value = self._inference.batch_log_marginal_likelihood(
-            self._memory.grid, inputs, self._measured(Y, Yvar), self._prior
-        )
-        return self._from_per_output(value)
-
-    def reproject(self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None = None) -> Self:
-        """Replace observations by themselves as the stem projects them now.
-
-        Exact: equal to a memory that they had entered by the present stem.
-
-        Args:
-            X: ``n x d``, observed before.
-            Y: ``n x m``.
-            former: Their coordinates when they entered, ``n x k``: what :meth:`coordinates` was.
-            Yvar: Known noise variances shaped as Y; NaN: unknown.
-
-        Raises:
-            BotorchTensorDimensionError: ``former`` has another shape.
-            InputDataError: As :meth:`update`, and more observations than are in memory.
-            UnsupportedError: There are observations on several grids, after :meth:`refine`.
-        """
-        old, new = self._reprojected(X, Y, former, Yvar)
-        self._memory, self._cache = self._inference.replaced(
-            self._memory, self._cache, old, new, self._prior
-        )
-        self._refresh_fixed_noise()
-        return self

@@ -8,11 +8,11 @@ import torch
 from gpytorch.kernels import AdditiveKernel, Kernel, MaternKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from bo_stream.bases.grid.gram import NodeGram
+from bo_stream.bases.grid.contraction import MeshPullBack
 from bo_stream.bases.grid.integrals import integrated_gram
-from bo_stream.bases.grid.interpolation import AdditiveBasis, grid_basis
+from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
 from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.bases.grid.mesh import AdditiveGrid, mesh_over
+from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.resolution import (
     default_grid_size,
     interpolation_error,
@@ -26,7 +26,7 @@ from bo_stream.bases.grid.sensitivity import (
     variance_outside,
 )
 from bo_stream.bases.grid.statistics import (
-    MeshPullBack,
+    NodeGram,
     NodeStatistics,
     accumulate,
     embed,
@@ -40,6 +40,7 @@ from tests.oracles.interpolation import (
     node_inputs,
 )
 from tests.oracles.kernels import dense_kernel
+from tests.problems.grids import mesh_of
 from tests.tolerances import assert_close
 
 BOUNDS = torch.tensor([[0.0, -1.0, 2.0], [1.0, 0.5, 3.0]], dtype=torch.float64)
@@ -49,10 +50,8 @@ CPU = torch.device("cpu")
 BATCH, OUTPUTS, N = (2,), 2, 9
 
 
-def mesh() -> AdditiveGrid:
-    found = mesh_over(BOUNDS, GROUPS, SIZES)
-    assert isinstance(found, AdditiveGrid)
-    return found
+def mesh() -> Mesh:
+    return Mesh.over(BOUNDS, GROUPS, SIZES)
 
 
 def module(batch: tuple[int, ...] = ()) -> Kernel:
@@ -71,20 +70,18 @@ def cover(dims: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...]]:
     return BOUNDS[:, list(dims)], SIZES[GROUPS.index(dims)]
 
 
-def basis_of(kernel: Kernel, max_rank: int = 1000, tolerance: float = 0.0) -> AdditiveBasis:
+def basis_of(kernel: Kernel, max_rank: int = 1000, tolerance: float = 0.0) -> GridBasis:
     found = kernel_factors(kernel, 3).for_single_output()
-    basis = grid_basis(mesh(), found, torch.Size((1,)), tolerance, max_rank)
-    assert isinstance(basis, AdditiveBasis)
-    return basis
+    return grid_basis(mesh(), found, torch.Size((1,)), tolerance, max_rank)
 
 
 def points(*shape: int) -> Tensor:
     return BOUNDS[0] + (BOUNDS[1] - BOUNDS[0]) * torch.rand(*shape, 3, dtype=torch.float64)
 
 
-def dense_weights(X: Tensor, on: AdditiveGrid) -> Tensor:
+def dense_weights(X: Tensor, on: Mesh) -> Tensor:
     """Interpolation weights of all nodes of all grids, ``... x n x p``."""
-    pairs = zip(on.grids, GROUPS, strict=True)
+    pairs = zip(on.parts, GROUPS, strict=True)
     lines = [interpolation_weights(X[..., list(g)], grid.bounds, grid.size) for grid, g in pairs]
     return torch.cat(lines, -1)
 
@@ -107,15 +104,15 @@ class Stream:
         accumulate(result, mesh(), self.X, self.targets, self.noise, self.weight)
         return result
 
-    def dense(self, on: AdditiveGrid) -> dict[str, Tensor]:
+    def dense(self, on: Mesh) -> dict[str, Tensor]:
         W = dense_weights(self.X, on).unsqueeze(-3)
         dense = weighted_statistics(W, self.targets, self.noise, self.weight)
         return {"gram": dense.gram, "moment": dense.moment, "energy": dense.energy}
 
 
-def assert_same(actual: NodeStatistics, on: AdditiveGrid, dense: dict[str, Tensor]) -> None:
+def assert_same(actual: NodeStatistics, on: Mesh, dense: dict[str, Tensor]) -> None:
     """Entry by entry between grids; within a grid ``test_cell_gram`` compares."""
-    starts = np.cumsum([0, *(grid.num_nodes for grid in on.grids)]).tolist()
+    starts = np.cumsum([0, *(grid.num_nodes for grid in on.parts)]).tolist()
     for a, strip in enumerate(actual.gram.strips):
         block = dense["gram"][..., starts[a] : starts[a + 1], starts[a + 1] :]
         assert_close(strip, block)
@@ -137,9 +134,9 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_embedding_in_a_larger_mesh_is_accumulating_there() -> None:
     stream = Stream()
     larger = mesh().grown_to(torch.tensor([[-0.4, -1.0, 2.5], [0.2, 0.9, 3.1]]).double())
-    assert larger.grids != mesh().grids
+    assert larger.parts != mesh().parts
     assert_same(embed(stream.statistics(), mesh(), larger), larger, stream.dense(larger))
-    other = mesh_over(BOUNDS, GROUPS, ((8,), (5, 6), (6, 5)))
+    other = Mesh.over(BOUNDS, GROUPS, ((8,), (5, 6), (6, 5)))
     with pytest.raises(ValueError, match="shares this grid's nodes"):
         embed(stream.statistics(), mesh(), other)
 
@@ -148,7 +145,7 @@ def test_embedding_in_a_larger_mesh_is_accumulating_there() -> None:
 def test_grams_add_scale_and_are_selected(noise_groups: int) -> None:
     one, other = (Stream(noise_groups).statistics() for _ in range(2))
     first, total = one.gram, ((one + other).scale(0.5) + other.scale(-0.5)).gram
-    chosen = first.select([1])
+    chosen = one.select([1]).gram
     before = [strip.clone() for strip in chosen.strips]
     for ours, theirs in zip(total.blocks, first.blocks, strict=True):
         assert_close(ours.moments, 0.5 * theirs.moments)
@@ -163,7 +160,7 @@ def test_grams_add_scale_and_are_selected(noise_groups: int) -> None:
 
 def test_too_much_memory_is_refused_before_it_is_taken() -> None:
     bounds = torch.tensor([[0.0] * 6, [1.0] * 6])
-    large = mesh_over(bounds, ((0, 1, 2), (3, 4, 5)), ((40,) * 3, (50,) * 3))
+    large = Mesh.over(bounds, ((0, 1, 2), (3, 4, 5)), ((40,) * 3, (50,) * 3))
     match = r"pairs of grids of 40 x 40 x 40, 50 x 50 x 50 nodes would need [\d,.]+ GiB"
     with pytest.raises(ValueError, match=match):
         zero_statistics(large, torch.Size(), 1, 1, CPU)
@@ -184,14 +181,16 @@ def test_pulls_statistics_back_to_whitened_weights(
     assert_close(actual.moment, expected.moment, factor=10)
 
 
-def features_through(basis: AdditiveBasis, X: Tensor) -> Tensor:
+def features_through(basis: GridBasis, X: Tensor) -> Tensor:
     """Features interpolated from their values at the nodes of another mesh."""
     if basis.grid == mesh():
         return basis.features(X)
     result = X.new_zeros(*BATCH, OUTPUTS, N, basis.rank)
-    for g, (grid, part) in enumerate(zip(mesh().grids, basis.terms, strict=True)):
+    for g, (grid, part) in enumerate(zip(mesh().parts, basis.parts, strict=True)):
         W = interpolation_weights(X[..., list(GROUPS[g])], grid.bounds, grid.size).unsqueeze(-3)
-        result[..., basis.member == g] = W @ part.features(node_inputs(grid.bounds, grid.size))
+        first = torch.zeros(part.rank, dtype=torch.long)
+        own = GridBasis((part,), mesh_of(grid), part.scale, first, 0.0)
+        result[..., basis.member == g] = W @ own.features(node_inputs(grid.bounds, grid.size))
     return result
 
 
@@ -211,7 +210,7 @@ def test_kept_are_the_largest_eigenvectors_of_all_parts_together(rank: int) -> N
     kernel = module()
     with torch.no_grad():
         values = torch.cat([part_eigenvalues(kernel, g) for g in range(3)])
-    nodes = torch.tensor([grid.num_nodes for grid in mesh().grids])
+    nodes = torch.tensor([grid.num_nodes for grid in mesh().parts])
     owner = torch.arange(3).repeat_interleave(nodes)
     shares, order = (values / nodes[owner]).sort(descending=True)
     basis = basis_of(kernel, rank)
@@ -226,7 +225,7 @@ def test_kept_are_the_largest_eigenvectors_of_all_parts_together(rank: int) -> N
 
 def part_eigenvalues(kernel: Kernel, g: int) -> Tensor:
     bounds, sizes = cover(GROUPS[g])
-    nodes = torch.zeros(mesh().grids[g].num_nodes, 3).double()
+    nodes = torch.zeros(mesh().parts[g].num_nodes, 3).double()
     nodes[:, list(GROUPS[g])] = node_inputs(bounds, sizes)
     return torch.linalg.eigvalsh(dense_kernel(kernel.kernels[g], nodes, nodes)).clamp_min(0.0)
 
@@ -302,7 +301,7 @@ def test_integrated_gram_is_the_integral(box: Tensor) -> None:
 def quadrature(dimension: int, low: float, high: float) -> tuple[Tensor, Tensor]:
     """A mean over an interval, exact for polynomials of degree 7 between any grid's nodes."""
     nodes = [low, high]
-    for grid, group in zip(mesh().grids, GROUPS, strict=True):
+    for grid, group in zip(mesh().parts, GROUPS, strict=True):
         if dimension in group:
             nodes += grid.nodes(group.index(dimension)).tolist()
     edges = np.unique(np.clip(nodes, low, high))
@@ -320,13 +319,13 @@ def quadrature(dimension: int, low: float, high: float) -> tuple[Tensor, Tensor]
 def test_a_mesh_covers_what_all_its_grids_cover() -> None:
     grown = mesh().grown_to(torch.tensor([[-0.05, 0.0, 2.5], [0.5, 0.0, 3.3]]).double())
     bounds = grown.bounds
-    for grid, group in zip(grown.grids, GROUPS, strict=True):
+    for grid, group in zip(grown.parts, GROUPS, strict=True):
         assert bool((grid.bounds[0] <= bounds[0, list(group)]).all())
         assert bool((grid.bounds[1] >= bounds[1, list(group)]).all())
     assert_close(
         bounds[0, 0], torch.tensor(-0.2).double()
     )  # the finer of two grids has cells of 0.2
-    assert grown.grids[2].bounds[0, 0] < bounds[0, 0]
+    assert grown.parts[2].bounds[0, 0] < bounds[0, 0]
     assert grown.contains(bounds)
     assert not grown.contains(bounds + torch.tensor([0.0, 0.0, 0.01]).double())
     assert mesh().lies_in(grown)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.gram import (
+from bo_stream.bases.grid.contraction import contract
+from bo_stream.bases.grid.mesh import Mesh, outer_product, ravel
+from bo_stream.bases.grid.statistics import (
     CellGram,
     NodeGram,
-    contract,
-    outer_product,
-    ravel,
+    accumulate,
+    embed,
+    zero_statistics,
 )
-from bo_stream.bases.grid.mesh import Grid
-from bo_stream.bases.grid.statistics import accumulate, embed, zero_statistics
 from bo_stream.sufficient_statistics import SufficientStatistics, weighted_statistics
 from bo_stream.tensors import map_tensors
 from tests.oracles.interpolation import interpolation_weights
+from tests.problems.grids import mesh_over
 from tests.tolerances import assert_close
 
 SIZES = {1: (9,), 2: (6, 5), 3: (5, 4, 6)}
@@ -31,7 +34,7 @@ class Stream:
     def __init__(self, dim: int) -> None:
         low, high = torch.linspace(-1.0, 0.5, dim), torch.linspace(0.7, 3.0, dim)
         self.bounds = torch.stack((low, high)).double()
-        self.grid = Grid.over(self.bounds, SIZES[dim])
+        self.grid = mesh_over(self.bounds, SIZES[dim])
         unit = torch.rand(*BATCH, N, dim, dtype=torch.float64)
         unit[..., 0, :], unit[..., 1, :] = 0.0, 1.0
         self.X = self.bounds[0] + (self.bounds[1] - self.bounds[0]) * unit
@@ -48,7 +51,7 @@ class Stream:
         data = (self.targets[..., rows], self.noise[..., rows], self.weight[..., rows])
         accumulate(statistics, self.grid, self.X[..., rows, :], *data)
 
-    def dense(self, grid: Grid | None = None) -> SufficientStatistics[Tensor]:
+    def dense(self, grid: Mesh | None = None) -> SufficientStatistics[Tensor]:
         grid = grid or self.grid
         W = interpolation_weights(self.X, grid.bounds, grid.size)
         return weighted_statistics(W.unsqueeze(-3), self.targets, self.noise, self.weight)
@@ -110,18 +113,19 @@ def test_embedding_in_a_larger_grid_is_accumulating_there(dim: int) -> None:
 
 def test_embedding_needs_the_same_nodes() -> None:
     stream = Stream(2)
-    other = Grid.over(stream.bounds, (7, 5))
+    other = mesh_over(stream.bounds, (7, 5))
     with pytest.raises(ValueError, match="shares this grid's nodes"):
         embed(stream.statistics(), stream.grid, other)
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_selecting_outputs_copies(shared: bool) -> None:
-    gram = Stream(2).statistics().gram
+    statistics = Stream(2).statistics()
+    gram = statistics.gram
     (block,) = gram.blocks
     if shared:
         gram = NodeGram((CellGram(block.moments[:, :1], block.cells),), ())
-    chosen = gram.select([1])
+    chosen = replace(statistics, gram=gram).select([1]).gram
     before = dense_gram(chosen)
     assert_close(before, dense_gram(gram)[:, [0 if shared else 1]])
     block.moments.zero_()
@@ -129,7 +133,7 @@ def test_selecting_outputs_copies(shared: bool) -> None:
 
 
 def test_a_grid_too_large_is_refused_with_its_size() -> None:
-    grid = Grid.over(torch.tensor([[0.0] * 4, [1.0] * 4]), (100,) * 4)
+    grid = mesh_over(torch.tensor([[0.0] * 4, [1.0] * 4]), (100,) * 4)
     with pytest.raises(ValueError, match=r"100 x 100 x 100 x 100 nodes would need [\d,.]+ GiB"):
         zero_statistics(grid, torch.Size(), 1, 1, torch.device("cpu"))
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bo_stream.bases.grid.gram import contract
-from bo_stream.bases.grid.mesh import Grid
+from bo_stream.bases.grid.contraction import contract
 from bo_stream.bases.grid.statistics import accumulate, zero_statistics
 from tests.oracles.interpolation import interpolation_weights
+from tests.problems.grids import mesh_over
 from tests.tolerances import assert_close
 
 
@@ -17,7 +17,7 @@ from tests.tolerances import assert_close
 def test_contracts_any_set_of_products(sizes: tuple[int, ...], kept: str) -> None:
     dim, n = len(sizes), 15
     bounds = torch.tensor([[0.0] * dim, [1.0] * dim], dtype=torch.float64)
-    grid = Grid.over(bounds, sizes)
+    grid = mesh_over(bounds, sizes)
     statistics = zero_statistics(grid, torch.Size(), 1, 1, torch.device("cpu"))
     X, one = torch.rand(n, dim, dtype=torch.float64), torch.ones(1, n, dtype=torch.float64)
     accumulate(statistics, grid, X, one, one, one)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bo_stream.bases.grid.mesh import EDGE, Grid
 from tests.oracles.interpolation import grid_nodes, line_weights
+from tests.problems.grids import mesh_of, mesh_over
 from tests.tolerances import assert_close
 
 BOUNDS = torch.tensor([[-1.0, 2.0], [1.0, 5.0]], dtype=torch.float64)
@@ -81,10 +82,11 @@ def test_grows_by_the_whole_cells_that_are_missing(
     grid: Grid, point: tuple[float, float], below: tuple[int, int], above: tuple[int, int]
 ) -> None:
     X = torch.tensor([point], dtype=torch.float64)
-    larger = grid.grown_to(X)
-    assert grid.contains(X) == (below == above == (0, 0))
-    assert larger.contains(X)
-    assert larger.contains(BOUNDS)
+    mesh = mesh_of(grid).grown_to(X)
+    (larger,) = mesh.parts
+    assert mesh_of(grid).contains(X) == (below == above == (0, 0))
+    assert mesh.contains(X)
+    assert mesh.contains(BOUNDS)
     assert grid.offset_in(larger) == below
     for i in range(2):
         assert larger.cells[i] == below[i] + grid.cells[i] + above[i]
@@ -108,15 +110,15 @@ def test_has_no_place_in_a_grid_without_its_nodes(
 
 
 def test_no_points_are_inside(grid: Grid) -> None:
-    assert grid.contains(torch.empty(0, 2))
+    assert mesh_of(grid).contains(torch.empty(0, 2))
 
 
 @pytest.mark.parametrize("side", [-1.0, 1.0])
 def test_a_rounding_error_outside_is_inside(grid: Grid, side: float) -> None:
     edge = BOUNDS[0] if side < 0 else BOUNDS[1]
     spacing = torch.tensor(grid.spacing, dtype=torch.float64)
-    assert grid.contains((edge + side * 0.5 * EDGE * spacing).unsqueeze(0))
-    assert not grid.contains((edge + side * 2.0 * EDGE * spacing).unsqueeze(0))
+    assert mesh_of(grid).contains((edge + side * 0.5 * EDGE * spacing).unsqueeze(0))
+    assert not mesh_of(grid).contains((edge + side * 2.0 * EDGE * spacing).unsqueeze(0))
 
 
 @pytest.mark.parametrize(("below", "place"), [(-1, None), (0, 0), (2, 2), (3, None)])
@@ -127,9 +129,9 @@ def test_has_a_place_in_a_grid_only_where_it_fits(below: int, place: int | None)
 
 
 def test_a_box_in_single_precision_has_the_nodes_of_the_one_that_was_rounded() -> None:
-    grid = Grid((3.1, -700.3), (0.01, 7.7), (9, 30))
-    rounded = Grid.over(grid.bounds.float().double(), grid.size)
-    part = Grid.over(rounded.bounds, grid.size).grown_to(rounded.bounds + 0.5)
+    grid = mesh_of(Grid((3.1, -700.3), (0.01, 7.7), (9, 30)))
+    rounded = mesh_over(grid.bounds.float().double(), grid.parts[0].size)
+    part = rounded.grown_to(rounded.bounds + 0.5)
     assert rounded != grid
     assert rounded.aligned(grid, torch.finfo(torch.float32).eps) == grid
     assert rounded.aligned(grid, torch.finfo(torch.float64).eps) == rounded
@@ -141,4 +143,4 @@ def test_a_box_in_single_precision_has_the_nodes_of_the_one_that_was_rounded() -
     [Grid((0.001,), (0.5,), (4,)), Grid((0.0,), (0.501,), (4,)), Grid((0.25,), (0.5,), (4,))],
 )
 def test_other_nodes_stay_their_own(other: Grid) -> None:
-    assert other.aligned(Grid((0.0,), (0.5,), (4,)), torch.finfo(torch.float32).eps) == other
+    assert other.aligned_to(Grid((0.0,), (0.5,), (4,)), torch.finfo(torch.float32).eps) == other

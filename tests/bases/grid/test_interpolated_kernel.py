@@ -14,7 +14,7 @@ from bo_stream.bases.grid.interpolated_kernel import (
     pairs_of,
 )
 from bo_stream.bases.grid.kernel import GridKernel, kernel_factors
-from bo_stream.bases.grid.mesh import Mesh, mesh_over
+from bo_stream.bases.grid.mesh import Mesh
 from tests.oracles.interpolation import interpolated_kernel
 from tests.problems import KERNELS, kernel
 from tests.tolerances import assert_close
@@ -52,7 +52,7 @@ def additive(batch: torch.Size) -> Kernel:
 def test_pairs_of_points_are_the_interpolated_kernel(name: str) -> None:
     module, X = kernel(name, 2), points(6)
     factors = kernel_factors(module, 2).for_single_output()
-    by_pairs, by_nodes = both_ways(factors, mesh_over(BOUNDS, factors.groups(2), ((7, 9),)), X)
+    by_pairs, by_nodes = both_ways(factors, Mesh.over(BOUNDS, factors.groups(2), ((7, 9),)), X)
     expected = interpolated_kernel(module, BOUNDS, (7, 9))(X, X)
     assert_close(by_pairs.squeeze(0), expected)
     assert_close(by_nodes.squeeze(0), expected)
@@ -64,7 +64,7 @@ def test_pairs_of_a_sum_have_the_gradients_of_the_nodes_matrix(
 ) -> None:
     module = additive(torch.Size(batch_shape))
     factors = kernel_factors(module, 2)
-    mesh, X = mesh_over(BOUNDS, factors.groups(2), ((8,), (7, 9))), points(*batch_shape[:-1], 5)
+    mesh, X = Mesh.over(BOUNDS, factors.groups(2), ((8,), (7, 9))), points(*batch_shape[:-1], 5)
     by_pairs, by_nodes = both_ways(factors, mesh, X)
     assert_close(by_pairs, by_nodes)
     weights, parameters = torch.randn_like(by_pairs), list(module.parameters())

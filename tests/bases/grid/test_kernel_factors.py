@@ -26,7 +26,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from bo_stream.bases.grid.kernel import Factor, KernelFactors, kernel_factors
+from bo_stream.bases.grid.kernel import Factor, GridKernel, kernel_factors
 from tests.oracles.kernels import dense_kernel
 from tests.problems import KERNELS, kernel
 from tests.tolerances import assert_close
@@ -34,7 +34,8 @@ from tests.tolerances import assert_close
 OSCILLATING = [name for name in KERNELS if any(w in name for w in ("period", "spectral", "sum"))]
 
 
-def product_of(factors: KernelFactors, X: Tensor, X2: Tensor) -> Tensor:
+def product_of(kernel: GridKernel, X: Tensor, X2: Tensor) -> Tensor:
+    (factors,) = kernel.parts
     result = factors.scale()[..., None, None]
     for i in range(X.shape[-1]):
         result = result * factors.correlation(i, X[:, i], X2[:, i])
@@ -118,7 +119,7 @@ def test_values_and_gradients_are_gpytorchs(
 def test_factors_are_correlations(name: str) -> None:
     """One at distance zero; what is left is the prior variance."""
     module = kernel(name, 2, (3,))
-    factors, X = kernel_factors(module, 2), torch.rand(4, 2).double()
+    (factors,), X = kernel_factors(module, 2).parts, torch.rand(4, 2).double()
     for factor in factors.factors:
         assert_close(factor(torch.zeros(1, 1).double()), torch.ones(3, 1, 1).double())
     assert_close(factors.scale().expand(3), dense_kernel(module, X, X)[..., 0, 0])
@@ -132,7 +133,7 @@ def test_a_spectral_mixtures_variance_is_the_sum_of_weights_in_each_dimension() 
 
 def test_the_span_of_the_spread_kernel_holds_the_derivative_in_a_frequency() -> None:
     """That of a periodic kernel itself does not."""
-    factors = kernel_factors(kernel("periodic", 1), 1)
+    (factors,) = kernel_factors(kernel("periodic", 1), 1).parts
     spread = factors.spread([1.0])
     x = torch.linspace(0.0, 1.0, 60).double()
     derivative = derivative_in_frequency(factors.factors[0], x)
@@ -157,20 +158,20 @@ def norm_outside(matrix: Tensor, kernel_matrix: Tensor) -> Tensor:
 
 
 def test_only_oscillating_kernels_are_spread() -> None:
-    factors = kernel_factors(kernel("product", 2), 2)
+    (factors,) = kernel_factors(kernel("product", 2), 2).parts
     assert factors.spread([1.0, 1.0]).factors == factors.factors
 
 
 def test_the_roughest_factor_counts() -> None:
     rough = MaternKernel(nu=0.5, active_dims=(0,)) * RBFKernel(active_dims=(1,))
-    assert kernel_factors(rough, 2).smoothness == 0.5
-    assert kernel_factors(RBFKernel(), 2).smoothness == math.inf
+    assert kernel_factors(rough, 2).parts[0].smoothness == 0.5
+    assert kernel_factors(RBFKernel(), 2).parts[0].smoothness == math.inf
 
 
 def test_a_single_output_gets_its_dimension() -> None:
-    factors = kernel_factors(kernel("product", 2, (3,)), 2)
+    found = kernel_factors(kernel("product", 2, (3,)), 2)
     x = torch.rand(4).double()
-    single = factors.for_single_output()
+    (factors,), (single,) = found.parts, found.for_single_output().parts
     assert_close(single.scale(), factors.scale().unsqueeze(-1))
     assert_close(single.correlation(0, x, x), factors.correlation(0, x, x).unsqueeze(-3))
 
@@ -224,7 +225,7 @@ def test_a_sum_is_that_of_its_parts_with_their_gradients(name: str) -> None:
     found = kernel_factors(module, 3)
     assert found.groups(3) == groups
     own = sum(
-        product_of(part, X[:, list(group)], X2[:, list(group)])
+        product_of(GridKernel((part,)), X[:, list(group)], X2[:, list(group)])
         for part, group in zip(found.parts, groups, strict=True)
     )
     dense = dense_kernel(module, X, X2)

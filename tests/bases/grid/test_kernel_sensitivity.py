@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bo_stream.bases.grid.interpolation import interpolation_basis
+from bo_stream.bases.grid.interpolation import grid_basis
 from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.bases.grid.mesh import Grid
 from bo_stream.bases.grid.sensitivity import (
     expected_log_prior,
     pairs_within_groups,
@@ -17,6 +16,7 @@ from bo_stream.bases.grid.sensitivity import (
 from tests.oracles.interpolation import interpolation_weights, largest_eigenvectors, node_inputs
 from tests.oracles.kernels import dense_kernel
 from tests.problems import kernel
+from tests.problems.grids import mesh_over
 from tests.tolerances import assert_close
 
 
@@ -26,9 +26,10 @@ def test_gradient_is_that_of_the_dense_prior(name: str, sizes: tuple[int, ...]) 
     """``½ (log|K(θ)| + E[uᵀ K(θ)⁻¹ u])`` for the node values u in the kept directions."""
     dim = len(sizes)
     bounds = torch.tensor([[0.0] * dim, [1.0] * dim], dtype=torch.float64)
+    mesh = mesh_over(bounds, sizes)
     module = kernel(name, dim)
     factors = kernel_factors(module, dim).for_single_output()
-    basis = interpolation_basis(factors, Grid.over(bounds, sizes), torch.Size((1,)), 0.0, 12)
+    basis = grid_basis(mesh, factors, torch.Size((1,)), 0.0, 12)
     root = torch.randn(1, basis.rank, basis.rank, dtype=torch.float64)
     second_moment = root @ root.mT
     value = expected_log_prior(basis, factors, second_moment).sum()
@@ -54,9 +55,10 @@ def test_prior_covariance_is_another_kernel_as_far_as_the_basis_spans_it(
 ) -> None:
     dim = len(sizes)
     bounds = torch.tensor([[0.0] * dim, [1.0] * dim], dtype=torch.float64)
+    mesh = mesh_over(bounds, sizes)
     module, other = kernel("product", dim), kernel("product", dim)
     factors = kernel_factors(module, dim).for_single_output()
-    basis = interpolation_basis(factors, Grid.over(bounds, sizes), torch.Size((1,)), 0.0, 12)
+    basis = grid_basis(mesh, factors, torch.Size((1,)), 0.0, 12)
     other_factors = kernel_factors(other, dim).for_single_output()
     moved = prior_covariance(basis, other_factors)
     assert_close(prior_covariance(basis, factors)[0], torch.eye(basis.rank))

@@ -8,7 +8,6 @@ from gpytorch.kernels import Kernel, MaternKernel, PeriodicKernel, RBFKernel, Sp
 from torch import Tensor
 
 from bo_stream.bases.grid.kernel import kernel_factors
-from bo_stream.bases.grid.mesh import Grid
 from bo_stream.bases.grid.resolution import (
     default_grid_size,
     interpolation_error,
@@ -16,6 +15,7 @@ from bo_stream.bases.grid.resolution import (
 )
 from tests.oracles.interpolation import interpolated_kernel
 from tests.oracles.kernels import dense_kernel
+from tests.problems.grids import mesh_over
 
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 2.0]], dtype=torch.float64)
 LINE = BOUNDS[:, :1]
@@ -49,7 +49,7 @@ def measured_error(module: Kernel, sizes: tuple[int, ...], bounds: Tensor = BOUN
     ],
 )
 def test_error_is_a_bound_and_not_a_loose_one(module: Kernel, sizes: tuple[int, ...]) -> None:
-    bound = interpolation_error(kernel_factors(module, 2), Grid.over(BOUNDS, sizes))
+    bound = interpolation_error(kernel_factors(module, 2), mesh_over(BOUNDS, sizes))
     measured = measured_error(module, sizes)
     assert measured <= 1.05 * bound
     assert bound <= 3.0 * measured
@@ -57,24 +57,24 @@ def test_error_is_a_bound_and_not_a_loose_one(module: Kernel, sizes: tuple[int, 
 
 def test_the_sufficient_grid_is_sufficient_and_hardly_more() -> None:
     module = with_lengthscales(RBFKernel(ard_num_dims=2), 0.1, 0.2)
-    factors, grid = kernel_factors(module, 2), Grid.over(BOUNDS, (8, 8))
+    factors, grid = kernel_factors(module, 2), mesh_over(BOUNDS, (8, 8))
     found = sufficient_grid_size(factors, grid, 0.01)
     assert found is not None
     (sizes,) = found
-    assert interpolation_error(factors, Grid.over(BOUNDS, sizes)) <= 0.01
+    assert interpolation_error(factors, mesh_over(BOUNDS, sizes)) <= 0.01
     coarser = tuple(int(size / 1.3) for size in sizes)
-    assert interpolation_error(factors, Grid.over(BOUNDS, coarser)) > 0.01
+    assert interpolation_error(factors, mesh_over(BOUNDS, coarser)) > 0.01
 
 
 def test_a_grid_that_is_fine_enough_stays() -> None:
     module = with_lengthscales(RBFKernel(ard_num_dims=2), 0.5, 1.0)
-    grid = Grid.over(BOUNDS, (20, 25))
+    grid = mesh_over(BOUNDS, (20, 25))
     assert sufficient_grid_size(kernel_factors(module, 2), grid, 0.01) == ((20, 25),)
 
 
 def test_no_grid_carries_a_kernel_that_is_too_rough() -> None:
     module = with_lengthscales(MaternKernel(nu=0.5, ard_num_dims=2), 1e-3, 1.0)
-    grid = Grid.over(BOUNDS, (20, 20))
+    grid = mesh_over(BOUNDS, (20, 20))
     assert sufficient_grid_size(kernel_factors(module, 2), grid, 1e-3) is None
 
 
@@ -90,7 +90,7 @@ def oscillating(period: float) -> list[Kernel]:
 
 @pytest.mark.parametrize("module", oscillating(0.1), ids=["periodic", "mixture"])
 def test_the_sufficient_grid_resolves_a_period(module: Kernel) -> None:
-    factors, coarse = kernel_factors(module, 1), Grid.over(LINE, (12,))
+    factors, coarse = kernel_factors(module, 1), mesh_over(LINE, (12,))
     assert interpolation_error(factors, coarse) > 0.5
     found = sufficient_grid_size(factors, coarse, 0.05)
     assert found is not None
@@ -102,7 +102,7 @@ def test_the_sufficient_grid_resolves_a_period(module: Kernel) -> None:
 @pytest.mark.parametrize("module", oscillating(0.025), ids=["periodic", "mixture"])
 def test_a_period_that_divides_the_cells_is_not_overlooked(module: Kernel) -> None:
     """All nodes, and all quarters of cells, see a constant."""
-    assert interpolation_error(kernel_factors(module, 1), Grid.over(LINE, (13,))) > 0.5
+    assert interpolation_error(kernel_factors(module, 1), mesh_over(LINE, (13,))) > 0.5
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 4])

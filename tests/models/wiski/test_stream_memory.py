@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from bo_stream.bases.grid.mesh import Grid
+from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.models.memory import Observations
 from bo_stream.models.wiski.memory import MAX_GROWTH, StreamMemory
+from tests.problems.grids import mesh_over
 from tests.tolerances import assert_close
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
-GRID = Grid.over(UNIT, (6, 7))
+GRID = mesh_over(UNIT, (6, 7))
 
 
-def empty(grid: Grid = GRID) -> StreamMemory:
+def empty(grid: Mesh = GRID) -> StreamMemory:
     return StreamMemory.empty(grid, torch.Size(), 1, torch.device("cpu"))
 
 
@@ -28,9 +31,8 @@ def batch(n: int, low: float = 0.0, high: float = 1.0, known: bool = False) -> O
 
 
 def observed(memory: StreamMemory, data: Observations) -> StreamMemory:
-    memory = memory.covering(data.X).with_noise_group_for(data)
-    memory.observe(data)
-    return memory
+    memory = memory.covering(data.X)
+    return replace(memory, current=memory.current.observe(data))
 
 
 def moments(memory: StreamMemory) -> list[tuple[tuple[int, ...], Tensor]]:
@@ -51,7 +53,7 @@ def test_growth_ends_at_a_multiple_of_the_first_width() -> None:
     memory = empty()
     width = MAX_GROWTH - 1.0
     edge = torch.tensor([[1.0 + width, 0.5]]).double()
-    assert memory.covering(edge).grid.cells[0] == MAX_GROWTH * GRID.cells[0]
+    assert memory.covering(edge).grid.parts[0].cells[0] == MAX_GROWTH * GRID.parts[0].cells[0]
     for x, y, dimension in ((1.01 + width, 0.5, 0), (0.5, -0.01 - width, 1)):
         with pytest.raises(InputDataError, match=rf"bounds \[0, 1\] of dimension {dimension}"):
             memory.covering(torch.tensor([[x, y]]).double())
@@ -61,7 +63,7 @@ def test_growth_ends_at_a_multiple_of_the_first_width() -> None:
 
 
 def test_refining_keeps_what_was_observed_where_it_was() -> None:
-    finer = Grid.over(UNIT, (11, 12))
+    finer = mesh_over(UNIT, (11, 12))
     refined = empty().refined(finer)
     assert [size for size, _ in moments(refined)] == [finer.size]
     data, more = batch(4), batch(3)
@@ -92,7 +94,7 @@ def test_absorbing_joins_grids_of_the_same_nodes() -> None:
 
 
 def test_absorbing_keeps_each_other_grid_once() -> None:
-    other = Grid.over(UNIT, (9, 8))
+    other = mesh_over(UNIT, (9, 8))
     parts = [batch(3), batch(4), batch(5)]
     memory = observed(empty(), parts[0])
     for data in parts[1:]:
@@ -110,7 +112,7 @@ def test_no_noise_is_known_at_first() -> None:
 
 def test_forgetting_keeps_the_mean_noise() -> None:
     data = batch(3, known=True)
-    memory = observed(empty(), data).map(lambda statistics: statistics.scale(0.1))
+    memory = observed(empty(), data).scale(0.1)
     noise = memory.mean_known_noise()
     assert noise is not None
     assert_close(noise, data.noise.mean(-1))

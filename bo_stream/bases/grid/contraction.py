@@ -1,0 +1,248 @@
+"""The map of statistics on grids to whitened weights: congruences, one dimension at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bo_stream.bases.grid.interpolation import GridBasis, InterpolationBasis
+from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, Mesh, pair_coefficients, ravel
+from bo_stream.bases.grid.statistics import MEMORY_LIMIT_GIB, CellGram, NodeGram
+from bo_stream.linalg import check_memory
+
+_CONTRACTION_LIMIT_GIB = 8.0
+_BUCKETS = 12
+
+
+@dataclass(frozen=True)
+class MeshPullBack:
+    """Map from the whitened weights of a basis to the node values of all its grids.
+
+    Block-diagonal: one Kronecker root per grid.
+
+    Attributes:
+        basis: The basis whose weights are mapped.
+        mesh: The nodes: the basis's own or others inside its box.
+    """
+
+    basis: GridBasis
+    mesh: Mesh
+
+    def _roots(self) -> list[KroneckerPullBack]:
+        pairs = zip(self.basis.parts, self.mesh.parts, strict=True)
+        return [KroneckerPullBack(part, grid) for part, grid in pairs]
+
+    def congruence(self, gram: NodeGram) -> Tensor:
+        """Compute ``Rᵀ gram R``, ``... x m x r x r``.
+
+        Cost O((7 g)^d g²) a grid, and O(p p' Σ r_i) for two of p and p' nodes.
+        """
+        roots = self._roots()
+        own = [root.congruence(block) for root, block in zip(roots, gram.blocks, strict=True)]
+        if len(own) == 1:
+            return own[0]
+        return self.basis.in_order(_assembled(own, _between(roots, gram)))
+
+    def transpose(self, moment: Tensor) -> Tensor:
+        """Compute ``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
+        rows = moment.split([grid.num_nodes for grid in self.mesh.parts], -2)
+        images = [root.transpose(own) for root, own in zip(self._roots(), rows, strict=True)]
+        return self.basis.joined(images, -2)
+
+
+def _between(roots: Sequence[KroneckerPullBack], gram: NodeGram) -> list[Tensor]:
+    """Compute each grid's block with all earlier ones, ``... x m x r x Σ r'``."""
+    nodes = [block.num_nodes for block in gram.blocks]
+    halves = [
+        root.transpose(strip).split(nodes[a + 1 :], -1)
+        for a, (root, strip) in enumerate(zip(roots[:-1], gram.strips, strict=True))
+    ]
+    earlier = [
+        torch.cat([halves[a][b - a - 1] for a in range(b)], -2) for b in range(1, len(nodes))
+    ]
+    return [root.transpose(half.mT) for root, half in zip(roots[1:], earlier, strict=True)]
+
+
+def _assembled(diagonal: Sequence[Tensor], lower: Sequence[Tensor]) -> Tensor:
+    """Assemble a symmetric matrix from its diagonal blocks and those left of each but the first."""
+    width = sum(block.shape[-1] for block in diagonal)
+    result = diagonal[0].new_empty(*diagonal[0].shape[:-2], width, width)
+    start = diagonal[0].shape[-1]
+    result[..., :start, :start] = diagonal[0]
+    for block, left in zip(diagonal[1:], lower, strict=True):
+        end = start + block.shape[-1]
+        result[..., start:end, start:end] = block
+        result[..., start:end, :start] = left
+        result[..., :start, start:end] = left.mT
+        start = end
+    return result
+
+
+@dataclass(frozen=True)
+class KroneckerPullBack:
+    """Map ``v = R w`` from whitened weights to node values of a grid, R the Kronecker root.
+
+    Attributes:
+        basis: The basis whose weights w are.
+        grid: The grid whose node values v are: the basis's own or another inside its box.
+    """
+
+    basis: InterpolationBasis
+    grid: Grid
+
+    def _node_roots(self) -> list[Tensor]:
+        """Compute each dimension's root functions at the grid's nodes, ``... x m x g x r_i``."""
+        roots = self.basis.roots
+        own = self.basis.grid
+        offset = self.grid.offset_in(own)
+        if offset is not None:  # its nodes are nodes of the basis
+            windows = zip(roots, offset, self.grid.size, strict=True)
+            return [root[..., start : start + size, :] for root, start, size in windows]
+        nodes = (self.grid.nodes(i).to(roots[0]) for i in range(own.dim))
+        return [own.interpolation_matrix(i, x) @ roots[i] for i, x in enumerate(nodes)]
+
+    def congruence(self, gram: CellGram) -> Tensor:
+        """Compute ``Rᵀ gram R``, ``... x m x r x r``, by dimension. Cost O((7 g)^d g²)."""
+        roots = self._node_roots()
+        batch = self.basis.scale.shape
+        shape = torch.broadcast_shapes(batch, gram.moments.shape[:-2])
+        moments = gram.moments.expand(*shape, *gram.moments.shape[-2:])
+        flat_roots = [r.expand(*shape, *r.shape[-2:]).flatten(0, -3) for r in roots]
+        flat = CellGram(moments.reshape(-1, *moments.shape[-2:]), gram.cells).by_dimension()
+        results = [
+            contract(flat[b], [root[b] for root in flat_roots], self.basis.index)
+            for b in range(flat.shape[0])
+        ]
+        scale = self.basis.scale[..., None, None]
+        return torch.stack(results).reshape(*shape, *results[0].shape) * scale
+
+    def transpose(self, moment: Tensor) -> Tensor:
+        """Compute ``Rᵀ moment``, ``... x m x p x 2 -> ... x m x r x 2``. Cost O(p Σ r_i)."""
+        roots = self._node_roots()
+        sizes = [root.shape[-1] for root in roots]
+        flat = moment.flatten(-2)
+        for root in roots:
+            flat = (flat.unflatten(-1, (root.shape[-2], -1)).mT @ root).flatten(-2)
+        products = flat.unflatten(-1, (moment.shape[-1], math.prod(sizes)))
+        kept = products[..., ravel(self.basis.index, sizes)].mT
+        return kept * self.basis.scale.sqrt()[..., None, None]
+
+
+def contract(moments: Tensor, roots: list[Tensor], index: Tensor) -> Tensor:
+    """Compute ``C[α, α'] = Σ moments Π_i (f_{α_i} f_{α'_i})`` for r products α of functions.
+
+    Dimensions are summed out from the last to the first. After each, only those pairs of functions
+    are kept that some pair of products needs: with products chosen by size (a hyperbolic cross)
+    these are few. Cost about O((7 g)^d g²), without any power of r.
+
+    Args:
+        moments: ``(cells_1 · 7) x ... x (cells_d · 7)``.
+        roots: Per dimension, node values of its functions, ``g_i x r_i``.
+        index: The products, ``r x d``.
+    """
+    if len(roots) == 1:
+        line = line_congruence(moments, roots[0])
+        return line[index, index.mT]
+    level = _Level(
+        moments.reshape(1, -1),
+        torch.zeros(1, 1, dtype=torch.long, device=index.device),
+        torch.zeros_like(index[:, 0]),
+    )
+    for i in reversed(range(1, len(roots))):
+        level = _sum_out(level, pair_polynomials(roots[i]), index[:, i:])
+    return _last(level, pair_polynomials(roots[0]), index[:, 0])
+
+
+@dataclass(frozen=True)
+class _Level:
+    """Sums over all dimensions behind one dimension.
+
+    Attributes:
+        sums: One row for each pair of tails that differs in its functions, ``pairs x rest``.
+        position: Row of each pair of tails, ``tails x tails``.
+        tail: The tail of each product, ``r``.
+    """
+
+    sums: Tensor
+    position: Tensor
+    tail: Tensor
+
+
+def _sum_out(level: _Level, polynomials: Tensor, tails: Tensor) -> _Level:
+    """Sum out one more dimension, the first column of ``tails``."""
+    distinct, tail = tails.unique(dim=0, return_inverse=True)
+    own = distinct[:, 0]
+    parent = torch.empty_like(own).scatter(0, tail, level.tail)
+    pair = pair_position(own.unsqueeze(-1), own)
+    size = polynomials.shape[-1]
+    code = level.position[parent.unsqueeze(-1), parent] * size + pair
+    needed, position = code.unique(return_inverse=True)
+    sums = _multiply(level.sums, polynomials, _extents(level, parent, own))
+    return _Level(sums.mT.reshape(-1, sums.shape[-2])[needed], position, tail)
+
+
+def _last(level: _Level, polynomials: Tensor, own: Tensor) -> Tensor:
+    """Sum out the first dimension and gather every pair of products, ``r x r``."""
+    sums = _multiply(level.sums, polynomials, _extents(level, level.tail, own)).squeeze(-2)
+    rows = level.position[level.tail.unsqueeze(-1), level.tail]
+    return sums.reshape(-1)[rows * sums.shape[-1] + pair_position(own.unsqueeze(-1), own)]
+
+
+def _extents(level: _Level, parent: Tensor, own: Tensor) -> Tensor:
+    """Count the functions of the next dimension that each row of sums is multiplied with."""
+    tails = level.position.shape[0]
+    most = own.new_zeros(tails).scatter_reduce(0, parent, own + 1, "amax")
+    both = torch.maximum(most.unsqueeze(-1), most).reshape(-1)
+    rows = own.new_zeros(level.sums.shape[0])
+    return rows.scatter_reduce(0, level.position.reshape(-1), both, "amax")
+
+
+def _multiply(sums: Tensor, polynomials: Tensor, extents: Tensor) -> Tensor:
+    """Compute ``sums[k, rest, D] @ polynomials[D, pairs]``, as many pairs as row k needs."""
+    rows, pairs = sums.shape[0], polynomials.shape[-1]
+    folded = sums.reshape(rows, -1, polynomials.shape[0])
+    check_memory(
+        "The gram in feature space", rows * folded.shape[1] * pairs, _CONTRACTION_LIMIT_GIB
+    )
+    result = sums.new_empty(rows, folded.shape[1], pairs)
+    order = extents.argsort()
+    for bucket in order.chunk(min(_BUCKETS, max(1, rows // 64))):
+        count = math.comb(int(extents[bucket].max()) + 1, 2)
+        result[bucket, :, :count] = folded[bucket] @ polynomials[:, :count]
+    return result
+
+
+def pair_position(first: Tensor, second: Tensor) -> Tensor:
+    """Return the position of unordered pairs of functions among all, of small index first."""
+    high = torch.maximum(first, second)
+    return high * (high + 1) // 2 + torch.minimum(first, second)
+
+
+def pair_polynomials(values: Tensor) -> Tensor:
+    """Compute Legendre coefficients of products of interpolated functions, cell by cell.
+
+    Node values of r one-dimensional functions, ``g x r``, to ``(cells · 7) x r (r + 1) / 2``:
+    unordered pairs with those of small index first.
+    """
+    functions = values.shape[-1]
+    cells = values.shape[0] - STENCIL + 1
+    first, second = torch.tril_indices(functions, functions, device=values.device)
+    check_memory("A grid's pairs of functions", cells * PAIR_DEGREES * len(first), MEMORY_LIMIT_GIB)
+    local = values.unfold(0, STENCIL, 1)
+    half = torch.einsum("ljk,caj->kcla", pair_coefficients().to(values), local)
+    result = half[0][..., first] * local[:, None, second, 0]
+    for k in range(1, STENCIL):
+        result.addcmul_(half[k][..., first], local[:, None, second, k])
+    return result.flatten(0, 1)
+
+
+def line_congruence(moments: Tensor, values: Tensor) -> Tensor:
+    """Compute ``Vᵀ gram V`` of node values V in one dimension, ``g x r -> r x r``."""
+    local = values.unfold(0, STENCIL, 1).mT
+    coefficients = pair_coefficients().to(values)
+    blocks = torch.einsum("cl,ljk->cjk", moments.unflatten(0, (-1, PAIR_DEGREES)), coefficients)
+    return local.flatten(0, 1).mT @ (blocks @ local).flatten(0, 1)
