@@ -81,7 +81,7 @@ class KMeans(Allocator):
     def _followed(self, Z: Tensor, X_new: Tensor) -> Tensor:
         counts = self._memory
         if counts is None or len(counts) != len(Z):
-            counts = self._memory = Z.new_ones(len(Z))
+            counts = Z.new_ones(len(Z))
         if len(X_new) == 0:
             return Z
         nearest = torch.cdist(X_new, Z).argmin(-1)
