@@ -231,25 +231,20 @@ class GridInference(Inference[Memory, GridCache]):
     # --- the posterior ------------------------------------------------------------------------
 
     def process(
-        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None = None
+        self,
+        memory: Memory,
+        cache: GridCache | None,
+        prior: Prior,
+        X: Tensor | None = None,
+        in_features: bool = False,
     ) -> tuple[PosteriorProcess, GridCache]:
         """Solve in the space of the rows, or in the weights of features, unless that is kept.
 
         Inputs outside the bounds are predicted from a wider grid, whose kernel is the same, with
         features of its own; what the model predicts inside the bounds stays as it is.
         """
-        return self._solved(memory, cache, prior, X, isinstance(memory, RowMemory))
-
-    def feature_process(
-        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None = None
-    ) -> tuple[PosteriorProcess, GridCache]:
-        """Solve in the weights of features, however many rows there are."""
-        return self._solved(memory, cache, prior, X, in_rows=False)
-
-    def _solved(
-        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None, in_rows: bool
-    ) -> tuple[PosteriorProcess, GridCache]:
         cache = GridCache.of(memory) if cache is None else cache
+        in_rows = isinstance(memory, RowMemory) and not in_features
         own, solution = cache.own, cache.own
         if X is not None and not own.grid.contains(X):
             grid = memory.grid_past(X)
@@ -263,6 +258,12 @@ class GridInference(Inference[Memory, GridCache]):
         others = (wider for wider in cache.wider if wider.grid != solution.grid)
         wider = (*others, replace(solution, asked=True))[-WIDER_GRIDS:]
         return solved.process, replace(cache, wider=wider)
+
+    def feature_process(
+        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None = None
+    ) -> tuple[PosteriorProcess, GridCache]:
+        """Solve in the weights of features, however many rows there are."""
+        return self.process(memory, cache, prior, X, in_features=True)
 
     def _solve(
         self, solution: GridSolution, memory: Memory, prior: Prior, in_rows: bool
