@@ -31,7 +31,7 @@ from benchmarks.small_multiples import Line, Measure, Style, draw
 from benchmarks.sparse_problem import Problem, problem_of
 from bo_stream.bases.inducing import kernel_matrix
 from bo_stream.diagnostics import condition_number
-from bo_stream.diagnostics.condition import TRUSTED
+from bo_stream.diagnostics.certificate import TRUSTED
 
 SIZES = (64, 128, 256, 512, 1024)
 SMOKE_SIZES = (9, 16)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from bo_stream import WISKI
 from bo_stream.loops.datasets import read_dataset
 from bo_stream.loops.models import KERNELS
 from bo_stream.loops.predictions import predict, score
+from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.loop import PoolSplit, choice_rule
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 
@@ -134,10 +135,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         data, settings, grid_size = inputs(options, Path(name))
         splits = [
-            outcomes(data, Settings.from_record({**settings.as_record(), "seed": seed}), grid_size)
+            outcomes(data, from_record(Settings, {**asdict(settings), "seed": seed}), grid_size)
             for seed in range(seeds)
         ]
-    finish("design", claims_of(splits), options, {"seeds": seeds, **settings.as_record()})
+    finish("design", claims_of(splits), options, {"seeds": seeds, **asdict(settings)})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from benchmarks.players import ExactPlayer, Player
 from benchmarks.report import Claim, at_most, finish, stated
 from bo_stream import OSGPR
 from bo_stream.allocation import OIPS
-from bo_stream.loops.refits import FEW_PER_INPUT
+from bo_stream.loops.optimization.surrogate import FEW_PER_INPUT
 from bo_stream.models.fitting import relearn
 
 D = 6

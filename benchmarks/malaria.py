@@ -30,6 +30,7 @@ from benchmarks.data import real_file, write_small_field
 from benchmarks.harness import Options, start
 from benchmarks.report import Claim, at_most, finish, stated
 from bo_stream.loops.datasets import read_dataset
+from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.loop import PoolSplit
 from bo_stream.loops.sampling.settings import Settings
 
@@ -103,7 +104,7 @@ def error_of(model: SingleTaskGP, X: Tensor, Y: Tensor) -> float:
 
 def settings_of(out: Path) -> Settings:
     """The settings that a run recorded."""
-    return Settings.from_record(json.loads((out / "run.json").read_text())["settings"])
+    return from_record(Settings, json.loads((out / "run.json").read_text())["settings"])
 
 
 def picked_rows(out: Path) -> list[int]:

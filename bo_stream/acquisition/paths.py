@@ -36,7 +36,7 @@ from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_inputs
 from bo_stream.models.clustered.solver import ClusteredProcess, cross_matrix
 from bo_stream.models.decoupled.posterior import KernelExpansion, ShiftedProcess
-from bo_stream.models.local.process import LocalProcess
+from bo_stream.models.local.inference import LocalProcess
 from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import (
@@ -348,10 +348,10 @@ def _(process: FunctionProcess, draws: RandomDraws) -> Terms:
         _constant(process.prior_mean),
         PathTerm(weighted, (weights.double() + columns.squeeze(-1),)),
     )
-    extra, basis = process.augmentation, process.basis
-    if extra is None or not isinstance(basis, KernelFunctions):
+    basis = process.basis
+    if process.noise is None or not isinstance(basis, KernelFunctions):
         return terms
-    prior = draw_prior(extra.kernel, basis.Z.shape[-1], extra.outputs, draws)
+    prior = draw_prior(basis.kernel, basis.Z.shape[-1], basis.outputs, draws)
     return *terms, PathTerm(partial(_augmented, process), (prior,))
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from bo_stream.ax.model_choice import covers_a_box, suited, within_reach
 from bo_stream.ax.rows import Difference, Rows, difference, noise_floor
 from bo_stream.diagnostics import leave_one_out, without
-from bo_stream.loops.refits import FEW_PER_INPUT, learn, thin
+from bo_stream.loops.optimization.surrogate import FEW_PER_INPUT, learn, thin
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import Hyperparameters, learned_values
 from bo_stream.models.inducing.osgpr import OSGPR

@@ -27,7 +27,7 @@ from pandas import DataFrame
 
 from bo_stream.ax.nipv import INTEGRATED
 from bo_stream.ax.pool import CANDIDATE, POOL, known_pool
-from bo_stream.loops.units import is_off, unit_of
+from bo_stream.loops.optimization.surrogate import is_off, unit_of
 
 
 class FiniteOutcomes(Transform):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,8 @@ from bo_stream.loops.optimization import OptimizationSettings, Optimizer
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, Plan
 from bo_stream.loops.optimization.evaluation import PointEvaluator
 from bo_stream.loops.optimization.objectives import find_objective
-from bo_stream.loops.optimization.results import counts, write_optimization
-from bo_stream.loops.optimization.store import named_functions
-from bo_stream.loops.optimization.trials import HISTORIES, History
+from bo_stream.loops.optimization.optimizer import named_functions
+from bo_stream.loops.optimization.results import HISTORIES, History, counts, write_optimization
 
 
 def run(
@@ -53,7 +53,7 @@ def run(
     def go_on(folder: Path) -> OptimizationCampaign:
         trusted = _trusted(folder, (target["function"], options["acquisition"]))
         campaign = OptimizationCampaign.resume(folder, trusted, **running.said(ctx, plan))
-        former = {**campaign.settings.as_record(), **campaign.objective.as_record()}
+        former = {**asdict(campaign.settings), **asdict(campaign.objective)}
         running.check_unchanged(former, running.said(ctx, {**options, **target}), _without_case)
         return campaign
 
@@ -123,9 +123,9 @@ def _announce(campaign: OptimizationCampaign, folder: Path) -> None:
     box = " x ".join(f"[{low:g}, {high:g}]" for low, high in settings.bounds)
     OUT.print(
         escape(
-            f"{verb} {campaign.objective.name} over {box}: {settings.initial} initial points, then "
-            f"{campaign.plan.total} steps of {settings.q} by {settings.acquisition}; results in "
-            f"{folder}."
+            f"{verb} {campaign.objective.function} over {box}: {settings.initial} initial points, "
+            f"then {campaign.plan.total} steps of {settings.q} by {settings.acquisition}; results "
+            f"in {folder}."
         ),
         soft_wrap=True,
     )
@@ -169,7 +169,7 @@ def _best_table(campaign: OptimizationCampaign) -> Table:
 
 def _resume_command(folder: Path, campaign: OptimizationCampaign) -> list[str]:
     """Return the command that goes on with a run, which names functions of one's own again."""
-    function, acquisition = campaign.objective.name, campaign.settings.acquisition
+    function, acquisition = campaign.objective.function, campaign.settings.acquisition
     named = [function] if ":" in function else []
     chosen = ["--acquisition", acquisition] if ":" in acquisition else []
     return ["bo-stream", "optimize", *named, *chosen, "--out", str(folder), "--resume"]

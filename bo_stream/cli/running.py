@@ -25,8 +25,7 @@ from bo_stream.cli.app import ERR, OUT, STOPPED, one_line_errors
 from bo_stream.cli.options import DEFAULT_FOLDER
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import checked_model
-from bo_stream.loops.run import StopRequest
-from bo_stream.loops.run_folder import OPTIMIZATION, SAMPLING, hold_folder
+from bo_stream.loops.run import OPTIMIZATION, SAMPLING, StopRequest, hold_folder
 from bo_stream.models.wiski.resolution import GridResolutionWarning
 from bo_stream.warnings import NumericalLog
 

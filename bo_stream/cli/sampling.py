@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from bo_stream.cli.app import OUT
 from bo_stream.cli.options import parse_settings
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.predictions import Score
+from bo_stream.loops.run import run_with_checkpoints
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.results import write_results
 from bo_stream.loops.sampling.settings import STRATEGY_NAMES, Settings, Strategy
@@ -61,7 +63,7 @@ def _strategies(compare: str | None) -> tuple[Strategy, ...]:
 
 def _former(campaign: Campaign) -> dict[str, Any]:
     return {
-        **campaign.main.settings.as_record(),
+        **asdict(campaign.main.settings),
         "x": campaign.origin.x,
         "y": campaign.origin.y,
         "compare": "random" if "random" in campaign.loops else None,
@@ -70,7 +72,8 @@ def _former(campaign: Campaign) -> dict[str, Any]:
 
 def _run_and_report(campaign: Campaign, folder: Path, caught: running.Caught) -> None:
     _announce(campaign, folder)
-    total, steps = campaign.main.settings.steps, partial(campaign.run_in, folder)
+    steps = partial(run_with_checkpoints, campaign.run(), partial(campaign.save, folder))
+    total = campaign.main.settings.steps
     stopped = running.run_with_bar(campaign, total, partial(_last_errors, campaign), steps)
     finals = write_results(campaign, folder, running.notes(caught))
     running.show_warnings(caught)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from botorch.cross_validation import CVResults
@@ -80,8 +80,9 @@ def leave_one_out(
     if observation_noise:
         variance = variance + rows.noise
     posterior = _marginals(model, mean, variance, X.dtype)
-    noise = None if Yvar is None else Yvar.unsqueeze(-2)
-    return CVResults(model, posterior, Y.unsqueeze(-2), noise)
+    return CVResults(
+        model, posterior, Y.unsqueeze(-2), None if Yvar is None else Yvar.unsqueeze(-2)
+    )
 
 
 @torch.no_grad()
@@ -113,29 +114,21 @@ def _checked_rows(
             "build another without the observations."
         )
     model._check_not_supposed("Leaving observations out")
-    outcomes, noise = model.standardized(X, Y, Yvar)
+    Y, Yvar, _ = model._units.checked(model._prior, X, Y, Yvar, "Leaving observations out")
     model._check_retractable(X)
+    rows = model._observations(X, Y, Yvar, 1.0)
     if isinstance(model, GridModel):
         _, memory, _ = process_part(model)
         if isinstance(memory, RowMemory):
-            return _HeldRows(model, memory, model._observations(X, Y, Yvar, 1.0))
-    _check_as_they_were(model, X, Y, Yvar)
-    inputs = model.coordinates(X).to(torch.float64)
-    process = model.process(inputs)
-    if not isinstance(process, WeightSpaceProcess):
-        raise TypeError(f"Expected a process in weights, got a {type(process).__name__}.")
-    return _WeightSpaceRows(process, inputs, outcomes, noise)
+            return _HeldRows(model, memory, rows)
+    _check_as_they_were(model, rows)
+    process = cast(WeightSpaceProcess, model.process(rows.X))
+    return _WeightSpaceRows(process, rows.X, *model._prior.standardized(rows))
 
 
 @dataclass(frozen=True)
 class _HeldRows:
-    """Observations among the rows that a grid model holds while these are few.
-
-    Attributes:
-        model: The model.
-        memory: All of its rows.
-        observations: Rows to leave out.
-    """
+    """Observations to leave out among all the rows that a grid model holds while these are few."""
 
     model: GridModel
     memory: RowMemory
@@ -165,10 +158,7 @@ class _HeldRows:
 
     @cached_property
     def _process(self) -> ObservationSpaceProcess:
-        process = self.model.process()
-        if not isinstance(process, ObservationSpaceProcess):
-            raise TypeError(f"Expected a process of few rows, got a {type(process).__name__}.")
-        return process
+        return cast(ObservationSpaceProcess, self.model.process())
 
     def _chosen(self, values: Tensor) -> Tensor:
         index = self.memory.positions(self.observations).unsqueeze(-2)
@@ -179,11 +169,7 @@ class _HeldRows:
 class _WeightSpaceRows:
     """Observations in the units of a posterior over weights that they are part of.
 
-    Attributes:
-        process: The posterior given all observations in memory.
-        inputs: Transformed inputs, ``... x n x d``.
-        outcomes: Standardised outcomes, ``... x m x n``.
-        noise: Noise variances, ``... x m x n``.
+    Inputs are ``... x n x d``, standardised outcomes and noise variances ``... x m x n``.
     """
 
     process: WeightSpaceProcess
@@ -214,19 +200,15 @@ class _WeightSpaceRows:
     def process_without(self) -> WeightSpaceProcess:
         """Return the process given all others."""
         process = self.process
-        features = process.basis.features(self.inputs)
+        features, centred = process.basis.features(self.inputs), self.outcomes - process.prior_mean
         try:
-            weights = process.weights.retract(
-                features, self.outcomes - process.prior_mean, self.noise
-            )
+            weights = process.weights.retract(features, centred, self.noise)
         except NotPSDError as error:
             raise InputDataError(_NOT_HELD) from error
         return WeightSpaceProcess(process.basis, weights, process.prior_mean)
 
 
-def _check_as_they_were(
-    model: GridModel | OSGPR, X: Tensor, Y: Tensor, Yvar: Tensor | None
-) -> None:
+def _check_as_they_were(model: GridModel | OSGPR, rows: Observations) -> None:
     """Check that the memory holds the rows as its present basis would take them."""
     if isinstance(model, GridModel):
         if len(process_part(model)[1].earlier) > 0:
@@ -235,7 +217,6 @@ def _check_as_they_were(
                 "grids an observation entered on is not known. Build it anew on the present grid."
             )
         return
-    rows = model._observations(X, Y, Yvar, -1.0)
     held = len(model._memory.recent) - int(staying(model._memory.recent, rows).sum())
     if held < len(rows):
         raise UnsupportedError(

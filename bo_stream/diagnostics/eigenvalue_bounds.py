@@ -8,8 +8,9 @@ and the largest eigenvalue of one factor times the least and the largest varianc
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, reduce, singledispatch
 
 import numpy as np
@@ -45,11 +46,10 @@ CUTOFFS = 48
 
 @torch.no_grad()
 def eigenvalue_bounds(kernel: Kernel, Z: Tensor) -> EigenvalueBounds:
-    """Bound the eigenvalues of ``k(Z, Z)``. Cost O(M²) for each RBF and Matérn kernel in it.
+    """Bound the eigenvalues of ``k(Z, Z)`` of M points, at least one, ``M x d``.
 
-    Args:
-        kernel: Any; ``lower`` is 0 where it is made of others than RBF and Matérn kernels.
-        Z: Points, ``M x d``, at least one.
+    ``lower`` is 0 where a kernel is made of others than RBF and Matérn ones, each of which costs
+    O(M²).
     """
     return _bounds(kernel, _seen(kernel, Z))
 
@@ -70,13 +70,12 @@ class EigenvalueBounds:
     upper: Tensor
     least_variance: Tensor
     largest_variance: Tensor
-    known: bool = True
+    known: bool = field(default=True, kw_only=True)
 
     def __add__(self, other: EigenvalueBounds) -> EigenvalueBounds:
         """Bound the sum of both matrices [Weyl]."""
-        pairs = zip(self._values(), other._values(), strict=True)
-        lower, upper, least, largest = (first + second for first, second in pairs)
-        return EigenvalueBounds(lower, upper, least, largest, self.known or other.known)
+        sums = (a + b for a, b in zip(self._values(), other._values(), strict=True))
+        return EigenvalueBounds(*sums, known=self.known or other.known)
 
     def __mul__(self, other: EigenvalueBounds) -> EigenvalueBounds:
         """Bound the elementwise product of both matrices [Schur]."""
@@ -87,13 +86,12 @@ class EigenvalueBounds:
             torch.minimum(*upper),
             self.least_variance * other.least_variance,
             self.largest_variance * other.largest_variance,
-            self.known or other.known,
+            known=self.known or other.known,
         )
 
     def scaled(self, factor: Tensor) -> EigenvalueBounds:
         """Bound the matrix times a positive number, one for each matrix of the batch."""
-        lower, upper, least, largest = (value * factor for value in self._values())
-        return EigenvalueBounds(lower, upper, least, largest, self.known)
+        return EigenvalueBounds(*(value * factor for value in self._values()), known=self.known)
 
     def _values(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.lower, self.upper, self.least_variance, self.largest_variance
@@ -115,7 +113,13 @@ def _bounds(kernel: Kernel, Z: Tensor) -> EigenvalueBounds:
 
 @_bounds.register
 def _(kernel: RBFKernel, Z: Tensor) -> EigenvalueBounds:
-    return _isotropic(Z, kernel.lengthscale, _rbf, _rbf_log_density(Z.shape[-1]))
+    dim = Z.shape[-1]
+    return _isotropic(
+        Z,
+        kernel.lengthscale,
+        lambda r: np.exp(-0.5 * r * r),
+        lambda frequency: 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * frequency**2,
+    )
 
 
 @_bounds.register
@@ -132,20 +136,12 @@ def _(kernel: ScaleKernel, Z: Tensor) -> EigenvalueBounds:
 
 @_bounds.register
 def _(kernel: AdditiveKernel, Z: Tensor) -> EigenvalueBounds:
-    return _combined(kernel, Z, EigenvalueBounds.__add__)
+    return reduce(operator.add, (_bounds(part, _seen(part, Z)) for part in kernel.kernels))
 
 
 @_bounds.register
 def _(kernel: ProductKernel, Z: Tensor) -> EigenvalueBounds:
-    return _combined(kernel, Z, EigenvalueBounds.__mul__)
-
-
-def _combined(
-    kernel: AdditiveKernel | ProductKernel,
-    Z: Tensor,
-    rule: Callable[[EigenvalueBounds, EigenvalueBounds], EigenvalueBounds],
-) -> EigenvalueBounds:
-    return reduce(rule, (_bounds(part, _seen(part, Z)) for part in kernel.kernels))
+    return reduce(operator.mul, (_bounds(part, _seen(part, Z)) for part in kernel.kernels))
 
 
 def _isotropic(
@@ -252,19 +248,11 @@ def _bessel_zeros(dim: int) -> tuple[float, float]:
     return float(first), float(second)
 
 
-def _rbf(r: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.exp(-0.5 * r * r)
-
-
 _MATERN: dict[float, Profile] = {
     0.5: lambda r: np.exp(-r),
     1.5: lambda r: (1.0 + math.sqrt(3.0) * r) * np.exp(-math.sqrt(3.0) * r),
     2.5: lambda r: (1.0 + math.sqrt(5.0) * r + 5.0 / 3.0 * r * r) * np.exp(-math.sqrt(5.0) * r),
 }
-
-
-def _rbf_log_density(dim: int) -> Profile:
-    return lambda frequency: 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * frequency**2
 
 
 def _matern_log_density(nu: float, dim: int) -> Profile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -12,8 +13,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream.bases.grid.sensitivity import prior_covariance
-from bo_stream.learning.fits import hyperparameters, stem_parameters, with_priors
-from bo_stream.learning.pretraining import pretrain
+from bo_stream.learning.fits import hyperparameters, pretrain, stem_parameters, with_priors
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.marginal_likelihood import (
     NoiseGroup,
@@ -132,10 +132,9 @@ class OnlineLearner:
         """
         if self._reservoir.size == 0:
             return
-        coordinates = self.model.coordinates(X)
-        for i in range(X.shape[-2]):
-            noise = None if Yvar is None else Yvar[i].clone()
-            self._reservoir.offer(Kept(X[i].clone(), Y[i].clone(), noise, coordinates[i]))
+        variances = [None] * len(X) if Yvar is None else [one.clone() for one in Yvar]
+        for x, y, noise, at in zip(X, Y, variances, self.model.coordinates(X), strict=True):
+            self._reservoir.offer(Kept(x.clone(), y.clone(), noise, at.clone()))
 
     @property
     def num_kept(self) -> int:
@@ -156,8 +155,10 @@ class OnlineLearner:
             InputDataError: Fewer than ten observations are kept.
             UnsupportedError: The model has no stem.
         """
+        if not self._reservoir.kept:
+            raise InputDataError("Expected kept observations, got none: give keep a budget.")
         learned = deepcopy(self.model)
-        pretrain(learned, *self._reservoir.columns(), maxiter)
+        pretrain(learned, *_columns(self._reservoir.kept), maxiter)
         self.model.load_state_dict(learned.state_dict())
         self.model.eval()
         self.refresh()
@@ -185,11 +186,8 @@ class OnlineLearner:
         """Project observations anew, of all of which the noise is known, or of none."""
         if not kept:
             return
-        X, Y, former = (
-            torch.stack([getattr(one, name) for one in kept]) for name in ("X", "Y", "coordinates")
-        )
-        variances = [one.Yvar for one in kept if one.Yvar is not None]
-        self.model.reproject(X, Y, former, torch.stack(variances) if variances else None)
+        X, Y, Yvar = _columns(kept)
+        self.model.reproject(X, Y, torch.stack([one.coordinates for one in kept]), Yvar)
         for one, coordinates in zip(kept, self.model.coordinates(X), strict=True):
             one.coordinates = coordinates
 
@@ -205,12 +203,7 @@ class OnlineObjective:
     """
 
     def __init__(self, model: WISKI | DirichletWISKI, left_out: float = LEFT_OUT) -> None:
-        """Take the model's features of before, or choose new ones.
-
-        Args:
-            model: One that supposes no data.
-            left_out: Prior variance to leave out, in parts of the noise variance.
-        """
+        """Take the model's features of before, or choose new ones."""
         self._model = model
         self._left_out = left_out
         self._prior = self._prior_in_features()
@@ -231,12 +224,8 @@ class OnlineObjective:
     def log_density(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Tensor:
         """``log p(Y | memory)`` of a batch in units of the outcomes, differentiable in the stem.
 
-        Summed over points, outputs and batch elements. Cost O(r³ + q r² + q³).
-
-        Args:
-            X: ``... x q x d``.
-            Y: ``... x q x m``.
-            Yvar: Known noise variances shaped as Y; NaN: unknown.
+        Summed over points, outputs and batch elements. Cost O(r³ + q r² + q³). X is
+        ``... x q x d``, Y and Yvar are ``... x q x m``.
         """
         model = self._model
         outcomes, noise = model.standardized(X, Y, Yvar)
@@ -301,35 +290,26 @@ class Kept:
     coordinates: Tensor
 
 
+def _columns(kept: Sequence[Kept]) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return X, ``n x d``, Y, ``n x m``, and noise variances, ``n x m``, NaN where unknown."""
+    X, Y = torch.stack([one.X for one in kept]), torch.stack([one.Y for one in kept])
+    if all(one.Yvar is None for one in kept):
+        return X, Y, None
+    unknown = torch.full_like(Y[0], torch.nan)
+    return X, Y, torch.stack([unknown if one.Yvar is None else one.Yvar for one in kept])
+
+
 class Reservoir:
     """A uniform sample of a stream's observations. Source: Vitter (1985), algorithm R."""
 
     def __init__(self, size: int, seed: int) -> None:
-        """Start empty.
-
-        Args:
-            size: Most observations to keep.
-            seed: Seed of the choice.
-
-        Raises:
-            ValueError: The size is negative.
-        """
+        """Start empty; at most ``size`` observations are kept."""
         if size < 0:
             raise ValueError(f"Expected to keep at least 0 observations, got {size}.")
         self.size = size
         self.kept: list[Kept] = []
         self._seen = 0
         self._generator = torch.Generator().manual_seed(seed)
-
-    def columns(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return X, ``n x d``, Y, ``n x m``, and noise variances, ``n x m``, NaN where unknown."""
-        if not self.kept:
-            raise InputDataError("Expected kept observations, got none: give keep a budget.")
-        X, Y = torch.stack([k.X for k in self.kept]), torch.stack([k.Y for k in self.kept])
-        if all(k.Yvar is None for k in self.kept):
-            return X, Y, None
-        unknown = torch.full_like(self.kept[0].Y, torch.nan)
-        return X, Y, torch.stack([unknown if k.Yvar is None else k.Yvar for k in self.kept])
 
     def offer(self, observation: Kept) -> None:
         """Keep an observation, or not. Cost O(1)."""

@@ -7,8 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -28,8 +27,7 @@ class CrowdedCoresWarning(UserWarning):
     """A warning that other processes use the same cores, and threads of this one spin."""
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """Use of the processor by a thread.
 
     Attributes:
@@ -41,8 +39,8 @@ class Usage:
 
     seconds: float = 0.0
     core_seconds: float = 0.0
-    preempted: int = 0
-    slept: int = 0
+    preempted: float = 0
+    slept: float = 0
 
     @classmethod
     def of_this_thread(cls) -> Self:
@@ -57,13 +55,7 @@ class Usage:
 
     def plus(self, other: Usage, sign: int = 1) -> Usage:
         """Add another use, or subtract it."""
-        return Usage(*(getattr(self, f.name) + sign * getattr(other, f.name) for f in fields(self)))
-
-    @property
-    def is_of_crowded_cores(self) -> bool:
-        """Whether the thread wanted a core, never slept, and often had none."""
-        preempted = self.preempted > max(self.slept, PREEMPTIONS_A_SECOND * self.core_seconds)
-        return preempted and self.core_seconds < LEAST_SHARE * self.seconds
+        return Usage(*(a + sign * b for a, b in zip(self, other, strict=True)))
 
 
 class CoreWatch:
@@ -77,7 +69,9 @@ class CoreWatch:
         """Measure by ``usage``, which returns the use so far by the thread that works."""
         self._usage = usage
         self._sum = self._before = Usage()
-        self._said = torch.get_num_threads() == 1 or _waits_passively()
+        passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
+        sleeping = passive or os.environ.get("GOMP_SPINCOUNT") == "0"
+        self._said = torch.get_num_threads() == 1 or sleeping
 
     def __enter__(self) -> Self:
         self._before = self._usage()
@@ -90,19 +84,17 @@ class CoreWatch:
             self._sum = Usage()
 
     def _warn_if_crowded(self) -> None:
-        if self._sum.is_of_crowded_cores and not self._said:
+        """Warn if the thread wanted a core, never slept, and often had none."""
+        seconds, core_seconds, preempted, slept = self._sum
+        often = preempted > max(slept, PREEMPTIONS_A_SECOND * core_seconds)
+        if often and core_seconds < LEAST_SHARE * seconds and not self._said:
             self._said = True
-            share = self._sum.core_seconds / self._sum.seconds
             warnings.warn(
-                f"Other processes use the same cores: this one had {100 * share:.0f} % of a core, "
-                f"and its {torch.get_num_threads()} threads spin while they wait for each other. "
+                f"Other processes use the same cores: this one had "
+                f"{100 * core_seconds / seconds:.0f} % of a core, and its "
+                f"{torch.get_num_threads()} threads spin while they wait for each other. "
                 "Set OMP_WAIT_POLICY=PASSIVE in the environment before Python starts, or "
                 "OMP_NUM_THREADS=1.",
                 CrowdedCoresWarning,
                 stacklevel=users_stack_level(),
             )
-
-
-def _waits_passively() -> bool:
-    passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
-    return passive or os.environ.get("GOMP_SPINCOUNT") == "0"

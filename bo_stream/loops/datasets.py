@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -19,16 +18,6 @@ MIN_ROWS = 20
 """Fewest rows that can be split into points to choose from and points to score on."""
 
 Array = NDArray[np.float64]
-Arrays: TypeAlias = Mapping[str, NDArray[np.generic]]
-
-# of the simulated map
-_SIDE_KM = 1000.0
-_PIXELS = 100
-_WAVES = 400
-_LENGTHSCALE = 0.11
-_BASE_LOGIT = -1.1
-_SPREAD = 0.85
-_NUGGET = 0.12
 
 
 @dataclass(frozen=True)
@@ -50,11 +39,7 @@ class Dataset:
     source: str
 
     def __post_init__(self) -> None:
-        """Check shapes and values.
-
-        Raises:
-            UsageError: Too few rows, shapes that do not match, NaN, infinities, a constant column.
-        """
+        """Raise a ``UsageError`` for wrong shapes, few rows, NaN, infinity, a constant column."""
         if self.X.ndim != 2 or self.y.shape != self.X.shape[:1]:
             raise UsageError(
                 f"{self.source}: expected inputs of shape n x d and a target of shape n, got "
@@ -67,7 +52,16 @@ class Dataset:
             )
         names = (*self.columns, self.target)
         for name, values in zip(names, (*self.X.T, self.y), strict=True):
-            _check_values(f"{self.source}: column {name!r}", values)
+            place, bad = f"{self.source}: column {name!r}", np.flatnonzero(~np.isfinite(values))
+            if bad.size:
+                raise UsageError(
+                    f"{place} holds NaN or infinity in {bad.size} of {values.size} rows (first: "
+                    f"row {bad[0]}). Drop those rows first."
+                )
+            if values.min() == values.max():
+                raise UsageError(
+                    f"{place} is {values[0]:g} in every row: nothing to learn from it."
+                )
 
     @property
     def bounds(self) -> Array:
@@ -88,17 +82,6 @@ class Dataset:
         for values in (self.X, self.y):
             digest.update(np.ascontiguousarray(values, dtype="<f8").tobytes())
         return digest.hexdigest()
-
-
-def _check_values(name: str, values: Array) -> None:
-    bad = np.flatnonzero(~np.isfinite(values))
-    if bad.size:
-        raise UsageError(
-            f"{name} holds NaN or infinity in {bad.size} of {values.size} rows (first: row "
-            f"{bad[0]}). Drop those rows first."
-        )
-    if values.min() == values.max():
-        raise UsageError(f"{name} is {values[0]:g} in every row: nothing to learn from it.")
 
 
 def read_dataset(path: str | Path, x: Sequence[str] | None = None, y: str | None = None) -> Dataset:
@@ -126,38 +109,28 @@ def read_dataset(path: str | Path, x: Sequence[str] | None = None, y: str | None
 
 
 def _read_npz(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
-    arrays = _load_npz(path)
-    X = _numeric(_array(arrays, "X", path), f"{path}: array X")
-    X = X.reshape(-1, 1) if X.ndim == 1 else X
-    names = _column_names(arrays, X.shape[-1], path)
-    chosen = list(names) if x is None else list(x)
-    columns = [_position(names, name, path) for name in chosen]
-    target = _numeric(_array(arrays, y or "y", path), f"{path}: array {y or 'y'}")
-    label = str(arrays["target"]) if y is None and "target" in arrays else (y or "y")
-    return Dataset(X[:, columns], target, tuple(chosen), label, path.name)
-
-
-def _load_npz(path: Path) -> Arrays:
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            arrays = dict(file)
     except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} is no .npz file of plain arrays: {error}") from error
-
-
-def _array(arrays: Arrays, name: str, path: Path) -> NDArray[np.generic]:
-    if name not in arrays:
-        raise UsageError(f"{path} has no array {name!r}. It has: {', '.join(sorted(arrays))}.")
-    return arrays[name]
-
-
-def _column_names(arrays: Arrays, dim: int, path: Path) -> tuple[str, ...]:
-    if "columns" not in arrays:
-        return tuple(f"x{i}" for i in range(dim))
-    names = tuple(str(name) for name in arrays["columns"].ravel())
-    if len(names) != dim:
-        raise UsageError(f"{path}: expected {dim} names in array columns, got {len(names)}.")
-    return names
+    for name in ("X", y or "y"):
+        if name not in arrays:
+            raise UsageError(f"{path} has no array {name!r}. It has: {', '.join(sorted(arrays))}.")
+    X = _numeric(arrays["X"], f"{path}: array X")
+    X = X.reshape(-1, 1) if X.ndim == 1 else X
+    names = [f"x{i}" for i in range(X.shape[-1])]
+    if "columns" in arrays:
+        names = [str(name) for name in arrays["columns"].ravel()]
+    if len(names) != X.shape[-1]:
+        raise UsageError(
+            f"{path}: expected {X.shape[-1]} names in array columns, got {len(names)}."
+        )
+    chosen = names if x is None else x
+    target = _numeric(arrays[y or "y"], f"{path}: array {y or 'y'}")
+    label = str(arrays["target"]) if y is None and "target" in arrays else (y or "y")
+    columns = [_position(names, name, path) for name in chosen]
+    return Dataset(X[:, columns], target, tuple(chosen), label, path.name)
 
 
 def _position(names: Sequence[str], name: str, path: Path) -> int:
@@ -167,41 +140,33 @@ def _position(names: Sequence[str], name: str, path: Path) -> int:
     return names.index(name)
 
 
-def _numeric(values: NDArray[np.generic], name: str) -> Array:
+def _numeric(values: NDArray[np.generic] | pd.Series, name: str) -> Array:
     if values.dtype.kind not in "fiub":
         raise UsageError(f"{name} is not numeric (its type is {values.dtype}).")
+    if isinstance(values, pd.Series):
+        return values.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
     return values.astype(np.float64)
 
 
 def _read_table(path: Path, x: Sequence[str] | None, y: str | None) -> Dataset:
-    table = _load_table(path)
+    try:
+        table = pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()
+        raise UsageError(
+            f"{path} cannot be read as a table: {reason[0] if reason else error!r}"
+        ) from error
     names = [str(name) for name in table.columns]
     if not x or y is None:
         raise UsageError(
             f"Say which columns of {path} are inputs and which is the target, as in "
             f"--x lon lat --y prevalence. Its columns: {', '.join(names)}."
         )
-    values = [_table_column(table, _position(names, name, path), path) for name in (*x, y)]
+    values = [
+        _numeric(table.iloc[:, _position(names, name, path)], f"{path}: column {name!r}")
+        for name in (*x, y)
+    ]
     return Dataset(np.stack(values[:-1], axis=-1), values[-1], tuple(x), y, path.name)
-
-
-def _load_table(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()
-        raise UsageError(
-            f"{path} cannot be read as a table: {reason[0] if reason else error!r}"
-        ) from error
-
-
-def _table_column(table: pd.DataFrame, position: int, path: Path) -> Array:
-    column = table.iloc[:, position]
-    if not pd.api.types.is_numeric_dtype(column):
-        raise UsageError(
-            f"{path}: column {column.name!r} is not numeric (its type is {column.dtype})."
-        )
-    return column.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
 
 
 _READERS = {".npz": _read_npz, ".csv": _read_table, ".parquet": _read_table}
@@ -211,18 +176,17 @@ def simulated_prevalence(seed: int = 2020) -> Dataset:
     """Simulate a smooth prevalence in [0, 1] on some 4,000 pixels of a made-up country.
 
     The logit is a Gaussian process with a Matérn-5/2 kernel, drawn by random Fourier features, and
-    a small independent part.
-
-    Args:
-        seed: The same seed gives the same map.
+    a small independent part. The same seed gives the same map.
     """
     generator = np.random.default_rng(seed)
-    inside = _country(generator)
-    sites = _pixel_centres()[inside]
-    logit = _BASE_LOGIT + _SPREAD * _smooth_field(sites, generator)
-    logit += _NUGGET * generator.standard_normal(len(sites))
+    ticks = (np.arange(100) + 0.5) / 100
+    north, east = np.meshgrid(ticks[::-1], ticks, indexing="ij")
+    pixels = np.stack((east.ravel(), north.ravel()), axis=-1)
+    sites = pixels[_is_inside(pixels - 0.5, generator)]
+    logit = -1.1 + 0.85 * _smooth_field(sites, generator)
+    logit += 0.12 * generator.standard_normal(len(sites))
     return Dataset(
-        sites * _SIDE_KM,
+        sites * 1000.0,
         1.0 / (1.0 + np.exp(-logit)),
         ("easting (km)", "northing (km)"),
         "simulated prevalence (proportion)",
@@ -230,15 +194,8 @@ def simulated_prevalence(seed: int = 2020) -> Dataset:
     )
 
 
-def _pixel_centres() -> Array:
-    ticks = (np.arange(_PIXELS) + 0.5) / _PIXELS
-    north, east = np.meshgrid(ticks[::-1], ticks, indexing="ij")
-    return np.stack((east.ravel(), north.ravel()), axis=-1)
-
-
-def _country(generator: np.random.Generator) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+def _is_inside(offset: Array, generator: np.random.Generator) -> NDArray[np.bool_]:
     """Mark the pixels within a border whose radius is a random periodic function of the angle."""
-    offset = _pixel_centres() - 0.5
     angle = np.arctan2(offset[:, 1], offset[:, 0])
     waves = np.arange(2, 9)
     phase = generator.uniform(0.0, 2.0 * np.pi, waves.size)
@@ -249,9 +206,10 @@ def _country(generator: np.random.Generator) -> np.ndarray[tuple[int, ...], np.d
 
 def _smooth_field(sites: Array, generator: np.random.Generator) -> Array:
     """Draw from a Matérn-5/2 process of unit variance, whose frequencies are t with 5 d.o.f."""
-    directions = generator.standard_normal((2, _WAVES))
-    stretch = np.sqrt(5.0 / generator.chisquare(5.0, _WAVES))
-    phase = generator.uniform(0.0, 2.0 * np.pi, _WAVES)
-    angles = sites @ (directions * stretch) / _LENGTHSCALE + phase
-    field: Array = np.sqrt(2.0 / _WAVES) * np.cos(angles).sum(-1)
+    waves, lengthscale = 400, 0.11
+    directions = generator.standard_normal((2, waves))
+    stretch = np.sqrt(5.0 / generator.chisquare(5.0, waves))
+    phase = generator.uniform(0.0, 2.0 * np.pi, waves)
+    angles = sites @ (directions * stretch) / lengthscale + phase
+    field: Array = np.sqrt(2.0 / waves) * np.cos(angles).sum(-1)
     return field

@@ -7,24 +7,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import bo_stream
-from bo_stream.loops.errors import UsageError
+from bo_stream.loops.errors import UsageError, check_one_of
 
 if TYPE_CHECKING:
     from gpytorch.kernels import Kernel
-    from gpytorch.likelihoods import Likelihood
     from torch import Tensor
 
-    from bo_stream import OSGPR, OSVGP, WISKI, ClusteredGP
+    from bo_stream import OSVGP, WISKI, ClusteredGP
     from bo_stream.models.base import StreamingGP
 
 
 Option = int | float | str
 Options = Mapping[str, Option]
 Builder: TypeAlias = "Callable[[Tensor, Tensor, Kernel, Mapping[str, Any]], StreamingGP]"
-
-
-FIRST_STEPS = 20
-"""Factor of the number of hyperparameter steps on the first outcomes."""
 
 LIKELIHOODS = {
     "gaussian": "GaussianLikelihood",
@@ -45,8 +40,8 @@ class ModelKind:
         build: Function of inputs, outcomes, kernel and all options that builds a model; None: the
             class itself.
         retracts: Whether it takes outcomes out exactly, whatever came since.
-        most_inputs: Largest number of inputs; None: any.
-        on_grid: Whether it takes a number of nodes per dimension.
+        most_inputs: Largest number of inputs of a model on a grid, which takes a number of nodes
+            per dimension; None: any, on none.
         unlearned: Options that leave the hyperparameters of a new model at their defaults.
     """
 
@@ -56,29 +51,21 @@ class ModelKind:
     build: Builder | None = None
     retracts: bool = False
     most_inputs: int | None = None
-    on_grid: bool = False
     unlearned: Options = field(default_factory=dict)
 
     @property
     def model(self) -> type[StreamingGP]:
         """Class of the model."""
-        model: type[StreamingGP] = getattr(bo_stream, self.name)
-        return model
+        return getattr(bo_stream, self.name)
 
 
 def checked_model(name: str, given: Options, dim: int | None = None) -> dict[str, Option]:
-    """Check a model's name and options, and convert the options to their types.
-
-    Args:
-        name: A name in ``MODELS``.
-        given: Some of its options.
-        dim: Number of inputs, if known.
+    """Check a model's name and number of inputs, if known; convert its options to their types.
 
     Raises:
         UsageError: No such model or option, a value of another type, or too many inputs.
     """
-    if name not in MODELS:
-        raise UsageError(f"Expected model to be one of {', '.join(MODELS)}, got {name!r}.")
+    check_one_of("model", name, MODELS)
     kind = MODELS[name]
     if dim is not None and kind.most_inputs is not None and dim > kind.most_inputs:
         others = ", ".join(key for key, other in MODELS.items() if other.most_inputs is None)
@@ -105,31 +92,24 @@ def _checked_option(model: str, key: str, value: Option) -> Option:
 
 
 def check_grid(model: str, grid: tuple[int, ...] | None) -> None:
-    """Check that a grid is given only for a model on a grid.
-
-    Raises:
-        UsageError: The model is on none.
-    """
-    if grid is not None and not MODELS[model].on_grid:
-        names = ", ".join(name for name, kind in MODELS.items() if kind.on_grid)
+    """Raise a ``UsageError`` if a grid is given for a model on none."""
+    if grid is not None and MODELS[model].most_inputs is None:
+        names = ", ".join(name for name, kind in MODELS.items() if kind.most_inputs is not None)
         raise UsageError(f"A grid is for model {names}, got {grid} with model {model}.")
 
 
 def build_model(
     name: str, given: Options, X: Tensor, Y: Tensor, kernel: Kernel, grid: tuple[int, ...] | None
 ) -> StreamingGP:
-    """Build a model of the first outcomes.
+    """Build a model of the first outcomes, ``n x 1``, at inputs in the unit cube, ``n x d``.
 
     Args:
         name: A name in ``MODELS``.
-        given: Options that differ from the defaults.
-        X: Inputs in the unit cube, ``n x d``.
-        Y: Outcomes, ``n x 1``.
+        given: Options that differ from the defaults; one out of range is a ``UsageError``.
+        X: Inputs.
+        Y: Outcomes.
         kernel: Kernel of d inputs.
         grid: Nodes per dimension of a model on a grid, one number or d; None: its default.
-
-    Raises:
-        UsageError: An option is out of range.
     """
     kind = MODELS[name]
     options: dict[str, Any] = {**kind.options, **given}
@@ -145,11 +125,10 @@ def build_model(
 
 def options_help() -> str:
     """List every option with its default, for a help page."""
-    parts = (
+    return "; ".join(
         f"{name}: {', '.join(f'{key}={value}' for key, value in kind.options.items())}"
         for name, kind in MODELS.items()
     )
-    return "; ".join(parts)
 
 
 def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> WISKI:
@@ -160,22 +139,22 @@ def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
 
 
 def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> OSVGP:
-    """Learn the hyperparameters in many steps from the first outcomes, in few from later ones."""
+    """Learn hyperparameters from the first outcomes in twenty times as many steps as later."""
     from botorch.models.transforms.outcome import Standardize
+    from gpytorch import likelihoods
 
     from bo_stream.allocation.allocator import checked_number
 
-    others = dict(options)
-    likelihood = _likelihood(others.pop("likelihood")).to(X)
-    steps = checked_number("hyper_steps", others.pop("hyper_steps"), least=0)
+    name, steps = options["likelihood"], checked_number("hyper_steps", options["hyper_steps"], 0)
+    check_one_of("likelihood", name, LIKELIHOODS)
     model = bo_stream.OSVGP(
         X,
         Y,
-        likelihood,
+        getattr(likelihoods, LIKELIHOODS[name])().to(X),
         covar_module=kernel,
         outcome_transform=Standardize(m=1),
-        hyper_steps=FIRST_STEPS * steps,
-        **others,
+        max_points=options["max_points"],
+        hyper_steps=20 * steps,
     )
     model.hyper_steps = steps
     return model
@@ -187,44 +166,29 @@ def _clustered(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any])
     return bo_stream.ClusteredGP(X, Y, covar_module=kernel, **{**options, "resolution": resolution})
 
 
-def _likelihood(name: str) -> Likelihood:
-    if name not in LIKELIHOODS:
-        names = ", ".join(LIKELIHOODS)
-        raise UsageError(f"Expected likelihood to be one of {names}, got {name!r}.")
-    from gpytorch import likelihoods
-
-    likelihood: Likelihood = getattr(likelihoods, LIKELIHOODS[name])()
-    return likelihood
-
-
-def _describe_grid(model: WISKI) -> dict[str, Any]:
-    return {
-        "grid_size": model.grid_size,
-        "rank": model.rank,
-        "dropped": model.dropped,
-        "interpolation_error": model.interpolation_error(),
-    }
-
-
-def _describe_points(model: OSGPR | OSVGP) -> dict[str, Any]:
-    return {"inducing_points": len(model.inducing_points)}
-
-
 MODELS: dict[str, ModelKind] = {
     "wiski": ModelKind(
         "WISKI",
         {"max_rank": 1024},
-        _describe_grid,
+        lambda model: {
+            "grid_size": model.grid_size,
+            "rank": model.rank,
+            "dropped": model.dropped,
+            "interpolation_error": model.interpolation_error(),
+        },
         _wiski,
         retracts=True,
         most_inputs=4,
-        on_grid=True,
     ),
-    "osgpr": ModelKind("OSGPR", {"max_points": 512, "window": 512}, _describe_points),
+    "osgpr": ModelKind(
+        "OSGPR",
+        {"max_points": 512, "window": 512},
+        lambda model: {"inducing_points": len(model.inducing_points)},
+    ),
     "osvgp": ModelKind(
         "OSVGP",
         {"likelihood": "student", "max_points": 512, "hyper_steps": 5},
-        _describe_points,
+        lambda model: {"inducing_points": len(model.inducing_points)},
         _osvgp,
         unlearned={"hyper_steps": 0},
     ),
@@ -260,8 +224,7 @@ def _rbf(dim: int) -> Kernel:
     """Build BoTorch's default kernel."""
     from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 
-    kernel: Kernel = get_covar_module_with_dim_scaled_prior(dim)
-    return kernel
+    return get_covar_module_with_dim_scaled_prior(dim)
 
 
 KERNELS: dict[str, Callable[[int], Kernel]] = {

@@ -22,7 +22,7 @@ _HALF_WIDTH_95 = 1.959963984540054
 
 @torch.no_grad()
 def predict(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the marginal moments of ``model.posterior(X)`` at many inputs.
+    """Compute the marginal means and variances of ``model.posterior(X)``, ``n`` each, float64.
 
     Where the process is all in the weights of its features, the cost on a grid of d inputs is
     O(n 4^d) and one quadratic form, without ``n x r`` features.
@@ -30,14 +30,14 @@ def predict(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         model: Model of one output with an affine outcome transform.
         X: Inputs, ``n x d``.
-
-    Returns:
-        Means and variances of the function, ``n`` each, float64.
     """
     inputs = model.transform_inputs(X).double()
     process = model.process(inputs)
     if _in_features_only(process):
-        mean, variance = _moments_in_features(process, inputs)
+        space = weight_space(process)
+        points = sites(space.basis, inputs)
+        mean = points.linear(space.weights.mean)[0, 0]
+        variance = points.quadratic(space.weights.covariance().unsqueeze(0))[0, 0]
     else:
         mean, variance = (value[0] for value in process.marginals(inputs))
     first = cast(GPyTorchPosterior, model.posterior(X[:1])).mean.double().squeeze()
@@ -57,13 +57,6 @@ def _in_features_only(process: PosteriorProcess) -> bool:
     """Return whether a process is kept in the weights of its features, rather than of few rows."""
     base = process.base if isinstance(process, ConditionedProcess) else process
     return in_weight_space(process) and not isinstance(base, ObservationSpaceProcess)
-
-
-def _moments_in_features(process: PosteriorProcess, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    space = weight_space(process)
-    points = sites(space.basis, inputs)
-    mean = points.linear(space.weights.mean)[0, 0]
-    return mean, points.quadratic(space.weights.covariance().unsqueeze(0))[0, 0]
 
 
 @dataclass(frozen=True)
@@ -87,13 +80,7 @@ class Score:
 
 @torch.no_grad()
 def score(model: StreamingGP, X: Tensor, Y: Tensor) -> Score:
-    """Score the predictions of a single-output model.
-
-    Args:
-        model: As for :func:`predict`.
-        X: Held-out inputs, ``n x d``.
-        Y: Held-out outcomes, ``n x 1``.
-    """
+    """Score the predictions, as of :func:`predict`, of held-out outcomes ``n x 1`` at ``n x d``."""
     mean, variance = predict(model, X)
     noise = model.noise_at(model.transform_inputs(X).double()).squeeze(-2)
     variance = variance + noise * model.outcome_scale().square().squeeze()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import platform
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,15 +15,13 @@ from typing import Any
 
 import torch
 from gpytorch.module import Module
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from bo_stream.loops.models import MODELS
-from bo_stream.loops.run_folder import all_versions
 from bo_stream.models.base import StreamingGP
-from bo_stream.storage.archive import atomic_write
+from bo_stream.storage.archive import atomic_write, package_version
 
-_DPI = 150
+_PACKAGES = ("bo-stream", "torch", "botorch", "gpytorch", "linear-operator", "numpy", "scipy")
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -39,26 +38,16 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_picture(path: Path, draw: Callable[[], Figure]) -> None:
-    """Draw a picture and write it; if it cannot be drawn, warn and leave none.
-
-    Raises:
-        OSError: The disk is full or the folder cannot be written; the old picture stands.
-    """
+    """Draw a picture and write it; if it cannot be drawn, warn and leave none."""
     try:
-        content = _as_png(draw())
+        figure, file = draw(), io.BytesIO()
+        figure.savefig(file, format="png", dpi=150)
     except Exception as error:  # whatever it is, the results are there
         path.unlink(missing_ok=True)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         warnings.warn(f"{path.name} could not be drawn ({reason}).", RuntimeWarning, stacklevel=2)
     else:
-        write_files(path.parent, {path.name: content})
-
-
-def _as_png(figure: Figure) -> bytes:
-    FigureCanvasAgg(figure)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=_DPI)
-    return file.getvalue()
+        write_files(path.parent, {path.name: file.getvalue()})
 
 
 def record_file(content: Mapping[str, Any], seconds: float, notes: list[str]) -> bytes:
@@ -67,7 +56,8 @@ def record_file(content: Mapping[str, Any], seconds: float, notes: list[str]) ->
         "seconds": round(seconds, 3),
         "threads": torch.get_num_threads(),
         "peak_memory_mib": _peak_memory_mib(),
-        "versions": all_versions(),
+        "versions": {"python": platform.python_version()}
+        | {name: package_version(name) for name in _PACKAGES},
         "warnings": notes,
     }
     return (json.dumps({**content, **circumstances}, indent=2) + "\n").encode()

@@ -1,18 +1,228 @@
-"""A run of steps that is saved now and then and ends when it is done or asked to stop."""
+"""A run in a folder: a lock, checkpoints of index and models, and steps until it is to stop."""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from types import FrameType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+from uuid import uuid4
 
+from filelock import FileLock, Timeout
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.storage.archive import (
+    FileFormat,
+    OtherVersionError,
+    describe_file,
+    read_index,
+    write_index,
+)
+
+if TYPE_CHECKING:  # the command holds a folder before torch is imported
+    from bo_stream.models.base import StreamingGP
+
+T = TypeVar("T")
 Event = TypeVar("Event")
 
 SECONDS_BETWEEN_CHECKPOINTS = 15.0
 
+LOCK = ".lock"
+"""Name of the lock file, which is never removed: a removed lock can be held twice."""
+
+HOLDER = ".lock-holder.json"
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_MODELS = "model-*.safetensors"
+_DAMAGE = (
+    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+_CURE = "Restore the folder from a copy, or start anew in another folder."
+
+
+@dataclass(frozen=True)
+class CheckpointFormat:
+    """A format of checkpoints: an index in JSON, and files of the models that it names.
+
+    Attributes:
+        name: File name of the index.
+        run: Name of what is saved, for messages.
+        format: Format of the index.
+    """
+
+    name: str
+    run: str
+    format: FileFormat
+
+    def save(
+        self, folder: Path, content: Mapping[str, Any], models: Mapping[str, StreamingGP]
+    ) -> None:
+        """Write models and index so that a complete checkpoint, old or new, exists at any time.
+
+        The models go to new files, then the index is replaced in one move, then the former models
+        are removed. The folder is created if necessary.
+
+        Args:
+            folder: Folder of the run.
+            content: Plain values; the entry ``models`` is added here.
+            models: Models by key.
+
+        Raises:
+            OSError: The folder cannot be written, or the disk is full; the old checkpoint stands.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        former = set(folder.glob(_MODELS))
+        try:
+            files = {key: ModelFile.write(folder, key, model) for key, model in models.items()}
+            records = {key: asdict(file) for key, file in files.items()}
+            write_index(folder / self.name, self.format, {"models": records, **content})
+        except BaseException:
+            _remove(set(folder.glob(_MODELS)) - former)
+            raise
+        _remove(former)
+
+    @contextmanager
+    def opened(self, folder: Path) -> Iterator[dict[str, Any]]:
+        """Read the index; an error of the block that parses it is reported as damage.
+
+        Raises:
+            UsageError: There is none, it is damaged or was changed, or another version wrote it.
+        """
+        path = folder / self.name
+        if not path.is_file():
+            raise UsageError(
+                f"There is no {self.run} to resume in {folder}: it has no {self.name}."
+            )
+        try:
+            content = read_index(path, self.format)
+        except OtherVersionError as error:
+            raise UsageError(f"{error} Or start anew in another folder.") from error
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{error} {_CURE}") from error
+        try:
+            yield content
+        except UsageError:
+            raise
+        except _DAMAGE as error:
+            raise UsageError(f"{path} is damaged or no checkpoint ({error!r}). {_CURE}") from error
+
+
+SAMPLING = CheckpointFormat(
+    "checkpoint.json", "run", FileFormat("bo_stream sampling checkpoint", 6, True)
+)
+OPTIMIZATION = CheckpointFormat(
+    "optimization.json", "optimization", FileFormat("bo_stream optimization checkpoint", 6, True)
+)
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """A model's file as an index names it.
+
+    Attributes:
+        name: File name, in the folder of the index.
+        sha256: Digest that the file says of itself, in hexadecimal digits.
+        observations: Number of observations in the model.
+    """
+
+    name: str
+    sha256: str
+    observations: int
+
+    @classmethod
+    def write(cls, folder: Path, key: str, model: StreamingGP) -> Self:
+        """Write a model to a new file."""
+        observations = round(model.num_observations)
+        path = folder / f"model-{key}-{observations:07d}-{uuid4().hex[:8]}.safetensors"
+        model.save(path)
+        return cls(path.name, describe_file(path)["sha256"], observations)
+
+    def read(self, folder: Path, kind: type[StreamingGP], device: str) -> StreamingGP:
+        """Load the model; nothing in the file is executed (see :meth:`StreamingGP.load`).
+
+        A file that lies elsewhere, is damaged or was replaced is a ``UsageError``.
+        """
+        path = folder / self.name
+        if Path(self.name).name != self.name:
+            raise UsageError(
+                f"The checkpoint in {folder} names the model {self.name!r}: expected the name of a "
+                f"file in that folder. {_CURE}"
+            )
+        try:
+            digest = describe_file(path)["sha256"]  # of what it says to be; loading checks that
+            if digest != self.sha256:
+                raise ValueError(
+                    f"{path} is not the file that was written (SHA-256 {self.sha256[:12]}..., got "
+                    f"{digest[:12]}...)."
+                )
+            model = kind.load(path, map_location=device)
+        except (OSError, ValueError) as error:
+            raise UsageError(
+                f"The checkpoint in {folder} cannot be read: {error} {_CURE}"
+            ) from error
+        found = round(model.num_observations)
+        if found != self.observations:
+            raise UsageError(
+                f"{path} holds a model of {found:,} observations, the checkpoint says "
+                f"{self.observations:,}. {_CURE}"
+            )
+        return model
+
+
+def from_record(kind: type[T], record: Mapping[str, Any]) -> T:
+    """Build a dataclass from all of its fields as JSON returns them; lists become tuples."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
+    return kind(**{name: _as_tuples(record[name]) for name in names})
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder against other processes while the block runs.
+
+    The lock ends with the process, for whatever reason. A missing folder is not locked.
+
+    Raises:
+        UsageError: Another process holds the lock.
+    """
+    if not folder.is_dir():
+        yield
+        return
+    try:
+        with FileLock(folder / LOCK, timeout=0):
+            (folder / HOLDER).write_text(json.dumps([os.getpid(), platform.node()]))
+            try:
+                yield
+            finally:
+                (folder / HOLDER).unlink(missing_ok=True)
+    except Timeout as error:
+        raise UsageError(
+            f"{folder} is in use by {_holder(folder)}. Wait until that run ends, stop it, or give "
+            "another --out."
+        ) from error
+
+
+def _holder(folder: Path) -> str:
+    try:
+        number, host = json.loads((folder / HOLDER).read_text())
+    except (OSError, ValueError, TypeError):
+        return "another process"
+    return f"process {number} on {host}"
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def run_with_checkpoints(
@@ -27,17 +237,9 @@ def run_with_checkpoints(
 ) -> None:
     """Carry out a run; a checkpoint is also written at the end, even after an error.
 
-    Args:
-        events: The steps, or parts of steps, which are done as they are drawn.
-        save: Writes a checkpoint.
-        stop: Looked at after each event that ends a step.
-        on_event: Called after each event.
-        ends_step: Whether the run may be stopped after an event.
-        is_costly: Whether an event is saved at once.
-        seconds_between_checkpoints: Least time between two others.
-
-    Raises:
-        OSError: A checkpoint cannot be written; the one before stands.
+    Events, which are steps or parts of steps, are done as they are drawn. The run may be stopped
+    after one that ends a step. A costly one is saved at once, others after the seconds between
+    checkpoints.
     """
     last = -float("inf")
     try:
@@ -50,6 +252,15 @@ def run_with_checkpoints(
                 last = time.monotonic()
     finally:
         save()
+
+
+def check_not_shorter(done: int, asked: int) -> None:
+    """Raise a ``UsageError`` if fewer steps are asked for than are done."""
+    if done > asked:
+        raise UsageError(
+            f"The run has done {done:,} steps already: expected steps of at least that, got "
+            f"{asked:,}."
+        )
 
 
 class StopRequest:

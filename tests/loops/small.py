@@ -27,7 +27,7 @@ def small_map(rows: int = 120, seed: int = 0) -> Dataset:
 
 def map_with_an_artefact(settings: Settings, place: int = 50) -> tuple[Dataset, int]:
     """A small map with a row ten standard deviations off at a place in the pool, and that row."""
-    data = small_map(settings.observations + 40)
+    data = small_map(settings.initial + settings.q * (settings.steps or 0) + 40)
     resolved = settings.resolved(*data.X.shape)
     row = int(PoolSplit.of(data, resolved).pool_rows[place])
     data.y[row] += 10.0 * data.y.std()

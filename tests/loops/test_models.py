@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from bo_stream.loops.optimization import (
     save_optimizer,
 )
 from bo_stream.loops.predictions import predict, predict_mean
+from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit
 from bo_stream.loops.sampling.results import write_results
@@ -129,7 +130,7 @@ def test_amended_and_withdrawn_outcomes_leave_the_model_of_a_rebuild(name: str) 
     kernel = KERNELS[settings.kernel](2).double()
     kernel.load_state_dict(of(optimizer).covar_module.state_dict())
     X = settings.to_unit_cube([ledger[key].X for key in [*keys, 8]])
-    Y = -settings.tensor([ledger[key].Y for key in [*keys, 8]]).unsqueeze(-1)
+    Y = -torch.tensor([ledger[key].Y for key in [*keys, 8]], dtype=X.dtype).unsqueeze(-1)
     Y = Y / optimizer.surrogate.unit
     expected = build_model(name, {}, X, Y, kernel, None)
     set_hyperparameters(expected, former)
@@ -152,7 +153,7 @@ def test_further_starts_are_of_what_a_refit_learns(
     def record(model: StreamingGP, starts: Any) -> None:
         given.append({key for start in starts for key in start})
 
-    monkeypatch.setattr("bo_stream.loops.refits.relearn", record)
+    monkeypatch.setattr("bo_stream.loops.optimization.surrogate.relearn", record)
     optimizer = started(optimization(name), steps=3)
     optimizer.best()
     learned = {key for key, p in of(optimizer).named_parameters() if p.requires_grad}
@@ -313,10 +314,10 @@ def test_the_help_names_every_option() -> None:
 
 def test_settings_survive_json() -> None:
     for settings in (optimization("osgpr", model_options={"window": 9}), optimization("local")):
-        record = json.loads(json.dumps(settings.as_record()))
-        assert OptimizationSettings.from_record(_tuples(record)) == settings
+        record = json.loads(json.dumps(asdict(settings)))
+        assert from_record(OptimizationSettings, _tuples(record)) == settings
     chosen = Settings(model="clustered", model_options={"resolution": 0.1})
-    assert Settings.from_record(json.loads(json.dumps(chosen.as_record()))) == chosen
+    assert from_record(Settings, json.loads(json.dumps(asdict(chosen)))) == chosen
 
 
 def _tuples(record: dict[str, Any]) -> dict[str, Any]:

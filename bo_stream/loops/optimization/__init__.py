@@ -5,9 +5,13 @@ from typing import TYPE_CHECKING
 from bo_stream.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from bo_stream.loops.optimization.optimizer import Best, Optimizer
+    from bo_stream.loops.optimization.optimizer import (
+        Best,
+        Optimizer,
+        load_optimizer,
+        save_optimizer,
+    )
     from bo_stream.loops.optimization.settings import OptimizationSettings
-    from bo_stream.loops.optimization.store import load_optimizer, save_optimizer
     from bo_stream.loops.optimization.trials import Trial
 
 __all__ = [
@@ -23,9 +27,8 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
     __getattr__ = lazy_names(
         __name__,
         {
-            "optimizer": ("Best", "Optimizer"),
+            "optimizer": ("Best", "Optimizer", "load_optimizer", "save_optimizer"),
             "settings": ("OptimizationSettings",),
-            "store": ("load_optimizer", "save_optimizer"),
             "trials": ("Trial",),
         },
     )

@@ -25,7 +25,7 @@ from bo_stream.acquisition import SamplePaths, evaluate_known_points_once, sampl
 from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.objectives import import_function
-from bo_stream.loops.optimization.settings import ACQUISITIONS, THOMPSON, OptimizationSettings
+from bo_stream.loops.optimization.settings import ACQUISITIONS, OptimizationSettings
 from bo_stream.models.base import StreamingGP
 
 BASELINE = 64
@@ -46,12 +46,9 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
 
     ``TS``: each maximises a function of its own drawn from the posterior, whatever points are
     pending; with local models, which have no functions to draw, a draw at ``_JOINT_SAMPLES``
-    points. Others: one point after the other, with those before as pending.
-
-    Returns:
-        Points, ``q x d``.
+    points. Others: one point after the other, with those before as pending. They are ``q x d``.
     """
-    if settings.acquisition == THOMPSON:
+    if settings.acquisition == "TS":
         return _thompson(settings, situation, q)
     name = settings.acquisition
     builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
@@ -60,18 +57,17 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
         # joint samples of points that nearly coincide need a jitter: no news for a user
         warnings.simplefilter("ignore", NumericalWarning)
         for _ in range(q):
-            forgetful = ":" in name and len(points) > 0
-            acqf = _built(builder, situation.with_pending(points), forgetful)
-            points = torch.cat((points, _best_point(settings, situation, acqf)))
+            now = situation.with_pending(points)
+            acqf = builder(now)
+            if ":" in name and len(points) > 0 and getattr(acqf, "X_pending", None) is None:
+                acqf.set_X_pending(now.X_pending)  # which the user's builder has ignored
+            point = _best_point(settings, evaluate_known_points_once(acqf), points)
+            points = torch.cat((points, point))
     return points
 
 
 def check_acquisition(name: str) -> None:
-    """Check that a name is that of an acquisition or of a builder that can be imported.
-
-    Raises:
-        UsageError: It is not.
-    """
+    """Raise a ``UsageError`` unless an acquisition has the name, or a builder can be imported."""
     if ":" in name:
         import_function(name, "acquisition")
     elif name not in ACQUISITIONS:
@@ -120,43 +116,22 @@ def _monte_carlo(s: Situation) -> dict[str, Any]:
     return {"model": s.model, "sampler": s.sampler(), "X_pending": s.X_pending}
 
 
-def _log_expected_improvement(s: Situation) -> AcquisitionFunction:
-    """Build qLogEI over the largest posterior mean of a told point, as outcomes are noisy."""
-    return qLogExpectedImprovement(best_f=s.best_mean, **_monte_carlo(s))
-
-
-def _log_noisy_expected_improvement(s: Situation) -> AcquisitionFunction:
-    """Build qLogNEI over the ``BASELINE`` told points of the largest posterior means."""
-    baseline = s.X_baseline[:BASELINE]
-    return qLogNoisyExpectedImprovement(
-        X_baseline=baseline, prune_baseline=False, **_monte_carlo(s)
-    )
-
-
 BUILDERS: dict[str, Builder] = {
     "qUCB": lambda s: qUpperConfidenceBound(beta=s.beta, **_monte_carlo(s)),
-    "qLogEI": _log_expected_improvement,
-    "qLogNEI": _log_noisy_expected_improvement,
+    # over the largest posterior mean of a told point, as outcomes are noisy
+    "qLogEI": lambda s: qLogExpectedImprovement(best_f=s.best_mean, **_monte_carlo(s)),
+    "qLogNEI": lambda s: qLogNoisyExpectedImprovement(
+        X_baseline=s.X_baseline[:BASELINE], prune_baseline=False, **_monte_carlo(s)
+    ),
     "qSR": lambda s: qSimpleRegret(**_monte_carlo(s)),
 }
 
 
-def _built(builder: Builder, situation: Situation, forgetful: bool) -> AcquisitionFunction:
-    """Build an acquisition function; a ``forgetful`` builder may have ignored pending points."""
-    acqf = builder(situation)
-    if forgetful and getattr(acqf, "X_pending", None) is None:
-        acqf.set_X_pending(situation.X_pending)
-    return evaluate_known_points_once(acqf)
-
-
-def _best_point(
-    settings: OptimizationSettings, situation: Situation, acqf: AcquisitionFunction
-) -> Tensor:
-    dim = situation.X_baseline.shape[-1]
-    options: dict[str, Any] = {**_search_options(situation.X_baseline.dtype), "factr": None}
+def _best_point(settings: OptimizationSettings, acqf: AcquisitionFunction, like: Tensor) -> Tensor:
+    options: dict[str, Any] = {**_search_options(like.dtype), "factr": None}
     point, _ = optimize_acqf(
         acqf,
-        bounds=torch.tensor([[0.0] * dim, [1.0] * dim]).to(situation.X_baseline),
+        bounds=like.new_tensor([[0.0] * settings.dim, [1.0] * settings.dim]),
         q=1,
         num_restarts=settings.num_restarts,
         raw_samples=settings.raw_samples,
@@ -176,7 +151,12 @@ def _thompson(settings: OptimizationSettings, situation: Situation, q: int) -> T
         paths = sample_paths(situation.model, q, situation.seed)
     except UnsupportedError:  # a model, or a kernel, without functions in closed form
         return _thompson_among_points(settings, situation, q)
-    starts = _best_starts(paths, _start_points(settings, situation), settings.num_restarts)
+    # four times as many points to start from on a grid, where all is cheap
+    many = _THOMPSON_SAMPLES if lives_in_features(situation.model) else _JOINT_SAMPLES
+    points = _sobol_points(settings, situation, max(settings.raw_samples, many))
+    X = torch.cat((points, situation.X_baseline))
+    with torch.no_grad():
+        starts = X[paths(X).squeeze(-1).topk(settings.num_restarts, dim=-1).indices]
     slices = [slice(i, i + _PATHS_AT_A_TIME) for i in range(0, q, _PATHS_AT_A_TIME)]
     return torch.cat([_maxima(paths.path(some), starts[some]) for some in slices])
 
@@ -188,15 +168,7 @@ def _thompson_among_points(settings: OptimizationSettings, situation: Situation,
     jitter = _NEAR * torch.randn(BASELINE, points.shape[-1]).to(points)
     near = (best.repeat(BASELINE // len(best) + 1, 1)[:BASELINE] + jitter).clamp(0.0, 1.0)
     rule = MaxPosteriorSampling(situation.model, replacement=False)
-    chosen: Tensor = rule(torch.cat((points, near)), num_samples=q)
-    return chosen
-
-
-def _start_points(settings: OptimizationSettings, situation: Situation) -> Tensor:
-    """Return Sobol points and the told points; four times as many on a grid, where all is cheap."""
-    many = _THOMPSON_SAMPLES if lives_in_features(situation.model) else _JOINT_SAMPLES
-    count = max(settings.raw_samples, many)
-    return torch.cat((_sobol_points(settings, situation, count), situation.X_baseline))
+    return rule(torch.cat((points, near)), num_samples=q)
 
 
 def _sobol_points(settings: OptimizationSettings, situation: Situation, count: int) -> Tensor:
@@ -204,24 +176,14 @@ def _sobol_points(settings: OptimizationSettings, situation: Situation, count: i
     return engine.draw(count, dtype=torch.float64).to(situation.X_baseline)
 
 
-@torch.no_grad()
-def _best_starts(paths: SamplePaths, X: Tensor, count: int) -> Tensor:
-    """Choose of ``N x d`` points the best of each of n functions, ``n x count x d``."""
-    return X[paths(X).squeeze(-1).topk(count, dim=-1).indices]
-
-
 def _maxima(paths: SamplePaths, starts: Tensor) -> Tensor:
     """Maximise each of n functions by L-BFGS-B from ``n x starts x d`` points, to ``n x d``."""
-
-    def values(X: Tensor) -> Tensor:
-        return paths(X).squeeze(-1)
-
     with warnings.catch_warnings():
         # a line search that stalls ends there: the best of the starts is taken anyway
         warnings.simplefilter("ignore", OptimizationWarning)
         points, reached = gen_candidates_scipy(
             starts,
-            values,  # type: ignore[arg-type]  # any function of points will do
+            lambda X: paths(X).squeeze(-1),  # type: ignore[arg-type]  # any function will do
             lower_bounds=0.0,
             upper_bounds=1.0,
             options=_search_options(starts.dtype),

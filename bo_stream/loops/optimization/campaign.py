@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 from bo_stream.loops.crowded_cores import CoreWatch
-from bo_stream.loops.errors import UsageError
+from bo_stream.loops.errors import UsageError, check_whole
 from bo_stream.loops.optimization.evaluation import PointEvaluator, Task, evaluator
-from bo_stream.loops.optimization.objectives import Objective, find_objective
-from bo_stream.loops.optimization.optimizer import Optimizer
-from bo_stream.loops.optimization.settings import Bounds, OptimizationSettings
-from bo_stream.loops.optimization.store import parsed_optimizer, save_optimizer
+from bo_stream.loops.optimization.objectives import Objective
+from bo_stream.loops.optimization.optimizer import Optimizer, parsed_optimizer, save_optimizer
+from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Trial
-from bo_stream.loops.run import SECONDS_BETWEEN_CHECKPOINTS, StopRequest, run_with_checkpoints
-from bo_stream.loops.run_folder import OPTIMIZATION, from_record
-from bo_stream.loops.settings import check_whole
+from bo_stream.loops.run import (
+    OPTIMIZATION,
+    SECONDS_BETWEEN_CHECKPOINTS,
+    StopRequest,
+    check_not_shorter,
+    from_record,
+    run_with_checkpoints,
+)
 
 SLOW_SECONDS = 1.0
 """Duration of an evaluation beyond which its outcome is saved at once."""
@@ -43,22 +47,14 @@ class OptimizationCampaign:
         optimizer: Optimizer,
         plan: Plan,
         steps: list[OptimizationStep] | None = None,
-        open_step: OpenStep | None = None,
+        open_step: OptimizationStep | None = None,
     ) -> None:
-        """Put the parts together; see :meth:`resume` for a run in a folder.
-
-        Raises:
-            UsageError: The plan has fewer steps than are done.
-        """
+        """Put the parts together; a plan of fewer steps than are done is a ``UsageError``."""
         self.objective, self.optimizer, self.plan = objective, optimizer, plan
         self.steps = [] if steps is None else steps
         self._open = open_step
         self._watch = CoreWatch()
-        if self.steps_done > plan.total:
-            raise UsageError(
-                f"The run has done {self.steps_done} steps already: expected steps of at least "
-                f"that, got {plan.total}."
-            )
+        check_not_shorter(self.steps_done, plan.total)
 
     @classmethod
     def resume(cls, folder: Path, trusted: Collection[str] = (), **changes: Any) -> Self:
@@ -82,16 +78,17 @@ class OptimizationCampaign:
                 raise UsageError(
                     f"{folder} holds an optimizer without a run: load_optimizer reads it."
                 )
-            objective = _objective(run["objective"], optimizer.settings)
+            objective = from_record(Objective, run["objective"])
+            objective.prepare()
             steps = [from_record(OptimizationStep, step) for step in run["steps"]]
-            opened = None if run["open"] is None else from_record(OpenStep, run["open"])
+            opened = None if run["open"] is None else from_record(OptimizationStep, run["open"])
             former = from_record(Plan, run["plan"])
         return cls(objective, optimizer, replace(former, **changes), steps, opened)
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint; see :func:`bo_stream.loops.optimization.store.save_optimizer`."""
+        """Write a checkpoint; see :func:`bo_stream.loops.optimization.optimizer.save_optimizer`."""
         run = {
-            "objective": self.objective.as_record(),
+            "objective": asdict(self.objective),
             "plan": asdict(self.plan),
             "steps": [asdict(step) for step in self.steps],
             "open": None if self._open is None else asdict(self._open),
@@ -124,9 +121,8 @@ class OptimizationCampaign:
 
     def step_of(self) -> dict[int, int]:
         """Return the number of the step of each trial, by key, the open step included."""
-        steps = {key: step.number for step in self.steps for key in step.keys}
-        opened = () if self._open is None else self._open.keys
-        return steps | dict.fromkeys(opened, len(self.steps))
+        opened = [] if self._open is None else [self._open]
+        return {key: step.number for step in self.steps + opened for key in step.keys}
 
     def run_in(
         self,
@@ -136,11 +132,7 @@ class OptimizationCampaign:
         on_event: Callable[[Event], None],
         seconds_between_checkpoints: float = SECONDS_BETWEEN_CHECKPOINTS,
     ) -> None:
-        """Do the remaining steps with checkpoints in a folder; see ``run_with_checkpoints``.
-
-        Raises:
-            UsageError: No evaluation succeeds; what was tried is in the checkpoint.
-        """
+        """Do the remaining steps with checkpoints in a folder; see ``run_with_checkpoints``."""
         run_with_checkpoints(
             self.run(evaluator),
             lambda: self.save(folder),
@@ -160,31 +152,37 @@ class OptimizationCampaign:
             UsageError: Every trial failed.
         """
         while not self.finished:
-            step = self._begin_step() if self._open is None else self._open
+            step = self._open or self._begin_step()
             yield from self._evaluate(step, evaluator)
-            yield self._end_step(step)
-            self._check_anything_told()
+            yield self._end_step(self._open or step)
+            failed = self.optimizer.ledger.with_status("failed")
+            if len(failed) == len(self.optimizer.ledger):
+                raise UsageError(
+                    f"All {len(failed)} trials failed, the last one with: {failed[-1].error}. Mend "
+                    "the function; a resumed run goes on with other points."
+                )
 
-    def _begin_step(self) -> OpenStep:
+    def _begin_step(self) -> OptimizationStep:
         started = time.monotonic()
         initial = self.settings.initial if not self.steps else None
         with self._watch:
             keys = tuple(trial.key for trial in self.optimizer.ask(initial))
-        self._open = OpenStep(keys, time.monotonic() - started)
+        self._open = OptimizationStep(len(self.steps), keys, time.monotonic() - started)
         return self._open
 
-    def _evaluate(self, step: OpenStep, evaluator: PointEvaluator) -> Iterator[Trial]:
+    def _evaluate(self, step: OptimizationStep, evaluator: PointEvaluator) -> Iterator[Trial]:
         pending = {t.key for t in self.optimizer.pending} & set(step.keys)
         for key in sorted(pending):
             self._submit(key, evaluator)
-        former, started = step.evaluation_seconds, time.monotonic()
+        started = time.monotonic()
         while pending:
             trial = self._next(evaluator)
             if trial.status == "pending":
                 self._submit(trial.key, evaluator)
             else:
                 pending.remove(trial.key)
-            step.evaluation_seconds = former + time.monotonic() - started
+            waited = step.evaluation_seconds + time.monotonic() - started
+            self._open = replace(step, evaluation_seconds=waited)
             yield trial
 
     def _submit(self, key: int, evaluator: PointEvaluator) -> None:
@@ -199,32 +197,16 @@ class OptimizationCampaign:
         trial = optimizer.fail(outcome.key, outcome.error or "no outcome", outcome.seconds)
         return optimizer.retry(trial.key) if trial.attempts <= self.plan.retries else trial
 
-    def _end_step(self, step: OpenStep) -> OptimizationStep:
-        started, trial, mean = time.monotonic(), None, None
+    def _end_step(self, step: OptimizationStep) -> OptimizationStep:
+        started = time.monotonic()
         if self.optimizer.ledger.with_status("told"):
             best = self.optimizer.best()
-            trial, mean = best.trial, best.mean
-        seconds = step.model_seconds + time.monotonic() - started
-        done = OptimizationStep(
-            len(self.steps),
-            step.keys,
-            None if trial is None else trial.key,
-            mean,
-            None if trial is None else self.objective.noiseless(trial.X),
-            seconds,
-            step.evaluation_seconds,
-        )
-        self.steps.append(done)
+            noiseless = self.objective.noiseless(best.trial.X)
+            step = replace(step, best=best.trial.key, mean=best.mean, noiseless=noiseless)
+        step = replace(step, model_seconds=step.model_seconds + time.monotonic() - started)
+        self.steps.append(step)
         self._open = None
-        return done
-
-    def _check_anything_told(self) -> None:
-        failed = self.optimizer.ledger.with_status("failed")
-        if len(failed) == len(self.optimizer.ledger):
-            raise UsageError(
-                f"All {len(failed)} trials failed, the last one with: {failed[-1].error}. Mend the "
-                "function; a resumed run goes on with other points."
-            )
+        return step
 
 
 @dataclass(frozen=True)
@@ -245,15 +227,9 @@ class Plan:
     timeout: float | None = None
 
     def __post_init__(self) -> None:
-        """Check each setting.
-
-        Raises:
-            UsageError: One is out of range.
-        """
-        for name, value in (
-            ("steps", self.total), ("retries", self.retries), ("workers", self.workers),
-        ):  # fmt: skip
-            check_whole(name, value, 0)
+        check_whole("steps", self.total, 0)
+        check_whole("retries", self.retries, 0)
+        check_whole("workers", self.workers, 0)
         if self.timeout is not None and not self.timeout > 0.0:
             raise UsageError(f"Expected timeout above 0 seconds, got {self.timeout}.")
         if self.timeout is not None and self.workers == 0:
@@ -270,35 +246,20 @@ class OptimizationStep:
     Attributes:
         number: Number of the step.
         keys: Keys of its trials.
+        model_seconds: Time of choosing, updating and learning.
+        evaluation_seconds: Time of waiting for outcomes, over all parts of the run.
         best: Key of the best trial so far (see :class:`Best`), None before any outcome.
         mean: Posterior mean there.
         noiseless: Value of the function there, where it is known.
-        model_seconds: Time of choosing, updating and learning.
-        evaluation_seconds: Time of waiting for outcomes, over all parts of the run.
     """
 
     number: int
     keys: tuple[int, ...]
-    best: int | None
-    mean: float | None
-    noiseless: float | None
     model_seconds: float
-    evaluation_seconds: float
+    evaluation_seconds: float = 0.0
+    best: int | None = None
+    mean: float | None = None
+    noiseless: float | None = None
 
 
 Event: TypeAlias = Trial | OptimizationStep
-
-
-@dataclass
-class OpenStep:
-    """A step that waits for outcomes; attributes as of :class:`OptimizationStep`."""
-
-    keys: tuple[int, ...]
-    model_seconds: float
-    evaluation_seconds: float = 0.0
-
-
-def _objective(record: Mapping[str, Any], settings: OptimizationSettings) -> Objective:
-    name, dim, noise = record["function"], record["dim"], record["noise"]
-    own: Bounds | None = settings.bounds if ":" in name else None
-    return find_objective(name, None if own else dim, noise, own, settings.seed)

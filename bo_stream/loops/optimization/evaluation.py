@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,49 +53,19 @@ class Outcome(Generic[V]):
     seconds: float
 
 
-class Evaluator(ABC, Generic[P, V]):
-    """A queue of tasks that gives outcomes in order of completion, for use in a ``with`` block."""
-
-    @abstractmethod
-    def submit(self, task: Task[P]) -> None:
-        """Add a task."""
-
-    @abstractmethod
-    def next_outcome(self) -> Outcome[V]:
-        """Wait for an outcome of a submitted task."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release all resources; unfinished tasks are lost."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-
-PointEvaluator: TypeAlias = Evaluator[tuple[float, ...], float]
-"""Evaluator of points of d inputs with one outcome."""
-
-
-def evaluator(objective: Objective, count: int, timeout: float | None) -> PointEvaluator:
-    """Return an evaluator in workers, or in this process if ``count`` is 0.
-
-    One function of BoTorch's at a time without a timeout is evaluated in this process too: unlike
-    a function of the user's own, it cannot end its process or hang.
-    """
-    harmless = count == 1 and timeout is None and not objective.is_own
-    return InProcess(objective) if count == 0 or harmless else Workers(objective, count, timeout)
-
-
-class InProcess(Evaluator[P, V]):
+class InProcess(Generic[P, V]):
     """An evaluator in this process, one task after the other; nothing can stop one that hangs."""
 
     def __init__(self, work: Work[P, V]) -> None:
         """Prepare to do a work for each task."""
         self._work = work
         self._tasks: deque[Task[P]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._tasks.clear()
 
     def submit(self, task: Task[P]) -> None:
         """Add a task."""
@@ -106,12 +75,8 @@ class InProcess(Evaluator[P, V]):
         """Do the next task."""
         return attempt(self._work, self._tasks.popleft())
 
-    def close(self) -> None:
-        """Drop the tasks."""
-        self._tasks.clear()
 
-
-class Workers(Evaluator[P, V]):
+class Workers(Generic[P, V]):
     """An evaluator in worker processes, which are replaced when one dies or exceeds the timeout.
 
     Example:
@@ -127,9 +92,6 @@ class Workers(Evaluator[P, V]):
             work: Function of the tasks; it can be pickled.
             count: Largest number of processes.
             timeout: Seconds after which an attempt has failed and its process is killed.
-
-        Raises:
-            UsageError: count or timeout is out of range.
         """
         if count < 1:
             raise UsageError(f"Expected workers of at least 1, got {count}.")
@@ -139,6 +101,12 @@ class Workers(Evaluator[P, V]):
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker[P, V]] = []
         self._tasks: deque[Task[P]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
 
     def submit(self, task: Task[P]) -> None:
         """Add a task; it begins when a worker is free."""
@@ -164,11 +132,7 @@ class Workers(Evaluator[P, V]):
                 worker.give(self._tasks.popleft())
 
     def next_outcome(self) -> Outcome[V]:
-        """Wait for the next outcome; a hanging or dying worker gives one too.
-
-        Raises:
-            UsageError: A process cannot even be started.
-        """
+        """Wait for the next outcome; a hanging or dying worker gives one too (see :meth:`poll`)."""
         while True:
             outcome = self.poll(None)
             if outcome is not None:
@@ -192,12 +156,11 @@ class Workers(Evaluator[P, V]):
                 self._remove(worker)
 
     def _heard(self, seconds: float | None) -> Outcome[V] | None:
-        by_connection = {worker.connection: worker for worker in self._workers}
-        for connection in wait(list(by_connection), self._patience(seconds)):
-            if isinstance(connection, Connection):
-                outcome = self._message(by_connection[connection])
-                if outcome is not None:
-                    return outcome
+        ready = wait([worker.connection for worker in self._workers], self._patience(seconds))
+        for worker in [worker for worker in self._workers if worker.connection in ready]:
+            outcome = self._message(worker)
+            if outcome is not None:
+                return outcome
         return None
 
     def _message(self, worker: _Worker[P, V]) -> Outcome[V] | None:
@@ -252,6 +215,20 @@ class Workers(Evaluator[P, V]):
         self._workers = []
 
 
+PointEvaluator: TypeAlias = InProcess[tuple[float, ...], float] | Workers[tuple[float, ...], float]
+"""Evaluator of points of d inputs with one outcome."""
+
+
+def evaluator(objective: Objective, count: int, timeout: float | None) -> PointEvaluator:
+    """Return an evaluator in workers, or in this process if ``count`` is 0.
+
+    One function of BoTorch's at a time without a timeout is evaluated in this process too: unlike
+    a function of the user's own, it cannot end its process or hang.
+    """
+    harmless = count == 1 and timeout is None and not objective.is_own
+    return InProcess(objective) if count == 0 or harmless else Workers(objective, count, timeout)
+
+
 @dataclass
 class _Worker(Generic[P, V]):
     process: BaseProcess
@@ -304,7 +281,7 @@ def attempt(work: Work[P, V], task: Task[P]) -> Outcome[V]:
     started = time.monotonic()
     value, error = None, None
     try:
-        value = work.read(work.measure(task.X, task.key, task.attempt))
+        value = work.evaluate(task.X, task.key, task.attempt)
     except NoOutcomeError as wrong:
         error = str(wrong)
     except (Exception, SystemExit) as raised:  # the user's function may raise anything

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -26,8 +26,6 @@ from bo_stream.loops.optimization.trials import LARGEST
 P = TypeVar("P")  # a point
 V = TypeVar("V")  # an outcome
 
-_DISCRETE = ("AckleyMixed", "Labs")
-
 
 class NoOutcomeError(ValueError):
     """An error for a returned value that is no outcome; the message says what was expected."""
@@ -41,133 +39,64 @@ class Work(ABC, Generic[P, V]):
         """Import or build what is needed."""
 
     @abstractmethod
-    def measure(self, X: P, key: int, attempt: int) -> Any:
-        """Call the function; noise depends on the arguments alone."""
-
-    @abstractmethod
-    def read(self, result: Any) -> V:
-        """Return the outcome.
-
-        Raises:
-            NoOutcomeError: The result is none.
-        """
-
-
-class Objective(Work[tuple[float, ...], float]):
-    """A function of d inputs and one outcome."""
-
-    name: str
-    is_own: ClassVar[bool]
-    """Whether it is the user's own code."""
-
-    @property
-    @abstractmethod
-    def bounds(self) -> Bounds:
-        """Low and high of each input."""
-
-    @property
-    @abstractmethod
-    def optimum(self) -> float | None:
-        """Least value, where it is known."""
-
-    def read(self, result: Any) -> float:
-        """Return one number."""
-        return as_number(result)
-
-    @abstractmethod
-    def noiseless(self, X: Sequence[float]) -> float | None:
-        """Return the value without noise, where it is known."""
-
-    @abstractmethod
-    def as_record(self) -> dict[str, Any]:
-        """Return the arguments of :func:`find_objective` and the bounds, for JSON."""
+    def evaluate(self, X: P, key: int, attempt: int) -> V:
+        """Evaluate, or raise a ``NoOutcomeError``; noise depends on the arguments alone."""
 
 
 @dataclass(frozen=True)
-class SyntheticFunction(Objective):
-    """One of BoTorch's synthetic functions.
+class Objective(Work[tuple[float, ...], float]):
+    """A function of d inputs and one outcome: one of BoTorch's, or the user's own.
 
     Attributes:
-        name: Name of the class.
+        function: Name of a class of BoTorch, or ``package.module:function``, which takes a list of
+            d floats and returns one number.
+        bounds: Low and high of each input.
         dim: Number of inputs, for classes that leave it open.
         noise: Standard deviation of the noise, drawn anew for each trial and attempt.
         seed: Seed of the noise.
     """
 
-    name: str
-    dim: int | None
-    noise: float
-    seed: int
-    is_own = False
+    function: str
+    bounds: Bounds
+    dim: int | None = None
+    noise: float = 0.0
+    seed: int = 0
 
     @property
-    def bounds(self) -> Bounds:
-        """Bounds in BoTorch."""
-        return checked_bounds(_test_function(self.name, self.dim).bounds.T.tolist())
+    def is_own(self) -> bool:
+        """Whether it is the user's own code."""
+        return ":" in self.function
 
     @property
     def optimum(self) -> float | None:
-        """Optimal value in BoTorch."""
+        """Least value, where it is known."""
         try:
-            return float(_test_function(self.name, self.dim).optimal_value)
+            return None if self.is_own else float(self._callable().optimal_value)
         except NotImplementedError:
             return None
 
     def prepare(self) -> None:
-        """Build the function."""
-        _test_function(self.name, self.dim)
+        """Import or build the function."""
+        self._callable()
 
-    def measure(self, X: Sequence[float], key: int, attempt: int) -> float:
-        """Return the value with noise that depends on seed, key and attempt alone."""
+    def _callable(self) -> Any:
+        if self.is_own:
+            return import_function(self.function, "FUNCTION")
+        return _test_function(self.function, self.dim)
+
+    def evaluate(self, X: Sequence[float], key: int, attempt: int) -> float:
+        """Return one number; see :class:`Work`."""
+        value = self.noiseless(X)
+        if value is None:
+            return as_number(self._callable()(list(X)))
         generator = np.random.default_rng((self.seed, key, attempt))
-        return self.noiseless(X) + self.noise * float(generator.standard_normal())
+        return as_number(value + self.noise * float(generator.standard_normal()))
 
-    def noiseless(self, X: Sequence[float]) -> float:
-        """Return the value."""
-        point = torch.tensor([list(X)], dtype=torch.float64)
-        return float(_test_function(self.name, self.dim).evaluate_true(point))
-
-    def as_record(self) -> dict[str, Any]:
-        """Return name, dim, noise and bounds."""
-        return {"function": self.name, "dim": self.dim, "noise": self.noise, "bounds": self.bounds}
-
-
-@dataclass(frozen=True)
-class OwnFunction(Objective):
-    """A function of the user's own, which takes a list of d floats and returns one number.
-
-    Attributes:
-        name: ``package.module:function``.
-        box: Low and high of each input.
-    """
-
-    name: str
-    box: Bounds
-    is_own = True
-
-    @property
-    def bounds(self) -> Bounds:
-        """Bounds as they were given."""
-        return self.box
-
-    @property
-    def optimum(self) -> None:
-        """Unknown least value."""
-
-    def prepare(self) -> None:
-        """Import the function."""
-        import_function(self.name, "FUNCTION")
-
-    def measure(self, X: Sequence[float], key: int, attempt: int) -> Any:
-        """Call the function."""
-        return import_function(self.name, "FUNCTION")(list(X))
-
-    def noiseless(self, X: Sequence[float]) -> None:
-        """Return None: the value is not known."""
-
-    def as_record(self) -> dict[str, Any]:
-        """Return name, number of inputs and bounds."""
-        return {"function": self.name, "dim": len(self.box), "noise": 0.0, "bounds": self.box}
+    def noiseless(self, X: Sequence[float]) -> float | None:
+        """Return the value without noise, where it is known: of BoTorch's functions."""
+        if self.is_own:
+            return None
+        return float(self._callable().evaluate_true(torch.tensor([list(X)], dtype=torch.float64)))
 
 
 def find_objective(
@@ -207,13 +136,10 @@ def find_objective(
         raise UsageError(
             f"{name} cannot have --dim {dim}: {error or type(error).__name__}"
         ) from error
-    checked_bounds(box.T.tolist())
-    return SyntheticFunction(name, dim, noise, seed)
+    return Objective(name, checked_bounds(box.T.tolist()), dim, noise, seed)
 
 
-def _own_function(
-    function: str, dim: int | None, noise: float, bounds: Bounds | None
-) -> OwnFunction:
+def _own_function(function: str, dim: int | None, noise: float, bounds: Bounds | None) -> Objective:
     if noise or dim is not None:
         raise UsageError(
             f"--dim and --noise are for test functions; {function!r} is your own: say --bounds."
@@ -222,7 +148,7 @@ def _own_function(
         raise UsageError(
             f"Say the bounds of each input of {function!r}, as in --bounds '0,1 -5,5'."
         )
-    objective = OwnFunction(function, checked_bounds(bounds))
+    objective = Objective(function, checked_bounds(bounds), len(bounds))
     objective.prepare()
     return objective
 
@@ -235,14 +161,15 @@ def _test_function(name: str, dim: int | None) -> Any:
 @cache
 def _classes() -> dict[str, Any]:
     """Return BoTorch's functions of continuous inputs and one outcome without constraints."""
-    found = inspect.getmembers(synthetic, inspect.isclass)
-    return {name: kind for name, kind in found if _is_usable(name, kind)}
-
-
-def _is_usable(name: str, kind: type) -> bool:
-    abstract = inspect.isabstract(kind) or kind is SyntheticTestFunction
-    other = name in _DISCRETE or issubclass(kind, ConstrainedBaseTestProblem)
-    return issubclass(kind, SyntheticTestFunction) and not abstract and not other
+    others = (SyntheticTestFunction, synthetic.AckleyMixed, synthetic.Labs)  # abstract, discrete
+    return {
+        name: kind
+        for name, kind in inspect.getmembers(synthetic, inspect.isclass)
+        if issubclass(kind, SyntheticTestFunction)
+        and not issubclass(kind, ConstrainedBaseTestProblem)
+        and not inspect.isabstract(kind)
+        and kind not in others
+    }
 
 
 Value: TypeAlias = tuple[float, float | None]
@@ -267,38 +194,30 @@ class FunctionOfParameters(Work[Mapping[str, Any], Report]):
         """Import the function."""
         import_function(self.name, "function")
 
-    def measure(self, X: Mapping[str, Any], key: int, attempt: int) -> Any:
-        """Call the function."""
-        return import_function(self.name, "function")(dict(X))
+    def evaluate(self, X: Mapping[str, Any], key: int, attempt: int) -> Report:
+        """Return a value for each metric, or one alone; see :class:`Work`."""
+        return as_report(import_function(self.name, "function")(dict(X)))
 
-    def read(self, result: Any) -> Report:
-        """Return a value for each metric, or one alone."""
-        if isinstance(result, Mapping):
-            return {str(name): _as_value(value) for name, value in result.items()}
-        return {ALONE: _as_value(result)}
+
+def as_report(result: Any) -> Report:
+    """Convert a result to a value for each metric, or one alone, or raise a ``NoOutcomeError``."""
+    if isinstance(result, Mapping):
+        return {str(name): _as_value(value) for name, value in result.items()}
+    return {ALONE: _as_value(result)}
 
 
 def _as_value(result: Any) -> Value:
-    if isinstance(result, tuple) and len(result) == 2:
-        return as_number(result[0]), _as_error(result[1])
-    return as_number(result), None
-
-
-def _as_error(sem: Any) -> float | None:
+    mean, sem = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if sem is None or (isinstance(sem, float) and math.isnan(sem)):
-        return None
-    value = as_number(sem)
-    if value < 0.0:
-        raise NoOutcomeError(f"expected a standard error of at least 0, got {value}")
-    return value
+        return as_number(mean), None
+    error = as_number(sem)
+    if error < 0.0:
+        raise NoOutcomeError(f"expected a standard error of at least 0, got {error}")
+    return as_number(mean), error
 
 
 def complete(report: Report, metrics: Sequence[str]) -> Report:
-    """Return the values of the required metrics of a report.
-
-    Raises:
-        NoOutcomeError: One is missing.
-    """
+    """Return the values of the required metrics of a report, or raise a ``NoOutcomeError``."""
     if set(report) == {ALONE} and len(metrics) == 1:
         return {metrics[0]: report[ALONE]}
     missing = [name for name in metrics if name not in report]
@@ -312,11 +231,7 @@ def complete(report: Report, metrics: Sequence[str]) -> Report:
 
 
 def as_number(result: Any) -> float:
-    """Convert a result to one number, not too large for a model.
-
-    Raises:
-        NoOutcomeError: It is none.
-    """
+    """Convert a result to one number, not too large for a model, or raise a ``NoOutcomeError``."""
     array = np.asarray(result)
     if array.dtype.kind not in "iuf":
         name, text = type(result).__name__, str(result)[:40]
@@ -333,10 +248,8 @@ def as_number(result: Any) -> float:
 def import_function(name: str, what: str) -> Callable[..., Any]:
     """Import ``package.module:function``; modules in the working directory are found too.
 
-    ``what`` names its purpose in errors.
-
-    Raises:
-        UsageError: The module cannot be imported, or has no such function.
+    A module that cannot be imported, or has no such function, is a ``UsageError``; ``what`` names
+    the function's purpose in it.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
@@ -358,5 +271,4 @@ def import_function(name: str, what: str) -> Callable[..., Any]:
             f"{what} {name!r}: expected a function named {attribute!r} in {module_name!r}, found "
             f"{found}."
         )
-    chosen: Callable[..., Any] = function
-    return chosen
+    return function

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
-from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bo_stream.loops.errors import UsageError
-from bo_stream.loops.models import KERNELS, MODELS, Options, build_model
+from bo_stream.loops.errors import UsageError, check_whole
+from bo_stream.loops.models import MODELS
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
-from bo_stream.loops.optimization.settings import RANDOM, OptimizationSettings
+from bo_stream.loops.optimization.settings import OptimizationSettings
+from bo_stream.loops.optimization.surrogate import FEWEST, Surrogate
 from bo_stream.loops.optimization.trials import Ledger, Trial
 from bo_stream.loops.predictions import predict_mean
-from bo_stream.loops.refits import FEW_PER_INPUT, learn
-from bo_stream.loops.settings import check_whole
-from bo_stream.loops.units import is_off, unit_of
+from bo_stream.loops.run import OPTIMIZATION, ModelFile, from_record
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import (
-    Hyperparameters,
-    hyperparameters,
-    learned_values,
-    set_hyperparameters,
-)
-
-FEWEST = 2
-"""Number of outcomes from which a model can be built."""
 
 SHORTLIST = 1024
 """Number of told points, those of the best outcomes, among which the best is looked for."""
@@ -46,7 +35,7 @@ class Optimizer:
     ``ask`` gives trials with keys, ``tell`` takes their outcomes whenever they come. The model is
     updated at the next ``ask`` or ``best``. The next points depend on the settings, the trials so
     far and the model, not on torch's global random state, so a run that was saved and loaded goes
-    on to the same points.
+    on to the same points. What cannot be is a ``UsageError``, and changes nothing.
 
     A point without an outcome is pending: others are chosen to be of use beside it. So are the last
     ``AVOIDED_FAILURES`` failed ones, which the model never sees. A step costs the same whatever
@@ -66,11 +55,7 @@ class Optimizer:
         ledger: Ledger | None = None,
         surrogate: Surrogate | None = None,
     ) -> None:
-        """Begin, or go on with the parts of an earlier optimizer (see ``load_optimizer``).
-
-        Raises:
-            UsageError: The acquisition is not known.
-        """
+        """Begin, or go on with the parts of an earlier optimizer (see ``load_optimizer``)."""
         check_acquisition(settings.acquisition)
         self.settings = settings
         self.ledger = Ledger() if ledger is None else ledger
@@ -83,21 +68,15 @@ class Optimizer:
 
         They are Sobol points until ``initial`` trials are told or pending and two are told; then
         they maximise the acquisition.
-
-        Raises:
-            UsageError: q is no whole number, or less than one.
         """
         count = self.settings.q if q is None else q
         check_whole("q", count, 1)
-        first = self._sobol_due(count)
+        told = len(self.ledger.with_status("told"))
+        first = min(count, max(0, self.settings.initial - told - len(self.pending)))
+        if self.settings.acquisition == "random" or told < FEWEST:
+            first = count
         trials = self._ask_sobol(first) if first else []
         return trials + (self._ask_model(count - first) if count > first else [])
-
-    def _sobol_due(self, count: int) -> int:
-        told = len(self.ledger.with_status("told"))
-        if self.settings.acquisition == RANDOM or told < FEWEST:
-            return count
-        return min(count, max(0, self.settings.initial - told - len(self.pending)))
 
     def _ask_sobol(self, count: int) -> list[Trial]:
         drawn = sum(trial.origin == "sobol" for trial in self.ledger)
@@ -106,9 +85,11 @@ class Optimizer:
         return [self.ledger.add(X, "sobol") for X in self.settings.from_unit_cube(points)]
 
     def _ask_model(self, count: int) -> list[Trial]:
-        self.surrogate.follow(self.ledger)
+        model = self.surrogate.follow(self.ledger)
+        if model is None:
+            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
         with self._own_randomness() as seed:
-            points = best_points(self.settings, self._situation(seed), count)
+            points = best_points(self.settings, self._situation(model, seed), count)
         return [self.ledger.add(X, "model") for X in self.settings.from_unit_cube(points)]
 
     @contextmanager
@@ -122,10 +103,9 @@ class Optimizer:
             torch.manual_seed(seed)
             yield seed
 
-    def _situation(self, seed: int) -> Situation:
-        model = self.surrogate.required_model()
+    def _situation(self, model: StreamingGP, seed: int) -> Situation:
         X = self.settings.to_unit_cube([trial.X for trial in self._shortlist()])
-        means, order = self.surrogate.means(X).sort(descending=True, stable=True)
+        means, order = predict_mean(model, X).sort(descending=True, stable=True)
         failed = self.ledger.with_status("failed")[-AVOIDED_FAILURES:]
         open_points = [trial.X for trial in self.pending + failed]
         pending = self.settings.to_unit_cube(open_points) if open_points else None
@@ -140,11 +120,7 @@ class Optimizer:
         return self.settings.sign * (trial.Y or 0.0)
 
     def register(self, X: Sequence[float]) -> Trial:
-        """Add a point of one's own as a pending trial.
-
-        Raises:
-            UsageError: It has the wrong length, lies outside the bounds, or holds no numbers.
-        """
+        """Add a point of one's own, d numbers within the bounds, as a pending trial."""
         bounds = self.settings.bounds
         try:
             values = tuple(float(x) for x in X)
@@ -183,18 +159,14 @@ class Optimizer:
         return self.ledger.with_status("pending")
 
     def best(self) -> Best:
-        """Find the told point of the best posterior mean; of the best outcome without a model.
-
-        Raises:
-            UsageError: Nothing was told yet.
-        """
+        """Find the told point of the best posterior mean; of the best outcome without a model."""
         shortlist = self._shortlist()
         if not shortlist:
             raise UsageError("There is no best point yet: no outcome was told.")
-        self.surrogate.follow(self.ledger)
-        if self.surrogate.model is None:
+        model = self.surrogate.follow(self.ledger)
+        if model is None:
             return Best(max(shortlist, key=self._gain), None)
-        means = self.surrogate.means(self.settings.to_unit_cube([t.X for t in shortlist]))
+        means = predict_mean(model, self.settings.to_unit_cube([t.X for t in shortlist]))
         position = int(means.argmax())
         mean = self.settings.sign * means[position].item() * self.surrogate.unit
         return Best(shortlist[position], mean)
@@ -213,139 +185,92 @@ class Best:
     mean: float | None
 
 
-class Surrogate:
-    """A model over the unit cube that is kept equal to a ledger by differences.
+def save_optimizer(
+    folder: Path, optimizer: Optimizer, run: Mapping[str, Any] | None = None
+) -> None:
+    """Write an optimizer; whatever happens, a complete one, the old or the new, is left.
 
-    New outcomes enter by ``update``, withdrawn ones leave by ``retract``, an amended one does both,
-    so that a step costs the same whatever was told before. A model that cannot retract exactly is
-    built anew from all outcomes that are left; so is any model when the spread of the outcomes
-    turns out to be of another order. Outcomes enter in the order of keys, not of arrival.
+    A model that is being changed is left out, and built anew from the trials.
 
-    Attributes:
-        model: None until there are enough outcomes.
-        held: Outcomes in the model's memory, by key.
-        refits: Numbers of outcomes at which the hyperparameters were learned.
-        unit: Unit of the outcomes in the model: acquisition functions have absolute tolerances.
-        is_whole: False while the model is being brought to the ledger.
+    Args:
+        folder: Created if necessary.
+        optimizer: The optimizer.
+        run: Plain values to be kept with it.
+
+    Raises:
+        OSError: The folder cannot be written, or the disk is full; the old files stand.
     """
-
-    def __init__(
-        self,
-        settings: OptimizationSettings,
-        model: StreamingGP | None = None,
-        held: Mapping[int, float] | None = None,
-        refits: Sequence[int] = (),
-        unit: float = 1.0,
-    ) -> None:
-        """Begin empty, or with the content of a checkpoint.
-
-        Raises:
-            UsageError: A model cannot be built with these settings: said before any evaluation.
-        """
-        self.settings = settings
-        self.model = model
-        self.held = dict(held or {})
-        self.refits = list(refits)
-        self.unit = unit
-        self.is_whole = True
-        if model is None:
-            self._built(settings.to_unit_cube([]), self._outcomes([]))
-
-    def follow(self, ledger: Ledger) -> None:
-        """Bring the model to the ledger's told outcomes, and learn hyperparameters where due.
-
-        Raises:
-            UsageError: A model cannot be built with these settings.
-        """
-        wanted = {trial.key: trial.Y for trial in ledger.with_status("told")}
-        stale = [key for key, Y in self.held.items() if wanted.get(key) != Y]
-        fresh = [key for key, Y in wanted.items() if self.held.get(key) != Y]
-        if not stale and not fresh:
-            return
-        self.is_whole = False
-        few = len(self.held) - len(stale) < FEWEST
-        if self.model is None or few or is_off(self.unit, [_outcome(ledger, k) for k in wanted]):
-            self._begin(ledger, sorted(wanted))
-        elif stale and not MODELS[self.settings.model].retracts:
-            self._rebuild(ledger, sorted(wanted), self.model)
-        else:
-            self._take_out(ledger, sorted(stale), self.model)
-            self._put_in(ledger, fresh, self.model)
-        if self.model is not None:
-            self._refit_if_due(ledger, self.model)
-        self.is_whole = True
-
-    def _begin(self, ledger: Ledger, keys: list[int]) -> None:
-        self.model, self.held, self.refits = None, {}, []
-        if len(keys) >= FEWEST:
-            self.unit = unit_of([_outcome(ledger, key) for key in keys])
-            self.model = self._built(*self._data(ledger, keys))
-            self.held = {key: _outcome(ledger, key) for key in keys}
-
-    def _rebuild(self, ledger: Ledger, keys: list[int], former: StreamingGP) -> None:
-        """Build a model of other outcomes, with hyperparameters and log of the former one."""
-        self.model = self._built(*self._data(ledger, keys), deepcopy(former.covar_module))
-        set_hyperparameters(self.model, hyperparameters(former))
-        for event in former.numerical_log:
-            self.model.log_event(event.what, event.size, event.jitter)
-        self.held = {key: _outcome(ledger, key) for key in keys}
-
-    def _built(
-        self, X: Tensor, Y: Tensor, kernel: Kernel | None = None, more: Options | None = None
-    ) -> StreamingGP:
-        settings = self.settings
-        if kernel is None:
-            kernel = KERNELS[settings.kernel](settings.dim)
-        options = {**settings.model_options, **(more or {})}
-        return build_model(settings.model, options, X, Y, kernel.to(X), settings.grid)
-
-    def _take_out(self, ledger: Ledger, keys: list[int], model: StreamingGP) -> None:
-        if keys:
-            X = self.settings.to_unit_cube([ledger[key].X for key in keys])
-            model.retract(X, self._outcomes([self.held[key] for key in keys]))
-        for key in keys:
-            del self.held[key]
-
-    def _put_in(self, ledger: Ledger, keys: list[int], model: StreamingGP) -> None:
-        if keys:
-            model.update(*self._data(ledger, keys))
-        self.held |= {key: _outcome(ledger, key) for key in keys}
-
-    def _data(self, ledger: Ledger, keys: list[int]) -> tuple[Tensor, Tensor]:
-        X = self.settings.to_unit_cube([ledger[key].X for key in keys])
-        return X, self._outcomes([_outcome(ledger, key) for key in keys])
-
-    def _outcomes(self, Y: list[float]) -> Tensor:
-        return self.settings.tensor([y / self.unit for y in Y]).unsqueeze(-1) * self.settings.sign
-
-    def _refit_if_due(self, ledger: Ledger, model: StreamingGP) -> None:
-        growth, count = self.settings.refit, len(self.held)
-        if not self.refits or (growth > 0.0 and count >= growth * self.refits[-1]):
-            learn(model, self._further_starts(ledger))
-            self.refits.append(count)
-
-    def _further_starts(self, ledger: Ledger) -> list[Hyperparameters]:
-        """Return the defaults as a second start of a refit, if it is a later one of few data."""
-        if not self.refits or len(self.held) > FEW_PER_INPUT * self.settings.dim:
-            return []
-        data = self._data(ledger, sorted(self.held)[:FEWEST])
-        draft = self._built(*data, more=MODELS[self.settings.model].unlearned)
-        return [learned_values(draft)]
-
-    def required_model(self) -> StreamingGP:
-        """Return the model, or raise a ``UsageError`` if there is none yet."""
-        if self.model is None:
-            raise UsageError(f"There is no model yet: it needs {FEWEST} outcomes.")
-        return self.model
-
-    @torch.no_grad()
-    def means(self, X: Tensor) -> Tensor:
-        """Compute the posterior means, ``n``, in ``unit``, at ``n x d`` points of the unit cube."""
-        return predict_mean(self.required_model(), X)
+    surrogate = optimizer.surrogate
+    if not surrogate.is_whole:
+        surrogate = Surrogate(optimizer.settings)
+    content = {
+        "settings": asdict(optimizer.settings),
+        "trials": [vars(trial) for trial in optimizer.ledger],
+        "surrogate": {
+            "held": list(surrogate.held.items()),
+            "refits": surrogate.refits,
+            "unit": surrogate.unit,
+        },
+        "run": None if run is None else dict(run),
+    }
+    models = {} if surrogate.model is None else {"surrogate": surrogate.model}
+    OPTIMIZATION.save(folder, content, models)
 
 
-def _outcome(ledger: Ledger, key: int) -> float:
-    value = ledger[key].Y
-    if value is None:
-        raise UsageError(f"Trial {key} has no outcome.")
-    return value
+def load_optimizer(
+    folder: Path, trusted: Collection[str] = ()
+) -> tuple[Optimizer, dict[str, Any] | None]:
+    """Read an optimizer and the values that were kept with it.
+
+    Nothing in the folder is executed: models are read as :meth:`StreamingGP.load` does, and
+    functions are imported only if they are trusted.
+
+    Args:
+        folder: Folder of :func:`save_optimizer`.
+        trusted: Functions ``package.module:function`` that the folder may name.
+
+    Raises:
+        UsageError: There is none, it is damaged, another version wrote it, or it names a function
+            that is not trusted.
+    """
+    with OPTIMIZATION.opened(folder) as content:
+        return parsed_optimizer(folder, content, trusted), content["run"]
+
+
+def parsed_optimizer(
+    folder: Path, content: Mapping[str, Any], trusted: Collection[str]
+) -> Optimizer:
+    """Build the optimizer of an index's content; see :func:`load_optimizer`."""
+    unknown = [name for name in _functions(content) if name not in trusted]
+    if unknown:
+        raise UsageError(
+            f"The run in {folder} names {' and '.join(unknown)}, which would be imported and "
+            "called. If you trust it, name it too: as FUNCTION or --acquisition of the command, or "
+            "by trusted=[...]."
+        )
+    settings = from_record(OptimizationSettings, content["settings"])
+    ledger = Ledger(from_record(Trial, record) for record in content["trials"])
+    state, model = content["surrogate"], None
+    held = {int(key): float(Y) for key, Y in state["held"]}
+    if "surrogate" in content["models"]:
+        file = from_record(ModelFile, content["models"]["surrogate"])
+        if file.observations != len(held):
+            raise UsageError(
+                f"{folder / OPTIMIZATION.name} contradicts itself: {len(held):,} outcomes, a model "
+                f"of {file.observations:,}."
+            )
+        model = file.read(folder, MODELS[settings.model].model, settings.device)
+    surrogate = Surrogate(settings, model, held, state["refits"], float(state["unit"]))
+    return Optimizer(settings, ledger, surrogate)
+
+
+def named_functions(folder: Path) -> list[str]:
+    """Return the functions ``package.module:function`` that a folder's run imports and calls."""
+    with OPTIMIZATION.opened(folder) as content:
+        return _functions(content)
+
+
+def _functions(content: Mapping[str, Any]) -> list[str]:
+    run = content["run"]
+    names = [] if run is None else [str(run["objective"]["function"])]
+    return [name for name in (*names, str(content["settings"]["acquisition"])) if ":" in name]

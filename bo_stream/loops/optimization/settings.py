@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bo_stream.loops.errors import UsageError
-from bo_stream.loops.settings import RunSettings, check_whole
+from bo_stream.loops.errors import UsageError, check_whole
+from bo_stream.loops.settings import RunSettings
 
 if TYPE_CHECKING:  # settings are imported for the help pages, which do without torch
     from torch import Tensor
 
-THOMPSON = "TS"
-RANDOM = "random"
-ACQUISITIONS = ("qUCB", "qLogEI", "qLogNEI", "qSR", THOMPSON, RANDOM)
+ACQUISITIONS = ("qUCB", "qLogEI", "qLogNEI", "qSR", "TS", "random")
 """Names of the acquisitions; ``TS`` and ``random`` need no acquisition function."""
 
 Bounds = tuple[tuple[float, float], ...]
@@ -46,11 +44,6 @@ class OptimizationSettings(RunSettings):
     refit: float = 1.3
 
     def __post_init__(self) -> None:
-        """Check each setting.
-
-        Raises:
-            UsageError: One is out of range.
-        """
         object.__setattr__(self, "bounds", checked_bounds(self.bounds))
         super().__post_init__()
         self.check_inputs(self.dim)
@@ -69,19 +62,13 @@ class OptimizationSettings(RunSettings):
         """Factor of the outcomes in the model, which always maximises."""
         return 1.0 if self.maximize else -1.0
 
-    def tensor(self, values: Sequence[Any]) -> Tensor:
-        """Return numbers as a tensor of the model's dtype and device."""
-        import torch
-
-        return torch.tensor(values, dtype=self.torch_dtype, device=self.device)
-
     def to_unit_cube(self, X: Sequence[Sequence[float]]) -> Tensor:
         """Scale ``n x d`` inputs from the bounds to the unit cube, in which the model has them."""
         import torch
 
         low, high = self._box()
         unit = (torch.tensor(X, dtype=torch.float64).reshape(-1, self.dim) - low) / (high - low)
-        return unit.clamp(0.0, 1.0).to(self.torch_dtype).to(self.device)
+        return unit.clamp(0.0, 1.0).to(getattr(torch, self.dtype)).to(self.device)
 
     def from_unit_cube(self, U: Tensor) -> list[tuple[float, ...]]:
         """Scale ``n x d`` points of the unit cube to the bounds."""
@@ -99,11 +86,7 @@ class OptimizationSettings(RunSettings):
 
 
 def checked_bounds(bounds: Sequence[Sequence[float]]) -> Bounds:
-    """Return bounds as pairs of floats.
-
-    Raises:
-        UsageError: There are none, or a pair is no finite interval.
-    """
+    """Return bounds as pairs of floats; none, or no finite interval, is a ``UsageError``."""
     if not bounds:
         raise UsageError("Expected bounds of at least one input, got none.")
     for i, pair in enumerate(bounds):

@@ -16,10 +16,6 @@ LARGEST = 1e75
 
 Origin = Literal["sobol", "model", "hand"]
 
-History = Literal["csv", "parquet"]
-HISTORIES: tuple[History, ...] = ("csv", "parquet")
-"""File types of the history of all trials."""
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -47,10 +43,7 @@ class Trial:
 
 
 class Ledger:
-    """Trials by key; every method changes one trial, or raises and changes none.
-
-    Each of them raises a ``UsageError`` if the key is unknown.
-    """
+    """Trials by key; a method changes one trial, or raises a ``UsageError`` and changes none."""
 
     def __init__(self, trials: Iterable[Trial] = ()) -> None:
         """Begin with trials whose keys count from 0."""
@@ -81,11 +74,9 @@ class Ledger:
         return trial
 
     def tell(self, key: int, Y: float, seconds: float | None = None) -> Trial:
-        """Record the outcome of a pending or failed trial; telling it again changes nothing.
+        """Record the finite outcome of a pending or failed trial.
 
-        Raises:
-            UsageError: The outcome is not finite or not the one told before, or the trial was
-                withdrawn.
+        Telling it again changes nothing; telling another one is an error.
         """
         trial, value = self[key], _checked_outcome(key, Y)
         if trial.status == "withdrawn":
@@ -99,11 +90,7 @@ class Ledger:
         return trial
 
     def amend(self, key: int, Y: float) -> Trial:
-        """Set the outcome of a trial of any status.
-
-        Raises:
-            UsageError: The outcome is not finite.
-        """
+        """Set the outcome, a finite number, of a trial of any status."""
         trial, value = self[key], _checked_outcome(key, Y)
         attempts = max(trial.attempts, 1)
         return self._put(replace(trial, status="told", Y=value, attempts=attempts))
@@ -113,11 +100,7 @@ class Ledger:
         return self._put(replace(self[key], status="withdrawn", Y=None))
 
     def fail(self, key: int, error: str, seconds: float | None = None) -> Trial:
-        """Record that an attempt failed.
-
-        Raises:
-            UsageError: The trial was told or withdrawn.
-        """
+        """Record that an attempt at a pending or failed trial failed."""
         trial = self[key]
         if trial.status in ("told", "withdrawn"):
             raise UsageError(
@@ -127,11 +110,7 @@ class Ledger:
         return self._put(replace(_attempted(trial, seconds), status="failed", error=error))
 
     def retry(self, key: int) -> Trial:
-        """Make a failed trial pending again.
-
-        Raises:
-            UsageError: The trial has not failed.
-        """
+        """Make a failed trial pending again."""
         trial = self[key]
         if trial.status != "failed":
             raise UsageError(f"Only a failed trial can be retried; trial {key} is {trial.status}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,7 @@ from bo_stream.loops.datasets import Dataset, read_dataset, simulated_prevalence
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import MODELS
 from bo_stream.loops.predictions import Score
-from bo_stream.loops.run import SECONDS_BETWEEN_CHECKPOINTS, StopRequest, run_with_checkpoints
-from bo_stream.loops.run_folder import SAMPLING, ModelFile, from_record
+from bo_stream.loops.run import SAMPLING, ModelFile, check_not_shorter, from_record
 from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit, SamplingState, Step
 from bo_stream.loops.sampling.settings import STRATEGIES, Settings, Strategy
 
@@ -55,14 +54,18 @@ class Campaign:
         self,
         data: Dataset,
         origin: DataOrigin,
-        loops: dict[Strategy, ActiveSampling],
+        settings: Settings,
+        states: Mapping[Strategy, SamplingState | None],
         seconds: float = 0.0,
     ) -> None:
-        """Put the parts together; use :meth:`begin` or :meth:`resume`."""
-        self.data = data
-        self.origin = origin
-        self.loops = loops
-        self.seconds = seconds
+        """Begin or go on with a loop per state; use :meth:`begin` or :meth:`resume`."""
+        resolved = settings.resolved(*data.X.shape)
+        split = PoolSplit.of(data, resolved)
+        self.data, self.origin, self.seconds = data, origin, seconds
+        self.loops = {
+            name: ActiveSampling(split, replace(resolved, strategy=name), state)
+            for name, state in states.items()
+        }
         self._within_step = False
 
     @classmethod
@@ -74,17 +77,13 @@ class Campaign:
         settings: Settings,
         strategies: Sequence[Strategy],
     ) -> Campaign:
-        """Read the data (None: the simulated map) and start each strategy from the same points.
-
-        Raises:
-            UsageError: Data that cannot be used, or too few for the settings.
-        """
+        """Read the data (None: the simulated map) and start each strategy from the same points."""
         data = _read(path, x, y)
         if path is None and settings.steps is None:
             settings = replace(settings, steps=_STEPS_ON_SIMULATED)
         absolute = None if path is None else str(path.resolve())
         origin = DataOrigin(absolute, None if x is None else tuple(x), y, data.fingerprint)
-        return cls(data, origin, _loops(data, settings, strategies, lambda _: None))
+        return cls(data, origin, settings, dict.fromkeys(strategies))
 
     @classmethod
     def resume(cls, folder: Path, path: Path | None = None, steps: int | None = None) -> Campaign:
@@ -103,41 +102,41 @@ class Campaign:
         """
         with SAMPLING.opened(folder) as content:
             origin = from_record(DataOrigin, content["data"])
-            settings = Settings.from_record(content["settings"])
-            seconds, runs, models = float(content["seconds"]), content["runs"], content["models"]
-            present = [name for name in STRATEGIES if name in runs]
+            settings = from_record(Settings, content["settings"])
+            seconds = float(content["seconds"])
+            present = [name for name in STRATEGIES if name in content["runs"]]
             if not present:
                 raise ValueError("no strategy")
-            records = {name: _parsed(runs[name]) for name in present}
-            files = {name: from_record(ModelFile, models[name]) for name in present}
-
-        def state(strategy: Strategy) -> SamplingState:
-            record, file = records[strategy], files[strategy]
-            _check_picks(folder / SAMPLING.name, record, file.observations)
-            model = file.read(folder, MODELS[settings.model].model, settings.device)
-            return SamplingState(model, **record)
-
+            records = {name: _parsed(content["runs"][name]) for name in present}
+            files = {name: from_record(ModelFile, content["models"][name]) for name in present}
         data = _read(path or (origin.path and Path(origin.path)) or None, origin.x, origin.y)
-        _check_same_data(data, origin, folder)
+        if data.fingerprint != origin.fingerprint:
+            raise UsageError(
+                f"The checkpoint in {folder} is of another data set than {data.source} "
+                f"(fingerprint {origin.fingerprint[:12]}, got {data.fingerprint[:12]}). Give the "
+                "data that the run began with, or start anew in another folder."
+            )
+        states = {}
+        for name, record in records.items():
+            _check_picks(folder / SAMPLING.name, record, files[name].observations)
+            model = files[name].read(folder, MODELS[settings.model].model, settings.device)
+            states[name] = SamplingState(model, **record)
         longer = settings if steps is None else replace(settings, steps=steps)
-        campaign = cls(data, origin, _loops(data, longer, present, state), seconds)
-        _check_not_shorter(campaign.main)
+        campaign = cls(data, origin, longer, states, seconds)
+        check_not_shorter(campaign.steps_done, campaign.main.settings.steps or 0)
         return campaign
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint; within a step nothing is written, and the one before stands.
 
         A resumed run comes to the same choices from either: they depend on models and seed alone.
-
-        Raises:
-            OSError: The folder cannot be written, or the disk is full; the old checkpoint stands.
         """
         if self._within_step:
             return
         states = {name: loop.state for name, loop in self.loops.items()}
         content = {
             "data": asdict(self.origin),
-            "settings": self.main.settings.as_record(),
+            "settings": asdict(self.main.settings),
             "seconds": self.seconds,
             "runs": {name: _record(state) for name, state in states.items()},
         }
@@ -171,39 +170,9 @@ class Campaign:
             self.seconds = time.monotonic() - started
             yield name, step
 
-    def run_in(
-        self,
-        folder: Path,
-        stop: StopRequest,
-        on_step: Callable[[tuple[Strategy, Step]], None],
-        seconds_between_checkpoints: float = SECONDS_BETWEEN_CHECKPOINTS,
-    ) -> None:
-        """Do the remaining steps with checkpoints in a folder; see ``run_with_checkpoints``."""
-        run_with_checkpoints(
-            self.run(),
-            lambda: self.save(folder),
-            stop,
-            on_step,
-            seconds_between_checkpoints=seconds_between_checkpoints,
-        )
-
 
 def _read(path: Path | None, x: Sequence[str] | None, y: str | None) -> Dataset:
     return simulated_prevalence() if path is None else read_dataset(path, x, y)
-
-
-def _loops(
-    data: Dataset,
-    settings: Settings,
-    strategies: Sequence[Strategy],
-    state: Callable[[Strategy], SamplingState | None],
-) -> dict[Strategy, ActiveSampling]:
-    resolved = settings.resolved(*data.X.shape)
-    split = PoolSplit.of(data, resolved)
-    return {
-        name: ActiveSampling(split, replace(resolved, strategy=name), state(name))
-        for name in strategies
-    }
 
 
 def _record(state: SamplingState) -> dict[str, Any]:
@@ -224,21 +193,4 @@ def _check_picks(path: Path, record: Mapping[str, Any], observations: int) -> No
         raise UsageError(
             f"{path} contradicts itself: {picks:,} picks, {distinct:,} of them distinct, "
             f"{outliers:,} outliers, and a model of {observations:,} observations."
-        )
-
-
-def _check_same_data(data: Dataset, origin: DataOrigin, folder: Path) -> None:
-    if data.fingerprint != origin.fingerprint:
-        raise UsageError(
-            f"The checkpoint in {folder} is of another data set than {data.source} (fingerprint "
-            f"{origin.fingerprint[:12]}, got {data.fingerprint[:12]}). Give the data that the run "
-            "began with, or start anew in another folder."
-        )
-
-
-def _check_not_shorter(loop: ActiveSampling) -> None:
-    if loop.steps_done > (loop.settings.steps or 0):
-        raise UsageError(
-            f"The run has done {loop.steps_done:,} steps already: expected steps of at least that, "
-            f"got {loop.settings.steps:,}."
         )

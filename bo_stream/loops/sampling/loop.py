@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -39,16 +38,18 @@ class ActiveSampling:
     def __init__(
         self, split: PoolSplit, settings: Settings, state: SamplingState | None = None
     ) -> None:
-        """Begin a run, or go on with one.
+        """Begin a run with resolved settings, or go on with the state of one, maybe of fewer steps.
 
-        Args:
-            split: Pool and test points, made with the same settings.
-            settings: Resolved settings.
-            state: State of an earlier run with the same split and settings, maybe of fewer steps.
+        The split was made with the same settings.
         """
-        self.split = split
-        self.settings = settings
-        self.state = _initial_state(split, settings) if state is None else state
+        self.split, self.settings = split, settings
+        if state is None:
+            picks = list(range(settings.initial))
+            X, Y = split.pool_X[picks], split.pool_Y[picks]
+            kernel, options = KERNELS[settings.kernel](X.shape[-1]).to(X), settings.model_options
+            model = build_model(settings.model, options, X, Y, kernel, settings.grid)
+            state = SamplingState(model, picks)
+        self.state = state
         self._choose = choice_rule(settings.strategy, split, self.state.model)
 
     @property
@@ -78,23 +79,21 @@ class ActiveSampling:
 
     def advance(self) -> Step:
         """Do the start, if that is still to be done, or else one step."""
-        return self._step() if self.state.curve else self._start()
-
-    def _start(self) -> Step:
-        self._refit()
-        return Step(0, self.observations, tuple(self.state.picks), True, self._score())
-
-    def _step(self) -> Step:
+        if not self.state.curve:
+            self._refit()
+            return Step(0, self.observations, tuple(self.state.picks), True, self._score())
         chosen = self._choose(self.settings.q, self.state.picks)
         waiting = self._improbable(chosen)
         self._update([pick for i, pick in enumerate(chosen) if i not in waiting])
         self.state.outliers.extend(self.observations + i for i in waiting)
         self.state.picks.extend(chosen)
-        refitted = self._refit_due()
+        refitted = self.settings.refit_is_due(self.observations, self.state.refits)
         if refitted:
             self._refit()
-        scored = self._score() if self._score_due() else None
-        return Step(self.steps_done, self.observations, tuple(chosen), refitted, scored)
+        done = self.steps_done
+        score_due = done % (self.settings.score_every or 1) == 0 or done == self.settings.steps
+        scored = self._score() if score_due else None
+        return Step(done, self.observations, tuple(chosen), refitted, scored)
 
     def _update(self, picks: list[int]) -> None:
         if picks:
@@ -113,28 +112,17 @@ class ActiveSampling:
         far = deviations_from_prediction(self.state.model, X, Y) > threshold
         return [i for i, is_far in enumerate(far.tolist()) if is_far][:room]
 
-    def _refit_due(self) -> bool:
-        growth = self.settings.refit
-        return growth > 0.0 and self.observations >= growth * self.state.refits[-1]
-
     def _refit(self) -> None:
+        """Take in what waits since the last refit, learn from it, and leave outliers out."""
         state, threshold = self.state, self.settings.outliers
-        self._take_in_what_waits()
+        last = state.refits[-1] if state.refits else 0
+        self._update([state.picks[place] for place in state.outliers if place >= last])
+        state.outliers = [place for place in state.outliers if place < last]
         relearn(state.model)
         if threshold:
             X, Y = self.split.pool_X[state.picks], self.split.pool_Y[state.picks]
             state.outliers = leave_outliers_out(state.model, X, Y, state.outliers, threshold)
         state.refits.append(self.observations)
-
-    def _take_in_what_waits(self) -> None:
-        state = self.state
-        last = state.refits[-1] if state.refits else 0
-        self._update([state.picks[place] for place in state.outliers if place >= last])
-        state.outliers = [place for place in state.outliers if place < last]
-
-    def _score_due(self) -> bool:
-        done = self.steps_done
-        return done % (self.settings.score_every or 1) == 0 or done == self.settings.steps
 
     def _score(self) -> Score:
         self.state.curve.append(self.score_now())
@@ -147,8 +135,7 @@ class ActiveSampling:
 
     def picked_rows(self) -> list[int]:
         """Return the rows of the data that were chosen, in order."""
-        rows: list[int] = self.split.pool_rows[self.state.picks].tolist()
-        return rows
+        return self.split.pool_rows[self.state.picks].tolist()
 
     def outlying_rows(self) -> list[int]:
         """Return those of :meth:`picked_rows` that the model is without, in order."""
@@ -180,7 +167,7 @@ class PoolSplit:
         order = torch.randperm(len(data.y), generator=torch.Generator().manual_seed(settings.seed))
         test_rows, rest = order[: settings.test], order[settings.test :]
         pool_rows = rest[: settings.pool]
-        like = torch.empty(0, dtype=settings.torch_dtype, device=settings.device)
+        like = torch.empty(0, dtype=getattr(torch, settings.dtype), device=settings.device)
         X = torch.from_numpy(data.unit_X).to(like)
         Y = torch.from_numpy(data.y).unsqueeze(-1).to(like)
         return cls(X[pool_rows], Y[pool_rows], pool_rows, X[test_rows], Y[test_rows])
@@ -225,12 +212,10 @@ class Step:
     score: Score | None
 
 
-ChoiceRule: TypeAlias = Callable[[int, Sequence[int]], list[int]]
-"""Function of q and the picks that chooses q other positions in the pool."""
-
-
-def choice_rule(strategy: Strategy, split: PoolSplit, model: StreamingGP) -> ChoiceRule:
-    """Return the rule of a strategy for the model that is updated in the loop.
+def choice_rule(
+    strategy: Strategy, split: PoolSplit, model: StreamingGP
+) -> Callable[[int, Sequence[int]], list[int]]:
+    """Return the function of q and the picks that chooses q other positions in the pool.
 
     ``nipv`` greedily chooses the points that leave the least posterior variance, averaged over the
     test inputs, or over ``SOME_POINTS`` of them where the model needs the covariance of each with
@@ -242,17 +227,4 @@ def choice_rule(strategy: Strategy, split: PoolSplit, model: StreamingGP) -> Cho
         return lambda q, picks: list(range(len(picks), len(picks) + q))
     points = split.test_X if lives_in_features(model) else split.test_X[:SOME_POINTS]
     selector = PoolSelector(model, split.pool_X, points)
-
-    def choose(q: int, picks: Sequence[int]) -> list[int]:
-        chosen: list[int] = selector.select(q, exclude=torch.tensor(picks)).tolist()
-        return chosen
-
-    return choose
-
-
-def _initial_state(split: PoolSplit, settings: Settings) -> SamplingState:
-    picks = list(range(settings.initial))
-    kernel = KERNELS[settings.kernel](split.pool_X.shape[-1]).to(split.pool_X)
-    X, Y = split.pool_X[picks], split.pool_Y[picks]
-    model = build_model(settings.model, settings.model_options, X, Y, kernel, settings.grid)
-    return SamplingState(model, picks)
+    return lambda q, picks: selector.select(q, exclude=torch.tensor(picks)).tolist()

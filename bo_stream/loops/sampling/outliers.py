@@ -48,19 +48,19 @@ def leave_outliers_out(
     """
     former = list(outliers)
     for _ in range(MOST_PASSES):
-        found = _outliers(_deviations(model, X, Y, former), threshold)
+        deviations = _deviations(model, X, Y, former)
+        largest = deviations.argsort(descending=True, stable=True)[: len(X) // ONE_IN]
+        found = sorted(largest[deviations[largest] > threshold].tolist())
         if found == former:
             break
-        _move(model, X, Y, former, found)
+        new, back = ([i for i in a if i not in b] for a, b in ((found, former), (former, found)))
+        if new:
+            model.retract(X[new], Y[new])
+        if back:
+            model.update(X[back], Y[back])
         relearn(model)
         former = found
     return former
-
-
-def _outliers(deviations: Tensor, threshold: float) -> list[int]:
-    """Return the rows of the largest deviations above the threshold, in increasing order."""
-    largest = deviations.argsort(descending=True, stable=True)[: len(deviations) // ONE_IN]
-    return sorted(largest[deviations[largest] > threshold].tolist())
 
 
 @torch.no_grad()
@@ -85,10 +85,7 @@ def _deviations(model: StreamingGP, X: Tensor, Y: Tensor, outliers: Sequence[int
 def deviations_from_prediction(model: StreamingGP, X: Tensor, Y: Tensor) -> Tensor:
     """Compute standardised errors, ``n``, of predictions of outcomes that are not in a model.
 
-    Args:
-        model: Model of one output; its predictive distributions include the noise.
-        X: Inputs, ``n x d``.
-        Y: Outcomes, ``n x 1``.
+    Inputs are ``n x d``, outcomes ``n x 1``; the predictive distributions include the noise.
     """
     return _standardized(model.posterior(X, observation_noise=True), Y)
 
@@ -96,14 +93,3 @@ def deviations_from_prediction(model: StreamingGP, X: Tensor, Y: Tensor) -> Tens
 def _standardized(posterior: Posterior, Y: Tensor) -> Tensor:
     normal = cast(GPyTorchPosterior, posterior)
     return ((Y[:, 0] - normal.mean.reshape(-1)).abs()) / normal.variance.reshape(-1).sqrt()
-
-
-def _move(
-    model: StreamingGP, X: Tensor, Y: Tensor, former: Sequence[int], found: Sequence[int]
-) -> None:
-    """Take new outliers out of the model, and put back former ones that are none."""
-    new, back = ([i for i in a if i not in b] for a, b in ((found, former), (former, found)))
-    if new:
-        model.retract(X[new], Y[new])
-    if back:
-        model.update(X[back], Y[back])

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from bo_stream.loops.datasets import Array, Dataset
 from bo_stream.loops.predictions import Score
@@ -73,8 +74,9 @@ def draw_curve(curves: Mapping[Strategy, Sequence[Score]], target: str) -> Figur
 
 
 def _maps(view: MapView) -> Figure:
-    data, raster = view.data, _Raster.of(view.data)
-    width, height = _panel_size(data)
+    data, raster = view.data, _raster(view.data)
+    ratio = float(np.clip(_aspect(data) * _heights_per_width(data), 0.45, 1.8))
+    width, height = (4.6, 4.6 * ratio) if ratio < 1.0 else (4.6 / ratio, 4.6)
     figure = Figure(figsize=(2 * width + 2.4, 2 * height + 1.2), layout="constrained")
     axes = figure.subplots(2, 2, sharex=True, sharey=True)
     values = {"norm": Normalize(*np.quantile(data.y, (0.002, 0.998))), "cmap": "viridis"}
@@ -100,12 +102,6 @@ def _maps(view: MapView) -> Figure:
     return figure
 
 
-def _panel_size(data: Dataset) -> tuple[float, float]:
-    """Return width and height in inches that suit the map's shape."""
-    ratio = float(np.clip(_aspect(data) * _heights_per_width(data), 0.45, 1.8))
-    return (4.6, 4.6 * ratio) if ratio < 1.0 else (4.6 / ratio, 4.6)
-
-
 def _heights_per_width(data: Dataset) -> float:
     width, height = np.ptp(data.X[:, :2], axis=0)
     return float(height / width)
@@ -123,35 +119,23 @@ def _aspect(data: Dataset) -> float:
     return 1.0 if 0.2 < _heights_per_width(data) < 5.0 else 1.0 / _heights_per_width(data)
 
 
-@dataclass(frozen=True)
-class _Raster:
-    """Sites on a regular grid: ticks ``x`` and ``y``, and ``row`` and ``column`` of each site."""
+_Raster = tuple[Array, Array, tuple[NDArray[np.intp], NDArray[np.intp]]]
+"""Ticks x and y of a regular grid, and the rows and columns of sites on it."""
 
-    x: Array
-    y: Array
-    row: np.ndarray[tuple[int, ...], np.dtype[np.intp]]
-    column: np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
-    @classmethod
-    def of(cls, data: Dataset) -> _Raster | None:
-        """Find the raster of a 2-D data set, or None if its sites are scattered."""
-        if data.X.shape[1] != 2:
-            return None
-        most = 4 * len(data.y)
-        ticks = [_ticks(data.X[:, i], most) for i in range(2)]
-        if ticks[0] is None or ticks[1] is None or ticks[0].size * ticks[1].size > most:
-            return None
-        column, row = (
-            np.rint((data.X[:, i] - line[0]) / (line[1] - line[0])).astype(np.intp)
-            for i, line in enumerate((ticks[0], ticks[1]))
-        )
-        return cls(ticks[0], ticks[1], row, column)
-
-    def picture(self, values: Array) -> Array:
-        """Return the values in their pixels, NaN elsewhere."""
-        picture = np.full((self.y.size, self.x.size), np.nan)
-        picture[self.row, self.column] = values
-        return picture
+def _raster(data: Dataset) -> _Raster | None:
+    """Find the raster of a 2-D data set, or None if its sites are scattered."""
+    if data.X.shape[1] != 2:
+        return None
+    most = 4 * len(data.y)
+    x, y = (_ticks(values, most) for values in data.X.T)
+    if x is None or y is None or x.size * y.size > most:
+        return None
+    column, row = (
+        np.rint((values - ticks[0]) / (ticks[1] - ticks[0])).astype(np.intp)
+        for values, ticks in zip(data.X.T, (x, y), strict=True)
+    )
+    return x, y, (row, column)
 
 
 def _ticks(values: Array, most: int) -> Array | None:
@@ -171,25 +155,27 @@ def _painted(
     axes: Axes, data: Dataset, raster: _Raster | None, values: Array, colours: Mapping[str, Any]
 ) -> ScalarMappable:
     """Paint values at all sites, as pixels of the raster or else as dots."""
-    if raster is not None:
-        return axes.pcolormesh(raster.x, raster.y, raster.picture(values), **colours)
-    size = float(np.clip(2e4 / len(values), 1.0, 30.0))
-    x, y = data.X[:, :2].T
-    return axes.scatter(x, y, s=size, c=values, linewidths=0, **colours)
+    if raster is None:
+        size = float(np.clip(2e4 / len(values), 1.0, 30.0))
+        x, y = data.X[:, :2].T
+        return axes.scatter(x, y, s=size, c=values, linewidths=0, **colours)
+    columns, rows, pixels = raster
+    picture = np.full((rows.size, columns.size), np.nan)
+    picture[pixels] = values
+    return axes.pcolormesh(columns, rows, picture, **colours)
 
 
 def _draw_picks(axes: Axes, view: MapView) -> None:
-    sites = view.data.X[list(view.picks), :2]
-    chosen, first = sites[view.initial :], sites[: view.initial]
     line: dict[str, Any] = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 0.4}
-    label = f"chosen ({len(chosen):,})"
-    axes.plot(*chosen.T, marker="o", ms=2.6, color="white", label=label, **line)
-    label = f"initial ({len(first):,})"
-    axes.plot(*first.T, marker="s", ms=4.5, color="tab:red", label=label, **line)
-    if view.outliers:
-        label = f"outliers ({len(view.outliers):,})"
-        sites = view.data.X[list(view.outliers), :2]
-        axes.plot(*sites.T, marker="X", ms=7.0, color="tab:orange", label=label, **line)
+    for name, rows, marker, size, colour in (
+        ("chosen", view.picks[view.initial :], "o", 2.6, "white"),
+        ("initial", view.picks[: view.initial], "s", 4.5, "tab:red"),
+        ("outliers", view.outliers, "X", 7.0, "tab:orange"),
+    ):
+        if rows:
+            x, y = view.data.X[list(rows), :2].T
+            label = f"{name} ({len(rows):,})"
+            axes.plot(x, y, marker=marker, ms=size, color=colour, label=label, **line)
     axes.legend(loc="best", fontsize=8, framealpha=0.85)
 
 

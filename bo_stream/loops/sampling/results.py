@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from bo_stream.loops.predictions import Score, predict
@@ -23,13 +22,7 @@ def write_results(campaign: Campaign, folder: Path, notes: list[str]) -> dict[St
     """Write picks.csv, curve.csv and run.json, all or none; then draw curve.png and map.png.
 
     A picture that cannot be drawn is a warning. The ``notes``, texts of warnings, are put into
-    run.json.
-
-    Returns:
-        The score of each strategy's model as it is.
-
-    Raises:
-        OSError: The disk is full or the folder cannot be written; the old files stand.
+    run.json. Returns the score of each strategy's model as it is.
     """
     curves = {name: _curve_to_here(loop) for name, loop in campaign.loops.items()}
     finals = {name: curve[-1] for name, curve in curves.items()}
@@ -59,28 +52,21 @@ def _picks_table(campaign: Campaign) -> bytes:
         (name, step, row, *data.X[row], data.y[row], int(row in outliers))
         for name, loop in campaign.loops.items()
         for outliers in [set(loop.outlying_rows())]
-        for step, row in _steps_and_rows(loop)
+        for place, row in enumerate(loop.picked_rows())
+        for step in [max(0, (place - loop.settings.initial) // loop.settings.q + 1)]
     ]
     return _table(header, lines)
 
 
-def _steps_and_rows(loop: ActiveSampling) -> list[tuple[int, int]]:
-    first, q = loop.settings.initial, loop.settings.q
-    return [(max(0, (i - first) // q + 1), row) for i, row in enumerate(loop.picked_rows())]
-
-
 def _curve_table(curves: Mapping[Strategy, Sequence[Score]]) -> bytes:
-    header = ("strategy", "observations", "rmse", "rmse_sd", "nll", "coverage")
-    lines = [(name, *asdict(score).values()) for name, curve in curves.items() for score in curve]
+    header = ("strategy", *(field.name for field in fields(Score)))
+    lines = [(name, *astuple(score)) for name, curve in curves.items() for score in curve]
     return _table(header, lines)
 
 
-def _table(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(lines)
-    return text.getvalue().encode()
+def _table(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> bytes:
+    table = pd.DataFrame(lines, columns=list(header))
+    return table.to_csv(index=False, lineterminator="\n").encode()
 
 
 def _record(campaign: Campaign, finals: Mapping[Strategy, Score]) -> dict[str, Any]:
@@ -96,7 +82,7 @@ def _record(campaign: Campaign, finals: Mapping[Strategy, Score]) -> dict[str, A
             "bounds": data.bounds.tolist(),
             **asdict(campaign.origin),
         },
-        "settings": campaign.main.settings.as_record(),
+        "settings": asdict(campaign.main.settings),
         "strategies": {
             name: {
                 "final": asdict(finals[name]),

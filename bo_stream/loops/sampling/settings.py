@@ -5,22 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.loops.errors import UsageError, check_one_of, check_whole
 from bo_stream.loops.models import MODELS
-from bo_stream.loops.settings import RunSettings, check_one_of, check_whole
+from bo_stream.loops.settings import RunSettings
 
 Strategy = Literal["nipv", "random"]
 
 STRATEGIES: tuple[Strategy, ...] = ("nipv", "random")
 STRATEGY_NAMES: dict[Strategy, str] = {"nipv": "least variance", "random": "random choice"}
 """Names for readers."""
-
-_DEFAULT_STEPS = 500
-_DEFAULT_POOL = 12_000
-_DEFAULT_TEST = 10_000
-_TEST_SHARE = 4
-_SCORES = 25
-_OUTLIERS = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,36 +43,22 @@ class Settings(RunSettings):
     strategy: Strategy = "nipv"
 
     def __post_init__(self) -> None:
-        """Check each setting by itself.
-
-        Raises:
-            UsageError: One is out of range.
-        """
         for name, least in (("steps", 0), ("pool", 1), ("test", 2), ("score_every", 1)):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), least)
         check_one_of("strategy", self.strategy, STRATEGIES)
         super().__post_init__()
-        if self.outliers:
-            self._check_outliers(self.outliers)
-
-    def _check_outliers(self, threshold: float) -> None:
-        if not threshold > 0.0:
+        if self.outliers and not self.outliers > 0.0:
             raise UsageError(
                 f"Expected outliers above 0 (standard deviations), or 0 for none, got "
-                f"{threshold:g}."
+                f"{self.outliers:g}."
             )
-        if not MODELS[self.model].retracts:
+        if self.outliers and not MODELS[self.model].retracts:
             names = ", ".join(name for name, kind in MODELS.items() if kind.retracts)
             raise UsageError(
                 f"Outliers are left out of model {names}, which can retract them, got outliers "
-                f"{threshold:g} with model {self.model}. Set it to 0."
+                f"{self.outliers:g} with model {self.model}. Set it to 0."
             )
-
-    @property
-    def observations(self) -> int:
-        """Number of observations at the end of the run."""
-        return self.initial + self.q * (self.steps or 0)
 
     def resolved(self, rows: int, dim: int) -> Self:
         """Return the settings for ``rows`` rows of ``dim`` inputs, with all but the grid filled in.
@@ -87,8 +66,8 @@ class Settings(RunSettings):
         Raises:
             UsageError: The data have too few rows, or another number of inputs than ``grid``.
         """
-        test = min(_DEFAULT_TEST, rows // _TEST_SHARE) if self.test is None else self.test
-        pool = min(_DEFAULT_POOL, max(rows - test, 0)) if self.pool is None else self.pool
+        test = min(10_000, rows // 4) if self.test is None else self.test
+        pool = min(12_000, max(rows - test, 0)) if self.pool is None else self.pool
         if pool + test > rows or pool < self.initial:
             raise UsageError(
                 f"The data have {rows:,} rows, too few for pool {pool:,} and test {test:,} with "
@@ -96,14 +75,14 @@ class Settings(RunSettings):
             )
         self.check_inputs(dim)
         most = (pool - self.initial) // self.q
-        steps = min(_DEFAULT_STEPS, most) if self.steps is None else self.steps
+        steps = min(500, most) if self.steps is None else self.steps
         if steps > most:
             raise UsageError(
                 f"{steps:,} steps of {self.q} after {self.initial} initial points need a pool of "
                 f"{self.initial + self.q * steps:,}, got {pool:,}: at most {most:,} steps."
             )
-        every = max(1, steps // _SCORES) if self.score_every is None else self.score_every
-        usual = _OUTLIERS if MODELS[self.model].retracts else 0.0
+        every = max(1, steps // 25) if self.score_every is None else self.score_every
+        usual = 8.0 if MODELS[self.model].retracts else 0.0
         outliers = usual if self.outliers is None else self.outliers
         return replace(
             self, test=test, pool=pool, steps=steps, score_every=every, outliers=outliers

@@ -108,9 +108,6 @@ class Expanded:
         From c of the columns of K_α, scaled by ``M_α / c``; from all of them exact. Of a hybrid
         posterior this is ``½ |v|² + ½ aᵀ (K_α − z zᵀ) a``: only the remainder that β's features
         leave is sampled, which is small. [Cheng2017, section 3.4]
-
-        Args:
-            columns: J.
         """
         part = (self.coefficients[..., columns.index] * columns.slopes).sum(-1)
         weight = len(self.posterior.alpha) / max(len(columns.index), 1)
@@ -181,11 +178,8 @@ Term = Callable[[Expanded], Tensor]
 def bound_terms(batches: Iterable[tuple[Tensor, ExpectedLogProb]], weight: float) -> Iterator[Term]:
     """Yield terms that sum up to ``Σ E log p(y | f) − KL``: the divergence, then each batch.
 
-    Cost of all O(n (M_α + M_β²) + M_α² + M_β³).
-
-    Args:
-        batches: Inputs with the likelihood of their outcomes, all of them.
-        weight: Of their sum.
+    Of inputs with the likelihood of their outcomes, each weighted alike. Cost of all O(n (M_α +
+    M_β²) + M_α² + M_β³).
     """
     yield lambda now: -(now.exact_mean_divergence() + now.covariance_divergence())
     for X, expected in batches:
@@ -219,16 +213,9 @@ class Draw:
     def of(
         cls, expanded: Expanded, X: Tensor, expected: ExpectedLogProb, weight: float, index: Tensor
     ) -> Draw:
-        """Estimate the bound from a minibatch and some columns.
+        """Estimate the bound from b inputs that stand for ``weight`` each, and some columns.
 
         Cost O((b + c + S) M_α d + (b + c + S) S M_β + M_β³) for β of S values.
-
-        Args:
-            expanded: The posterior.
-            X: Inputs of the minibatch, ``... x b x d``.
-            expected: Of their outcomes.
-            weight: n / b.
-            index: The columns, ``c``.
         """
         there, columns = expanded.at(X), expanded.columns(index)
         data = weight * expected(there.mean, there.variance).sum(-1)

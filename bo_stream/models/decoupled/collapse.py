@@ -120,13 +120,7 @@ def _one_plus(gram: Tensor) -> Tensor:
 def between(
     before: DecoupledPosterior, after: DecoupledPosterior, share: float
 ) -> DecoupledPosterior:
-    """Go some of the way from one posterior of the same functions to another.
-
-    Args:
-        before: The one.
-        after: The other.
-        share: Of the way, in [0, 1].
-    """
+    """Go some share, in [0, 1], of the way between posteriors of the same functions."""
     a = torch.lerp(before.coefficients, after.coefficients, share)
     result = replace(after, coefficients=a)
     first, last = before.covariance, after.covariance
@@ -166,11 +160,9 @@ class CollapsedBound:
     rank: int
 
     def at(self, hyper: Hyperparameters, learned: list[Tensor]) -> Valued:
-        """Evaluate the bound. Cost O(n (M_α + M_β)² + M_α³), and memory O(M_α²).
+        """Evaluate the bound, and its gradient in some tensors. Cost O(n (M_α + M_β)² + M_α³).
 
-        Args:
-            hyper: In float64.
-            learned: Tensors of theirs to find the gradient in.
+        Memory O(M_α²); hyperparameters are in float64.
         """
         with torch.no_grad():
             now = Expanded.of(self.functions, hyper)
@@ -209,17 +201,10 @@ def maximise_collapsed(
     *,
     progress: bool,
 ) -> tuple[DecoupledPosterior, Training]:
-    """Move hyperparameters that require gradients up the bound by L-BFGS.
+    """Move hyperparameters that require gradients up the bound by L-BFGS, in place.
 
     Ends early where no direction leads up, or where a bound beyond the first is not finite or a
-    matrix cannot be factorised.
-
-    Args:
-        bound: To maximise.
-        hyper: In float64; moved in place, to the best that was seen.
-        evaluations: Most values of the bound, each of which takes all data; at least one is taken.
-        seconds: Begin no evaluation after so many.
-        progress: Whether to draw a bar on a terminal.
+    matrix cannot be factorised. At least one value is taken. They end at the best that was seen.
 
     Returns:
         The best posterior for them, and what was done; a step is an evaluation.

@@ -32,7 +32,7 @@ from bo_stream.models.decoupled.learner import DecoupledLearner, Schedule
 from bo_stream.models.decoupled.memory import DecoupledMemory
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes, check_transform
 from bo_stream.models.stochastic.replay import build_from
-from bo_stream.models.stochastic.start import set_kernel, set_outcomes
+from bo_stream.models.stochastic.start import guess
 from bo_stream.models.stochastic.training import Training, check_limits, train
 
 Preconditioner = Literal["block", "jacobi"]
@@ -184,10 +184,10 @@ class DecoupledGP(StreamingGP):
         )
         self._units = LikelihoodOutcomes.of(self._units.shift, fantasy_steps=fantasy_steps)
         inputs = self._first_inputs(train_X, input_transform)
-        given = (likelihood is not None, covar_module is not None, mean_module is not None)
-        if covar_module is None:
-            covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape)
-        self._set_modules(inputs.shape[-1], None, None, covar_module, mean_module)
+        kernel = covar_module
+        if kernel is None:
+            kernel = latent_kernel(inputs.shape[-1], self._parameter_shape)
+        self._set_modules(inputs.shape[-1], None, None, kernel, mean_module)
         if likelihood is not None:
             check_likelihood(likelihood, self._parameter_shape)
             self.likelihood = deepcopy(likelihood)
@@ -195,7 +195,14 @@ class DecoupledGP(StreamingGP):
             check_factors(self.covar_module)
         self._memory = self._inference.empty(inputs, self._prior)
         self._standardize_first(train_X, train_Y, None)
-        self._guess(inputs, train_Y, *given)
+        guess(
+            self.covar_module if covar_module is None else None,
+            self.mean_module if mean_module is None else None,
+            self.likelihood if likelihood is None else None,
+            inputs.double(),
+            self._standardized(train_Y.double()),
+            real=isinstance(self.likelihood, GaussianLikelihood),
+        )
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, None, 1.0)
 
@@ -214,19 +221,6 @@ class DecoupledGP(StreamingGP):
             UnsupportedError: It can only be iterated.
         """
         return build_from(cls, dataset, options, 2**31 - 1)
-
-    @torch.no_grad()
-    def _guess(self, inputs: Tensor, Y: Tensor, likelihood: bool, kernel: bool, mean: bool) -> None:
-        """Set hyperparameters by the first outcomes, but those that were given."""
-        targets = self._standardized(Y.double())
-        real = isinstance(self.likelihood, GaussianLikelihood)
-        if not kernel:
-            set_kernel(self.covar_module, inputs.double(), targets, real)
-        set_outcomes(
-            None if likelihood else self.likelihood,
-            None if mean or not real else self.mean_module,
-            targets,
-        )
 
     def fit(
         self, steps: int | None = None, seconds: float | None = None, *, progress: bool = True

@@ -27,17 +27,9 @@ computed: where values say almost the same, their differences are left out of th
 def with_eigenfunctions(now: Expanded, X: Tensor, span: int, most: int) -> DecoupledPosterior:
     """Fit a posterior's covariance functions to the kernel as it is now; the mean stays.
 
-    What the data have said of the functions before says the same of those that are in their span,
-    and nothing yet of the others.
-
-    Args:
-        now: The posterior with its kernel.
-        X: Inputs that stand for their distribution, ``... x n x d``.
-        span: Most functions of α to combine, S; the first ones.
-        most: Most combinations M_β.
-
-    Returns:
-        The posterior. Cost O(n S (d + S) + S³).
+    They are at most M_β combinations of the first S = ``span`` functions of α, for inputs that are
+    distributed as X, ``... x n x d``. What the data have said of the functions before says the same
+    of those that are in their span, and nothing yet of the others. Cost O(n S (d + S) + S³).
     """
     before, kernel, m = now.posterior, now.kernel, now.outputs
     beta = before.alpha.rows(slice(0, span))
@@ -62,7 +54,7 @@ def with_best_functions(now: Expanded, root: Tensor, gram: Tensor, most: int) ->
     """Give a posterior the best covariance of so many functions in α's span; the mean stays.
 
     The leading eigenfunctions of what all data say of α, which maximise the bound of a Gaussian
-    likelihood; the mean stays. Cost O(M_α³).
+    likelihood. Cost O(M_α³).
 
     Args:
         now: A posterior whose mean is ``k(x, α) a`` alone, with its kernel.
@@ -157,17 +149,11 @@ class Growth:
     def grown(
         self, posterior: DecoupledPosterior, X: Tensor, kernel: Kernel, outputs: int
     ) -> DecoupledPosterior:
-        """Add values at some inputs as further functions, which change nothing at first.
+        """Add values at inputs ``... x n x d`` as further functions, which change nothing at first.
 
         A direct parametrization takes the same inputs for both bases [A.2]; a hybrid one takes
         others for the mean, for β has a mean of its own; a spectral one for the mean alone, some of
         which :func:`with_eigenfunctions` combines. Inputs that are points already are left.
-
-        Args:
-            posterior: Before.
-            X: Of a minibatch, ``... x n x d``.
-            kernel: The prior's.
-            outputs: m.
         """
         if self.finished(posterior):
             return posterior

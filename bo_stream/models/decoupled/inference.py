@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Literal, NoReturn, get_args
 
 import torch
-from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.errors import InputDataError, ModelFittingError, UnsupportedError
+from botorch.exceptions.warnings import BotorchWarning
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.bases.differentiable_kernel import in_dtype
 from bo_stream.bases.functions import InducingFunctions
-from bo_stream.bases.inducing import frozen
+from bo_stream.bases.inducing import frozen, in_dtype
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.decoupled.bound import Draw, Expanded, bound_terms, drawn_columns
 from bo_stream.models.decoupled.collapse import (
@@ -40,7 +41,11 @@ from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.replay import ROWS, Batch, StreamReplay, generator_at
-from bo_stream.models.stochastic.start import Sizes, begin_hyperparameters, input_scale
+from bo_stream.models.stochastic.start import (
+    input_scale,
+    learn_first_hyperparameters,
+    set_scales,
+)
 from bo_stream.models.stochastic.training import Training, tracked, train, waiting
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
@@ -55,6 +60,9 @@ BEFORE_STEPS = 2**32
 
 LOOKED_AT = 4096
 """Observations that the first output scale and noise are chosen by."""
+
+FIRST_STEPS = 50
+"""Of L-BFGS on the exact process: it need not converge."""
 
 HALVINGS = 6
 """Shorter Newton steps that are tried."""
@@ -124,9 +132,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     def empty(self, X: Tensor, prior: Prior) -> DecoupledMemory:
         """Return a memory without functions or observations.
 
-        Args:
-            X: First inputs, ``... x n x d``, transformed: what they vary by is the unit of steps.
-            prior: Of the batch shape and the number of outputs.
+        What the first inputs, ``... x n x d``, vary by is the unit of steps.
         """
         like = X[..., :0, :].double()
         posterior = self._without_functions(prior.shape, like)
@@ -174,13 +180,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         return learner.memory, None
 
     def learner(self, memory: DecoupledMemory, prior: Prior, growing: bool) -> DecoupledLearner:
-        """Return what takes steps from a memory, on copies of the hyperparameters.
-
-        Args:
-            memory: Where to begin.
-            prior: The hyperparameters.
-            growing: Whether minibatches become basis functions.
-        """
+        """Return what takes steps from a memory, growing by minibatches or not."""
         return DecoupledLearner(memory, prior, self.growth, self.schedule, growing)
 
     def merged(
@@ -290,10 +290,7 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     def begun(self, memory: DecoupledMemory, prior: Prior, progress: bool) -> DecoupledMemory:
         """Begin with the hyperparameters of an exact process, where little was learned before.
 
-        Args:
-            memory: Whose functions stay, but are known nothing of then.
-            prior: The hyperparameters, which change.
-            progress: Whether to show on a terminal that there is something to wait for.
+        The functions stay, but are known nothing of then.
 
         Raises:
             ValueError: Fewer observations are held than ``batch_size``.
@@ -311,13 +308,23 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
     def _with_first_hyperparameters(
         self, memory: DecoupledMemory, prior: Prior, hyper: Hyperparameters
     ) -> DecoupledMemory:
+        """Learn hyperparameters by an exact process of few data, scales then for a sparse one.
+
+        From the median trick alone steps find lengthscales slowly: the mean has to follow each move
+        of theirs before the next one pays. Cost O(k³) for each of some steps on k data.
+        """
         replay, generator = memory.replay, generator_at(self.schedule.seed, BEFORE_STEPS)
         few, more = (
             replay.sample(min(size, replay.held), generator, prior)
             for size in (self.initial_points, LOOKED_AT)
         )
-        sizes = Sizes(self.growth.span, self.growth.covariance)
-        begin_hyperparameters(hyper, few, more, sizes, replay.count)
+        modules = hyper.covar_module, hyper.mean_module, hyper.likelihood
+        try:
+            learn_first_hyperparameters(*modules, few, FIRST_STEPS)
+        except ModelFittingError as error:
+            message = f"Lengthscales begin by the median trick: an exact GP failed: {error}"
+            warnings.warn(message, BotorchWarning, stacklevel=2)
+        set_scales(hyper, more, self.growth.span, self.growth.covariance, replay.count)
         prior.take_over(hyper)
         posterior = self._anew(memory.posterior, hyper.covar_module)
         return replace(memory, posterior=posterior, hyper_moments=None, variational_moments=None)

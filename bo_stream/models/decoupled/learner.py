@@ -14,7 +14,7 @@ from bo_stream.bases.functions import InducingFunctions
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb, Sites, local_sites
 from bo_stream.linalg import safe_cholesky
-from bo_stream.models.decoupled.bound import Columns, Draw, Expanded, drawn_columns
+from bo_stream.models.decoupled.bound import Draw, Expanded, drawn_columns
 from bo_stream.models.decoupled.growth import Growth, with_eigenfunctions
 from bo_stream.models.decoupled.memory import DecoupledMemory, Moments
 from bo_stream.models.decoupled.posterior import (
@@ -83,15 +83,7 @@ class DecoupledLearner:
         schedule: Schedule,
         growing: bool,
     ) -> None:
-        """Begin where the memory stands.
-
-        Args:
-            memory: The model's.
-            prior: Its hyperparameters, of which steps move copies.
-            growth: Of the bases.
-            schedule: Of steps.
-            growing: Whether minibatches become basis functions.
-        """
+        """Begin where the memory stands; if growing, minibatches become basis functions."""
         self.hyper, self._prior = prior.copied(), prior
         self._growth, self._schedule, self._growing = growth, schedule, growing
         self._begin(memory)
@@ -218,20 +210,22 @@ class DecoupledLearner:
         wide = len(self._memory.posterior.beta) > self._growth.span
         if (wide or self.num_steps % _RENEWED == 0) and not renewed:
             self._renew()
-        expanded = self._expanded()
-        index = drawn_columns(expanded.posterior, schedule.columns, generator)
-        outcomes = OutcomeModel(self.hyper.likelihood, expanded.outputs)
-        expected = outcomes.expected_log_prob(data.targets)
-        draw = Draw.of(expanded, data.X, expected, replay.count / len(data), index)
-        decay = schedule.decay(self.num_steps)
-        posterior = natural_step(
-            draw,
-            expected,
-            schedule.natural_rate * decay,
-            None if schedule.mean_rate is None else schedule.mean_rate * decay,
-        )
+        now = self._expanded()
+        index = drawn_columns(now.posterior, schedule.columns, generator)
+        expected = OutcomeModel(self.hyper.likelihood, now.outputs).expected_log_prob(data.targets)
+        draw = Draw.of(now, data.X, expected, replay.count / len(data), index)
+        decay, mean_rate = schedule.decay(self.num_steps), schedule.mean_rate
+        mean_rate = None if mean_rate is None else mean_rate * decay
+        posterior = natural_step(draw, expected, schedule.natural_rate * decay, mean_rate)
         objective = (draw.value.sum() + self.hyper.log_prior()) / replay.count
-        self._ascend(objective, schedule.learning_rate * decay)
+        optimisers = self._hyper_adam, self._variational_adam
+        for adam in optimisers:
+            adam.clear()
+        if objective.requires_grad:
+            (-objective).backward()
+            for adam in optimisers:
+                adam.set_rate(schedule.learning_rate * decay)
+                adam.step()
         posterior = self._parameters.moved(posterior)
         self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps + 1)
         return float(draw.value.detach().sum())
@@ -242,16 +236,6 @@ class DecoupledLearner:
     def _expanded(self) -> Expanded:
         return Expanded.of(self._parameters.posterior(), self.hyper)
 
-    def _ascend(self, objective: Tensor, rate: float) -> None:
-        optimisers = (self._hyper_adam, self._variational_adam)
-        for adam in optimisers:
-            adam.clear()
-        if objective.requires_grad:
-            (-objective).backward()
-            for adam in optimisers:
-                adam.set_rate(rate)
-                adam.step()
-
 
 class VariationalParameters(Module):
     """Variational parameters that move by Adam; points in units of the inputs' variation."""
@@ -259,13 +243,9 @@ class VariationalParameters(Module):
     def __init__(
         self, posterior: DecoupledPosterior, coefficients: bool, mean_points: bool, unit: float
     ) -> None:
-        """Copy tensors.
+        """Copy those that move: the mean's coefficients and points only if asked for.
 
-        Args:
-            posterior: With M > 0 functions or none.
-            coefficients: Whether the mean's are among them.
-            mean_points: Whether α's points are, and factors if it has any.
-            unit: What inputs vary by: a step of points is relative to it.
+        Points are in units of what inputs vary by: a step is relative to it.
         """
         super().__init__()
         self._posterior, self._unit = posterior, unit
@@ -339,17 +319,12 @@ _ROUNDING = 1e-6
 def natural_step(
     draw: Draw, expected: ExpectedLogProb, rate: float, mean_rate: float | None
 ) -> DecoupledPosterior:
-    """Step towards what a minibatch asks for.
+    """Step towards what a minibatch asks for, by rates in (0, 1].
 
     β's weights move along the natural gradient (Hensman et al., 2013; for any likelihood Khan and
-    Lin, 2017). The mean's coefficients move by a Newton step in the block J of the draw's columns:
-    the gradient there needs no others of K_α, and is exact but for the minibatch.
-
-    Args:
-        draw: Of the bound; its gradients are not used.
-        expected: Of the minibatch's outcomes.
-        rate: Size of the step of β's weights, in (0, 1].
-        mean_rate: Of the mean's coefficients; None: they stay.
+    Lin, 2017). The mean's coefficients move by a Newton step in the block J of the draw's columns,
+    or stay without a rate: the gradient there needs no others of K_α, and is exact but for the
+    minibatch.
     """
     there, posterior = draw.there, map_tensors(draw.expanded.posterior, torch.detach)
     sites, _ = local_sites(expected, there.mean.detach(), there.variance.detach())
@@ -387,14 +362,14 @@ def _moved_coefficients(
     on average instead of g. Cost O(b c² + c³ + c M_α + b S M_β).
     """
     columns, there = draw.columns, draw.there
-    inner, gradient = _divergence_block(columns)
+    block = columns.cross[..., columns.index, :]
     slopes = _less(there.cross[..., columns.index, :], columns.features, there.features)
     slope = sites.shift - sites.precision * there.mean.detach()
+    gradient = columns.slopes.detach().unsqueeze(-1)
     gradient = gradient - draw.weight * (slopes @ slope.unsqueeze(-1))
-    hessian = inner + _curvature(draw, slopes, sites.precision)
-    damping = _DAMPING * _mean_diagonal(hessian) + _ROUNDING * _mean_diagonal(
-        columns.cross[..., columns.index, :]
-    )
+    hessian = _less(block, columns.features, columns.features)
+    hessian = hessian + _curvature(draw, slopes, sites.precision)
+    damping = _DAMPING * _mean_diagonal(hessian) + _ROUNDING * _mean_diagonal(block)
     hessian.diagonal(dim1=-2, dim2=-1).add_(damping)
     change = rate * torch.cholesky_solve(gradient, safe_cholesky(hessian)).squeeze(-1)
     if posterior.jacobi:
@@ -402,12 +377,6 @@ def _moved_coefficients(
         scale = posterior.alpha.variance(expanded.kernel, expanded.outputs).detach()
         change = change * scale.expand_as(posterior.coefficients)[..., columns.index]
     return posterior.coefficients.index_add(-1, columns.index, -change)
-
-
-def _divergence_block(columns: Columns) -> tuple[Tensor, Tensor]:
-    """Return the Hessian of the mean's divergence in the block, ``... x c x c``, and gradient."""
-    inner = columns.cross[..., columns.index, :]
-    return _less(inner, columns.features, columns.features), columns.slopes.detach().unsqueeze(-1)
 
 
 def _less(covariance: Tensor, mine: Tensor | None, theirs: Tensor | None) -> Tensor:
@@ -420,7 +389,11 @@ def _less(covariance: Tensor, mine: Tensor | None, theirs: Tensor | None) -> Ten
 def _curvature(draw: Draw, slopes: Tensor, precision: Tensor) -> Tensor:
     """Estimate ``Σ p k kᵀ`` over all data by a minibatch and some of α, ``... x m x c x c``."""
     size, total = precision.shape[-1], draw.weight * precision.shape[-1]
-    others = _others(draw.columns.index, len(draw.expanded.posterior.alpha), size)
+    index, alpha = draw.columns.index, draw.expanded.posterior.alpha
+    free = torch.ones(len(alpha), dtype=torch.bool, device=index.device)
+    free[index] = False
+    places = torch.nonzero(free).flatten()
+    others = places[:: max(-(-len(places) // size), 1)]  # evenly from first to last
     seen = (slopes * precision.unsqueeze(-2)) @ slopes.mT
     if len(others) > 0:
         more = _less(
@@ -430,14 +403,6 @@ def _curvature(draw: Draw, slopes: Tensor, precision: Tensor) -> Tensor:
         )
         seen = seen + precision.mean(-1)[..., None, None] * (more.mT @ more)
     return total / (size + len(others)) * seen
-
-
-def _others(index: Tensor, total: int, most: int) -> Tensor:
-    """Choose places that are not among those given, evenly from first to last."""
-    free = torch.ones(total, dtype=torch.bool, device=index.device)
-    free[index] = False
-    places = torch.nonzero(free).flatten()
-    return places[:: max(-(-len(places) // most), 1)]
 
 
 def _mean_diagonal(matrix: Tensor) -> Tensor:

@@ -67,12 +67,8 @@ class ControlPoints:
     ) -> ControlPoints:
         """Begin at some weights. Cost O(s p + N s²) for s points, or O(N s²) if weights are zero.
 
-        Args:
-            basis: Of a frozen kernel.
-            size: Number s of points, the first of the sample.
-            sample: Inputs and outcomes, ``N x d`` and ``m x N``, N at least s.
-            count: Number n of all data.
-            weights: Of the functions.
+        The points are the first ``size`` of a sample of inputs and outcomes, ``N x d`` and ``m x
+        N``, N at least s, that stands for ``count`` data; the basis is of a frozen kernel.
         """
         X, targets = sample[0][:size], sample[1]
         prior_root = None
@@ -95,21 +91,18 @@ class ControlPoints:
         return self.basis.functions(self.X, index).to(self.X)
 
     def follow(self, functions: Tensor, moves: Tensor) -> None:
-        """Take over moves of some weights, in place. Cost O(s k). [Evans2020, proposition 3].
+        """Take over moves of some weights and dense columns, ``m x k x (1 + columns)``, in place.
 
-        Args:
-            functions: At the points, ``m x s x k``.
-            moves: Of weights and dense columns, ``m x k x (1 + columns)``.
+        Of functions that have the values ``m x s x k`` at the points. Cost O(s k). [Evans2020,
+        proposition 3]
         """
         self.values.add_(functions @ moves)
 
     def misfit(self, one: Tensor, other: Tensor, mean: Tensor) -> Tensor:
         """Correct the sum of squares by what is 0 on average, ``m``.
 
-        Args:
-            one: Estimate of a by one draw, ``m x s x (1 + columns)``.
-            other: By another.
-            mean: The prior mean, ``m x 1``.
+        By estimates of a from two draws, ``m x s x (1 + columns)`` each, and the prior mean, ``m x
+        1``.
         """
         gap = (self.targets - mean * self.ones).unsqueeze(-1)
         said = (self.root @ v for v in (self.values, one, other))
@@ -156,21 +149,12 @@ def _difference(exact: Tensor, one: Tensor, other: Tensor) -> Tensor:
 def projected(
     kernel: Kernel, X: Tensor, sample: tuple[Tensor, Tensor], weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Regress a sample on the support points, in the kernel. Cost O(N s²).
+    """Regress a sample on the support points, in the kernel: R, t, and t of ones. Cost O(N s²).
 
-    ``Φ_x ≈ B Φ_p`` with ``B = K_xp K_pp⁻¹``, so that the misfit of all n data is about that of
-    ``R a`` and t, where ``√(n / N) [B, y] = Q [R, t]`` for a sample of N. In the paper the support
-    points are the sample, ``B = I``: on kin40k 300 of them then lower the gradient's variance 4.8
-    times, instead of 6.0 times.
-
-    Args:
-        kernel: Of the process.
-        X: Support points, ``s x d``.
-        sample: Inputs and outcomes, ``N x d`` and ``m x N``, N at least s.
-        weight: How many of the data each of the sample stands for.
-
-    Returns:
-        R, t, and t of a 1 in place of each outcome; see :class:`ControlPoints`.
+    ``Φ_x ≈ B Φ_p`` with ``B = K_xp K_pp⁻¹``, so that the misfit of all n data is about that of ``R
+    a`` and t, where ``√(n / N) [B, y] = Q [R, t]`` for a sample of N, ``N x d`` and ``m x N``, of
+    which each stands for ``weight`` data. In the paper the support points are the sample, ``B =
+    I``: on kin40k 300 of them then lower the gradient's variance 4.8 times, instead of 6.0 times.
     """
     inputs, targets = sample
     outputs, points = len(targets), X.double()

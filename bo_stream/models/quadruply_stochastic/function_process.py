@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from gpytorch.kernels import Kernel
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -41,48 +40,6 @@ class WeightMoments:
     rows: Tensor
     scale: Tensor
 
-    def at(self, index: Tensor) -> WeightMoments:
-        """Evaluate some functions, in float64."""
-        parts = (self.mean[:, index], self.rows[:, index], self.scale[:, index])
-        return WeightMoments(*(part.double() for part in parts))
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """A kernel function at each point asked about, for variance far from all others.
-
-    Of variance ``σ² k(x, x)² / (|φ(x)|² + σ² k(x, x))``, and correlated as the kernel is: the paper
-    has single points only. [Evans2020, proposition 4]
-
-    Attributes:
-        kernel: Frozen.
-        outputs: m.
-        noise: σ², ``m x 1``.
-    """
-
-    kernel: Kernel
-    outputs: int
-    noise: Tensor
-
-    def factor(self, X: Tensor, power: Tensor) -> Tensor:
-        """Root of the part of the prior variance that is left, ``... x m x n``.
-
-        Args:
-            X: ``... x n x d``.
-            power: ``|φ(x)|²``, ``... x m x n``.
-        """
-        own = self.noise * kernel_variance(self.kernel, X, self.outputs)
-        return (own / (power + own)).sqrt()
-
-    def covariance(self, X: Tensor, X2: Tensor, factor: Tensor, factor2: Tensor) -> Tensor:
-        """``... x m x n x n'``."""
-        K = kernel_matrix(self.kernel, X, X2, self.outputs)
-        return factor.unsqueeze(-1) * K * factor2.unsqueeze(-2)
-
-    def variance(self, X: Tensor, factor: Tensor) -> Tensor:
-        """``... x m x n``."""
-        return factor.square() * kernel_variance(self.kernel, X, self.outputs)
-
 
 @dataclass(frozen=True)
 class FunctionProcess(PosteriorProcess):
@@ -91,17 +48,21 @@ class FunctionProcess(PosteriorProcess):
     Beyond ``KEPT`` functions every question evaluates them anew, a part at a time: O(n p) time and
     O(n + p) memory, gradients included.
 
+    Kernel functions at points can be augmented by one at each point asked about, for variance far
+    from all others: ``σ² k(x, x)² / (|φ(x)|² + σ² k(x, x))``, correlated as the kernel is, where
+    the paper has single points only. [Evans2020, proposition 4]
+
     Attributes:
-        basis: Of p functions.
+        basis: Of p functions, of a frozen kernel.
         weights: Their distribution.
         prior_mean: ``m x 1``.
-        augmentation: Variance beside that of the weights, or None.
+        noise: σ², ``m x 1``, or None without an augmentation.
     """
 
     basis: SampledBasis
     weights: WeightMoments
     prior_mean: Tensor
-    augmentation: Augmentation | None = None
+    noise: Tensor | None = None
 
     @property
     def _is_kept(self) -> bool:
@@ -114,10 +75,8 @@ class FunctionProcess(PosteriorProcess):
             return Points(X, nothing, nothing)
         functions = self.basis.functions(X, torch.arange(self.basis.size, device=X.device))
         diagonal = functions * self.weights.scale.double().unsqueeze(-2)
-        return Points(X, functions, torch.cat((diagonal, self._dense(functions)), -1))
-
-    def _dense(self, functions: Tensor) -> Tensor:
-        return functions @ self.weights.rows.double()
+        dense = functions @ self.weights.rows.double()
+        return Points(X, functions, torch.cat((diagonal, dense), -1))
 
     def _summed(self, X: Tensor, rule: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Sum over all parts of a rule for the functions of a part, and their indices."""
@@ -158,10 +117,10 @@ class FunctionProcess(PosteriorProcess):
             covariance = points.posterior @ others.posterior.mT
         else:
             covariance = self._covariance_in_parts(points, others)
-        if self.augmentation is None:
+        if self.noise is None:
             return covariance
-        factors = (self.augmentation_factor(points), self.augmentation_factor(others))
-        return covariance + self.augmentation.covariance(points.X, others.X, *factors)
+        factors = self.augmentation_factor(points), self.augmentation_factor(others)
+        return covariance + self._augmentation(points.X, others.X, *factors)
 
     def _covariance_in_parts(self, points: Points, others: Points) -> Tensor:
         def rule(functions: Tensor, index: Tensor) -> Tensor:
@@ -169,60 +128,64 @@ class FunctionProcess(PosteriorProcess):
             return scaled @ self.basis.functions(others.X, index).mT
 
         covariance = self._summed(points.X, rule)
-        if not self._has_columns:
+        if self.weights.rows.shape[-1] == 0:
             return covariance
         dense = self._dense_sums(points)
         return covariance + dense @ (dense if others is points else self._dense_sums(others)).mT
 
-    @property
-    def _has_columns(self) -> bool:
-        return self.weights.rows.shape[-1] > 0
-
     def _dense_sums(self, points: Points) -> Tensor:
         """``φ c_r`` of the dense columns, ``... x m x n x k``."""
-        return self._summed(points.X, lambda at, index: at @ self.weights.at(index).rows)
+        rows = self.weights.rows
+        return self._summed(points.X, lambda at, index: at @ rows[:, index].double())
 
     def variance_at(self, points: Points) -> Tensor:
         """Cost O(n p)."""
         if self._is_kept:
             variance = points.posterior.square().sum(-1)
         else:
-            variance = self._summed(points.X, self._variance_of_part).squeeze(-1)
-            if self._has_columns:
-                variance = variance + self._dense_sums(points).square().sum(-1)
-        if self.augmentation is None:
-            return variance
-        return variance + self.augmentation.variance(points.X, self.augmentation_factor(points))
 
-    def _variance_of_part(self, functions: Tensor, index: Tensor) -> Tensor:
-        scale = self.weights.scale[:, index].double()
-        return functions.square() @ scale.square().unsqueeze(-1)
+            def rule(functions: Tensor, index: Tensor) -> Tensor:
+                scale = self.weights.scale[:, index].double()
+                return functions.square() @ scale.square().unsqueeze(-1)
+
+            variance = self._summed(points.X, rule).squeeze(-1)
+            if self.weights.rows.shape[-1] > 0:
+                variance = variance + self._dense_sums(points).square().sum(-1)
+        if self.noise is None:
+            return variance
+        return variance + self._augmented_variance(points.X, self.augmentation_factor(points))
 
     def augmentation_factor(self, points: Points) -> Tensor:
         """Root of the part of the prior variance that the augmentation adds, ``... x m x n``."""
-        assert self.augmentation is not None  # noqa: S101
+        assert self.noise is not None  # noqa: S101
         if self._is_kept:
             power = points.prior.square().sum(-1)
         else:
             power = self._summed(points.X, lambda at, _: at.square().sum(-1))
-        return self.augmentation.factor(points.X, power)
+        own = self.noise * kernel_variance(self.basis.kernel, points.X, len(self.prior_mean))
+        return (own / (power + own)).sqrt()
+
+    def _augmentation(self, X: Tensor, X2: Tensor, factor: Tensor, factor2: Tensor) -> Tensor:
+        K = kernel_matrix(self.basis.kernel, X, X2, len(self.prior_mean))
+        return factor.unsqueeze(-1) * K * factor2.unsqueeze(-2)
+
+    def _augmented_variance(self, X: Tensor, factor: Tensor) -> Tensor:
+        return factor.square() * kernel_variance(self.basis.kernel, X, len(self.prior_mean))
 
     def joint_at(self, points: Points) -> Joint:
         """Factors where the functions are kept; else the covariance, when it is asked for."""
-        mean = self.mean_at(points)
+        mean, X = self.mean_at(points), points.X
         nothing = torch.zeros_like(mean).unsqueeze(-1)[..., :0]
         if not self._is_kept:
             residual = Residual(
                 lambda: self.cross_covariance(points, points), lambda: self.variance_at(points)
             )
             return Joint(mean, nothing, nothing, residual)
-        return Joint(mean, points.posterior, nothing, self._augmented(points))
-
-    def _augmented(self, points: Points) -> Residual | None:
-        extra, X = self.augmentation, points.X
-        if extra is None:
-            return None
+        if self.noise is None:
+            return Joint(mean, points.posterior, nothing, None)
         factor = self.augmentation_factor(points)
-        return Residual(
-            lambda: extra.covariance(X, X, factor, factor), lambda: extra.variance(X, factor)
+        residual = Residual(
+            lambda: self._augmentation(X, X, factor, factor),
+            lambda: self._augmented_variance(X, factor),
         )
+        return Joint(mean, points.posterior, nothing, residual)

@@ -33,11 +33,7 @@ from bo_stream.models.outcomes.likelihood import REAL, LikelihoodOutcomes, check
 from bo_stream.models.prior import Prior
 from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData, Schedule
 from bo_stream.models.quadruply_stochastic.control_variate import SAMPLE, ControlPoints
-from bo_stream.models.quadruply_stochastic.function_process import (
-    Augmentation,
-    FunctionProcess,
-    WeightMoments,
-)
+from bo_stream.models.quadruply_stochastic.function_process import FunctionProcess, WeightMoments
 from bo_stream.models.quadruply_stochastic.memory import (
     Layout,
     Progress,
@@ -95,13 +91,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     # --- memory -------------------------------------------------------------------------------
 
     def empty(self, layout: Layout, X: Tensor, prior: Prior) -> Memory:
-        """Return a memory of no observations, and of no weights for the functions yet.
-
-        Args:
-            layout: The functions.
-            X: Inputs like those to come, ``n x d``, float64.
-            prior: The hyperparameters.
-        """
+        """Return a memory of no observations, for inputs like X, and of no weights yet."""
         like = Batch(X[:0], X.new_zeros(0, prior.num_outputs))
         replay = StreamReplay.empty(like, self.max_rows, self.schedule.seed)
         return Memory(replay, layout, self._no_weights(X, prior))
@@ -114,10 +104,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     def filled(self, memory: Memory, X: Tensor, prior: Prior) -> Memory:
         """Give weights as in the prior to functions that have none. Cost O(p) for p of them, once.
 
-        Args:
-            memory: Of functions and observations.
-            X: Inputs at which a first guess squares the functions, ``n x d``, float64.
-            prior: The hyperparameters.
+        A first guess squares them at some of the inputs X, ``n x d``, float64.
         """
         layout, size = memory.layout, memory.progress.coefficients.shape[1]
         if layout.size == size:
@@ -212,12 +199,11 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
 
     @torch.no_grad()
     def _process(self, memory: Memory, prior: Prior) -> FunctionProcess:
-        kernel = frozen(prior.kernel)
-        process = self._weighted(memory, prior, kernel, prior.mean.clone())
+        process = self._weighted(memory, prior, frozen(prior.kernel), prior.mean.clone())
         if not isinstance(process.basis, PointBasis):
             return process
         noise = site_noise(prior.likelihood).double().clone().unsqueeze(-1)
-        return replace(process, augmentation=Augmentation(kernel, prior.num_outputs, noise))
+        return replace(process, noise=noise)
 
     def _weighted(
         self, memory: Memory, prior: Prior, kernel: Kernel, prior_mean: Tensor
@@ -283,11 +269,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
     def learner(self, memory: Memory, prior: Prior, learns: bool, exact: bool) -> Steps:
         """Return what takes steps; it moves the weights in place, and copies of hyperparameters.
 
-        Args:
-            memory: Where to begin.
-            prior: The hyperparameters.
-            learns: Whether hyperparameters are learned too.
-            exact: Whether its bounds include ``log |S|`` where S is not diagonal.
+        If exact, its bounds include ``log |S|`` where S is not diagonal.
         """
         hyper = prior.copied() if learns else prior.copied().requires_grad_(False)
         return Steps(memory, hyper, prior, self.schedule, learns, exact)
@@ -301,15 +283,9 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         progress: bool,
         keep: Callable[[Memory], None],
     ) -> Training:
-        """Take steps from a memory; see :meth:`~bo_stream.QSGP.fit`, also for the errors.
+        """Take steps from a memory, in place; see :meth:`~bo_stream.QSGP.fit`, also for the errors.
 
-        Args:
-            memory: Where to begin; its weights are moved in place.
-            prior: The hyperparameters, which change where they are learned.
-            steps: Most steps to take.
-            seconds: Begin no step after so many.
-            progress: Whether to draw a bar on a terminal.
-            keep: Takes the memory of the last good step, also where an error ends the training.
+        ``keep`` takes the memory of the last good step, also where an error ends the training.
         """
         if memory.replay.count == 0:
             raise InputDataError("Expected data to fit, got an empty stream: call update first.")
@@ -434,28 +410,22 @@ def divergence(memory: Memory, prior: Prior, basis: SampledBasis) -> Tensor:
     """Compute ``KL(q ‖ p)``, ``m``, in float64. Cost O(p), or O(p²) where S is not diagonal."""
     progress = memory.progress
     parts = torch.arange(progress.size, device=progress.coefficients.device).split(_PART)
-    slices = [(index, _slice(memory, prior, basis, index)) for index in parts]
+    slices = []
+    for index in parts:
+        best = _best_scale(memory, prior, basis, index)
+        own = progress.coefficients[:, index].double(), progress.learned_scale(index).double()
+        slices.append((index, Slice.of(index, *own, None if best is None else best.double())))
     total = basis.precision_diagonal(parts[0][:0]).sum(-1)
     for index, weights in slices:
-        own, columns = basis.precision_diagonal(index), weights.columns
-        terms = own * weights.scale.square() - 2.0 * weights.log_diagonal - 1.0
+        precision, columns = basis.precision_diagonal(index), weights.columns
+        terms = precision * weights.scale.square() - 2.0 * weights.log_diagonal - 1.0
         if isinstance(basis, PointBasis):
             applied = [basis.precision(index, others) @ one.columns for others, one in slices]
             terms = terms + (columns * torch.stack(applied).sum(0)).sum(-1)
         else:
-            terms = terms + own * columns.square().sum(-1) - own.log()
+            terms = terms + precision * columns.square().sum(-1) - precision.log()
         total = total + 0.5 * terms.sum(-1)
     return total - 0.5 * log_precision(basis) if isinstance(basis, PointBasis) else total
-
-
-def _slice(memory: Memory, prior: Prior, basis: SampledBasis, index: Tensor) -> Slice:
-    progress, best = memory.progress, _best_scale(memory, prior, basis, index)
-    return Slice.of(
-        index,
-        progress.coefficients[:, index].double(),
-        progress.learned_scale(index).double(),
-        None if best is None else best.double(),
-    )
 
 
 def _best_scale(memory: Memory, prior: Prior, basis: SampledBasis, index: Tensor) -> Tensor | None:

@@ -151,14 +151,7 @@ class Progress:
 
     @classmethod
     def empty(cls, outputs: int, columns: int, measured: bool, like: Tensor) -> Progress:
-        """Begin without weights.
-
-        Args:
-            outputs: m.
-            columns: k.
-            measured: Whether Proposition 1 gives the diagonal.
-            like: Of the dtype and device.
-        """
+        """Begin without weights of m outputs and k columns; if measured, Proposition 1's."""
         coefficients = like.new_zeros(outputs, 0, 1 + columns)
         log_scale = like.new_zeros(outputs, columns if measured else 0)
         return cls.start(coefficients, log_scale, coefficients[..., 0] if measured else None)
@@ -198,16 +191,8 @@ class Progress:
     ) -> tuple[Tensor, Tensor, Slice]:
         """Copy coefficients and learned scales of some functions, to be differentiated in.
 
-        Where the bound is best in the diagonal, by Proposition 1, it has no slope in it.
-
-        Args:
-            index: Of the functions, ``k``.
-            precision: Diagonal of S, ``m x k``.
-            count: Number of all data.
-            likelihood: Gaussian, where there are mean squares.
-
-        Returns:
-            These two, and the slice that is made of them.
+        With the slice that is made of them, of n = ``count`` data and with the diagonal of S, ``m x
+        k``. Where the bound is best in the diagonal, by Proposition 1, it has no slope in it.
         """
         coefficients = self.coefficients[:, index].requires_grad_()
         log_scale, best = self.learned_scale(index).requires_grad_(), None
@@ -249,14 +234,10 @@ class Slice:
     def of(
         cls, index: Tensor, coefficients: Tensor, log_scale: Tensor, measured: Tensor | None
     ) -> Slice:
-        """Build C's rows, differentiable in what is learned.
+        """Build C's rows of some functions, ``k``, differentiable in what is learned.
 
-        Args:
-            index: Of the functions, ``k``.
-            coefficients: Of them, ``m x k x (1 + columns)``.
-            log_scale: What is learned of the diagonal: at the functions, ``m x k``; anything where
-                it is not learned.
-            measured: The diagonal by Proposition 1, ``m x k``, or None where all of it is learned.
+        Of coefficients ``m x k x (1 + columns)`` and logarithms of the diagonal, ``m x k``, which
+        may be anything where ``measured`` is the diagonal by Proposition 1.
         """
         columns = torch.arange(coefficients.shape[-1] - 1, device=index.device)
         below, on = index.unsqueeze(-1) > columns, index.unsqueeze(-1) == columns
@@ -273,11 +254,8 @@ class Slice:
 def proposition_1(mean_squares: Tensor, precision: Tensor, count: float, noise: Tensor) -> Tensor:
     """Compute the best entries of a diagonal C, ``m x k``. [Evans2020, proposition 1].
 
-    Args:
-        mean_squares: Of the functions at the data, ``m x k``.
-        precision: Diagonal of S, ``m x k``.
-        count: Number of data.
-        noise: Their variance, ``m`` or ``m x 1``.
+    Of functions with mean squares at n = ``count`` data and diagonal entries of S, ``m x k`` each,
+    and of a noise variance, ``m`` or ``m x 1``.
     """
     noise, precision = noise.reshape(-1, 1).to(mean_squares), precision.to(mean_squares)
     return (noise / (count * mean_squares + noise * precision)).sqrt()

@@ -89,36 +89,11 @@ class QSRVM(StreamingGP):
     ) -> None:
         """Build the model, and take the first steps on the first observations.
 
-        Args:
-            train_X: ``n x d``; n may be 0.
-            train_Y: ``n x m``.
-            likelihood: A ``GaussianLikelihood``; default: BoTorch's.
-            covar_module: Any of gpytorch's kernels. Default: BoTorch's RBF kernel.
-            mean_module: As for :class:`~bo_stream.QSGP`.
-            outcome_transform: As there.
-            input_transform: As there.
-            max_points: Most functions; data beyond add none.
-            covariance: As there, and so are all that follow.
-            batch_size: Observations of a step.
-            functions: Functions of a draw.
-            control_points: Of the control variate.
-            learning_rate: Of AdaGrad.
-            empirical_bayes: Whether ``fit`` learns the kernel, the mean and the noise too;
-                precisions are learned in any case.
-            hyper_rate: Of Adam.
-            freeze_steps: Steps before precisions and hyperparameters move.
-            half_life: Steps in which the rates fall to half.
-            update_steps: Of an update.
-            initial_points: Of the exact GP before the first step of ``fit``.
-            max_rows: Most observations to hold.
-            arithmetic: Of steps.
-            seed: Of minibatches and draws.
-
-        Raises:
-            BotorchTensorDimensionError: As for :class:`~bo_stream.QSGP`.
-            InputDataError: As there.
-            UnsupportedError: As there, and another likelihood.
-            ValueError: As there.
+        Arguments and errors are those of :class:`~bo_stream.QSGP`, but that the likelihood is
+        Gaussian, the kernel any of gpytorch's (default: BoTorch's RBF kernel), and the basis that
+        of at most ``max_points`` data. ``empirical_bayes`` says whether ``fit`` learns the kernel,
+        the mean and the noise too; precisions are learned in any case, once ``freeze_steps`` are
+        taken.
         """
         covariance = MeanField() if covariance is None else covariance
         check_instance("covariance", covariance, MeanField | Chevron, "MeanField()")

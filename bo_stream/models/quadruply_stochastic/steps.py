@@ -65,10 +65,10 @@ class Steps:
         learns: bool,
         exact: bool,
     ) -> None:
-        """Go on from a memory.
+        """Go on from a memory, whose progress is moved in place.
 
         Args:
-            memory: Its progress is moved in place.
+            memory: Where to begin.
             hyper: In float64.
             prior: Of the model, by which a data set's rows are transformed.
             schedule: How to step.
@@ -161,12 +161,8 @@ class Steps:
     def draw(self, data: Data, generator: torch.Generator, learns: bool) -> list[DrawnFunctions]:
         """Draw and evaluate functions twice, independently, or once where no product needs two.
 
-        Cost O((b + s) k (d + columns)) for k functions.
-
-        Args:
-            data: Of the step.
-            generator: On the CPU.
-            learns: Whether to be differentiable in the hyperparameters.
+        Differentiable in the hyperparameters if these learn. Cost O((b + s) k (d + columns)) for k
+        functions.
         """
         like = self.progress.coefficients
         size, once = like.shape[1], not self._is_gaussian and self._log_precision is None
@@ -200,11 +196,6 @@ class Steps:
 
         Products of sums of independent draws; what is linear in a draw is averaged over both.
         [theorems 1 and 2]
-
-        Args:
-            drawn: Functions.
-            data: Of the step.
-            learns: Whether to be differentiable in the hyperparameters.
         """
         targets, likelihood = data[1], self.hyper.likelihood
         with torch.set_grad_enabled(learns):
@@ -319,16 +310,9 @@ def _ascend(
 ) -> Tensor:
     """Move some numbers up a gradient by AdaGrad, in place; return by how much.
 
-    Each moves along its gradient over the root of its sum of squares so far. Numbers whose gradient
-    is not among those given stay, and so do their sums: a step costs what it moves. [Duchi2011;
-    Evans2020, section 2.4]
-
-    Args:
-        values: ``m x p ...``.
-        slopes: Sums of squared gradients so far, shaped as the values.
-        index: Distinct, of the second dimension, ``k``.
-        gradient: ``m x k ...``.
-        rate: Of the first step; later ones are shorter. Broadcast against the gradient.
+    Each, ``m x p ...``, moves along its gradient over the root of its sum of squared slopes so far.
+    Numbers whose gradient is not among those given, ``m x k ...`` at k distinct places, stay, and
+    so do their sums: a step costs what it moves. [Duchi2011; Evans2020, section 2.4]
     """
     squares = slopes.index_select(1, index) + gradient.square()
     slopes.index_copy_(1, index, squares)
@@ -347,12 +331,9 @@ def draw(
 ) -> tuple[Tensor, Tensor]:
     """Draw one at random from each of ``count`` equal strata of a line of ``of``. Cost O(count).
 
-    Strata may cut one in two: it is then drawn up to twice, and its weight says so. All for
-    ``count = of``. The generator is on the CPU, whatever the device.
-
-    Returns:
-        Distinct indices in order, and how many each stands for, in float64: ``Σ weight · a[index]``
-        is on average ``Σ a`` of all.
+    Strata may cut one in two: it is then drawn up to twice, and its weight says so. All for ``count
+    = of``. The generator is on the CPU, whatever the device. Returns distinct indices in order, and
+    how many each stands for, in float64: ``Σ weight · a[index]`` is on average ``Σ a``.
     """
     if count == of:
         index = torch.arange(of, device=device)
@@ -459,11 +440,8 @@ def _descents(leaves: list[Tensor], places: Tensor | None, size: int) -> Tensor:
 def best_precisions(moment: Tensor, sharpness: Tensor) -> Tensor:
     """Compute the best prior precisions of weights with Proposition 1's variances, ``m x k``.
 
-    The bound's maximum in s with ``c² = 1 / (h + s)``: ``s² + h s = h / e``.
-
-    Args:
-        moment: e, squared mean and the variance that the dense columns bring.
-        sharpness: h, what the data say: ``|φ|² / σ²``.
+    The bound's maximum in s with ``c² = 1 / (h + s)``: ``s² + h s = h / e``, of e, the squared mean
+    with the variance that the dense columns bring, and h, what the data say, ``|φ|² / σ²``.
     """
     tiny = LARGEST**-2
     root = (sharpness.square() + 4.0 * sharpness / moment.clamp_min(tiny)).sqrt()

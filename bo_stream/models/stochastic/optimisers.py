@@ -142,13 +142,7 @@ class ConstrainedAdam:
 
 
 def maximise(bound: Callable[[], Tensor], variables: list[Tensor], maxiter: int) -> None:
-    """Move tensors to where a bound is at a local maximum, or on the way there; in place.
-
-    Args:
-        bound: A differentiable scalar of them.
-        variables: Leaves that require gradients.
-        maxiter: Most iterations.
-    """
+    """Move leaves to a local maximum of a bound, or on the way there, by L-BFGS; in place."""
     optimizer = torch.optim.LBFGS(variables, max_iter=maxiter, line_search_fn="strong_wolfe")
 
     def loss() -> Tensor:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Self
 
 import torch
-from botorch.exceptions.errors import ModelFittingError
 from botorch.exceptions.warnings import BotorchWarning
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
@@ -85,92 +83,51 @@ _FARTHEST = 10.0
 """Largest change of a logarithm."""
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes of the bases.
+@torch.no_grad()
+def scale_bound(
+    hyper: Hyperparameters, data: Batch, span: int, rank: int, total: int
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the bound at the best mean of S functions and covariance of M, by scale and noise.
 
-    Attributes:
+    Functions are the prior's eigenfunctions in the span of values at S inputs, chosen evenly; the
+    covariance's are the leading ones. With M = S the collapsed bound of Titsias (2009). Cost
+    O(n S² + S³).
+
+    Args:
+        hyper: Kernel and mean.
+        data: n inputs, ``... x n x d``, with real outcomes.
         span: Functions S of the mean, or as many as there are inputs.
-        covariance: Functions M of the covariance, or as many.
+        rank: Functions M of the covariance, or as many.
+        total: Observations that the data stand for.
+
+    Returns:
+        The bound per observation, ``... x m``, without its constant, of a prior variance in parts
+        of what it was and a noise variance, ``... x m`` each; differentiable in both.
     """
+    batch, kernel, outputs = data.targets.shape[:-1], hyper.covar_module, data.targets.shape[-2]
+    points = data.X[..., :: max(-(-data.X.shape[-2] // span), 1), :]
+    values = InducingFunctions(points.unsqueeze(-3).expand(*batch, -1, -1), None)
+    root = cholesky_with_nugget(values.with_functions(kernel, values, outputs), _NUGGET)
+    features = solve_lower(root, values.with_values(kernel, data.X, outputs))
+    targets = data.targets - hyper.constant(batch).unsqueeze(-1)
+    spectrum, directions = torch.linalg.eigh(features @ features.mT)
+    pulls = (directions.mT @ (features @ targets.unsqueeze(-1))).squeeze(-1).square()
+    spectrum, first = spectrum.clamp_min(0.0), max(spectrum.shape[-1] - rank, 0)
+    left = kernel_variance(kernel, data.X, outputs).sum(-1) - spectrum[..., first:].sum(-1)
+    left, squares, weight = left.clamp_min(0.0), targets.square().sum(-1), total / len(data)
 
-    span: int
-    covariance: int
+    def bound(scale: Tensor, noise: Tensor) -> Tensor:
+        share = (weight * scale / noise).unsqueeze(-1)
+        signal = 1.0 + share * spectrum
+        explained = (share * pulls / signal).sum(-1)
+        misfit = weight * (squares + scale * left - explained) / noise
+        learned = signal[..., first:].log().sum(-1)
+        return -0.5 * (noise.log() + (learned + misfit) / (weight * len(data)))
 
-
-@dataclass(frozen=True)
-class ScaleBound:
-    """The bound at the best mean of S functions and covariance of M of these, by scale and noise.
-
-    Functions are the prior's eigenfunctions in the span of values at S inputs; the covariance's are
-    the leading ones. With M = S the collapsed bound of Titsias (2009).
-
-    Attributes:
-        spectrum: Eigenvalues of the features' gram matrix, ascending, ``... x m x S``.
-        pulls: Squares of the outcomes' products with them, ``... x m x S``.
-        covered: Number M.
-        left: Prior variance that the covariance's leave, summed over inputs, ``... x m``.
-        squares: Of the outcomes, summed, ``... x m``.
-        size: Of the data.
-        weight: How many data each stands for.
-    """
-
-    spectrum: Tensor
-    pulls: Tensor
-    covered: int
-    left: Tensor
-    squares: Tensor
-    size: int
-    weight: float
-
-    @classmethod
-    def of(cls, hyper: Hyperparameters, data: Batch, size: Sizes, total: int) -> Self:
-        """Choose values at inputs evenly. Cost O(n S² + S³).
-
-        Args:
-            hyper: Kernel and mean.
-            data: n inputs, ``... x n x d``, with real outcomes.
-            size: Of the bases.
-            total: Observations that the data stand for.
-        """
-        batch, kernel, outputs = data.targets.shape[:-1], hyper.covar_module, data.targets.shape[-2]
-        points = data.X[..., :: max(-(-data.X.shape[-2] // size.span), 1), :]
-        values = InducingFunctions(points.unsqueeze(-3).expand(*batch, -1, -1), None)
-        root = cholesky_with_nugget(values.with_functions(kernel, values, outputs), _NUGGET)
-        features = solve_lower(root, values.with_values(kernel, data.X, outputs))
-        targets = data.targets - hyper.constant(batch).unsqueeze(-1)
-        spectrum, directions = torch.linalg.eigh(features @ features.mT)
-        pulls = directions.mT @ (features @ targets.unsqueeze(-1))
-        spectrum = spectrum.clamp_min(0.0)
-        covered = min(size.covariance, spectrum.shape[-1])
-        all_variance = kernel_variance(kernel, data.X, outputs).sum(-1)
-        left = all_variance - spectrum[..., spectrum.shape[-1] - covered :].sum(-1)
-        return cls(
-            spectrum,
-            pulls.squeeze(-1).square(),
-            covered,
-            left.clamp_min(0.0),
-            targets.square().sum(-1),
-            targets.shape[-1],
-            total / targets.shape[-1],
-        )
-
-    def __call__(self, scale: Tensor, noise: Tensor) -> Tensor:
-        """Evaluate the bound per observation, ``... x m``, without its constant.
-
-        Args:
-            scale: Of the prior variance, in parts of what it was, ``... x m``.
-            noise: Variance, likewise.
-        """
-        share = (self.weight * scale / noise).unsqueeze(-1)
-        signal = 1.0 + share * self.spectrum
-        explained = (share * self.pulls / signal).sum(-1)
-        misfit = self.weight * (self.squares + scale * self.left - explained) / noise
-        learned = signal[..., signal.shape[-1] - self.covered :].log().sum(-1)
-        return -0.5 * (noise.log() + (learned + misfit) / (self.weight * self.size))
+    return bound
 
 
-def set_scales(hyper: Hyperparameters, data: Batch, size: Sizes, total: int) -> None:
+def set_scales(hyper: Hyperparameters, data: Batch, span: int, rank: int, total: int) -> None:
     """Set output scale and noise to the best that so few functions can have; others stay.
 
     An exact process's are those of a model that can explain all that it calls signal. Of one that
@@ -181,18 +138,19 @@ def set_scales(hyper: Hyperparameters, data: Batch, size: Sizes, total: int) -> 
     Args:
         hyper: In float64; set in place, but for parameters that stay.
         data: Inputs ``... x n x d`` with real outcomes in units of the process.
-        size: Of the bases.
+        span: As for :func:`scale_bound`, and so are the others.
+        rank: Functions of the covariance.
         total: Observations that the data stand for.
     """
     kernel, likelihood = hyper.covar_module, hyper.likelihood
-    if not isinstance(likelihood, GaussianLikelihood) or size.covariance == 0:
+    if not isinstance(likelihood, GaussianLikelihood) or rank == 0:
         return
     scaled = isinstance(kernel, ScaleKernel) and kernel.raw_outputscale.requires_grad
     noisy = likelihood.raw_noise.requires_grad
     if not (scaled or noisy):
         return
     with torch.no_grad():
-        bound = ScaleBound.of(hyper, data, size, total)
+        bound = scale_bound(hyper, data, span, rank, total)
         noise = likelihood.noise.detach().squeeze(-1)
         first = kernel.outputscale.detach() if isinstance(kernel, ScaleKernel) else noise
     log_scale = torch.zeros_like(first, requires_grad=scaled)
@@ -231,9 +189,6 @@ def _inside(noise: Tensor, likelihood: GaussianLikelihood) -> Tensor:
 _PAIRS = 1000
 """Inputs whose distances are looked at."""
 
-_STEPS = 50
-"""Of L-BFGS on the exact process: it need not converge."""
-
 
 def input_scale(X: Tensor) -> Tensor:
     """Compute the standard deviation of each input, ``d``; 1 where it does not vary."""
@@ -244,65 +199,41 @@ def input_scale(X: Tensor) -> Tensor:
     return torch.where(scale > 0.0, scale, torch.ones_like(scale))
 
 
-def begin_hyperparameters(
-    hyper: Hyperparameters, few: Batch, more: Batch, size: Sizes, total: int
-) -> None:
-    """Learn hyperparameters by an exact process of few data, scales then for a sparse one.
-
-    From the median trick alone steps find lengthscales slowly: the mean has to follow each move of
-    theirs before the next one pays. Cost O(k³) for each of some steps on k data.
-
-    Args:
-        hyper: In float64; set in place.
-        few: For the exact process.
-        more: For the scales; of real outcomes only.
-        size: Of the bases.
-        total: Observations that the data stand for.
-    """
-    modules = (hyper.covar_module, hyper.mean_module, hyper.likelihood)
-    try:
-        learn_first_hyperparameters(*modules, few, _STEPS)
-    except ModelFittingError as error:
-        message = f"Lengthscales begin by the median trick: an exact GP failed: {error}"
-        warnings.warn(message, BotorchWarning, stacklevel=2)
-    set_scales(hyper, more, size, total)
-
-
 @torch.no_grad()
-def set_kernel(kernel: ScaleKernel, X: Tensor, Y: Tensor, gaussian: bool) -> None:
-    """Set lengthscales to the median distance, and the output scale to the outcomes' variance.
+def guess(
+    kernel: ScaleKernel | None,
+    mean: Mean | None,
+    likelihood: Likelihood | None,
+    X: Tensor,
+    Y: Tensor,
+    real: bool,
+) -> None:
+    """Set hyperparameters by the first observations; None: not to be set. [Cheng2017, C.2].
 
-    [Cheng2017, C.2]
-
-    Distances are in standard deviations of each input, where the paper has one unit for all.
+    Lengthscales become the median distance, in standard deviations of each input, where the paper
+    has one unit for all; output scale and noise become the outcomes' variance.
 
     Args:
         kernel: Of a kernel with a lengthscale for each input.
+        mean: Its prior mean.
+        likelihood: Of the outcomes.
         X: First inputs, ``... x n x d``.
         Y: Their outcomes, ``... x n x m``.
-        gaussian: Whether the likelihood is; else outcomes say little of the process's scale.
+        real: Whether the likelihood is Gaussian; else outcomes say little of the process's scale.
     """
     if X.shape[-2] < 2:
         return
-    scale = input_scale(X)
-    points = (X / scale).reshape(-1, X.shape[-1])[:_PAIRS]
-    median = torch.pdist(points).median()
-    if float(median) > 0.0:
-        base = kernel.base_kernel
-        base.lengthscale = (median * scale).expand_as(base.lengthscale).to(base.lengthscale)
-    if gaussian:
-        kernel.outputscale = _of_outputs(Y.var(-2), kernel.outputscale).clamp_min(1e-6)
-
-
-@torch.no_grad()
-def set_outcomes(likelihood: Likelihood | None, mean: Mean | None, Y: Tensor) -> None:
-    """Set noise variance and constant mean by the first outcomes; None: not to be set."""
-    if Y.shape[-2] < 2:
-        return
+    if kernel is not None:
+        scale, base = input_scale(X), kernel.base_kernel
+        median = torch.pdist((X / scale).reshape(-1, X.shape[-1])[:_PAIRS]).median()
+        if float(median) > 0.0:
+            base.lengthscale = (median * scale).expand_as(base.lengthscale).to(base.lengthscale)
+        if real:
+            kernel.outputscale = _of_outputs(Y.var(-2), kernel.outputscale).clamp_min(1e-6)
     if isinstance(likelihood, GaussianLikelihood):
         level = likelihood.noise.squeeze(-1)
         likelihood.noise = _of_outputs(Y.var(-2), level).clamp_min(1e-4).unsqueeze(-1)
-    if isinstance(mean, ConstantMean):
+    if isinstance(mean, ConstantMean) and real:
         mean.constant = _of_outputs(Y.mean(-2), mean.constant)
 
 

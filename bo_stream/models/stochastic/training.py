@@ -252,11 +252,7 @@ class Bar:
     """
 
     def __init__(self, wanted: bool) -> None:
-        """Show a work that is done in steps.
-
-        Args:
-            wanted: Whether to draw it, where standard error is a terminal.
-        """
+        """Show a work that is done in steps, if wanted and where standard error is a terminal."""
         console, self.is_shown = _screen(wanted)
         self._progress = Progress(
             TextColumn("step {task.fields[step]:,}"),
@@ -283,24 +279,13 @@ class Bar:
 
 
 def tracked(parts: Iterable[T], total: int, wanted: bool) -> Iterator[T]:
-    """Yield parts of a long work one after the other, with a bar on a terminal.
-
-    Args:
-        parts: Of the work.
-        total: Their number.
-        wanted: Whether to draw it.
-    """
+    """Yield so many parts of a long work one after the other, with a bar on a terminal."""
     console, shown = _screen(wanted)
     yield from track(parts, "all data", total, console=console, disable=not shown)
 
 
 def waiting(what: str, wanted: bool) -> AbstractContextManager[object]:
-    """Show a spinner on a terminal while something is done whose length is not known.
-
-    Args:
-        what: Is done.
-        wanted: Whether to draw it.
-    """
+    """Show a spinner on a terminal while something is done whose length is not known."""
     console, shown = _screen(wanted)
     return console.status(what) if shown else nullcontext()
 

@@ -19,8 +19,7 @@ from bo_stream.loops.optimization.campaign import OptimizationCampaign, Optimiza
 from bo_stream.loops.optimization.evaluation import InProcess, Workers
 from bo_stream.loops.optimization.objectives import find_objective
 from bo_stream.loops.optimization.results import history, write_optimization
-from bo_stream.loops.optimization.store import FILE_NAME
-from bo_stream.loops.run import StopRequest
+from bo_stream.loops.run import OPTIMIZATION, StopRequest
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import atomic_write
 from tests.loops.functions import bowl
@@ -228,7 +227,7 @@ def test_a_slow_evaluation_is_on_the_disk_at_once(tmp_path: Path) -> None:
     with StopRequest(lambda: None) as stop:
 
         def look(event: Trial | OptimizationStep) -> None:
-            if (tmp_path / FILE_NAME).exists():
+            if (tmp_path / OPTIMIZATION.name).exists():
                 ledger = resumed(tmp_path, "slow").optimizer.ledger
                 kept.append(len(ledger.with_status("told")))
 
@@ -236,7 +235,7 @@ def test_a_slow_evaluation_is_on_the_disk_at_once(tmp_path: Path) -> None:
     assert kept == [1, 2]  # as the second one and the end of the step are told
 
 
-@pytest.mark.parametrize("failing", ["model-surrogate", FILE_NAME])
+@pytest.mark.parametrize("failing", ["model-surrogate", OPTIMIZATION.name])
 def test_a_full_disk_leaves_the_old_checkpoint_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
@@ -280,7 +279,10 @@ def test_a_damaged_checkpoint_is_said(
     whole: OptimizationCampaign, tmp_path: Path, damage: str, message: str
 ) -> None:
     whole.save(tmp_path)
-    index, model = tmp_path / FILE_NAME, next(tmp_path.glob("model-surrogate-*.safetensors"))
+    index, model = (
+        tmp_path / OPTIMIZATION.name,
+        next(tmp_path.glob("model-surrogate-*.safetensors")),
+    )
     content = json.loads(index.read_text())
     if damage == "nothing":
         shutil.rmtree(tmp_path)

@@ -17,12 +17,7 @@ from bo_stream.loops.optimization.evaluation import (
     attempt,
     evaluator,
 )
-from bo_stream.loops.optimization.objectives import (
-    Objective,
-    OwnFunction,
-    SyntheticFunction,
-    find_objective,
-)
+from bo_stream.loops.optimization.objectives import Objective, find_objective
 
 BOX = ((0.0, 2.0),)
 
@@ -103,7 +98,7 @@ def test_hanging_and_dying_workers_are_replaced(name: str, error: str) -> None:
 
 @pytest.mark.integration
 def test_workers_give_what_this_process_gives() -> None:
-    objective = SyntheticFunction("Branin", None, 2.0, seed=5)
+    objective = find_objective("Branin", None, 2.0, None, seed=5)
     todo = [Task(key, (0.1 * key, 3.0), key % 2) for key in range(4)]
     here = InProcess(objective)
     for task in todo:
@@ -138,7 +133,7 @@ def test_counts_are_checked(count: int, timeout: float | None, message: str) -> 
 @pytest.mark.integration
 def test_a_worker_that_cannot_begin_is_an_error() -> None:
     with (
-        Workers(OwnFunction("tests.loops.nowhere:f", BOX), count=1) as workers,
+        Workers(Objective("tests.loops.nowhere:f", BOX), count=1) as workers,
         pytest.raises(UsageError, match="ended while it started"),
     ):
         outcomes(workers, tasks(0.5))

@@ -20,25 +20,25 @@ def test_test_functions_are_botorch_s() -> None:
         X = [low + 0.3 * (high - low) for low, high in ours.bounds]
         assert ours.bounds == tuple(map(tuple, theirs.bounds.T.tolist()))
         assert ours.optimum == pytest.approx(theirs.optimal_value)
-        assert ours.measure(X, 0, 0) == float(theirs(torch.tensor([X], dtype=torch.float64)))
+        assert ours.evaluate(X, 0, 0) == float(theirs(torch.tensor([X], dtype=torch.float64)))
 
 
 def test_noise_is_drawn_by_seed_key_and_attempt() -> None:
     def draw(seed: int, key: int, attempt: int) -> Any:
-        return find_objective("Branin", None, 2.0, None, seed).measure([0.0, 1.0], key, attempt)
+        return find_objective("Branin", None, 2.0, None, seed).evaluate([0.0, 1.0], key, attempt)
 
     assert draw(0, 3, 1) == draw(0, 3, 1)
     assert len({draw(0, 3, 1), draw(1, 3, 1), draw(0, 4, 1), draw(0, 3, 2)}) == 4
     objective = find_objective("Branin", None, 2.0, None, 0)
     clean = objective.noiseless([0.0, 1.0])
-    noise = [objective.measure([0.0, 1.0], key, 0) - clean for key in range(2000)]
+    noise = [objective.evaluate([0.0, 1.0], key, 0) - clean for key in range(2000)]
     assert np.std(noise) == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_function_of_one_s_own() -> None:
     objective = find_objective(f"{OWN}:bowl", None, 0.0, ((0, 1), (2, 3)), 0)
     assert objective.bounds == ((0.0, 1.0), (2.0, 3.0))
-    assert objective.measure((0.7, 2.7), 0, 0) == pytest.approx(4.0)
+    assert objective.evaluate((0.7, 2.7), 0, 0) == pytest.approx(4.0)
     assert objective.noiseless((0.7, 2.7)) is None
 
 

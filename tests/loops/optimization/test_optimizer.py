@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from bo_stream.loops.optimization import (
 )
 from bo_stream.loops.optimization import acquisition as acquisition_module
 from bo_stream.loops.optimization.acquisition import ACQUISITIONS, Situation, best_points
-from bo_stream.loops.refits import LEFT_OUT
+from bo_stream.loops.optimization.surrogate import LEFT_OUT
+from bo_stream.loops.run import from_record
 from tests.loops.functions import bowl
 from tests.loops.optimizing import QUICK, points, started, tell_all
 
@@ -295,7 +296,7 @@ def test_thompson_sampling_finds_the_maximum_of_each_function() -> None:
 
 def test_both_dtypes(dtype: torch.dtype) -> None:
     optimizer = started(replace(QUICK, dtype=str(dtype).removeprefix("torch.")), steps=3)
-    assert of(optimizer).posterior(optimizer.settings.tensor([[0.5]])).mean.dtype == dtype
+    assert of(optimizer).posterior(torch.tensor([[0.5]], dtype=dtype)).mean.dtype == dtype
     assert optimizer.best().trial.X[0] == pytest.approx(0.7, abs=0.2)
 
 
@@ -329,7 +330,7 @@ def told(optimizer: Optimizer, X: Tensor) -> None:
 def test_few_outcomes_are_learned_from_the_defaults_too(
     few: int, escapes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bo_stream.loops.optimization.optimizer.FEW_PER_INPUT", few)
+    monkeypatch.setattr("bo_stream.loops.optimization.surrogate.FEW_PER_INPUT", few)
     optimizer = Optimizer(OptimizationSettings(bounds=((0.0, 1.0),), kernel="rbf", grid=(60,)))
     told(optimizer, torch.linspace(0.0, 1.0, 25))
     optimizer.best()
@@ -383,4 +384,4 @@ def test_a_model_that_cannot_be_built_is_refused_before_anything_is_evaluated() 
 
 def test_settings_survive_json() -> None:
     for settings in (QUICK, TWO_INPUTS, replace(QUICK, grid=None)):
-        assert OptimizationSettings.from_record(settings.as_record()) == settings
+        assert from_record(OptimizationSettings, asdict(settings)) == settings

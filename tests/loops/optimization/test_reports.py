@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.optimization.objectives import FunctionOfParameters, NoOutcomeError, complete
+from bo_stream.loops.optimization.objectives import (
+    FunctionOfParameters,
+    NoOutcomeError,
+    as_report,
+    complete,
+)
 
 WORK = FunctionOfParameters("tests.ax.functions:bowl")
 NAN = float("nan")
@@ -25,7 +30,7 @@ NAN = float("nan")
     ],
 )
 def test_values(result: Any, report: Any) -> None:
-    assert WORK.read(result) == report
+    assert as_report(result) == report
 
 
 @pytest.mark.parametrize(
@@ -40,21 +45,21 @@ def test_values(result: Any, report: Any) -> None:
 )
 def test_what_is_no_outcome(result: Any, message: str) -> None:
     with pytest.raises(NoOutcomeError, match=message):
-        WORK.read(result)
+        as_report(result)
 
 
 def test_each_metric_must_have_its_value() -> None:
-    alone = WORK.read(1.0)
+    alone = as_report(1.0)
     assert complete(alone, ["loss"]) == {"loss": (1.0, None)}
-    assert complete(WORK.read({"loss": 1.0, "note": 2.0}), ["loss"]) == {"loss": (1.0, None)}
+    assert complete(as_report({"loss": 1.0, "note": 2.0}), ["loss"]) == {"loss": (1.0, None)}
     with pytest.raises(NoOutcomeError, match="loss, cost was returned, only one number"):
         complete(alone, ["loss", "cost"])
     with pytest.raises(NoOutcomeError, match="cost was returned, only values of loss"):
-        complete(WORK.read({"loss": 1.0}), ["loss", "cost"])
+        complete(as_report({"loss": 1.0}), ["loss", "cost"])
 
 
 def test_the_function_is_found_by_name() -> None:
     WORK.prepare()
-    assert WORK.measure({"a": 0.6, "b": 1.3}, 0, 0) == pytest.approx(1.0)
+    assert WORK.evaluate({"a": 0.6, "b": 1.3}, 0, 0) == {"": (pytest.approx(1.0), None)}
     with pytest.raises(UsageError, match="expected a function named 'nothing'"):
         FunctionOfParameters("tests.ax.functions:nothing").prepare()

@@ -8,7 +8,7 @@ import pytest
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization.trials import Ledger, Trial
-from bo_stream.loops.run_folder import from_record
+from bo_stream.loops.run import from_record
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.run import StopRequest
+from bo_stream.loops.run import StopRequest, run_with_checkpoints
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.loop import Step
 from bo_stream.loops.sampling.settings import Strategy
@@ -299,8 +300,9 @@ def replaced(content: Any, place: tuple[Any, ...], value: Any) -> Any:
 def run_until_interrupted(
     campaign: Campaign, folder: Path, on_step: Callable[[tuple[Strategy, Step]], None]
 ) -> None:
+    save = partial(campaign.save, folder)
     with StopRequest(lambda: None) as stop, pytest.raises(KeyboardInterrupt):
-        campaign.run_in(folder, stop, on_step, 1e9)
+        run_with_checkpoints(campaign.run(), save, stop, on_step, seconds_between_checkpoints=1e9)
 
 
 def test_an_interrupt_between_steps_saves_them(path: Path, folder: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from matplotlib.image import imread
 
 from bo_stream.loops.datasets import Dataset
+from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.pictures import MapView, draw_map
 from bo_stream.loops.sampling.results import write_results
@@ -65,7 +66,7 @@ def test_run_json_says_how_it_was_made(results: tuple[Campaign, Path]) -> None:
     campaign, folder = results
     run = json.loads((folder / "run.json").read_text())
     assert run["finished"] is True
-    assert Settings.from_record(run["settings"]) == campaign.main.settings
+    assert from_record(Settings, run["settings"]) == campaign.main.settings
     assert run["data"]["fingerprint"] == campaign.data.fingerprint
     assert run["data"]["rows"] == 120
     assert set(run["versions"]) >= {"python", "bo-stream", "torch", "botorch", "gpytorch"}

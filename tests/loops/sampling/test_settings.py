@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from bo_stream.loops.errors import UsageError
+from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.settings import Settings
 
 
 def test_defaults_on_a_large_map_are_the_malaria_study_s() -> None:
     settings = Settings().resolved(43_189, 2)
     assert (settings.q, settings.steps, settings.initial) == (6, 500, 10)
-    assert (settings.pool, settings.test, settings.observations) == (12_000, 10_000, 3_010)
+    assert (settings.pool, settings.test, settings.steps) == (12_000, 10_000, 500)
 
 
 def test_defaults_on_a_small_map_use_all_of_it() -> None:
@@ -74,5 +76,5 @@ def test_outliers_are_left_out_where_the_model_can_retract() -> None:
 
 @pytest.mark.parametrize("settings", [Settings(), Settings(grid=(9, 7), steps=3, refit=1.5)])
 def test_survive_json(settings: Settings) -> None:
-    record = json.loads(json.dumps(settings.as_record()))
-    assert Settings.from_record(record) == settings
+    record = json.loads(json.dumps(asdict(settings)))
+    assert from_record(Settings, record) == settings

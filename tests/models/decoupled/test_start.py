@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bo_stream import DecoupledGP
-from bo_stream.models.stochastic import start as first_hyperparameters
+from bo_stream.models.decoupled import inference as decoupled_inference
 from tests.comparisons import assert_untouched, fingerprint
 from tests.oracles.kernels import dense_kernel
 from tests.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
@@ -188,7 +188,7 @@ def test_a_failed_exact_process_leaves_the_median_trick(monkeypatch: pytest.Monk
     X, Y = data()
     model = small(X, Y)
     lengthscale = model.covar_module.base_kernel.lengthscale.detach().clone()
-    monkeypatch.setattr(first_hyperparameters, "learn_first_hyperparameters", fails)
+    monkeypatch.setattr(decoupled_inference, "learn_first_hyperparameters", fails)
     with pytest.warns(BotorchWarning, match="median trick"):
         model.fit(0, progress=False)
     assert torch.equal(model.covar_module.base_kernel.lengthscale, lengthscale)

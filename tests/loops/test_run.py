@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.run_folder import HOLDER, hold_folder
+from bo_stream.loops.run import HOLDER, hold_folder
 
 HOLD = """
 import sys
 from pathlib import Path
-from bo_stream.loops.run_folder import hold_folder
+from bo_stream.loops.run import hold_folder
 
 with hold_folder(Path(sys.argv[1])):
     print("held", flush=True)
