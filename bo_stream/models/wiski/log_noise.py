@@ -6,7 +6,6 @@ import math
 import warnings
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from botorch.models.transforms.outcome import Standardize
@@ -86,13 +85,9 @@ class Entry:
     observations: Observations
     log_squares: Observations
 
-    def negated(self) -> Self:
+    def negated(self) -> Entry:
         """Turn an entry into one that is taken out."""
-        return replace(
-            self,
-            observations=replace(self.observations, sign=-1.0),
-            log_squares=replace(self.log_squares, sign=-1.0),
-        )
+        return Entry(*(replace(rows, sign=-1.0) for rows in (self.observations, self.log_squares)))
 
 
 def observed(inputs: Tensor, targets: Tensor, noise: Tensor) -> Observations:
