@@ -15,8 +15,8 @@ from torch import Tensor
 from bo_stream import HeteroscedasticWISKI
 from bo_stream.bases.grid.mesh import Grid, Mesh
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.local.inference import LocalProcess
 from bo_stream.models.local.local import LocalGP
-from bo_stream.models.local.process import LocalProcess
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.process.process import PosteriorProcess
 

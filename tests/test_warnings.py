@@ -18,7 +18,7 @@ from bo_stream import OSGPR, WISKI, ClusteredGP, HeteroscedasticWISKI
 from bo_stream.allocation.selection import capped
 from bo_stream.linalg import cholesky_with_jitter, independent_rows
 from bo_stream.models.fitting import relearn
-from bo_stream.models.inducing.points import basis_of_independent
+from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.warnings import NumericalEvent, with_event
 
 JITTER = "jitter on the kernel matrix of inducing points"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, ScaleKernel
 from torch import Tensor
 
 from bo_stream.bases.inducing import KernelBasis
@@ -105,7 +105,7 @@ class InducingFunctions:
     ) -> tuple[Tensor, Tensor]:
         """Compute ``Σ_i w_i cov(f_i, f(x))``, ``... x m x n``, and the covariances, detached.
 
-        The weights w are ``... x m x M``. First derivatives only. Cost O(n M d).
+        First derivatives only. Cost O(n M d).
         """
         known = SquaredExponential.of(kernel, outputs) if self.log_factors is None else None
         if known is not None:
@@ -143,13 +143,9 @@ class InducingFunctions:
 
 
 def check_factors(kernel: Kernel) -> None:
-    """Check that a kernel has inducing functions with lengthscale factors.
-
-    Raises:
-        UnsupportedError: It is no squared-exponential one of all inputs.
-    """
-    base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
-    if not isinstance(base, RBFKernel) or base.active_dims is not None:
+    """Check that a kernel is a squared-exponential one: others have no lengthscale factors."""
+    if SquaredExponential.of(kernel, 1) is None:
+        base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else kernel
         raise UnsupportedError(
             "Expected covar_module to be an RBFKernel of all inputs, or a ScaleKernel of one, got "
             f"{type(base).__name__}: only its inducing functions have lengthscale factors. Leave "
@@ -177,7 +173,6 @@ def _squared_exponential(kernel: Kernel, outputs: int) -> tuple[Tensor, Tensor]:
     scaled = isinstance(kernel, ScaleKernel)
     lengthscale = (kernel.base_kernel if scaled else kernel).lengthscale
     scale = kernel.outputscale if scaled else torch.ones_like(lengthscale[..., 0, 0])
-    scale = scale[..., None, None]
-    if outputs > 1:
-        return scale, lengthscale
-    return scale.unsqueeze(-3), lengthscale.unsqueeze(-3)
+    if outputs == 1:
+        scale, lengthscale = scale.unsqueeze(-1), lengthscale.unsqueeze(-3)
+    return scale[..., None, None], lengthscale

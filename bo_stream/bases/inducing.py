@@ -5,9 +5,10 @@ A kernel has batch shape ``batch_shape``, or ``batch_shape x m`` for m > 1 outpu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from gpytorch.kernels import Kernel
@@ -22,6 +23,8 @@ from bo_stream.linalg import (
     stack_rows,
 )
 from bo_stream.tensors import map_tensors
+
+T = TypeVar("T", bound=torch.nn.Module)
 
 FAR = 1e4
 """Median distances from the median at which a point spoils the other kernel values."""
@@ -130,9 +133,8 @@ class InducingBasis(KernelBasis):
     def transfer(self, older: KnownValues, features: Tensor) -> Tensor:
         """Return T with ``v_older = T v`` for whitened weights, ``... x m x M_older x M``.
 
-        ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with this basis's kernel: the conditional mean of the values
-        at the older points given those at Z. ``features`` are those of the older points,
-        ``... x m x M_older x M``.
+        ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with this basis's kernel, whose ``features`` are at Z_older:
+        the conditional mean of the values at the older points given those at Z.
         """
         return solve_lower(older.root, features)
 
@@ -166,8 +168,16 @@ class KnownValues:
     Z: Tensor
     root: Tensor
 
-    def weights(self, values: Tensor) -> Tensor:
-        """Compute ``L⁻¹ values``, columns ``... x m x M x n``. Cost O(M² n)."""
+    def prior(self, kernel: Kernel, outputs: int) -> Tensor:
+        """Compute the covariance of v under a kernel, ``L⁻¹ k(Z, Z) L⁻ᵀ``, ``... x m x M x M``.
+
+        In float64 whatever the kernel's dtype, differentiable in its parameters; the identity for
+        the kernel that L is the whole root of. Cost O(M³).
+        """
+        K = differentiable_matrix(kernel, self.Z, self.Z, outputs)
+        return self._weights(self._weights(K).mT)
+
+    def _weights(self, values: Tensor) -> Tensor:
         whitened = self.root.shape[-1]
         first = solve_lower(self.root, values[..., :whitened, :])
         return torch.cat((first, values[..., whitened:, :]), -2)
@@ -195,6 +205,30 @@ def frozen(kernel: Kernel, dtype: torch.dtype = torch.float64) -> Kernel:
     """Copy a kernel, without gradients."""
     copy: Kernel = deepcopy(kernel).to(dtype).eval()
     return copy.requires_grad_(False)
+
+
+class _Asked(torch.nn.Module, Generic[T]):
+    """A module as one that is called with what to ask it."""
+
+    def __init__(self, module: T) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, rule: Callable[[T], Tensor]) -> Tensor:
+        return rule(self.module)
+
+
+def in_dtype(module: T, dtype: torch.dtype, rule: Callable[[T], Tensor]) -> Tensor:
+    """Apply a rule to a copy of a module in a dtype, differentiable in the module's parameters."""
+    still = _Asked(deepcopy(module).to(dtype).eval())
+    parameters = {f"module.{name}": p.to(dtype) for name, p in module.named_parameters()}
+    value: Tensor = torch.func.functional_call(still, parameters, (rule,))
+    return value
+
+
+def differentiable_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
+    """Compute ``k(A, B)`` in the dtype of A, differentiable in the kernel's parameters."""
+    return in_dtype(kernel, A.dtype, lambda copy: kernel_matrix(copy, A, B, outputs))
 
 
 def central(Z: Tensor) -> Tensor:

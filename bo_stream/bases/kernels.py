@@ -46,11 +46,7 @@ class TransformedKernel(Kernel):
     """Kernel ``k(t(x), t(x'))`` with an input transform t whose parameters are its own.
 
     A memory of untransformed inputs then follows a learned transform as it follows a lengthscale.
-    The transform is in evaluation mode always: it learns no bounds from its inputs.
-
-    Args:
-        base_kernel: k, of transformed inputs; not copied.
-        input_transform: t, one row of each row; not copied.
+    The transform, one row of each row, is in evaluation mode always: it learns no bounds.
     """
 
     def __init__(self, base_kernel: Kernel, input_transform: InputTransform) -> None:
@@ -82,16 +78,26 @@ Matrix = Callable[[Tensor, Tensor], Tensor]
 """``k(A, B)``, ``n x d`` and ``n' x d`` to ``... x n x n'``."""
 
 
-def matrix_of_points(matrix: Matrix, Z: Tensor) -> Tensor:
-    """Compute ``k(Z, Z)``, ``M x d -> M x M``, by blocks of points about as far from the median.
+def matrix_between(matrix: Matrix, A: Tensor, B: Tensor) -> Tensor:
+    """Compute ``k(A, B)``, ``... x n x n'``, by blocks of points about as far from the median of B.
 
     gpytorch squares distances from the mean of the points: one that is far from the others spoils
     all their values, in float32 from some thousand lengthscales on. Without such a point it is one
-    block. Cost O(M² d).
+    block, and also where both A and B differ in batches. Cost O(n n' d).
     """
-    groups = _groups(Z)
+    if B.ndim > 2:
+        return matrix(A, B) if A.ndim > 2 else matrix_between(matrix, B, A).mT
+    groups = _groups(B)
+    if A is B:
+        return matrix(B, B) if len(groups) < 2 else _in_blocks(matrix, B, groups)
     if len(groups) < 2:
-        return matrix(Z, Z)
+        return matrix(B, A).mT
+    columns = torch.cat([matrix(B[group], A).mT for group in groups], -1)
+    return columns[..., torch.cat(groups).argsort()]
+
+
+def _in_blocks(matrix: Matrix, Z: Tensor, groups: list[Tensor]) -> Tensor:
+    """Compute ``k(Z, Z)`` between groups of Z, symmetric."""
     blocks: dict[tuple[int, int], Tensor] = {}
     for i, one in enumerate(groups):
         for j, other in enumerate(groups[i:], i):
@@ -100,23 +106,6 @@ def matrix_of_points(matrix: Matrix, Z: Tensor) -> Tensor:
     rows = [torch.cat([blocks[i, j] for j in range(len(groups))], -1) for i in range(len(groups))]
     places = torch.cat(groups).argsort()
     return torch.cat(rows, -2)[..., places, :][..., places]
-
-
-def matrix_between(matrix: Matrix, A: Tensor, B: Tensor) -> Tensor:
-    """Compute ``k(A, B)``, ``... x n x n'``, as :func:`matrix_of_points` where A is B.
-
-    Else by blocks of those points that are the same for all batches, from whose mean the others are
-    measured. If both differ in batches: as gpytorch has it. Cost O(n n' d).
-    """
-    if B.ndim > 2:
-        return matrix(A, B) if A.ndim > 2 else matrix_between(matrix, B, A).mT
-    if A is B:
-        return matrix_of_points(matrix, A)
-    groups = _groups(B)
-    if len(groups) < 2:
-        return matrix(B, A).mT
-    columns = torch.cat([matrix(B[group], A).mT for group in groups], -1)
-    return columns[..., torch.cat(groups).argsort()]
 
 
 def _groups(Z: Tensor) -> list[Tensor]:
@@ -152,21 +141,17 @@ class SquaredExponential:
         chosen = kernel.active_dims is not None or base.active_dims is not None
         if type(base) is not RBFKernel or chosen:
             return None
-        lengthscale = base.lengthscale
-        log_scale = torch.zeros_like(lengthscale[..., 0, 0])
-        if base is not kernel:
-            log_scale = kernel.outputscale.log()
-        log_scale = log_scale[..., None, None]
-        if outputs > 1:
-            return cls(log_scale, lengthscale)
-        return cls(log_scale.unsqueeze(-3), lengthscale.unsqueeze(-3))
+        lengthscale, scaled = base.lengthscale, base is not kernel
+        log_scale = kernel.outputscale.log() if scaled else torch.zeros_like(lengthscale[..., 0, 0])
+        if outputs == 1:
+            log_scale, lengthscale = log_scale.unsqueeze(-1), lengthscale.unsqueeze(-3)
+        return cls(log_scale[..., None, None], lengthscale)
 
     def matrix(self, A: Tensor, B: Tensor) -> Tensor:
         """Compute ``k(A, B)``, ``... x m x n x n'``, from points ``... x m x n x d``.
 
-        The exponent ``log ρ² + a b − ½ |a|² − ½ |b|²`` is one product of d + 2 columns: values take
-        two more passes over the matrix, gradients one and two products. (2,048 x 1,024, d = 9: 0.6
-        of the time of gpytorch's kernel, 0.3 to 0.4 with gradients.) Cost O(n n' d).
+        The exponent ``log ρ² + a b − ½ |a|² − ½ |b|²`` is one product of d + 2 columns. (2,048 x
+        1,024, d = 9: 0.6 of the time of gpytorch's kernel, 0.3 to 0.4 with gradients.)
         """
         return _exponential(*self._columns(A, B), self.log_scale.detach(), A is B)
 

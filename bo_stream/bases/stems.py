@@ -27,6 +27,10 @@ class Stem(torch.nn.Module, ABC):
     was calibrated on and stay until it is calibrated anew, in training and evaluation mode alike.
 
     Cost of one point: O(d k), or that of the network.
+
+    Args:
+        d: Number of inputs.
+        k: Number of coordinates, 1 to 3.
     """
 
     gain: Tensor
@@ -36,15 +40,6 @@ class Stem(torch.nn.Module, ABC):
     calibrated: Tensor
 
     def __init__(self, d: int, k: int) -> None:
-        """Set the sizes.
-
-        Args:
-            d: Number of inputs.
-            k: Number of coordinates, 1 to 3.
-
-        Raises:
-            UnsupportedError: k is no integer, out of range or above d.
-        """
         super().__init__()
         if not isinstance(k, int) or not 1 <= k <= min(MAX_STEM_DIM, d):
             raise UnsupportedError(
@@ -63,7 +58,7 @@ class Stem(torch.nn.Module, ABC):
         """Project inputs, ``... x d -> ... x k``, before normalisation."""
 
     def forward(self, X: Tensor) -> Tensor:
-        """Coordinates in the unit cube, ``... x d -> ... x k``, differentiable."""
+        """Compute coordinates in the unit cube, ``... x d -> ... x k``, differentiable."""
         return self._squashed(self.project(X), self.centre, self.spread)
 
     def _squashed(self, projected: Tensor, centre: Tensor, spread: Tensor) -> Tensor:
@@ -103,42 +98,29 @@ class Stem(torch.nn.Module, ABC):
 class LinearStem(Stem):
     """``project(x) = W x`` with a learned W, ``k x d``; the stem of the WISKI paper's regressions.
 
+    W starts as k random orthonormal directions, drawn by ``seed``.
+
     Example:
         >>> model = WISKI(train_X, train_Y, stem=LinearStem(d=18, k=2), grid_size=16)
         >>> pretrain(model, train_X, train_Y)
     """
 
     def __init__(self, d: int, k: int, seed: int = 0) -> None:
-        """W starts as k random orthonormal directions.
-
-        Args:
-            d: Number of inputs.
-            k: Number of coordinates, 1 to 3.
-            seed: Of the start.
-        """
         super().__init__(d, k)
         self.weight = torch.nn.Parameter(orthonormal_rows(d, k, seed))
 
     def project(self, X: Tensor) -> Tensor:
-        """``W x``."""
+        """Compute ``W x``."""
         return X @ self.weight.mT
 
 
 class MLPStem(Stem):
-    """A multilayer perceptron with GELU between its layers."""
+    """A multilayer perceptron with GELU between its layers, of the ``hidden`` widths.
+
+    Weights start at random, drawn by ``seed``, with the variance of He et al. (2015).
+    """
 
     def __init__(self, d: int, hidden: int | Sequence[int], k: int, seed: int = 0) -> None:
-        """Weights start at random with the variance of He et al. (2015).
-
-        Args:
-            d: Number of inputs.
-            hidden: Width of the hidden layer, or of several.
-            k: Number of coordinates, 1 to 3.
-            seed: Of the start.
-
-        Raises:
-            ValueError: A width below one.
-        """
         super().__init__(d, k)
         widths = [hidden] if isinstance(hidden, int) else list(hidden)
         if not widths or min(widths) < 1:
@@ -158,29 +140,22 @@ class MLPStem(Stem):
 
 
 class RandomProjection(Stem):
-    """k random orthonormal directions that are never learned (Delbridge et al., 2020)."""
+    """k random orthonormal directions, drawn by ``seed``, that stay (Delbridge et al., 2020)."""
 
     weight: Tensor
 
     def __init__(self, d: int, k: int, seed: int) -> None:
-        """Draw the directions.
-
-        Args:
-            d: Number of inputs.
-            k: Number of coordinates, 1 to 3.
-            seed: Of the draw.
-        """
         super().__init__(d, k)
         self.register_buffer("weight", orthonormal_rows(d, k, seed))
         self.requires_grad_(False)
 
     def project(self, X: Tensor) -> Tensor:
-        """``W x``."""
+        """Compute ``W x``."""
         return X @ self.weight.mT
 
 
 def orthonormal_rows(d: int, k: int, seed: int) -> Tensor:
-    """Random orthonormal rows, ``k x d``, float64."""
+    """Draw random orthonormal rows, ``k x d``, float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.linalg.qr(torch.randn(d, k, generator=generator, dtype=torch.float64)).Q.mT
 

@@ -64,20 +64,10 @@ def relearn(model: StreamingGP, starts: Sequence[Hyperparameters] = ()) -> None:
             RuntimeWarning,
             stacklevel=2,
         )
-    _settle(model, _best(ends, model) if ends else former)
-
-
-def _settle(model: StreamingGP, values: Hyperparameters) -> None:
-    """End a refit with some hyperparameters: inducing points move to where these want them."""
+    best = min(ends, key=partial(_loss_at, model)) if len(ends) > 1 else (ends or [former])[0]
     model.train()
-    set_hyperparameters(model, values)
-    model.eval()
-
-
-def _best(ends: Sequence[Hyperparameters], model: StreamingGP) -> Hyperparameters:
-    if len(ends) == 1:
-        return ends[0]
-    return min(ends, key=partial(_loss_at, model))
+    set_hyperparameters(model, best)
+    model.eval()  # inducing points move to where these want them
 
 
 def learn_hyperparameters(model: StreamingGP) -> None:
@@ -95,12 +85,12 @@ def learn_hyperparameters(model: StreamingGP) -> None:
 
 
 def hyperparameters(model: StreamingGP) -> Hyperparameters:
-    """Copies of a model's parameters as they are now."""
+    """Copy a model's parameters as they are now."""
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
 def learned_values(model: StreamingGP) -> Hyperparameters:
-    """Copies of those that a refit learns."""
+    """Copy those that a refit learns."""
     parameters = model.named_parameters()
     return {name: p.detach().clone() for name, p in parameters if p.requires_grad}
 
@@ -139,8 +129,8 @@ def fit_apart(
 
     Args:
         mll: Of a :class:`StreamingGP` that does not offer BoTorch a ``custom_fit`` at present.
-        optimizer: See ``fit_gpytorch_mll``.
-        kwargs: See ``fit_gpytorch_mll``.
+        optimizer: As for ``fit_gpytorch_mll``.
+        kwargs: As for ``fit_gpytorch_mll``.
     """
     given = kwargs.get("closure") is not None or kwargs.get("data_loader") is not None
     several = mll.model._parameter_shape.numel() > 1
@@ -199,25 +189,16 @@ def _options(options: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def are_apart(mll: MarginalLogLikelihood, shape: torch.Size) -> bool:
-    """Say whether there are hyperparameters to learn, each of one element.
-
-    Args:
-        mll: Whose hyperparameters are learned.
-        shape: Of the elements, ``batch_shape (x m if m > 1)``.
-    """
-    owners = [part for part in mll.modules() if _learned(part)]
-    return bool(owners) and all(_is_batched(part, shape) for part in owners)
-
-
-def _learned(part: torch.nn.Module) -> list[torch.nn.Parameter]:
-    return [p for p in part.parameters(recurse=False) if p.requires_grad]
-
-
-def _is_batched(part: torch.nn.Module, shape: torch.Size) -> bool:
-    """Say whether leading dimensions of what a module learns are batch dimensions of this shape."""
-    batched = isinstance(part, Mean | Noise)
-    batched = batched or (isinstance(part, Kernel) and part.batch_shape == shape)
-    return batched and all(p.shape[: len(shape)] == shape for p in _learned(part))
+    """Say whether there are hyperparameters to learn, each of one element of this batch shape."""
+    several = False
+    for part in mll.modules():
+        learned = [p for p in part.parameters(recurse=False) if p.requires_grad]
+        batched = isinstance(part, Mean | Noise)
+        batched = batched or (isinstance(part, Kernel) and part.batch_shape == shape)
+        if learned and not (batched and all(p.shape[: len(shape)] == shape for p in learned)):
+            return False
+        several = several or bool(learned)
+    return several
 
 
 def _result(losses: Any, ends: Sequence[Mapping[str, Any]]) -> OptimizationResult:

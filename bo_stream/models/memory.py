@@ -284,7 +284,7 @@ def check_remainder(after: WhitenedMemory, before: WhitenedMemory) -> None:
 
 
 def never_in() -> InputDataError:
-    """Build the error for observations without which the memory would hold less than nothing."""
+    """Build the error for observations without which the rest could not be of any."""
     return InputDataError(
         "Expected X, Y and Yvar of observations in memory, as they were given to update, got some "
         "without which its statistics would be of no observations: they were never put in, or with "

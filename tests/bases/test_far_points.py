@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.bases.kernels import matrix_between, matrix_of_points
+from bo_stream.bases.kernels import matrix_between
 
 
 def spoiled(A: Tensor, B: Tensor) -> Tensor:
@@ -38,8 +38,7 @@ def test_far_points_leave_the_others_their_digits(far: tuple[float, ...]) -> Non
         found = matrix_between(spoiled, A, B).double()
         told = near(A).unsqueeze(-1) | near(B).unsqueeze(-2)
         torch.testing.assert_close(found[told], dense(A, B)[told], rtol=0.0, atol=1e-5)
-    whole = matrix_of_points(spoiled, Z)
-    assert torch.equal(whole, matrix_between(spoiled, Z, Z))
+    whole = matrix_between(spoiled, Z, Z)
     torch.testing.assert_close(whole, whole.mT)
     if far:
         both = near(Z).unsqueeze(-1) & near(Z)
@@ -48,16 +47,16 @@ def test_far_points_leave_the_others_their_digits(far: tuple[float, ...]) -> Non
 
 def test_no_points_and_equal_points() -> None:
     none, equal = torch.zeros(0, 3), torch.full((5, 3), 0.5)
-    assert matrix_of_points(spoiled, none).shape == (0, 0)
+    assert matrix_between(spoiled, none, none).shape == (0, 0)
     assert matrix_between(spoiled, equal, none).shape == (5, 0)
-    assert torch.equal(matrix_of_points(spoiled, equal), torch.ones(5, 5))
+    assert torch.equal(matrix_between(spoiled, equal, equal), torch.ones(5, 5))
 
 
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
 def test_points_that_are_not_finite_end_in_some_block(odd: float) -> None:
     Z = points(1e5)
     Z[3] = odd
-    values, between = matrix_of_points(dense, Z), matrix_between(dense, points(), Z)
+    values, between = matrix_between(dense, Z, Z), matrix_between(dense, points(), Z)
     finite = torch.arange(len(Z)) != 3
     assert values.shape == (len(Z), len(Z))
     assert bool(values[finite][:, finite].isfinite().all())

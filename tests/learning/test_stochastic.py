@@ -13,8 +13,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import ClusteredGP, maximise_stochastically
-from bo_stream.bases.differentiable_kernel import differentiable_matrix
-from bo_stream.models.clustered.objective import stochastic_objective
+from bo_stream.bases.inducing import differentiable_matrix
+from bo_stream.models.clustered.inference import stochastic_objective
 from tests.problems import observations
 from tests.tolerances import assert_close
 

@@ -180,10 +180,10 @@ _MODELS = (
         "weight = self.known.to(self.targets).expand(self.noise.shape)",
     ),
     Mutant(
-        "pending observations that count twice",
-        "models/clustered/solver.py",
-        "process = self.base.condition(X, outcomes, noise)",
-        "process = self.process.condition(X, outcomes, noise)",
+        "an observation where its input was, not at its centre",
+        "models/clustered/inference.py",
+        "centres, room = after.centres[clusters], cache.room - len(data)",
+        "centres, room = X, cache.room - len(data)",
     ),
     Mutant(
         "a posterior of hyperparameters of before",

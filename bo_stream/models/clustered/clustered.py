@@ -19,11 +19,16 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.cover_tree import CoverTree
-from bo_stream.bases.differentiable_kernel import differentiable_matrix
+from bo_stream.bases.inducing import differentiable_matrix
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.clustered.inference import ClusterInference, Solver, precisions
+from bo_stream.models.clustered.inference import (
+    ClusterInference,
+    Solver,
+    clustered_kl_divergence,
+    precisions,
+    stochastic_objective,
+)
 from bo_stream.models.clustered.memory import ClusterMemory
-from bo_stream.models.clustered.objective import clustered_kl_divergence, stochastic_objective
 from bo_stream.models.clustered.solver import ConjugateGradients
 from bo_stream.tensors import keeps_tensors
 
@@ -52,8 +57,7 @@ class ClusteredGP(StreamingGP):
       time. Retraction, unless a centre nearer to the observation has been added since, or clusters
       have been joined.
     - Approximate: inputs are up to ``resolution`` from where they act; where that has been doubled,
-      up to twice as far. Conjugate gradients stop at
-      a relative residual.
+      up to twice as far. Conjugate gradients stop at a relative residual.
     - Numerically: all that is solved is no smaller than the identity, whatever the kernel. Its
       condition number is about the number of observations in reach of a lengthscale, over the noise
       in parts of the prior variance: no jitter is needed below 10¹⁵, in float32 below 10⁶, beyond
@@ -191,9 +195,8 @@ class ClusteredGP(StreamingGP):
         """Change the resolution, in place, for what is in memory as far as that is possible.
 
         Levels of the tree differ by factors of two: the coarsest that is fine enough is taken.
-        Coarser: clusters join, their sums are added, and the posterior is exactly that of inputs
-        moved twice, to their old and to their new centre. Finer: clusters stay exactly as they are;
-        observations from now on get centres closer by.
+        Coarser: clusters join, exactly as if their inputs were moved twice. Finer: clusters stay as
+        they are; observations from now on get centres closer by.
 
         Raises:
             ValueError: The resolution is not positive and finite.
@@ -225,9 +228,8 @@ class ClusteredGP(StreamingGP):
     ) -> Tensor:
         """Return a number whose gradient estimates the log marginal likelihood's without bias.
 
-        Its value is not the likelihood's. Unbiased up to the solver's tolerance. Cost O(M²) for
-        each iteration of conjugate gradients, for the probes together, whatever the model's own
-        solver; the kernel is differentiated in ``batch_size`` rows. [Terenin2024, appendix B.2]
+        Its value is not the likelihood's. Cost O(M²) for each iteration of conjugate gradients, for
+        the probes together, whatever the model's own solver. [Terenin2024, appendix B.2]
 
         Args:
             probes: Number of Hutchinson's probes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import cache as cached
@@ -15,12 +15,12 @@ from gpytorch.kernels import Kernel
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from bo_stream.bases.differentiable_kernel import in_dtype
-from bo_stream.bases.inducing import frozen, kernel_variance
-from bo_stream.linalg import check_memory
+from bo_stream.bases.inducing import frozen, in_dtype, kernel_variance
+from bo_stream.linalg import check_memory, inverse_root, product_of_triangular_root
+from bo_stream.marginal_likelihood import NoiseGroup, combine, expected_misfit
 from bo_stream.models.clustered.memory import ClusterMemory
-from bo_stream.models.clustered.objective import clustered_log_marginal_likelihood
 from bo_stream.models.clustered.solver import (
+    MOST_PENDING,
     CentreSolver,
     CholeskySolver,
     ClusteredProcess,
@@ -34,6 +34,7 @@ from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
 from bo_stream.process.process import PosteriorProcess
 from bo_stream.warnings import ProjectionWarning, users_stack_level, warn_of_coarse_centres
+from bo_stream.weights import InformationForm, log_marginal_likelihood
 
 Solver = Literal["cholesky", "cg"]
 
@@ -55,6 +56,9 @@ IN_FLOAT64 = "solved in float64 instead of float32"
 COARSE = "coarse centres"
 
 
+Cached = SolvedClusters | None
+
+
 @dataclass(frozen=True)
 class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     """The process at M centres, from the sums of their clusters: ``Q = I + R K R`` is solved.
@@ -74,12 +78,8 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     # --- memory ---------------------------------------------------------------------------
 
     def observe(
-        self,
-        memory: ClusterMemory,
-        cache: SolvedClusters | None,
-        data: Observations,
-        prior: Prior,
-    ) -> tuple[ClusterMemory, SolvedClusters | None]:
+        self, memory: ClusterMemory, cache: Cached, data: Observations, prior: Prior
+    ) -> tuple[ClusterMemory, Cached]:
         """Add a batch to the sums of its clusters; cost O(n log M + M) beside the cache's."""
         X = data.X.to(memory.centres)
         points = X.flatten(0, -2)
@@ -90,9 +90,12 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         after = capped.after(data, clusters)
         if capped is not covering:
             self._warn_of_coarse_centres(after, prior)
-        elif cache is not None and data.sign > 0 and cache.can_take(len(data), prior):
-            return after, cache.after(after.centres[clusters], *prior.standardized(data))
-        return after, None
+            return after, None
+        if cache is None or data.sign < 0 or len(data) > cache.room or not prior.is_in(cache.state):
+            return after, None
+        centres, room = after.centres[clusters], cache.room - len(data)
+        process = cache.process.condition(centres, *prior.standardized(data))
+        return after, SolvedClusters(cache.state, process, room)
 
     def _capped(self, memory: ClusterMemory) -> ClusterMemory:
         """Double the resolution as often as needed for no more than ``max_centres``."""
@@ -101,12 +104,8 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         return memory
 
     def merged(
-        self,
-        memory: ClusterMemory,
-        cache: SolvedClusters | None,
-        other: ClusterMemory,
-        prior: Prior,
-    ) -> tuple[ClusterMemory, SolvedClusters | None]:
+        self, memory: ClusterMemory, cache: Cached, other: ClusterMemory, prior: Prior
+    ) -> tuple[ClusterMemory, Cached]:
         """Unite the trees; a cluster within the resolution of another's centre moves there."""
         both, exact = memory.joined(other)
         both = self._capped(both)
@@ -125,8 +124,8 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         return ClusterMemory.empty(memory.tree, memory.centres, prior.shape)
 
     def refitted(
-        self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
-    ) -> tuple[ClusterMemory, SolvedClusters | None]:
+        self, memory: ClusterMemory, cache: Cached, prior: Prior
+    ) -> tuple[ClusterMemory, Cached]:
         """Check the centres against the new kernel."""
         self._warn_of_coarse_centres(memory, prior)
         return memory, cache
@@ -134,16 +133,13 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     # --- the posterior, and the likelihood --------------------------------------------------
 
     def process(
-        self,
-        memory: ClusterMemory,
-        cache: SolvedClusters | None,
-        prior: Prior,
-        X: Tensor | None = None,
+        self, memory: ClusterMemory, cache: Cached, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, SolvedClusters]:
         """Solve for the process at the centres, in O(M³) or O(M²) an iteration, unless kept."""
         if cache is None or not prior.is_in(cache.state):
-            base = self._solve(memory, prior)
-            cache = SolvedClusters(prior.state(), base, base)
+            process = self._solve(memory, prior)
+            room = MOST_PENDING if isinstance(process.solver, CholeskySolver) else 0
+            cache = SolvedClusters(prior.state(), process, room)
         return cache.process, cache
 
     def _solve(self, memory: ClusterMemory, prior: Prior) -> ClusteredProcess:
@@ -156,8 +152,8 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
         )
 
     def objective(
-        self, memory: ClusterMemory, cache: SolvedClusters | None, prior: Prior
-    ) -> tuple[Tensor, SolvedClusters | None]:
+        self, memory: ClusterMemory, cache: Cached, prior: Prior
+    ) -> tuple[Tensor, Cached]:
         """Return the log marginal likelihood of observations at their centres, exact, in O(M³)."""
         kernel, outputs = prior.kernel, prior.num_outputs
         _, K = self.centres_and_prior(
@@ -215,7 +211,7 @@ class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     def solver_for(self, Q: Tensor) -> CentreSolver:
         """Factorise Q, ``... x M x M``, or prepare conjugate gradients."""
         if self._factorises(Q.shape[-1]):
-            return CholeskySolver.of(Q)
+            return CholeskySolver(inverse_root(Q))
         return ConjugateGradients.of(Q, self.cg_tolerance)
 
     def _factorises(self, centres: int) -> bool:
@@ -267,3 +263,120 @@ def variance_between(memory: ClusterMemory, prior: Prior) -> Tensor:
     between = cross_matrix(kernel, Z.expand_as(moved), moved, outputs)
     own = kernel_variance(kernel, Z, outputs) + kernel_variance(kernel, moved, outputs)
     return (own - 2.0 * between.diagonal(dim1=-2, dim2=-1)).mean(-1)
+
+
+@dataclass(frozen=True)
+class _Solution:
+    """What the likelihood and its gradient are made of, constants of hyperparameters.
+
+    Attributes:
+        log_determinant: ``log |Q|``, ``... x m``.
+        inverse: ``Q⁻¹``, ``... x m x M x M``.
+        representer: ``v = (K + Λ)⁻¹ u``, ``... x m x M x 1``.
+        mean: Posterior mean ``K v`` at the centres, float64.
+    """
+
+    log_determinant: Tensor
+    inverse: Tensor
+    representer: Tensor
+    mean: Tensor
+
+    @classmethod
+    def of(cls, scaled: RootEvidence, K: Tensor) -> _Solution:
+        """Cost O(M³)."""
+        solver = CholeskySolver(inverse_root(scaled.system(K)))
+        v = scaled.root * solver.solve(scaled.target)
+        roots = solver.root.diagonal(dim1=-2, dim2=-1).double()
+        inverse = product_of_triangular_root(solver.root)
+        return cls(-2.0 * roots.log().sum(-1), inverse, v, (K @ v).double())
+
+    @property
+    def certainty(self) -> Tensor:
+        """``1 − diag Q⁻¹``: what part of the prior is explained, ``... x m x M x 1``, float64."""
+        return 1.0 - self.inverse.diagonal(dim1=-2, dim2=-1).unsqueeze(-1).double()
+
+
+def clustered_log_marginal_likelihood(
+    groups: Sequence[NoiseGroup], residual: Tensor, prior: Tensor
+) -> Tensor:
+    """Return the log marginal likelihood of all observations at their centres, ``... x m``: O(M³).
+
+    Exact with its gradient, that of the expected complete-data log likelihood (Fisher's identity);
+    ``∂/∂K = ½ (v vᵀ − R Q⁻¹ R)``: no factorisation is differentiated.
+
+    Args:
+        groups: Their grams are diagonals kept as columns.
+        residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``.
+        prior: K, ``... x m x M x M``, in the dtype to compute in.
+    """
+    with torch.no_grad():
+        evidence = combine(groups, residual)
+        scaled = RootEvidence.of(evidence, prior.dtype)
+        solution = _Solution.of(scaled, prior)
+        value = log_marginal_likelihood(evidence, solution.mean, solution.log_determinant)
+        v = solution.representer
+        sensitivity = 0.5 * (scaled.root * solution.inverse * scaled.root.mT - v @ v.mT)
+        certainty = solution.certainty
+    expected = (sensitivity * prior).sum((-2, -1)).double()
+    expected = expected + _misfit(groups, residual, evidence.gram, solution.mean, certainty)
+    return value - (expected - expected.detach())
+
+
+def _misfit(
+    groups: Sequence[NoiseGroup], residual: Tensor, precision: Tensor, mean: Tensor, share: Tensor
+) -> Tensor:
+    """Sum the groups' expected misfits, for ``Var[f(Z)]`` the ``share`` of ``1 / precision``."""
+    total = []
+    for group in groups:
+        gram = group.statistics.gram
+        part = torch.where(precision > 0.0, gram / precision, 0.0)
+        spread = (part * share + gram * mean.square()).sum((-2, -1))
+        total.append(expected_misfit(group, residual, mean, spread))
+    return torch.stack(total).sum(0)
+
+
+def clustered_kl_divergence(evidence: InformationForm, prior: Tensor) -> Tensor:
+    """Compute ``½ (log |K + Λ| / |Λ| − tr((K + Λ)⁻¹ K) + vᵀ K v)`` for K the prior, ``... x m``."""
+    solution = _Solution.of(RootEvidence.of(evidence, prior.dtype), prior)
+    energy = (solution.representer.double() * solution.mean).sum((-2, -1))
+    return 0.5 * (solution.log_determinant - solution.certainty.sum((-2, -1)) + energy)
+
+
+def stochastic_objective(
+    groups: Sequence[NoiseGroup],
+    residual: Tensor,
+    prior: Tensor,
+    kernel_rows: Callable[[Tensor], Tensor],
+    make_solver: Callable[[Tensor], CentreSolver],
+    signs: Tensor,
+    rows: Tensor,
+) -> Tensor:
+    """Return a number whose gradient estimates that of the log marginal likelihood, ``... x m``.
+
+    See :meth:`ClusteredGP.stochastic_objective`: traces by Hutchinson's probes, sums over pairs of
+    centres by a minibatch of rows. [Terenin2024, eq. 85 to 87]
+
+    Args:
+        groups: As of :func:`clustered_log_marginal_likelihood`.
+        residual: As there.
+        prior: As there, without gradients.
+        kernel_rows: Maps ``rows`` to those of K, ``... x m x b x M``, differentiable.
+        make_solver: Of a matrix Q.
+        signs: Hutchinson's probes, ±1, ``... x m x M x l``.
+        rows: Centres whose rows of K are visited, ``b``, without repetition.
+    """
+    with torch.no_grad():
+        evidence = combine(groups, residual)
+        scaled = RootEvidence.of(evidence, prior.dtype)
+        solver = make_solver(scaled.system(prior))
+        solved = solver.solve(torch.cat((scaled.target, signs), -1))
+        certainty = 1.0 - (signs * solved[..., 1:]).mean(-1, keepdim=True).double()
+        left = scaled.root * solved
+        right = torch.cat((left[..., :1], scaled.root * signs), -1)
+        mean = (prior @ left[..., :1]).double()
+    count = signs.shape[-1]
+    weight = torch.tensor([1.0] + [-1.0 / count] * count).to(left)
+    fraction = len(rows) / prior.shape[-1]
+    products = left[..., rows, :] * (kernel_rows(rows) @ right)
+    pull = 0.5 / fraction * (products.sum(-2) * weight).sum(-1).double()
+    return pull - _misfit(groups, residual, evidence.gram, mean, certainty)

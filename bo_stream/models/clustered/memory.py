@@ -99,8 +99,7 @@ class ClusterMemory(HoldsStatistics):
     def joined(self, other: ClusterMemory) -> tuple[ClusterMemory, bool]:
         """Join two memories at the union of their centres; say whether all clusters stayed.
 
-        A centre of the other tree within the resolution of one of this tree's is no new centre: its
-        cluster goes to the nearest.
+        A centre of the other tree within the resolution of one of this tree's is no new centre.
         """
         Z = other.centres.to(self.centres)
         if len(Z) == 0:
@@ -122,16 +121,11 @@ class ClusterMemory(HoldsStatistics):
         return both, not bool((moved & held).any())
 
     def typical_move(self) -> Tensor:
-        """Root mean square distance of inputs from where they act, by dimension, ``... x d``."""
-        count = self.sizes.sum(-2).clamp_min(1.0)
-        return (self.moves / count).clamp_min(0.0).sqrt()
+        """Compute the root mean square move of inputs to where they act, ``... x d``."""
+        return (self.moves / self.sizes.sum(-2).clamp_min(1.0)).clamp_min(0.0).sqrt()
 
     def at_resolution(self, resolution: float) -> ClusterMemory:
-        """Cut the tree's levels at a resolution.
-
-        Coarser: clusters go to their centre's nearest on that level. Finer: clusters stay where
-        they are, and what comes from now on gets centres closer by.
-        """
+        """Cut the tree's levels at a resolution; a finer one is for what comes from now on."""
         if not self.tree.levels:
             tree = copy(self.tree)
             tree.resolution = resolution

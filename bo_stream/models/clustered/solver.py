@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import matrix_between
 from bo_stream.linalg import inverse_root, row_product
-from bo_stream.models.prior import Prior
 from bo_stream.process.joint import Joint, Residual
 from bo_stream.process.process import Points, PosteriorProcess
 from bo_stream.tensors import State
@@ -63,7 +62,7 @@ class RootEvidence:
         return cls(root.to(dtype), target.to(dtype))
 
     def system(self, K: Tensor) -> Tensor:
-        """``Q = I + R K R``, ``... x m x M x M``; K is not kept."""
+        """Compute ``Q = I + R K R``, ``... x m x M x M``."""
         matrix = (self.root * K).mul_(self.root.mT)
         matrix.diagonal(dim1=-2, dim2=-1).add_(1.0)
         return matrix
@@ -77,7 +76,7 @@ class CentreSolver(ABC):
 
     @abstractmethod
     def solve(self, columns: Tensor) -> Tensor:
-        """``Q⁻¹ columns``, ``... x m x M x n``."""
+        """Compute ``Q⁻¹ columns``, ``... x m x M x n``."""
 
     @abstractmethod
     def prepared(self, prior: Tensor) -> Tensor:
@@ -85,7 +84,7 @@ class CentreSolver(ABC):
 
     @abstractmethod
     def explained(self, points: Points, others: Points) -> Tensor:
-        """``prior Q⁻¹ prior'ᵀ``, ``... x m x n x n'``."""
+        """Compute ``prior Q⁻¹ prior'ᵀ``, ``... x m x n x n'``."""
 
     @abstractmethod
     def explained_variance(self, points: Points) -> Tensor:
@@ -102,25 +101,20 @@ class CholeskySolver(CentreSolver):
 
     root: Tensor
 
-    @classmethod
-    def of(cls, Q: Tensor) -> CholeskySolver:
-        """Factorise. Cost O(M³)."""
-        return cls(inverse_root(Q))
-
     def solve(self, columns: Tensor) -> Tensor:
-        """Two products."""
+        """Multiply twice."""
         return self.root @ (self.root.mT @ columns)
 
     def prepared(self, prior: Tensor) -> Tensor:
-        """``prior S``."""
+        """Compute ``prior S``."""
         return row_product(prior, self.root)
 
     def explained(self, points: Points, others: Points) -> Tensor:
-        """Return the explained covariance, a product of what was prepared."""
+        """Multiply what was prepared."""
         return points.posterior @ others.posterior.mT
 
     def explained_variance(self, points: Points) -> Tensor:
-        """Squares of what was prepared."""
+        """Square what was prepared."""
         return points.posterior.square().sum(-1)
 
 
@@ -161,18 +155,18 @@ class ConjugateGradients(CentreSolver):
         return prior
 
     def explained(self, points: Points, others: Points) -> Tensor:
-        """Solves for the fewer of the points."""
+        """Solve for the fewer of the points."""
         if points.prior.shape[-2] < others.prior.shape[-2]:
             return self.solve(points.prior.mT).mT @ others.prior.mT
         explained = points.prior @ self.solve(others.prior.mT)
         return 0.5 * (explained + explained.mT) if points is others else explained
 
     def explained_variance(self, points: Points) -> Tensor:
-        """Solves for every point."""
+        """Solve for every point."""
         return (points.prior * self.solve(points.prior.mT).mT).sum(-1)
 
     def iterated(self, columns: Tensor) -> Tensor:
-        """``Q⁻¹ columns``, leading dimensions beyond those of Q beside the columns."""
+        """Compute ``Q⁻¹ columns``, with dimensions ahead of those of Q beside the columns."""
         batch = torch.broadcast_shapes(columns.shape[:-2], self.Q.shape[:-2])
         columns = columns.expand(*batch, *columns.shape[-2:])
         ahead = columns.shape[: columns.ndim - self.Q.ndim]
@@ -187,7 +181,13 @@ class ConjugateGradients(CentreSolver):
             max_iter=MAX_ITERATIONS,
             preconditioner=self._precondition,
         )
-        _check_solved(right, right - self._product(solution))
+        residual = right - self._product(solution)
+        if not bool((residual.norm(dim=-2) <= right.norm(dim=-2)).all()):  # nor is NaN a solution
+            raise NotPSDError(
+                "Conjugate gradients broke down: the observations in reach of a lengthscale are "
+                f"too many over the noise variance for {right.dtype}. Take solver='cholesky', or "
+                "check the hyperparameters for extreme values."
+            )
         return solution.unflatten(-1, stacked.shape[-2:]).movedim(-1, 0).reshape(columns.shape)
 
     def _product(self, columns: Tensor) -> Tensor:
@@ -210,18 +210,8 @@ class _Solve(torch.autograd.Function):
         return _Solve.apply(gradient, ctx.solver), None  # type: ignore[no-untyped-call]
 
 
-def _check_solved(right: Tensor, residual: Tensor) -> None:
-    """Refuse what is worse than no solution at all; ``not <=`` holds for NaN too."""
-    if not bool((residual.norm(dim=-2) <= right.norm(dim=-2)).all()):
-        raise NotPSDError(
-            "Conjugate gradients broke down: the observations in reach of a lengthscale are too "
-            f"many over the noise variance for {right.dtype}. Take solver='cholesky', or check the "
-            "hyperparameters for extreme values."
-        )
-
-
 def partial_cholesky(Q: Tensor, rank: int) -> Tensor:
-    """F with ``Fᵀ F ≈ Q − I``, pivoted, ``... x rank x M``. Cost O(M rank²).
+    """Compute F with ``Fᵀ F ≈ Q − I``, pivoted, ``... x rank x M``. Cost O(M rank²).
 
     Rows are zero where nothing that arithmetic can tell is left to explain.
     """
@@ -266,7 +256,7 @@ class ClusteredProcess(PosteriorProcess):
     prior_mean: Tensor
 
     def at(self, X: Tensor) -> Points:
-        """Covariances with the centres. Cost O(n M²) with a Cholesky factor, else O(n M)."""
+        """Evaluate covariances with the centres; O(n M²) with a Cholesky factor, else O(n M)."""
         inputs = X.to(self.Z)
         prior = cross_matrix(self.kernel, inputs, self.Z, self.outputs) * self.root
         return Points(inputs, prior, self.solver.prepared(prior))
@@ -301,34 +291,17 @@ MOST_PENDING = 64
 
 @dataclass(frozen=True)
 class SolvedClusters:
-    """The posterior process at one state of all hyperparameters, and what came since.
+    """The posterior process at one state of all hyperparameters.
 
-    An observation in a cluster is one at its centre, so that a process conditioned there is the
-    process solved anew: exact, at the cost of O(q M²) for q observations since.
+    An observation in a cluster is one at its centre, so that the process conditioned there is the
+    process solved anew: exact, at the cost of O(q M²) for q observations.
 
     Attributes:
         state: Of the hyperparameters.
-        base: When it was last solved.
-        process: With what came since.
-        pending: Their centres ``... x q x d``, and standardised outcomes and noise variances,
-            ``... x m x q`` each.
+        process: Solved, and conditioned on what came since.
+        room: How many observations more it may be conditioned on.
     """
 
     state: State
-    base: ClusteredProcess
     process: PosteriorProcess
-    pending: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def can_take(self, count: int, prior: Prior) -> bool:
-        """Say whether so many rows more can be conditioned on cheaply, by a factor."""
-        waiting = 0 if self.pending is None else self.pending[0].shape[-2]
-        factorised = isinstance(self.base.solver, CholeskySolver)
-        return waiting + count <= MOST_PENDING and factorised and prior.is_in(self.state)
-
-    def after(self, X: Tensor, outcomes: Tensor, noise: Tensor) -> SolvedClusters:
-        """Condition the posterior on a batch at centres X; arguments as :attr:`pending`."""
-        if self.pending is not None:
-            both = zip(self.pending, (X, outcomes, noise), (-2, -1, -1), strict=True)
-            X, outcomes, noise = (torch.cat((old, new), dim) for old, new, dim in both)
-        process = self.base.condition(X, outcomes, noise)
-        return replace(self, process=process, pending=(X, outcomes, noise))
+    room: int

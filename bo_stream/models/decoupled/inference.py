@@ -15,9 +15,8 @@ from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
-from bo_stream.bases.differentiable_kernel import in_dtype
 from bo_stream.bases.functions import InducingFunctions
-from bo_stream.bases.inducing import frozen
+from bo_stream.bases.inducing import frozen, in_dtype
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.decoupled.bound import Draw, Expanded, bound_terms, drawn_columns
 from bo_stream.models.decoupled.collapse import (

@@ -9,6 +9,7 @@ from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 
 import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from botorch.utils.types import _DefaultType
 from gpytorch.kernels import Kernel
 from linear_operator.utils.errors import NotPSDError
@@ -17,19 +18,12 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.allocation.novelty import Novelty
 from bo_stream.allocation.selection import capped
-from bo_stream.bases.differentiable_kernel import prior_of_values
-from bo_stream.bases.inducing import InducingBasis, members
+from bo_stream.bases.inducing import InducingBasis, central, frozen, kernel_matrix, members
+from bo_stream.linalg import check_memory, independent_rows
 from bo_stream.marginal_likelihood import NoiseGroup, subspace_log_marginal_likelihood
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.checks import check_type
+from bo_stream.models.checks import check_finite, check_floating_point, check_type
 from bo_stream.models.inducing.memory import InducingMemory, Rows, TraceTerm
-from bo_stream.models.inducing.points import (
-    basis_of_independent,
-    check_allocator,
-    check_points,
-    check_points_fit,
-    checked_allocation,
-)
 from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory, never_in
 from bo_stream.models.prior import Prior
@@ -48,6 +42,12 @@ from bo_stream.weights import log_marginal_likelihood, solve, weight_precision
 
 MAX_POINTS = 512
 
+MEMORY_LIMIT_GIB = 4.0
+"""Of all matrices over the inducing points together."""
+
+MATRICES = 3
+"""As many of them are held for each output: the kernel's root, the gram, the posterior's root."""
+
 COARSE, ROUNDING = "coarse points", "rounding"
 """What a model says once."""
 
@@ -56,8 +56,7 @@ COARSE, ROUNDING = "coarse points", "rounding"
 class InducingCache:
     """The memory in the basis of the kernel as it is, and the posterior that was solved in it.
 
-    Hyperparameters may be tried and left again: what is in memory stays as it was expressed last,
-    until something is observed.
+    Hyperparameters may be tried: a model's own memory stays as it was until something is observed.
 
     Attributes:
         state: Of the kernel.
@@ -70,6 +69,9 @@ class InducingCache:
     memory: InducingMemory
     basis: InducingBasis
     solved: SolvedWeights | None = None
+
+
+Cached = InducingCache | None
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,7 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     # --- the posterior, and the bound ----------------------------------------------------------
 
     def process(
-        self,
-        memory: InducingMemory,
-        cache: InducingCache | None,
-        prior: Prior,
-        X: Tensor | None = None,
+        self, memory: InducingMemory, cache: Cached, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, InducingCache]:
         """Solve for the weights in O(M³), unless that has been done."""
         if cache is not None and cache.solved is not None and prior.is_in(cache.solved.state):
@@ -109,28 +107,29 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         process = WeightSpaceProcess(cache.basis, weights, prior.mean.unsqueeze(-1).clone())
         return process, replace(cache, solved=SolvedWeights(prior.state(), process))
 
-    def current(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
-    ) -> InducingCache:
+    def current(self, memory: InducingMemory, cache: Cached, prior: Prior) -> InducingCache:
         """Express the memory in the basis of the kernel as it is, in O(M³), unless that is kept."""
         if cache is not None and is_in(prior.kernel, cache.state):
             if cache.memory.allocator is not memory.allocator:  # for it was set since
                 cache = replace(cache, memory=replace(cache.memory, allocator=memory.allocator))
             return cache
-        basis = basis_of_independent(prior.kernel, memory.values.Z, prior.num_outputs)
+        return self._expressed(memory, prior, memory.values.Z)
+
+    def _expressed(self, memory: InducingMemory, prior: Prior, Z: Tensor) -> InducingCache:
+        basis = basis_of_independent(prior.kernel, Z, prior.num_outputs)
         log_basis(prior.model, basis, memory)
         return InducingCache(state_of(prior.kernel), memory.in_basis(basis), basis)
 
     def objective(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
-    ) -> tuple[Tensor, InducingCache | None]:
+        self, memory: InducingMemory, cache: Cached, prior: Prior
+    ) -> tuple[Tensor, Cached]:
         """Return the online bound; rows of the window enter with their full covariance.
 
-        That of batch SGPR for what is in the statistics [Bui2017, eq. 7; Titsias2009, eq. 9].
-        Cost O((M + window)³).
+        That of batch SGPR for what is in the statistics. Cost O((M + window)³). [Bui2017, eq. 7;
+        Titsias2009, eq. 9]
         """
         told = memory.as_values
-        covariance = prior_of_values(prior.kernel, told.values, prior.num_outputs)
+        covariance = told.values.prior(prior.kernel, prior.num_outputs)
         groups = self.noise_groups(told.statistics, prior)
         bound = subspace_log_marginal_likelihood(groups, prior.target_map(), covariance)
         return bound - 0.5 * self.trace_term(told.trace, prior), cache
@@ -138,16 +137,9 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     # --- memory --------------------------------------------------------------------------------
 
     def merged(
-        self,
-        memory: InducingMemory,
-        cache: InducingCache | None,
-        other: InducingMemory,
-        prior: Prior,
-    ) -> tuple[InducingMemory, InducingCache | None]:
-        """Let the allocator take the other's points, and project its statistics onto what it took.
-
-        Without an allocator the points stay.
-        """
+        self, memory: InducingMemory, cache: Cached, other: InducingMemory, prior: Prior
+    ) -> tuple[InducingMemory, Cached]:
+        """Let the allocator, if any, take the other's points; project its statistics onto these."""
         before = self.current(memory, cache, prior)
         basis, theirs, allocator = before.basis, other.whole, copy(memory.allocator)
         if allocator is not None and not torch.equal(theirs.values.Z, basis.Z):
@@ -170,8 +162,8 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
         return replace(empty, moments=memory.moments)
 
     def moved(
-        self, memory: InducingMemory, cache: InducingCache | None, device: torch.device
-    ) -> tuple[InducingMemory, InducingCache | None]:
+        self, memory: InducingMemory, cache: Cached, device: torch.device
+    ) -> tuple[InducingMemory, Cached]:
         """Keep the basis, for one that is made anew differs by rounding or a jitter."""
         after = memory.to(device)
         if cache is None:
@@ -246,8 +238,8 @@ class CollapsedInference(InducingInference):
     window: int
 
     def observe(
-        self, memory: InducingMemory, cache: InducingCache | None, data: Observations, prior: Prior
-    ) -> tuple[InducingMemory, InducingCache | None]:
+        self, memory: InducingMemory, cache: Cached, data: Observations, prior: Prior
+    ) -> tuple[InducingMemory, Cached]:
         """Place the points, then add the batch to the statistics in O(n M²)."""
         now = before = self.current(memory, cache, prior)
         if data.sign > 0.0:
@@ -265,8 +257,8 @@ class CollapsedInference(InducingInference):
         return self.remembered(before, InducingCache(now.state, after, now.basis, solved), prior)
 
     def refitted(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior
-    ) -> tuple[InducingMemory, InducingCache | None]:
+        self, memory: InducingMemory, cache: Cached, prior: Prior
+    ) -> tuple[InducingMemory, Cached]:
         """Place the points anew for the new kernel, among the rows of the window."""
         now = before = self.current(memory, cache, prior)
         if memory.is_in(before.basis):
@@ -292,11 +284,9 @@ class CollapsedInference(InducingInference):
     ) -> tuple[InducingMemory, InducingCache]:
         """Put the inducing points elsewhere, to Z, ``M x d``; the window's rows stay exact."""
         check_points_fit(len(Z), prior.shape.numel())
-        basis = basis_of_independent(prior.kernel, Z, prior.num_outputs)
-        log_basis(prior.model, basis, memory)
-        moved = memory.in_basis(basis)
-        self.warn_of_coarse_points(moved, prior)
-        return moved, InducingCache(state_of(prior.kernel), moved, basis)
+        moved = self._expressed(memory, prior, Z)
+        self.warn_of_coarse_points(moved.memory, prior)
+        return moved.memory, moved
 
     def bound_at(self, memory: InducingMemory, prior: Prior, kernel: Kernel, Z: Tensor) -> Tensor:
         """Return the bound with the points at Z and all observations as statistics, ``batch x m``.
@@ -310,7 +300,7 @@ class CollapsedInference(InducingInference):
         return value - 0.5 * self.trace_term(moved.trace, prior)
 
     def optimized_points(
-        self, memory: InducingMemory, cache: InducingCache | None, prior: Prior, maxiter: int
+        self, memory: InducingMemory, cache: Cached, prior: Prior, maxiter: int
     ) -> Tensor:
         """Move the points up the bound by L-BFGS; return those before if they are no better."""
         cache = self.current(memory, cache, prior)
@@ -396,3 +386,73 @@ def _warn_of_rounding(
     if error > MOST_ERROR and not model.has_said(ROUNDING):
         model.says(ROUNDING)
         warn_of_rounding(error)
+
+
+@torch.no_grad()
+def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
+    """Return the basis at Z, or at fewer points where even the largest jitter gives none.
+
+    Kernel values can be so wrong that no jitter helps: gpytorch squares distances from the mean of
+    the points, and one that is 1e8 lengthscales away leaves none of the others' digits. So points
+    beyond ``FAR`` go first; if that is not enough, those that the others determine. NotPSDError:
+    the kernel's values are NaN or infinite.
+    """
+    with suppress(NotPSDError):
+        return InducingBasis.of(kernel, Z, outputs)
+    near = Z[central(Z)]
+    try:
+        basis = InducingBasis.of(kernel, near, outputs)
+    except NotPSDError:
+        matrix = kernel_matrix(frozen(kernel), near, near, outputs)
+        if not bool(matrix.isfinite().all()):
+            raise
+        basis = InducingBasis.of(kernel, near[independent_rows(matrix)], outputs)
+    return replace(basis, left_out=len(Z) - basis.rank)
+
+
+def check_points(name: str, Z: Tensor, dim: int, most: int) -> None:
+    """Check that a tensor holds finite points of ``dim`` inputs, ``most`` of them or fewer."""
+    check_floating_point(name, Z)
+    if Z.ndim != 2 or Z.shape[-1] != dim:
+        raise BotorchTensorDimensionError(
+            f"Expected {name} of shape `M x {dim}`, shared by batch elements and outputs, got "
+            f"{tuple(Z.shape)}."
+        )
+    check_finite(name, Z)
+    if most < len(Z):
+        raise ValueError(
+            f"Expected max_points of at least {len(Z)}, the inducing points given, got {most}."
+        )
+
+
+def check_allocator(allocator: object) -> None:
+    """Check that an allocator is one of a stream, or None."""
+    if allocator is not None and not isinstance(allocator, Allocator):
+        name = getattr(allocator, "__name__", type(allocator).__name__)
+        raise UnsupportedError(
+            "Expected allocator to be one of bo_stream.allocation, such as OIPS(0.8), or None, got "
+            f"{name}. BoTorch's allocators know no stream: for its GreedyVarianceReduction take "
+            "GreedyVariance(max_points)."
+        )
+
+
+def check_points_fit(points: int, outputs: int) -> None:
+    """Check that matrices over M points fit into memory, for outputs of all batch elements."""
+    check_memory(
+        f"{points:,} inducing points",
+        MATRICES * outputs * points**2,
+        MEMORY_LIMIT_GIB,
+        "Take a smaller max_points, or an allocator that takes fewer.",
+    )
+
+
+def checked_allocation(Z: object, X: Tensor) -> Tensor:
+    """Check what an allocator returned, and bring it to the dtype and device of X."""
+    fits = isinstance(Z, Tensor) and Z.ndim == 2 and Z.shape[-1] == X.shape[-1] and len(Z) > 0
+    if not isinstance(Z, Tensor) or not fits or not bool(torch.isfinite(Z).all()):
+        shape = tuple(Z.shape) if isinstance(Z, Tensor) else Z
+        raise InputDataError(
+            f"Expected allocator to return finite inducing points of shape `M x {X.shape[-1]}`, at "
+            f"least one, got {shape}."
+        )
+    return Z.detach().to(X)

@@ -21,8 +21,8 @@ from bo_stream.tensors import map_tensors
 class InducingMemory(HoldsStatistics):
     """Statistics of all observations at inducing points, and the latest of them also as rows.
 
-    Rows are worth more than statistics when points or hyperparameters move: they are expressed
-    anew, exactly, and hyperparameters are learned from their full covariance.
+    When points or hyperparameters move, rows are expressed anew, exactly, and hyperparameters are
+    learned from their full covariance.
 
     Attributes:
         whole: Statistics of all observations.
@@ -93,12 +93,7 @@ class InducingMemory(HoldsStatistics):
         return replace(self, whole=PointStatistics(basis.values, statistics, trace), rows=rows)
 
     def after(self, new: Rows, window: int) -> InducingMemory:
-        """Add a batch, or take it out, and hold the latest rows. Cost O(n M²).
-
-        Args:
-            new: The batch in the memory's basis.
-            window: How many rows to hold.
-        """
+        """Add a batch in this basis, or take it out; hold the latest ``window`` rows. O(n M²)."""
         if new.data.sign < 0:
             rows = self.rows[staying(self.recent, new.data)]
         else:
@@ -132,8 +127,7 @@ class InducingMemory(HoldsStatistics):
     def as_values(self) -> PointStatistics:
         """Statistics in which each recent row is a value at its own input, beside the points.
 
-        So nothing of the rows enters the trace term, whatever the kernel becomes. Kept, for a refit
-        asks often.
+        So nothing of the rows enters the trace term, whatever the kernel becomes.
         """
         n = len(self.recent)
         if n == 0:
@@ -154,8 +148,7 @@ class PointStatistics(HoldsStatistics):
     """Statistics of observations in weights that are values of the process at some points.
 
     Attributes:
-        values: The points, and the root of the kernel at them when the statistics were last
-            expressed.
+        values: The points, and the root of the kernel when the statistics were last expressed.
         statistics: Of all observations.
         trace: What the features leave out of their prior variance.
     """
@@ -167,10 +160,9 @@ class PointStatistics(HoldsStatistics):
     def in_basis(self, basis: InducingBasis) -> PointStatistics:
         """Express by other points and another kernel: a congruence. Cost O(M³).
 
-        What was observed acts as observations of the process at the old points, whatever kernel
-        it has now. Exact where all old points are among the new ones; else what the new ones do
-        not determine enters the trace term. [Bui2017, eq. 5, with the old posterior over the old
-        prior as the old statistics]
+        What was observed acts as observations of the process at the old points. Exact where these
+        are among the new ones; else what those do not determine enters the trace term. [Bui2017,
+        eq. 5, with the old posterior over the old prior as the old statistics]
         """
         if self.values.root is basis.root:
             return self

@@ -19,12 +19,12 @@ from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     CollapsedInference,
     allocator_of,
+    check_points,
     first_memory,
     place_by,
     points_of,
 )
 from bo_stream.models.inducing.memory import InducingMemory
-from bo_stream.models.inducing.points import check_points
 from bo_stream.models.inference import InferenceOption
 
 WINDOW = 512

@@ -130,7 +130,12 @@ class OSVGP(StreamingGP):
                 :class:`~bo_stream.OSGPR` raises.
         """
         check_transform(outcome_transform, likelihood)
-        check_steps(beta, natural_rate, natural_steps, hyper_steps, fantasy_steps)
+        for name, share in (("beta", beta), ("natural_rate", natural_rate)):
+            if not 0.0 < share <= 1.0:
+                raise ValueError(f"Expected {name} in (0, 1], got {share}.")
+        natural_steps = checked_number("natural_steps", natural_steps)
+        hyper_steps = checked_number("hyper_steps", hyper_steps, 0)
+        fantasy_steps = checked_number("fantasy_steps", fantasy_steps)
         self._begin(train_X, train_Y, None, outcome_transform)
         self._units = LikelihoodOutcomes.of(self._units.shift, beta, fantasy_steps)
         input_transform, learned = split_transform(input_transform)
@@ -171,13 +176,3 @@ class OSVGP(StreamingGP):
         Of the last batch times the sites of earlier ones. [Bui2017, eq. 5].
         """
         return self.log_marginal_likelihood()
-
-
-def check_steps(beta: float, rate: float, natural: int, hyper: int, fantasy: int) -> None:
-    """Check the options of learning."""
-    for name, share in (("beta", beta), ("natural_rate", rate)):
-        if not 0.0 < share <= 1.0:
-            raise ValueError(f"Expected {name} in (0, 1], got {share}.")
-    checked_number("natural_steps", natural)
-    checked_number("hyper_steps", hyper, 0)
-    checked_number("fantasy_steps", fantasy)

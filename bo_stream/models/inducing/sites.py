@@ -15,9 +15,12 @@ from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, Sites, fit_sites
 from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.marginal_likelihood import NoiseGroup, expected_misfit
-from bo_stream.models.inducing.inference import InducingCache, InducingInference
+from bo_stream.models.inducing.inference import (
+    InducingCache,
+    InducingInference,
+    basis_of_independent,
+)
 from bo_stream.models.inducing.memory import InducingMemory, PointStatistics, TraceTerm
-from bo_stream.models.inducing.points import basis_of_independent
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.optimisers import ConstrainedAdam
@@ -55,9 +58,7 @@ class SiteInference(InducingInference):
     def observe(
         self, memory: InducingMemory, cache: InducingCache | None, data: Observations, prior: Prior
     ) -> tuple[InducingMemory, InducingCache | None]:
-        """Learn the hyperparameters, place the points, and find the sites of a batch.
-
-        Cost O(n M² + M³), times the steps.
+        """Learn the hyperparameters, place the points, find a batch's sites. O(n M² + M³) a step.
 
         Raises:
             UnsupportedError: Sites that depend on others are to be taken out.
@@ -71,9 +72,8 @@ class SiteInference(InducingInference):
         before = self.current(memory, cache, prior)
         hyper = prior.copied()
         steps = self.hyper_steps if data.sign > 0.0 else 0
-        ascent = ConstrainedAdam(
-            hyper, hyper.learned(self.fixed), self.learning_rate, memory.moments
-        )
+        learned, rate = hyper.learned(self.fixed), self.learning_rate
+        ascent = ConstrainedAdam(hyper, learned, rate, memory.moments)
         for first in range(0, steps, ROUND):
             _, update = self._begun(before, hyper, data, prior, moved=first > 0)
             update.learn(ascent, min(ROUND, steps - first))
@@ -172,11 +172,7 @@ class OnlineUpdate:
 
     @torch.no_grad()
     def fit(self, start: Sites | None = None) -> Fit:
-        """Find the batch's sites at the optimum of the bound. Cost O(n M² + M³) a step, at most.
-
-        Args:
-            start: Sites near it: few steps are taken then.
-        """
+        """Find the sites at the optimum, in few steps from a start near it; O(n M² + M³) each."""
         options, (features, residual) = self.options, self._features
         weights = self._weights(self.memory.statistics.learned)
         prior = Marginal(self._predicted(weights), features @ weights.root, residual)
@@ -196,8 +192,8 @@ class OnlineUpdate:
     def bound(self, fit: Fit) -> Tensor:
         """Compute the bound up to a constant, differentiable in hyperparameters, ``... x m``.
 
-        At the q of some sites, held in whitened weights: where they are optimal its gradient is
-        that of the optimal bound.
+        At the q of sites, held in whitened weights: its gradient is that of the optimal bound where
+        they are optimal.
         """
         features, residual = self._features
         old, trace = self.memory.statistics.learned, self.memory.trace.learned
@@ -216,10 +212,7 @@ class OnlineUpdate:
         return replace(self, memory=self.memory.in_basis(basis), basis=basis)
 
     def learn(self, ascent: ConstrainedAdam, steps: int) -> None:
-        """Move the hyperparameters up the bound and their priors, q at its optimum for each step.
-
-        Cost O(n M² + M³) a step, and that of the natural gradients between them.
-        """
+        """Move the hyperparameters up the bound and their priors, q at its optimum each time."""
         sites = None
         for _ in range(steps):
             with torch.enable_grad():
@@ -240,11 +233,6 @@ def site_statistics(features: Tensor, fit: Fit, targets: Tensor) -> Whitened:
     A site is a Gaussian observation of ``shift / precision`` with variance ``1 / precision``, so
     that a constant mean may change after the data are gone. The energy holds the scales too: the
     collapsed bound of the statistics is the online bound. The noise is all in the columns.
-
-    Args:
-        features: Whitened, ``... x m x n x M``.
-        fit: Of the sites, ``... x m x n``.
-        targets: Outcomes, ``... x m x n``.
     """
     precision, shift = fit.sites.precision, fit.sites.shift
     outcomes = target_columns(targets)

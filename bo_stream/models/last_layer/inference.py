@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from bo_stream.bases.differentiable_kernel import in_dtype
+from bo_stream.bases.inducing import in_dtype
 from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.last_layer.memory import Carried, LastLayerMemory
 from bo_stream.models.last_layer.network import LayerBasis, layer_features
@@ -21,18 +21,16 @@ from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.sufficient_statistics import Whitened
 from bo_stream.weights import log_marginal_likelihood, solve
 
+Cached = SolvedWeights | None
+
 
 @dataclass(frozen=True)
 class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
     """Weights of the features φ have the prior N(0, s² I); given the network all is conjugate."""
 
     def observe(
-        self,
-        memory: LastLayerMemory,
-        cache: SolvedWeights | None,
-        data: Observations,
-        prior: Prior,
-    ) -> tuple[LastLayerMemory, SolvedWeights | None]:
+        self, memory: LastLayerMemory, cache: Cached, data: Observations, prior: Prior
+    ) -> tuple[LastLayerMemory, Cached]:
         """Add a batch to the statistics, in the features of the network as it is now. O(n r²)."""
         memory = memory.at(network_of(prior))
         features = memory.features(data.X)
@@ -46,11 +44,7 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         return after, cache.after(z, *prior.standardized(data))
 
     def process(
-        self,
-        memory: LastLayerMemory,
-        cache: SolvedWeights | None,
-        prior: Prior,
-        X: Tensor | None = None,
+        self, memory: LastLayerMemory, cache: Cached, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, SolvedWeights]:
         """Solve for the weights, in O(r³), unless kept."""
         if cache is None or not prior.is_in(cache.state):
@@ -64,13 +58,11 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         return WeightSpaceProcess(basis, weights, prior.mean.unsqueeze(-1).clone())
 
     def objective(
-        self, memory: LastLayerMemory, cache: SolvedWeights | None, prior: Prior
-    ) -> tuple[Tensor, SolvedWeights | None]:
-        """Return the log marginal likelihood of all observations.
+        self, memory: LastLayerMemory, cache: Cached, prior: Prior
+    ) -> tuple[Tensor, Cached]:
+        """Return the log marginal likelihood of all observations; see :class:`Carried`.
 
-        Exact where all of them are held as rows, and wherever the network stays as it is; else in
-        the features that the others are carried over to, see :class:`Carried`. Cost O(r³) while the
-        network is not learned, else O(w r² + r³) for w rows, and that of the network.
+        Cost O(r³) while the network is not learned, else O(w r² + r³) for w rows, and the network.
         """
         network = network_of(prior)
         if any(parameter.requires_grad for parameter in network.parameters()):
@@ -78,12 +70,8 @@ class LastLayerInference(Inference[LastLayerMemory, SolvedWeights]):
         return likelihood_from(memory.at(network).statistics, prior), cache
 
     def merged(
-        self,
-        memory: LastLayerMemory,
-        cache: SolvedWeights | None,
-        other: LastLayerMemory,
-        prior: Prior,
-    ) -> tuple[LastLayerMemory, SolvedWeights | None]:
+        self, memory: LastLayerMemory, cache: Cached, other: LastLayerMemory, prior: Prior
+    ) -> tuple[LastLayerMemory, Cached]:
         """Add the statistics, both in the features of this model's network as it is now."""
         network = network_of(prior)
         return memory.at(network).plus(other.at(network)), None
@@ -136,9 +124,8 @@ def likelihood_from(statistics: WhitenedMemory, prior: Prior) -> Tensor:
 class LayerSteps:
     """Steps of Adam on network and hyperparameters; what ``train`` of stochastic models takes.
 
-    A step's estimate is the log marginal likelihood of some rows drawn without replacement, and of
-    as many of the observations that are not held as there are for them, times the inverse of their
-    share. It is that of all of them where all rows are taken.
+    A step's estimate is the log marginal likelihood of some rows, drawn without replacement, and of
+    the same share of the observations that are not held, over that share.
     """
 
     def __init__(
@@ -172,7 +159,7 @@ class LayerSteps:
         return float(estimate.detach())
 
     def learned_state(self) -> Any:
-        """Copy of the hyperparameters, the moments, and the number of steps."""
+        """Copy the hyperparameters, the moments, and the number of steps."""
         values = [p.detach().clone() for p in self._parameters]
         return values, deepcopy(self._ascent.moments()), self.num_steps
 

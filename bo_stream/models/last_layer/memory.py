@@ -99,12 +99,12 @@ class LastLayerMemory(HoldsStatistics):
     @torch.no_grad()
     def carried(self) -> Carried:
         """Return what the memory has to say in other features. Cost O(w r² + r³) for w rows."""
-        features, nothing = self.features(self.rows.X), self.statistics.map(lambda s: s.scale(0.0))
-        counts, held, others = self.counts, float(self.weight.sum()), None
+        features, others = self.features(self.rows.X), self.statistics.map(lambda s: s.scale(0.0))
+        counts, held = self.counts, float(self.weight.sum())
         if bool((counts - held > _NOTHING * (1.0 + counts)).any()):
-            rows = _observed(nothing, features, self.rows, self.weight)
+            rows = _observed(others, features, self.rows, self.weight)
             others = self.statistics + rows.map(lambda s: s.scale(-1.0))
-        return Carried(self.rows, self.weight, features, others, _regression(features), nothing)
+        return Carried(self.rows, self.weight, features, others, _regression(features))
 
     def plus(self, other: LastLayerMemory) -> LastLayerMemory:
         """Add both memories, in the same features; this one's rows are the latest."""
@@ -157,34 +157,32 @@ class Carried:
         rows: Those held, w.
         weight: How many times each counts, ``w``.
         former: φ at them, ``batch x 1 x w x r``.
-        others: Statistics of the other observations in φ, or None without any.
+        others: Statistics of the other observations in φ.
         regression: ``Φ (Φᵀ Φ + ε I)⁻¹``, ``batch x 1 x w x r``.
-        nothing: Statistics of no observation.
     """
 
     rows: Observations
     weight: Tensor
     former: Tensor
-    others: WhitenedMemory | None
+    others: WhitenedMemory
     regression: Tensor
-    nothing: WhitenedMemory
 
     def into(self, features: Tensor) -> WhitenedMemory:
         """Return all statistics in ψ, ``batch x 1 x w x r`` at the rows. Cost O(w r² + r³)."""
-        start = self.nothing
-        if self.others is not None:
+        start = self.others
+        if bool(start.totals.any()):
             change = (features - self.former).mT @ self.regression
             A = change + torch.eye(change.shape[-1], dtype=change.dtype, device=change.device)
             T = MatrixMap(A.mT)
-            start = self.others.map(lambda s: s.pull_back(T))
+            start = start.map(lambda s: s.pull_back(T))
         return _observed(start, features, self.rows, self.weight)
 
     def thinned(self, index: Tensor) -> Carried:
         """Drop the rows at ``k`` places, and keep the weight of all."""
         share = len(index) / len(self.rows)
         rows, weight, former = self.rows.rows(index), self.weight[index], self.former[..., index, :]
-        others = None if self.others is None else self.others.map(lambda s: s.scale(share))
-        return Carried(rows, weight, former, others, _regression(former), self.nothing)
+        others = self.others.map(lambda s: s.scale(share))
+        return Carried(rows, weight, former, others, _regression(former))
 
 
 def _regression(features: Tensor) -> Tensor:

@@ -51,9 +51,6 @@ class NetworkKernel(Kernel):
     """Kernel ``φ(x)ᵀ φ(x') / r`` of a network's features and the constant 1.
 
     The network is in evaluation mode always: what it says of an input depends on no other.
-
-    Args:
-        network: Maps ``n x d`` to ``n x (r − 1)``; not copied.
     """
 
     has_lengthscale = False
@@ -74,7 +71,7 @@ class NetworkKernel(Kernel):
         return self
 
     def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Tensor:
-        """Evaluate it."""
+        """Evaluate the kernel."""
         own, others = (layer_features(self.network, x).to(x) for x in (x1, x2))
         rank = own.shape[-1]
         return (own * others).sum(-1) / rank if diag else own @ others.mT / rank

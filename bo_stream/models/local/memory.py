@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from bo_stream.models.memory import Observations
-from bo_stream.sufficient_statistics import target_columns
 from bo_stream.tensors import map_tensors, zip_tensors
 
 
@@ -126,11 +125,6 @@ class LocalMemory:
         taken = _taken(after, self.size).unsqueeze(-1)
         X = torch.where(taken, stored.X, stored.X[..., :1, :])  # see :attr:`rows`
         return replace(self, rows=replace(stored, X=X), entered=after)
-
-    def counting(self, rows: Rows) -> LocalMemory:
-        """Add the sums of some observations."""
-        columns = target_columns(rows.targets)
-        return replace(self, totals=self.totals + columns.mT @ (columns * rows.weight[..., None]))
 
     def by_age(self, model: int) -> Rows:
         """Observations of a model, empty places first, then by age, ``batch_shape x m x s``."""

@@ -15,7 +15,7 @@ from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 
 from bo_stream import OSVGP
-from bo_stream.models.inducing.points import basis_of_independent
+from bo_stream.models.inducing.inference import basis_of_independent
 from tests.comparisons import assert_gradient, assert_untouched, fingerprint, moments
 from tests.oracles.likelihoods import Normal, log_probs, moments_given_outcomes, variational_optimum
 from tests.problems.likelihoods import LIKELIHOODS, OTHERS, outcomes
