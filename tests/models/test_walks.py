@@ -57,7 +57,7 @@ CALLS = {
     "update": (update, (18, 26, 13)),
     "posterior": (posterior, (9, 11, 9)),
     "fantasy": (fantasy, (14, 48, 11)),
-    "two steps of a QSGP": (two_steps, (15, 39, 13)),
+    "two steps of a QSGP": (two_steps, (15, 38, 13)),
 }
 """Files, switches between them and depth."""
 
