@@ -55,8 +55,8 @@ def two_steps() -> Callable[[], object]:
 
 CALLS = {
     "update": (update, (17, 24, 12)),
-    "posterior": (posterior, (9, 11, 9)),
-    "fantasy": (fantasy, (14, 46, 10)),
+    "posterior": (posterior, (9, 11, 8)),
+    "fantasy": (fantasy, (14, 44, 9)),
     "two steps of a QSGP": (two_steps, (15, 38, 12)),
 }
 """Files, switches between them and depth."""
