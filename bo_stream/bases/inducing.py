@@ -110,12 +110,9 @@ class InducingBasis(KernelBasis):
         return replace(moved, kernel=deepcopy(self.kernel).to(device))
 
     def grown(self, X: Tensor, features: Tensor | None = None) -> InducingBasis:
-        """Append points ``n x d``, whose features may be known. Cost O(n M² + n³).
+        """Append points ``n x d``, whose features may be known; those of the others stay.
 
-        The features of the other points stay.
-
-        Raises:
-            NotPSDError: The others determine a point.
+        Cost O(n M² + n³). NotPSDError: The others determine a point.
         """
         cross = self.features(X) if features is None else features
         corner = safe_cholesky(self.residual_covariance(X, X, cross, cross))
@@ -131,10 +128,9 @@ class InducingBasis(KernelBasis):
         return stack_columns(features, solve_lower(self.root[..., M:, M:], left).mT)
 
     def transfer(self, older: KnownValues, features: Tensor) -> Tensor:
-        """Return T with ``v_older = T v`` for whitened weights, ``... x m x M_older x M``.
+        """Return T with ``E[v_older | v] = T v`` for whitened weights, ``... x m x M_older x M``.
 
-        ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with this basis's kernel, whose ``features`` are at Z_older:
-        the conditional mean of the values at the older points given those at Z.
+        ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with this basis's kernel, whose ``features`` are at Z_older.
         """
         return solve_lower(older.root, features)
 
