@@ -1,7 +1,8 @@
 """Ax's acquisition with a baseline of a fixed size, and a search that starts near the best points.
 
 :class:`StreamAcquisition` ranks the observed points by posterior mean, O(n). The best of them are
-the baseline of noisy criteria, the first few of these start points of the search.
+the baseline of noisy criteria, the first few of these start points of the search. The integrated
+variance is that of one metric, over points that the user's parameters name.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from ax.generators.torch.botorch_modular.surrogate import Surrogate
 from ax.generators.torch.utils import _get_X_pending_and_observed
 from ax.generators.torch_base import TorchOptConfig
 from botorch.acquisition.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
+from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.acquisition.multioutput_acquisition import MultiOutputAcquisitionFunction
+from botorch.exceptions.errors import UnsupportedError
 from botorch.models.model import Model, ModelList
 from botorch.models.model_list_gp_regression import ModelListGP
 from botorch.posteriors.gpytorch import GPyTorchPosterior
@@ -24,9 +27,10 @@ from botorch.utils.multi_objective.pareto import is_non_dominated
 from botorch.utils.sampling import draw_sobol_samples, manual_seed
 from torch import Tensor
 
-from bo_stream.acquisition import evaluate_known_points_once
-from bo_stream.ax.nipv import INTEGRATED, chosen_metric, integrated_variance, model_of_metric
+from bo_stream.acquisition import FeatureNIPV, evaluate_known_points_once
+from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.ax.pool import MC_POINTS
+from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.loops.predictions import predict_mean
 from bo_stream.models.base import StreamingGP
 
@@ -47,13 +51,17 @@ does repeat it and warns: 18 and 40 times in a noisy campaign of 65 trials, ours
 NEAREST, FARTHEST = 1e-3, 0.3
 """Standard deviations of the points near a leader, in widths of the search space."""
 
+INTEGRATED = (FeatureNIPV, qNegIntegratedPosteriorVariance)
+"""Acquisition functions that average a variance over points."""
+
+NUM_MC_POINTS = 256
+"""Number of points that the variance is averaged over where none are given."""
+
 OTHERS = (OneShotAcquisitionFunction, MultiOutputAcquisitionFunction, *INTEGRATED)
 """Searched from points of their own, by another search, or not for the best outcome."""
 
 ROWS_AT_ONCE = 4096
 """Number of points that a model which does not stream predicts at once."""
-
-Generator = Callable[[int, int, int | None], Tensor]
 
 
 class StreamAcquisition(Acquisition):
@@ -89,38 +97,21 @@ class StreamAcquisition(Acquisition):
                 self.X_observed = chosen
         super()._update_objective_thresholds(torch_opt_config)
 
-    def optimize(
-        self,
-        n: int,
-        search_space_digest: SearchSpaceDigest,
-        inequality_constraints: list[tuple[Tensor, Tensor, float]] | None = None,
-        equality_constraints: list[tuple[Tensor, Tensor, float]] | None = None,
-        fixed_features: dict[int, float] | None = None,
-        rounding_func: Callable[[Tensor], Tensor] | None = None,
-        optimizer_options: dict[str, Any] | None = None,
-        *args: Any,
-        **kwargs: Any,
+    def optimize(  # type: ignore[override]  # as Ax calls it
+        self, n: int, search_space_digest: SearchSpaceDigest, **given: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Search for n candidates; overrides ``Acquisition.optimize`` to start near incumbents.
 
         See :func:`with_starts`. Searches with linear constraints have Ax's own starts.
         """
-        options, digest = optimizer_options or {}, search_space_digest
-        free = not (inequality_constraints or equality_constraints)
-        if free and self.incumbents is not None and takes_starts(self.acqf, digest):
-            bounds = self.incumbents.new_tensor(digest.bounds).mT
-            options = with_starts(options, bounds, self.incumbents)
-        return super().optimize(
-            n,
-            digest,
-            inequality_constraints,
-            equality_constraints,
-            fixed_features,
-            rounding_func,
-            options,
-            *args,
-            **kwargs,
-        )
+        digest, leaders = search_space_digest, self.incumbents
+        free = not (given.get("inequality_constraints") or given.get("equality_constraints"))
+        choices = digest.ordinal_features or digest.categorical_features
+        if leaders is not None and free and not choices and not isinstance(self.acqf, OTHERS):
+            options = given.get("optimizer_options") or {}
+            bounds = leaders.new_tensor(digest.bounds).mT
+            given["optimizer_options"] = with_starts(options, bounds, leaders)
+        return super().optimize(n, digest, **given)
 
     def _construct_botorch_acquisition(
         self,
@@ -133,54 +124,58 @@ class StreamAcquisition(Acquisition):
         Overrides ``Acquisition._construct_botorch_acquisition``: a baseline is evaluated once, and
         an integrated variance is of one metric and in closed form where the model allows it.
         """
-        if not issubclass(botorch_acqf_class, INTEGRATED):
-            acqf = super()._construct_botorch_acquisition(
-                botorch_acqf_class, botorch_acqf_options, model
-            )
+        kind, options = botorch_acqf_class, botorch_acqf_options
+        if not issubclass(kind, INTEGRATED):
+            acqf = super()._construct_botorch_acquisition(kind, options, model)
             return evaluate_known_points_once(acqf)
-        metrics, given = self.surrogate.outcomes, botorch_acqf_options.get("metric")
-        used = (self._full_objective_weights != 0.0).any(0).tolist()
-        objectives = [name for name, is_used in zip(metrics, used, strict=True) if is_used]
-        chosen = chosen_metric(botorch_acqf_class, given, metrics, objectives)
-        return integrated_variance(
-            botorch_acqf_class,
-            model_of_metric(self.surrogate.model, metrics, chosen),
-            self.search_space_digest.bounds,
-            self.options.get(MC_POINTS),
-            self.X_pending,
-        )
+        model = self._model_of_metric(kind, options.get("metric"))
+        bounds, points = self.search_space_digest.bounds, self.options.get(MC_POINTS)
+        return integrated_variance(kind, model, bounds, points, self.X_pending)
 
+    def _model_of_metric(self, kind: type[AcquisitionFunction], given: str | None) -> Model:
+        """Return the model of a metric, by default of the only objective's.
 
-def takes_starts(acqf: AcquisitionFunction, digest: SearchSpaceDigest) -> bool:
-    """Return whether ``optimize_acqf`` searches for the best outcome, and incumbents are of use."""
-    return not (digest.ordinal_features or digest.categorical_features or isinstance(acqf, OTHERS))
+        Raises:
+            UnsupportedError: There are several objectives, and none is named.
+            ValueError: No such metric.
+        """
+        metrics, model = self.surrogate.outcomes, self.surrogate.model
+        if given is None:
+            used = (self._full_objective_weights != 0.0).any(0).tolist()
+            objectives = [name for name, is_used in zip(metrics, used, strict=True) if is_used]
+            if len(objectives) != 1:
+                raise UnsupportedError(
+                    f"{kind.__name__} is about the variance of one metric, and the objectives are "
+                    f"of {', '.join(objectives)}. Name one, as in "
+                    f"acquisition_options={{'metric': {objectives[0]!r}}}."
+                )
+            (given,) = objectives
+        if given not in metrics:
+            raise ValueError(f"Expected metric to be one of {', '.join(metrics)}, got {given!r}.")
+        place = metrics.index(given)
+        if isinstance(model, ModelList | ModelListGP):
+            return cast(Model, model.models[place])
+        return model if model.num_outputs == 1 else model.subset_output([place])
 
 
 def with_starts(options: dict[str, Any], bounds: Tensor, incumbents: Tensor) -> dict[str, Any]:
-    """Return options of ``optimize_acqf`` by which half of the starting points are near incumbents.
+    """Return a user's options of ``optimize_acqf``, with half of its starts near incumbents.
 
     Where the observed points leave little to gain, the maximum of an acquisition function is a
     narrow peak beside the best of them. Random points miss it: of eight searches among 27 points of
-    Hartmann-6 by 1,024 of them, four to five end at a corner instead, and none with these.
-
-    Args:
-        options: Options that a user gave; they hold.
-        bounds: Bounds of the search space, ``2 x d``.
-        incumbents: The best of the observed points, ``k x d``.
+    Hartmann-6 by 1,024 of them, four to five end at a corner instead, and none with these. See
+    :func:`near_and_far`.
     """
     inner = {**CHUNK, **options.get("options", {})}
     return {**ONCE, **options, "options": inner, "generator": near_and_far(bounds, incumbents)}
 
 
-def near_and_far(bounds: Tensor, incumbents: Tensor) -> Generator:
-    """Return a function that draws ``n x q x d`` points, half near incumbents, half Sobol points.
+def near_and_far(bounds: Tensor, incumbents: Tensor) -> Callable[[int, int, int | None], Tensor]:
+    """Return a function that draws ``n x q x d`` points of a box, ``2 x d``.
 
-    Each of the former is a leader with normal noise, of a standard deviation whose logarithm is
-    uniform between ``NEAREST`` and ``FARTHEST``, moved to the nearest point of the box.
-
-    Args:
-        bounds: Bounds of the box, ``2 x d``.
-        incumbents: Incumbents, ``k x d``, k > 0.
+    Half are Sobol points. Each of the others is one of the incumbents, ``k x d``, with normal
+    noise, of a standard deviation whose logarithm is uniform between ``NEAREST`` and ``FARTHEST``,
+    moved to the nearest point of the box.
     """
     low, high = bounds = bounds.cpu()
     incumbents = incumbents.cpu().to(bounds)
@@ -196,6 +191,55 @@ def near_and_far(bounds: Tensor, incumbents: Tensor) -> Generator:
         return torch.cat((far, torch.clamp(near, low, high)))
 
     return draw
+
+
+def integrated_variance(
+    kind: type[AcquisitionFunction],
+    model: Model,
+    bounds: list[tuple[float, float]],
+    mc_points: Tensor | None,
+    X_pending: Tensor | None,
+) -> AcquisitionFunction:
+    """Make a :class:`FeatureNIPV` where the model allows one, else BoTorch's, which is equal.
+
+    The average is over ``mc_points``, ``N x d``, or without any over the box of the bounds.
+    """
+    box = torch.as_tensor(bounds, dtype=torch.float64).mT
+    if issubclass(kind, FeatureNIPV) and isinstance(model, StreamingGP):
+        like = model.train_targets
+        if mc_points is not None and lives_in_features(model):
+            return FeatureNIPV(model, mc_points.to(like), X_pending=X_pending)
+        if mc_points is None and _integrates_boxes(model):
+            return FeatureNIPV(model, bounds=box.to(like), X_pending=X_pending)
+    if mc_points is None:  # the same at each trial
+        mc_points = draw_sobol_samples(box, n=NUM_MC_POINTS, q=1, seed=0).squeeze(-2)
+    return qNegIntegratedPosteriorVariance(model, mc_points, X_pending=X_pending)
+
+
+def _integrates_boxes(model: StreamingGP) -> bool:
+    if not (model.maps_boxes and lives_in_features(model)):
+        return False
+    return isinstance(getattr(model.feature_process(), "basis", None), GridBasis)
+
+
+def check_options(kind: type[AcquisitionFunction], options: dict[str, Any]) -> None:
+    """Check the names of options of an integrated variance.
+
+    Raises:
+        ValueError: One is unknown, both points and their number are given, or there are none.
+    """
+    known = (MC_POINTS, "num_mc_points", "metric")
+    unknown = sorted(set(options) - set(known))
+    if unknown:
+        raise ValueError(
+            f"Expected options of {kind.__name__} among {', '.join(known)}, got "
+            f"{', '.join(unknown)}."
+        )
+    if options.get(MC_POINTS) is not None and options.get("num_mc_points") is not None:
+        raise ValueError("Expected one of mc_points and num_mc_points, got both.")
+    count = options.get("num_mc_points", 1)
+    if not isinstance(count, int) or count < 1:
+        raise ValueError(f"Expected num_mc_points of at least 1, got {count}.")
 
 
 def best_observed(
@@ -220,30 +264,20 @@ def ranked(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the ``BASELINE`` most promising of observed points, and the best if it is feasible.
 
-    Args:
-        model: Model of m outcomes.
-        X: Observed points, ``n x d``.
-        weights: Weights of the outcomes in k objectives, ``k x m``.
-        constraints: See :func:`violation_of`.
-
-    Returns:
-        At most ``BASELINE x d``, and ``d`` on the CPU or None.
+    ``X`` is ``n x d``, and ``weights``, those of m outcomes in k objectives, ``k x m``. The best
+    comes on the CPU.
     """
     means = predicted_means(model, X)
     violation = violation_of(means, constraints)
-    values = means @ weights.to(means).mT
-    chosen = most_promising(values, violation, min(BASELINE, len(X)))
+    chosen = most_promising(means @ weights.to(means).mT, violation)[:BASELINE]
     first = chosen[0]
     return X[chosen], X[first].cpu() if bool(violation[first] == 0.0) else None
 
 
-def most_promising(values: Tensor, violation: Tensor, count: int) -> Tensor:
-    """Return indices of points, the best first; see :class:`StreamAcquisition`.
+def most_promising(values: Tensor, violation: Tensor) -> Tensor:
+    """Return the order of points, the best first, by objectives to be maximised, ``n x k``.
 
-    Args:
-        values: Objectives, all to be maximised, ``n x k``.
-        violation: Violation of constraints, ``n``; 0: none.
-        count: Number of points, at most n.
+    See :class:`StreamAcquisition`; ``violation`` is that of constraints, ``n``, 0 for none.
     """
     feasible = violation == 0.0
     best = torch.zeros_like(feasible)
@@ -251,17 +285,11 @@ def most_promising(values: Tensor, violation: Tensor, count: int) -> Tensor:
     ranks = values.argsort(0, descending=True).argsort(0).amin(-1)
     ranks[best] = -1
     least = violation.argsort().argsort()
-    order = torch.where(feasible, ranks, len(values) + least)
-    return order.argsort(stable=True)[:count]
+    return torch.where(feasible, ranks, len(values) + least).argsort(stable=True)
 
 
 def violation_of(means: Tensor, constraints: tuple[Tensor, Tensor] | None) -> Tensor:
-    """Return by how much outcomes break ``A f <= b``, ``n``; 0: not at all.
-
-    Args:
-        means: Outcomes, ``n x m``.
-        constraints: A, ``k x m``, and b, ``k x 1``.
-    """
+    """Return by how much outcomes, ``n x m``, break ``A f <= b``, ``k x 1``; 0: not at all."""
     if constraints is None:
         return means.new_zeros(len(means))
     A, b = (part.to(means) for part in constraints)

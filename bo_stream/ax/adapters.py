@@ -7,7 +7,7 @@ candidates on the way out.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, lru_cache
 from typing import Any, cast
 from zlib import crc32
@@ -18,7 +18,6 @@ from ax.adapter.base import Adapter
 from ax.adapter.data_utils import ExperimentData
 from ax.adapter.random import RandomAdapter
 from ax.adapter.registry import Cont_X_trans, Generators
-from ax.adapter.transforms.base import Transform
 from ax.adapter.transforms.cast import Cast
 from ax.adapter.transforms.fill_missing_parameters import FillMissingParameters
 from ax.adapter.transforms.standardize_y import StandardizeY
@@ -40,11 +39,10 @@ from botorch.exceptions.warnings import InputDataWarning
 from torch import Tensor
 
 from bo_stream.acquisition import FeatureNIPV, PoolSelector
+from bo_stream.ax.acquisition import INTEGRATED, NUM_MC_POINTS, check_options
 from bo_stream.ax.cross_validation import CrossValidatingAdapter
-from bo_stream.ax.nipv import INTEGRATED, NUM_MC_POINTS, check_options
-from bo_stream.ax.pool import MC_POINTS, POOL, Pool, pool_named
+from bo_stream.ax.pool import MC_POINTS, POOL, Pool, Table, Tables, pool_named
 from bo_stream.ax.pool_acquisition import CHOICES, Choices
-from bo_stream.ax.tables import Table, Tables
 from bo_stream.ax.transforms import FiniteOutcomes
 from bo_stream.models.base import StreamingGP
 
@@ -62,52 +60,46 @@ class AvoidsFailures(Adapter):
     neither they nor their neighbourhood are worth much.
     """
 
-    def gen(
+    def gen(  # Ax leaves out the arguments that the signature does not name
         self,
         n: int,
         search_space: SearchSpace | None = None,
         optimization_config: OptimizationConfig | None = None,
         pending_observations: Pending | None = None,
-        *args: Any,
-        **kwargs: Any,
+        fixed_features: ObservationFeatures | None = None,
+        model_gen_options: TConfig | None = None,
     ) -> GeneratorRun:
         """Generate candidates; overrides ``Adapter.gen`` to add failed points to pending ones."""
-        pending = self._with_failures(pending_observations or {})
-        return super().gen(n, search_space, optimization_config, pending, *args, **kwargs)
-
-    def _with_failures(self, pending: Pending) -> Pending:
-        space = self._search_space
+        pending, space = pending_observations or {}, self._search_space
         failed = [arm for arm in self.failed if space.check_membership(arm.parameters)]
         latest = [ObservationFeatures.from_arm(arm) for arm in failed[-REMEMBERED:]]
-        if not latest:
-            return pending
-        metrics = {*self._experiment.metrics, *pending}
-        return {metric: [*pending.get(metric, []), *latest] for metric in metrics}
+        if latest:
+            metrics = {*self._experiment.metrics, *pending}
+            pending = {metric: [*pending.get(metric, []), *latest] for metric in metrics}
+        return super().gen(
+            n, search_space, optimization_config, pending, fixed_features, model_gen_options
+        )
 
     @property
     def failed(self) -> list[Arm]:
         """Return distinct arms of which no outcome is to be expected.
 
         They are those of failed trials that no other trial has evaluated, in order of the trials,
-        then those whose outcome is infinite. Ax names equal points alike.
+        then those with an infinite outcome of a metric that is optimised. Ax names equal points
+        alike.
         """
-        trials = self._experiment.trials
-        indices = sorted(self._experiment.trial_indices_by_status[TrialStatus.FAILED])
-        failed = {arm.name: arm for index in indices for arm in trials[index].arms}
+        experiment, config = self._experiment, self._optimization_config
+        indices = sorted(experiment.trial_indices_by_status[TrialStatus.FAILED])
+        failed = {arm.name: arm for index in indices for arm in experiment.trials[index].arms}
         if failed:
-            for trial in self._experiment.trials_by_status[TrialStatus.COMPLETED]:
+            for trial in experiment.trials_by_status[TrialStatus.COMPLETED]:
                 for arm in trial.arms:
                     failed.pop(arm.name, None)
-        return [*failed.values(), *self._set_aside()]
-
-    def _set_aside(self) -> list[Arm]:
-        """Return the arms with an infinite outcome of a metric that is optimised."""
-        config, finite = self._optimization_config, self.transforms.get(FiniteOutcomes.__name__)
-        if config is None or not isinstance(finite, FiniteOutcomes):
-            return []
-        needed, arms = config.metric_names, self._experiment.arms_by_name
-        names = {arm for _, arm, metric in finite.set_aside if metric in needed}
-        return [arms[name] for name in sorted(names)]
+        infinite, finite = set(), self.transforms.get(FiniteOutcomes.__name__)
+        if config is not None and isinstance(finite, FiniteOutcomes):
+            needed = config.metric_names
+            infinite = {arm for _, arm, metric in finite.set_aside if metric in needed}
+        return [*failed.values(), *(experiment.arms_by_name[name] for name in sorted(infinite))]
 
 
 class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
@@ -117,16 +109,16 @@ class QuasiRandomAdapter(AvoidsFailures, RandomAdapter):
 class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     """Ax's adapter of BoTorch models, for models that stream and candidates from tables.
 
-    Besides what its bases do:
+    A search has random numbers that belong to the experiment's state, so that an experiment loaded
+    from storage goes on as it would have: Ax does not store the seed of a client.
 
-    - A search has random numbers that belong to the experiment's state, so that an experiment
-      loaded from storage goes on as it would have: Ax does not store the seed of a client.
-    - Acquisition functions get the pool and the integration points that are asked for by name,
-      tables in the user's parameters that are transformed once. Of the pool's candidates those are
-      left out that any trial has had, whatever became of it: one that failed or was abandoned would
-      be proposed again at once. To try one again, attach a trial with its parameters.
-    - Observations outside the search space stay in the model.
+    Acquisition functions get the pool and the integration points that are asked for by name. Of the
+    pool's candidates those are left out that any trial has had, whatever became of it: one that
+    failed or was abandoned would be proposed again at once. To try one again, attach a trial with
+    its parameters.
     """
+
+    _drawn: tuple[SearchSpace, Pool] | None = None
 
     def gen(
         self,
@@ -141,13 +133,13 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
 
         Quasi-random points take the place of a failed point that the model asks for none the less.
         """
-        pending = pending_observations or {}
+        pending: Pending = pending_observations or {}
         options: dict[str, Any] = dict(model_gen_options or {})
         with with_rng_seed(seed_of(self._experiment, pending)):
             own = {**self._choices(pending), **self._mc_points()}
             if own:
-                given = options.get(Keys.AX_ACQUISITION_KWARGS.value, {})
-                options[Keys.AX_ACQUISITION_KWARGS.value] = {**given, **own}
+                key = Keys.AX_ACQUISITION_KWARGS.value
+                options[key] = {**options.get(key, {}), **own}
             run = super().gen(
                 n, search_space, optimization_config, pending, fixed_features, options
             )
@@ -160,7 +152,7 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
                 search_space=self._search_space,
                 transforms=Cont_X_trans,
             )
-            return quasi_random.gen(n, search_space, None, pending_observations, fixed_features)
+            return quasi_random.gen(n, search_space, None, pending, fixed_features)
 
     def _evaluate_acquisition_function(self, *args: Any, **kwargs: Any) -> list[float]:
         """Evaluate an acquisition function at points.
@@ -175,12 +167,11 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     ) -> list[bool]:
         """Return which observations the model is given.
 
-        Overrides ``Adapter._compute_in_design``, which drops those beyond the bounds of range
-        parameters or constraints unless Ax widens the model's space, and with it the units of the
-        inputs, so that each such row would build the model anew. Here inputs stay in units of the
-        search space, and these rows lie outside its unit cube. What the transforms cannot take,
-        such as another value of a choice or no positive one on a logarithmic scale, is left out
-        with a warning.
+        Overrides ``Adapter._compute_in_design``, which drops those outside the search space unless
+        Ax widens the model's space, and with it the units of the inputs, so that each such row
+        would build the model anew. Here they stay, outside the unit cube. What the transforms
+        cannot take, such as another value of a choice or no positive one on a logarithmic scale, is
+        left out with a warning.
         """
         arms = experiment_data.arm_data
         kept = super()._compute_in_design(covering(search_space, arms), experiment_data)
@@ -199,15 +190,8 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     @property
     def pool(self) -> Pool | None:
         """Return the pool that candidates are chosen from, if not from the search space."""
-        name = self._modular.acquisition_options.get(POOL)
+        name = cast(BoTorchGenerator, self.generator).acquisition_options.get(POOL)
         return None if name is None else pool_named(str(name))
-
-    @property
-    def _modular(self) -> BoTorchGenerator:
-        generator = self.generator
-        if not isinstance(generator, BoTorchGenerator):
-            raise TypeError(f"Expected a BoTorchGenerator, got {type(generator).__name__}.")
-        return generator
 
     @cached_property
     def _tables(self) -> Tables:
@@ -216,10 +200,6 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     @cached_property
     def _selector(self) -> Callable[[StreamingGP, Tensor, Tensor], PoolSelector]:
         return lru_cache(maxsize=1)(PoolSelector)
-
-    @cached_property
-    def _drawn(self) -> dict[int, tuple[SearchSpace, Pool]]:
-        return {}
 
     def _choices(self, pending: Pending) -> dict[str, Any]:
         """Return the pool as an option of the acquisition, if there is one."""
@@ -233,7 +213,7 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
 
     def _mc_points(self) -> dict[str, Any]:
         """Return integration points as an option of the acquisition, where they are needed."""
-        generator = self._modular
+        generator = cast(BoTorchGenerator, self.generator)
         kind, options = generator._botorch_acqf_class, generator._botorch_acqf_options
         if kind is None or not issubclass(kind, INTEGRATED):
             return {}
@@ -245,24 +225,14 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
             return {MC_POINTS: given}
         if self.pool is not None:
             return {MC_POINTS: self._table(self.pool).some(int(count or NUM_MC_POINTS))}
-        if count is None and issubclass(kind, FeatureNIPV) and self._is_box:
+        if count is None and issubclass(kind, FeatureNIPV) and is_box(self._model_space):
             return {}
         return {MC_POINTS: self._table(self._points_drawn(int(count or NUM_MC_POINTS))).X}
 
-    @property
-    def _is_box(self) -> bool:
-        """Return whether the search space is a box for the model too."""
-        space = self._model_space
-        return not space.parameter_constraints and all(
-            isinstance(each, RangeParameter) and each.parameter_type is ParameterType.FLOAT
-            for each in space.tunable_parameters.values()
-        )
-
     def _points_drawn(self, count: int) -> Pool:
         """Return points of the search space that keep its constraints, drawn by Ax's Sobol."""
-        space = self._model_space
-        known = self._drawn.get(count)
-        if known is not None and known[0] == space:
+        space, known = self._model_space, self._drawn
+        if known is not None and known[0] == space and len(known[1]) == count:
             return known[1]
         sobol = Generators.SOBOL(
             experiment=self._experiment, search_space=space, seed=0, deduplicate=False
@@ -272,26 +242,21 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
         rows = [arm.parameters for arm, weight in counts for _ in range(round(weight))]
         frame = pd.DataFrame(rows)[list(space.tunable_parameters)]
         pool = Pool(f"{count} points of the search space", frame)
-        self._drawn[count] = (space.clone(), pool)
+        self._drawn = space.clone(), pool
         return pool
 
     def _table(self, pool: Pool) -> Table:
-        return self._tables.get(pool, self._model_space, self._of_inputs, self.parameters)
-
-    def _of_inputs(self) -> Sequence[Transform]:
-        """Return the transforms of parameters; a table's values are cast already."""
+        """Return a pool by the transforms of parameters; a table's values are cast already."""
         others = (Cast, FillMissingParameters, StandardizeY, Winsorize)
-        return [each for each in self.transforms.values() if not isinstance(each, others)]
+        transforms = [each for each in self.transforms.values() if not isinstance(each, others)]
+        return self._tables.get(pool, self._model_space, transforms, self.parameters)
 
 
 def seed_of(experiment: Experiment, pending: Pending) -> int | None:
     """Return the seed of the next search; None before any candidate has been proposed.
 
     The first proposed point, which was drawn with the client's seed, stands for the experiment.
-
-    Args:
-        experiment: An experiment with its trials.
-        pending: Points without outcomes by metric, some of which may be no trials yet.
+    Pending points may be no trials yet.
     """
     proposed = (
         arm.parameters
@@ -307,13 +272,16 @@ def seed_of(experiment: Experiment, pending: Pending) -> int | None:
     return crc32(repr(sorted(first.items())).encode()) + len(experiment.trials) + waiting
 
 
-def covering(space: SearchSpace, arms: pd.DataFrame) -> SearchSpace:
-    """Return a search space without constraints, whose ranges are widened to hold points.
+def is_box(space: SearchSpace) -> bool:
+    """Return whether a search space is a box for a model too."""
+    return not space.parameter_constraints and all(
+        isinstance(each, RangeParameter) and each.parameter_type is ParameterType.FLOAT
+        for each in space.tunable_parameters.values()
+    )
 
-    Args:
-        space: The search space; stays as it is.
-        arms: A column for each parameter.
-    """
+
+def covering(space: SearchSpace, arms: pd.DataFrame) -> SearchSpace:
+    """Return a copy without constraints, whose ranges are widened to hold rows of parameters."""
     wide = space.clone()
     for name, parameter in wide.parameters.items():
         if isinstance(parameter, RangeParameter) and name in arms:

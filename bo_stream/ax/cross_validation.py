@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,8 @@ class CrossValidatingAdapter(TorchAdapter):
 
     def get_training_data(self, filter_in_design: bool = False) -> DividedData:
         """Return the training data; overrides ``Adapter.get_training_data`` for cheap folds."""
-        return DividedData.of(super().get_training_data(filter_in_design))
+        data = super().get_training_data(filter_in_design)
+        return DividedData(data.arm_data, data.observation_data)
 
     def _transform_inputs_for_cv(
         self, cv_training_data: ExperimentData, cv_test_points: list[ObservationFeatures]
@@ -55,8 +56,8 @@ class CrossValidatingAdapter(TorchAdapter):
         data = cv_training_data
         fold = self._present_rows(data)
         if fold is None:
-            data = data.copied() if isinstance(data, Part) else data
-            return super()._transform_inputs_for_cv(data, cv_test_points)
+            frames = ExperimentData(data.arm_data, data.observation_data)  # Ax copies them
+            return super()._transform_inputs_for_cv(frames, cv_test_points)
         points, space = deepcopy(cv_test_points), self._model_space.clone()
         for transform in self.transforms.values():
             points = transform.transform_observation_features(points)
@@ -68,15 +69,14 @@ class CrossValidatingAdapter(TorchAdapter):
         present = self._last_experiment_data
         if not isinstance(data, Part) or present is None:
             return None
-        whole = data.whole
+        whole, kept = data.whole, self._transformed
         if not (
             whole.arm_data.index.equals(present.arm_data.index)
             and whole.observation_data.index.equals(present.observation_data.index)
         ):
             return None
-        kept = self._transformed
         if kept is None or kept.observation_data is not present.observation_data:
-            kept = self._transformed = DividedData.of(present)
+            kept = self._transformed = DividedData(present.arm_data, present.observation_data)
         return Part(kept, data.level, data.values)
 
     def _cross_validate(
@@ -116,10 +116,10 @@ class CrossValidatingAdapter(TorchAdapter):
         X = self._array_to_tensor(
             np.array([[point.parameters[name] for name in self.parameters] for point in points])
         )
-        metrics = []
+        metrics, gone = [], ~fold.chosen(fold.whole.observation_data)
         for outcome in self.outcomes:
-            gone = torch.from_numpy(~fold.rows[fold.whole.observed[outcome]])
-            found = surrogate.predict_without(outcome, gone, X, observation_noise)
+            rows = torch.from_numpy(gone[fold.whole.observed[outcome]])
+            found = surrogate.predict_without(outcome, rows, X, observation_noise)
             if found is None:
                 return None
             metrics.append(found)
@@ -135,28 +135,13 @@ class DividedData(ExperimentData):
     Ax each part copies the frames, and an observation takes milliseconds of pandas.
     """
 
-    @classmethod
-    def of(cls, data: ExperimentData) -> DividedData:
-        """Wrap data, which are not copied."""
-        return cls(data.arm_data, data.observation_data)
-
     def filter_by_arm_names(self, arm_names: Iterable[str]) -> Part:
         """Return the part of some arms, which ``ExperimentData.filter_by_arm_names`` copies."""
-        return Part(self, "arm_name", set(arm_names))
+        return Part(self, "arm_name", list(arm_names))
 
     def filter_by_trial_index(self, trial_indices: Iterable[int]) -> Part:
         """Return the part of some trials, which ``ExperimentData.filter_by_trial_index`` copies."""
-        return Part(self, "trial_index", set(trial_indices))
-
-    @cached_property
-    def arms(self) -> dict[str, list[Any]]:
-        """Return name and trial of each arm."""
-        return _levels(self.arm_data)
-
-    @cached_property
-    def rows(self) -> dict[str, list[Any]]:
-        """Return name and trial of each row of observations."""
-        return _levels(self.observation_data)
+        return Part(self, "trial_index", list(trial_indices))
 
     @cached_property
     def observed(self) -> dict[str, Chosen]:
@@ -169,19 +154,33 @@ class DividedData(ExperimentData):
 
         Overrides ``ExperimentData.convert_to_list_of_observations``.
         """
-        if self.table is None:
+        if self.by_arm is None:
             return super().convert_to_list_of_observations()
-        return self.table.observations(range(len(self.arm_data)))
+        return [deepcopy(each) for each in self.by_arm if each is not None]
 
     @cached_property
-    def table(self) -> Table | None:
-        """Return the data as plain values; None: an arm has several rows, or none."""
-        arms, rows = self.arm_data.index, self.observation_data.index
-        one_row_each = rows.nlevels == 2 and rows.is_unique and arms.is_unique
+    def by_arm(self) -> list[Observation | None] | None:
+        """Return each arm's observation, or None; None: an arm has several rows, or none."""
+        arms, rows = self.arm_data, self.observation_data
+        one_row_each = rows.index.nlevels == 2 and rows.index.is_unique and arms.index.is_unique
         if not one_row_each or len(arms) != len(rows):
             return None
-        places: NDArray[np.int_] = rows.get_indexer(arms)
-        return None if bool((places < 0).any()) else Table.of(self, places)
+        places: NDArray[np.int_] = rows.index.get_indexer(arms.index)
+        if bool((places < 0).any()):
+            return None
+        names, metrics = [str(name) for name in arms], np.array(self.metric_signatures)
+        values, known = arms.to_numpy(dtype=object), arms.notna().to_numpy()
+        means, sems = (rows[kind][metrics].to_numpy(float)[places] for kind in ("mean", "sem"))
+        found: list[Observation | None] = []
+        for (trial, arm), row, is_known, mean, sem in zip(
+            arms.index, values, known, means, sems, strict=True
+        ):
+            kept = dict(compress(zip(names, row, strict=True), is_known))
+            features = ObservationFeatures(kept, trial_index=trial, metadata=kept.pop("metadata"))
+            there = ~np.isnan(mean)
+            data = ObservationData(metrics[there].tolist(), mean[there], np.diag(sem[there] ** 2))
+            found.append(Observation(features, data, arm) if there.any() else None)
+        return found
 
 
 class Part(ExperimentData):
@@ -193,105 +192,32 @@ class Part(ExperimentData):
         values: Names or indices of those in the part.
     """
 
-    def __init__(self, whole: DividedData, level: str, values: set[Any]) -> None:
+    def __init__(self, whole: DividedData, level: str, values: list[Any]) -> None:
         """Choose arms or trials; overrides ``ExperimentData.__init__``, which takes the frames."""
         self.whole = whole
         self.level = level
         self.values = values
 
-    @cached_property
-    def arms(self) -> Chosen:
-        """Return which of the arms are in the part."""
-        return _members(self.whole.arms[self.level], self.values)
-
-    @cached_property
-    def rows(self) -> Chosen:
-        """Return which of the rows of observations are in the part."""
-        return _members(self.whole.rows[self.level], self.values)
+    def chosen(self, frame: DataFrame) -> Chosen:
+        """Return which rows of a frame of the data are in the part."""
+        among: Chosen = frame.index.get_level_values(self.level).isin(self.values)
+        return among
 
     @cached_property
     def arm_data(self) -> DataFrame:  # type: ignore[override]
         """Return the part's arms; a field of ``ExperimentData``."""
-        return self.whole.arm_data[self.arms]
+        return self.whole.arm_data[self.chosen(self.whole.arm_data)]
 
     @cached_property
     def observation_data(self) -> DataFrame:  # type: ignore[override]
         """Return the part's observations; a field of ``ExperimentData``."""
-        return self.whole.observation_data[self.rows]
-
-    def copied(self) -> ExperimentData:
-        """Return the part as data of its own."""
-        return ExperimentData(self.arm_data.copy(), self.observation_data.copy())
+        return self.whole.observation_data[self.chosen(self.whole.observation_data)]
 
     def convert_to_list_of_observations(self) -> list[Observation]:
         """Return Ax's observations; see :meth:`DividedData.convert_to_list_of_observations`."""
-        table = self.whole.table
-        if table is None:
-            return self.copied().convert_to_list_of_observations()
-        return table.observations(np.flatnonzero(self.arms).tolist())
-
-
-@dataclass(frozen=True)
-class Table:
-    """Data with one row of observations an arm, as plain values.
-
-    Attributes:
-        index: Trial and name of each arm.
-        columns: Names of the arms' columns.
-        values: Their values, for each arm.
-        missing: Which of the values are missing.
-        metrics: Names of the m metrics.
-        means: Outcomes, ``n x m``; NaN: not observed.
-        sems: Their standard errors, ``n x m``.
-    """
-
-    index: list[tuple[int, str]]
-    columns: list[str]
-    values: list[list[Any]]
-    missing: list[list[bool]]
-    metrics: list[str]
-    means: NDArray[np.float64]
-    sems: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, data: ExperimentData, places: NDArray[np.int_]) -> Table:
-        """Make the table of data whose arms have the rows of observations at some places."""
-        arms, observed = data.arm_data, data.observation_data.iloc[places]
-        metrics = data.metric_signatures
-        return cls(
-            arms.index.tolist(),
-            arms.columns.tolist(),
-            arms.to_numpy(dtype=object).tolist(),
-            arms.isna().to_numpy().tolist(),
-            metrics,
-            observed["mean"][metrics].to_numpy(dtype=np.float64),
-            observed["sem"][metrics].to_numpy(dtype=np.float64),
-        )
-
-    def observations(self, arms: Sequence[int]) -> list[Observation]:
-        """Return the observations of some arms; those without any metric are left out."""
-        observed = ~np.isnan(self.means)
-        return [self._observation(i, observed[i]) for i in arms if observed[i].any()]
-
-    def _observation(self, i: int, observed: Chosen) -> Observation:
-        trial, name = self.index[i]
-        known = zip(self.columns, self.values[i], self.missing[i], strict=True)
-        values = {column: value for column, value, missing in known if not missing}
-        metadata = values.pop("metadata").copy()
-        metrics = [metric for metric, there in zip(self.metrics, observed, strict=True) if there]
-        return Observation(
-            features=ObservationFeatures(values, trial_index=trial, metadata=metadata),
-            data=ObservationData(
-                metrics, self.means[i, observed], np.diag(self.sems[i, observed] ** 2)
-            ),
-            arm_name=name,
-        )
-
-
-def _levels(frame: DataFrame) -> dict[str, list[Any]]:
-    names = ("arm_name", "trial_index")
-    return {name: frame.index.get_level_values(name).tolist() for name in names}
-
-
-def _members(values: Sequence[Any], chosen: set[Any]) -> Chosen:
-    return np.fromiter(map(chosen.__contains__, values), np.bool_, len(values))
+        known = self.whole.by_arm
+        if known is None:
+            frames = ExperimentData(self.arm_data, self.observation_data)
+            return frames.convert_to_list_of_observations()
+        chosen = compress(known, self.chosen(self.whole.arm_data))
+        return [deepcopy(each) for each in chosen if each is not None]

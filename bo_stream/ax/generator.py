@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,18 +17,16 @@ from ax.generators.torch.botorch_modular.utils import ModelConfig
 from ax.generators.torch_base import TorchGenResults, TorchOptConfig
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.models.transforms.outcome import Standardize
-from botorch.utils.datasets import SupervisedDataset
 from torch import Tensor
 
 from bo_stream.ax.acquisition import StreamAcquisition, best_observed
 from bo_stream.ax.adapters import QuasiRandomAdapter, StreamAdapter
-from bo_stream.ax.model_choice import name_of
 from bo_stream.ax.pool_acquisition import PoolAcquisition
-from bo_stream.ax.surrogate import Record, StreamSurrogate
+from bo_stream.ax.stream import Record
+from bo_stream.ax.surrogate import StreamSurrogate, name_of
 from bo_stream.ax.transforms import (
     ExactCandidates,
     FiniteOutcomes,
-    KeepsUnits,
     OutcomeUnits,
     ReportedMetrics,
     SteadyWinsorize,
@@ -55,7 +53,7 @@ def surrogate_spec(
     return SurrogateSpec(model_configs=[config])
 
 
-class StreamGenerator(KeepsUnits, BoTorchGenerator):
+class StreamGenerator(BoTorchGenerator):
     """Ax's modular generator, whose surrogate is a :class:`StreamSurrogate`."""
 
     def __init__(
@@ -75,9 +73,9 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
     ) -> None:
         """Make a generator without a model; the first seven arguments are ``BoTorchGenerator``'s.
 
-        For ``refit`` and ``learned`` see :class:`StreamSurrogate`. ``units`` and ``cutoffs`` are
-        those of the metrics, by name, written when one is first seen or changes; ``winsorize`` is
-        whether outliers on the bad side are clipped.
+        For ``refit`` and ``learned`` see :class:`StreamSurrogate`. ``units`` and ``cutoffs`` (lower
+        and upper; None: there is none) are those of the metrics, by name, written by the transforms
+        when one is first seen or changes; ``winsorize``: outliers on the bad side are clipped.
         """
         super().__init__(
             surrogate_spec=surrogate_spec or _default_spec(),
@@ -88,33 +86,18 @@ class StreamGenerator(KeepsUnits, BoTorchGenerator):
             refit_on_cv=refit_on_cv,
             warm_start_refit=warm_start_refit,
         )
-        self.refit = refit
+        self.refit, self.winsorize = refit, winsorize
         self.learned: dict[str, Record] = {} if learned is None else learned
-        self.units = {} if units is None else units
-        self.cutoffs = {} if cutoffs is None else cutoffs
-        self.winsorize = winsorize
-
-    def fit(
-        self,
-        datasets: Sequence[SupervisedDataset],
-        search_space_digest: SearchSpaceDigest,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        """Bring the models to the data.
-
-        Overrides ``BoTorchGenerator.fit``, which would make a surrogate of Ax's own class.
-        """
-        if self._surrogate is None:
-            self._surrogate = StreamSurrogate(
-                surrogate_spec=self.surrogate_spec,
-                refit_on_cv=self.refit_on_cv,
-                warm_start_refit=self.warm_start_refit,
-                refit=self.refit,
-                learned=self.learned,
-                units=self.units,
-            )
-        super().fit(datasets, search_space_digest, *args, **kwargs)
+        self.units: dict[str, float] = {} if units is None else units
+        self.cutoffs: dict[str, list[float | None]] = {} if cutoffs is None else cutoffs
+        self._surrogate = StreamSurrogate(
+            surrogate_spec=self.surrogate_spec,
+            refit_on_cv=refit_on_cv,
+            warm_start_refit=warm_start_refit,
+            refit=refit,
+            learned=self.learned,
+            units=self.units,
+        )
 
     def gen(
         self, n: int, search_space_digest: SearchSpaceDigest, torch_opt_config: TorchOptConfig
@@ -164,9 +147,9 @@ class StreamGenerators(GeneratorRegistryBase):
         """Return the generators, their adapters and their transforms.
 
         Overrides ``GeneratorRegistryBase.GENERATOR_KEY_TO_GENERATOR_SETUP``, Ax's own generators.
-        None of Ax's transforms of outcomes is among the transforms: one that is learned anew from
-        all of them would change rows of the data at every trial. What was learned is in the state
-        that Ax stores after each candidate, and not in the arguments beside it again.
+        None of the transforms is one of Ax's that learns from all outcomes anew: it would change
+        rows of the data at every trial. What was learned is in the state that Ax stores after each
+        candidate, and not in the arguments beside it again.
         """
         return {
             "BoStream": GeneratorSetup(

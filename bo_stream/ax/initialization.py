@@ -28,10 +28,9 @@ from botorch.exceptions.warnings import InputDataWarning
 from torch import Tensor
 from torch.quasirandom import SobolEngine
 
-from bo_stream.ax.model_choice import suited
-from bo_stream.ax.pool import pool_named
+from bo_stream.ax.pool import Tables, input_transforms, pool_named
 from bo_stream.ax.pool_acquisition import check_enough
-from bo_stream.ax.tables import Tables, input_transforms, num_inputs
+from bo_stream.ax.surrogate import suited
 
 WITHOUT_OUTCOME = (TrialStatus.FAILED, TrialStatus.ABANDONED)
 
@@ -60,7 +59,11 @@ class EnoughTrials(TransitionCriterion):
         """
         strategy = curr_node.generation_strategy
         if not experiment.trials:
-            _check_model(experiment, strategy.nodes_by_name[self.transition_to])
+            _, inputs = input_transforms(experiment.search_space)
+            for spec in strategy.nodes_by_name[self.transition_to].generator_specs:
+                surrogate = spec.generator_kwargs.get("surrogate_spec")
+                for config in [] if surrogate is None else surrogate.model_configs:
+                    suited(config, len(inputs.parameters))
         statuses = experiment.trial_indices_by_status
         counted = len(experiment.trials) - sum(len(statuses[each]) for each in WITHOUT_OUTCOME)
         known = experiment.arms_by_signature
@@ -85,14 +88,6 @@ class EnoughTrials(TransitionCriterion):
         return not silent
 
 
-def _check_model(experiment: Experiment, node: GenerationNode) -> None:
-    dim = num_inputs(experiment.search_space)
-    for spec in node.generator_specs:
-        surrogate = spec.generator_kwargs.get("surrogate_spec")
-        for config in [] if surrogate is None else surrogate.model_configs:
-            suited(config, dim)
-
-
 def unreported(experiment: Experiment) -> list[str]:
     """Return metrics of the objectives and constraints without any finite outcome. Cost O(n)."""
     config = experiment.optimization_config
@@ -115,7 +110,7 @@ class PoolStart(ExternalGenerationNode):
     Attributes:
         pool: Name of the pool.
         trials: Number of trials that the experiment has before the next node takes over.
-        next_node: Name of the next node.
+        next_node: Name of that node.
         seed: Seed of the Sobol points.
     """
 
@@ -144,8 +139,9 @@ class PoolStart(ExternalGenerationNode):
         Overrides ``ExternalGenerationNode.update_generator_state``, which is abstract.
         """
         space = experiment.search_space
-        table = self._tables.get(pool_named(self.pool), space, lambda: input_transforms(space))
-        self._space, self._inputs = space, table.X
+        transforms, _ = input_transforms(space)
+        self._space = space
+        self._inputs = self._tables.get(pool_named(self.pool), space, transforms).X
         self._had = [arm.parameters for arm in experiment.arms_by_signature.values()]
 
     def get_next_candidate(self, pending_parameters: list[TParameterization]) -> TParameterization:

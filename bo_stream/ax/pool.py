@@ -1,20 +1,28 @@
 """Tables of points in the user's parameters, which Ax stores by name only.
 
 A :class:`Pool` holds candidates to choose from, or points to integrate over. A process knows pools
-by the names under which they were registered.
+by the names under which they were registered. A :class:`Table` is one as a model's inputs.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import torch
+from ax.adapter.data_utils import ExperimentData
+from ax.adapter.registry import MBM_X_trans_base
+from ax.adapter.transforms.base import Transform
+from ax.core.parameter import DerivedParameter, Parameter, ParameterType, RangeParameter
+from ax.core.search_space import SearchSpace
+from ax.exceptions.core import UnsupportedError
+from torch import Tensor
 
 Name: TypeAlias = str | int
 Parameterization: TypeAlias = Mapping[str, Any]
@@ -67,7 +75,11 @@ class Pool:
         frame = _as_frame(candidates)
         _check_names(frame.index)
         _check_values(frame)
-        return cls(name or f"pool-{_digest(frame)}", frame)
+        if not name:
+            digest = hashlib.sha256(repr(list(frame.columns)).encode())
+            digest.update(pd.util.hash_pandas_object(frame).to_numpy().tobytes())
+            name = f"pool-{digest.hexdigest()[:12]}"
+        return cls(name, frame)
 
     def __len__(self) -> int:
         """Return the number N of candidates."""
@@ -124,26 +136,18 @@ class Pool:
         return {n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}
 
     def rows(self, parameterizations: Sequence[Parameterization]) -> npt.NDArray[np.int64]:
-        """Return the row of each parameterization, -1 where there is none.
+        """Return the row of each of n parameterizations, -1 where there is none.
 
         Values must agree exactly. Cost O(n log N), and O(N log N) at the first call.
-
-        Args:
-            parameterizations: n of them, with any parameters.
 
         Raises:
             ValueError: Two candidates are equal.
         """
-        if len(parameterizations) == 0:
-            return np.empty(0, dtype=np.int64)
         columns = self.frame.columns
         asked = {name: [each.get(name) for each in parameterizations] for name in columns}
         wanted = _comparable(pd.DataFrame(asked), self.frame)
-        keys, order = self._sorted
-        places = np.searchsorted(keys, _hashes(wanted)).clip(max=len(keys) - 1)
-        found: npt.NDArray[np.int64] = order[places]
-        same = (wanted.to_numpy() == self._comparable.iloc[found].to_numpy()).all(-1)
-        return np.where(same, found, -1)
+        rows: npt.NDArray[np.int64] = self._index.get_indexer(pd.MultiIndex.from_frame(wanted))
+        return rows
 
     def untried(self, parameterizations: Sequence[Parameterization]) -> npt.NDArray[np.bool_]:
         """Return which candidates are none of some parameterizations, ``N`` bools."""
@@ -154,27 +158,22 @@ class Pool:
 
     def check_distinct(self) -> None:
         """Check that no two candidates have the same parameters, or raise a ``ValueError``."""
-        _ = self._sorted
+        _ = self._index
 
     @cached_property
-    def _comparable(self) -> pd.DataFrame:
-        return _comparable(self.frame, self.frame)
-
-    @cached_property
-    def _sorted(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Return hashes of the rows in ascending order, and the rows."""
-        hashes = _hashes(self._comparable)
-        order = hashes.argsort(kind="stable")
-        keys = hashes[order]
-        for place in np.flatnonzero(keys[1:] == keys[:-1]):
-            row, other = int(order[place]), int(order[place + 1])
-            if self.parameters_at(row) == self.parameters_at(other):
-                raise ValueError(
-                    f"Candidates {self.name_at(row)!r} and {self.name_at(other)!r} of pool "
-                    f"{self.name!r} have the same parameters, so that a trial could not be told to "
-                    "be of one of them. Leave one out."
-                )
-        return keys, order
+    def _index(self) -> pd.MultiIndex:
+        """Return an index of the rows by their values."""
+        values = _comparable(self.frame, self.frame)
+        index = pd.MultiIndex.from_frame(values)
+        if not index.is_unique:
+            twice = values.iloc[int(index.duplicated().argmax())]
+            first, second, *_ = np.flatnonzero(values.eq(twice).all(axis=1))
+            raise ValueError(
+                f"Candidates {self.name_at(int(first))!r} and {self.name_at(int(second))!r} of "
+                f"pool {self.name!r} have the same parameters, so that a trial could not be told "
+                "to be of one of them. Leave one out."
+            )
+        return index
 
     def _rows_named(self, names: Sequence[Name]) -> npt.NDArray[np.int64]:
         rows: Any = self.frame.index.get_indexer(pd.Index(names))
@@ -194,11 +193,8 @@ def register_pool(pool: Pool, replace: bool = False) -> Pool:
     """Make a table known by its name, which is all that Ax stores of it, and return it.
 
     ``generation_strategy`` does it for the tables that it is given. A process that loads an
-    experiment must do it itself before it asks for trials.
-
-    Args:
-        pool: The table.
-        replace: Whether it may take the place of another of the same name.
+    experiment must do it itself before it asks for trials. With ``replace`` it takes the place of
+    another of the same name.
 
     Raises:
         ValueError: Another table has the name.
@@ -259,8 +255,8 @@ def _as_frame(candidates: Candidates) -> pd.DataFrame:
     if isinstance(candidates, pd.DataFrame):
         return candidates.copy()
     if isinstance(candidates, Mapping):
-        rows, names = list(candidates.values()), list(candidates)
-        return pd.DataFrame(rows, index=pd.Index(names, tupleize_cols=False))
+        names = pd.Index(list(candidates), tupleize_cols=False)
+        return pd.DataFrame(list(candidates.values()), index=names)
     return pd.DataFrame(list(candidates))
 
 
@@ -290,12 +286,6 @@ def _check_values(frame: pd.DataFrame) -> None:
         )
 
 
-def _digest(frame: pd.DataFrame) -> str:
-    digest = hashlib.sha256(repr(list(frame.columns)).encode())
-    digest.update(pd.util.hash_pandas_object(frame).to_numpy().tobytes())
-    return digest.hexdigest()[:12]
-
-
 def _comparable(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
     """Return numbers as float64 and everything else as strings, by the columns of a table."""
     return pd.DataFrame(
@@ -308,5 +298,153 @@ def _comparable(frame: pd.DataFrame, like: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _hashes(frame: pd.DataFrame) -> npt.NDArray[np.uint64]:
-    return np.asarray(pd.util.hash_pandas_object(frame, index=False), dtype=np.uint64)
+class Tables:
+    """Pools as a model's inputs, each transformed once for a search space that holds all of it."""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        """Begin without tables; their inputs will be on a device."""
+        self._device = device
+        self._known: dict[str, Table] = {}
+
+    def get(
+        self,
+        pool: Pool,
+        space: SearchSpace,
+        transforms: Iterable[Transform],
+        columns: list[str] | None = None,
+    ) -> Table:
+        """Return a table, transformed if it is not yet, with all columns or the expected ones.
+
+        Raises:
+            UnsupportedError: An input cannot be had from parameters.
+            ValueError: A parameter is missing, a column is none, or a candidate is outside.
+        """
+        known = self._known.get(pool.name)
+        same = known is not None and columns in (None, known.columns)
+        if known is not None and same and known.pool is pool and known.space == space:
+            return known
+        frame = encoded(pool, space, transforms)
+        names = list(frame.columns if columns is None else columns)
+        extra = [name for name in names if name not in frame]
+        if extra:
+            raise UnsupportedError(
+                f"A pool cannot be used where the model has inputs that are no parameters, here "
+                f"{listed(extra)}. Attach data at one step only."
+            )
+        X = torch.from_numpy(frame[names].to_numpy(dtype=float, copy=True)).to(self._device)
+        table = self._known[pool.name] = Table(pool, space.clone(), names, X)
+        return table
+
+
+@dataclass(frozen=True)
+class Table:
+    """A pool as a model's inputs.
+
+    Attributes:
+        pool: The pool, in the user's parameters.
+        space: The search space for which it was transformed.
+        columns: Names of the d inputs in Ax.
+        X: Inputs, ``N x d``, float64.
+    """
+
+    pool: Pool
+    space: SearchSpace
+    columns: list[str]
+    X: Tensor
+    _samples: dict[int, Tensor] = field(default_factory=dict)
+
+    def some(self, count: int) -> Tensor:
+        """Return some of its rows, the same at each call, ``count x d``; all if it has no more."""
+        if count >= len(self.X):
+            return self.X
+        if count not in self._samples:
+            generator = torch.Generator().manual_seed(0)
+            rows = torch.randperm(len(self.X), generator=generator)[:count]
+            self._samples[count] = self.X[rows.to(self.X.device)]
+        return self._samples[count]
+
+
+def input_transforms(space: SearchSpace) -> tuple[list[Transform], SearchSpace]:
+    """Return the streaming generator's transforms of parameters, and the space that they make.
+
+    The parameters of the latter are a model's inputs, one-hot columns among them.
+    """
+    transforms: list[Transform] = []
+    for kind in MBM_X_trans_base:
+        transform = kind(search_space=space.clone())
+        space = transform.transform_search_space(space.clone())
+        transforms.append(transform)
+    return transforms, space
+
+
+def encoded(pool: Pool, space: SearchSpace, transforms: Iterable[Transform]) -> pd.DataFrame:
+    """Return a pool as transforms make it. Vectorised: about a second for a million rows."""
+    check_inside(pool, space)
+    frame = pool.frame.reset_index(drop=True)
+    columns = {}
+    for name, parameter in space.parameters.items():  # those that are not tuned are dropped later
+        tuned = name in space.tunable_parameters
+        columns[name] = frame[name].astype(parameter.python_type) if tuned else np.nan
+    data = pd.DataFrame(columns, index=frame.index)
+    for transform in transforms:
+        observations = pd.DataFrame(index=data.index)
+        data = transform.transform_experiment_data(ExperimentData(data, observations)).arm_data
+    return data
+
+
+def check_inside(pool: Pool, space: SearchSpace) -> None:
+    """Check that a pool has the parameters of a search space, and its candidates are inside.
+
+    Raises:
+        ValueError: It has not, or some are outside.
+    """
+    columns = list(pool.frame.columns)
+    missing = [name for name in space.tunable_parameters if name not in columns]
+    if missing:
+        raise ValueError(
+            f"Pool {pool.name!r} has no column for the parameter {listed(missing)} of the "
+            f"experiment, only {listed(columns)}. Add it to the table."
+        )
+    given = {n: p for n, p in space.parameters.items() if not isinstance(p, DerivedParameter)}
+    unknown = [name for name in columns if name not in given]
+    if unknown:
+        raise ValueError(
+            f"Pool {pool.name!r} has the column {listed(unknown)}, which is no parameter of the "
+            "experiment, or one that it derives. Leave it out: "
+            f"Pool.of(frame[{list(space.tunable_parameters)}])."
+        )
+    for name in columns:
+        domain = f"{name} outside {given[name].domain_repr}"
+        _refuse(pool, ~_inside(given[name], pool.frame[name]), domain, name)
+    table = pool.frame.reset_index(drop=True)
+    inside = np.array(space.check_membership_df(table, check_all_parameters_present=False))
+    _refuse(pool, ~inside, f"parameters that break {space.parameter_constraints}")
+
+
+def _inside(parameter: Parameter, values: pd.Series) -> npt.NDArray[np.bool_]:
+    """Return whether Ax would take values as they are: neither cast, rounded nor clamped."""
+    if not isinstance(parameter, RangeParameter):
+        return parameter.validate_array(values.to_numpy(dtype=object)).astype(bool)
+    numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=float)
+    inside = (numbers >= parameter.lower) & (numbers <= parameter.upper)
+    if parameter.parameter_type is ParameterType.INT:
+        inside &= numbers == np.rint(numbers)
+    if parameter.digits is not None:
+        inside &= numbers == numbers.round(parameter.digits)
+    return inside
+
+
+def _refuse(
+    pool: Pool, outside: npt.NDArray[np.bool_], what: str, column: str | None = None
+) -> None:
+    """Raise an error if there are candidates outside."""
+    if not outside.any():
+        return
+    rows = np.flatnonzero(outside)
+    first = pool.parameters_at(int(rows[0]))
+    value = first if column is None else first[column]
+    raise ValueError(
+        f"{len(rows)} of the {len(pool)} candidates of pool {pool.name!r} have {what}, such as "
+        f"{pool.name_at(int(rows[0]))!r} with {value}. Leave them out, with pool.without(names), "
+        "or widen the search space."
+    )

@@ -12,13 +12,11 @@ from ax.exceptions.core import SearchSpaceExhausted, UnsupportedError
 from botorch.acquisition.acquisition import AcquisitionFunction, OneShotAcquisitionFunction
 from botorch.acquisition.monte_carlo import SampleReducingMCAcquisitionFunction
 from botorch.acquisition.multi_objective.base import MultiObjectiveMCAcquisitionFunction
-from botorch.generation.sampling import SamplingStrategy
 from botorch.sampling.normal import SobolQMCNormalSampler
 from torch import Tensor
 
 from bo_stream.acquisition import PoolSelector
-from bo_stream.ax.acquisition import StreamAcquisition
-from bo_stream.ax.nipv import INTEGRATED
+from bo_stream.ax.acquisition import INTEGRATED, StreamAcquisition
 from bo_stream.ax.pool import CANDIDATE, MC_POINTS, POOL, Pool
 from bo_stream.models.base import StreamingGP
 
@@ -52,17 +50,8 @@ class PoolAcquisition(StreamAcquisition):
 
     picks: list[int]
 
-    def optimize(
-        self,
-        n: int,
-        search_space_digest: SearchSpaceDigest,
-        inequality_constraints: list[tuple[Tensor, Tensor, float]] | None = None,
-        equality_constraints: list[tuple[Tensor, Tensor, float]] | None = None,
-        fixed_features: dict[int, float] | None = None,
-        rounding_func: Callable[[Tensor], Tensor] | None = None,
-        optimizer_options: dict[str, Any] | None = None,
-        candidate_set: Tensor | None = None,
-        sampling_strategy: SamplingStrategy | None = None,
+    def optimize(  # type: ignore[override]  # as Ax calls it
+        self, n: int, search_space_digest: SearchSpaceDigest, **given: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Choose n candidates; overrides ``Acquisition.optimize``, a search of the search space.
 
@@ -73,7 +62,7 @@ class PoolAcquisition(StreamAcquisition):
             UnsupportedError: Another set of candidates, a way of sampling them, or an acquisition
                 function that is for a search only.
         """
-        if candidate_set is not None or sampling_strategy is not None:
+        if any(given.get(name) is not None for name in ("candidate_set", "sampling_strategy")):
             raise UnsupportedError(
                 "Expected a pool alone to choose from, got in_sample or a sampling strategy too. "
                 "Leave them out of model_gen_options."
@@ -83,9 +72,9 @@ class PoolAcquisition(StreamAcquisition):
                 f"{type(self.acqf).__name__} cannot be evaluated at single candidates of a pool. "
                 "Take another acquisition function."
             )
-        choices = self._choices
-        untried = choices.untried & agrees(choices.X, fixed_features or {})
-        check_enough(n, int(untried.sum()), choices.pool, bool(fixed_features))
+        choices, fixed = self._choices, given.get("fixed_features") or {}
+        untried = choices.untried & agrees(choices.X, fixed)
+        check_enough(n, int(untried.sum()), choices.pool, bool(fixed))
         self.picks = self._pick(n, untried)
         X = choices.X[self.picks]
         return X, self.evaluate(X.unsqueeze(-2)).detach(), X.new_ones(n)
@@ -103,19 +92,19 @@ class PoolAcquisition(StreamAcquisition):
 
     def _pick(self, n: int, allowed: Tensor) -> list[int]:
         """Return rows of the n best candidates among some, ``N`` bools."""
-        if isinstance(self.acqf, INTEGRATED) and isinstance(self.acqf.model, StreamingGP):
-            return self._selector(self.acqf.model).select(n, exclude=~allowed).tolist()
-        rows = allowed.nonzero().squeeze(-1)
-        return rows[best_of(self.acqf, self._choices.X[rows], n, self._screening)].tolist()
-
-    def _selector(self, model: StreamingGP) -> PoolSelector:
-        """Return the kept selector, or one of a model that is conditioned on pending points."""
-        choices, points = self._choices, self.options[MC_POINTS]
-        if self.X_pending is None:
-            return choices.selector(model, choices.X, points)
-        nothing = self.X_pending.new_zeros(len(self.X_pending), 1)
-        conditioned = model.condition_on_observations(self.X_pending, nothing)
-        return PoolSelector(conditioned, choices.X, points)
+        choices, pending = self._choices, self.X_pending
+        if not (isinstance(self.acqf, INTEGRATED) and isinstance(self.acqf.model, StreamingGP)):
+            rows = allowed.nonzero().squeeze(-1)
+            return rows[best_of(self.acqf, choices.X[rows], n, self._screening)].tolist()
+        model, points = self.acqf.model, self.options[MC_POINTS]
+        if pending is None:
+            selector = choices.selector(model, choices.X, points)
+        else:
+            conditioned = model.condition_on_observations(
+                pending, pending.new_zeros(len(pending), 1)
+            )
+            selector = PoolSelector(conditioned, choices.X, points)
+        return selector.select(n, exclude=~allowed).tolist()
 
     def _screening(self) -> AcquisitionFunction | None:
         """Make the function with few samples and nothing pending; None: it does not sample."""
@@ -132,7 +121,7 @@ class Choices:
     """The candidates of a pool at a trial.
 
     Attributes:
-        pool: The pool, in the user's parameters.
+        pool: The pool.
         X: Its candidates as the model's inputs, ``N x d``.
         untried: Which of them no trial has had, ``N`` bools.
         selector: Makes the selector of a model, ``N x d`` candidates and ``M x d`` points, or
@@ -161,21 +150,22 @@ def best_of(
     Args:
         acqf: Acquisition function; takes pending points if n > 1, and its own are put back.
         X: Candidates, ``N x d``.
-        n: Number of candidates to choose, at most N and ``FINALISTS``.
+        n: Number of places in X to return, at most N and ``FINALISTS``.
         screening: Makes the cheaper function; None: there is none.
-
-    Returns:
-        Places in X, ``n``.
     """
     cheap = screening() if len(X) > FINALISTS else None
     if cheap is None:
         return _greedy(acqf, X, n)
-    places = _finalists(values(cheap, X))
+    order = values(cheap, X).argsort(descending=True)
+    best, rest = order[: FINALISTS // 2], order[FINALISTS // 2 :]
+    drawn = torch.randperm(len(rest), generator=torch.Generator().manual_seed(0))
+    others = rest[drawn[: FINALISTS - len(best)].to(rest.device)]
+    places = torch.cat((best, others)).sort().values
     return places[_greedy(acqf, X[places], n)]
 
 
 def _greedy(acqf: AcquisitionFunction, X: Tensor, n: int) -> Tensor:
-    if n == 1:
+    if n == 1:  # also of a function that takes no pending points
         return values(acqf, X).argmax(keepdim=True)
     picks = X.new_empty(0, dtype=torch.long)
     pending = acqf.X_pending
@@ -186,15 +176,6 @@ def _greedy(acqf: AcquisitionFunction, X: Tensor, n: int) -> Tensor:
         acqf.set_X_pending(X[picks] if pending is None else torch.cat((pending, X[picks])))
     acqf.set_X_pending(pending)
     return picks
-
-
-def _finalists(worth: Tensor) -> Tensor:
-    """Return places of the finalists, half the best, half drawn from the rest, ascending."""
-    order = worth.argsort(descending=True)
-    best, rest = order[: FINALISTS // 2], order[FINALISTS // 2 :]
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randperm(len(rest), generator=generator)[: FINALISTS - len(best)]
-    return torch.cat((best, rest[drawn.to(rest.device)])).sort().values
 
 
 @torch.no_grad()
@@ -212,10 +193,10 @@ def agrees(X: Tensor, fixed: dict[int, float]) -> Tensor:
 
 
 def check_enough(wanted: int, left: int, pool: Pool, fixed: bool) -> None:
-    """Check that a pool has as many candidates left as are wanted.
+    """Check that a pool has as many candidates left as are wanted; some parameters may be fixed.
 
     Raises:
-        SearchSpaceExhausted: It has not; the message says if some parameters are fixed.
+        SearchSpaceExhausted: It has not.
     """
     if left >= wanted:
         return

@@ -171,14 +171,16 @@ class ProcessRunner(Runner):
         """Check the settings, those of :func:`run_trials`; processes start when there are trials.
 
         Raises:
-            UsageError: Of workers, timeout or retries one is out of range, or the function has no
-                name by which another process finds it.
+            UsageError: One is out of range, or other processes would not find the function.
         """
         if retries < 0:
             raise UsageError(f"Expected retries of at least 0, got {retries}.")
         self.function = function if isinstance(function, str) else _name_of(function)
         self.workers, self.timeout, self.retries = workers, timeout, retries
-        self._evaluations = Evaluations(self.function, workers, timeout, retries)
+        self._processes = Workers(FunctionOfParameters(self.function), workers, timeout)
+        self._jobs: dict[int, tuple[ArmKey, Task[Mapping[str, Any]]]] = {}
+        self._outcomes: dict[ArmKey, Outcome[Report]] = {}
+        self._begun = 0
         self._is_open = False
 
     def run(self, trial: BaseTrial) -> dict[str, Any]:
@@ -198,18 +200,28 @@ class ProcessRunner(Runner):
         return {RECORD: {"outcomes": {}}}
 
     def _begin(self, trial: BaseTrial) -> None:
+        """Evaluate the arms of a trial when a process is free."""
         if not self._is_open:
             atexit.register(self.close)  # which comes before multiprocessing waits for processes
             self._is_open = True
         for arm in trial.arms:
-            self._evaluations.begin((trial.index, arm.name), arm.parameters)
+            self._submit((trial.index, arm.name), Task(self._begun, arm.parameters, 0))
+            self._begun += 1
+
+    def _submit(self, arm: ArmKey, task: Task[Mapping[str, Any]]) -> None:
+        self._jobs[task.key] = arm, task
+        self._processes.submit(task)
+
+    def _at_work(self) -> set[int]:
+        """Return the indices of trials with arms that have no outcome yet."""
+        return {trial for (trial, _), _ in self._jobs.values()}
 
     def poll_available_capacity(self) -> int:
         """Return the number of trials that would begin at once.
 
         Overrides ``Runner.poll_available_capacity``, by which Ax sizes a batch of new trials.
         """
-        return max(0, self.workers - len(self._evaluations.trials()))
+        return max(0, self.workers - len(self._at_work()))
 
     def poll_trial_status(self, trials: Iterable[BaseTrial]) -> dict[TrialStatus, set[int]]:
         """Wait until something comes, or ``PATIENCE``, and return the trials by their status.
@@ -223,12 +235,17 @@ class ProcessRunner(Runner):
         trials = list(trials)
         self._resume([trial for trial in trials if trial.status == TrialStatus.RUNNING])
         try:
-            self._evaluations.wait(PATIENCE)
+            self._wait()
         except UsageError as error:
             raise UnsupportedError(str(error)) from error
         statuses: dict[TrialStatus, set[int]] = defaultdict(set)
         for trial in trials:
-            self._collect(trial)
+            for arm in trial.arms:
+                outcome = self._outcomes.pop((trial.index, arm.name), None)
+                if outcome is not None:
+                    _record(trial, arm.name, outcome)
+            if "error" in trial.run_metadata.get(RECORD, {}):
+                self._cancel(trial.index)
             statuses[_status_of(trial)].add(trial.index)
         return dict(statuses)
 
@@ -241,18 +258,38 @@ class ProcessRunner(Runner):
                 "complete them, or call client.mark_trial_failed or client.mark_trial_abandoned, "
                 "first."
             )
-        at_work = self._evaluations.trials()
+        at_work = self._at_work()
         for trial in running:
             if trial.index not in at_work and _status_of(trial) == TrialStatus.RUNNING:
                 self._begin(trial)
 
-    def _collect(self, trial: BaseTrial) -> None:
-        for arm in trial.arms:
-            outcome = self._evaluations.take((trial.index, arm.name))
-            if outcome is not None:
-                _record(trial, arm.name, outcome)
-        if "error" in trial.run_metadata.get(RECORD, {}):
-            self._evaluations.cancel(trial.index)
+    def _wait(self) -> None:
+        """Wait for an outcome, at most ``PATIENCE``, then take in all that there are.
+
+        A failed attempt is made again as often as it is asked for, and is no outcome before.
+        """
+        end, came = time.monotonic() + PATIENCE, False
+        while self._jobs:
+            left = 0.0 if came else max(0.0, end - time.monotonic())
+            outcome = self._processes.poll(left)
+            if outcome is None:
+                if left == 0.0:
+                    return
+                continue
+            arm, task = self._jobs.pop(outcome.key)
+            if outcome.error is not None and task.attempt < self.retries:
+                self._submit(arm, Task(task.key, task.X, task.attempt + 1))
+            else:
+                self._outcomes[arm] = outcome
+                came = True
+
+    def _cancel(self, trial: int) -> None:
+        """Give up the arms of a trial."""
+        for key, (arm, _) in list(self._jobs.items()):
+            if arm[0] == trial:
+                self._processes.cancel(key)
+                del self._jobs[key]
+        self._outcomes = {arm: found for arm, found in self._outcomes.items() if arm[0] != trial}
 
     def poll_exception(self, trial: BaseTrial) -> str:
         """Return why a trial has failed; overrides ``Runner.poll_exception``, which raises."""
@@ -260,85 +297,15 @@ class ProcessRunner(Runner):
 
     def stop(self, trial: BaseTrial, reason: str | None = None) -> dict[str, Any]:
         """Give up a trial and kill its process; overrides ``Runner.stop``, which raises."""
-        self._evaluations.cancel(trial.index)
+        self._cancel(trial.index)
         return {}
 
     def close(self) -> None:
         """End the processes. Trials that they were at are evaluated again when they are polled."""
-        self._evaluations.close()
+        self._processes.close()
+        self._jobs.clear()
         atexit.unregister(self.close)
         self._is_open = False
-
-
-class Evaluations:
-    """Worker processes and the arms that they evaluate."""
-
-    def __init__(self, function: str, workers: int, timeout: float | None, retries: int) -> None:
-        """Check the settings; see :class:`ProcessRunner`.
-
-        Raises:
-            UsageError: workers or timeout is out of range.
-        """
-        self._workers = Workers(FunctionOfParameters(function), workers, timeout)
-        self._retries = retries
-        self._jobs: dict[int, tuple[ArmKey, Task[Mapping[str, Any]]]] = {}
-        self._outcomes: dict[ArmKey, Outcome[Report]] = {}
-        self._keys = 0
-
-    def begin(self, arm: ArmKey, parameters: Mapping[str, Any]) -> None:
-        """Evaluate an arm when a process is free."""
-        self._submit(arm, Task(self._keys, parameters, 0))
-        self._keys += 1
-
-    def _submit(self, arm: ArmKey, task: Task[Mapping[str, Any]]) -> None:
-        self._jobs[task.key] = arm, task
-        self._workers.submit(task)
-
-    def trials(self) -> set[int]:
-        """Return the indices of trials with arms that have no outcome yet."""
-        return {trial for (trial, _), _ in self._jobs.values()}
-
-    def take(self, arm: ArmKey) -> Outcome[Report] | None:
-        """Return the outcome of an arm, once; None: there is none yet."""
-        return self._outcomes.pop(arm, None)
-
-    def wait(self, seconds: float) -> None:
-        """Wait for an outcome, no longer than some seconds, then take in all that there are.
-
-        Raises:
-            UsageError: A process cannot even be started.
-        """
-        end, came = time.monotonic() + seconds, False
-        while self._jobs:
-            left = 0.0 if came else max(0.0, end - time.monotonic())
-            outcome = self._workers.poll(left)
-            if outcome is not None:
-                came = self._settle(outcome) or came
-            elif left == 0.0:
-                return
-
-    def _settle(self, outcome: Outcome[Report]) -> bool:
-        """Keep an outcome, or make another attempt; return whether it was kept."""
-        arm, task = self._jobs.pop(outcome.key)
-        if outcome.error is not None and task.attempt < self._retries:
-            self._submit(arm, Task(task.key, task.X, task.attempt + 1))
-            return False
-        self._outcomes[arm] = outcome
-        return True
-
-    def cancel(self, trial: int) -> None:
-        """Give up the arms of a trial."""
-        for key, (arm, _) in list(self._jobs.items()):
-            if arm[0] == trial:
-                self._workers.cancel(key)
-                del self._jobs[key]
-        for arm in [arm for arm in self._outcomes if arm[0] == trial]:
-            del self._outcomes[arm]
-
-    def close(self) -> None:
-        """End the processes."""
-        self._workers.close()
-        self._jobs.clear()
 
 
 def _record(trial: BaseTrial, arm: str, outcome: Outcome[Report]) -> None:

@@ -25,10 +25,7 @@ from bo_stream.ax.storage import frame_as_json
 
 
 def open_database(url: str) -> None:
-    """Open a database for Ax, with tables if it has none.
-
-    Args:
-        url: URL of SQLAlchemy.
+    """Open the database of a URL for Ax, with tables if it has none.
 
     Raises:
         ValueError: It cannot be opened, or another one is open.
@@ -82,12 +79,7 @@ class StreamEncoder(Encoder):
     """Ax's SQL encoder, which writes only the new candidates of a strategy."""
 
     def __init__(self, config: SQAConfig, decoder: Decoder) -> None:
-        """Make an encoder.
-
-        Args:
-            config: Ax's configuration.
-            decoder: Reads back the ids of what was written.
-        """
+        """Make an encoder; the decoder reads back the ids of what was written."""
         super().__init__(config)
         self.decoder = decoder
 

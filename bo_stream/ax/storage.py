@@ -34,7 +34,6 @@ from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.acquisition import StreamAcquisition
 from bo_stream.ax.generator import StreamGenerators
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
-from bo_stream.ax.nipv import StreamNIPV
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.ax.processes import ProcessMetric, ProcessRunner
 from bo_stream.ax.transforms import (
@@ -54,7 +53,7 @@ STORED_MODELS = tuple(
     and issubclass(model, StreamingGP)
     and model not in (StreamingGP, DirichletWISKI)  # Ax has no labels
 )
-STORED_ACQUISITIONS = (FeatureNIPV, StreamNIPV, qNegIntegratedPosteriorVariance)
+STORED_ACQUISITIONS = (FeatureNIPV, qNegIntegratedPosteriorVariance)
 TRANSFORMS = (ExactCandidates, FiniteOutcomes, OutcomeUnits, ReportedMetrics, SteadyWinsorize)
 SNAPSHOT = FileFormat("bo_stream Ax snapshot", 1)
 NEEDED_BY_SQL = ("sqlalchemy", "tabulate")
@@ -165,6 +164,8 @@ def register() -> None:
         for kind in kinds:
             CLASS_TO_REGISTRY[base][kind] = name_in_storage(kind)
             CLASS_TO_REVERSE_REGISTRY[base][name_in_storage(kind)] = kind
+    names = CLASS_TO_REVERSE_REGISTRY[AcquisitionFunction]
+    names["StreamNIPV: import bo_stream.ax"] = qNegIntegratedPosteriorVariance  # of older files
     for transform in TRANSFORMS:
         register_transform(transform)
     CORE_ENCODER_REGISTRY[Data] = data_as_json
@@ -189,9 +190,8 @@ def _as_json(value: Any) -> dict[str, Any]:
 def data_as_json(data: Data) -> dict[str, Any]:
     """Encode data in the format of Ax's JSON storage, instead of its ``data_to_dict``.
 
-    Ax stores the data of each trial separately, and the frame that it makes of them takes
-    milliseconds: rows without times are written directly, which is four times as fast for a whole
-    experiment.
+    Rows without times are written directly: a frame of each trial takes milliseconds, four times as
+    long for a whole experiment.
     """
     rows = data._data_rows
     is_plain = rows and all(row.start_time is None and row.end_time is None for row in rows)
@@ -201,31 +201,22 @@ def data_as_json(data: Data) -> dict[str, Any]:
 
 def _rows_as_json(rows: list[DataRow]) -> str:
     """Encode rows as :func:`frame_as_json` does Ax's frame of them, in the rows' own order."""
-    columns: dict[str, list[Any]] = {
-        "trial_index": [row.trial_index for row in rows],
-        "arm_name": [row.arm_name for row in rows],
-        "metric_name": [row.metric_name for row in rows],
-        "metric_signature": [row.metric_signature for row in rows],
+    keys = ("trial_index", "arm_name", "metric_name", "metric_signature")
+    columns = {
+        **{name: [getattr(row, name) for row in rows] for name in keys},
         "mean": [float(row.mean) for row in rows],
         "sem": [float(row.se) for row in rows],
         "step": [row.step for row in rows],
         "n": [row.n for row in rows],
     }
-    for name in ("step", "n"):
-        if all(value is None for value in columns[name]):
-            del columns[name]
-    return json.dumps(
-        {name: {str(row): _finite(v) for row, v in enumerate(c)} for name, c in columns.items()}
-    )
+    known = {name: column for name, column in columns.items() if set(column) != {None}}
+    return json.dumps({name: dict(enumerate(map(_finite, c))) for name, c in known.items()})
 
 
 def frame_as_json(frame: pd.DataFrame) -> str:
-    """Encode a frame as ``frame.to_json()`` does, but with all digits.
+    """Encode a frame of numbers, strings and times as ``frame.to_json()`` does, with all digits.
 
     The default of pandas is ten decimals, which leave nothing of an outcome of 1e-12.
-
-    Args:
-        frame: Numbers, strings and times; values that are not finite are written as null.
     """
     columns = frame.astype(object).to_dict()
     return json.dumps(

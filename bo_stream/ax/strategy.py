@@ -17,6 +17,7 @@ from ax.generation_strategy.generator_spec import GeneratorSpec
 from ax.storage.json_store.encoder import object_to_json
 from ax.storage.json_store.registry import CORE_CLASS_ENCODER_REGISTRY, CORE_ENCODER_REGISTRY
 from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.acquisition.active_learning import qNegIntegratedPosteriorVariance
 from botorch.acquisition.input_constructors import get_acqf_input_constructor
 from botorch.acquisition.logei import qLogExpectedImprovement, qLogNoisyExpectedImprovement
 from botorch.acquisition.monte_carlo import qUpperConfidenceBound
@@ -31,9 +32,9 @@ from botorch.optim.optimize import (
 from botorch.optim.optimize_mixed import optimize_acqf_mixed_alternating
 
 from bo_stream.acquisition import FeatureNIPV
+from bo_stream.ax.acquisition import INTEGRATED, check_options
 from bo_stream.ax.generator import StreamGenerators, surrogate_spec
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
-from bo_stream.ax.nipv import INTEGRATED, StreamNIPV, check_options
 from bo_stream.ax.pool import POOL, Candidates, Pool, handle, pool_named, with_handles
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.models.inducing.osgpr import OSGPR
@@ -44,7 +45,7 @@ ACQUISITIONS: dict[str, type[AcquisitionFunction]] = {
     "qLogEI": qLogExpectedImprovement,
     "qLogNEI": qLogNoisyExpectedImprovement,
     "qLogNEHVI": qLogNoisyExpectedHypervolumeImprovement,
-    "qNIPV": StreamNIPV,
+    "qNIPV": qNegIntegratedPosteriorVariance,
     "FeatureNIPV": FeatureNIPV,
 }
 """Acquisition functions by the name that a user may give instead of the class."""
@@ -133,8 +134,14 @@ def generation_strategy(
     if refit is not None and refit != 0.0 and not refit > 1.0:
         raise ValueError(f"Expected refit above 1 (a growth factor), or 0 for once, got {refit}.")
     check_model(model, model_options or {})
-    _check_names("search", search or {}, _names(SEARCHES) - AXS_OWN)
-    kind, options = _acquisition(acquisition), dict(acquisition_options or {})
+    _check_names("search", search or {}, SEARCHES, AXS_OWN)
+    if isinstance(acquisition, str) and acquisition not in ACQUISITIONS:
+        raise ValueError(
+            f"Expected acquisition to be a class or one of {', '.join(ACQUISITIONS)}, got "
+            f"{acquisition!r}."
+        )
+    kind = ACQUISITIONS[acquisition] if isinstance(acquisition, str) else acquisition
+    options = dict(acquisition_options or {})
     if kind is not None and issubclass(kind, INTEGRATED):
         check_options(kind, options)
         options = with_handles(options)
@@ -170,15 +177,6 @@ def generation_strategy(
     return strategy
 
 
-def _acquisition(given: str | type[AcquisitionFunction] | None) -> type[AcquisitionFunction] | None:
-    if not isinstance(given, str):
-        return given
-    if given not in ACQUISITIONS:
-        names = ", ".join(ACQUISITIONS)
-        raise ValueError(f"Expected acquisition to be a class or one of {names}, got {given!r}.")
-    return ACQUISITIONS[given]
-
-
 def check_model(model: type[Model] | None, options: Mapping[str, Any]) -> None:
     """Check that there is such a model, or WISKI or OSGPR if None, with such options.
 
@@ -189,10 +187,8 @@ def check_model(model: type[Model] | None, options: Mapping[str, Any]) -> None:
         raise ValueError(
             f"Expected model to be a class of models, such as bo_stream.OSGPR, got {model!r}."
         )
-    kinds: tuple[Callable[..., Any], ...] = (WISKI, OSGPR)
-    if model is not None:
-        kinds = (model, model.construct_inputs)
-    _check_names("model_options", options, _names(kinds) - DATA)
+    makers = (WISKI, OSGPR) if model is None else (model, model.construct_inputs)
+    _check_names("model_options", options, makers, DATA)
 
 
 def check_acquisition(kind: type[AcquisitionFunction] | None, options: Mapping[str, Any]) -> None:
@@ -206,7 +202,7 @@ def check_acquisition(kind: type[AcquisitionFunction] | None, options: Mapping[s
         makers = [_input_constructor(each) for each in (default if kind is None else (kind,))]
     except RuntimeError as error:
         raise ValueError(f"Expected an acquisition that Ax can construct: {error}") from error
-    _check_names("acquisition_options", options, _names(makers) - {"model"})
+    _check_names("acquisition_options", options, makers, {"model"})
 
 
 def _input_constructor(kind: type[AcquisitionFunction]) -> Callable[..., Any]:
@@ -233,12 +229,15 @@ def check_storable(strategy: GenerationStrategy) -> None:
         ) from error
 
 
-def _names(functions: Iterable[Callable[..., Any]]) -> set[str]:
-    parameters = [p for each in functions for p in inspect.signature(each).parameters.values()]
-    return {p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD}
-
-
-def _check_names(argument: str, given: Mapping[str, Any], known: set[str]) -> None:
+def _check_names(
+    argument: str,
+    given: Mapping[str, Any],
+    functions: Iterable[Callable[..., Any]],
+    others: set[str],
+) -> None:
+    """Check that names are of arguments of some functions, without others."""
+    arguments = [p for each in functions for p in inspect.signature(each).parameters.values()]
+    known = {p.name for p in arguments if p.kind is not inspect.Parameter.VAR_KEYWORD} - others
     unknown = sorted(set(given) - known)
     if unknown:
         raise ValueError(

@@ -1,53 +1,51 @@
-"""Ax's surrogate, whose models go on from one trial to the next.
-
-:class:`StreamSurrogate` keeps a :class:`Stream` for each metric, a model and the rows in its
-memory; a :class:`Record` of what a model has learned, for its successors, in this process or
-another; and, for cross-validation, a :class:`LeaveOutModel`.
-"""
+"""Ax's surrogate, whose models go on from one trial to the next, and the choice of their class."""
 
 from __future__ import annotations
 
+import inspect
 import logging
-import math
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, TypedDict, cast
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
 
-import torch
 from ax.core.search_space import SearchSpaceDigest
 from ax.generators.torch.botorch_modular.surrogate import Surrogate, submodel_input_constructor
 from ax.generators.torch.botorch_modular.utils import ModelConfig
-from botorch.exceptions.errors import BotorchError
+from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.warnings import InputDataWarning
 from botorch.models.model import Model
-from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.settings import validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
-from gpytorch.constraints import Interval
-from gpytorch.priors import Prior
 from torch import Tensor
 
-from bo_stream.ax.model_choice import covers_a_box, suited, within_reach
-from bo_stream.ax.rows import Difference, Rows, difference, noise_floor
-from bo_stream.diagnostics import leave_one_out, without
-from bo_stream.loops.optimization.surrogate import FEW_PER_INPUT, learn, thin
+from bo_stream.ax.stream import (
+    Moments,
+    Record,
+    Rows,
+    Stream,
+    learned_state,
+    noise_floor,
+    restore,
+)
+from bo_stream.loops.models import MODELS
+from bo_stream.loops.optimization.surrogate import thin
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import Hyperparameters, learned_values
+from bo_stream.models.fitting import learned_values
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.wiski.grid_model import GridModel
-from bo_stream.tensors import State, is_in, state_of
-
-Moments = tuple[Tensor, Tensor]
-"""Means and variances."""
+from bo_stream.models.wiski.wiski import WISKI
 
 logger = logging.getLogger("bo_stream.ax")
 
-REFIT = 1.3
-"""Growth of the data beyond ``OFTEN`` at which hyperparameters are learned anew."""
+ASKED_FOR = " (asked for)"
+"""End of the name of a configuration whose model was asked for."""
 
-OFTEN = 100
-"""Number of observations up to which they are learned at every trial, as in Ax."""
+OTHER_WAYS = ("stem", "covar_module")
+"""Options with which a model on a grid takes any number of inputs."""
+
+REACH = 0.5
+"""How far a grid is widened on each side, in parts of the search space's width."""
 
 
 class StreamSurrogate(Surrogate):
@@ -72,7 +70,7 @@ class StreamSurrogate(Surrogate):
 
         Args:
             *args: Arguments of Ax's ``Surrogate``.
-            refit: Growth at which hyperparameters are learned anew: see :func:`is_due`.
+            refit: Growth at which hyperparameters are learned anew: see ``is_due``.
             learned: Records of the metrics' former models, by name; written at each refit.
             units: Units in which the outcomes come, by metric.
             **kwargs: Arguments of Ax's ``Surrogate``, of which ``surrogate_spec`` has one model.
@@ -82,7 +80,6 @@ class StreamSurrogate(Surrogate):
         self.learned = {} if learned is None else learned
         self.units = {} if units is None else units
         self._streams: dict[tuple[str, ...], Stream] = {}
-        self._left_out: dict[str, LeaveOutModel] = {}
 
     def _serialize_attributes_as_kwargs(self) -> dict[str, Any]:
         """Return the arguments that make a copy of the surrogate for a fold.
@@ -115,7 +112,7 @@ class StreamSurrogate(Surrogate):
                 bounds=_bounds(search_space_digest),
                 unit=self._unit(dataset),
                 floor=self._floor(dataset),
-                values=values_of(stream.model),
+                values={name: v.tolist() for name, v in learned_state(stream.model).items()},
             )
         return stream.model
 
@@ -127,7 +124,8 @@ class StreamSurrogate(Surrogate):
         kind: type[StreamingGP],
     ) -> Stream:
         """Return the stream of a metric with the data in its model."""
-        dataset = within_reach(dataset, digest.bounds, config, kind)
+        if covers_a_box(config, kind):
+            dataset = within_reach(dataset, digest, kind)
         names, rows = tuple(dataset.outcome_names), Rows.of(dataset, self._floor(dataset))
         stream, reason = self._streams.pop(names, None), None
         if stream is not None:
@@ -137,10 +135,10 @@ class StreamSurrogate(Surrogate):
                 reason = "another model is asked for"
             else:
                 reason = stream.follow(rows)
+        if reason is not None:
+            logger.info("%s: the model is built anew: %s.", _name(dataset), reason)
         if stream is None or reason is not None:
-            if reason is not None:
-                logger.info("%s: the model is built anew: %s.", ", ".join(names), reason)
-            stream = self._begun(rows.as_dataset(dataset), digest, config, kind)
+            stream = self._begun(rows, dataset, digest, config, kind)
         self._streams[names] = stream
         return stream
 
@@ -155,7 +153,8 @@ class StreamSurrogate(Surrogate):
 
     def _begun(
         self,
-        dataset: SupervisedDataset,
+        rows: Rows,
+        like: SupervisedDataset,
         digest: SearchSpaceDigest,
         config: ModelConfig,
         kind: type[StreamingGP],
@@ -165,41 +164,38 @@ class StreamSurrogate(Surrogate):
         The search space is the first box of a grid, which observations outside widen.
         """
         given = submodel_input_constructor(
-            kind, model_config=config, dataset=dataset, search_space_digest=digest, surrogate=self
+            kind,
+            model_config=config,
+            dataset=SupervisedDataset(
+                rows.X,
+                rows.Y,
+                Yvar=rows.known_noise,
+                feature_names=like.feature_names,
+                outcome_names=like.outcome_names,
+            ),
+            search_space_digest=digest,
+            surrogate=self,
         )
         if covers_a_box(config, kind) and "bounds" not in config.model_options:
-            given["bounds"] = dataset.X.new_tensor(digest.bounds).mT
+            given["bounds"] = rows.X.new_tensor(digest.bounds).mT
         with validate_input_scaling(False):  # rows may lie outside the search space
             model = kind(**given)
-        stream = Stream(model, Rows.of(dataset, 0.0), learned_values(model))
-        record = self.learned.get(_name(dataset))
+        stream = Stream(model, rows, learned_values(model))
+        record = self.learned.get(_name(like))
         if record is not None and restore(model, record):
             thin(model)
-            same = (record["bounds"], record["unit"]) == (_bounds(digest), self._unit(dataset))
+            same = (record["bounds"], record["unit"]) == (_bounds(digest), self._unit(like))
             stream.fitted_at = record["count"] if same else 0
         return stream
 
     def predict_without(
-        self, name: str, gone: Tensor, X: Tensor, observation_noise: bool = False
+        self, name: str, gone: Tensor, X: Tensor, observation_noise: bool
     ) -> Moments | None:
-        """Predict a metric given all its rows but some, in closed form; see :class:`LeaveOutModel`.
-
-        Args:
-            name: Name of the metric.
-            gone: Whether a row of its training data is left out, ``n``.
-            X: Points, ``t x d``.
-            observation_noise: Whether variances are of outcomes.
-
-        Returns:
-            Means and variances, ``t`` each; None: the model cannot say, or no row would be left.
-        """
+        """Predict a metric given all its rows but some; see ``LeaveOutModel.predict``."""
         stream = self._streams.get((name,))
         if stream is None or len(stream.rows) != len(gone):
             return None
-        left_out = self._left_out.get(name)
-        if left_out is None or not left_out.is_of(stream.model, stream.rows):
-            left_out = self._left_out[name] = LeaveOutModel.of(stream.model, stream.rows)
-        return left_out.predict(gone, X, observation_noise)
+        return stream.predict_without(gone, X, observation_noise)
 
 
 def _name(dataset: SupervisedDataset) -> str:
@@ -210,206 +206,64 @@ def _bounds(digest: SearchSpaceDigest) -> list[list[float]]:
     return [list(pair) for pair in digest.bounds]
 
 
-@dataclass
-class Stream:
-    """A model and the rows in its memory.
-
-    Attributes:
-        model: The model, changed in place.
-        rows: The rows in its memory.
-        defaults: The hyperparameters that it was built with.
-        fitted_at: Number of observations at the last refit; 0: none yet.
-    """
-
-    model: StreamingGP
-    rows: Rows
-    defaults: Hyperparameters
-    fitted_at: int = 0
-
-    def follow(self, wanted: Rows) -> str | None:
-        """Bring the model to the rows that it should have, or return why that cannot be done.
-
-        A model that refuses an observation is left with some of them: it must be built anew then.
-        """
-        change = difference(self.rows, wanted)
-        obstacle = self._obstacle(change)
-        if obstacle is not None:
-            return obstacle
-        fresh, gone = change.fresh, change.gone
-        try:
-            if len(fresh) > 0:
-                self.model.update(fresh.X, fresh.Y, fresh.known_noise)
-            if len(gone) > 0:
-                self.model.retract(gone.X, gone.Y, gone.known_noise)
-        except BotorchError as error:
-            return f"the model refused them: {error}"
-        self.rows = wanted
-        return None
-
-    def _obstacle(self, change: Difference) -> str | None:
-        if len(change.gone) == 0:
-            return None
-        if len(change.gone) >= len(self.rows):
-            return "none of its observations is left"
-        if not isinstance(self.model, GridModel):
-            name = type(self.model).__name__
-            return f"{len(change.gone)} observations are gone, and {name} cannot take them out"
-        return None
-
-    def refit_if_due(self, growth: float | None) -> bool:
-        """Learn hyperparameters if that :func:`is_due`; return whether it was."""
-        count = len(self.rows)
-        if not is_due(count, self.fitted_at, growth):
-            return False
-        learn(self.model, self._further_starts(growth))
-        self.fitted_at = count
-        return True
-
-    def _further_starts(self, growth: float | None) -> Sequence[Hyperparameters]:
-        """Return the defaults where few observations may have led astray, not at every trial."""
-        count, before = len(self.rows), self.fitted_at
-        few = count <= FEW_PER_INPUT * self.rows.X.shape[-1]
-        if before == 0 or not few:
-            return []
-        is_thorough = growth is not None or _powers(count) > _powers(before)
-        return [self.defaults] if is_thorough else []
+def name_of(model: type | None) -> str:
+    """Return a configuration's name, which Ax stores and which tells a model that was asked for."""
+    return WISKI.__name__ if model is None else f"{model.__name__}{ASKED_FOR}"
 
 
-def is_due(count: int, fitted_at: int, growth: float | None) -> bool:
-    """Return whether hyperparameters are to be learned anew.
+def suited(config: ModelConfig, dim: int) -> ModelConfig:
+    """Return a configuration, with :class:`OSGPR` where the default cannot take the inputs.
 
     Args:
-        count: Number of observations.
-        fitted_at: That at the last refit; 0: none yet.
-        growth: Factor by which the observations must have grown; 0: learn once; None: whenever
-            there is another one up to ``OFTEN`` of them, then whenever those beyond have grown by
-            ``REFIT``.
+        config: Configuration of the model that was asked for, or of the default.
+        dim: Number of inputs, one-hot columns counted.
+
+    Raises:
+        UnsupportedError: The model that was asked for, or the default with its options, cannot.
     """
-    if fitted_at == 0:
-        return True
-    if growth is not None:
-        return growth > 0.0 and count >= growth * fitted_at
-    return count > fitted_at and (count <= OFTEN or count - OFTEN >= REFIT * (fitted_at - OFTEN))
+    if config.botorch_model_class is not WISKI or config.covar_module_class is not None:
+        return config
+    if any(name in config.model_options for name in OTHER_WAYS):
+        return config
+    kind: type[StreamingGP] = WISKI
+    most = cast(int, MODELS["wiski"].most_inputs)
+    if dim > most:
+        if config.name is not None and config.name.endswith(ASKED_FOR):
+            raise UnsupportedError(
+                f"The parameters are {dim} inputs and a grid takes {most}: pass model=OSGPR, or a "
+                "model of WISKI's kind with a projection to few inputs (stem)."
+            )
+        logger.info("The parameters are %d inputs, WISKI takes %d: OSGPR is used.", dim, most)
+        kind = OSGPR
+    unknown = sorted(set(config.model_options) - set(inspect.signature(kind).parameters))
+    if unknown:
+        raise UnsupportedError(
+            f"The parameters are {dim} inputs, for which the default model is {kind.__name__}, and "
+            f"it does not take the model_options {', '.join(unknown)}: leave them out, or pass "
+            "model as well."
+        )
+    return replace(config, botorch_model_class=kind)
 
 
-def _powers(count: int) -> int:
-    """Return how many times one observation has grown by ``REFIT``."""
-    return math.floor(math.log(count) / math.log(REFIT))
+def covers_a_box(config: ModelConfig, kind: type) -> bool:
+    """Return whether a configuration's model has a grid over a box of the inputs themselves."""
+    return issubclass(kind, GridModel) and "stem" not in config.model_options
 
 
-class Record(TypedDict):
-    """Hyperparameters and standardisation after a refit, as Ax stores them with a generator run.
-
-    Attributes:
-        count: Number of observations at that refit.
-        bounds: Bounds of the search space then.
-        unit: Unit in which the model had the outcomes.
-        floor: Value that known noise variances are raised to.
-        values: Nested lists by name in ``state_dict``; bounds and priors are not among them, for
-            they are not learned.
-    """
-
-    count: int
-    bounds: list[list[float]]
-    unit: float
-    floor: float
-    values: dict[str, Any]
-
-
-def values_of(model: StreamingGP) -> dict[str, Any]:
-    """Return what a model has learned, as a record has it."""
-    return {name: value.tolist() for name, value in _learned_state(model).items()}
-
-
-def restore(model: StreamingGP, record: Record) -> bool:
-    """Give a new model what one of the same shape had learned; return whether it has that shape."""
-    state, former = _learned_state(model), record["values"]
-    if former.keys() != state.keys():
-        return False
-    values = {
-        name: torch.tensor(former[name], dtype=value.dtype, device=value.device)
-        for name, value in state.items()
-    }
-    if any(values[name].shape != value.shape for name, value in state.items()):
-        return False
-    model.load_state_dict({**model.state_dict(), **values})
-    return True
-
-
-def _learned_state(model: StreamingGP) -> dict[str, Tensor]:
-    """Return a model's state without what the search space, bounds and priors give."""
-    modules = model.named_modules()
-    constants = [f"{name}." for name, part in modules if isinstance(part, Interval | Prior)]
-    given = ("input_transform.", *constants)
-    return {name: v for name, v in model.state_dict().items() if not name.startswith(given)}
-
-
-@dataclass(frozen=True)
-class LeaveOutModel:
-    """A model and the rows in its memory, any of which can be left out.
-
-    Attributes:
-        model: The model; stays as it is.
-        rows: All rows in its memory.
-        state: State of the model for which the closed form holds.
-    """
-
-    model: StreamingGP
-    rows: Rows
-    state: State
-
-    @classmethod
-    def of(cls, model: StreamingGP, rows: Rows) -> LeaveOutModel:
-        """Take a model as it is now."""
-        return cls(model, rows, state_of(model))
-
-    def is_of(self, model: StreamingGP, rows: Rows) -> bool:
-        """Return whether it is of this model with these rows, as they are now."""
-        return self.model is model and self.rows is rows and is_in(model, self.state)
-
-    def predict(self, gone: Tensor, X: Tensor, observation_noise: bool) -> Moments | None:
-        """Predict points given all rows but some; see :meth:`StreamSurrogate.predict_without`."""
-        if bool(gone.all()):
-            return None
-        try:
-            is_one = int(gone.sum()) == 1 and torch.equal(X, self.rows.X[gone])
-            if is_one and not observation_noise:
-                mean, variance = self._each
-                return mean[gone], variance[gone]
-            return self._without(gone, X, observation_noise)
-        except BotorchError:
-            return None
-
-    @cached_property
-    def _complete(self) -> StreamingGP:
-        """Return the model, or one at the same points in whose window all the rows are."""
-        model = self.model
-        if not isinstance(model, OSGPR) or len(self.rows) <= model.window:
-            return model
-        return with_all_rows(model, self.rows)
-
-    @cached_property
-    def _each(self) -> Moments:
-        """Predict each row given all others. Cost O(n r²)."""
-        rows = self.rows
-        found = leave_one_out(self._complete, rows.X, rows.Y, rows.known_noise, False)
-        return _moments(found.posterior)
-
-    @torch.no_grad()
-    def _without(self, gone: Tensor, X: Tensor, observation_noise: bool) -> Moments:
-        rows = self.rows[gone]
-        model = without(self._complete, rows.X, rows.Y, rows.known_noise)
-        return _moments(model.posterior(X.unsqueeze(-2), observation_noise=observation_noise))
-
-
-def with_all_rows(model: OSGPR, rows: Rows) -> OSGPR:
-    """Return a model of the same points and hyperparameters that forgets no row. Cost O(n M²)."""
-    fresh = deepcopy(model)
-    fresh.allocator = None
-    fresh.window = len(rows)
-    return fresh.clear().update(rows.X, rows.Y, rows.known_noise)
-
-
-def _moments(posterior: object) -> Moments:
-    known = cast(GPyTorchPosterior, posterior)
-    return known.mean.flatten(), known.variance.flatten()
+def within_reach(
+    dataset: SupervisedDataset, digest: SearchSpaceDigest, kind: type
+) -> SupervisedDataset:
+    """Return the observations of a metric that a grid takes, with a warning if there are others."""
+    low, high = dataset.X.new_tensor(digest.bounds).unbind(-1)
+    margin = REACH * (high - low)
+    inside = ((low - margin <= dataset.X) & (high + margin >= dataset.X)).all(-1)
+    if bool(inside.all()):
+        return dataset
+    warnings.warn(
+        f"{int((~inside).sum())} observations of {_name(dataset)} are left out: they lie outside "
+        f"the search space by more than {REACH:g} of its width, and a grid over them would be "
+        f"large. Choose another model than {kind.__name__}, such as OSGPR, to keep them.",
+        InputDataWarning,
+        stacklevel=2,
+    )
+    return dataset.clone(mask=inside)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +19,12 @@ from ax.adapter.transforms.standardize_y import StandardizeY
 from ax.adapter.transforms.winsorize import Winsorize
 from ax.core.observation import ObservationFeatures
 from ax.exceptions.core import AxOptimizationWarning, DataRequiredError
-from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
+from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.exceptions.warnings import InputDataWarning
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from bo_stream.ax.nipv import INTEGRATED
+from bo_stream.ax.acquisition import INTEGRATED
 from bo_stream.ax.pool import CANDIDATE, POOL, known_pool
 from bo_stream.loops.optimization.surrogate import is_off, unit_of
 
@@ -42,7 +41,7 @@ class FiniteOutcomes(Transform):
     set_aside: list[tuple[int, str, str]]
 
     def __init__(self, *, experiment_data: ExperimentData | None = None, **others: Any) -> None:
-        """Find the infinite outcomes; Ax makes its transforms by keywords."""
+        """Find the infinite outcomes."""
         super().__init__(experiment_data=experiment_data, **others)
         observed = DataFrame() if experiment_data is None else experiment_data.observation_data
         self.set_aside = [
@@ -104,12 +103,8 @@ class ReportedMetrics(Transform):
         if config is None or experiment_data is None:
             return
         observed = experiment_data.observation_data
-        reported = {
-            str(metric)
-            for metric in ([] if observed.empty else observed["mean"])
-            if bool(observed["mean"][metric].notna().any())
-        }
-        silent = sorted(config.metric_names - reported)
+        means: Any = observed if observed.empty else observed["mean"]
+        silent = sorted(config.metric_names - set(means.dropna(axis="columns", how="all")))
         if silent:
             values = ", ".join(f"{name!r}: ..." for name in silent)
             raise DataRequiredError(
@@ -117,20 +112,6 @@ class ReportedMetrics(Transform):
                 f"without. Report them by client.complete_trial(index, {{{values}}}), or see that "
                 "the metrics that should fetch them do."
             )
-
-
-class KeepsUnits:
-    """A generator that remembers the units of the metrics, and where their outliers are clipped.
-
-    Attributes:
-        units: Unit by metric.
-        cutoffs: Lower and upper cutoff by metric; None: there is none.
-        winsorize: Whether any metric is clipped.
-    """
-
-    units: dict[str, float]
-    cutoffs: dict[str, list[float | None]]
-    winsorize: bool
 
 
 class OutcomeUnits(StandardizeY):
@@ -147,15 +128,13 @@ class OutcomeUnits(StandardizeY):
         """Find the units, or take those that the adapter's generator remembers."""
         super().__init__(experiment_data=experiment_data, adapter=adapter, **others)
         generator = None if adapter is None else adapter.generator
-        kept: dict[str, float] = generator.units if isinstance(generator, KeepsUnits) else {}
+        kept: dict[str, float] = getattr(generator, "units", {})
         for metric in self.Ymean:
             outcomes = experiment_data.observation_data["mean"][metric].dropna().tolist()
             if metric not in kept or is_off(kept[metric], outcomes):
                 kept[metric] = unit_of(outcomes)
             self.Ymean[metric], self.Ystd[metric] = 0.0, kept[metric]
 
-
-Cutoffs = tuple[float, float]
 
 MOVED = 0.5
 """Cutoffs stay until they are off by this part of the distance from the median."""
@@ -182,44 +161,30 @@ class SteadyWinsorize(Winsorize):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AxOptimizationWarning)
             super().__init__(experiment_data=experiment_data, adapter=adapter, **others)
-        generator = None if adapter is None else adapter.generator
-        if experiment_data is None or _takes_all(generator):
+        generator: Any = None if adapter is None else adapter.generator
+        kind = getattr(generator, "_botorch_acqf_class", None) or AcquisitionFunction
+        clips = getattr(generator, "winsorize", True) and not issubclass(kind, INTEGRATED)
+        if experiment_data is None or not clips:
             self.cutoffs = {}
             return
-        kept: dict[str, list[float | None]] = (
-            generator.cutoffs if isinstance(generator, KeepsUnits) else {}
-        )
+        kept: dict[str, list[float | None]] = getattr(generator, "cutoffs", {})
         for metric, fresh in self.cutoffs.items():
             means = experiment_data.observation_data["mean"]
             outcomes = means[metric].dropna().to_numpy(dtype=float)
-            cutoffs = _steady(kept.get(metric), fresh, outcomes)
-            self.cutoffs[metric] = cutoffs
-            kept[metric] = [None if math.isinf(value) else value for value in cutoffs]
+            if len(outcomes) == 0 or np.ptp(np.quantile(outcomes, (0.25, 0.75))) == 0.0:
+                low, high = -math.inf, math.inf
+            else:
+                stored, middle = kept.get(metric) or (None, None), float(np.median(outcomes))
+                low, high = (_steady(*pair, middle) for pair in zip(stored, fresh, strict=True))
+            self.cutoffs[metric] = low, high
+            kept[metric] = [None if math.isinf(value) else value for value in (low, high)]
 
 
-def _takes_all(generator: Any) -> bool:
-    if isinstance(generator, KeepsUnits) and not generator.winsorize:
-        return True
-    kind = generator._botorch_acqf_class if isinstance(generator, BoTorchGenerator) else None
-    return kind is not None and issubclass(kind, INTEGRATED)
-
-
-def _steady(
-    stored: Sequence[float | None] | None, fresh: Cutoffs, outcomes: NDArray[np.float64]
-) -> Cutoffs:
-    """Return the stored cutoffs where they are near the fresh ones."""
-    if len(outcomes) == 0 or np.ptp(np.quantile(outcomes, (0.25, 0.75))) == 0.0:
-        return -math.inf, math.inf
-    if stored is None:
-        return float(fresh[0]), float(fresh[1])
-    middle = float(np.median(outcomes))
-    return _side(stored[0], float(fresh[0]), middle), _side(stored[1], float(fresh[1]), middle)
-
-
-def _side(kept: float | None, fresh: float, middle: float) -> float:
+def _steady(kept: float | None, fresh: float, middle: float) -> float:
+    """Return a kept cutoff where it is near a fresh one."""
     if kept is None or math.isinf(fresh):
-        return fresh
-    return kept if abs(kept - fresh) <= MOVED * abs(fresh - middle) else fresh
+        return float(fresh)
+    return kept if abs(kept - fresh) <= MOVED * abs(fresh - middle) else float(fresh)
 
 
 class ExactCandidates(Transform):

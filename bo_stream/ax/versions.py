@@ -11,10 +11,7 @@ SUPPORTED = {"ax-platform": ">=1.3.1,<1.4", "botorch": ">=0.18.1,<0.19"}
 
 
 def check_versions(supported: dict[str, str] = SUPPORTED) -> None:
-    """Check the installed versions.
-
-    Args:
-        supported: Version specifiers by distribution.
+    """Check the installed versions against specifiers by distribution.
 
     Raises:
         ImportError: A distribution is not installed, or in another version.

@@ -6,23 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from bo_stream.cli import options
 from bo_stream.cli.app import app
-from bo_stream.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    GridOption,
-    KernelOption,
-    ModelOption,
-    OutOption,
-    RefitOption,
-    ResumeOption,
-    SetOption,
-    option,
-)
+from bo_stream.cli.options import option
 from bo_stream.loops.optimization.settings import ACQUISITIONS, Bounds
 from bo_stream.loops.optimization.settings import OptimizationSettings as _DEFAULT
-
-_STEPS = 30
 
 
 def _bounds(text: str) -> Bounds:
@@ -77,10 +65,10 @@ def optimize(
         float | None, option("Function", "Seconds after which an evaluation has failed.")
     ] = None,
     retries: Annotated[int, option("Function", "Times that a failed evaluation is repeated.")] = 0,
-    batch: Annotated[
-        int, option("Search", "Points chosen at a time.", "--batch", "-q")
-    ] = _DEFAULT.q,
-    steps: Annotated[int, option("Search", "Choices to make after the initial points.")] = _STEPS,
+    q: Annotated[int, option("Search", "Points chosen at a time.", "--batch", "-q")] = _DEFAULT.q,
+    total: Annotated[
+        int, option("Search", "Choices to make after the initial points.", "--steps")
+    ] = 30,
     initial: Annotated[int, option("Search", "Sobol points to start with.")] = _DEFAULT.initial,
     acquisition: Annotated[
         str,
@@ -94,18 +82,18 @@ def optimize(
     seed: Annotated[
         int, option("Search", "Of the Sobol points, the search and the noise.")
     ] = _DEFAULT.seed,
-    model: ModelOption = _DEFAULT.model,
-    model_set: SetOption = None,
-    kernel: KernelOption = _DEFAULT.kernel,
-    grid: GridOption = None,
-    refit: RefitOption = _DEFAULT.refit,
-    device: DeviceOption = _DEFAULT.device,
-    dtype: DtypeOption = _DEFAULT.dtype,
-    out: OutOption = None,
+    model: options.Model = _DEFAULT.model,
+    model_options: options.Set = None,
+    kernel: options.Kernel = _DEFAULT.kernel,
+    grid: options.Grid = None,
+    refit: options.Refit = _DEFAULT.refit,
+    device: options.Device = _DEFAULT.device,
+    dtype: options.Dtype = _DEFAULT.dtype,
+    out: options.Out = None,
     history: Annotated[
         str, option("Files", "Kind of the history file.", metavar="csv|parquet")
     ] = "csv",
-    resume: ResumeOption = False,
+    resume: options.Resume = False,
 ) -> None:
     """Find where a function is smallest (or largest), in few evaluations.
 
@@ -123,20 +111,13 @@ def optimize(
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 4 -q 4 --timeout 60 --out run`
     - `bo-stream optimize mine:cost --out run --resume --steps 60`
     """
-    options = {
-        "maximize": maximize, "q": batch, "initial": initial, "acquisition": acquisition,
+    settings = {
+        "maximize": maximize, "q": q, "initial": initial, "acquisition": acquisition,
         "beta": beta, "seed": seed, "kernel": kernel, "grid": grid, "refit": refit,
-        "device": device, "dtype": dtype, "model": model,
+        "device": device, "dtype": dtype, "model": model, "model_options": model_options,
     }  # fmt: skip
+    target = {"function": function, "dim": dim, "noise": noise, "bounds": bounds}
+    plan = {"total": total, "retries": retries, "workers": workers, "timeout": timeout}
     from bo_stream.cli.optimizing import run  # which imports torch: help does without
 
-    run(
-        ctx,
-        options,
-        target={"function": function, "dim": dim, "noise": noise, "bounds": bounds},
-        plan={"total": steps, "retries": retries, "workers": workers, "timeout": timeout},
-        model_set=model_set,
-        out=out,
-        history=history,
-        resume=resume,
-    )
+    run(ctx, settings, target, plan, history, out, resume)

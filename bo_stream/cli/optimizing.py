@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from bo_stream.cli.options import parse_settings
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, Plan
-from bo_stream.loops.optimization.evaluation import PointEvaluator
 from bo_stream.loops.optimization.objectives import find_objective
 from bo_stream.loops.optimization.optimizer import named_functions
 from bo_stream.loops.optimization.results import HISTORIES, History, counts, write_optimization
@@ -28,12 +26,10 @@ from bo_stream.loops.optimization.results import HISTORIES, History, counts, wri
 def run(
     ctx: typer.Context,
     options: dict[str, Any],
-    *,
-    target: Mapping[str, Any],
-    plan: Mapping[str, Any],
-    model_set: list[str] | None,
-    out: Path | None,
+    target: dict[str, Any],
+    plan: dict[str, Any],
     history: str,
+    out: Path | None,
     resume: bool,
 ) -> None:
     """Carry out the command with its options; ``ctx`` tells which of them were given.
@@ -51,32 +47,22 @@ def run(
         return OptimizationCampaign(objective, Optimizer(settings), planned)
 
     def go_on(folder: Path) -> OptimizationCampaign:
-        trusted = _trusted(folder, (target["function"], options["acquisition"]))
+        given = (target["function"], options["acquisition"])
+        named = named_functions(folder)
+        trusted = [name for name in named if name in given or _agreed(folder, name)]
         campaign = OptimizationCampaign.resume(folder, trusted, **running.said(ctx, plan))
         former = {**asdict(campaign.settings), **asdict(campaign.objective)}
-        running.check_unchanged(former, running.said(ctx, {**options, **target}), _without_case)
+        if former["function"].lower() == str(given[0]).lower():
+            target["function"] = former["function"]
+        running.check_unchanged(ctx, former, {**options, **target})
         return campaign
 
     with running.reported_problems() as caught:
-        kind = _history_kind(history)
-        options["model_options"] = parse_settings(model_set)
-        with (
-            running.campaign_in_folder(out, resume, begin, go_on) as (campaign, folder),
-            campaign.evaluator() as evaluating,
-        ):
-            _run_and_report(campaign, folder, evaluating, kind, caught)
-
-
-def _history_kind(name: str) -> History:
-    for kind in HISTORIES:
-        if name == kind:
-            return kind
-    raise UsageError(f"Expected --history csv or parquet, got {name!r}.")
-
-
-def _trusted(folder: Path, given: Collection[str | None]) -> list[str]:
-    """Return the functions of a run that were given on the command line or are agreed to now."""
-    return [name for name in named_functions(folder) if name in given or _agreed(folder, name)]
+        if history not in HISTORIES:
+            raise UsageError(f"Expected --history csv or parquet, got {history!r}.")
+        options["model_options"] = parse_settings(options["model_options"])
+        with running.campaign_in_folder(out, resume, begin, go_on) as (campaign, folder):
+            _run_and_report(campaign, folder, history, caught)
 
 
 def _agreed(folder: Path, name: str) -> bool:
@@ -89,32 +75,26 @@ def at_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _without_case(value: object) -> object:
-    return value.lower() if isinstance(value, str) and ":" not in value else value
-
-
 def _run_and_report(
-    campaign: OptimizationCampaign,
-    folder: Path,
-    evaluating: PointEvaluator,
-    kind: History,
-    caught: running.Caught,
+    campaign: OptimizationCampaign, folder: Path, kind: History, caught: running.Caught
 ) -> None:
     _announce(campaign, folder)
-    steps = partial(campaign.run_in, folder, evaluating)
+    total, status = campaign.plan.total, partial(best_so_far, campaign)
     try:
-        stopped = running.run_with_bar(
-            campaign, campaign.plan.total, partial(best_so_far, campaign), steps
-        )
+        with campaign.evaluator() as evaluating:
+            steps = partial(campaign.run_in, folder, evaluating)
+            stopped = running.run_with_bar(campaign, total, status, steps)
     finally:
         write_optimization(campaign, folder, running.notes(caught), kind)
-    running.show_warnings(caught)
     OUT.print(f"The best of {summary(campaign)}:")
     OUT.print(_best_table(campaign))
     model = campaign.optimizer.surrogate.model
-    running.show_numerical_record([] if model is None else [model.numerical_log])
+    logs = [] if model is None else [model.numerical_log]
     files = f"history.{kind}, trace.png and run.json"
-    running.show_end(folder, files, stopped, _resume_command(folder, campaign))
+    function, acquisition = campaign.objective.function, campaign.settings.acquisition
+    named = [function] if ":" in function else []
+    chosen = ["--acquisition", acquisition] if ":" in acquisition else []
+    running.show_end(folder, files, caught, logs, stopped, ["optimize", *named, *chosen])
 
 
 def _announce(campaign: OptimizationCampaign, folder: Path) -> None:
@@ -165,11 +145,3 @@ def _best_table(campaign: OptimizationCampaign) -> Table:
             if value is not None:
                 table.add_row(name, f"{value:.6g}")
     return table
-
-
-def _resume_command(folder: Path, campaign: OptimizationCampaign) -> list[str]:
-    """Return the command that goes on with a run, which names functions of one's own again."""
-    function, acquisition = campaign.objective.function, campaign.settings.acquisition
-    named = [function] if ":" in function else []
-    chosen = ["--acquisition", acquisition] if ":" in acquisition else []
-    return ["bo-stream", "optimize", *named, *chosen, "--out", str(folder), "--resume"]

@@ -41,8 +41,8 @@ def parse_settings(texts: list[str] | None) -> dict[str, Option]:
     return {name.replace("-", "_"): value for name, _, value in pairs}
 
 
-ModelOption = Annotated[str, option("Model", f"Model: {', '.join(MODELS)}.", metavar="NAME")]
-SetOption = Annotated[
+Model = Annotated[str, option("Model", f"Model: {', '.join(MODELS)}.", metavar="NAME")]
+Set = Annotated[
     list[str] | None,
     option(
         "Model",
@@ -51,8 +51,8 @@ SetOption = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
-KernelOption = Annotated[str, option("Model", f"Kernel: {', '.join(KERNELS)}.", metavar="NAME")]
-GridOption = Annotated[
+Kernel = Annotated[str, option("Model", f"Kernel: {', '.join(KERNELS)}.", metavar="NAME")]
+Grid = Annotated[
     Any,
     option(
         "Model",
@@ -61,15 +61,15 @@ GridOption = Annotated[
         metavar="N[,N...]",
     ),
 ]
-RefitOption = Annotated[
+Refit = Annotated[
     float, option("Model", "Relearn hyperparameters at so many times the observations; 0: never.")
 ]
-DeviceOption = Annotated[str, option("Model", "Torch device: cpu, cuda, cuda:1, ...")]
-DtypeOption = Annotated[str, option("Model", "Precision.", metavar="float64|float32")]
-OutOption = Annotated[
+Device = Annotated[str, option("Model", "Torch device: cpu, cuda, cuda:1, ...")]
+Dtype = Annotated[str, option("Model", "Precision.", metavar="float64|float32")]
+Out = Annotated[
     Path | None, option("Files", f"Folder for the results ({DEFAULT_FOLDER}, -2, -3, ...).")
 ]
-ResumeOption = Annotated[
+Resume = Annotated[
     bool,
     option(
         "Files",

@@ -1,16 +1,16 @@
-"""Steps that both commands share: folder, progress bar, comparison of settings, and report."""
+"""Steps that both commands share: errors, folder, comparison of settings, progress and report."""
 
 from __future__ import annotations
 
 import shlex
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import count
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import typer
+from botorch.exceptions.errors import BotorchError
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -21,7 +21,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from bo_stream.cli.app import ERR, OUT, STOPPED, one_line_errors
+from bo_stream.cli.app import ERR, OUT
 from bo_stream.cli.options import DEFAULT_FOLDER
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import checked_model
@@ -36,19 +36,27 @@ if TYPE_CHECKING:  # each command imports its own
 C = TypeVar("C")
 Caught: TypeAlias = list[warnings.WarningMessage]
 
-_PARAMETERS = {"q": "batch", "model_options": "model_set", "total": "steps"}
-"""Parameters of the commands that have another name than the setting."""
-
-_WORDS = {"q": "--batch", "model_options": "--set", "function": "FUNCTION"}
-"""Options that have another name than the setting."""
+BAD_INPUT = 2
+STOPPED = 130
 
 
 @contextmanager
 def reported_problems() -> Iterator[Caught]:
-    """Collect warnings, and turn errors that a user can correct into one line."""
-    with one_line_errors(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        yield caught
+    """Collect warnings, and turn errors that a user can correct into one line and an exit code."""
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            yield caught
+    except (UsageError, BotorchError, OSError) as error:
+        text = str(error)
+        if isinstance(error, OSError):
+            place = f"{error.filename}: " if error.filename else ""
+            text = f"{place}{error.strerror or error}. What was written before is whole."
+        ERR.print(f"[bold red]error:[/] {escape(text)}", soft_wrap=True)
+        raise typer.Exit(BAD_INPUT) from error
+    except KeyboardInterrupt:
+        ERR.print("Interrupted. What was written before is whole.")
+        raise typer.Exit(STOPPED) from None
 
 
 @contextmanager
@@ -78,26 +86,21 @@ def campaign_in_folder(
 
 
 def _check_new_folder(out: Path | None) -> None:
-    if out is None:
-        return
-    if any((out / kind.name).exists() for kind in (SAMPLING, OPTIMIZATION)):
+    if out is not None and any((out / kind.name).exists() for kind in (SAMPLING, OPTIMIZATION)):
         raise UsageError(
             f"{out} holds a run already. Go on with it by --resume, or give another --out."
         )
-    if out.exists() and not out.is_dir():
+    if out is not None and out.exists() and not out.is_dir():
         raise UsageError(f"--out {out} is not a folder.")
 
 
-def _fresh_folder() -> Path:
-    names = (DEFAULT_FOLDER + (f"-{i}" if i > 1 else "") for i in count(1))
-    return next(Path(name) for name in names if _made(Path(name)))
-
-
-def _made(folder: Path) -> bool:
-    with suppress(FileExistsError):
+def _fresh_folder(number: int = 1) -> Path:
+    folder = Path(DEFAULT_FOLDER if number == 1 else f"{DEFAULT_FOLDER}-{number}")
+    try:
         folder.mkdir()
-        return True
-    return False
+    except FileExistsError:
+        return _fresh_folder(number + 1)
+    return folder
 
 
 @contextmanager
@@ -111,28 +114,24 @@ def _naming(folder: Path) -> Iterator[None]:
 
 def said(ctx: typer.Context, values: Mapping[str, Any]) -> dict[str, Any]:
     """Select the settings that were given on the command line."""
-    return {name: value for name, value in values.items() if _was_said(ctx, name)}
-
-
-def _was_said(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(_PARAMETERS.get(name, name))
-    return source is not None and source.name == "COMMANDLINE"
+    sources = {name: getattr(ctx.get_parameter_source(name), "name", None) for name in values}
+    return {name: values[name] for name, source in sources.items() if source == "COMMANDLINE"}
 
 
 def check_unchanged(
-    former: Mapping[str, Any],
-    given: Mapping[str, Any],
-    plain: Callable[[Any], Any] = lambda value: value,
+    ctx: typer.Context, former: Mapping[str, Any], values: Mapping[str, Any]
 ) -> None:
-    """Check that the settings given for a resumed run equal the former ones under ``plain``.
+    """Check that settings given on the command line for a resumed run equal the former ones.
 
     Raises:
         UsageError: One is another, or no option of the run's model.
     """
-    for name, value in given.items():
+    for name, value in said(ctx, values).items():
         typed = checked_model(former["model"], value) if name == "model_options" else value
-        if plain(typed) != plain(former[name]):
-            word = _WORDS.get(name, f"--{name.replace('_', '-')}")
+        if typed != former[name]:
+            (parameter,) = (each for each in ctx.command.params if each.name == name)
+            is_option = parameter.param_type_name == "option"
+            word = parameter.opts[0] if is_option else parameter.metavar
             raise UsageError(
                 f"The run began with {word} {former[name]}, got {value}. A run goes on with its "
                 f"own settings: leave out {word}, or start anew in another folder."
@@ -175,35 +174,41 @@ def run_with_bar(
 
 def notes(caught: Caught) -> list[str]:
     """Return the text of the last warning of each kind."""
-    return list({(note.category, note.lineno): _note(note) for note in caught}.values())
+    texts = {}
+    for each in caught:
+        hint = " Here: --grid." if issubclass(each.category, GridResolutionWarning) else ""
+        texts[each.category, each.lineno] = " ".join(str(each.message).split()) + hint
+    return list(texts.values())
 
 
-def _note(warning: warnings.WarningMessage) -> str:
-    hint = " Here: --grid." if issubclass(warning.category, GridResolutionWarning) else ""
-    return " ".join(str(warning.message).split()) + hint
+def show_end(
+    folder: Path,
+    files: str,
+    caught: Caught,
+    logs: Iterable[NumericalLog],
+    stopped: bool,
+    command: Sequence[str],
+) -> None:
+    """Say what went wrong and where the files are and, after a stop, by which command to go on.
 
-
-def show_warnings(caught: Caught) -> None:
-    """Print the warnings."""
-    for note in notes(caught):
-        ERR.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
-
-
-def show_numerical_record(logs: Iterable[NumericalLog]) -> None:
-    """Print in one line which jitters and fallbacks a run's models used, if any."""
-    events = [str(event) for log in logs for event in log]
-    if events:
-        OUT.print(escape(f"Numerical record: {'; '.join(events)}."), soft_wrap=True)
-
-
-def show_end(folder: Path, files: str, stopped: bool, resume_command: Sequence[str]) -> None:
-    """Say in which folder the files are and, after a stop, by which command to go on.
+    Args:
+        folder: Folder of the run.
+        files: Names of the files.
+        caught: Warnings of the run.
+        logs: Records of which jitters and fallbacks the run's models used.
+        stopped: Whether the user stopped the run.
+        command: The command and what it must be given to go on, beside the folder.
 
     Raises:
         Exit: The run was stopped.
     """
+    for note in notes(caught):
+        ERR.print(f"[yellow]warning:[/] {escape(note)}", soft_wrap=True)
+    events = [str(event) for log in logs for event in log]
+    if events:
+        OUT.print(escape(f"Numerical record: {'; '.join(events)}."), soft_wrap=True)
     OUT.print(f"{files} are in [bold]{escape(str(folder))}[/].")
     if stopped:
-        command = escape(shlex.join(resume_command))
-        OUT.print(f"Stopped. To go on: [bold]{command}[/]", soft_wrap=True)
+        again = shlex.join(["bo-stream", *command, "--out", str(folder), "--resume"])
+        OUT.print(f"Stopped. To go on: [bold]{escape(again)}[/]", soft_wrap=True)
         raise typer.Exit(STOPPED)

@@ -8,19 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from bo_stream.cli import options
 from bo_stream.cli.app import app
-from bo_stream.cli.options import (
-    DeviceOption,
-    DtypeOption,
-    GridOption,
-    KernelOption,
-    ModelOption,
-    OutOption,
-    RefitOption,
-    ResumeOption,
-    SetOption,
-    option,
-)
+from bo_stream.cli.options import option
 from bo_stream.loops.sampling.settings import Settings as _DEFAULT
 
 
@@ -67,9 +57,7 @@ def sample(
         int | None,
         option("Data", "Held-out sites, where the error is measured (10,000, at most a quarter)."),
     ] = None,
-    batch: Annotated[
-        int, option("Sampling", "Sites chosen at a time.", "--batch", "-q")
-    ] = _DEFAULT.q,
+    q: Annotated[int, option("Sampling", "Sites chosen at a time.", "--batch", "-q")] = _DEFAULT.q,
     steps: Annotated[
         int | None,
         option(
@@ -86,11 +74,11 @@ def sample(
     seed: Annotated[
         int, option("Sampling", "Of the split, the first sites and random choice.")
     ] = _DEFAULT.seed,
-    model: ModelOption = _DEFAULT.model,
-    model_set: SetOption = None,
-    kernel: KernelOption = _DEFAULT.kernel,
-    grid: GridOption = None,
-    refit: RefitOption = _DEFAULT.refit,
+    model: options.Model = _DEFAULT.model,
+    model_options: options.Set = None,
+    kernel: options.Kernel = _DEFAULT.kernel,
+    grid: options.Grid = None,
+    refit: options.Refit = _DEFAULT.refit,
     outliers: Annotated[
         float | None,
         option(
@@ -99,10 +87,10 @@ def sample(
             "are left out until a refit takes them in; 0: none (8 with model wiski, else 0).",
         ),
     ] = None,
-    device: DeviceOption = _DEFAULT.device,
-    dtype: DtypeOption = _DEFAULT.dtype,
-    out: OutOption = None,
-    resume: ResumeOption = False,
+    device: options.Device = _DEFAULT.device,
+    dtype: options.Dtype = _DEFAULT.dtype,
+    out: options.Out = None,
+    resume: options.Resume = False,
 ) -> None:
     """Choose sites of a map, a few at a time, where they teach the most.
 
@@ -117,11 +105,12 @@ def sample(
     - `bo-stream sample survey.csv --x lon lat --y prevalence --compare random --out run`
     - `bo-stream sample --out run --resume`
     """
-    options = {
-        "q": batch, "steps": steps, "pool": pool, "test": test, "initial": initial,
+    settings = {
+        "q": q, "steps": steps, "pool": pool, "test": test, "initial": initial,
         "kernel": kernel, "grid": grid, "seed": seed, "device": device, "dtype": dtype,
         "refit": refit, "outliers": outliers, "score_every": score_every, "model": model,
+        "model_options": model_options,
     }  # fmt: skip
     from bo_stream.cli.sampling import run  # which imports torch: help does without
 
-    run(ctx, options, data, x, y, compare, model_set=model_set, out=out, resume=resume)
+    run(ctx, settings, data, x, y, compare, out, resume)

@@ -20,7 +20,7 @@ from bo_stream.loops.predictions import Score
 from bo_stream.loops.run import run_with_checkpoints
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.results import write_results
-from bo_stream.loops.sampling.settings import STRATEGY_NAMES, Settings, Strategy
+from bo_stream.loops.sampling.settings import STRATEGIES, STRATEGY_NAMES, Settings, Strategy
 
 
 def run(
@@ -30,8 +30,6 @@ def run(
     x: list[str] | None,
     y: str | None,
     compare: str | None,
-    *,
-    model_set: list[str] | None,
     out: Path | None,
     resume: bool,
 ) -> None:
@@ -40,34 +38,24 @@ def run(
     def begin() -> Campaign:
         if data is None and (x or y):
             raise UsageError("--x and --y name columns of DATA: give DATA, before --x.")
-        return Campaign.begin(data, x, y, Settings(**options), _strategies(compare))
+        if compare not in (None, "random"):
+            raise UsageError(f"Expected --compare random, got {compare!r}.")
+        strategies = STRATEGIES if compare else STRATEGIES[:1]
+        return Campaign.begin(data, x, y, Settings(**options), strategies)
 
     def go_on(folder: Path) -> Campaign:
-        campaign = Campaign.resume(folder, data, options["steps"])
-        every = {**options, "x": tuple(x or ()), "y": y, "compare": compare}
-        del every["steps"]
-        running.check_unchanged(_former(campaign), running.said(ctx, every))
+        campaign = Campaign.resume(folder, data, options.pop("steps"))
+        settings, origin = asdict(campaign.main.settings), campaign.origin
+        other = "random" if "random" in campaign.loops else None
+        former = {**settings, "x": origin.x, "y": origin.y, "compare": other}
+        given = {**options, "x": tuple(x or ()), "y": y, "compare": compare}
+        running.check_unchanged(ctx, former, given)
         return campaign
 
     with running.reported_problems() as caught:
-        options["model_options"] = parse_settings(model_set)
+        options["model_options"] = parse_settings(options["model_options"])
         with running.campaign_in_folder(out, resume, begin, go_on) as (campaign, folder):
             _run_and_report(campaign, folder, caught)
-
-
-def _strategies(compare: str | None) -> tuple[Strategy, ...]:
-    if compare not in (None, "random"):
-        raise UsageError(f"Expected --compare random, got {compare!r}.")
-    return ("nipv",) if compare is None else ("nipv", "random")
-
-
-def _former(campaign: Campaign) -> dict[str, Any]:
-    return {
-        **asdict(campaign.main.settings),
-        "x": campaign.origin.x,
-        "y": campaign.origin.y,
-        "compare": "random" if "random" in campaign.loops else None,
-    }
 
 
 def _run_and_report(campaign: Campaign, folder: Path, caught: running.Caught) -> None:
@@ -76,16 +64,11 @@ def _run_and_report(campaign: Campaign, folder: Path, caught: running.Caught) ->
     total = campaign.main.settings.steps
     stopped = running.run_with_bar(campaign, total, partial(_last_errors, campaign), steps)
     finals = write_results(campaign, folder, running.notes(caught))
-    running.show_warnings(caught)
     OUT.print(_final_table(finals, campaign))
     _show_outliers(campaign)
-    running.show_numerical_record(
-        loop.state.model.numerical_log for loop in campaign.loops.values()
-    )
-    command = ["bo-stream", "sample", "--out", str(folder), "--resume"]
-    running.show_end(
-        folder, "picks.csv, curve.csv, map.png, curve.png and run.json", stopped, command
-    )
+    logs = [loop.state.model.numerical_log for loop in campaign.loops.values()]
+    files = "picks.csv, curve.csv, map.png, curve.png and run.json"
+    running.show_end(folder, files, caught, logs, stopped, ["sample"])
 
 
 def _announce(campaign: Campaign, folder: Path) -> None:

@@ -15,7 +15,7 @@ from botorch.settings import validate_input_scaling
 from bo_stream import WISKI
 from bo_stream.ax import StreamSurrogate, generation_strategy
 from bo_stream.ax.adapters import StreamAdapter
-from bo_stream.ax.rows import Rows
+from bo_stream.ax.stream import Rows
 from bo_stream.models.base import StreamingGP
 
 QUICK = {"num_restarts": 1, "raw_samples": 8}
@@ -129,9 +129,9 @@ def watch(monkeypatch: pytest.MonkeyPatch, kind: type[StreamingGP] = WISKI) -> T
     traffic = Traffic()
     build, update, retract = StreamSurrogate._begun, kind.update, kind.retract
 
-    def counted_build(self: Any, dataset: Any, *args: Any) -> Any:
-        traffic.built.append(len(dataset.X))
-        return build(self, dataset, *args)
+    def counted_build(self: Any, rows: Rows, *args: Any) -> Any:
+        traffic.built.append(len(rows))
+        return build(self, rows, *args)
 
     def counted_update(self: Any, X: Any, *args: Any) -> Any:
         traffic.entered.append(len(X))

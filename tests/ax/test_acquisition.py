@@ -145,9 +145,10 @@ def test_the_most_promising_points() -> None:
         (torch.tensor([[1.0]]), torch.tensor([[1.0]])),
     )
     assert violation.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
-    assert set(most_promising(values, violation, 3).tolist()) == {0, 1, 2}
-    assert most_promising(values, violation, 6).tolist()[-1] == 4
-    assert most_promising(values[:, :1], violation, 1).tolist() == [0]
+    order = most_promising(values, violation).tolist()
+    assert set(order[:3]) == {0, 1, 2}
+    assert order[-1] == 4
+    assert most_promising(values[:, :1], violation).tolist()[0] == 0
 
 
 def test_the_baseline_has_a_fixed_size() -> None:

@@ -17,11 +17,11 @@ from botorch.acquisition.input_constructors import get_acqf_input_constructor
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models import SingleTaskGP
 
-from bo_stream import OSGPR, WISKI
+from bo_stream import OSGPR
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.acquisition.feature_nipv import BoxMeasure
 from bo_stream.ax import ACQUISITIONS, Pool, generation_strategy, register_pool
-from bo_stream.ax.nipv import NUM_MC_POINTS, StreamNIPV, integrated_variance
+from bo_stream.ax.acquisition import NUM_MC_POINTS, integrated_variance
 from bo_stream.ax.pool import with_handles
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
@@ -97,7 +97,7 @@ def test_both_kinds_agree_and_with_a_dense_formula() -> None:
     X = torch.tensor(table.frame.to_numpy()).unsqueeze(-2)
     pending = torch.tensor([[0.3, 0.2]], dtype=torch.float64)
     first.set_X_pending(pending)
-    other = StreamNIPV(model_of(client), points_of(client), X_pending=pending)
+    other = qNegIntegratedPosteriorVariance(model_of(client), points_of(client), X_pending=pending)
     torch.testing.assert_close(first(X), other(X), rtol=1e-8, atol=0.0)
 
 
@@ -181,7 +181,7 @@ def test_points_of_a_pool_are_some_of_its_candidates() -> None:
 
 def test_models_with_a_residual_get_the_general_form() -> None:
     client = after(4, acquisition="FeatureNIPV", model=OSGPR)
-    assert type(acquisition_of(client).acqf) is StreamNIPV
+    assert type(acquisition_of(client).acqf) is qNegIntegratedPosteriorVariance
     assert acquisition_of(client).acqf.mc_points.shape == (NUM_MC_POINTS, 2)
 
 
@@ -208,12 +208,13 @@ def test_a_weighted_sum_of_metrics_is_none_of_them() -> None:
         after(4, two, acquisition="FeatureNIPV", objective="-loss - 2 * cost")
 
 
-@pytest.mark.parametrize("kind", [FeatureNIPV, StreamNIPV])
-def test_a_list_of_models_says_what_to_do(kind: Any) -> None:
+def test_a_list_of_models_says_what_to_do() -> None:
     client = after(4, two, acquisition="qUCB", constraints=["cost >= 0.1"])
-    construct = get_acqf_input_constructor(kind)
+    construct = get_acqf_input_constructor(FeatureNIPV)
     with pytest.raises(UnsupportedError, match=r"one output.*model\.models"):
-        construct(surrogate_of(client).model, training_data=None, bounds=[(0.0, 1.0)] * 2)
+        FeatureNIPV(
+            **construct(surrogate_of(client).model, training_data=None, bounds=[(0.0, 1.0)] * 2)
+        )
 
 
 @pytest.mark.parametrize("kind", OFTEN)
@@ -280,19 +281,8 @@ def test_points_can_be_ranked() -> None:
     torch.testing.assert_close(torch.tensor(worth, dtype=torch.float64), expected)
 
 
-def test_botorchs_input_constructor() -> None:
-    X = torch.rand(6, 2, dtype=torch.float64)
-    model = WISKI(X, X.sum(-1, keepdim=True))
-    construct = get_acqf_input_constructor(StreamNIPV)
-    assert construct(model, training_data=None, mc_points=X)["mc_points"] is X
-    drawn = construct(model, training_data=None, bounds=[(0.0, 1.0)] * 2, num_mc_points=5)
-    assert drawn["mc_points"].shape == (5, 2)
-    with pytest.raises(ValueError, match="got neither"):
-        construct(model, training_data=None)
-
-
 def test_a_model_that_does_not_stream() -> None:
     X = torch.rand(6, 2, dtype=torch.float64)
     model = SingleTaskGP(X, X.sum(-1, keepdim=True))
     made = integrated_variance(FeatureNIPV, model, [(0.0, 1.0)] * 2, None, None)
-    assert type(made) is StreamNIPV
+    assert type(made) is qNegIntegratedPosteriorVariance

@@ -135,6 +135,11 @@ def test_parameter_constraints_and_fixed_parameters() -> None:
         client.complete_trial(index, {"loss": loss(p)})
 
 
+def test_the_first_trials_keep_fixed_parameters() -> None:
+    ((_, parameters),) = started().get_next_trials(1, fixed_parameters={"b": 0.25}).items()
+    assert parameters["b"] == 0.25
+
+
 @pytest.mark.filterwarnings("ignore:Yvar holds .* zero or less")
 @pytest.mark.parametrize("sems", [(None,), (0.1,), (0.0,), (None, 0.1)])
 @pytest.mark.parametrize("kind", [WISKI, OSGPR])

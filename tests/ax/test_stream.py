@@ -6,7 +6,7 @@ import pytest
 import torch
 from botorch.utils.datasets import SupervisedDataset
 
-from bo_stream.ax.rows import Rows, difference, noise_floor
+from bo_stream.ax.stream import Rows, noise_floor
 
 
 def rows(values: list[tuple[float, float, float]]) -> Rows:
@@ -18,28 +18,26 @@ NAN = float("nan")
 
 
 def test_order_does_not_count() -> None:
-    held = rows([(0, 1, NAN), (1, 2, NAN)])
-    change = difference(held, rows([(1, 2, NAN), (2, 5, NAN), (0, 1, NAN)]))
-    assert change.fresh.X.tolist() == [[2.0]]
-    assert len(change.gone) == 0
+    held, wanted = rows([(0, 1, NAN), (1, 2, NAN)]), rows([(1, 2, NAN), (2, 5, NAN), (0, 1, NAN)])
+    assert wanted.without(held).X.tolist() == [[2.0]]
+    assert len(held.without(wanted)) == 0
 
 
 def test_equal_rows_count_as_often_as_they_stand() -> None:
     held = rows([(0, 1, NAN), (0, 1, NAN)])
-    assert len(difference(held, rows([(0, 1, NAN)] * 5)).fresh) == 3
-    assert len(difference(held, rows([(0, 1, NAN)])).gone) == 1
+    assert len(rows([(0, 1, NAN)] * 5).without(held)) == 3
+    assert len(held.without(rows([(0, 1, NAN)]))) == 1
 
 
 def test_another_outcome_or_noise_is_another_row() -> None:
-    held = rows([(0, 1, NAN), (1, 1, 0.5)])
-    change = difference(held, rows([(0, 2, NAN), (1, 1, NAN)]))
-    assert change.fresh.Y.tolist() == [[2.0], [1.0]]
-    assert change.gone.Y.tolist() == [[1.0], [1.0]]
+    held, wanted = rows([(0, 1, NAN), (1, 1, 0.5)]), rows([(0, 2, NAN), (1, 1, NAN)])
+    assert wanted.without(held).Y.tolist() == [[2.0], [1.0]]
+    assert held.without(wanted).Y.tolist() == [[1.0], [1.0]]
 
 
 def test_the_sign_of_zero_does_not_count() -> None:
-    change = difference(rows([(0.0, -0.0, NAN)]), rows([(-0.0, 0.0, -NAN)]))
-    assert (len(change.fresh), len(change.gone)) == (0, 0)
+    held, wanted = rows([(0.0, -0.0, NAN)]), rows([(-0.0, 0.0, -NAN)])
+    assert (len(wanted.without(held)), len(held.without(wanted))) == (0, 0)
 
 
 def test_noise_is_none_where_none_is_known() -> None:
