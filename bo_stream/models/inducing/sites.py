@@ -159,8 +159,7 @@ class OnlineUpdate:
         return torch.stack((torch.ones_like(self._mean), -self._mean), -1).unsqueeze(-1)
 
     def _weights(self, statistics: Whitened) -> WeightPosterior:
-        group = unit_noise(statistics)
-        return solve(at_noise(group.statistics, group.level, self._target_map))
+        return solve(at_noise(statistics, torch.ones_like(statistics.count), self._target_map))
 
     def _predicted(self, weights: WeightPosterior) -> Tensor:
         """Compute the mean of the process at the batch, ``... x m x n``."""
