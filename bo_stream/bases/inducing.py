@@ -73,11 +73,7 @@ class InducingBasis(KernelBasis):
 
     @classmethod
     def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
-        """Make the basis of a kernel as it is now. Cost O(M³).
-
-        Raises:
-            NotPSDError: K_ZZ is not positive definite even with the largest jitter.
-        """
+        """Make the basis of a kernel as it is now, in O(M³); NotPSDError: no jitter was enough."""
         return cls.live(frozen(kernel), Z, outputs)
 
     @classmethod

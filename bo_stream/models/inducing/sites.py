@@ -39,13 +39,8 @@ WARM_STEPS = 3
 class SiteInference(InducingInference):
     """Inference by sites that natural gradients find, in the uncollapsed online bound.
 
-    Attributes:
-        beta: Weight of the divergences in the bound, in (0, 1].
-        natural_steps: Most natural-gradient steps on a batch.
-        natural_rate: Of a step, in (0, 1].
-        hyper_steps: Steps of Adam on the hyperparameters in an update.
-        learning_rate: Of those.
-        fixed: Names of the hyperparameters that are not learned.
+    The options are those of :class:`~bo_stream.OSVGP`, and ``fixed``, the names of the
+    hyperparameters that are not learned.
     """
 
     beta: float

@@ -47,12 +47,7 @@ class LocalCache:
 class LocalInference(Inference[LocalMemory, LocalCache]):
     """Local models of at most s observations, of which only those that changed are solved anew.
 
-    Attributes:
-        w_gen: Correlation with the most similar centre below which a new model begins, in (0, 1).
-        max_models: Largest number of models of a batch element and output; once there are so many,
-            every observation goes to the most similar one.
-        max_size: s.
-        nearest: How many local models predict at an input.
+    The options are those of :class:`~bo_stream.LocalGP`, ``max_size`` is s.
     """
 
     w_gen: float
