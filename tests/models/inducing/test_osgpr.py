@@ -28,7 +28,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Novelty, Random
-from bo_stream.models.inducing import points as inducing_choice
+from bo_stream.models.inducing import inference as inducing_choice
 from tests.oracles.inducing import SGPR, online_bound
 from tests.problems import observations
 from tests.problems.inducing import (
