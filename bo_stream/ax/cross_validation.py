@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from functools import cached_property
 from itertools import compress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -107,12 +107,10 @@ class CrossValidatingAdapter(TorchAdapter):
         self, fold: Part, points: Sequence[ObservationFeatures], observation_noise: bool
     ) -> list[ObservationData] | None:
         """Predict points in closed form; None: some model does not allow it."""
-        generator = self.generator
-        if not isinstance(generator, BoTorchGenerator) or generator.refit_on_cv:
+        generator = cast(BoTorchGenerator, self.generator)
+        if generator.refit_on_cv:
             return None
-        surrogate = generator.surrogate
-        if not isinstance(surrogate, StreamSurrogate):
-            return None
+        surrogate = cast(StreamSurrogate, generator.surrogate)
         X = self._array_to_tensor(
             np.array([[point.parameters[name] for name in self.parameters] for point in points])
         )
