@@ -34,14 +34,8 @@ def cholesky_with_nugget(matrix: Tensor, share: float) -> Tensor:
 def cholesky_with_jitter(matrix: Tensor) -> tuple[Tensor, float]:
     """Compute the lower Cholesky factor L of a symmetric matrix, and the jitter that it took.
 
-    A factorisation that fails is tried again with the next of ``JITTERS``, relative to the mean of
-    the diagonal; the same for all matrices of a batch. Cost O(n³).
-
-    Args:
-        matrix: Positive (semi-)definite, ``... x n x n``.
-
-    Returns:
-        L with ``L Lᵀ = matrix + jitter · mean(diagonal) · I``, and the jitter; 0 is none.
+    ``L Lᵀ = matrix + jitter · mean(diagonal) · I``, ``... x n x n``. A factorisation that fails is
+    tried again with the next of ``JITTERS``, the same for all matrices of a batch. Cost O(n³).
 
     Raises:
         NotPSDError: The matrix is not positive definite even with the largest jitter.
@@ -67,13 +61,7 @@ def independent_rows(matrix: Tensor) -> Tensor:
 
     Pivoted Cholesky of the correlations as they stand, indefinite or not, until no pivot is more
     than ``INDEPENDENT``; of a batch one matrix after the other, each among the rows that remain.
-    Cost O(n³).
-
-    Args:
-        matrix: ``... x n x n``, finite.
-
-    Returns:
-        Indices, ``k``.
+    Cost O(n³). The matrices are ``... x n x n`` and finite, the indices ``k``.
     """
     rows = torch.arange(matrix.shape[-1], device=matrix.device)
     for one in matrix.detach().reshape(-1, *matrix.shape[-2:]):
@@ -85,14 +73,9 @@ def independent_rows(matrix: Tensor) -> Tensor:
 
 
 def pivot_rows(matrix: Tensor, tolerance: float) -> Tensor:
-    """Return the pivots of the Cholesky factorisation of a symmetric matrix, in order. Cost O(n³).
+    """Return the pivots, not less than ``tolerance``, of a Cholesky factorisation, in order.
 
-    Args:
-        matrix: ``n x n``, finite.
-        tolerance: Least pivot.
-
-    Returns:
-        Indices, ``k``.
+    The matrix is ``n x n``, symmetric and finite, the indices ``k``. Cost O(n³).
     """
     _, pivots, rank, _ = dpstrf(matrix.double().cpu().numpy(), tol=tolerance, lower=1)
     return torch.from_numpy(pivots[:rank] - 1).long().to(matrix.device)
@@ -169,12 +152,7 @@ def row_product(rows: Tensor, matrix: Tensor) -> Tensor:
 
 def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
     """Compute ``factor⁻¹ right`` for a lower triangular factor, leading dimensions broadcast."""
-    batch = torch.broadcast_shapes(factor.shape[:-2], right.shape[:-2])
-    return torch.linalg.solve_triangular(
-        factor.expand(*batch, *factor.shape[-2:]),
-        right.expand(*batch, *right.shape[-2:]),
-        upper=False,
-    )
+    return torch.linalg.solve_triangular(factor, right, upper=False)
 
 
 def stack_rows(first: Tensor, second: Tensor) -> Tensor:
@@ -197,17 +175,11 @@ def check_memory(
     remedy: str = SMALLER_GRID,
     dtype: torch.dtype = torch.float64,
 ) -> None:
-    """Refuse an allocation beyond a limit, before it is made.
-
-    Args:
-        name: Subject of the error message.
-        numbers: How many numbers would be allocated.
-        limit_gib: In GiB.
-        remedy: Sentence that ends the message.
-        dtype: Of the numbers.
+    """Refuse to allocate so many numbers of a dtype, before it is done.
 
     Raises:
-        ValueError: More than ``limit_gib`` GiB would be needed.
+        ValueError: More than ``limit_gib`` GiB would be needed; ``name`` is the subject of the
+            message and ``remedy`` ends it.
     """
     gib = numbers * dtype.itemsize / 2**30
     if not math.isfinite(gib) or gib > limit_gib:

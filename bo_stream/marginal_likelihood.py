@@ -33,11 +33,9 @@ class LowRankRoot:
     b: Tensor
 
     def at_noise(self, level: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Root of the evidence's gram and its moment's coordinates, at an actual noise level.
+        """Return the root of an information form's gram and its moment's coordinates.
 
-        Args:
-            level: ``... x m``.
-            residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``.
+        Args as for :func:`bo_stream.weights.at_noise`.
         """
         scale = level.sqrt()[..., None, None]
         return self.G / scale, self.b @ residual / scale
@@ -57,7 +55,7 @@ def low_rank_root_of(statistics: Whitened) -> LowRankRoot | None:
 
 
 def _pivoted(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Columns ``... x r x k`` and pivots ``... x k``; one column more than ``most``: no end yet.
+    """Return columns ``... x r x k`` and pivots ``... x k``, one more than ``most`` if unfinished.
 
     Batch elements of lower rank than others get columns of zeros.
     """
@@ -101,11 +99,7 @@ class SubspacePosterior:
 
 
 def subspace_posterior(evidence: InformationForm, prior: Tensor) -> SubspacePosterior:
-    """Solve by one LU factor. Cost O(r³).
-
-    Args:
-        evidence: Of the observations.
-        prior: Covariance P of the weights, ``... x m x r x r``.
+    """Solve by one LU factor for the prior covariance P, ``... x m x r x r``. Cost O(r³).
 
     Raises:
         NotPSDError: Hyperparameters are NaN or infinite.
@@ -114,27 +108,6 @@ def subspace_posterior(evidence: InformationForm, prior: Tensor) -> SubspacePost
         evidence.gram, prior, torch.cat((evidence.gram, evidence.moment), -1)
     )
     return SubspacePosterior(gain[..., :-1], gain[..., -1:], log_determinant)
-
-
-def thin_subspace_posterior(G: Tensor, b: Tensor, prior: Tensor) -> SubspacePosterior:
-    """Solve by a low-rank root of the evidence. Cost O(r² k).
-
-    With ``A = G Gᵀ``: ``(I + A P)⁻¹ G = G (I + Gᵀ P G)⁻¹``.
-
-    Args:
-        G: ``... x m x r x k``.
-        b: The moment is ``G b``, ``... x m x k x 1``.
-        prior: Covariance P of the weights, ``... x m x r x r``.
-
-    Raises:
-        NotPSDError: Hyperparameters are NaN or infinite.
-    """
-    inner = G.mT @ (prior @ G)
-    inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    factor = safe_cholesky(inner)
-    rows = solve_lower(factor, G.mT)
-    log_determinant = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return SubspacePosterior(rows.mT @ rows, rows.mT @ solve_lower(factor, b), log_determinant)
 
 
 @dataclass(frozen=True)
@@ -153,16 +126,13 @@ class NoiseGroup:
 
 
 def combine(groups: Sequence[NoiseGroup], residual: Tensor) -> InformationForm:
-    """Evidence of all groups for the residual targets ``[Y, 1] @ residual``."""
-    parts = [at_noise(group.statistics, group.level, residual) for group in groups]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    """Add the information of all groups for the residual targets ``[Y, 1] @ residual``."""
+    first, *others = (at_noise(group.statistics, group.level, residual) for group in groups)
+    return sum(others, start=first)
 
 
 def dense_log_marginal_likelihood(covariance: Tensor, residual: Tensor, noise: Tensor) -> Tensor:
-    """``log N(residual; 0, covariance + diag(noise))``, ``... x m``, with its exact gradient.
+    """Compute ``log N(residual; 0, covariance + diag(noise))``, ``... x m``, and exact gradients.
 
     The gradient in the covariance C is ``½ (a aᵀ − C⁻¹)`` with ``a = C⁻¹ residual`` (Rasmussen and
     Williams, 2006, eq. 5.9): the factorisation is not differentiated. Cost O(n³).
@@ -224,15 +194,24 @@ def subspace_log_marginal_likelihood(
 def _subspace_posterior(
     groups: Sequence[NoiseGroup], residual: Tensor, evidence: InformationForm, prior: Tensor
 ) -> SubspacePosterior:
+    """Solve by a low-rank root G of the evidence, if there is one: ``A = G Gᵀ`` and moment ``G b``.
+
+    ``(I + A P)⁻¹ G = G (I + Gᵀ P G)⁻¹``, hence cost O(r² k) for k columns.
+    """
     roots = [group.root.at_noise(group.level, residual) for group in groups if group.root]
     if len(roots) < len(groups):
         return subspace_posterior(evidence, prior)
     G, b = torch.cat([G for G, _ in roots], -1), torch.cat([b for _, b in roots], -2)
-    return thin_subspace_posterior(G, b, prior)
+    inner = G.mT @ (prior @ G)
+    inner.diagonal(dim1=-2, dim2=-1).add_(1.0)
+    factor = safe_cholesky(inner)
+    rows = solve_lower(factor, G.mT)
+    log_determinant = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return SubspacePosterior(rows.mT @ rows, rows.mT @ solve_lower(factor, b), log_determinant)
 
 
 def _spreads(groups: Sequence[NoiseGroup], prior: Tensor, K: Tensor, mean: Tensor) -> list[Tensor]:
-    """``tr(gram E[w wᵀ])`` of each group, with ``Cov[w] = P − P K P``; cheap for one group."""
+    """Compute ``tr(gram E[w wᵀ])`` of each group, ``Cov[w] = P − P K P``; cheap for one group."""
     grams = [group.statistics.gram for group in groups]
     if len(groups) == 1:
         traces = [groups[0].level * (prior * K).sum((-2, -1))]
@@ -244,7 +223,7 @@ def _spreads(groups: Sequence[NoiseGroup], prior: Tensor, K: Tensor, mean: Tenso
 
 
 def expected_misfit(group: NoiseGroup, residual: Tensor, mean: Tensor, spread: Tensor) -> Tensor:
-    """−E log p(y | w) up to a constant, ``... x m``, given ``tr(gram E[w wᵀ])``."""
+    """Compute −E log p(y | w) up to a constant, ``... x m``, given ``tr(gram E[w wᵀ])``."""
     statistics = group.statistics
     quadratic = (residual.mT @ statistics.energy @ residual)[..., 0, 0]
     linear = (mean.mT @ statistics.moment @ residual)[..., 0, 0]

@@ -57,7 +57,7 @@ class WeightPosterior:
         """Root S of the covariance, ``... x m x r x r``. Cost O(k r²)."""
         if not self.observed:
             return self.base_root
-        change = self.downdate @ _complement(self.downdate)
+        change = self.downdate @ _root_change(self.downdate.mT @ self.downdate, -1.0)
         return _less_product(self.base_root, self.base_root @ self.downdate, change.mT)
 
     def covariance(self) -> Tensor:
@@ -82,7 +82,7 @@ class WeightPosterior:
     def observe(self, features: Tensor, residual: Tensor, noise: Tensor) -> WeightPosterior:
         """Condition on n more observations. Cost O(n r (r + k)), for n small against r.
 
-        Law: equal to solving anew with the observations' statistics added.
+        Equal to solving anew with the observations' statistics added.
 
         Args:
             features: Whitened, ``... x m x n x r``.
@@ -116,23 +116,16 @@ class WeightPosterior:
         factor = safe_cholesky(torch.diag_embed(noise) - rows @ rows.mT)
         columns = solve_lower(factor, rows)
         innovation = solve_lower(factor, residual.unsqueeze(-1) - features @ self.mean)
-        change = _widening(columns) @ columns
+        change = _root_change(columns @ columns.mT, 1.0) @ columns
         root = _less_product(self.root, self.root @ columns.mT, -change)
         return WeightPosterior.of(self.mean - self.root @ (columns.mT @ innovation), root)
 
 
-def _widening(columns: Tensor) -> Tensor:
-    """Return M with ``I + Dᵀ M D`` a root of ``I + Dᵀ D``, ``... x k x k``, for D of k rows."""
-    values, vectors = torch.linalg.eigh(columns @ columns.mT)
-    root = (1.0 + values.clamp_min(0.0)).sqrt()
+def _root_change(product: Tensor, sign: float) -> Tensor:
+    """Return M with ``I ± C M Cᵀ`` a root of ``I ± C Cᵀ``, ``... x k x k``, from ``Cᵀ C``."""
+    values, vectors = torch.linalg.eigh(product)
+    root = (1.0 + sign * values).clamp_min(max(sign, 0.0)).sqrt()
     return (vectors / (1.0 + root).unsqueeze(-2)) @ vectors.mT
-
-
-def _complement(downdate: Tensor) -> Tensor:
-    """Return M with ``I − C M Cᵀ`` a root of ``I − C Cᵀ``, ``... x k x k``."""
-    values, vectors = torch.linalg.eigh(downdate.mT @ downdate)
-    left = (1.0 - values).clamp_min(0.0).sqrt()
-    return (vectors / (1.0 + left).unsqueeze(-2)) @ vectors.mT
 
 
 def _less_product(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:

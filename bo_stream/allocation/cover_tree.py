@@ -129,11 +129,11 @@ class CoverTree(Allocator):
         self._levels = [*self._levels, empty.with_centres(finest.centres, own, finest)]
         return self
 
-    def fresh(self) -> CoverTree:
+    def fresh(self) -> Self:
         """Return an empty tree of the same settings."""
-        return CoverTree(self.resolution, self.average, self.voronoi, self.per_lengthscale)
+        return type(self)(self.resolution, self.average, self.voronoi, self.per_lengthscale)
 
-    def coarsened(self, resolution: float) -> CoverTree:
+    def coarsened(self, resolution: float) -> Self:
         """Return a tree of the coarser levels, the finest as :meth:`level` chooses it.
 
         Raises:
@@ -151,7 +151,7 @@ class CoverTree(Allocator):
         tree.resolution = tree._levels[-1].radius
         return tree
 
-    def to(self, like: Tensor) -> CoverTree:
+    def to(self, like: Tensor) -> Self:
         """Return the tree in another dtype, on another device."""
         tree = self.fresh()
         tree._levels = [level.to(like) for level in self._levels]

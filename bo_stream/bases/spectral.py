@@ -28,7 +28,6 @@ from torch.utils.checkpoint import checkpoint
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.kernels import TransformedKernel
 from bo_stream.bases.sampled import degrees_of_freedom, student_frequencies
-from bo_stream.tensors import map_tensors
 
 FEATURES = 1024
 """Number of cosines in a function drawn from the prior; n times as many for a sum of n kernels."""
@@ -82,10 +81,6 @@ class FourierFunctions:
     def __call__(self, X: Tensor) -> Tensor:
         """Evaluate at inputs ``... x n x d``, ``... x m x n``. Cost O(n p d) a function."""
         return self._summed(X.unsqueeze(-3), None)
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> FourierFunctions:
-        """Apply a rule for the leading dimensions to all tensors."""
-        return map_tensors(self, rule)
 
     def of(self, functionals: InducingFunctions, kernel: Kernel, outputs: int) -> Tensor:
         """Evaluate linear functionals, ``shape x M``: values, or for an RBF kernel averages.

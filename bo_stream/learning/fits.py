@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
@@ -58,7 +57,6 @@ def pretrain(
         InputDataError: Fewer than ten points, the cases in which ``update`` raises one, or a stem
             that was led out of the grid's cube; nothing is changed then.
         UnsupportedError: The model has no stem, or is conditioned on hypothetical observations.
-        ValueError: ``maxiter`` is less than one.
     """
     model._check_not_supposed("pretrain")
     model.standardized(X, Y, Yvar)  # raises what update would, before anything is dropped
@@ -73,15 +71,13 @@ def pretrain(
         )
     if maxiter < 1:
         raise ValueError(f"Expected maxiter of at least 1, got {maxiter}.")
-    units, state = model._units, deepcopy(model.state_dict())
-    memory: Any = model._memory
+    state = deepcopy(model.state_dict())
     try:
-        return _fitted(model, X, Y, Yvar, maxiter, report)
+        with model._undone_on_error():
+            return _fitted(model, X, Y, Yvar, maxiter, report)
     except BaseException:
         model.zero_grad()
         model.load_state_dict(state)
-        model._units = units
-        model._set_memory(memory)
         model.eval()
         raise
 
@@ -131,7 +127,7 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
 
     Raises:
         UnsupportedError: The model is conditioned on hypothetical observations.
-        ValueError: ``maxiter`` is less than one, or the model has no observations.
+        ValueError: The model has no observations.
     """
     if maxiter < 1:
         raise ValueError(f"Expected maxiter of at least 1, got {maxiter}.")
@@ -183,9 +179,6 @@ def maximise_stochastically(
 
     Returns:
         The model.
-
-    Raises:
-        ValueError: The learning rate is negative.
     """
     model.train()
     ascent = ConstrainedAdam(model, hyperparameters(model), learning_rate)

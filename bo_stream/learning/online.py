@@ -41,11 +41,11 @@ class OnlineLearner:
     stem; then the hyperparameters move up the gradient of the marginal likelihood (eq. 13).
 
     Exact: both gradients, up to features that carry a thousandth of the noise variance
-    (:class:`OnlineObjective`). Approximate: earlier observations
-    keep the projections they were observed with, so a stem that has moved far no longer agrees with
-    its memory; :meth:`refresh` projects anew those that were kept, at most ``keep`` of them. On the
-    UCI streams of ``benchmarks/uci.py`` :meth:`relearn` while the first 2,000 are kept, then a stem
-    that stays (``stem_learning_rate=0``), does better than stepping the stem throughout.
+    (:class:`OnlineObjective`). Approximate: earlier observations keep the projections they were
+    observed with, so a stem that has moved far no longer agrees with its memory; :meth:`refresh`
+    projects anew those that were kept, at most ``keep`` of them. On the UCI streams of
+    ``benchmarks/uci.py`` :meth:`relearn` while the first 2,000 are kept, then a stem that stays
+    (``stem_learning_rate=0``), does better than stepping the stem throughout.
 
     Cost of a step of q points: O(q (7^k + r²) + r³), whatever came before, r as few features as
     the noise allows.
@@ -125,10 +125,9 @@ class OnlineLearner:
         return float(density.detach()) / max(X.shape[-2], 1)
 
     def offer(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> None:
-        """Sample observations to keep, as a step does with its own.
+        """Sample observations to keep, as :meth:`step` does with its own.
 
-        For those of a pretraining, which entered the memory by the present stem. Args as in
-        :meth:`step`.
+        For those of a pretraining, which entered the memory by the present stem.
         """
         if self._reservoir.size == 0:
             return
@@ -144,12 +143,9 @@ class OnlineLearner:
     def relearn(self, maxiter: int = 200) -> None:
         """Learn the stem and all hyperparameters anew from the observations kept, and refresh them.
 
-        As :func:`bo_stream.learning.pretrain` on the kept observations. While all observations are
-        kept the model is afterwards what that would have made of them; others stay where they were
-        projected. Cost O(keep · r² + r³) an iteration, whatever came before.
-
-        Args:
-            maxiter: Most iterations of L-BFGS-B.
+        As :func:`bo_stream.learning.pretrain` in ``maxiter`` iterations on the kept observations.
+        While all are kept the model is afterwards what that would have made of them; others stay
+        where they were projected. Cost O(keep · r² + r³) an iteration, whatever came before.
 
         Raises:
             InputDataError: Fewer than ten observations are kept.
@@ -164,17 +160,11 @@ class OnlineLearner:
         self.refresh()
 
     def refresh(self, n_kept: int | None = None) -> None:
-        """Project kept observations anew, by the present stem. Cost O(n 7^k).
+        """Project n kept observations, or all, anew, by the present stem. Cost O(n 7^k).
 
-        Exact for those: the memory is as if they had entered it by this stem. All others stay where
-        they were projected when they came. With a budget that holds the whole stream the model is
-        the one that would be built anew.
-
-        Args:
-            n_kept: How many of them, the longest kept first; all if omitted.
-
-        Raises:
-            ValueError: More than are kept.
+        Exact for those, the longest kept first: the memory is as if they had entered it by this
+        stem. All others stay where they were projected when they came. With a budget that holds the
+        whole stream the model is the one that would be built anew.
         """
         kept = self._reservoir.kept[:n_kept]
         if n_kept is not None and not 0 <= n_kept <= self.num_kept:

@@ -69,6 +69,9 @@ class Inference(ABC, Generic[M, C]):
     It holds options and no data: memories and caches are values that are given and returned, so
     that a call which raises has changed nothing. A cache knows the state of the hyperparameters
     that it is of. Numerical events and what a user is told once are put on record in the model.
+
+    Most methods take the memory of the observations, its cache if there is one, and a prior, which
+    views the hyperparameters; inputs X, ``... x d``, are transformed.
     """
 
     noise_varies: ClassVar[bool] = False
@@ -78,17 +81,10 @@ class Inference(ABC, Generic[M, C]):
     def observe(
         self, memory: M, cache: C | None, data: Observations, prior: Prior
     ) -> tuple[M, C | None]:
-        """Put a batch into memory, or take it out if its sign is negative.
+        """Put a checked batch into memory, or take it out if its sign is negative.
 
-        Args:
-            memory: Before.
-            cache: Of it, if there is one.
-            data: A checked batch.
-            prior: The hyperparameters. Those that are learned along with the stream are set last,
-                when nothing can fail any more.
-
-        Returns:
-            The memory afterwards, and as much of the cache as follows at a small cost.
+        Return the memory afterwards, and as much of the cache as follows at a small cost.
+        Hyperparameters that are learned along with the stream are set last, when nothing can fail.
 
         Raises:
             InputDataError: What is to be taken out is not in memory.
@@ -100,14 +96,7 @@ class Inference(ABC, Generic[M, C]):
     def process(
         self, memory: M, cache: C | None, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, C]:
-        """Return the posterior as a process, and the cache that has it.
-
-        Args:
-            memory: Of the observations.
-            cache: Of it, if there is one.
-            prior: The hyperparameters.
-            X: Transformed inputs, ``... x d``, that the process must be able to take.
-        """
+        """Return the posterior as a process that can take X, and the cache that has it."""
 
     def feature_process(
         self, memory: M, cache: C | None, prior: Prior, X: Tensor | None = None
@@ -116,12 +105,10 @@ class Inference(ABC, Generic[M, C]):
         return self.process(memory, cache, prior, X)
 
     def check_reach(self, process: PosteriorProcess, X: Tensor | None) -> None:
-        """Check that a process which is conditioned on hypothetical observations can take inputs.
-
-        Most take any.
+        """Check that a process which is conditioned on hypothetical observations can take X.
 
         Raises:
-            InputDataError: It cannot take these.
+            InputDataError: It cannot; most take any.
         """
         return
 
@@ -135,12 +122,7 @@ class Inference(ABC, Generic[M, C]):
     ) -> tuple[NoiseAtInputs | None, C | None]:
         """Return the noise variance as it depends on the inputs, or None: for most models.
 
-        Args:
-            memory: Of the observations.
-            cache: Of it, if there is one.
-            prior: The hyperparameters.
-            X: Transformed inputs, ``... x d``, of which it will be asked.
-            process: Instead of X: a posterior, wherever which can be asked, it will be.
+        It will be asked of X, or instead wherever a posterior ``process`` can be asked.
         """
         return None, cache
 
@@ -154,17 +136,11 @@ class Inference(ABC, Generic[M, C]):
     def log_marginal_likelihood(
         self, memory: M, cache: C | None, prior: Prior
     ) -> tuple[Tensor, C | None]:
-        """Return that of all observations, or its bound, ``batch_shape x m``, and the cache.
-
-        For most models the objective of a fit.
-        """
+        """Return that of all observations, or its bound: for most models the objective."""
         return self.objective(memory, cache, prior)
 
     def refitted(self, memory: M, cache: C | None, prior: Prior) -> tuple[M, C | None]:
-        """Return the memory as new hyperparameters want it, after a refit, and a cache of it.
-
-        For most models it stays.
-        """
+        """Return the memory, and a cache, as new hyperparameters want them after a refit."""
         return memory, cache
 
     @abstractmethod
@@ -180,12 +156,7 @@ class Inference(ABC, Generic[M, C]):
         """Return a memory of no observations with the same places."""
 
     def grown(self, memory: M, prior: Prior, outputs: int) -> M:
-        """Return the memory with outputs that all observations had and none named.
-
-        Args:
-            memory: Of all outputs so far.
-            prior: The hyperparameters.
-            outputs: How many there are to be.
+        """Return the memory with so many outputs: more ones, that no observation named.
 
         Raises:
             UnsupportedError: The memory cannot have more.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.linalg import safe_cholesky, solve_lower, stack_columns, stack_rows
+from bo_stream.linalg import safe_cholesky, stack_columns, stack_rows
 from bo_stream.process.joint import Joint, Residual
 from bo_stream.tensors import zip_tensors
 from bo_stream.weights import WeightPosterior
@@ -92,7 +92,8 @@ class PosteriorProcess(ABC):
         covariance = self.cross_covariance(points, points)
         shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
         factor = safe_cholesky(covariance + torch.diag_embed(noise.expand(shape)))
-        innovation = solve_lower(factor, (Y - self.mean_at(points)).unsqueeze(-1))
+        left = (Y - self.mean_at(points)).unsqueeze(-1)
+        innovation = torch.linalg.solve_triangular(factor, left, upper=False)
         new = ConditionedProcess(self, points, factor, innovation)
         return self._joined(new) if isinstance(self, ConditionedProcess) else new
 
@@ -209,7 +210,7 @@ class ConditionedProcess(PosteriorProcess):
     def _downdate(self, points: Points) -> Tensor:
         """Compute ``cov(points, observed) factor⁻ᵀ``, ``... x m x n x q``."""
         cross = self.base.cross_covariance(self.points, points)
-        return solve_lower(self.factor, cross).mT
+        return torch.linalg.solve_triangular(self.factor, cross, upper=False).mT
 
     def mean_at(self, points: Points) -> Tensor:
         """Add the regression on the innovation to the base's mean."""

@@ -54,10 +54,10 @@ def two_steps() -> Callable[[], object]:
 
 
 CALLS = {
-    "update": (update, (18, 26, 13)),
-    "posterior": (posterior, (9, 11, 9)),
-    "fantasy": (fantasy, (14, 48, 11)),
-    "two steps of a QSGP": (two_steps, (15, 39, 13)),
+    "update": (update, (17, 24, 12)),
+    "posterior": (posterior, (9, 11, 8)),
+    "fantasy": (fantasy, (14, 44, 9)),
+    "two steps of a QSGP": (two_steps, (15, 38, 12)),
 }
 """Files, switches between them and depth."""
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import singledispatch
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import torch
@@ -64,9 +64,10 @@ class GridKernel:
 
     def spread(self, widths: Sequence[float]) -> GridKernel:
         """Return a kernel whose span includes derivatives in frequencies, for a box's widths."""
-        groups = self.groups(len(widths))
-        own = ([widths[i] for i in group] for group in groups)
-        parts = (part.spread(w) for part, w in zip(self.parts, own, strict=True))
+        parts = []
+        for part, group in zip(self.parts, self.groups(len(widths)), strict=True):
+            spread = (factor.spread(widths[group[factor.dimension]]) for factor in part.factors)
+            parts.append(replace(part, factors=tuple(spread)))
         return replace(self, parts=tuple(parts))
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> GridKernel:
@@ -125,11 +126,6 @@ class KernelFactors:
         """Device of the factors' parameters."""
         return next((p.device for factor in self.factors for p in factor.parameters), None)
 
-    def spread(self, widths: Sequence[float]) -> KernelFactors:
-        """Spread every factor."""
-        spread = (factor.spread(widths[factor.dimension]) for factor in self.factors)
-        return KernelFactors(self.scales, tuple(spread))
-
     def map(self, rule: Callable[[Tensor], Tensor]) -> KernelFactors:
         """Apply a rule to all hyperparameters."""
         mapped = (replace(f, parameters=tuple(map(rule, f.parameters))) for f in self.factors)
@@ -137,9 +133,8 @@ class KernelFactors:
 
     def in_own_dims(self) -> KernelFactors:
         """Return the kernel as one of those inputs only that it acts on."""
-        position = {dimension: i for i, dimension in enumerate(self.dims)}
-        moved = (replace(factor, dimension=position[factor.dimension]) for factor in self.factors)
-        return KernelFactors(self.scales, tuple(moved))
+        moved = (replace(f, dimension=self.dims.index(f.dimension)) for f in self.factors)
+        return replace(self, factors=tuple(moved))
 
 
 @dataclass(frozen=True)
@@ -199,7 +194,7 @@ def weighted_sum(
 ) -> Factor:
     """Make one factor of a weighted sum of products of factors, all of one dimension.
 
-    The weights, each one per batch element, sum to one. Costs as much as all its parts.
+    The weights, each one per batch element, sum to one.
     """
     factors = [factor for part in parts for factor in part]
     parameters, frequencies = list(weights), list[int]()
@@ -271,8 +266,7 @@ MATERN: dict[float, Formula] = {
 PERIODIC = Formula(_periodic, math.inf, frequencies=(0,))
 SPECTRAL_COMPONENT = Formula(_spectral_component, math.inf, frequencies=(0,))
 
-Terms = tuple[KernelFactors, ...]
-"""Terms of a sum of products, in the inputs' own dimensions."""
+Terms = tuple[KernelFactors, ...]  # of a sum of products, in the inputs' own dimensions
 
 
 def kernel_factors(kernel: Kernel, dim: int) -> GridKernel:
@@ -414,10 +408,8 @@ def _joined(terms: Iterable[KernelFactors]) -> Terms:
 
 def _product(parts: Iterable[KernelFactors]) -> KernelFactors:
     known = list(parts)
-    return KernelFactors(
-        tuple(scale for part in known for scale in part.scales),
-        tuple(factor for part in known for factor in part.factors),
-    )
+    scales, factors = ([part.scales for part in known], [part.factors for part in known])
+    return KernelFactors(tuple(chain(*scales)), tuple(chain(*factors)))
 
 
 def _sum(

@@ -247,7 +247,7 @@ class Grid:
         """Count the cells to add below and above, per dimension, so that the box holds X."""
         if X.numel() == 0:
             return [0] * self.dim, [0] * self.dim
-        low, high = torch.stack(torch.aminmax(X.detach().reshape(-1, self.dim), dim=0)).tolist()
+        low, high = torch.stack(torch.aminmax(X.detach().reshape(-1, X.shape[-1]), dim=0)).tolist()
         lines = list(zip(low, high, self.lower, self.spacing, self.cells, strict=True))
         below = [(lower - lo) / h for lo, _, lower, h, _ in lines]
         above = [(hi - lower) / h - cells for _, hi, lower, h, cells in lines]

@@ -116,7 +116,7 @@ def find_objective(
         UsageError: No such function, or an option that does not fit it.
     """
     if ":" in function:
-        return _own_function(function, dim, noise, bounds)
+        return _own_function(function, dim, noise, bounds, seed)
     if bounds is not None:
         raise UsageError(f"--bounds are for functions of your own; {function!r} has its own.")
     if not 0.0 <= noise < float("inf"):
@@ -139,7 +139,9 @@ def find_objective(
     return Objective(name, checked_bounds(box.T.tolist()), dim, noise, seed)
 
 
-def _own_function(function: str, dim: int | None, noise: float, bounds: Bounds | None) -> Objective:
+def _own_function(
+    function: str, dim: int | None, noise: float, bounds: Bounds | None, seed: int
+) -> Objective:
     if noise or dim is not None:
         raise UsageError(
             f"--dim and --noise are for test functions; {function!r} is your own: say --bounds."
@@ -148,7 +150,7 @@ def _own_function(function: str, dim: int | None, noise: float, bounds: Bounds |
         raise UsageError(
             f"Say the bounds of each input of {function!r}, as in --bounds '0,1 -5,5'."
         )
-    objective = Objective(function, checked_bounds(bounds), len(bounds))
+    objective = Objective(function, checked_bounds(bounds), len(bounds), seed=seed)
     objective.prepare()
     return objective
 

@@ -104,12 +104,8 @@ class GridCache:
     def after(self, data: Observations, prior: Prior, holds_rows: bool) -> GridCache:
         """Carry along what a batch changes at a small cost, and drop the rest.
 
-        Of wider grids only those that were asked for since the last update.
-
-        Args:
-            data: The batch.
-            prior: The hyperparameters.
-            holds_rows: Whether the memory with the batch is one of rows.
+        Of wider grids only those that were asked for since the last update; the posterior in
+        observation space where the memory with the batch ``holds_rows``.
         """
         n, solutions = data.X.shape[-2], list[GridSolution]()
         for before in (self.own, *(wider for wider in self.wider if wider.asked)):

@@ -74,16 +74,11 @@ class DirichletWISKI(StreamingGP):
 
     tolerance = InferenceOption[float]()
     max_rank = InferenceOption[int]()
-    bounds = Attribute(verbs.bounds)
-    grid_size = Attribute(verbs.grid_size)
-    rank = Attribute(verbs.rank)
-    dropped = Attribute(verbs.dropped)
-    interpolation_error = verbs.interpolation_error
-    solved_gram = verbs.solved_gram
-    truncate = verbs.truncate
-    refine = verbs.refine
+    bounds, grid_size = Attribute(verbs.bounds), Attribute(verbs.grid_size)
+    rank, dropped = Attribute(verbs.rank), Attribute(verbs.dropped)
+    interpolation_error, solved_gram = verbs.interpolation_error, verbs.solved_gram
+    truncate, refine, reproject = verbs.truncate, verbs.refine, verbs.reproject
     batch_log_marginal_likelihood = verbs.batch_log_marginal_likelihood
-    reproject = verbs.reproject
     _memory: Memory
     _inference: GridInference
     _units: LabelOutcomes
@@ -146,9 +141,14 @@ class DirichletWISKI(StreamingGP):
         self._units = replace(LabelOutcomes.of(targets), scores=scores, num_classes=classes)
         rank = check_rank(tolerance, max_rank)
         inputs = self._first_inputs(train_X, input_transform, stem)
-        kernel = default_kernel(inputs.shape[-1]) if covar_module is None else covar_module
-        mean = default_mean() if mean_module is None else mean_module
-        self._set_modules(check_dim(inputs.shape[-1], kernel), noise, None, kernel, mean)
+        dim = check_dim(inputs.shape[-1], covar_module)
+        if covar_module is None:
+            covar_module = ScaleKernel(get_covar_module_with_dim_scaled_prior(dim))
+            covar_module.outputscale = OUTPUTSCALE
+        if mean_module is None:
+            mean_module = ConstantMean()
+            mean_module.constant = MEAN
+        self._set_modules(dim, noise, None, covar_module, mean_module)
         box = choose_box(bounds, train_X, inputs, input_transform, stem)
         self._inference, self._memory = GridInference.start(
             self._prior, box, grid_size, rank, train_X
@@ -274,20 +274,6 @@ class DirichletWISKI(StreamingGP):
         labels = classes.view(-1, *[1] * (probabilities.ndim - 1), 1, 1)
         model = self.condition_on_labels(X, labels.expand(*probabilities.shape, 1, 1))
         return model, probabilities.to(X)
-
-
-def default_kernel(dim: int) -> Kernel:
-    """BoTorch's kernel with dimension-scaled priors and an output scale."""
-    kernel = ScaleKernel(get_covar_module_with_dim_scaled_prior(dim))
-    kernel.outputscale = OUTPUTSCALE
-    return kernel
-
-
-def default_mean() -> Mean:
-    """Build a constant mean."""
-    mean = ConstantMean()
-    mean.constant = MEAN
-    return mean
 
 
 def check_shared(kernel: Kernel | None, mean: Mean | None) -> None:

@@ -250,20 +250,23 @@ class HeteroscedasticInference(Inference[Memories, Caches]):
     # --- the posterior, and learning ----------------------------------------------------------
 
     def process(
-        self, memory: Memories, cache: Caches | None, prior: Prior, X: Tensor | None = None
+        self,
+        memory: Memories,
+        cache: Caches | None,
+        prior: Prior,
+        X: Tensor | None = None,
+        in_features: bool = False,
     ) -> tuple[PosteriorProcess, Caches]:
         """Solve for the mean, unless that is kept."""
         cache = cache or Caches()
-        process, of_mean = self.mean.process(memory.mean, cache.mean, prior, X)
+        process, of_mean = self.mean.process(memory.mean, cache.mean, prior, X, in_features)
         return process, cache if of_mean is cache.mean else replace(cache, mean=of_mean)
 
     def feature_process(
         self, memory: Memories, cache: Caches | None, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, Caches]:
         """Solve for the mean in the weights of features."""
-        cache = cache or Caches()
-        process, of_mean = self.mean.feature_process(memory.mean, cache.mean, prior, X)
-        return process, replace(cache, mean=of_mean)
+        return self.process(memory, cache, prior, X, in_features=True)
 
     def check_reach(self, process: PosteriorProcess, X: Tensor | None) -> None:
         """Check that inputs are inside the grid of a conditioned process."""

@@ -7,7 +7,6 @@ from typing import Self
 
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
-from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from bo_stream.bases.grid.interpolation import GridBasis, grid_basis
@@ -79,34 +78,30 @@ class GridInference(Inference[Memory, GridCache]):
 
     @classmethod
     def start(
-        cls,
-        prior: Prior,
-        box: Tensor,
-        grid_size: GridSize | None,
-        rank: tuple[float, int],
-        like: Tensor,
+        cls, prior: Prior, box: Tensor, size: GridSize | None, rank: tuple[float, int], like: Tensor
     ) -> tuple[Self, Memory]:
         """Build the inference, and a memory of no observations.
 
         Args:
             prior: The hyperparameters.
             box: That the grid covers, ``2 x d``.
-            grid_size: Nodes per dimension; None: by the kernel.
+            size: Nodes per dimension; None: by the kernel.
             rank: ``tolerance`` and ``max_rank``.
             like: Inputs, of whose dtype and on whose device observations will be.
 
         Raises:
             ValueError: The size is out of range, or the grid too large for memory.
         """
-        inference = cls(box.shape[-1], *rank, grid_size is None)
+        inference = cls(box.shape[-1], *rank, size is None)
         kernel = inference.kernel(prior)
-        sizes = choose_grid_size(grid_size, kernel, inference.dim)
+        sizes = choose_grid_size(size, kernel, inference.dim)
         grid = Mesh.over(box, kernel.groups(inference.dim), sizes)
-        return inference, inference.empty(grid, prior.shape, like)
+        return inference, inference._empty(grid, prior, like.device, torch.finfo(like.dtype).eps)
 
     def kernel(self, prior: Prior) -> GridKernel:
         """Return the kernel before it is interpolated, differentiable in the hyperparameters."""
-        return grid_kernel(prior.kernel, self.dim, prior.num_outputs)
+        kernel = kernel_factors(prior.kernel, self.dim)
+        return kernel.for_single_output() if prior.num_outputs == 1 else kernel
 
     def part(
         self, memory: Memory, cache: GridCache | None
@@ -122,24 +117,16 @@ class GridInference(Inference[Memory, GridCache]):
 
     # --- memory -------------------------------------------------------------------------------
 
-    def empty(self, grid: Mesh, shape: torch.Size, like: Tensor) -> Memory:
-        """Return a memory of no observations, which holds rows while they are few.
-
-        Args:
-            grid: That they will be interpolated from.
-            shape: ``batch_shape x m``.
-            like: Inputs, of whose dtype and on whose device observations will be.
-        """
-        batch, outputs, device = shape[:-1], shape[-1], like.device
-        most, rounding = row_memory.MOST_ROWS, torch.finfo(like.dtype).eps
+    def _empty(self, grid: Mesh, prior: Prior, device: torch.device, rounding: float) -> Memory:
+        """Make a memory of no observations, which holds rows while they are few."""
+        shape, most = (prior.batch_shape, prior.num_outputs), row_memory.MOST_ROWS
         if most == 0 or self.max_rank < most:  # features are wanted that leave a part out
-            return replace(StreamMemory.empty(grid, batch, outputs, device), rounding=rounding)
-        return replace(RowMemory.empty(grid, batch, outputs, device, most), rounding=rounding)
+            return replace(StreamMemory.empty(grid, *shape, device), rounding=rounding)
+        return replace(RowMemory.empty(grid, *shape, device, most), rounding=rounding)
 
     def cleared(self, memory: Memory, prior: Prior) -> Memory:
         """Drop the observations; the grid stays."""
-        nothing = self.empty(memory.grid, prior.shape, memory.counts)
-        return replace(nothing, rounding=memory.rounding)
+        return self._empty(memory.grid, prior, memory.counts.device, memory.rounding)
 
     def observe(
         self,
@@ -175,12 +162,7 @@ class GridInference(Inference[Memory, GridCache]):
     def _check_holds(
         self, memory: StreamMemory, cache: GridCache | None, data: Observations, prior: Prior
     ) -> GridCache:
-        """Check that without observations the memory is one of observations.
-
-        Raises:
-            InputDataError: They are not in memory.
-            UnsupportedError: There are observations on several grids.
-        """
+        """Check that without observations the memory is one of observations."""
         memory.check_holds(data.X)
         whitening, cache = self.whitened(memory, cache, prior)
         if memory.all_on_current and len(data) <= WHITENED_ROWS:
@@ -198,7 +180,7 @@ class GridInference(Inference[Memory, GridCache]):
         new: Observations,
         prior: Prior,
     ) -> tuple[Memory, GridCache | None]:
-        """Take some observations out, which are not looked for on a grid, and put others in.
+        """Take observations out, which are not looked for on a grid, and put others in.
 
         Raises:
             InputDataError: One is outside the bounds, or not among the rows.
@@ -235,11 +217,7 @@ class GridInference(Inference[Memory, GridCache]):
     def refined(
         self, memory: Memory, grid_size: GridSize, prior: Prior
     ) -> tuple[GridInference, Memory]:
-        """Return the inference and the memory with another grid over the same box.
-
-        Raises:
-            ValueError: The size is out of range or too large for memory.
-        """
+        """Return the inference and the memory with another grid over the same box."""
         sizes = choose_grid_size(grid_size, self.kernel(prior), self.dim)
         return replace(self, chose_grid=False), memory.refined(memory.grid.resized(sizes))
 
@@ -253,25 +231,20 @@ class GridInference(Inference[Memory, GridCache]):
     # --- the posterior ------------------------------------------------------------------------
 
     def process(
-        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None = None
+        self,
+        memory: Memory,
+        cache: GridCache | None,
+        prior: Prior,
+        X: Tensor | None = None,
+        in_features: bool = False,
     ) -> tuple[PosteriorProcess, GridCache]:
         """Solve in the space of the rows, or in the weights of features, unless that is kept.
 
         Inputs outside the bounds are predicted from a wider grid, whose kernel is the same, with
         features of its own; what the model predicts inside the bounds stays as it is.
         """
-        return self._solved(memory, cache, prior, X, isinstance(memory, RowMemory))
-
-    def feature_process(
-        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None = None
-    ) -> tuple[PosteriorProcess, GridCache]:
-        """Solve in the weights of features, however many rows there are."""
-        return self._solved(memory, cache, prior, X, in_rows=False)
-
-    def _solved(
-        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None, in_rows: bool
-    ) -> tuple[PosteriorProcess, GridCache]:
         cache = GridCache.of(memory) if cache is None else cache
+        in_rows = isinstance(memory, RowMemory) and not in_features
         own, solution = cache.own, cache.own
         if X is not None and not own.grid.contains(X):
             grid = memory.grid_past(X)
@@ -285,6 +258,12 @@ class GridInference(Inference[Memory, GridCache]):
         others = (wider for wider in cache.wider if wider.grid != solution.grid)
         wider = (*others, replace(solution, asked=True))[-WIDER_GRIDS:]
         return solved.process, replace(cache, wider=wider)
+
+    def feature_process(
+        self, memory: Memory, cache: GridCache | None, prior: Prior, X: Tensor | None = None
+    ) -> tuple[PosteriorProcess, GridCache]:
+        """Solve in the weights of features, however many rows there are."""
+        return self.process(memory, cache, prior, X, in_features=True)
 
     def _solve(
         self, solution: GridSolution, memory: Memory, prior: Prior, in_rows: bool
@@ -303,13 +282,7 @@ class GridInference(Inference[Memory, GridCache]):
     def solve_rows(
         self, memory: RowMemory, prior: Prior, grid: Mesh | None = None
     ) -> ObservationSpaceProcess:
-        """Solve in the space of the rows. Cost O(n³).
-
-        Args:
-            memory: The rows.
-            prior: The hyperparameters.
-            grid: That the kernel is interpolated from; the memory's if omitted.
-        """
+        """Solve in the space of the rows, on their own grid if none is given. Cost O(n³)."""
         outcomes, noise = prior.standardized(memory.rows)
         mean = prior.mean.unsqueeze(-1).clone()
         kernel, grid = self.kernel(prior).detached(), memory.grid if grid is None else grid
@@ -396,15 +369,10 @@ class GridInference(Inference[Memory, GridCache]):
     def batch_log_marginal_likelihood(
         self, grid: Mesh, inputs: Tensor, data: Measured, prior: Prior
     ) -> Tensor:
-        """Return that of other observations than those in memory, ``batch_shape x m``.
+        """Return that of others than the memory's observations, ``batch_shape x m``.
 
-        Differentiable in the hyperparameters and the inputs. Cost O(n r² + r³).
-
-        Args:
-            grid: The memory's.
-            inputs: As the process takes them, ``batch_shape x n x d``.
-            data: Outcomes and noise.
-            prior: The hyperparameters.
+        Differentiable in the hyperparameters and the inputs, which are ``batch_shape x n x d`` as
+        the process takes them. Cost O(n r² + r³).
         """
         outcomes, noise = prior.standardized(data)
         basis = self.basis(grid, prior)
@@ -438,11 +406,7 @@ class GridInference(Inference[Memory, GridCache]):
     # --- as few features as the noise asks for ------------------------------------------------
 
     def truncated(self, left_out: float, memory: Memory, prior: Prior) -> GridInference:
-        """Return the inference with the tolerance that :meth:`share_of_noise` says.
-
-        Raises:
-            ValueError: ``left_out`` is not in [0, 1).
-        """
+        """Return the inference with the tolerance that :meth:`share_of_noise` says."""
         if not 0.0 <= left_out < 1.0:
             raise ValueError(f"Expected left_out in [0, 1), got {left_out}.")
         return replace(self, tolerance=self.share_of_noise(left_out, memory, prior))
@@ -471,21 +435,11 @@ class GridInference(Inference[Memory, GridCache]):
     ) -> tuple[Subspace, GridCache]:
         """Choose features for hyperparameters that move with a stream.
 
-        Args:
-            memory: Of the observations.
-            cache: Of it, if there is one.
-            prior: The hyperparameters.
-            left_out: Prior variance to leave out, in parts of the noise variance.
+        They leave out ``left_out`` of the noise variance.
         """
         share = self.share_of_noise(left_out, memory, prior)
         subspace = Subspace.around(self.kernel(prior), memory, share, self.max_rank)
         return subspace, replace(cache or GridCache.of(memory), subspace=subspace)
-
-
-def grid_kernel(kernel: Kernel, dim: int, outputs: int) -> GridKernel:
-    """Return a kernel in the factors that grids over ``dim`` inputs are made for."""
-    factors = kernel_factors(kernel, dim)
-    return factors.for_single_output() if outputs == 1 else factors
 
 
 def grid_of(process: PosteriorProcess) -> Mesh | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -58,21 +57,14 @@ class Subspace:
     def around(
         cls, factors: GridKernel, memory: Memory, tolerance: float, max_rank: int
     ) -> Subspace:
-        """Centred at a kernel's present parameters. Cost as a solve after they have changed.
-
-        Args:
-            factors: The kernel.
-            memory: What was observed.
-            tolerance: Largest part of its trace to leave out.
-            max_rank: Cap on r.
-        """
+        """Centre at a kernel's present parameters. Cost as a solve after they have changed."""
         basis = spread_basis(factors, memory, tolerance, max_rank)
         variances = node_variances(basis)
         missed = (basis.scale - variances.sum(-1)).maximum(_ROUNDING * basis.scale)
         return cls(basis, memory.whitened(basis), variances, missed)
 
     def outside(self, prior: Tensor, scale: Tensor) -> Tensor:
-        """Mean over the nodes of a kernel's variance that the features miss, ``... x m``.
+        """Compute the mean over the nodes of a kernel's variance that the features miss.
 
         Args:
             prior: Covariance of the weights under that kernel, ``... x m x r x r``.
@@ -89,7 +81,7 @@ class Subspace:
 
 
 def spread_basis(factors: GridKernel, memory: Memory, tolerance: float, max_rank: int) -> GridBasis:
-    """Eigenvectors of a kernel on a memory's grid that hold also its derivatives in frequencies.
+    """Build features of a kernel on a memory's grid that span its derivatives in frequencies too.
 
     Those of the kernel alone would make a likelihood's gradient vanish in the period of a strictly
     periodic kernel.
@@ -162,15 +154,7 @@ class LearningSpace:
         tolerance: float,
         max_rank: int,
     ) -> LearningSpace:
-        """Centred at a kernel's present parameters.
-
-        Args:
-            factors: The kernel.
-            noise: Noise variances, ``... x m``.
-            memory: What was observed.
-            tolerance: The model's own.
-            max_rank: The model's own.
-        """
+        """Centre at a kernel's present parameters; noise variances are ``... x m``."""
         least = max(tolerance, _LEAST_TOLERANCE)
         whole = spread_basis(factors, memory, least, max_rank)
         whitened = memory.whitened(whole)
@@ -203,19 +187,15 @@ class LearningSpace:
         """Say whether the kernel is within ``RADIUS`` of the centre and little is left out."""
         pairs = zip(self.centre, _log_parameters(factors), strict=True)
         distances = [float((old - new).abs().max()) for old, new in pairs]
-        near = max(distances, default=0.0) <= RADIUS and all(map(math.isfinite, distances))
-        return (
-            near
-            and bool((self.left_out(factors) <= MOST_LEFT_OUT * noise).all())
-            and self._spans(factors, noise)
+        if not all(distance <= RADIUS for distance in distances):  # as one that is NaN
+            return False
+        most = MOST_OUTSIDE * noise + MOST_OUTSIDE_GROWTH * self.outside
+        return bool((self.left_out(factors) <= MOST_LEFT_OUT * noise).all()) and bool(
+            (variance_outside(self.whole, factors) <= most).all()
         )
 
-    def _spans(self, factors: GridKernel, noise: Tensor) -> bool:
-        most = MOST_OUTSIDE * noise + MOST_OUTSIDE_GROWTH * self.outside
-        return bool((variance_outside(self.whole, factors) <= most).all())
-
     def left_out(self, factors: GridKernel) -> Tensor:
-        """Mean prior variance at the observations beyond the space, ``... x m``."""
+        """Compute the mean prior variance at the observations beyond the space, ``... x m``."""
         return (prior_variance(self.rest, factors) * self.rest_squares).sum(-1)
 
 
@@ -236,13 +216,9 @@ def differentiable_log_marginal_likelihood(
 
     The gradient is that of the expected complete-data log likelihood at the present posterior
     (Fisher's identity), in which posterior and eigenvectors are constants: no factorisation is
-    differentiated.
-
-    Args:
-        groups: Noise groups; their levels may require gradients.
-        residual: Combination of [Y, 1] to explain, ``... x m x 2 x 1``; may require gradients.
-        basis: Built from ``factors`` at their present values.
-        factors: The kernel, differentiable.
+    differentiated. It flows to the noise groups' levels, to the combination ``residual`` of [Y, 1]
+    that is to be explained, ``... x m x 2 x 1``, and to the kernel, of whose present values the
+    basis is.
     """
     with torch.no_grad():
         value, mean, second_moment = _solved(combine(groups, residual))
@@ -266,15 +242,9 @@ def batch_log_marginal_likelihood(
 ) -> Tensor:
     """Return the log marginal likelihood of a batch, ``... x m``, with its exact gradient.
 
-    By Fisher's identity, as :func:`differentiable_log_marginal_likelihood`, and in the features
-    too. Cost O(n r² + r³).
-
-    Args:
-        features: Whitened, ``... x m x n x r``; may require gradients.
-        residual: Outcomes less the prior mean, ``... x m x n``; may require gradients.
-        noise: Actual variances, ``... x m x n``; may require gradients.
-        basis: Built from ``factors`` at their present values.
-        factors: The kernel, differentiable.
+    By Fisher's identity, as :func:`differentiable_log_marginal_likelihood`, and in the whitened
+    features too, ``... x m x n x r``. Outcomes less the prior mean, and noise variances, are
+    ``... x m x n`` each. Cost O(n r² + r³).
     """
     with torch.no_grad():
         value, mean, second_moment = _solved(evidence_of(features, residual, noise))

@@ -6,7 +6,6 @@ import math
 import warnings
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from botorch.models.transforms.outcome import Standardize
@@ -86,23 +85,13 @@ class Entry:
     observations: Observations
     log_squares: Observations
 
-    def negated(self) -> Self:
+    def negated(self) -> Entry:
         """Turn an entry into one that is taken out."""
-        return replace(
-            self,
-            observations=replace(self.observations, sign=-1.0),
-            log_squares=replace(self.log_squares, sign=-1.0),
-        )
+        return Entry(*(replace(rows, sign=-1.0) for rows in (self.observations, self.log_squares)))
 
 
 def observed(inputs: Tensor, targets: Tensor, noise: Tensor) -> Observations:
-    """Return observations of known noise, to be added.
-
-    Args:
-        inputs: ``batch x n x d``.
-        targets: ``batch x m x n``.
-        noise: Variances, ``batch x m x n``.
-    """
+    """Return observations of known noise, to be added; variances are as targets."""
     known = torch.ones_like(targets[..., :1, :], dtype=torch.bool)
     return Observations(inputs.to(torch.float64), targets, noise, known, 1.0)
 
@@ -140,15 +129,9 @@ def noise_gp(
     bounds: Tensor,
     grid_size: GridSize | None,
 ) -> WISKI:
-    """Build a grid model of measured log variances, each of known noise.
+    """Build a grid model of measured log variances, each of known noise, ``batch x n x m``.
 
-    Args:
-        X: Transformed inputs, ``batch x n x d``.
-        log_squares: ``batch x n x m``.
-        variances: Of their noise, shaped alike.
-        kernel: Of the log variance.
-        bounds: The box of X, ``2 x d``.
-        grid_size: As for the models.
+    Inputs X are transformed, ``batch x n x d``, and their box is ``2 x d``.
     """
     return WISKI(
         X,

@@ -24,7 +24,7 @@ EPS = torch.finfo(torch.float64).eps
 
 
 class OnGrid(ABC):
-    """Both kinds of memory: of rows, and of statistics.
+    """A memory of rows, or of statistics, that grows with its grid.
 
     Attributes:
         grid: The nodes that new observations are interpolated from.
@@ -187,12 +187,7 @@ class StreamMemory(OnGrid):
         return replace(self, current=self.current.on(grid))
 
     def check_holds(self, X: Tensor) -> None:
-        """Check that observations at X can be in memory, and that it is known on which grid.
-
-        Raises:
-            InputDataError: X lies outside the box of the grid that all observations are on.
-            UnsupportedError: There are observations on several grids.
-        """
+        """Check that observations at X can be in memory, and that it is known on which grid."""
         grid = self._holder().grid
         if not grid.contains(X):
             low, high = grid.bounds.tolist()

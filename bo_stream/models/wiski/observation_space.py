@@ -70,7 +70,6 @@ class Told:
     noise: Tensor
 
     def __add__(self, other: Told) -> Told:
-        """Join both sets of observations."""
         return Told(
             torch.cat((self.X, other.X), -2),
             torch.cat((self.residual, other.residual), -1),

@@ -119,36 +119,41 @@ class GridResolutionWarning(BotorchWarning):
 
 
 def warn_of_resolution(kernel: GridKernel, mesh: Mesh) -> bool:
-    """Warn if the interpolation error exceeds ``WARN_ABOVE``, with the grid size that would do.
-
-    Returns:
-        Whether it does.
-    """
+    """Warn if the interpolation error exceeds ``WARN_ABOVE``; say whether it does."""
     error = interpolation_error(kernel, mesh)
     if error > WARN_ABOVE:
         enough = _enough(kernel, mesh, WARN_ABOVE)
-        message = _message(error, mesh.size, enough) + _scaling_advice(mesh)
+        advice = f"refine(grid_size={enough}) would bring it below {WARN_ABOVE:g}."
+        if enough is None:
+            advice = "No grid that fits in memory would do: use a smoother kernel."
+        message = (
+            f"The kernel's lengthscale is too short for the grid of {mesh.size} nodes: its "
+            f"interpolation error is up to {error:.2g} of the prior variance. {advice}"
+            f"{_scaling_advice(mesh)}"
+        )
         warnings.warn(message, GridResolutionWarning, stacklevel=users_stack_level())
     return error > WARN_ABOVE
 
 
 def warn_of_coarse_grid(kernel: GridKernel, mesh: Mesh, noise: float) -> bool:
-    """Warn if the interpolation error is above the noise, with the grid size that would do.
+    """Warn if the interpolation error is above the noise; say whether it is.
 
-    Args:
-        kernel: Of the process.
-        mesh: That it is interpolated from.
-        noise: Variance, in parts of the prior variance.
-
-    Returns:
-        Whether it is.
+    The noise variance is in parts of the prior variance.
     """
     error, most = interpolation_error(kernel, mesh), COARSER_THAN_NOISE * max(noise, LEAST_HEEDED)
     if error > WARN_ABOVE:
         return False  # which is another warning
     if error > most:
         enough = _enough(kernel, mesh, most)
-        message = _noise_message(error, error / noise, mesh, enough)
+        advice = f"refine(grid_size={enough}) would do, or OSGPR, which has no grid."
+        if enough is None:
+            advice = "Use OSGPR, whose inducing points lie where the observations do."
+        message = (
+            f"The grid of {mesh.size} nodes is coarser than the noise: its interpolation error is "
+            f"up to {error:.2g} of the prior variance, {error / noise:.2g} times the noise "
+            "variance, so that predicted means may be off by a tenth of a standard deviation and "
+            f"more. {advice}"
+        )
         warnings.warn(message, CoarsePointsWarning, stacklevel=users_stack_level())
     return error > most
 
@@ -181,31 +186,6 @@ def warn_of_truncation(basis: GridBasis, max_rank: int) -> None:
             TruncationWarning,
             stacklevel=users_stack_level(),
         )
-
-
-def _message(
-    error: float, size: tuple[int, ...] | Sizes, enough: tuple[int, ...] | Sizes | None
-) -> str:
-    finding = (
-        f"The kernel's lengthscale is too short for the grid of {size} nodes: its interpolation "
-        f"error is up to {error:.2g} of the prior variance. "
-    )
-    if enough is None:
-        return finding + "No grid that fits in memory would do: use a smoother kernel."
-    return finding + f"refine(grid_size={enough}) would bring it below {WARN_ABOVE:g}."
-
-
-def _noise_message(
-    error: float, ratio: float, mesh: Mesh, enough: tuple[int, ...] | Sizes | None
-) -> str:
-    finding = (
-        f"The grid of {mesh.size} nodes is coarser than the noise: its interpolation error is up "
-        f"to {error:.2g} of the prior variance, {ratio:.2g} times the noise variance, so that "
-        "predicted means may be off by a tenth of a standard deviation and more. "
-    )
-    if enough is None:
-        return finding + "Use OSGPR, whose inducing points lie where the observations do."
-    return finding + f"refine(grid_size={enough}) would do, or OSGPR, which has no grid."
 
 
 def _scaling_advice(mesh: Mesh) -> str:

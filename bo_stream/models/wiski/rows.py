@@ -77,13 +77,8 @@ class RowMemory(OnGrid):
             ValueError: The grid that they would later be moved to is too large for memory.
         """
         check_room(grid, math.prod(batch))
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*batch, *shape, dtype=torch.float64, device=device)
-
-        dim, targets = len(set().union(*grid.groups)), zeros(outputs, 0)
-        rows = Observations(zeros(0, dim), targets, targets.clone(), zeros(1, 0).bool(), 1.0)
-        return cls(grid, grid, rows, most)
+        X = torch.empty(0, len(set().union(*grid.groups)), device=device)
+        return cls(grid, grid, Observations.none(X, torch.Size((*batch, outputs))), most)
 
     @property
     def bound(self) -> int:
@@ -125,11 +120,7 @@ class RowMemory(OnGrid):
         return pairs_of(self.grid, self.rows.X)
 
     def covariance(self, kernel: GridKernel) -> Tensor:
-        """Interpolated covariance of the rows, ``... x m x n x n``, differentiable in the kernel.
-
-        Args:
-            kernel: Before it is interpolated, at its present hyperparameters.
-        """
+        """Compute the rows' interpolated covariance, ``... x m x n x n``, differentiable."""
         nodes = min(size for grid in self.grid.parts for size in grid.size)
         if NODES_OF_PAIRS * len(self.rows) <= nodes**2:
             return covariance_of_pairs(kernel, self.grid, self.pairs)
@@ -182,11 +173,7 @@ class RowMemory(OnGrid):
         return replace(self, rows=Observations(X, targets, noise, known, rows.sign))
 
     def positions(self, data: Observations) -> Tensor:
-        """Find each row of a batch among the rows, each row once, ``batch x k``.
-
-        Raises:
-            InputDataError: One of the batch is not among the rows.
-        """
+        """Find each row of a batch among the rows, each row once, ``batch x k``."""
         differences = _differences(self.rows, data, self.grid.bounds)
         used = differences.new_zeros(*differences.shape[:-2], len(self.rows))
         found = [used[..., :0].long()]
@@ -242,7 +229,7 @@ Memory = RowMemory | StreamMemory
 
 
 def _differences(rows: Observations, data: Observations, bounds: Tensor) -> Tensor:
-    """Largest relative difference of any number of two observations, ``batch x k x n``."""
+    """Compute the largest relative difference of any two observations, ``batch x k x n``."""
     width = bounds.diff(dim=0)[0].to(rows.X)
     inputs = ((data.X.unsqueeze(-2) - rows.X.unsqueeze(-3)).abs() / width).amax(-1)
     scale = rows.targets.abs().amax(-1, keepdim=True).clamp_min(1e-300).unsqueeze(-1)

@@ -66,16 +66,11 @@ class WISKI(StreamingGP):
 
     tolerance = InferenceOption[float]()
     max_rank = InferenceOption[int]()
-    bounds = Attribute(verbs.bounds)
-    grid_size = Attribute(verbs.grid_size)
-    rank = Attribute(verbs.rank)
-    dropped = Attribute(verbs.dropped)
-    interpolation_error = verbs.interpolation_error
-    solved_gram = verbs.solved_gram
-    truncate = verbs.truncate
-    refine = verbs.refine
+    bounds, grid_size = Attribute(verbs.bounds), Attribute(verbs.grid_size)
+    rank, dropped = Attribute(verbs.rank), Attribute(verbs.dropped)
+    interpolation_error, solved_gram = verbs.interpolation_error, verbs.solved_gram
+    truncate, refine, reproject = verbs.truncate, verbs.refine, verbs.reproject
     batch_log_marginal_likelihood = verbs.batch_log_marginal_likelihood
-    reproject = verbs.reproject
     _memory: Memory
     _inference: GridInference
 

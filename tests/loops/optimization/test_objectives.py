@@ -36,10 +36,11 @@ def test_noise_is_drawn_by_seed_key_and_attempt() -> None:
 
 
 def test_a_function_of_one_s_own() -> None:
-    objective = find_objective(f"{OWN}:bowl", None, 0.0, ((0, 1), (2, 3)), 0)
+    objective = find_objective(f"{OWN}:bowl", None, 0.0, ((0, 1), (2, 3)), 4)
     assert objective.bounds == ((0.0, 1.0), (2.0, 3.0))
     assert objective.evaluate((0.7, 2.7), 0, 0) == pytest.approx(4.0)
     assert objective.noiseless((0.7, 2.7)) is None
+    assert (objective.dim, objective.seed) == (2, 4)  # which a resumed run is compared with
 
 
 @pytest.mark.parametrize(
