@@ -132,10 +132,6 @@ class SpectralCovariance(HybridCovariance):
         inner = left.mT @ beta.with_functions(kernel, beta, outputs) @ left
         return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), left)
 
-    def expansion(self, basis: FunctionBasis) -> Tensor:
-        """Return the values at β that each feature is made of, ``... x m x S x M``: ``L F⁻ᵀ``."""
-        return solve_lower(basis.factor, self.combination.mT).mT
-
 
 VariationalCovariance = DirectCovariance | HybridCovariance
 """The variational parameters of the process's covariance, one entry a function of β."""
