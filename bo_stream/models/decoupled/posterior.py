@@ -155,12 +155,6 @@ class DecoupledPosterior:
     covariance: VariationalCovariance
     jacobi: bool = False
 
-    def expansion(self, kernel: Kernel, outputs: int) -> Tensor:
-        """Return a, ``... x m x M_α``."""
-        if not self.jacobi:
-            return self.coefficients
-        return self.coefficients / self.alpha.variance(kernel, outputs)
-
     def with_expansion(self, a: Tensor, kernel: Kernel, outputs: int) -> DecoupledPosterior:
         """Set another a, ``... x m x M_α``."""
         if self.jacobi:
