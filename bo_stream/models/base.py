@@ -150,7 +150,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Check the first observations; take shapes and outcome transform from them."""
         check_first_observations(train_X, train_Y, train_Yvar)
         GP.__init__(self)
-        self._supposed = None
+        self._supposed = self._cache = None
         self._num_outputs = train_Y.shape[-1]
         self._batch_shape = train_X.shape[:-2]
         self._input_dim = train_X.shape[-1]

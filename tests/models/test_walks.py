@@ -57,7 +57,7 @@ CALLS = {
     "update": (update, (17, 24, 12)),
     "posterior": (posterior, (9, 11, 8)),
     "fantasy": (fantasy, (14, 44, 9)),
-    "two steps of a QSGP": (two_steps, (15, 38, 12)),
+    "two steps of a QSGP": (two_steps, (15, 37, 12)),
 }
 """Files, switches between them and depth."""
 

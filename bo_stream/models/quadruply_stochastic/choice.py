@@ -97,17 +97,11 @@ class Schedule:
     seed: int
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("batch_size", 1),
-            ("functions", 1),
-            ("control_points", 0),
-            ("update_steps", 0),
-            ("initial_points", 0),
-            ("freeze_steps", 0),
-        ):
+        least = {"batch_size": 1, "functions": 1, "control_points": 0, "update_steps": 0}
+        for name, lowest in {**least, "initial_points": 0, "freeze_steps": 0}.items():
             value = getattr(self, name)
             if value is not None:
-                checked_number(name, value, least)
+                checked_number(name, value, lowest)
         for name in ("learning_rate", "half_life"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"Expected {name} to be positive, got {getattr(self, name)}.")
