@@ -109,7 +109,8 @@ class LocalMemory:
     def with_rows(self, rows: Rows, model: Tensor) -> LocalMemory:
         """Add rows by age; ``totals`` stay. Cost O(size of the memory).
 
-        ``model`` takes each, at most s a model, ``batch_shape x m x n``; −1: none.
+        ``model`` is the number of the one that takes each, ``batch_shape x m x n``; −1: none. At
+        most s go to one model.
         """
         chosen = model.reshape(-1, model.shape[-1])
         each = chosen.unsqueeze(-1) == torch.arange(len(self.entered), device=model.device)
@@ -125,7 +126,7 @@ class LocalMemory:
         return replace(self, rows=replace(stored, X=X), entered=after)
 
     def by_age(self, model: int) -> Rows:
-        """Observations of a model, empty places first, then by age, ``batch_shape x m x s``."""
+        """List the observations of a model, ``batch_shape x m x s``: empty places, then by age."""
         places = torch.arange(self.size, device=self.entered.device)
         order = (places + self.entered[model].unsqueeze(-1)) % self.size
 
