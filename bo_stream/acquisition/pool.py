@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
@@ -39,8 +38,6 @@ _SPARE = 8
 _PROBES = 4
 
 _ROWS = 4096
-
-G = TypeVar("G", "Gains", "JointGains")
 
 
 def select_from_pool(
@@ -140,24 +137,22 @@ class PoolSelector:
         costs = self._checked_costs(costs)
         process = self._model.feature_process(self._corners)
         if in_weight_space(process):
-            before = self._gains(weight_space(process))
-            picks, after = self._pick(before, q, available, costs)
-            self._known = (before, after)
+            before: Gains | JointGains = self._gains(weight_space(process))
         else:
-            gains = JointGains.of(process, self._pool, self._measure)
-            picks, _ = self._pick(gains, q, available, costs)
-        return torch.tensor(picks, device=self._pool.device)
-
-    def _pick(self, gains: G, q: int, available: Tensor, costs: Tensor) -> tuple[list[int], G]:
-        noise = self._noise()
+            before = JointGains.of(process, self._pool, self._measure)
+        gains, noise = before, self._noise()
         factors = variance_factors(self._model, self._posterior_transform).unsqueeze(-1)
         picks: list[int] = []
         for _ in range(q):
             worth = (factors * gains.value(noise)).sum(0) / costs
-            picks.append(_first_best(worth.masked_fill(~available, -torch.inf)))
+            worth = worth.masked_fill(~available, -torch.inf)
+            largest = worth.max()
+            picks.append(int((worth >= largest - TIE * largest.abs()).to(torch.uint8).argmax()))
             available[picks[-1]] = False
             gains = gains.observing(picks[-1], noise[:, picks[-1], None])
-        return picks, gains
+        if isinstance(before, Gains) and isinstance(gains, Gains):
+            self._known = before, gains
+        return torch.tensor(picks, device=self._pool.device)
 
     def _noise(self) -> Tensor:
         """Return the noise variance at each candidate, ``m x N``, some thousand at a time."""
@@ -203,12 +198,6 @@ class PoolSelector:
                 "exclude for candidates that cannot be chosen."
             )
         return costs.to(self._pool)
-
-
-def _first_best(worth: Tensor) -> int:
-    """Return the first of the largest values, up to ties."""
-    best = worth.max()
-    return int((worth >= best - TIE * best.abs()).to(torch.uint8).argmax())
 
 
 @dataclass(frozen=True)

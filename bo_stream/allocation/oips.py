@@ -54,7 +54,10 @@ class OIPS(Allocator):
         self._memory: State | None = None
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
-        Z = self._rechecked(Z, kernel)
+        seen = self._memory  # points that were all selected under these hyperparameters stay
+        stay = seen is not None and is_in(kernel, seen[1:]) and bool(members(Z, seen[0]).all())
+        if not stay and self.prune < 1.0:
+            Z = Z[first_apart(Z, kernel, self.prune)]
         for rows in X_new.split(ROWS):
             candidates = rows
             if len(Z) > 0:
@@ -65,17 +68,6 @@ class OIPS(Allocator):
             Z = torch.cat((Z, accepted))
         self._memory = (Z, *state_of(kernel))
         return Z
-
-    def _rechecked(self, Z: Tensor, kernel: Kernel) -> Tensor:
-        """Prune, unless all points were selected together under the present hyperparameters."""
-        if self._memory is None or not is_in(kernel, self._memory[1:]):
-            return self.pruned(Z, kernel)
-        return Z if bool(members(Z, self._memory[0]).all()) else self.pruned(Z, kernel)
-
-    @torch.no_grad()
-    def pruned(self, Z: Tensor, kernel: Kernel) -> Tensor:
-        """Drop each point of Z more correlated than ``prune`` with an older one that stays."""
-        return Z if self.prune >= 1.0 else Z[first_apart(Z, kernel, self.prune)]
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class _Writer:
         self._short: dict[str, str] = {}
         self._nodes: dict[int, tuple[object, Node, str]] = {}  # the object, lest its id is reused
         self._ids: set[str] = set()
-        self._storages: dict[tuple[int, torch.dtype], tuple[str, tuple[int, ...]]] = {}
+        self._storages: dict[tuple[int, torch.dtype], str] = {}  # names of arrays
         self._memory: set[int] = set()  # addresses of arrays; numbers of two dtypes may share one
 
     def node(self, value: Any, path: str) -> Node:
@@ -226,35 +226,33 @@ class _Writer:
     def _tensor(self, value: Tensor, path: str) -> Node:
         if value.layout is not torch.strided or value.dtype not in _DTYPES:
             raise _unkept(value, path)
-        name, shape = self._storage(value, path)
+        name = self._storage(value, path)
         tag = "tensor" if type(value) is Tensor else "parameter"
         node: Node = {tag: name}
-        size, stride, offset = tuple(value.shape), value.stride(), value.storage_offset()
-        if (size, stride, offset) != (shape, _row_major(shape), 0):
-            node["view"] = [size, stride, offset]
+        view, whole = (value.shape, value.stride(), value.storage_offset()), self.arrays[name]
+        if view != (whole.shape, whole.stride(), 0):
+            node["view"] = view
         if value.requires_grad != (tag == "parameter"):
             node["grad"] = value.requires_grad
         if value.device.type != "cpu":
             node["device"] = str(value.device)
         return self._kept(value, node, path)
 
-    def _storage(self, value: Tensor, path: str) -> tuple[str, tuple[int, ...]]:
-        """Name and shape of the array that holds what a tensor is a view of."""
+    def _storage(self, value: Tensor, path: str) -> str:
+        """Name the array that holds what a tensor is a view of."""
         storage = value.untyped_storage()
         key = storage._cdata, value.dtype
         if key not in self._storages:
-            count = storage.nbytes() // value.element_size()
-            shape = tuple(value.shape)
-            values = value.detach()
-            if value.numel() != count or value.stride() != _row_major(shape):
-                shape = (count,)
-                values = value.new_empty(0).detach().set_(storage, 0, shape, (1,))
+            count, values = storage.nbytes() // value.element_size(), value.detach()
+            row_by_row = torch.empty(value.shape, device="meta").stride()
+            if value.numel() != count or value.stride() != row_by_row:
+                values = value.new_empty(0).detach().set_(storage, 0, (count,), (1,))
             name = path if path not in self.arrays else f"{path} {len(self.arrays)}"
             values = values.resolve_conj().cpu()
             here = values.data_ptr()
             self.arrays[name] = values.clone() if here in self._memory else values
             self._memory.add(here)
-            self._storages[key] = name, shape
+            self._storages[key] = name
             self._kept(storage, None, path)
         return self._storages[key]
 
@@ -300,11 +298,6 @@ def _unkept(value: object, path: str) -> ValueError:
         f"{path or 'the model itself'} a {kind}{f' {name}' if name else ''}, which a file cannot "
         "keep."
     )
-
-
-def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor that lies row by row, as torch has them."""
-    return torch.empty(shape, device="meta").stride()
 
 
 # --- reading -----------------------------------------------------------------------------------
