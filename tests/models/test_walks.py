@@ -54,7 +54,7 @@ def two_steps() -> Callable[[], object]:
 
 
 CALLS = {
-    "update": (update, (18, 26, 13)),
+    "update": (update, (18, 27, 13)),
     "posterior": (posterior, (9, 11, 8)),
     "fantasy": (fantasy, (14, 46, 11)),
     "two steps of a QSGP": (two_steps, (15, 39, 13)),
