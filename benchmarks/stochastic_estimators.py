@@ -69,7 +69,7 @@ def model_of(rows: Rows, **options: Any) -> QSGP:
 
 def with_prior_weights(model: QSGP, seed: int) -> QSGP:
     """Its mean weights drawn from their prior."""
-    coefficients = model._memory.progress.posterior.coefficients
+    coefficients = model._memory.progress.coefficients
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(coefficients.shape[:2], generator=generator, dtype=torch.float64)
     coefficients[..., 0] = (OUTPUT_SCALE**0.5 * drawn).to(coefficients)
@@ -78,14 +78,14 @@ def with_prior_weights(model: QSGP, seed: int) -> QSGP:
 
 def place_support(model: QSGP) -> None:
     """Let its control variate begin at the weights as they are."""
-    model._set_memory(model._inference.supported(model._memory, model._prior))
+    model._set_memory(model._inference._supported(model._memory, model._prior))
 
 
 def gradient(model: QSGP, seed: int) -> tuple[Tensor, Tensor]:
     """One draw of the bound and of its gradient in all coefficients, zeros where none was drawn."""
     value, sampled = model.elbo_gradient_estimate(torch.Generator().manual_seed(seed))
-    whole = torch.zeros_like(model._memory.progress.posterior.coefficients)
-    whole[:, sampled.drawn.index] = sampled.coefficients
+    whole = torch.zeros_like(model._memory.progress.coefficients)
+    whole[:, sampled.index] = sampled.coefficients
     return value, whole
 
 

@@ -80,7 +80,7 @@ def position_in_cell(grid: Grid, X: Tensor) -> Tensor:
 def _has_no_tie(process: PosteriorProcess, X: Tensor) -> Tensor:
     """Whether the last model that counts is more like each point than the first that does not."""
     assert isinstance(process, LocalProcess)
-    models = process.experts.centres.shape[-2]
+    models = process.centres.shape[-2]
     if process.nearest >= models:
         return torch.ones(len(X), dtype=torch.bool, device=X.device)
     shares = replace(process, nearest=models).amplitudes(X).square().sort(-1, descending=True)[0]

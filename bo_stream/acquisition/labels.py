@@ -16,6 +16,7 @@ from torch import Tensor
 from bo_stream.acquisition.feature_nipv import listed_inputs
 from bo_stream.acquisition.paths import SamplePaths, sample_paths
 from bo_stream.acquisition.pool import available_candidates
+from bo_stream.allocation.allocator import checked_number
 from bo_stream.likelihoods.softmax import STEP, SoftmaxMoments, entropy, softmax_moments
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
 
@@ -150,8 +151,7 @@ def select_labels_from_pool(
     _check(model, max_configurations)
     if criterion not in ("BALD", "entropy"):
         raise ValueError(f"Expected criterion to be 'BALD' or 'entropy', got {criterion!r}.")
-    if num_samples < 1:
-        raise ValueError(f"Expected num_samples of at least 1, got {num_samples}.")
+    checked_number("num_samples", num_samples)
     listed_inputs(model, "pool", pool)
     available = available_candidates(exclude, pool, q)
     pool = pool.to(model.train_targets)
@@ -175,8 +175,7 @@ def _check(model: DirichletWISKI, max_configurations: int) -> None:
             f"{type(model).__name__}."
         )
     model._units.check_whole("An acquisition function of labels")
-    if max_configurations < 1:
-        raise ValueError(f"Expected max_configurations of at least 1, got {max_configurations}.")
+    checked_number("max_configurations", max_configurations)
 
 
 def _values_alone(model: DirichletWISKI, pool: Tensor, criterion: Criterion) -> Tensor:

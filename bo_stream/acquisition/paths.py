@@ -15,7 +15,11 @@ from functools import partial, singledispatch
 from typing import Any
 
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
 from botorch.models.deterministic import DeterministicModel
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
@@ -24,10 +28,11 @@ from botorch.sampling.pathwise.update_strategies import gaussian_update
 from gpytorch.kernels import Kernel
 from torch import Size, Tensor
 
-from bo_stream.acquisition.weight_space import check_inside, in_weight_space, weight_space
+from bo_stream.acquisition.weight_space import in_weight_space, weight_space
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.bases.basis import Basis
 from bo_stream.bases.functions import FunctionBasis, InducingFunctions
+from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.inducing import InducingBasis, kernel_variance
 from bo_stream.bases.sampled import KernelFunctions
 from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
@@ -46,8 +51,7 @@ from bo_stream.process.process import (
     SelectedProcess,
     WeightSpaceProcess,
 )
-
-Rule = Callable[[Tensor], Tensor]
+from bo_stream.tensors import map_tensors
 
 
 def sample_paths(model: StreamingGP, n: int, seed: int | None = None) -> SamplePaths:
@@ -170,7 +174,7 @@ class SamplePaths(DeterministicModel):
     def path(self, i: int | slice) -> SamplePaths:
         """Return the i-th function alone, of the model's own batch shape; or a slice of all."""
         some = copy(self)
-        some._terms = tuple(term.map(lambda drawn: drawn[i]) for term in self._terms)
+        some._terms = map_tensors(self._terms, lambda drawn: drawn[i])
         some._shape = torch.empty(self._shape, device="meta")[i].shape
         return some
 
@@ -237,7 +241,7 @@ class PathTerm:
     """A function of each draw, batch element and output, in transformed units.
 
     Attributes:
-        function: Takes what was drawn, then inputs; one that can be pickled.
+        function: Takes what was drawn, then inputs; a function or method, to be pickled as it is.
         drawn: Tensors of leading dimensions ``sample_shape x batch_shape x m``, or objects of such.
     """
 
@@ -247,11 +251,6 @@ class PathTerm:
     def __call__(self, X: Tensor) -> Tensor:
         """Evaluate at transformed inputs, float64, ``... x n x d -> ... x m x n``."""
         return self.function(*self.drawn, X)
-
-    def map(self, rule: Rule) -> PathTerm:
-        """Apply a rule for the first dimensions to all drawn tensors."""
-        drawn = (rule(each) if isinstance(each, Tensor) else each.map(rule) for each in self.drawn)
-        return PathTerm(self.function, tuple(drawn))
 
 
 Terms = tuple[PathTerm, ...]
@@ -334,7 +333,7 @@ def _(process: ClusteredProcess, draws: RandomDraws) -> Terms:
 @draw_terms.register
 def _(process: ShiftedProcess, draws: RandomDraws) -> Terms:
     """Draw from the base, and add the shift."""
-    return *draw_terms(process.base, draws), PathTerm(process.shift)
+    return *draw_terms(process.base, draws), PathTerm(process.shift.__call__)
 
 
 @draw_terms.register
@@ -437,7 +436,12 @@ def _features(basis: Basis, weights: Tensor) -> PathTerm:
 
 
 def _weighted_features(basis: Basis, weights: Tensor, X: Tensor) -> Tensor:
-    check_inside(basis, X)
+    if isinstance(basis, GridBasis) and not basis.grid.contains(X):
+        raise InputDataError(
+            "X lies outside the box of the model's grid at the time these functions were drawn, "
+            f"{basis.grid.bounds.tolist()} in transformed inputs. Build the model with wider "
+            "bounds."
+        )
     return row_product(basis.features(X), weights).squeeze(-1)
 
 
@@ -496,7 +500,7 @@ def _solve_transposed(factor: Tensor, columns: Tensor) -> Tensor:
     return _by_columns(solve, columns, factor.ndim - 2)
 
 
-def _by_columns(rule: Rule, columns: Tensor, batch: int) -> Tensor:
+def _by_columns(rule: Callable[[Tensor], Tensor], columns: Tensor, batch: int) -> Tensor:
     """Apply a linear rule to columns, draws side by side: its matrix is not copied for each.
 
     The rule takes ``batch x n x k``, the columns are ``draws x batch x n x 1``.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
@@ -23,13 +22,7 @@ from bo_stream.acquisition.feature_nipv import (
     variance_factors,
 )
 from bo_stream.acquisition.sites import Sites, sites
-from bo_stream.acquisition.weight_space import (
-    WeightCovariance,
-    in_weight_space,
-    low_rank_change,
-    same,
-    weight_space,
-)
+from bo_stream.acquisition.weight_space import in_weight_space, weight_space
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
@@ -38,9 +31,13 @@ from bo_stream.weights import WeightPosterior
 TIE = 1e-10
 """Gains within this part of the largest one tie with it; of those the lowest index is picked."""
 
-_ROWS = 4096
+AGREEMENT = 1e-10
+"""Frobenius norm of a difference, per square root of the rank r, that counts as rounding error."""
 
-G = TypeVar("G", "Gains", "JointGains")
+_SPARE = 8
+_PROBES = 4
+
+_ROWS = 4096
 
 
 def select_from_pool(
@@ -140,24 +137,22 @@ class PoolSelector:
         costs = self._checked_costs(costs)
         process = self._model.feature_process(self._corners)
         if in_weight_space(process):
-            before = self._gains(weight_space(process))
-            picks, after = self._pick(before, q, available, costs)
-            self._known = (before, after)
+            before: Gains | JointGains = self._gains(weight_space(process))
         else:
-            gains = JointGains.of(process, self._pool, self._measure)
-            picks, _ = self._pick(gains, q, available, costs)
-        return torch.tensor(picks, device=self._pool.device)
-
-    def _pick(self, gains: G, q: int, available: Tensor, costs: Tensor) -> tuple[list[int], G]:
-        noise = self._noise()
+            before = JointGains.of(process, self._pool, self._measure)
+        gains, noise = before, self._noise()
         factors = variance_factors(self._model, self._posterior_transform).unsqueeze(-1)
         picks: list[int] = []
         for _ in range(q):
             worth = (factors * gains.value(noise)).sum(0) / costs
-            picks.append(_first_best(worth.masked_fill(~available, -torch.inf)))
+            worth = worth.masked_fill(~available, -torch.inf)
+            largest = worth.max()
+            picks.append(int((worth >= largest - TIE * largest.abs()).to(torch.uint8).argmax()))
             available[picks[-1]] = False
             gains = gains.observing(picks[-1], noise[:, picks[-1], None])
-        return picks, gains
+        if isinstance(before, Gains) and isinstance(gains, Gains):
+            self._known = before, gains
+        return torch.tensor(picks, device=self._pool.device)
 
     def _noise(self) -> Tensor:
         """Return the noise variance at each candidate, ``m x N``, some thousand at a time."""
@@ -203,12 +198,6 @@ class PoolSelector:
                 "exclude for candidates that cannot be chosen."
             )
         return costs.to(self._pool)
-
-
-def _first_best(worth: Tensor) -> int:
-    """Return the first of the largest values, up to ties."""
-    best = worth.max()
-    return int((worth >= best - TIE * best.abs()).to(torch.uint8).argmax())
 
 
 @dataclass(frozen=True)
@@ -273,6 +262,75 @@ class Gains:
             numerator=self.numerator - (weighted * (2.0 * cross - inner @ weighted)).sum(-2),
             variance=self.variance - (weighted * own).sum(-2),
         )
+
+
+@dataclass(frozen=True)
+class WeightCovariance:
+    """A covariance ``Σ − V Vᵀ`` of weights, never formed.
+
+    Attributes:
+        weights: Posterior with covariance Σ, ``m x r x r``.
+        downdate: V, ``m x r x k``.
+    """
+
+    weights: WeightPosterior
+    downdate: Tensor
+
+    @classmethod
+    def of(cls, weights: WeightPosterior) -> WeightCovariance:
+        """Return Σ alone."""
+        return cls(weights, weights.base_root[..., :0])
+
+    def times(self, columns: Tensor) -> Tensor:
+        """Multiply by columns, ``m x r x k``. Cost O(k r²)."""
+        explained = columns.mT @ self.downdate @ self.downdate.mT
+        return self.weights.covariance_times(columns) - explained.mT
+
+    def without(self, direction: Tensor) -> WeightCovariance:
+        """Subtract ``v vᵀ``, v ``m x r x 1``."""
+        return replace(self, downdate=torch.cat((self.downdate, direction), -1))
+
+
+def same(
+    old: WeightCovariance, new: WeightCovariance, change: tuple[Tensor, Tensor] | None = None
+) -> bool:
+    """Tell whether two covariances agree to rounding but for the change between them, if given.
+
+    By random probes: the mean square of their images is the squared norm. Cost O(r²).
+    """
+    probes = _columns(old.downdate, _PROBES, seed=1)
+    images = old.times(probes) - new.times(probes)
+    if change is not None:
+        directions, amounts = change
+        images = images - directions @ (amounts.unsqueeze(-1) * (directions.mT @ probes))
+    return bool(images.square().mean() <= AGREEMENT**2)
+
+
+def low_rank_change(
+    old: WeightCovariance, new: WeightCovariance, rank: int
+) -> tuple[Tensor, Tensor] | None:
+    """Find the change ``− U diag(λ) Uᵀ`` of a covariance, None where its rank is much larger.
+
+    U is ``m x r x k``, and λ, ``m x k``, positive where the variance becomes smaller. A randomised
+    range finder and a check with fresh probes; exact to rounding. Cost O(r² rank). Source: Halko,
+    Martinsson and Tropp (2011), algorithms 4.1 and 5.3.
+    """
+    width = rank + _SPARE
+    if 4 * width > old.downdate.shape[-2]:
+        return None
+    columns = _columns(old.downdate, width, seed=2)
+    basis = torch.linalg.qr(old.times(columns) - new.times(columns)).Q
+    inner = basis.mT @ (old.times(basis) - new.times(basis))
+    amounts, vectors = torch.linalg.eigh(0.5 * (inner + inner.mT))
+    change = basis @ vectors, amounts
+    return change if same(old, new, change) else None
+
+
+def _columns(like: Tensor, count: int, seed: int) -> Tensor:
+    """Draw standard normal columns, ``r x count``, equal at every call."""
+    generator = torch.Generator().manual_seed(seed)
+    columns = torch.randn(like.shape[-2], count, generator=generator, dtype=like.dtype)
+    return columns.to(like.device)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from copy import copy
 from numbers import Real
+from typing import Any, Self
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
@@ -18,6 +20,7 @@ from gpytorch.module import Module
 from torch import Tensor
 
 from bo_stream.allocation.selection import greedy_points
+from bo_stream.tensors import map_tensors
 
 
 class Allocator(InducingPointAllocator):
@@ -26,6 +29,8 @@ class Allocator(InducingPointAllocator):
     :meth:`update` is the whole interface; ``allocate_inducing_points`` makes every allocator one
     for BoTorch's ``SingleTaskVariationalGP``.
     """
+
+    _memory: Any = None  # of the inputs seen; replaced, not changed, for copies share it
 
     def update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
         """Select inducing points for the inputs seen so far and X_new; arguments are not changed.
@@ -51,13 +56,17 @@ class Allocator(InducingPointAllocator):
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
         """Select points as :meth:`update` does, of checked arguments."""
 
-    def fresh(self) -> Allocator:
-        """Return an allocator of the same settings without memory; itself if it never has any."""
-        return self
+    def fresh(self) -> Self:
+        """Return an allocator of the same settings that has seen nothing."""
+        twin = copy(self)
+        twin._memory = None
+        return twin
 
-    def to(self, like: Tensor) -> Allocator:
-        """Return an allocator with the same memory on a tensor's device; itself without tensors."""
-        return self
+    def to(self, like: Tensor) -> Self:
+        """Return an allocator with the same memory on a tensor's device."""
+        twin = copy(self)
+        twin._memory = map_tensors(self._memory, lambda tensor: tensor.to(like.device))
+        return twin
 
     def allocate_inducing_points(
         self,

@@ -129,11 +129,11 @@ class CoverTree(Allocator):
         self._levels = [*self._levels, empty.with_centres(finest.centres, own, finest)]
         return self
 
-    def fresh(self) -> CoverTree:
+    def fresh(self) -> Self:
         """Return an empty tree of the same settings."""
-        return CoverTree(self.resolution, self.average, self.voronoi, self.per_lengthscale)
+        return type(self)(self.resolution, self.average, self.voronoi, self.per_lengthscale)
 
-    def coarsened(self, resolution: float) -> CoverTree:
+    def coarsened(self, resolution: float) -> Self:
         """Return a tree of the coarser levels, the finest as :meth:`level` chooses it.
 
         Raises:
@@ -151,7 +151,7 @@ class CoverTree(Allocator):
         tree.resolution = tree._levels[-1].radius
         return tree
 
-    def to(self, like: Tensor) -> CoverTree:
+    def to(self, like: Tensor) -> Self:
         """Return the tree in another dtype, on another device."""
         tree = self.fresh()
         tree._levels = [level.to(like) for level in self._levels]
@@ -192,7 +192,13 @@ class CoverTree(Allocator):
             levels = [CoverLevel.of_root(root, 2.0 * levels[0].radius), *levels]
         parents = torch.zeros(len(X), dtype=torch.long, device=X.device)
         for depth in range(1, len(levels)):
-            levels[depth], parents = self._taken(levels, depth, X, parents)
+            found = self._covering(levels, depth, X, parents, self.voronoi)
+            free = found < 0
+            if bool(free.any()):
+                points = Members(X[free], parents[free])
+                levels[depth] = settle(levels[depth], levels[depth - 1], points, self.average)
+                found = self._covering(levels, depth, X, parents, self.voronoi)
+            parents = found
         self._levels = levels
         return self
 
@@ -215,8 +221,7 @@ class CoverTree(Allocator):
         found = inside.long() - 1
         for depth in range(1, len(self._levels)):
             known = found >= 0
-            reach = self._reach(self._levels, depth)
-            found[known] = covering(self._levels[depth], reach, X[known], found[known])
+            found[known] = self._covering(self._levels, depth, X[known], found[known], True)
         centres = self._levels[-1].centres
         for rows in torch.nonzero(found < 0).flatten().split(ROWS):
             distances = torch.cdist(X[rows], centres, compute_mode="donot_use_mm_for_euclid_dist")
@@ -232,55 +237,37 @@ class CoverTree(Allocator):
         first = CoverLevel.of_root(root, radii[0])
         return [first, *(CoverLevel.empty(radius, X) for radius in radii[1:])]
 
-    def _taken(
-        self, levels: list[CoverLevel], depth: int, X: Tensor, parents: Tensor
-    ) -> tuple[CoverLevel, Tensor]:
-        """Return a level that covers all points, and the centre that each belongs to."""
-        level, above = levels[depth], levels[depth - 1]
-        found = covering(level, self._reach(levels, depth), X, parents, self.voronoi)
-        free = found < 0
-        if not bool(free.any()):
-            return level, found
-        level = settle(level, above, Members(X[free], parents[free]), self.average)
-        reach = self._reach([*levels[:depth], level], depth)
-        return level, covering(level, reach, X, parents, self.voronoi)
+    def _covering(
+        self, levels: list[CoverLevel], depth: int, X: Tensor, parents: Tensor, nearest: bool
+    ) -> Tensor:
+        """Return a centre whose ball holds each point, the nearest or the oldest; −1 without one.
 
-    def _reach(self, levels: list[CoverLevel], depth: int) -> Ragged:
-        """Return :meth:`CoverLevel.reach` of a level, kept until the level gets new centres."""
+        Which centres can hold a parent's points is kept until there are new centres.
+        """
         level, above = levels[depth], levels[depth - 1]
         kept = self._reaches.get(depth)
         if kept is None or kept[0] is not level or kept[1] is not above:
             kept = (level, above, level.reach(above))
             self._reaches = {**self._reaches, depth: kept}  # copies of the tree keep their own
-        return kept[2]
+        pairs = []
+        for part, position, centre in kept[2].pairs_by_parts(parents):
+            where = position + part.start
+            square = squared_distances(X[where], level.centres[centre])
+            near = square <= level.radius * level.radius
+            pairs.append((where[near], centre[near], square[near]))
+        best = X.new_full((len(X),), torch.inf)
+        if nearest:
+            for where, _, square in pairs:
+                best.scatter_reduce_(0, where, square, "amin")
+        found = parents.new_full((len(X),), len(level))
+        for where, centre, square in pairs:
+            hit = square <= best[where]
+            found.scatter_reduce_(0, where[hit], centre[hit], "amin")
+        return torch.where(found < len(level), found, -1)
 
     def _check_not_empty(self) -> None:
         if not self._levels:
             raise ValueError("Expected a tree of some points, got an empty one. Use insert first.")
-
-
-def covering(
-    level: CoverLevel, reach: Ragged, X: Tensor, parents: Tensor, by_distance: bool = True
-) -> Tensor:
-    """Return the nearest centre whose ball holds each point, or the oldest such one, ``n``.
-
-    −1 where there is none.
-    """
-    pairs = []
-    for part, position, centre in reach.pairs_by_parts(parents):
-        where = position + part.start
-        square = squared_distances(X[where], level.centres[centre])
-        near = square <= level.radius * level.radius
-        pairs.append((where[near], centre[near], square[near]))
-    best = X.new_full((len(X),), torch.inf)
-    if by_distance:
-        for where, _, square in pairs:
-            best.scatter_reduce_(0, where, square, "amin")
-    found = parents.new_full((len(X),), len(level))
-    for where, centre, square in pairs:
-        hit = square <= best[where]
-        found.scatter_reduce_(0, where[hit], centre[hit], "amin")
-    return torch.where(found < len(level), found, -1)
 
 
 @dataclass(frozen=True)

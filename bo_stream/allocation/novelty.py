@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from gpytorch.kernels import Kernel
@@ -70,18 +71,14 @@ class Novelty(Allocator):
         if not 0.0 < tolerance < 1.0:
             raise ValueError(f"Expected tolerance in (0, 1), got {tolerance}.")
         self.tolerance = tolerance
-        self._held: _Held | None = None
+        self._memory: _Held | None = None
 
-    def fresh(self) -> Novelty:
-        """Return an allocator of the same settings that has seen nothing."""
-        return Novelty(self.max_points, self.tolerance)
-
-    def to(self, like: Tensor) -> Novelty:
+    def to(self, like: Tensor) -> Self:
         """Return an allocator of the same memory on a tensor's device."""
-        moved, held = copy(self), self._held
+        moved, held = copy(self), self._memory
         if held is not None:
             state = tuple(tensor.to(like.device) for tensor in held.state)
-            moved._held = replace(held, basis=held.basis.to(like.device), state=state)
+            moved._memory = replace(held, basis=held.basis.to(like.device), state=state)
         return moved
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
@@ -91,14 +88,14 @@ class Novelty(Allocator):
                 basis = _grown(held.basis, rows, held.threshold)
                 held = self._thinned(replace(held, basis=basis))
         except NotPSDError:  # values too wrong to compare points by
-            self._held = None
+            self._memory = None
             return torch.cat((Z, X_new))[: self.max_points]
-        self._held = held
+        self._memory = held
         return held.basis.Z.to(Z)
 
     def _rechecked(self, Z: Tensor, kernel: Kernel) -> _Held:
         """Drop points that the others have come to determine."""
-        held = self._held
+        held = self._memory
         if held is not None and is_same((held.basis.Z,), (Z,)) and is_in(kernel, held.state):
             return held
         basis = InducingBasis.of(kernel, Z[:0], 1)

@@ -51,10 +51,13 @@ class OIPS(Allocator):
         if not rho <= self.prune <= 1.0:
             raise ValueError(f"Expected prune from rho = {rho} to 1, got {prune}.")
         self.isolation = isolation
-        self._settled: State | None = None
+        self._memory: State | None = None
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
-        Z = self._rechecked(Z, kernel)
+        seen = self._memory  # points that were all selected under these hyperparameters stay
+        stay = seen is not None and is_in(kernel, seen[1:]) and bool(members(Z, seen[0]).all())
+        if not stay and self.prune < 1.0:
+            Z = Z[first_apart(Z, kernel, self.prune)]
         for rows in X_new.split(ROWS):
             candidates = rows
             if len(Z) > 0:
@@ -63,23 +66,8 @@ class OIPS(Allocator):
                 candidates = candidates[~self.isolation.of(candidates, Z, rows, kernel)]
             accepted = candidates[first_apart(candidates, kernel, self.rho)]
             Z = torch.cat((Z, accepted))
-        self._settled = (Z, *state_of(kernel))
+        self._memory = (Z, *state_of(kernel))
         return Z
-
-    def _rechecked(self, Z: Tensor, kernel: Kernel) -> Tensor:
-        """Prune, unless all points were selected together under the present hyperparameters."""
-        if self._settled is None or not is_in(kernel, self._settled[1:]):
-            return self.pruned(Z, kernel)
-        return Z if bool(members(Z, self._settled[0]).all()) else self.pruned(Z, kernel)
-
-    @torch.no_grad()
-    def pruned(self, Z: Tensor, kernel: Kernel) -> Tensor:
-        """Drop each point of Z more correlated than ``prune`` with an older one that stays."""
-        return Z if self.prune >= 1.0 else Z[first_apart(Z, kernel, self.prune)]
-
-    def fresh(self) -> OIPS:
-        """Return an allocator of the same settings that has seen nothing."""
-        return OIPS(self.rho, self.prune, self.isolation)
 
 
 @dataclass(frozen=True)
@@ -103,8 +91,7 @@ class Isolation:
     def __post_init__(self) -> None:
         if not 0.0 < self.below < 1.0:
             raise ValueError(f"Expected below in (0, 1), a correlation, got {self.below}.")
-        if self.nearest < 1:
-            raise ValueError(f"Expected nearest to be at least 1, got {self.nearest}.")
+        checked_number("nearest", self.nearest)
         if self.statistic not in ("median", "mean"):
             raise ValueError(f"Expected statistic 'median' or 'mean', got {self.statistic!r}.")
 

@@ -96,25 +96,14 @@ def greedy_points(
         if i >= len(given) and float(left[:, pivot].mean()) <= tolerance:
             break
         chosen.append(pivot)
-        row = _next_row(pool, kernel, variance, root[:, :i], left, pivot)
+        covariance = kernel(pool[pivot : pivot + 1], pool).to_dense().reshape(variance.shape)
+        own, scale = left[:, pivot : pivot + 1], (variance * variance[:, pivot : pivot + 1]).sqrt()
+        row = covariance / scale - (root[:, :i, pivot].unsqueeze(-2) @ root[:, :i]).squeeze(-2)
+        row = torch.where(own > TOLERANCE, row / own.clamp_min(TOLERANCE).sqrt(), 0.0)
         root[:, i] = row
         left = (left - row.square()).clamp_min(0.0)
         left[:, pivot] = 0.0
     return pool[chosen]
-
-
-def _next_row(
-    pool: Tensor, kernel: Kernel, variance: Tensor, root: Tensor, left: Tensor, pivot: int
-) -> Tensor:
-    """Compute a pivot's row of the correlation's root, ``b x n``; zero where no variance is left.
-
-    The kernel matrix is evaluated one row at a time, and of several kernels together.
-    """
-    covariance = kernel(pool[pivot : pivot + 1], pool).to_dense().reshape(variance.shape)
-    scale = (variance * variance[:, pivot : pivot + 1]).sqrt()
-    raw = covariance / scale - (root[..., pivot].unsqueeze(-2) @ root).squeeze(-2)
-    own = left[:, pivot : pivot + 1]
-    return torch.where(own > TOLERANCE, raw / own.clamp_min(TOLERANCE).sqrt(), 0.0)
 
 
 @torch.no_grad()
@@ -136,62 +125,39 @@ def capped(Z: Tensor, wanted: Tensor, kernel: Kernel, cap: int) -> Tensor:
         factor = safe_cholesky(correlation(kernel, kept, kept))
     except NotPSDError:  # values too wrong to compare points by
         return kept
-    exchange = _Exchange(kept, new, factor, kernel)
-    for _ in range(min(SWAPS, len(new))):
-        if not exchange.step():
-            break
-    return exchange.kept
+    return _exchanged(kept, new, factor, kernel)
 
 
-class _Exchange:
-    """Selected and waiting points, with the conditional variance of each given the selected ones.
+def _exchanged(points: Tensor, waiting: Tensor, factor: Tensor, kernel: Kernel) -> Tensor:
+    """Exchange selected points for waiting ones, ``M x d``; those that entered come last.
 
-    Kept by the inverse of the selected points' correlation matrix, of which ``factor`` is the root
-    and in which an exchange is of rank two. Cost O(M³ + M² n) to begin.
+    The inverse of the selected points' correlation matrix, of which ``factor`` is the root, changes
+    by rank two an exchange. Cost O(M³ + M² n), and O(M² + M n) an exchange.
     """
-
-    def __init__(self, points: Tensor, waiting: Tensor, factor: Tensor, kernel: Kernel) -> None:
-        self._points, self._waiting, self._kernel = points.clone(), waiting, kernel
-        self._order = list(range(len(points)))
-        self._inverse = torch.cholesky_inverse(factor)
-        self._cross = correlation(kernel, points, waiting)
-        self._left = 1.0 - solve_lower(factor, self._cross).square().sum(-2)
-
-    @property
-    def kept(self) -> Tensor:
-        """Selected points, ``M x d``, those that entered last."""
-        return self._points[self._order]
-
-    def step(self) -> bool:
-        """Do the best exchange, and say whether one was good enough. Cost O(M² + M n)."""
-        own = self._inverse.diagonal().reciprocal()
-        leaves, enters = int(own.argmin()), int(self._left.argmax())
-        if not float(self._left[enters]) > BETTER * float(own[leaves]):
-            return False
-        self._remove(leaves)
-        self._insert(leaves, enters)
-        return True
-
-    def _remove(self, i: int) -> None:
-        column, precision = self._inverse[i].clone(), float(self._inverse[i, i])
-        self._left += (column @ self._cross).square() / precision
-        self._inverse.addr_(column, column, alpha=-1.0 / precision)
-        self._inverse[i] = self._inverse[:, i] = 0.0
-        self._cross[i] = 0.0
-
-    def _insert(self, i: int, j: int) -> None:
-        """Put the waiting point j in the empty place i."""
-        gain, left = self._inverse @ self._cross[:, j], float(self._left[j])
-        point = self._waiting[j : j + 1]
-        alike = correlation(self._kernel, point, self._waiting)[0]
-        self._left -= (alike - gain @ self._cross).square() / left
-        self._left[j] = -math.inf
-        self._inverse.addr_(gain, gain, alpha=1.0 / left)
-        self._inverse[i] = self._inverse[:, i] = -gain / left
-        self._inverse[i, i] = 1.0 / left
-        self._cross[i], self._points[i] = alike, point[0]
-        self._order.remove(i)
-        self._order.append(i)
+    points, order = points.clone(), list(range(len(points)))
+    inverse, cross = torch.cholesky_inverse(factor), correlation(kernel, points, waiting)
+    left = 1.0 - solve_lower(factor, cross).square().sum(-2)  # conditional variances of the waiting
+    for _ in range(min(SWAPS, len(waiting))):
+        own = inverse.diagonal().reciprocal()
+        i, j = int(own.argmin()), int(left.argmax())
+        if not float(left[j]) > BETTER * float(own[i]):
+            break
+        column, precision = inverse[i].clone(), float(inverse[i, i])  # i leaves
+        left += (column @ cross).square() / precision
+        inverse.addr_(column, column, alpha=-1.0 / precision)
+        inverse[i] = inverse[:, i] = 0.0
+        cross[i] = 0.0
+        gain, variance = inverse @ cross[:, j], float(left[j])  # j enters in its place
+        alike = correlation(kernel, waiting[j : j + 1], waiting)[0]
+        left -= (alike - gain @ cross).square() / variance
+        left[j] = -math.inf
+        inverse.addr_(gain, gain, alpha=1.0 / variance)
+        inverse[i] = inverse[:, i] = -gain / variance
+        inverse[i, i] = 1.0 / variance
+        cross[i], points[i] = alike, waiting[j]
+        order.remove(i)
+        order.append(i)
+    return points[order]
 
 
 def shortest_lengthscale(kernel: Kernel) -> Tensor:

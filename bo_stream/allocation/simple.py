@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
-
 import numpy as np
 import torch
 from gpytorch.kernels import Kernel
@@ -63,17 +61,7 @@ class KMeans(Allocator):
     def __init__(self, max_points: int, seed: int = 0) -> None:
         self.max_points = checked_number("max_points", max_points)
         self.seed = seed
-        self._counts: Tensor | None = None
-
-    def fresh(self) -> KMeans:
-        """Return an allocator of the same settings that has seen nothing."""
-        return KMeans(self.max_points, self.seed)
-
-    def to(self, like: Tensor) -> KMeans:
-        """Return an allocator of the same memory, in a tensor's dtype and on its device."""
-        moved = copy(self)
-        moved._counts = None if self._counts is None else self._counts.to(like)
-        return moved
+        self._memory: Tensor | None = None  # numbers of inputs
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
         if len(Z) >= self.max_points:
@@ -87,19 +75,20 @@ class KMeans(Allocator):
         )
         counts = torch.bincount(torch.as_tensor(labels), minlength=self.max_points)
         filled = counts > 0
-        self._counts = counts[filled].to(pool)
+        self._memory = counts[filled].to(pool)
         return torch.as_tensor(means).to(pool)[filled.to(pool.device)]
 
     def _followed(self, Z: Tensor, X_new: Tensor) -> Tensor:
-        if self._counts is None or len(self._counts) != len(Z):
-            self._counts = Z.new_ones(len(Z))
+        counts = self._memory
+        if counts is None or len(counts) != len(Z):
+            counts = Z.new_ones(len(Z))
         if len(X_new) == 0:
             return Z
         nearest = torch.cdist(X_new, Z).argmin(-1)
         new = torch.bincount(nearest, minlength=len(Z)).to(Z)
-        total = self._counts + new
+        total = counts.to(Z) + new
         sums = torch.zeros_like(Z).index_add(0, nearest, X_new)
-        self._counts = total
+        self._memory = total
         share = (new / total).unsqueeze(-1)
         return Z + share * (sums / new.clamp_min(1.0).unsqueeze(-1) - Z)
 
@@ -121,25 +110,21 @@ class Random(Allocator):
     def __init__(self, max_points: int, seed: int = 0) -> None:
         self.max_points = checked_number("max_points", max_points)
         self.seed = seed
-        self._seen = 0
-        self._state = torch.Generator().manual_seed(seed).get_state()
-
-    def fresh(self) -> Random:
-        """Return an allocator of the same settings that has seen nothing."""
-        return Random(self.max_points, self.seed)
+        self._memory: tuple[int, Tensor] | None = None  # number of inputs, state of a generator
 
     def _update(self, Z: Tensor, X_new: Tensor, kernel: Kernel) -> Tensor:
         room = max(0, self.max_points - len(Z))
         kept = torch.cat((Z, X_new[:room]))
-        self._seen = max(self._seen, len(Z)) + min(room, len(X_new))
+        seen, state = self._memory or (0, torch.Generator().manual_seed(self.seed).get_state())
+        seen = max(seen, len(Z)) + min(room, len(X_new))
         generator = torch.Generator()
-        generator.set_state(self._state.cpu())  # a file loaded elsewhere has moved it
+        generator.set_state(state.cpu())
         for row in X_new[room:]:
-            self._seen += 1
-            place = int(torch.randint(self._seen, (), generator=generator))
+            seen += 1
+            place = int(torch.randint(seen, (), generator=generator))
             if place < len(kept):
                 kept[place] = row
-        self._state = generator.get_state()  # copies of the allocator keep their own
+        self._memory = seen, generator.get_state()
         return kept
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from functools import cached_property
 from itertools import compress
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -107,16 +107,14 @@ class CrossValidatingAdapter(TorchAdapter):
         self, fold: Part, points: Sequence[ObservationFeatures], observation_noise: bool
     ) -> list[ObservationData] | None:
         """Predict points in closed form; None: some model does not allow it."""
-        generator = self.generator
-        if not isinstance(generator, BoTorchGenerator) or generator.refit_on_cv:
+        generator = cast(BoTorchGenerator, self.generator)
+        if generator.refit_on_cv:
             return None
-        surrogate = generator.surrogate
-        if not isinstance(surrogate, StreamSurrogate):
-            return None
+        surrogate = cast(StreamSurrogate, generator.surrogate)
         X = self._array_to_tensor(
             np.array([[point.parameters[name] for name in self.parameters] for point in points])
         )
-        metrics, gone = [], ~fold.chosen(fold.whole.observation_data)
+        metrics, gone = [], ~fold.chosen("rows")
         for outcome in self.outcomes:
             rows = torch.from_numpy(gone[fold.whole.observed[outcome]])
             found = surrogate.predict_without(outcome, rows, X, observation_noise)
@@ -137,11 +135,21 @@ class DividedData(ExperimentData):
 
     def filter_by_arm_names(self, arm_names: Iterable[str]) -> Part:
         """Return the part of some arms, which ``ExperimentData.filter_by_arm_names`` copies."""
-        return Part(self, "arm_name", list(arm_names))
+        return Part(self, "arm_name", set(arm_names))
 
     def filter_by_trial_index(self, trial_indices: Iterable[int]) -> Part:
         """Return the part of some trials, which ``ExperimentData.filter_by_trial_index`` copies."""
-        return Part(self, "trial_index", list(trial_indices))
+        return Part(self, "trial_index", set(trial_indices))
+
+    @cached_property
+    def keys(self) -> dict[tuple[str, str], list[Any]]:
+        """Return names and trials of arms, and of rows of observations."""
+        indices = {"arms": self.arm_data.index, "rows": self.observation_data.index}
+        return {
+            (kind, level): index.get_level_values(level).tolist()
+            for kind, index in indices.items()
+            for level in ("arm_name", "trial_index")
+        }
 
     @cached_property
     def observed(self) -> dict[str, Chosen]:
@@ -192,26 +200,26 @@ class Part(ExperimentData):
         values: Names or indices of those in the part.
     """
 
-    def __init__(self, whole: DividedData, level: str, values: list[Any]) -> None:
+    def __init__(self, whole: DividedData, level: str, values: set[Any]) -> None:
         """Choose arms or trials; overrides ``ExperimentData.__init__``, which takes the frames."""
         self.whole = whole
         self.level = level
         self.values = values
 
-    def chosen(self, frame: DataFrame) -> Chosen:
-        """Return which rows of a frame of the data are in the part."""
-        among: Chosen = frame.index.get_level_values(self.level).isin(self.values)
-        return among
+    def chosen(self, kind: str) -> Chosen:
+        """Return which of the data's ``"arms"``, or ``"rows"`` of observations, are in the part."""
+        keys = self.whole.keys[kind, self.level]
+        return np.fromiter(map(self.values.__contains__, keys), np.bool_, len(keys))
 
     @cached_property
     def arm_data(self) -> DataFrame:  # type: ignore[override]
         """Return the part's arms; a field of ``ExperimentData``."""
-        return self.whole.arm_data[self.chosen(self.whole.arm_data)]
+        return self.whole.arm_data[self.chosen("arms")]
 
     @cached_property
     def observation_data(self) -> DataFrame:  # type: ignore[override]
         """Return the part's observations; a field of ``ExperimentData``."""
-        return self.whole.observation_data[self.chosen(self.whole.observation_data)]
+        return self.whole.observation_data[self.chosen("rows")]
 
     def convert_to_list_of_observations(self) -> list[Observation]:
         """Return Ax's observations; see :meth:`DividedData.convert_to_list_of_observations`."""
@@ -219,5 +227,5 @@ class Part(ExperimentData):
         if known is None:
             frames = ExperimentData(self.arm_data, self.observation_data)
             return frames.convert_to_list_of_observations()
-        chosen = compress(known, self.chosen(self.whole.arm_data))
+        chosen = compress(known, self.chosen("arms"))
         return [deepcopy(each) for each in chosen if each is not None]

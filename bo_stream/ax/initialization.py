@@ -31,6 +31,7 @@ from torch.quasirandom import SobolEngine
 from bo_stream.ax.pool import Tables, input_transforms, pool_named
 from bo_stream.ax.pool_acquisition import check_enough
 from bo_stream.ax.surrogate import suited
+from bo_stream.ax.transforms import how_to_report
 
 WITHOUT_OUTCOME = (TrialStatus.FAILED, TrialStatus.ABANDONED)
 
@@ -76,12 +77,9 @@ class EnoughTrials(TransitionCriterion):
             return False
         silent = unreported(experiment)
         if silent and statuses[TrialStatus.COMPLETED]:
-            values = ", ".join(f"{name!r}: ..." for name in silent)
             warnings.warn(
                 f"No completed trial has reported a finite {', '.join(silent)}, and no model can "
-                "be built without: the next trials are quasi-random. Report by "
-                f"client.complete_trial(index, {{{values}}}), or see that the metrics that should "
-                "fetch them do.",
+                f"be built without: the next trials are quasi-random. {how_to_report(silent)}",
                 InputDataWarning,
                 stacklevel=2,
             )

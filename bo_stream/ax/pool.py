@@ -73,8 +73,7 @@ class Pool:
             >>> pool = Pool.of(pd.read_csv("sites.csv").set_index("village"), name="sites")
         """
         frame = _as_frame(candidates)
-        _check_names(frame.index)
-        _check_values(frame)
+        _check(frame)
         if not name:
             digest = hashlib.sha256(repr(list(frame.columns)).encode())
             digest.update(pd.util.hash_pandas_object(frame).to_numpy().tobytes())
@@ -238,13 +237,6 @@ def handle(table: str | Pool | Candidates) -> str:
     return register_pool(table if isinstance(table, Pool) else Pool.of(table)).name
 
 
-def with_handles(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of an acquisition function, with a table of ``mc_points`` by its name."""
-    points: Any = options.get(MC_POINTS)
-    is_table = isinstance(points, str | Pool | pd.DataFrame | Mapping | list)
-    return {**options, MC_POINTS: handle(points)} if is_table else dict(options)
-
-
 def listed(names: Sequence[object]) -> str:
     """Return the first of some names, for an error."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
@@ -260,7 +252,8 @@ def _as_frame(candidates: Candidates) -> pd.DataFrame:
     return pd.DataFrame(list(candidates))
 
 
-def _check_names(names: pd.Index) -> None:
+def _check(frame: pd.DataFrame) -> None:
+    names = frame.index
     if names.nlevels > 1 or names.inferred_type not in ("string", "integer"):
         raise ValueError(
             "Expected candidates to be named by strings or whole numbers, got an index of type "
@@ -272,9 +265,6 @@ def _check_names(names: pd.Index) -> None:
         raise ValueError(
             f"Expected the names of candidates to be distinct, got twice: {twice[0]!r}."
         )
-
-
-def _check_values(frame: pd.DataFrame) -> None:
     if frame.size == 0:
         raise ValueError(f"Expected candidates and their parameters, got {frame.shape} of them.")
     missing = frame.isna().to_numpy()
@@ -282,7 +272,7 @@ def _check_values(frame: pd.DataFrame) -> None:
         row, column = np.argwhere(missing)[0]
         raise ValueError(
             f"Expected a value of each parameter for each candidate, got none of "
-            f"{frame.columns[column]!r} for {frame.index[row]!r}."
+            f"{frame.columns[column]!r} for {names[row]!r}."
         )
 
 

@@ -30,12 +30,13 @@ from botorch.optim.optimize import (
     optimize_acqf_mixed,
 )
 from botorch.optim.optimize_mixed import optimize_acqf_mixed_alternating
+from torch import Tensor
 
 from bo_stream.acquisition import FeatureNIPV
 from bo_stream.ax.acquisition import INTEGRATED, check_options
 from bo_stream.ax.generator import StreamGenerators, surrogate_spec
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
-from bo_stream.ax.pool import POOL, Candidates, Pool, handle, pool_named, with_handles
+from bo_stream.ax.pool import MC_POINTS, POOL, Candidates, Pool, handle, pool_named
 from bo_stream.ax.pool_acquisition import PoolAcquisition
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.wiski.wiski import WISKI
@@ -144,7 +145,9 @@ def generation_strategy(
     options = dict(acquisition_options or {})
     if kind is not None and issubclass(kind, INTEGRATED):
         check_options(kind, options)
-        options = with_handles(options)
+        points = options.get(MC_POINTS)
+        if points is not None and not isinstance(points, Tensor):
+            options[MC_POINTS] = handle(points)
     else:
         check_acquisition(kind, options)
     arguments: dict[str, Any] = {

@@ -106,12 +106,19 @@ class ReportedMetrics(Transform):
         means: Any = observed if observed.empty else observed["mean"]
         silent = sorted(config.metric_names - set(means.dropna(axis="columns", how="all")))
         if silent:
-            values = ", ".join(f"{name!r}: ..." for name in silent)
             raise DataRequiredError(
                 f"No completed trial has reported {', '.join(silent)}, and no model can be built "
-                f"without. Report them by client.complete_trial(index, {{{values}}}), or see that "
-                "the metrics that should fetch them do."
+                f"without. {how_to_report(silent)}"
             )
+
+
+def how_to_report(metrics: list[str]) -> str:
+    """Return what a user can do about metrics that no trial has reported."""
+    values = ", ".join(f"{name!r}: ..." for name in metrics)
+    return (
+        f"Report by client.complete_trial(index, {{{values}}}), or see that the metrics that "
+        "should fetch them do."
+    )
 
 
 class OutcomeUnits(StandardizeY):

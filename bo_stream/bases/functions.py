@@ -88,36 +88,22 @@ class InducingFunctions:
 
     def with_values(self, kernel: Kernel, X: Tensor, outputs: int) -> Tensor:
         """Compute the covariance with values, ``... x n x d -> ... x m x M x n``. Cost O(n M d)."""
-        X = X.unsqueeze(-3)
-        if self.log_factors is None:
-            return _values(kernel, self.points, X, outputs)
-        scale, lengthscale = _squared_exponential(kernel, outputs)
-        own = lengthscale * self.log_factors.exp()
-        weight = (own.square() + lengthscale.square()).reciprocal()
-        Z = self.points
-        distance = (weight * Z.square()).sum(-1, keepdim=True) + weight @ X.square().mT
-        distance = distance - 2.0 * (weight * Z) @ X.mT
-        log_size = 0.5 * (2.0 * own * lengthscale * weight).log().sum(-1, keepdim=True)
-        return scale * (log_size - distance.clamp_min(0.0)).exp()
-
-    def weighted_values(
-        self, kernel: Kernel, X: Tensor, outputs: int, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Compute ``Σ_i w_i cov(f_i, f(x))``, ``... x m x n``, and the covariances, detached.
-
-        First derivatives only. Cost O(n M d).
-        """
-        known = SquaredExponential.of(kernel, outputs) if self.log_factors is None else None
-        if known is not None:
-            return known.weighted(self.points, X.unsqueeze(-3), weights)
-        return _weighted(weights, self.with_values(kernel, X, outputs))
+        return self.with_functions(kernel, InducingFunctions(X.unsqueeze(-3)), outputs)
 
     def with_functions(self, kernel: Kernel, others: InducingFunctions, outputs: int) -> Tensor:
         """Compute the covariance with other functions, ``... x m x M x M'``. Cost O(M M' d)."""
-        if self.log_factors is None or others.log_factors is None:
+        if self.log_factors is None:
             return _values(kernel, self.points, others.points, outputs)
         scale, lengthscale = _squared_exponential(kernel, outputs)
-        mine, theirs = (lengthscale * f.exp() for f in (self.log_factors, others.log_factors))
+        mine = lengthscale * self.log_factors.exp()
+        if others.log_factors is None:
+            weight = (mine.square() + lengthscale.square()).reciprocal()
+            Z, X = self.points, others.points
+            distance = (weight * Z.square()).sum(-1, keepdim=True) + weight @ X.square().mT
+            distance = distance - 2.0 * (weight * Z) @ X.mT
+            log_size = 0.5 * (2.0 * mine * lengthscale * weight).log().sum(-1, keepdim=True)
+            return scale * (log_size - distance.clamp_min(0.0)).exp()
+        theirs = lengthscale * others.log_factors.exp()
         log_value = self.points.new_zeros(())
         for d in range(self.points.shape[-1]):
             l1, z1 = (values[..., d].unsqueeze(-1) for values in (mine, self.points))
@@ -127,15 +113,24 @@ class InducingFunctions:
             log_value = log_value + log_size - (z1 - z2).square() / total
         return scale * log_value.exp()
 
+    def weighted_values(
+        self, kernel: Kernel, X: Tensor, outputs: int, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute :meth:`weighted_functions` of values at X, ``... x n x d``."""
+        return self.weighted_functions(kernel, InducingFunctions(X.unsqueeze(-3)), outputs, weights)
+
     def weighted_functions(
         self, kernel: Kernel, others: InducingFunctions, outputs: int, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute :meth:`weighted_values` for other functions. Cost O(M M' d)."""
-        values = self.log_factors is None or others.log_factors is None
-        known = SquaredExponential.of(kernel, outputs) if values else None
+        """Compute ``Σ_i w_i cov(f_i, f'_j)``, ``... x m x M'``, and the covariances, detached.
+
+        First derivatives only. Cost O(M M' d).
+        """
+        known = SquaredExponential.of(kernel, outputs) if self.log_factors is None else None
         if known is not None:
             return known.weighted(self.points, others.points, weights)
-        return _weighted(weights, self.with_functions(kernel, others, outputs))
+        covariance = self.with_functions(kernel, others, outputs)
+        return (weights.unsqueeze(-2) @ covariance).squeeze(-2), covariance.detach()
 
     def variance(self, kernel: Kernel, outputs: int) -> Tensor:
         """Compute the prior variance, ``... x m x M``: that of values, whatever the factors."""
@@ -162,10 +157,6 @@ def _values(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
         return stacked_kernel(kernel, A, B, outputs)
     batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
     return A.new_zeros(*batch, A.shape[-2], B.shape[-2])
-
-
-def _weighted(weights: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    return (weights.unsqueeze(-2) @ covariance).squeeze(-2), covariance.detach()
 
 
 def _squared_exponential(kernel: Kernel, outputs: int) -> tuple[Tensor, Tensor]:

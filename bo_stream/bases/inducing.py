@@ -73,11 +73,7 @@ class InducingBasis(KernelBasis):
 
     @classmethod
     def of(cls, kernel: Kernel, Z: Tensor, outputs: int) -> InducingBasis:
-        """Make the basis of a kernel as it is now. Cost O(M³).
-
-        Raises:
-            NotPSDError: K_ZZ is not positive definite even with the largest jitter.
-        """
+        """Make the basis of a kernel as it is now, in O(M³); NotPSDError: no jitter was enough."""
         return cls.live(frozen(kernel), Z, outputs)
 
     @classmethod
@@ -110,12 +106,9 @@ class InducingBasis(KernelBasis):
         return replace(moved, kernel=deepcopy(self.kernel).to(device))
 
     def grown(self, X: Tensor, features: Tensor | None = None) -> InducingBasis:
-        """Append points ``n x d``, whose features may be known. Cost O(n M² + n³).
+        """Append points ``n x d``, whose features may be known; those of the others stay.
 
-        The features of the other points stay.
-
-        Raises:
-            NotPSDError: The others determine a point.
+        Cost O(n M² + n³). NotPSDError: The others determine a point.
         """
         cross = self.features(X) if features is None else features
         corner = safe_cholesky(self.residual_covariance(X, X, cross, cross))
@@ -131,10 +124,9 @@ class InducingBasis(KernelBasis):
         return stack_columns(features, solve_lower(self.root[..., M:, M:], left).mT)
 
     def transfer(self, older: KnownValues, features: Tensor) -> Tensor:
-        """Return T with ``v_older = T v`` for whitened weights, ``... x m x M_older x M``.
+        """Return T with ``E[v_older | v] = T v`` for whitened weights, ``... x m x M_older x M``.
 
-        ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with this basis's kernel, whose ``features`` are at Z_older:
-        the conditional mean of the values at the older points given those at Z.
+        ``L_older⁻¹ k(Z_older, Z) L⁻ᵀ`` with this basis's kernel, whose ``features`` are at Z_older.
         """
         return solve_lower(older.root, features)
 

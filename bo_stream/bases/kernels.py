@@ -54,11 +54,6 @@ class TransformedKernel(Kernel):
         self.base_kernel = base_kernel
         self.input_transform = input_transform.eval()
 
-    @property
-    def is_stationary(self) -> bool:
-        """Whether it is a function of differences of inputs: no."""
-        return False
-
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all but the transform."""
         super().train(mode)

@@ -28,7 +28,6 @@ from torch.utils.checkpoint import checkpoint
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.kernels import TransformedKernel
 from bo_stream.bases.sampled import degrees_of_freedom, student_frequencies
-from bo_stream.tensors import map_tensors
 
 FEATURES = 1024
 """Number of cosines in a function drawn from the prior; n times as many for a sum of n kernels."""
@@ -50,13 +49,12 @@ def draw_prior(kernel: Kernel, dim: int, outputs: int, draws: RandomDraws) -> Fo
     if isinstance(kernel, TransformedKernel):
         transformed = draw_prior(kernel.base_kernel, dim, outputs, draws)
         return replace(transformed, transform=kernel.input_transform)
-    spectrum = _spectrum(kernel, _Space(tuple(range(dim)), dim, outputs, draws))
-    p = spectrum.frequencies.shape[-2]
+    frequencies, power = _spectrum(kernel, _Space(tuple(range(dim)), dim, outputs, draws))
+    p = frequencies.shape[-2]
     exponential = -torch.log1p(-draws.uniform(p))
-    amplitudes = (2.0 * exponential * spectrum.power / p).sqrt()
-    return FourierFunctions(
-        spectrum.frequencies.detach(), 2.0 * math.pi * draws.uniform(p), amplitudes.detach()
-    )
+    amplitudes = (2.0 * exponential * power / p).sqrt()
+    phases = 2.0 * math.pi * draws.uniform(p)
+    return FourierFunctions(frequencies.detach(), phases, amplitudes.detach())
 
 
 @dataclass(frozen=True)
@@ -82,10 +80,6 @@ class FourierFunctions:
     def __call__(self, X: Tensor) -> Tensor:
         """Evaluate at inputs ``... x n x d``, ``... x m x n``. Cost O(n p d) a function."""
         return self._summed(X.unsqueeze(-3), None)
-
-    def map(self, rule: Callable[[Tensor], Tensor]) -> FourierFunctions:
-        """Apply a rule for the leading dimensions to all tensors."""
-        return map_tensors(self, rule)
 
     def of(self, functionals: InducingFunctions, kernel: Kernel, outputs: int) -> Tensor:
         """Evaluate linear functionals, ``shape x M``: values, or for an RBF kernel averages.
@@ -193,28 +187,13 @@ class _Space:
         """Make a spectrum of variance 1, zero along inputs that the kernel does not see."""
         wide = frequencies.new_zeros(*frequencies.shape[:-1], self.dim)
         wide[..., list(self.active)] = frequencies
-        return _Spectrum(wide, frequencies.new_ones(()))
+        return wide, frequencies.new_ones(())
 
 
-@dataclass(frozen=True)
-class _Spectrum:
-    """Frequencies with ``k(x, x') = E[power cos(ωᵀ (x − x'))]``.
-
-    Attributes:
-        frequencies: ω, ``shape x p x d``.
-        power: Prior variance of each times p, broadcastable to ``shape x p``.
-    """
-
-    frequencies: Tensor
-    power: Tensor
-
-    def some(self, index: Tensor) -> _Spectrum:
-        """Select some of the frequencies, ``shape x k``."""
-        power = self.power.expand(self.frequencies.shape[:-1])
-        return _Spectrum(
-            torch.take_along_dim(self.frequencies, index.unsqueeze(-1), -2),
-            torch.take_along_dim(power, index, -1),
-        )
+_Spectrum = tuple[Tensor, Tensor]
+"""Frequencies ω, ``shape x p x d``, and powers, broadcastable to ``shape x p``: the prior variance
+of each times p. ``k(x, x') = E[power cos(ωᵀ (x − x'))]``.
+"""
 
 
 def _per_output(value: Tensor, outputs: int, after: int) -> Tensor:
@@ -267,37 +246,32 @@ def _periodic(kernel: Kernel, space: _Space) -> _Spectrum:
 
 def _constant(kernel: Kernel, space: _Space) -> _Spectrum:
     still = space.draws.normal(FEATURES, len(space.active)) * 0.0
-    return replace(space.spectrum(still), power=space.parameter(kernel.constant, 1))
+    return space.spectrum(still)[0], space.parameter(kernel.constant, 1)
 
 
 def _multiple(kernel: Kernel, space: _Space) -> _Spectrum:
     inner = kernel.base_kernel
-    base = _rule_for(inner)(inner, space)  # a ScaleKernel's active_dims are its base's already
-    scale = space.parameter(kernel.outputscale.unsqueeze(-1), 1)
-    return replace(base, power=base.power * scale)
+    # a ScaleKernel's active_dims are its base's already
+    frequencies, power = _rule_for(inner)(inner, space)
+    return frequencies, power * space.parameter(kernel.outputscale.unsqueeze(-1), 1)
 
 
 def _sum(kernel: Kernel, space: _Space) -> _Spectrum:
     """Put the parts' frequencies side by side."""
     parts = [_spectrum(part, space) for part in kernel.kernels]
-    shapes = [part.frequencies.shape[:-1] for part in parts]
-    total = sum(shape[-1] for shape in shapes)
-    pairs = zip(parts, shapes, strict=True)
-    powers = [part.power.expand(shape) * (total / shape[-1]) for part, shape in pairs]
-    return _Spectrum(torch.cat([part.frequencies for part in parts], -2), torch.cat(powers, -1))
+    total = sum(frequencies.shape[-2] for frequencies, _ in parts)
+    powers = [w.expand(f.shape[:-1]) * (total / f.shape[-2]) for f, w in parts]
+    return torch.cat([frequencies for frequencies, _ in parts], -2), torch.cat(powers, -1)
 
 
 def _product(kernel: Kernel, space: _Space) -> _Spectrum:
     """Add independent frequencies of the factors."""
-    factors = [_spectrum(factor, space) for factor in kernel.kernels]
-    drawn = [
-        factor.some(space.draws.choice(FEATURES, factor.frequencies.shape[-2]))
-        for factor in factors
-    ]
-    return _Spectrum(
-        torch.stack([factor.frequencies for factor in drawn]).sum(0),
-        torch.stack([factor.power for factor in drawn]).prod(0),
-    )
+    drawn, powers = [], []
+    for frequencies, power in [_spectrum(factor, space) for factor in kernel.kernels]:
+        index = space.draws.choice(FEATURES, frequencies.shape[-2])
+        drawn.append(torch.take_along_dim(frequencies, index.unsqueeze(-1), -2))
+        powers.append(torch.take_along_dim(power.expand(frequencies.shape[:-1]), index, -1))
+    return torch.stack(drawn).sum(0), torch.stack(powers).prod(0)
 
 
 _RULES: dict[type[Kernel], Callable[[Any, _Space], _Spectrum]] = {

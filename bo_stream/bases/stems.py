@@ -66,21 +66,13 @@ class Stem(torch.nn.Module, ABC):
         return 0.5 * (1.0 + torch.tanh(self.gain * normal + self.offset))
 
     def calibrate(self, X: Tensor) -> Self:
-        """Put centre and spread where the projections of ``n x d`` points lie.
-
-        Raises:
-            InputDataError: Fewer than two points.
-        """
+        """Put centre and spread where the projections of ``n x d`` points, two or more, lie."""
         with torch.no_grad():
             self.calibrated_forward(X)
         return self
 
     def calibrated_forward(self, X: Tensor) -> Tensor:
-        """Calibrate on ``n x d`` points and project them; gradients flow through both.
-
-        Raises:
-            InputDataError: Fewer than two points.
-        """
+        """Calibrate on ``n x d`` points and project them; gradients flow through both."""
         projected = self.project(X)
         points = projected.reshape(-1, self.k)
         if points.shape[0] < LEAST_POINTS:

@@ -32,13 +32,15 @@ def parse_settings(texts: list[str] | None) -> dict[str, Option]:
     Raises:
         UsageError: One has another form.
     """
-    pairs = [text.partition("=") for text in texts or ()]
-    for text, (name, sign, value) in zip(texts or (), pairs, strict=True):
-        if not name or not sign or not value:
+    options: dict[str, Option] = {}
+    for text in texts or ():
+        name, _, value = text.partition("=")
+        if not name or not value:
             raise UsageError(
                 f"Expected --set name=value, as in --set max_points=256, got {text!r}."
             )
-    return {name.replace("-", "_"): value for name, _, value in pairs}
+        options[name.replace("-", "_")] = value
+    return options
 
 
 Model = Annotated[str, option("Model", f"Model: {', '.join(MODELS)}.", metavar="NAME")]

@@ -189,15 +189,9 @@ def show_end(
     stopped: bool,
     command: Sequence[str],
 ) -> None:
-    """Say what went wrong and where the files are and, after a stop, by which command to go on.
+    """Show warnings and the models' numerical records, say where the files are and how to go on.
 
-    Args:
-        folder: Folder of the run.
-        files: Names of the files.
-        caught: Warnings of the run.
-        logs: Records of which jitters and fallbacks the run's models used.
-        stopped: Whether the user stopped the run.
-        command: The command and what it must be given to go on, beside the folder.
+    A stopped run goes on by the command, with what it must be given beside the folder.
 
     Raises:
         Exit: The run was stopped.

@@ -126,16 +126,11 @@ def _certificate(
 ) -> Stability:
     size, estimate = matrix.shape[-1], condition_number(matrix)
     sure = min(math.inf if bound is None else bound, estimate.value if estimate.exact else math.inf)
-    trace = _trace_in_least(matrix, max(least, 0.0), sure)
+    largest = matrix.mean(-1).sum(-1).clamp_min(0.0)  # at least this: the ones' Rayleigh quotient
+    least_eigenvalue = (largest / sure).clamp_min(max(least, 0.0))
+    trace = float((matrix.diagonal(dim1=-2, dim2=-1).sum(-1) / least_eigenvalue).max())
     verdicts = (Verdict.of(sure, size, dtype, trace) for dtype in (torch.float32, torch.float64))
     return Stability(system, size, apart, away, bound, estimate, *verdicts)
-
-
-def _trace_in_least(matrix: Tensor, least: float, condition: float) -> float:
-    """Bound trace over least eigenvalue by the bounds on eigenvalues and condition numbers."""
-    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
-    largest = matrix.mean(-1).sum(-1).clamp_min(0.0)  # at least this: the ones' Rayleigh quotient
-    return float((trace / (largest / condition).clamp_min(least)).max())
 
 
 @dataclass(frozen=True)
@@ -249,9 +244,7 @@ class Verdict:
         return self.to_spare >= 1.0
 
     @classmethod
-    def of(
-        cls, condition: float, size: int, dtype: torch.dtype, trace: float = math.inf
-    ) -> Verdict:
+    def of(cls, condition: float, size: int, dtype: torch.dtype, trace: float) -> Verdict:
         """Judge by bounds, maybe infinite, on condition number and trace over least eigenvalue."""
         limit = condition_limit(size, dtype)
         return cls(limit, max(limit / condition, trace_limit(size, dtype) / trace))

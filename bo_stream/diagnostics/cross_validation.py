@@ -217,7 +217,7 @@ def _check_as_they_were(model: GridModel | OSGPR, rows: Observations) -> None:
                 "grids an observation entered on is not known. Build it anew on the present grid."
             )
         return
-    held = len(model._memory.recent) - int(staying(model._memory.recent, rows).sum())
+    held = len(model._memory.rows.data) - int(staying(model._memory.rows.data, rows).sum())
     if held < len(rows):
         raise UnsupportedError(
             f"Expected observations that OSGPR holds in its window, the latest {model.window}, got "

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce, singledispatch
+from functools import lru_cache, reduce
 
 import numpy as np
 import torch
@@ -51,7 +51,8 @@ def eigenvalue_bounds(kernel: Kernel, Z: Tensor) -> EigenvalueBounds:
     ``lower`` is 0 where a kernel is made of others than RBF and Matérn ones, each of which costs
     O(M²).
     """
-    return _bounds(kernel, _seen(kernel, Z))
+    dims = kernel.active_dims
+    return _bounds(kernel, Z if dims is None else Z.index_select(-1, dims))
 
 
 @dataclass(frozen=True)
@@ -97,51 +98,28 @@ class EigenvalueBounds:
         return self.lower, self.upper, self.least_variance, self.largest_variance
 
 
-def _seen(kernel: Kernel, Z: Tensor) -> Tensor:
-    """Return the inputs that a kernel acts on."""
-    return Z if kernel.active_dims is None else Z.index_select(-1, kernel.active_dims)
-
-
-@singledispatch
 def _bounds(kernel: Kernel, Z: Tensor) -> EigenvalueBounds:
-    """Bound any kernel by its trace."""
+    """Bound the eigenvalues at the inputs that a kernel acts on; of one not known, by its trace."""
+    if isinstance(kernel, ScaleKernel):
+        # takes over its base kernel's active_dims, which gpytorch does not apply a second time
+        return _bounds(kernel.base_kernel, Z).scaled(kernel.outputscale)
+    if isinstance(kernel, AdditiveKernel | ProductKernel):
+        rule = operator.add if isinstance(kernel, AdditiveKernel) else operator.mul
+        return reduce(rule, (eigenvalue_bounds(part, Z) for part in kernel.kernels))
+    dim = Z.shape[-1]
+    if isinstance(kernel, MaternKernel):
+        density = _matern_log_density(kernel.nu, dim)
+        return _isotropic(Z, kernel.lengthscale, _MATERN[kernel.nu], density)
+    if isinstance(kernel, RBFKernel):
+        return _isotropic(
+            Z,
+            kernel.lengthscale,
+            lambda r: np.exp(-0.5 * r * r),
+            lambda frequency: 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * frequency**2,
+        )
     variance: Tensor = kernel.forward(Z, Z, diag=True)
     least, largest = variance.amin(-1), variance.amax(-1)
-    zero = torch.zeros_like(least)
-    return EigenvalueBounds(zero, variance.sum(-1), least, largest, known=False)
-
-
-@_bounds.register
-def _(kernel: RBFKernel, Z: Tensor) -> EigenvalueBounds:
-    dim = Z.shape[-1]
-    return _isotropic(
-        Z,
-        kernel.lengthscale,
-        lambda r: np.exp(-0.5 * r * r),
-        lambda frequency: 0.5 * dim * math.log(2.0 * math.pi) - 0.5 * frequency**2,
-    )
-
-
-@_bounds.register
-def _(kernel: MaternKernel, Z: Tensor) -> EigenvalueBounds:
-    density = _matern_log_density(kernel.nu, Z.shape[-1])
-    return _isotropic(Z, kernel.lengthscale, _MATERN[kernel.nu], density)
-
-
-@_bounds.register
-def _(kernel: ScaleKernel, Z: Tensor) -> EigenvalueBounds:
-    # takes over its base kernel's active_dims, which gpytorch does not apply a second time
-    return _bounds(kernel.base_kernel, Z).scaled(kernel.outputscale)
-
-
-@_bounds.register
-def _(kernel: AdditiveKernel, Z: Tensor) -> EigenvalueBounds:
-    return reduce(operator.add, (_bounds(part, _seen(part, Z)) for part in kernel.kernels))
-
-
-@_bounds.register
-def _(kernel: ProductKernel, Z: Tensor) -> EigenvalueBounds:
-    return reduce(operator.mul, (_bounds(part, _seen(part, Z)) for part in kernel.kernels))
+    return EigenvalueBounds(torch.zeros_like(least), variance.sum(-1), least, largest, known=False)
 
 
 def _isotropic(

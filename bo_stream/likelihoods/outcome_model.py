@@ -199,19 +199,14 @@ def _laplace(likelihood: LaplaceLikelihood, Y: Tensor, mean: Tensor, variance: T
     return -folded / scale - (2.0 * scale).log()
 
 
-@expected_log_prob.register
-def _bernoulli(
-    likelihood: BernoulliLikelihood, Y: Tensor, mean: Tensor, variance: Tensor
-) -> Tensor:
-    """Integrate torch's log normal cdf: the second derivative of gpytorch's is wrong."""
+@expected_log_prob.register(BernoulliLikelihood)
+@expected_log_prob.register(LogisticLikelihood)
+def _labels(likelihood: Likelihood, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    """Integrate torch's log cdf: the second derivative of gpytorch's normal one is wrong."""
     signs, normal = 2.0 * Y - 1.0, Normal(mean, variance.sqrt())
-    return likelihood.quadrature(lambda f: torch.special.log_ndtr(signs * f), normal)
-
-
-@expected_log_prob.register
-def _logistic(likelihood: LogisticLikelihood, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    signs, normal = 2.0 * Y - 1.0, Normal(mean, variance.sqrt())
-    return likelihood.quadrature(lambda f: logsigmoid(signs * f), normal)
+    logistic = isinstance(likelihood, LogisticLikelihood)
+    log_cdf = logsigmoid if logistic else torch.special.log_ndtr
+    return likelihood.quadrature(lambda f: log_cdf(signs * f), normal)
 
 
 @singledispatch

@@ -54,7 +54,7 @@ def fit_sites(
     for _ in range(steps):
         tried = fit_at(prior, expected, fit.sites.towards(fit.target, rates), power)
         better = tried.bound >= fit.bound - _SLACK * (1.0 + fit.bound.abs())
-        moved = _movement(fit.posterior, tried.posterior)
+        moved = _movement(fit, tried)
         fit = zip_tensors(partial(_where, better), tried, fit)
         rates = torch.where(better.unsqueeze(-1), (2.0 * rates).clamp_max(rate), 0.5 * rates)
         if moved <= _TOLERANCE:
@@ -67,7 +67,7 @@ def _where(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _movement(before: Posterior, after: Posterior) -> float:
+def _movement(before: Fit, after: Fit) -> float:
     """Return the largest change of a mean, in deviations, or of a variance in parts of it."""
     if before.mean.numel() == 0:
         return 0.0
@@ -78,12 +78,11 @@ def _movement(before: Posterior, after: Posterior) -> float:
 
 def fit_at(prior: Prior, expected: ExpectedLogProb, sites: Sites, power: float = 1.0) -> Fit:
     """Evaluate the posterior, the bound and the natural gradient at some sites."""
-    posterior = prior.given(sites)
-    mean, variance = posterior.mean, posterior.variance
+    mean, variance, divergence = prior.given(sites)
     target, value = local_sites(expected, mean, variance, power)
     own = sites.shift * mean - 0.5 * sites.precision * (mean.square() + variance)
-    bound = power * value.sum(-1) - posterior.divergence
-    return Fit(sites, posterior, bound, power * value - own, target)
+    bound = power * value.sum(-1) - divergence
+    return Fit(sites, mean, variance, bound, power * value - own, target)
 
 
 @dataclass(frozen=True)
@@ -92,14 +91,16 @@ class Fit:
 
     Attributes:
         sites: ``... x n``.
-        posterior: Given them.
+        mean: Of the values given them, ``... x n``.
+        variance: ``... x n``.
         bound: ``power Σ E log p − KL``, a lower bound of ``log E p(y | f)^power``, ``...``.
         log_scale: ``power E log p − E log site``, ``... x n``: times this the sites are a bound.
         target: Sites that the natural gradient points to.
     """
 
     sites: Sites
-    posterior: Posterior
+    mean: Tensor
+    variance: Tensor
     bound: Tensor
     log_scale: Tensor
     target: Sites
@@ -133,8 +134,11 @@ class Prior:
             return self
         return Prior(self.mean, torch.linalg.qr(self.root.mT)[1].mT, self.rest)
 
-    def given(self, sites: Sites) -> Posterior:
-        """Compute the posterior given sites, by their action on u. Cost O(n k² + k³)."""
+    def given(self, sites: Sites) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute mean and variance given sites, ``... x n``, and the KL from this, ``...``.
+
+        By their action on u. Cost O(n k² + k³).
+        """
         weighted = self.root * sites.precision.unsqueeze(-1)
         inner = weighted.mT @ self.root
         identity = torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
@@ -147,24 +151,8 @@ class Prior:
         log_precision = 2.0 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         traced = (sites.precision * variance).sum(-1)
         divergence = 0.5 * (u.square().sum((-2, -1)) - traced + log_precision)
-        return Posterior(
-            self.mean + (half.mT @ coordinates).squeeze(-1), variance + self.rest, divergence
-        )
-
-
-@dataclass(frozen=True)
-class Posterior:
-    """Marginals of n values given sites, and their divergence from the prior.
-
-    Attributes:
-        mean: ``... x n``.
-        variance: ``... x n``.
-        divergence: KL of the joint distribution from the prior, ``...``.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    divergence: Tensor
+        mean = self.mean + (half.mT @ coordinates).squeeze(-1)
+        return mean, variance + self.rest, divergence
 
 
 @dataclass(frozen=True)

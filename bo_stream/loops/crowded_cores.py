@@ -7,9 +7,11 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bo_stream.warnings import users_stack_level
 
@@ -27,35 +29,19 @@ class CrowdedCoresWarning(UserWarning):
     """A warning that other processes use the same cores, and threads of this one spin."""
 
 
-class Usage(NamedTuple):
-    """Use of the processor by a thread.
+def usage_of_this_thread() -> NDArray[np.float64]:
+    """Return the thread's wall time, processor time, preemptions and sleeps since some time.
 
-    Attributes:
-        seconds: Wall time.
-        core_seconds: Processor time.
-        preempted: Number of involuntary context switches.
-        slept: Number of voluntary context switches.
+    Times are in seconds, preemptions and sleeps are context switches, involuntary and voluntary.
+    All are zero on systems other than Linux.
     """
+    if sys.platform != "linux":
+        return np.zeros(4)
+    import resource
 
-    seconds: float = 0.0
-    core_seconds: float = 0.0
-    preempted: float = 0
-    slept: float = 0
-
-    @classmethod
-    def of_this_thread(cls) -> Self:
-        """Return the use since some time in the past; all zero on systems other than Linux."""
-        if sys.platform != "linux":
-            return cls()
-        import resource
-
-        used = resource.getrusage(resource.RUSAGE_THREAD)
-        at_work = used.ru_utime + used.ru_stime
-        return cls(time.monotonic(), at_work, used.ru_nivcsw, used.ru_nvcsw)
-
-    def plus(self, other: Usage, sign: int = 1) -> Usage:
-        """Add another use, or subtract it."""
-        return Usage(*(a + sign * b for a, b in zip(self, other, strict=True)))
+    used = resource.getrusage(resource.RUSAGE_THREAD)
+    at_work = used.ru_utime + used.ru_stime
+    return np.array([time.monotonic(), at_work, used.ru_nivcsw, used.ru_nvcsw])
 
 
 class CoreWatch:
@@ -65,10 +51,10 @@ class CoreWatch:
     core that another one needs until the system takes it away: two are then far slower than one.
     """
 
-    def __init__(self, usage: Callable[[], Usage] = Usage.of_this_thread) -> None:
+    def __init__(self, usage: Callable[[], NDArray[np.float64]] = usage_of_this_thread) -> None:
         """Measure by ``usage``, which returns the use so far by the thread that works."""
         self._usage = usage
-        self._sum = self._before = Usage()
+        self._sum = self._before = np.zeros(4)
         passive = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
         sleeping = passive or os.environ.get("GOMP_SPINCOUNT") == "0"
         self._said = torch.get_num_threads() == 1 or sleeping
@@ -78,10 +64,10 @@ class CoreWatch:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._sum = self._sum.plus(self._usage().plus(self._before, -1))
-        if self._sum.seconds >= LEAST_SECONDS:
+        self._sum = self._sum + self._usage() - self._before
+        if self._sum[0] >= LEAST_SECONDS:
             self._warn_if_crowded()
-            self._sum = Usage()
+            self._sum = np.zeros(4)
 
     def _warn_if_crowded(self) -> None:
         """Warn if the thread wanted a core, never slept, and often had none."""

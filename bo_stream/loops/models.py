@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import bo_stream
 from bo_stream.loops.errors import UsageError, check_one_of
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Option = int | float | str
 Options = Mapping[str, Option]
-Builder: TypeAlias = "Callable[[Tensor, Tensor, Kernel, Mapping[str, Any]], StreamingGP]"
 
 LIKELIHOODS = {
     "gaussian": "GaussianLikelihood",
@@ -48,7 +47,7 @@ class ModelKind:
     name: str
     options: Options
     describe: Callable[[Any], dict[str, Any]]
-    build: Builder | None = None
+    build: Callable[[Tensor, Tensor, Kernel, Mapping[str, Any]], StreamingGP] | None = None
     retracts: bool = False
     most_inputs: int | None = None
     unlearned: Options = field(default_factory=dict)
@@ -89,13 +88,6 @@ def _checked_option(model: str, key: str, value: Option) -> Option:
         expected = {int: "a whole number", float: "a number"}[kind]
         raise UsageError(f"Expected {key} of model {model} to be {expected}, got {value!r}.")
     return typed
-
-
-def check_grid(model: str, grid: tuple[int, ...] | None) -> None:
-    """Raise a ``UsageError`` if a grid is given for a model on none."""
-    if grid is not None and MODELS[model].most_inputs is None:
-        names = ", ".join(name for name, kind in MODELS.items() if kind.most_inputs is not None)
-        raise UsageError(f"A grid is for model {names}, got {grid} with model {model}.")
 
 
 def build_model(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bo_stream.loops.errors import UsageError, check_one_of, check_whole
-from bo_stream.loops.models import KERNELS, Option, check_grid, checked_model
+from bo_stream.loops.models import KERNELS, MODELS, Option, checked_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,11 @@ class RunSettings:
             check_whole(name, getattr(self, name), least)
         options = checked_model(self.model, self.model_options)
         object.__setattr__(self, "model_options", options)
-        check_grid(self.model, self.grid)
+        if self.grid is not None and MODELS[self.model].most_inputs is None:
+            names = ", ".join(name for name, kind in MODELS.items() if kind.most_inputs is not None)
+            raise UsageError(
+                f"A grid is for model {names}, got {self.grid} with model {self.model}."
+            )
         check_one_of("kernel", self.kernel, KERNELS)
         check_one_of("dtype", self.dtype, ("float64", "float32"))
         if self.refit != 0.0 and not 1.0 < self.refit < math.inf:

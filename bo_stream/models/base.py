@@ -150,7 +150,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Check the first observations; take shapes and outcome transform from them."""
         check_first_observations(train_X, train_Y, train_Yvar)
         GP.__init__(self)
-        self._supposed = None
+        self._supposed = self._cache = None
         self._num_outputs = train_Y.shape[-1]
         self._batch_shape = train_X.shape[:-2]
         self._input_dim = train_X.shape[-1]
@@ -255,6 +255,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     # --- memory ------------------------------------------------------------------------------
 
+    @keeps_tensors
     def update(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
         """Put n observations into memory, in place, at a cost that no earlier ones add to.
 
@@ -277,6 +278,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """
         return self._changed("update", X, Y, Yvar, 1.0)
 
+    @keeps_tensors
     def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
         """Take observations out of memory: undoes :meth:`update` with the same arguments.
 
@@ -288,7 +290,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """
         return self._changed("retract", X, Y, Yvar, -1.0)
 
-    @keeps_tensors
     def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
         self._check_not_supposed(verb)
         Y, Yvar, outputs = self._units.checked(self._prior, X, Y, Yvar, verb)
@@ -1118,8 +1119,14 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             noise: Shaped as targets, or None for the model's own.
         """
         process = self._solved(self._inference.process, inputs)
+        varying = self._noise(inputs) if noise is None else None
         outcomes, variances = self._units.pseudo_observations(
-            self._prior, process, inputs, targets, noise, self.noise_at
+            self._prior,
+            self._memory,
+            process,
+            inputs,
+            targets,
+            noise if varying is None else varying(inputs),
         )
         conditioned = process.condition(inputs, outcomes, variances)
         model = self._supposing(conditioned)

@@ -127,10 +127,7 @@ def fit_apart(
 ) -> MarginalLogLikelihood:
     """Fit as ``fit_gpytorch_mll``, by :func:`fit_elements` unless the caller wants another way.
 
-    Args:
-        mll: Of a :class:`StreamingGP` that does not offer BoTorch a ``custom_fit`` at present.
-        optimizer: As for ``fit_gpytorch_mll``.
-        kwargs: As for ``fit_gpytorch_mll``.
+    The model must not offer BoTorch a ``custom_fit`` at present.
     """
     given = kwargs.get("closure") is not None or kwargs.get("data_loader") is not None
     several = mll.model._parameter_shape.numel() > 1
@@ -151,17 +148,8 @@ def fit_elements(
     evaluations as the slowest element; one L-BFGS-B on their sum takes several times as many. An
     element whose line search stalls ends there: L-BFGS-B never leaves a point for a worse one.
 
-    ``fit_gpytorch_mll_scipy`` is used where elements share a hyperparameter, and where an argument
-    is given that BoTorch's batched L-BFGS-B does not take.
-
-    Args:
-        mll: The objective of a :class:`StreamingGP`, in training mode.
-        closure: See ``fit_gpytorch_mll_scipy``.
-        options: Of L-BFGS-B; ``maxiter``, ``maxcor``, ``maxls``, ``gtol`` and ``ftol`` as in SciPy.
-        kwargs: See ``fit_gpytorch_mll_scipy``.
-
-    Raises:
-        NotPSDError: Hyperparameters are NaN or infinite.
+    ``fit_gpytorch_mll_scipy``, whose arguments these are, is used where elements share a
+    hyperparameter, and where one is given that BoTorch's batched L-BFGS-B does not take.
     """
     known, shape = _options(options or {}), mll.model._parameter_shape
     if closure is not None or kwargs or known is None or not are_apart(mll, shape):
@@ -170,12 +158,9 @@ def fit_elements(
     learned = {name: value for name, value in parameters.items() if value.requires_grad}
     objective = BatchedNDarrayOptimizationClosure(get_loss_closure(mll), learned, shape)
     minimize: Callable[..., Any] = batched_lbfgs_b.fmin_l_bfgs_b_batched
+    limits = get_per_element_bounds(learned, {**bounds}, shape)
     objective.state, losses, ends = minimize(
-        objective,
-        objective.state,
-        bounds=get_per_element_bounds(learned, {**bounds}, shape),
-        pass_batch_indices=True,
-        **known,
+        objective, objective.state, bounds=limits, pass_batch_indices=True, **known
     )
     return _result(losses, ends)
 
@@ -209,9 +194,6 @@ def _result(losses: Any, ends: Sequence[Mapping[str, Any]]) -> OptimizationResul
             OptimizationWarning,
             stacklevel=2,
         )
-    stopped = any(end["status"] == 1 for end in ends)
-    return OptimizationResult(
-        step=max(end["nit"] for end in ends),
-        fval=float(losses.sum()),
-        status=OptimizationStatus.STOPPED if stopped else OptimizationStatus.SUCCESS,
-    )
+    stopped, steps = any(end["status"] == 1 for end in ends), max(end["nit"] for end in ends)
+    status = OptimizationStatus.STOPPED if stopped else OptimizationStatus.SUCCESS
+    return OptimizationResult(step=steps, fval=float(losses.sum()), status=status)

@@ -170,7 +170,14 @@ class Inference(ABC, Generic[M, C]):
 
 
 class InferenceOption(Generic[T]):
-    """An attribute of a model that is the option of its inference of the same name."""
+    """An attribute of a model that is the option of its inference of the same name.
+
+    Args:
+        fixed: Whether it stays as the constructor set it.
+    """
+
+    def __init__(self, fixed: bool = False) -> None:
+        self._fixed = fixed
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -180,4 +187,6 @@ class InferenceOption(Generic[T]):
         return value
 
     def __set__(self, model: StreamingGP, value: T) -> None:
+        if self._fixed:
+            raise AttributeError(f"{self._name} stays as it was set when the model was built")
         model._inference = replace(model._inference, **{self._name: value})  # type: ignore[type-var]

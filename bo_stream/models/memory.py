@@ -98,19 +98,14 @@ class Observations:
 
     @classmethod
     def none(cls, X: Tensor, batch: torch.Size) -> Observations:
-        """Make a batch of none, to be added.
-
-        Args:
-            X: Any inputs on its device, ``... x d``.
-            batch: ``batch_shape x m``.
-        """
+        """Make an empty batch of inputs like X, ``... x d``, and outputs ``batch_shape x m``."""
         targets = torch.zeros(*batch, 0, dtype=torch.float64, device=X.device)
         inputs = targets.new_zeros(*batch[:-1], 0, X.shape[-1])
         return cls(inputs, targets, targets, targets[..., :1, :].bool(), 1.0)
 
     @classmethod
     def joined(cls, batches: Sequence[Observations]) -> Observations:
-        """Several batches of one sign as one."""
+        """Join several batches of one sign."""
         X = torch.cat([batch.X for batch in batches], -2)
         columns = zip(*((b.targets, b.noise, b.known) for b in batches), strict=True)
         targets, noise, known = (torch.cat(each, -1) for each in columns)
@@ -204,11 +199,9 @@ class WhitenedMemory(NoiseGroups[Tensor]):
         )
 
     def continued(self, features: Tensor, data: Observations) -> WhitenedMemory:
-        """Append features of observations that are in memory, zero of all others.
+        """Append features that are zero of all observations but some in memory.
 
-        Args:
-            features: All of these observations, ``... x m x n x p``, those in memory first.
-            data: The observations.
+        Of these ``features`` are all, ``... x m x n x p``, those known already first.
         """
         learned = continued(self.learned, features, data.targets, *data.learned_group())
         if self.known is None:
@@ -266,16 +259,9 @@ _ROUNDING = 1e-8
 
 
 def check_remainder(after: WhitenedMemory, before: WhitenedMemory) -> None:
-    """Check that statistics are those of some observations: ``[Φ, Y, 1]ᵀ D⁻¹ [Φ, Y, 1] ⪰ 0``.
+    """Check that what would be left can be of observations: ``[Φ, Y, 1]ᵀ D⁻¹ [Φ, Y, 1] ⪰ 0``.
 
-    Cost O(r³) for dense grams, O(M) for diagonal ones.
-
-    Args:
-        after: What would be left.
-        before: What is in memory.
-
-    Raises:
-        InputDataError: They are of none.
+    Cost O(r³) for dense grams, O(M) for diagonal ones. InputDataError: It cannot.
     """
     pairs = ((after.learned, before.learned), (after.known, before.known or after.known))
     for left, was in pairs:
@@ -312,8 +298,7 @@ def _diagonal_may_be_data(left: Whitened, was: Whitened) -> Tensor:
     rounding = _ROUNDING * _positive(_largest(was.gram.squeeze(-1)))
     gram = left.gram.squeeze(-1) + rounding.unsqueeze(-1)
     explained = (left.moment.square() / gram.unsqueeze(-1)).sum(-2)
-    left_over = left.energy + _ROUNDING * was.energy
-    room = left_over.diagonal(dim1=-2, dim2=-1)
+    room = (left.energy + _ROUNDING * was.energy).diagonal(dim1=-2, dim2=-1)
     return (gram > 0.0).all(-1) & (explained <= room).all(-1)
 
 

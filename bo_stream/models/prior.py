@@ -81,7 +81,7 @@ class Prior:
         """Bring ``batch_shape (x m if m > 1)`` to ``batch_shape x m``, float64."""
         value = value.to(torch.float64)
         value = value.unsqueeze(-1) if self.num_outputs == 1 else value
-        return value.expand(self.shape)
+        return value.expand(*self.batch_shape, self.num_outputs)
 
     @property
     def mean(self) -> Tensor:

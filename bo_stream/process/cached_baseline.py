@@ -45,22 +45,13 @@ class CachedBaseline:
         covariance = process.cross_covariance(points, points)
         return cls(X.detach(), leading, process, points, process.mean_at(points), covariance)
 
-    @property
-    def _trailing(self) -> int:
-        return self.X.shape[-2] - self.leading
-
-    @property
-    def _rows(self) -> tuple[int, int]:
-        """Number of the process's inputs that come first and last: one or several for each of X."""
-        each = self.mean.shape[-1] // max(self.X.shape[-2], 1)
-        return self.leading * each, self._trailing * each
-
     def surround(self, X: Tensor) -> bool:
         """Say whether ``... x n x d`` points begin and end with these, and others are between."""
         if X.shape[-2] <= self.X.shape[-2] or X.dim() < self.X.dim():
             return False
-        before, after = X[..., : self.leading, :], X[..., X.shape[-2] - self._trailing :, :]
-        first, last = self.X.split([self.leading, self._trailing], dim=-2)
+        trailing = self.X.shape[-2] - self.leading
+        before, after = X[..., : self.leading, :], X[..., X.shape[-2] - trailing :, :]
+        first, last = self.X.split([self.leading, trailing], dim=-2)
         return bool((before == first).all() and (after == last).all())
 
     def joint(self, inputs: Tensor) -> Joint:
@@ -69,32 +60,32 @@ class CachedBaseline:
         Cost O(q r² + k q r) for each batch of q others, beside O((k + q)²) to write it down.
         Differentiable in the others only.
         """
-        leading, trailing = self._rows
-        between = inputs[..., leading : inputs.shape[-2] - trailing, :]
-        others = self.process.at(between)
-        means = self._in_order(stack_columns(self.mean, self.process.mean_at(others)))
-        empty = means.new_zeros(*means.shape, 0)
+        each = self.mean.shape[-1] // max(self.X.shape[-2], 1)  # a model may make several of one X
+        leading = self.leading * each
+        trailing = self.mean.shape[-1] - leading
+        end = inputs.shape[-2] - trailing
+        others = self.process.at(inputs[..., leading:end, :])
+
+        def in_order(values: Tensor) -> Tensor:
+            """Put columns of these and then of the others in the order of all."""
+            if trailing == 0:
+                return values
+            before, after, between = values.split([leading, trailing, end - leading], -1)
+            return torch.cat((before, between, after), -1)
 
         def covariance() -> Tensor:
             cross = self.process.cross_covariance(others, self.points)
             own = self.process.cross_covariance(others, others)
             whole = stack_rows(stack_columns(self.covariance, cross.mT), stack_columns(cross, own))
-            return self._in_order(self._in_order(whole).mT).mT
+            return in_order(in_order(whole).mT).mT
 
         def variance() -> Tensor:
             known = self.covariance.diagonal(dim1=-2, dim2=-1)
-            return self._in_order(stack_columns(known, self.process.variance_at(others)))
+            return in_order(stack_columns(known, self.process.variance_at(others)))
 
+        means = in_order(stack_columns(self.mean, self.process.mean_at(others)))
+        empty = means.new_zeros(*means.shape, 0)
         return Joint(means, empty, empty, Residual(covariance, variance))
-
-    def _in_order(self, values: Tensor) -> Tensor:
-        """Put columns of these and then of the others in the order of all."""
-        leading, trailing = self._rows
-        if trailing == 0:
-            return values
-        sizes = [leading, trailing, values.shape[-1] - leading - trailing]
-        before, after, others = values.split(sizes, -1)
-        return torch.cat((before, others, after), -1)
 
 
 def arrangements(first: Tensor | None, last: Tensor | None) -> list[tuple[Tensor, int]]:
@@ -103,9 +94,8 @@ def arrangements(first: Tensor | None, last: Tensor | None) -> list[tuple[Tensor
     All together, then those of each side alone, for a caller who changes the other side:
     ``first`` before the others, ``... x k x d``, and ``last`` after them, ``... x k' x d``.
     """
-    if first is None:
-        return [] if last is None else [(last, 0)]
-    leading = first.shape[-2]
-    if last is None:
-        return [(first, leading)]
-    return [(torch.cat((first, last), -2), leading), (first, leading), (last, 0)]
+    sides = [] if first is None else [(first, first.shape[-2])]
+    sides += [] if last is None else [(last, 0)]
+    if first is None or last is None:
+        return sides
+    return [(torch.cat((first, last), -2), first.shape[-2]), *sides]

@@ -77,11 +77,8 @@ def read_model(
 ) -> T:
     """Read a model that :func:`write_model` wrote; nothing in the file is called.
 
-    Args:
-        path: Of the file.
-        kind: The model's class.
-        map_location: Device of the tensors; those that they were on if None.
-        trusted: Classes and functions of the caller's own that the file may name.
+    Its tensors are on the device ``map_location``, or on those that they were on if that is None.
+    The classes and functions ``trusted`` are the caller's own, which the file may name.
 
     Raises:
         OSError: The file cannot be opened.
@@ -111,20 +108,15 @@ def read_model(
 
 
 class _Writer:
-    """Describes values as nodes.
-
-    Attributes:
-        arrays: Storages of tensors, by name.
-        names: Full names of classes and functions, by the short ones in nodes.
-    """
+    """Describes values as nodes; keeps storages of tensors as arrays, by name."""
 
     def __init__(self) -> None:
         self.arrays = {_OBJECTS: torch.empty(0)}  # its name is taken
-        self.names: dict[str, str] = {}
+        self.names: dict[str, str] = {}  # full names of classes and functions, by those in nodes
         self._short: dict[str, str] = {}
         self._nodes: dict[int, tuple[object, Node, str]] = {}  # the object, lest its id is reused
         self._ids: set[str] = set()
-        self._storages: dict[tuple[int, torch.dtype], tuple[str, tuple[int, ...]]] = {}
+        self._storages: dict[tuple[int, torch.dtype], str] = {}  # names of arrays
         self._memory: set[int] = set()  # addresses of arrays; numbers of two dtypes may share one
 
     def node(self, value: Any, path: str) -> Node:
@@ -234,35 +226,33 @@ class _Writer:
     def _tensor(self, value: Tensor, path: str) -> Node:
         if value.layout is not torch.strided or value.dtype not in _DTYPES:
             raise _unkept(value, path)
-        name, shape = self._storage(value, path)
+        name = self._storage(value, path)
         tag = "tensor" if type(value) is Tensor else "parameter"
         node: Node = {tag: name}
-        size, stride, offset = tuple(value.shape), value.stride(), value.storage_offset()
-        if (size, stride, offset) != (shape, _row_major(shape), 0):
-            node["view"] = [size, stride, offset]
+        view, whole = (value.shape, value.stride(), value.storage_offset()), self.arrays[name]
+        if view != (whole.shape, whole.stride(), 0):
+            node["view"] = view
         if value.requires_grad != (tag == "parameter"):
             node["grad"] = value.requires_grad
         if value.device.type != "cpu":
             node["device"] = str(value.device)
         return self._kept(value, node, path)
 
-    def _storage(self, value: Tensor, path: str) -> tuple[str, tuple[int, ...]]:
-        """Name and shape of the array that holds what a tensor is a view of."""
+    def _storage(self, value: Tensor, path: str) -> str:
+        """Name the array that holds what a tensor is a view of."""
         storage = value.untyped_storage()
         key = storage._cdata, value.dtype
         if key not in self._storages:
-            count = storage.nbytes() // value.element_size()
-            shape = tuple(value.shape)
-            values = value.detach()
-            if value.numel() != count or value.stride() != _row_major(shape):
-                shape = (count,)
-                values = value.new_empty(0).detach().set_(storage, 0, shape, (1,))
+            count, values = storage.nbytes() // value.element_size(), value.detach()
+            row_by_row = torch.empty(value.shape, device="meta").stride()
+            if value.numel() != count or value.stride() != row_by_row:
+                values = value.new_empty(0).detach().set_(storage, 0, (count,), (1,))
             name = path if path not in self.arrays else f"{path} {len(self.arrays)}"
             values = values.resolve_conj().cpu()
             here = values.data_ptr()
             self.arrays[name] = values.clone() if here in self._memory else values
             self._memory.add(here)
-            self._storages[key] = name, shape
+            self._storages[key] = name
             self._kept(storage, None, path)
         return self._storages[key]
 
@@ -310,27 +300,11 @@ def _unkept(value: object, path: str) -> ValueError:
     )
 
 
-def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor that lies row by row, as torch has them."""
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= max(n, 1)
-    return tuple(reversed(strides))
-
-
 # --- reading -----------------------------------------------------------------------------------
 
 
 class _Reader:
-    """Builds what nodes describe.
-
-    Args:
-        arrays: Storages of tensors, by name; emptied as they are read.
-        names: Classes and functions by their names in nodes.
-        map_location: Device of the tensors.
-        trusted: Classes and functions of the caller's own.
-    """
+    """Builds what nodes describe, of arrays that it takes out as they are read."""
 
     def __init__(
         self,
@@ -342,7 +316,7 @@ class _Reader:
         self._arrays, self._names, self._trusted = arrays, names, trusted
         self._device = map_location
         self._known: dict[str, Any] = {}
-        self._storages: dict[tuple[str, str], tuple[Tensor, tuple[int, ...]]] = {}
+        self._storages: dict[tuple[str, str], Tensor] = {}
 
     def value(self, node: Node) -> Any:
         """Build what a node describes."""
@@ -428,17 +402,14 @@ class _Reader:
 
     def _view(self, node: Node, tag: str) -> Tensor:
         """Build a tensor on a storage, which others may share."""
-        whole, shape = self._storage(node[tag], node.get("device", "cpu"))
-        size, stride, offset = node.get("view", (shape, _row_major(shape), 0))
+        name, device = node[tag], node.get("device", "cpu")
+        if (name, device) not in self._storages:
+            on = device if self._device is None else self._device
+            self._storages[name, device] = self._arrays.pop(name).to(on)
+        whole = self._storages[name, device]
+        size, stride, offset = node.get("view", (whole.shape, whole.stride(), 0))
         whole.as_strided(size, stride, offset)  # raises where a view is beyond its storage
         return whole.new_empty(0).set_(whole.untyped_storage(), offset, size, stride)
-
-    def _storage(self, name: str, device: str) -> tuple[Tensor, tuple[int, ...]]:
-        if (name, device) not in self._storages:
-            array = self._arrays.pop(name)
-            flat = array.flatten().to(device if self._device is None else self._device)
-            self._storages[name, device] = flat, tuple(array.shape)
-        return self._storages[name, device]
 
 
 _DECODERS: dict[str, Callable[[_Reader, Node], Any]] = {

@@ -119,7 +119,7 @@ def test_bad_arguments_are_named() -> None:
         (
             lambda: select_labels_from_pool(model, pool, 2, num_samples=0),
             ValueError,
-            "num_samples of at least 1",
+            "num_samples to be a whole number of at least 1",
         ),
         (
             lambda: select_labels_from_pool(WISKI(X, labels.double().unsqueeze(-1)), pool, 1),  # type: ignore[arg-type]

@@ -174,5 +174,5 @@ def test_other_models_are_refused(acquisition: Any) -> None:
         acquisition(WISKI(X, labels.double().unsqueeze(-1)))
     with pytest.raises(UnsupportedError, match="scores of all classes"):
         acquisition(small_classifier(X, labels).subset_output([0]))
-    with pytest.raises(ValueError, match="max_configurations of at least 1"):
+    with pytest.raises(ValueError, match="max_configurations to be a whole number of at least 1"):
         acquisition(small_classifier(X, labels), max_configurations=0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bo_stream.acquisition.weight_space import WeightCovariance, low_rank_change, same
+from bo_stream.acquisition.pool import WeightCovariance, low_rank_change, same
 from bo_stream.weights import WeightPosterior
 from tests.tolerances import assert_close
 

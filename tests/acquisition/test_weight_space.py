@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 
-from bo_stream.acquisition.weight_space import check_inside, weight_space
+from bo_stream.acquisition.weight_space import weight_space
 from bo_stream.bases.basis import Basis
 from bo_stream.linalg import row_product
 from bo_stream.process.process import WeightSpaceProcess
@@ -87,10 +87,3 @@ def test_row_product_is_a_matrix_product() -> None:
     for rows, matrix in (((4, 1, 3, 5), (2, 5, 6)), ((3, 5), (2, 5, 6)), ((2, 3, 5), (5, 1))):
         A, B = rand(*rows), rand(*matrix)
         assert_close(row_product(A, B), A @ B)
-
-
-def test_a_grid_that_cannot_grow_holds_only_its_box() -> None:
-    basis = small_model(some()).feature_process().basis
-    check_inside(basis, rand(3, 2))
-    with pytest.raises(InputDataError, match="outside the box"):
-        check_inside(basis, 2.0 + rand(3, 2))

@@ -22,7 +22,7 @@ from bo_stream.acquisition import FeatureNIPV
 from bo_stream.acquisition.feature_nipv import BoxMeasure
 from bo_stream.ax import ACQUISITIONS, Pool, generation_strategy, register_pool
 from bo_stream.ax.acquisition import NUM_MC_POINTS, integrated_variance
-from bo_stream.ax.pool import with_handles
+from bo_stream.ax.pool import handle
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     acquisition_of,
@@ -56,9 +56,8 @@ def test_points_come_in_many_forms(forgetful: dict[str, Pool]) -> None:
     table = sites(20)
     rows = [table.parameters_at(row) for row in range(20)]
     for given in (table, table.frame, rows, dict(enumerate(rows)), register_pool(table).name):
-        name = with_handles({"mc_points": given, "metric": "loss"})["mc_points"]
-        np.testing.assert_array_equal(forgetful[name].frame.to_numpy(), table.frame.to_numpy())
-    assert with_handles({"beta": 2.0}) == {"beta": 2.0}
+        found = forgetful[handle(given)].frame
+        np.testing.assert_array_equal(found.to_numpy(), table.frame.to_numpy())
 
 
 @pytest.mark.parametrize("kind", KINDS)

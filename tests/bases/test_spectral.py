@@ -25,6 +25,7 @@ from bo_stream.bases import spectral
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.inducing import kernel_matrix
 from bo_stream.bases.spectral import FourierFunctions, RandomDraws, draw_prior
+from bo_stream.tensors import map_tensors
 from tests.comparisons import assert_gradient
 from tests.moments import assert_moments
 from tests.tolerances import assert_close
@@ -167,7 +168,7 @@ class TestFunction:
         assert_close(functions(X[2:3]), expected[..., 2:3])
         own = functions(X.expand(3, 6, DIM))
         assert_close(own, expected)
-        assert_close(functions.map(lambda t: t[1])(X), expected[1])
+        assert_close(map_tensors(functions, lambda t: t[1])(X), expected[1])
 
     @pytest.mark.parametrize("numbers", [5, 1 << 21])
     def test_gradient(self, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -386,6 +386,6 @@ def test_the_interpolated_kernel_is_the_kernel_on_a_fine_grid() -> None:
     data = data_of(10)
     module = kernel("RBF", 2)
     model = WISKI(*data.astuple(), covar_module=module, grid_size=64, tolerance=1e-13)
-    z = model.feature_process().features(data.X)
+    z = model.feature_process().basis.features(data.X)
     assert_close((z @ z.mT)[0], dense_kernel(module, data.X, data.X), FINE / 10)
     assert model.interpolation_error() < 1e-4

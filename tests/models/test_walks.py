@@ -54,10 +54,10 @@ def two_steps() -> Callable[[], object]:
 
 
 CALLS = {
-    "update": (update, (18, 27, 13)),
+    "update": (update, (17, 25, 12)),
     "posterior": (posterior, (9, 11, 8)),
-    "fantasy": (fantasy, (14, 46, 11)),
-    "two steps of a QSGP": (two_steps, (15, 39, 13)),
+    "fantasy": (fantasy, (14, 44, 9)),
+    "two steps of a QSGP": (two_steps, (15, 37, 12)),
 }
 """Files, switches between them and depth."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, fields
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,13 @@ def write_results(campaign: Campaign, folder: Path, notes: list[str]) -> dict[St
     finals = {name: curve[-1] for name, curve in curves.items()}
     files = {
         "picks.csv": _picks_table(campaign),
-        "curve.csv": _curve_table(curves),
+        "curve.csv": _as_csv(
+            pd.DataFrame(
+                {"strategy": name, **asdict(score)}
+                for name, curve in curves.items()
+                for score in curve
+            )
+        ),
         "run.json": record_file(_record(campaign, finals), campaign.seconds, notes),
     }
     write_files(folder, files)
@@ -55,17 +61,10 @@ def _picks_table(campaign: Campaign) -> bytes:
         for place, row in enumerate(loop.picked_rows())
         for step in [max(0, (place - loop.settings.initial) // loop.settings.q + 1)]
     ]
-    return _table(header, lines)
+    return _as_csv(pd.DataFrame(lines, columns=list(header)))
 
 
-def _curve_table(curves: Mapping[Strategy, Sequence[Score]]) -> bytes:
-    header = ("strategy", *(field.name for field in fields(Score)))
-    lines = [(name, *astuple(score)) for name, curve in curves.items() for score in curve]
-    return _table(header, lines)
-
-
-def _table(header: Sequence[str], lines: Sequence[Sequence[Any]]) -> bytes:
-    table = pd.DataFrame(lines, columns=list(header))
+def _as_csv(table: pd.DataFrame) -> bytes:
     return table.to_csv(index=False, lineterminator="\n").encode()
 
 

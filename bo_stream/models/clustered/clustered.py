@@ -30,6 +30,7 @@ from bo_stream.models.clustered.inference import (
 )
 from bo_stream.models.clustered.memory import ClusterMemory
 from bo_stream.models.clustered.solver import ConjugateGradients
+from bo_stream.models.inference import InferenceOption
 from bo_stream.tensors import keeps_tensors
 
 MAX_CENTRES = 1024
@@ -75,6 +76,8 @@ class ClusteredGP(StreamingGP):
 
     _memory: ClusterMemory
     _inference: ClusterInference
+    arithmetic = InferenceOption[torch.dtype](fixed=True)
+    max_centres = InferenceOption[int | None](fixed=True)
 
     def __init__(
         self,
@@ -160,16 +163,6 @@ class ClusteredGP(StreamingGP):
         check_solver(solver)
         self._inference = replace(self._inference, solver=solver)
         self._set_memory(self._memory)
-
-    @property
-    def arithmetic(self) -> torch.dtype:
-        """Dtype of centres and of what is solved."""
-        return self._inference.arithmetic
-
-    @property
-    def max_centres(self) -> int | None:
-        """Number of centres beyond which the resolution is doubled; None: it stays."""
-        return self._inference.max_centres
 
     @property
     def centres(self) -> Tensor:

@@ -63,11 +63,8 @@ Cached = SolvedClusters | None
 class ClusterInference(Inference[ClusterMemory, SolvedClusters]):
     """The process at M centres, from the sums of their clusters: ``Q = I + R K R`` is solved.
 
-    Attributes:
-        solver: By a Cholesky factor, by conjugate gradients, or None for the choice by M.
-        cg_tolerance: Relative residual at which conjugate gradients stop; None: by dtype.
-        arithmetic: Dtype of centres and covariances.
-        max_centres: Number of centres beyond which the resolution is doubled; None: never.
+    The options are those of :class:`~bo_stream.ClusteredGP`; the resolution is never doubled where
+    ``max_centres`` is None.
     """
 
     solver: Solver | None

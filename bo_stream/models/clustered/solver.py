@@ -27,8 +27,7 @@ def cross_matrix(kernel: Kernel, A: Tensor, B: Tensor, outputs: int) -> Tensor:
 
 
 PRECONDITIONER_RANK = 1024
-"""Most columns of the partial Cholesky factor that conjugate gradients are preconditioned by; at
-most a quarter of the centres, so that it costs a part of an iteration's product.
+"""Most columns of the partial Cholesky factor that preconditions; a quarter of the centres at most.
 """
 
 MAX_ITERATIONS = 1000
@@ -43,8 +42,8 @@ class RootEvidence:
     """Evidence at the centres by square roots of precisions: nothing is divided by.
 
     With Λ the noise of the clusters' means u: ``R = Λ^(−½)``, zero for a cluster without data. The
-    system to solve is ``Q = I + R K R``, never smaller than the identity, whatever K and Λ are:
-    ``(K + Λ)⁻¹ = R Q⁻¹ R`` and ``(K + Λ)⁻¹ u = R Q⁻¹ R u``.
+    system to solve is ``Q = I + R K R``, never smaller than the identity, and ``(K + Λ)⁻¹ u = R Q⁻¹
+    R u``.
 
     Attributes:
         root: The diagonal of R, ``... x m x M x 1``.
@@ -122,9 +121,8 @@ class CholeskySolver(CentreSolver):
 class ConjugateGradients(CentreSolver):
     """By preconditioned conjugate gradients: cost O(M²) an iteration, and a column.
 
-    They stop when the residual is ``tolerance`` of the right side, on average over the columns;
-    because Q is no smaller than the identity, a solution's error is no larger than its residual.
-    Differentiable in columns: the gradient is solved for alike.
+    They stop when the residual is ``tolerance`` of the right side, on average over the columns; a
+    solution's error is no larger. Differentiable in columns: the gradient is solved for alike.
 
     Attributes:
         Q: ``... x m x M x M``.
@@ -198,7 +196,7 @@ class ConjugateGradients(CentreSolver):
 
 
 class _Solve(torch.autograd.Function):
-    """Q⁻¹ as a differentiable function: it is its own transpose."""
+    """Function Q⁻¹, which is its own transpose."""
 
     @staticmethod
     def forward(ctx: Any, columns: Tensor, solver: ConjugateGradients) -> Tensor:
@@ -234,8 +232,8 @@ def partial_cholesky(Q: Tensor, rank: int) -> Tensor:
 class ClusteredProcess(PosteriorProcess):
     """``f(x) = prior_mean + k(x, Z) (K + Λ)⁻¹ u``, covariance ``k − k(x, Z) (K + Λ)⁻¹ k(Z, x')``.
 
-    Covariances carry the whole prior: nothing is missed far from the centres. Evaluated in the
-    dtype of the centres, given back in float64. [Terenin2024, eq. 21 and proposition 11]
+    Evaluated in the dtype of the centres, given back in float64. [Terenin2024, eq. 21 and
+    proposition 11]
 
     Attributes:
         kernel: Frozen, in the dtype of the centres.

@@ -57,7 +57,10 @@ class Expanded:
     @cached_property
     def coefficients(self) -> Tensor:
         """a, ``... x m x M_α``."""
-        return self.posterior.expansion(self.kernel, self.outputs)
+        p = self.posterior
+        if not p.jacobi:
+            return p.coefficients
+        return p.coefficients / p.alpha.variance(self.kernel, self.outputs)
 
     def alpha_features(self, index: Tensor) -> Tensor | None:
         """Evaluate features of some of α, ``... x m x c x M_β``; None if the weights have no mean.

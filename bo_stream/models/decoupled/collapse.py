@@ -134,6 +134,9 @@ def between(
 _TERMS = 4
 """Parts of the bound whose gradients are taken together: more take more memory."""
 
+Limits = tuple[int, float | None, float]
+"""Most evaluations, most seconds or none, and the monotonic time from which these count."""
+
 Batches = Callable[[Hyperparameters], Iterator[tuple[Tensor, ExpectedLogProb]]]
 """All data, with the likelihood that hyperparameters give them."""
 
@@ -196,9 +199,7 @@ class Valued:
 def maximise_collapsed(
     bound: CollapsedBound,
     hyper: Hyperparameters,
-    evaluations: int,
-    seconds: float | None,
-    *,
+    limits: Limits,
     progress: bool,
 ) -> tuple[DecoupledPosterior, Training]:
     """Move hyperparameters that require gradients up the bound by L-BFGS, in place.
@@ -213,11 +214,11 @@ def maximise_collapsed(
         ModelFittingError: The first value is not finite.
     """
     with Bar(progress) as bar:
-        search = _Search(bound, hyper, evaluations, seconds, bar)
+        search = _Search(bound, hyper, limits, bar)
         try:
             search.first()
             if search.moved:
-                maximise(search.value, search.moved, evaluations)
+                maximise(search.value, search.moved, limits[0])
         except _Enough:
             pass
     return search.result()
@@ -231,18 +232,14 @@ class _Search:
     """A maximisation under way."""
 
     def __init__(
-        self,
-        bound: CollapsedBound,
-        hyper: Hyperparameters,
-        evaluations: int,
-        seconds: float | None,
-        bar: Bar,
+        self, bound: CollapsedBound, hyper: Hyperparameters, limits: Limits, bar: Bar
     ) -> None:
         self._bound, self._hyper, self._bar = bound, hyper, bar
-        self._evaluations, self._seconds = evaluations, math.inf if seconds is None else seconds
+        self._evaluations, seconds, self._began = limits
+        self._seconds = math.inf if seconds is None else seconds
         self._coordinates = constrained_parameters(hyper, hyper.moving)
         self.moved: list[Tensor] = [coordinate.moved for coordinate in self._coordinates]
-        self._began, self._trace = time.monotonic(), list[tuple[int, float]]()
+        self._trace: list[tuple[int, float]] = []
         self._known: Valued | None = None
         self._highest, self._posterior = -math.inf, bound.functions
         self._state: dict[str, Any] = {}

@@ -251,15 +251,13 @@ class DecoupledGP(StreamingGP):
         inference = self._inference
         inference.check_observed(self._memory)
         check_limits(steps, seconds)
-        begin = time.monotonic()
+        started = time.monotonic()
         self._set_memory(inference.begun(self._memory, self._prior, progress))
-        spent = time.monotonic() - begin
         learner = inference.learner(self._memory, self._prior, growing=True)
         try:
-            training = train(learner, steps, _less(seconds, spent), progress=progress)
+            return train(learner, steps, seconds, progress=progress, started=started)
         finally:
             self._adopt(learner)
-        return training.after(spent)
 
     def _adopt(self, learner: DecoupledLearner) -> None:
         self._prior.take_over(learner.hyper)
@@ -304,14 +302,13 @@ class DecoupledGP(StreamingGP):
         inference.check_observed(self._memory)
         checked_number("evaluations", evaluations)
         check_limits(None, seconds)
-        begin = time.monotonic()
+        started = time.monotonic()
         self._set_memory(inference.begun(self._memory, prior, progress))
         self._set_memory(inference.with_all_functions(self._memory, prior))
-        spent = time.monotonic() - begin
-        left = _less(seconds, spent)
-        memory, training = inference.collapsed(self._memory, prior, evaluations, left, progress)
+        limits = evaluations, seconds, started
+        memory, training = inference.collapsed(self._memory, prior, limits, progress)
         self._set_memory(memory)
-        return training.after(spent)
+        return training
 
     def optimize_posterior(self, rounds: int = 1, *, progress: bool = True) -> Self:
         """Let the mean and the variance be the best for all data that are held, in place.
@@ -371,7 +368,3 @@ class DecoupledGP(StreamingGP):
             generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
         estimate = self._inference.estimate(self._memory, self._prior, generator)
         return self._from_per_output(estimate)
-
-
-def _less(seconds: float | None, spent: float) -> float | None:
-    return None if seconds is None else max(seconds - spent, 0.0)

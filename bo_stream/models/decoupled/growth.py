@@ -39,7 +39,8 @@ def with_eigenfunctions(now: Expanded, X: Tensor, span: int, most: int) -> Decou
     basis = covariance.basis(kernel, beta, m)
     coefficients = now.coefficients.clone()
     if isinstance(before.covariance, SpectralCovariance) and len(before.beta) > 0:
-        own = before.covariance.expansion(now.basis)
+        # values that each feature is made of
+        own = solve_lower(now.basis.factor, before.covariance.combination.mT).mT
         coefficients[..., : own.shape[-2]] += (own @ now.remaining).squeeze(-1)
         overlap = basis.whitened(beta.with_functions(kernel, before.beta, m) @ own).mT
         covariance = replace(covariance, gram=overlap @ before.covariance.gram @ overlap.mT)
@@ -120,14 +121,9 @@ class Growth:
             ValueError: One is negative or no whole number; a mean of fewer functions than the
                 covariance; a span of fewer than the covariance or more than the mean.
         """
-        if span is None:
-            span = min(4 * covariance, mean)
-        growth = cls(
-            checked_number("num_mean", mean, 0),
-            checked_number("num_covar", covariance, 0),
-            checked_number("num_added", step),
-            checked_number("num_span", span, 0),
-        )
+        mean = checked_number("num_mean", mean, 0)
+        covariance = checked_number("num_covar", covariance, 0)
+        span = min(4 * covariance, mean) if span is None else checked_number("num_span", span, 0)
         if mean < covariance:
             raise ValueError(
                 f"Expected num_mean of at least num_covar = {covariance}, got {mean}: functions of "
@@ -138,7 +134,7 @@ class Growth:
                 f"Expected num_span of num_covar = {covariance} to num_mean = {mean}, got {span}: "
                 "the covariance's functions combine some of the mean's."
             )
-        return growth
+        return cls(mean, covariance, checked_number("num_added", step), span)
 
     def finished(self, posterior: DecoupledPosterior) -> bool:
         """Say whether both caps are reached."""

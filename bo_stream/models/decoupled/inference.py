@@ -21,6 +21,7 @@ from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.decoupled.bound import Draw, Expanded, bound_terms, drawn_columns
 from bo_stream.models.decoupled.collapse import (
     CollapsedBound,
+    Limits,
     between,
     maximise_collapsed,
     optimum,
@@ -339,15 +340,12 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         self,
         memory: DecoupledMemory,
         prior: Prior,
-        evaluations: int,
-        seconds: float | None,
+        limits: Limits,
         progress: bool,
     ) -> tuple[DecoupledMemory, Training]:
         """Maximise the bound at its best posterior in hyperparameters; see ``fit_collapsed``."""
         bound, hyper = self.collapsed_bound(memory, prior), prior.copied()
-        posterior, training = maximise_collapsed(
-            bound, hyper, evaluations, seconds, progress=progress
-        )
+        posterior, training = maximise_collapsed(bound, hyper, limits, progress)
         prior.take_over(hyper)
         return replace(memory, posterior=posterior, hyper_moments=None), training
 

@@ -85,11 +85,12 @@ class DecoupledLearner:
     ) -> None:
         """Begin where the memory stands; if growing, minibatches become basis functions."""
         self.hyper, self._prior = prior.copied(), prior
+        self.learning_rate, self.num_data = schedule.learning_rate, float(memory.replay.count)
         self._growth, self._schedule, self._growing = growth, schedule, growing
         self._begin(memory)
 
     def _begin(self, memory: DecoupledMemory) -> None:
-        self._memory, rate = memory, self._schedule.learning_rate
+        self._memory, rate, self.num_steps = memory, self.learning_rate, memory.steps
         moments = memory.hyper_moments if memory.hyper_names == self._names else None
         self._hyper_adam = ConstrainedAdam(self.hyper, self.hyper.moving, rate, moments)
         self._set_parameters(memory.posterior, memory.variational_moments)
@@ -116,21 +117,6 @@ class DecoupledLearner:
             hyper_moments=self._hyper_adam.moments(),
             variational_moments=self._variational_adam.moments(),
         )
-
-    @property
-    def num_steps(self) -> int:
-        """Steps taken so far."""
-        return self._memory.steps
-
-    @property
-    def learning_rate(self) -> float:
-        """Adam's, at first."""
-        return self._schedule.learning_rate
-
-    @property
-    def num_data(self) -> float:
-        """Observations that came."""
-        return self._memory.replay.count
 
     @property
     def is_valid(self) -> bool:
@@ -226,8 +212,9 @@ class DecoupledLearner:
             for adam in optimisers:
                 adam.set_rate(schedule.learning_rate * decay)
                 adam.step()
+        self.num_steps += 1
         posterior = self._parameters.moved(posterior)
-        self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps + 1)
+        self._memory = replace(self._memory, posterior=posterior, steps=self.num_steps)
         return float(draw.value.detach().sum())
 
     def _drawn(self, size: int, generator: torch.Generator) -> Batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,12 +58,16 @@ class DecoupledMemory(HoldsRows):
         *lead, of = self._batch
         hyper, variational = self.hyper_moments, self.variational_moments
         index = torch.tensor(outputs, device=self.posterior.coefficients.device)
+
+        def chosen(tensor: Tensor) -> Tensor:
+            return tensor.index_select(len(lead), index)
+
         return replace(
             self,
-            posterior=map_tensors(self.posterior, lambda t: t.index_select(len(lead), index)),
+            posterior=map_tensors(self.posterior, chosen),
             replay=self.replay.select(outputs),
             hyper_moments=hyper and subset_moments(hyper, torch.Size(lead), of, outputs),
-            variational_moments=variational and _of_outputs(variational, len(lead), outputs),
+            variational_moments=variational and _mapped(variational, chosen),
         )
 
     def to(self, device: torch.device) -> DecoupledMemory:
@@ -73,26 +77,15 @@ class DecoupledMemory(HoldsRows):
             self,
             posterior=map_tensors(self.posterior, lambda t: t.to(device)),
             replay=self.replay.to(device),
-            hyper_moments=hyper and _on(hyper, device),
-            variational_moments=variational and _on(variational, device),
+            hyper_moments=hyper and _mapped(hyper, lambda t: t.to(device)),
+            variational_moments=variational and _mapped(variational, lambda t: t.to(device)),
         )
 
 
-def _of_outputs(moments: Moments, dimension: int, outputs: list[int]) -> Moments:
-    """Copy for some of the outputs, which stay a dimension of their own."""
-    picked = deepcopy(moments)
-    for state in picked["state"].values():
-        for name, value in state.items():
-            if name != "step":
-                index = torch.tensor(outputs, device=value.device)
-                state[name] = value.index_select(dimension, index)
-    return picked
-
-
-def _on(moments: Moments, device: torch.device) -> Moments:
-    """Move Adam's state to a device, but for its counts of steps, which stay on the CPU."""
+def _mapped(moments: Moments, rule: Callable[[Tensor], Tensor]) -> Moments:
+    """Apply a rule to Adam's moments, but not to its counts of steps, which stay on the CPU."""
     state = {
-        number: {name: t if name == "step" else t.to(device) for name, t in tensors.items()}
+        number: {name: t if name == "step" else rule(t) for name, t in tensors.items()}
         for number, tensors in moments["state"].items()
     }
     return {**moments, "state": state}

@@ -132,10 +132,6 @@ class SpectralCovariance(HybridCovariance):
         inner = left.mT @ beta.with_functions(kernel, beta, outputs) @ left
         return FunctionBasis(kernel, beta, outputs, cholesky_with_nugget(inner, NUGGET), left)
 
-    def expansion(self, basis: FunctionBasis) -> Tensor:
-        """Return the values at β that each feature is made of, ``... x m x S x M``: ``L F⁻ᵀ``."""
-        return solve_lower(basis.factor, self.combination.mT).mT
-
 
 VariationalCovariance = DirectCovariance | HybridCovariance
 """The variational parameters of the process's covariance, one entry a function of β."""
@@ -158,12 +154,6 @@ class DecoupledPosterior:
     beta: InducingFunctions
     covariance: VariationalCovariance
     jacobi: bool = False
-
-    def expansion(self, kernel: Kernel, outputs: int) -> Tensor:
-        """Return a, ``... x m x M_α``."""
-        if not self.jacobi:
-            return self.coefficients
-        return self.coefficients / self.alpha.variance(kernel, outputs)
 
     def with_expansion(self, a: Tensor, kernel: Kernel, outputs: int) -> DecoupledPosterior:
         """Set another a, ``... x m x M_α``."""

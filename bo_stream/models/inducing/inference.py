@@ -244,7 +244,7 @@ class CollapsedInference(InducingInference):
         now = before = self.current(memory, cache, prior)
         if data.sign > 0.0:
             moved = not memory.is_in(before.basis)  # then rows are placed as if they came now
-            X = torch.cat((before.memory.recent.X, data.X), -2) if moved else data.X
+            X = torch.cat((before.memory.rows.data.X, data.X), -2) if moved else data.X
             now = self.placed(before, X, prior)
         rows = Rows.of(data, now.basis, prior.shape)
         after = now.memory.after(rows, self.window)
@@ -263,8 +263,8 @@ class CollapsedInference(InducingInference):
         now = before = self.current(memory, cache, prior)
         if memory.is_in(before.basis):
             return memory, before
-        if len(memory.recent) > 0:
-            now = self.placed(before, memory.recent.X, prior)
+        if len(memory.rows.data) > 0:
+            now = self.placed(before, memory.rows.data.X, prior)
         self.warn_of_coarse_points(now.memory, prior)
         return self.remembered(before, now, prior)
 

@@ -13,7 +13,7 @@ from bo_stream.allocation.allocator import Allocator
 from bo_stream.bases.inducing import InducingBasis, KnownValues
 from bo_stream.models.memory import HoldsStatistics, Observations, WhitenedMemory
 from bo_stream.models.outcomes.selection import subset_moments
-from bo_stream.sufficient_statistics import MatrixMap, Whitened, padded, weighted_statistics
+from bo_stream.sufficient_statistics import MatrixMap, padded, weighted_statistics
 from bo_stream.tensors import map_tensors
 
 
@@ -53,11 +53,6 @@ class InducingMemory(HoldsStatistics):
         return self.whole.statistics
 
     @property
-    def recent(self) -> Observations:
-        """The latest observations."""
-        return self.rows.data
-
-    @property
     def values(self) -> KnownValues:
         """The points, and the root of the kernel at them when last expressed."""
         return self.whole.values
@@ -67,7 +62,7 @@ class InducingMemory(HoldsStatistics):
         """Statistics of all but the recent rows. Cost O(w M²)."""
         if bool((self.counts == len(self.rows)).all()):
             return self.whole.scale(0.0)
-        gone = replace(self.recent, sign=-1.0)
+        gone = replace(self.rows.data, sign=-1.0)
         return self.whole.with_rows(replace(self.rows, data=gone))
 
     def is_in(self, basis: InducingBasis) -> bool:
@@ -78,7 +73,7 @@ class InducingMemory(HoldsStatistics):
         """Express by other points and another kernel; the recent rows exactly. O(M³ + w M²)."""
         if self.is_in(basis):
             return self
-        rows = Rows.of(self.recent, basis, self.counts.shape)
+        rows = Rows.of(self.rows.data, basis, self.counts.shape)
         return replace(self, whole=self.absorbed.in_basis(basis).with_rows(rows), rows=rows)
 
     def grown(self, basis: InducingBasis) -> InducingMemory:
@@ -95,7 +90,7 @@ class InducingMemory(HoldsStatistics):
     def after(self, new: Rows, window: int) -> InducingMemory:
         """Add a batch in this basis, or take it out; hold the latest ``window`` rows. O(n M²)."""
         if new.data.sign < 0:
-            rows = self.rows[staying(self.recent, new.data)]
+            rows = self.rows[staying(self.rows.data, new.data)]
         else:
             left = max(0, window - len(new))
             former = self.rows[max(0, len(self.rows) - left) :]
@@ -129,10 +124,10 @@ class InducingMemory(HoldsStatistics):
 
         So nothing of the rows enters the trace term, whatever the kernel becomes.
         """
-        n = len(self.recent)
+        n = len(self.rows.data)
         if n == 0:
             return self.whole
-        absorbed, X = self.absorbed, self.recent.X
+        absorbed, X = self.absorbed, self.rows.data.X
         M = len(self.values.Z) if bool(absorbed.counts.any()) else 0  # else nothing is known there
         root = absorbed.values.root[..., :M, :M]
         Z = absorbed.values.Z[:M].expand(*X.shape[:-2], M, X.shape[-1])
@@ -140,7 +135,7 @@ class InducingMemory(HoldsStatistics):
         units = torch.cat((root.new_zeros(n, M), eye), -1).expand(*root.shape[:-2], n, M + n)
         statistics = absorbed.statistics.leading(M).map(lambda s: padded(s, n))
         values = KnownValues(torch.cat((Z, X), -2), root)
-        return PointStatistics(values, statistics.observed(units, self.recent), absorbed.trace)
+        return PointStatistics(values, statistics.observed(units, self.rows.data), absorbed.trace)
 
 
 @dataclass(frozen=True)
@@ -169,10 +164,10 @@ class PointStatistics(HoldsStatistics):
         features = basis.features(self.values.Z)
         T = MatrixMap(basis.transfer(self.values, features))
         lost = basis.missed(self.values, features)
-        learned, known = self.statistics.learned, self.statistics.known
-        none = torch.zeros_like(self.trace.known)
-        gone = TraceTerm(_trace(learned, lost), none if known is None else _trace(known, lost))
-        statistics = self.statistics.map(lambda s: s.pull_back(T))
+        statistics, none = self.statistics, torch.zeros_like(self.trace.known)
+        groups = (statistics.learned, statistics.known)
+        gone = TraceTerm(*(none if s is None else (s.gram * lost).sum((-2, -1)) for s in groups))
+        statistics = statistics.map(lambda s: s.pull_back(T))
         return PointStatistics(basis.values, statistics, self.trace + gone)
 
     def with_rows(self, rows: Rows) -> PointStatistics:
@@ -203,10 +198,6 @@ class PointStatistics(HoldsStatistics):
         values = replace(self.values, root=self.values.root[..., outputs, :, :])
         trace = map_tensors(self.trace, lambda total: total[..., outputs])
         return PointStatistics(values, self.statistics.select(outputs), trace)
-
-
-def _trace(statistics: Whitened, lost: Tensor) -> Tensor:
-    return (statistics.gram * lost).sum((-2, -1))
 
 
 @dataclass(frozen=True)

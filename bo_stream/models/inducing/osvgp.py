@@ -70,6 +70,7 @@ class OSVGP(StreamingGP):
     _inference: SiteInference
     _units: LikelihoodOutcomes
     max_points = InferenceOption[int]()
+    beta = InferenceOption[float](fixed=True)
     natural_steps = InferenceOption[int]()
     natural_rate = InferenceOption[float]()
     hyper_steps = InferenceOption[int]()
@@ -159,11 +160,6 @@ class OSVGP(StreamingGP):
 
     allocator = property(allocator_of, place_by)
     inducing_points = property(points_of)
-
-    @property
-    def beta(self) -> float:
-        """Weight of the divergences in the bound."""
-        return self._inference.beta
 
     @property
     def fantasy_steps(self) -> int:

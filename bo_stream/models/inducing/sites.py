@@ -39,13 +39,8 @@ WARM_STEPS = 3
 class SiteInference(InducingInference):
     """Inference by sites that natural gradients find, in the uncollapsed online bound.
 
-    Attributes:
-        beta: Weight of the divergences in the bound, in (0, 1].
-        natural_steps: Most natural-gradient steps on a batch.
-        natural_rate: Of a step, in (0, 1].
-        hyper_steps: Steps of Adam on the hyperparameters in an update.
-        learning_rate: Of those.
-        fixed: Names of the hyperparameters that are not learned.
+    The options are those of :class:`~bo_stream.OSVGP`, and ``fixed``, the names of the
+    hyperparameters that are not learned.
     """
 
     beta: float
@@ -159,8 +154,7 @@ class OnlineUpdate:
         return torch.stack((torch.ones_like(self._mean), -self._mean), -1).unsqueeze(-1)
 
     def _weights(self, statistics: Whitened) -> WeightPosterior:
-        group = unit_noise(statistics)
-        return solve(at_noise(group.statistics, group.level, self._target_map))
+        return solve(at_noise(statistics, torch.ones_like(statistics.count), self._target_map))
 
     def _predicted(self, weights: WeightPosterior) -> Tensor:
         """Compute the mean of the process at the batch, ``... x m x n``."""

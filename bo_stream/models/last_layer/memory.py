@@ -60,11 +60,7 @@ class LastLayerMemory(HoldsStatistics):
         return layer_features(self.network, X).unsqueeze(-3)
 
     def after(self, data: Observations, features: Tensor) -> LastLayerMemory:
-        """Add or take out a batch of these features. Cost O(n r²).
-
-        Raises:
-            InputDataError: What is taken out is not in memory.
-        """
+        """Add or take out a batch of these features, if it is in memory. Cost O(n r²)."""
         statistics = self.statistics.observed(features, data)
         if data.sign > 0.0:
             one = self.weight.new_ones(len(data))

@@ -53,16 +53,9 @@ class NetworkKernel(Kernel):
     The network is in evaluation mode always: what it says of an input depends on no other.
     """
 
-    has_lengthscale = False
-
     def __init__(self, network: Module) -> None:
         super().__init__()
         self.network = network.eval()
-
-    @property
-    def is_stationary(self) -> bool:
-        """Whether it is a function of differences of inputs: no."""
-        return False
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all but the network."""

@@ -47,12 +47,7 @@ class LocalCache:
 class LocalInference(Inference[LocalMemory, LocalCache]):
     """Local models of at most s observations, of which only those that changed are solved anew.
 
-    Attributes:
-        w_gen: Correlation with the most similar centre below which a new model begins, in (0, 1).
-        max_models: Largest number of models of a batch element and output; once there are so many,
-            every observation goes to the most similar one.
-        max_size: s.
-        nearest: How many local models predict at an input.
+    The options are those of :class:`~bo_stream.LocalGP`, ``max_size`` is s.
     """
 
     w_gen: float
@@ -146,17 +141,26 @@ class LocalInference(Inference[LocalMemory, LocalCache]):
         return cache.process, cache
 
     def _solve(self, memory: LocalMemory, cache: LocalCache | None, prior: Prior) -> LocalProcess:
-        models = len(memory.entered)
-        if cache is None or len(cache.process.experts.X) < models:
+        models, former = len(memory.entered), None if cache is None else cache.process
+        if cache is None or former is None or len(former.X) < models:
             kernel = frozen(prior.kernel)
             numbers = torch.arange(models, device=memory.entered.device)
         else:
-            kernel, numbers = cache.process.kernel, cache.touched.nonzero().squeeze(-1)
-        experts = _experts(memory, kernel, numbers, prior)
-        if cache is not None and len(numbers) < models:
-            experts = cache.process.experts.with_models(numbers, experts)
-        mean = prior.mean.unsqueeze(-1).clone()
-        return LocalProcess(kernel, prior.num_outputs, mean, experts, self.nearest)
+            kernel, numbers = former.kernel, cache.touched.nonzero().squeeze(-1)
+        rows = map_tensors(memory.rows, lambda store: store[numbers])
+        centred, variance = _centred(rows, prior)
+        K = stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
+        factor, root = factor_of(K, rows.weight / variance)
+        whitener = inverse_lower(factor) * root.unsqueeze(-2)
+        targets = (whitener @ centred.unsqueeze(-1)).squeeze(-1)
+        if former is not None and len(numbers) < models:
+            whitener = former.whitener.index_copy(0, numbers, whitener)
+            targets = former.targets.index_copy(0, numbers, targets)
+        mean, alive = prior.mean.unsqueeze(-1).clone(), memory.alive.movedim(0, -1)
+        places = (memory.rows.X, memory.centres, alive)
+        return LocalProcess(
+            kernel, prior.num_outputs, mean, self.nearest, *places, whitener, targets
+        )
 
     def objective(
         self, memory: LocalMemory, cache: LocalCache | None, prior: Prior
@@ -185,18 +189,6 @@ def _state(prior: Prior) -> State:
     return tuple(tensor for module in modules for tensor in state_of(module))
 
 
-def _experts(memory: LocalMemory, kernel: Kernel, numbers: Tensor, prior: Prior) -> Experts:
-    """Solve the local models of some numbers."""
-    rows = map_tensors(memory.rows, lambda store: store[numbers])
-    centred, variance = _centred(rows, prior)
-    K = stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
-    factor, root = factor_of(K, rows.weight / variance)
-    whitener = inverse_lower(factor) * root.unsqueeze(-2)
-    whitened = (whitener @ centred.unsqueeze(-1)).squeeze(-1)
-    alive = memory.alive.movedim(0, -1)
-    return Experts(memory.rows.X, memory.centres, alive, whitener, whitened)
-
-
 def _centred(rows: Rows, prior: Prior) -> tuple[Tensor, Tensor]:
     """Return standardised outcomes less the prior mean, and noise variances."""
     outcomes, variance = prior.standardized(rows)
@@ -205,7 +197,7 @@ def _centred(rows: Rows, prior: Prior) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def scaled_priors(memory: LocalMemory, prior: Prior) -> Tensor:
-    """Compute ``S K S`` of each local model, ``C x batch_shape x m x s x s``, S as above."""
+    """Compute ``S K S`` of each local model, ``C x batch_shape x m x s x s``."""
     rows, kernel = memory.rows, frozen(prior.kernel)
     K = stacked_kernel(kernel, rows.X, rows.X, prior.num_outputs)
     return scaled_prior(K, rows.weight / _centred(rows, prior)[1])[0]
@@ -213,31 +205,6 @@ def scaled_priors(memory: LocalMemory, prior: Prior) -> Tensor:
 
 FAINT = 1e-12
 """Correlations with a centre below this are equal: far from all centres all models count alike."""
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Exact Gaussian processes of C local models, each given its own observations.
-
-    Attributes:
-        X: Their inputs, ``C x ... x m x s x d``, ``...`` the batch shape.
-        centres: ``... x m x C x d``.
-        alive: Whether each has observations, ``... x m x C``.
-        whitener: ``L⁻¹ S``, ``L Lᵀ = I + S K S``, S S the noise precision, ``C x ... x m x s x s``.
-        whitened_targets: ``L⁻¹ S r``, r the outcomes less the prior mean, ``C x ... x m x s``.
-    """
-
-    X: Tensor
-    centres: Tensor
-    alive: Tensor
-    whitener: Tensor
-    whitened_targets: Tensor
-
-    def with_models(self, numbers: Tensor, part: Experts) -> Experts:
-        """Replace the whiteners and targets of models of some numbers by those of a part."""
-        whitener = self.whitener.index_copy(0, numbers, part.whitener)
-        targets = self.whitened_targets.index_copy(0, numbers, part.whitened_targets)
-        return replace(part, whitener=whitener, whitened_targets=targets)
 
 
 def scaled_prior(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,15 +238,23 @@ class LocalProcess(PosteriorProcess):
         kernel: In float64.
         outputs: m.
         prior_mean: ``batch_shape x m x 1``.
-        experts: The models.
         nearest: How many models, the most similar ones, count at an input.
+        X: Inputs of the C models, ``C x batch_shape x m x s x d``.
+        centres: ``batch_shape x m x C x d``.
+        alive: Whether each has observations, ``batch_shape x m x C``.
+        whitener: ``L⁻¹ S``, see :func:`factor_of`, ``C x batch_shape x m x s x s``.
+        targets: ``L⁻¹ S r``, r the outcomes less the prior mean, ``C x batch_shape x m x s``.
     """
 
     kernel: Kernel
     outputs: int
     prior_mean: Tensor
-    experts: Experts
     nearest: int
+    X: Tensor
+    centres: Tensor
+    alive: Tensor
+    whitener: Tensor
+    targets: Tensor
 
     def at(self, X: Tensor) -> Points:
         """Compute root weights and, times these, whitened covariances, ``... x m x n x (C s)``.
@@ -298,8 +273,8 @@ class LocalProcess(PosteriorProcess):
         The weights are the correlations with the centres. [NguyenTuong2008, algorithm 2]
         """
         each = X.unsqueeze(-3)
-        similarity = stacked_correlation(self.kernel, each, self.experts.centres, self.outputs)
-        alive = self.experts.alive.unsqueeze(-2)
+        similarity = stacked_correlation(self.kernel, each, self.centres, self.outputs)
+        alive = self.alive.unsqueeze(-2)
         nobody = ~alive.any(-1, keepdim=True)
         similarity = torch.where(alive | nobody, similarity.clamp_min(FAINT), 0.0)
         best = similarity.detach().topk(min(self.nearest, similarity.shape[-1]), -1).indices
@@ -310,7 +285,7 @@ class LocalProcess(PosteriorProcess):
 
     def _columns(self, X: Tensor, used: Tensor) -> Tensor:
         """Compute ``L⁻¹ S k(X_c, x)`` of some models, ``... x m x n x C' x s``."""
-        whitener, inputs = self.experts.whitener[used], self.experts.X[used]
+        whitener, inputs = self.whitener[used], self.X[used]
         more = max(0, X.ndim + 2 - inputs.ndim)
         shape = (len(used), *(1,) * more)
         inputs = inputs.view(*shape, *inputs.shape[1:])
@@ -320,7 +295,7 @@ class LocalProcess(PosteriorProcess):
 
     def mean_at(self, points: Points) -> Tensor:
         """Compute ``prior_mean + Σ w_c mean_c``."""
-        targets = self.experts.whitened_targets.movedim(0, -2).unsqueeze(-3)
+        targets = self.targets.movedim(0, -2).unsqueeze(-3)
         each = (points.posterior.unflatten(-1, targets.shape[-2:]) * targets).sum(-1)
         return self.prior_mean + (each * points.prior).sum(-1)
 

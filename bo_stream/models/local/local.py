@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.inference import InferenceOption
 from bo_stream.models.local.inference import LocalInference, scaled_priors
 from bo_stream.models.local.memory import LocalMemory
 
@@ -47,6 +48,8 @@ class LocalGP(StreamingGP):
 
     _memory: LocalMemory
     _inference: LocalInference
+    max_size = InferenceOption[int](fixed=True)
+    nearest = InferenceOption[int](fixed=True)
 
     def __init__(
         self,
@@ -109,16 +112,6 @@ class LocalGP(StreamingGP):
         Beyond :attr:`num_models` they are 0.
         """
         return self._memory.centres.to(self.train_targets)
-
-    @property
-    def max_size(self) -> int:
-        """Largest number s of observations of a local model."""
-        return self._inference.max_size
-
-    @property
-    def nearest(self) -> int:
-        """How many local models predict at an input."""
-        return self._inference.nearest
 
     def solved_gram(self) -> Tensor:
         """Return what the observations add to the identity in the matrices that a posterior solves.

@@ -107,11 +107,10 @@ class LocalMemory:
         return replace(self, rows=rows, entered=entered)
 
     def with_rows(self, rows: Rows, model: Tensor) -> LocalMemory:
-        """Add rows in the order of their age; ``totals`` stay. Cost O(size of the memory).
+        """Add rows by age; ``totals`` stay. Cost O(size of the memory).
 
-        Args:
-            rows: ``batch_shape x m x n``.
-            model: Which model takes each, at most s a model, ``batch_shape x m x n``; −1: none.
+        ``model`` is the number of the one that takes each, ``batch_shape x m x n``; −1: none. At
+        most s go to one model.
         """
         chosen = model.reshape(-1, model.shape[-1])
         each = chosen.unsqueeze(-1) == torch.arange(len(self.entered), device=model.device)
@@ -127,10 +126,15 @@ class LocalMemory:
         return replace(self, rows=replace(stored, X=X), entered=after)
 
     def by_age(self, model: int) -> Rows:
-        """Observations of a model, empty places first, then by age, ``batch_shape x m x s``."""
+        """List the observations of a model, ``batch_shape x m x s``: empty places, then by age."""
         places = torch.arange(self.size, device=self.entered.device)
         order = (places + self.entered[model].unsqueeze(-1)) % self.size
-        return map_tensors(self.rows, lambda store: _in_order(store[model], order))
+
+        def in_order(store: Tensor) -> Tensor:
+            index = order.unsqueeze(-1) if store[model].ndim > order.ndim else order
+            return torch.take_along_dim(store[model], index, order.ndim - 1)
+
+        return map_tensors(self.rows, in_order)
 
     def scale(self, factor: float) -> LocalMemory:
         """Let every observation count ``factor`` times."""
@@ -180,10 +184,3 @@ def _put(store: Tensor, new: Tensor, index: tuple[Tensor, ...], keep: Tensor, si
     changed = store.clone(memory_format=torch.contiguous_format)
     changed.view(len(store), len(keep), size, -1)[index] = new.reshape(*keep.shape, -1)[keep]
     return changed
-
-
-def _in_order(store: Tensor, order: Tensor) -> Tensor:
-    """Gather rows of ``... x s (x d)`` in the order of ``... x s``."""
-    if store.ndim > order.ndim:
-        return store.gather(-2, order.unsqueeze(-1).expand_as(store))
-    return store.gather(-1, order)

@@ -17,9 +17,6 @@ from bo_stream.process.process import PosteriorProcess
 if TYPE_CHECKING:
     from bo_stream.models.prior import Prior
 
-Noise = Callable[[Tensor], Tensor]
-"""Maps inputs of the process, ``... x q x d``, to noise variances, ``... x m x q`` or broadcast."""
-
 
 class NoiseAtInputs(Protocol):
     """Noise variance that depends on the inputs, in units of the process; differentiable."""
@@ -186,21 +183,21 @@ class Outcomes(ABC):
     def pseudo_observations(
         self,
         prior: Prior,
+        memory: Memory,
         process: PosteriorProcess,
         inputs: Tensor,
         targets: Tensor,
         noise: Tensor | None,
-        own_noise: Noise,
     ) -> tuple[Tensor, Tensor]:
         """Return Gaussian outcomes and noise variances that a fantasy conditions the process on.
 
         Args:
             prior: The hyperparameters.
+            memory: Of real observations.
             process: That is conditioned.
             inputs: Transformed, ``... x q x d``.
             targets: Hypothetical outcomes in units of the process, ``... x m x q``.
-            noise: Their variances, or None for the model's own.
-            own_noise: Gives these.
+            noise: Their variances, or None for the model's noise level.
 
         Returns:
             Two tensors that broadcast to ``... x m x q``.

@@ -14,7 +14,7 @@ from torch.distributions import Normal
 from bo_stream.models.checks import check_finite
 from bo_stream.models.construction import first_totals, reference_outcome
 from bo_stream.models.memory import Measured, Memory, Targets
-from bo_stream.models.outcomes.base import Noise, Outcomes
+from bo_stream.models.outcomes.base import Outcomes
 from bo_stream.models.outcomes.noise import (
     LEAST_NOISE,
     NOISE_FLOOR,
@@ -111,14 +111,16 @@ class GaussianOutcomes(Outcomes):
     def pseudo_observations(
         self,
         prior: Prior,
+        memory: Memory,
         process: PosteriorProcess,
         inputs: Tensor,
         targets: Tensor,
         noise: Tensor | None,
-        own_noise: Noise,
     ) -> tuple[Tensor, Tensor]:
         """Return targets and variances as they are; see :class:`Outcomes`."""
-        return targets, own_noise(inputs) if noise is None else noise
+        if noise is None:
+            noise = self.noise_level(prior, memory).detach().unsqueeze(-1)
+        return targets, noise
 
     def found(self, is_found: bool) -> Self:
         """Say whether there are observations in memory; see :class:`Outcomes`."""
@@ -164,6 +166,9 @@ class GaussianOutcomes(Outcomes):
         if prior.chain.fixed:
             check_finite("Y after its outcome transform", targets)
         shifted = targets.to(torch.float64).mT - self.shift.unsqueeze(-1)
+        if variances is None and infers_noise:
+            unknown = torch.zeros_like(shifted[..., :1, :], dtype=torch.bool)
+            return Targets(shifted, torch.ones_like(shifted), unknown)
         apart = self.zeros_apart and not infers_noise
         return Targets(shifted, *known_noise(shifted, variances, self.floor, infers_noise, apart))
 

@@ -21,7 +21,7 @@ from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.likelihoods.sites import fit_sites, local_sites
 from bo_stream.models.memory import Measured, Memory, Targets
-from bo_stream.models.outcomes.base import Drawing, Noise, Outcomes
+from bo_stream.models.outcomes.base import Drawing, Outcomes
 from bo_stream.models.outcomes.noise import NoiseFloor
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.process.process import PosteriorProcess
@@ -122,15 +122,17 @@ class LikelihoodOutcomes(Outcomes):
     def pseudo_observations(
         self,
         prior: Prior,
+        memory: Memory,
         process: PosteriorProcess,
         inputs: Tensor,
         targets: Tensor,
         noise: Tensor | None,
-        own_noise: Noise,
     ) -> tuple[Tensor, Tensor]:
         """Return the sites of outcomes as observations: a dual update (Chang et al., 2023)."""
         if prior.is_gaussian:
-            return targets, self.beta * (own_noise(inputs) if noise is None else noise)
+            if noise is None:
+                noise = self.noise_level(prior, memory).detach().unsqueeze(-1)
+            return targets, self.beta * noise
         if noise is not None:
             raise UnsupportedError(
                 f"Expected no noise with a {type(prior.likelihood).__name__}: it has its own."

@@ -199,21 +199,17 @@ def known_noise(
     Raises:
         InputDataError: One is unknown and the model learns none.
     """
-    if Yvar is None:
-        known = torch.zeros_like(targets[..., :1, :], dtype=torch.bool)
-        noise = torch.ones_like(targets)
-    else:
-        noise = Yvar.detach().to(torch.float64).mT
-        known = ~noise.isnan().any(-2, keepdim=True)
-        noise = torch.where(known, floor.raised(noise), torch.ones_like(noise))
+    given = torch.full_like(targets, torch.nan) if Yvar is None else Yvar.detach().double().mT
+    known = ~given.isnan().any(-2, keepdim=True)
+    noise = torch.where(known, floor.raised(given), 1.0)
     if not learns and not bool(known.all()):
         raise InputDataError(
             "Expected Yvar for every observation: this model has no one noise level for others, "
             "for all its first observations had known noise, or its noise depends on the inputs. "
             "Pass Yvar, or build WISKI with NaN in train_Yvar."
         )
-    if apart and Yvar is not None:
-        zeros = zero_rows(Yvar.detach().mT)
+    if apart:
+        zeros = zero_rows(given)
         return torch.where(zeros, 1.0, noise), known & ~zeros
     return noise, known
 

@@ -43,7 +43,15 @@ class OutcomeChain:
     @cached_property
     def steps(self) -> list[OutcomeTransform]:
         """The elementary transforms, first to last."""
-        return _steps(self.transform)
+        steps: list[OutcomeTransform] = []
+        left = [] if self.transform is None else [self.transform]
+        while left:
+            part = left.pop(0)
+            if isinstance(part, ChainedOutcomeTransform):
+                left = [*part.values(), *left]
+            else:
+                steps.append(cast(OutcomeTransform, part))
+        return steps
 
     @cached_property
     def standardize(self) -> Standardize | None:
@@ -155,14 +163,6 @@ def _assign(standardize: Standardize, means: Tensor, stdvs: Tensor) -> None:
     standardize.stdvs = stdvs.to(like)
     standardize._stdvs_sq = standardize.stdvs.square()
     standardize._is_trained = torch.tensor(True, device=like.device)
-
-
-def _steps(transform: Module | None) -> list[OutcomeTransform]:
-    if transform is None:
-        return []
-    if isinstance(transform, ChainedOutcomeTransform):
-        return [step for part in transform.values() for step in _steps(part)]
-    return [cast(OutcomeTransform, transform)]
 
 
 def _check_step(step: OutcomeTransform, is_last_standardize: bool) -> None:

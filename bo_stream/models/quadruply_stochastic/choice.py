@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -43,12 +44,9 @@ class InducingAtData:
 
 @dataclass(frozen=True)
 class MeanField:
-    """A posterior covariance of weights that is diagonal."""
+    """A posterior covariance of weights that is diagonal: none of its columns is dense."""
 
-    @property
-    def columns(self) -> int:
-        """No column is dense."""
-        return 0
+    columns: ClassVar[int] = 0
 
 
 @dataclass(frozen=True)
@@ -97,17 +95,11 @@ class Schedule:
     seed: int
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("batch_size", 1),
-            ("functions", 1),
-            ("control_points", 0),
-            ("update_steps", 0),
-            ("initial_points", 0),
-            ("freeze_steps", 0),
-        ):
+        least = {"batch_size": 1, "functions": 1, "control_points": 0, "update_steps": 0}
+        for name, lowest in {**least, "initial_points": 0, "freeze_steps": 0}.items():
             value = getattr(self, name)
             if value is not None:
-                checked_number(name, value, least)
+                checked_number(name, value, lowest)
         for name in ("learning_rate", "half_life"):
             if not getattr(self, name) > 0.0:
                 raise ValueError(f"Expected {name} to be positive, got {getattr(self, name)}.")

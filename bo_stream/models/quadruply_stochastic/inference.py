@@ -97,8 +97,10 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         return Memory(replay, layout, self._no_weights(X, prior))
 
     def _no_weights(self, X: Tensor, prior: Prior) -> Progress:
-        like = X.new_empty(0, dtype=self.schedule.arithmetic)
-        return Progress.empty(prior.num_outputs, self.columns, prior.is_gaussian, like)
+        like, measured = X.new_empty(0, dtype=self.schedule.arithmetic), prior.is_gaussian
+        coefficients = like.new_zeros(prior.num_outputs, 0, 1 + self.columns)
+        scales = like.new_zeros(prior.num_outputs, self.columns if measured else 0)
+        return Progress.start(coefficients, scales, coefficients[..., 0] if measured else None)
 
     @torch.no_grad()
     def filled(self, memory: Memory, X: Tensor, prior: Prior) -> Memory:
@@ -301,11 +303,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
             keep(replace(memory, progress=replace(learner.progress, moments=learner.moments)))
 
     def _check_sizes(self, memory: Memory) -> None:
-        """Check that there are as many data and functions as a step draws.
-
-        Raises:
-            ValueError: There are fewer.
-        """
+        """Check that there are as many data and functions as a step draws."""
         schedule = self.schedule
         for name, asked, there in (
             ("batch_size", schedule.batch_size, memory.replay.held),

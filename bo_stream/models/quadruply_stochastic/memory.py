@@ -149,13 +149,6 @@ class Progress:
         slopes = torch.zeros_like(coefficients), torch.zeros_like(log_scale)
         return cls(coefficients, log_scale, mean_squares, *slopes, precisions)
 
-    @classmethod
-    def empty(cls, outputs: int, columns: int, measured: bool, like: Tensor) -> Progress:
-        """Begin without weights of m outputs and k columns; if measured, Proposition 1's."""
-        coefficients = like.new_zeros(outputs, 0, 1 + columns)
-        log_scale = like.new_zeros(outputs, columns if measured else 0)
-        return cls.start(coefficients, log_scale, coefficients[..., 0] if measured else None)
-
     @property
     def size(self) -> int:
         """Number p of weights."""

@@ -52,6 +52,7 @@ class Steps:
         progress: Weights and the optimisers' state, moved in place.
         hyper: Hyperparameters, moved in place.
         num_data: Number n of all data.
+        num_steps: Taken so far.
         learning_rate: AdaGrad's, of the first step.
         functions: Number m̃ of functions of a draw.
     """
@@ -89,17 +90,12 @@ class Steps:
             self._log_precision = log_precision(self._basis).detach() if exact else zero
 
     def _begin(self, progress: Progress) -> None:
-        self.progress = progress
+        self.progress, self.num_steps = progress, progress.steps
         self._basis = self._layout.basis(self.hyper.covar_module, progress.precisions)
         self._adam = None
         if self._parameters:
             rate = self._schedule.hyper_rate
             self._adam = ConstrainedAdam(self.hyper, self._parameters, rate, progress.moments)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps taken so far."""
-        return self.progress.steps
 
     @property
     def is_valid(self) -> bool:
@@ -146,7 +142,7 @@ class Steps:
                 (-value).backward()
         self._move(drawn, schedule.learning_rate * decay)
         self._measure(drawn, len(data[0]), thawed)
-        progress.steps += 1
+        progress.steps = self.num_steps = self.num_steps + 1
         return float(value.detach())
 
     # --- what a step draws --------------------------------------------------------------------

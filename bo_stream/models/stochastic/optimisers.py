@@ -17,12 +17,7 @@ from torch.nn import Parameter
 def constrained_parameters(
     model: Module, parameters: Iterable[Parameter]
 ) -> list[ConstrainedParameter]:
-    """Constrain some of a model's parameters.
-
-    Args:
-        model: Whose constraints to keep.
-        parameters: Of it.
-    """
+    """Constrain some of a model's parameters as the model does."""
     named: Any = model.named_parameters_and_constraints
     constraints = {id(p): constraint for _, p, constraint in named()}
     found = []

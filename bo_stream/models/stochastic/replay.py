@@ -104,13 +104,7 @@ class Replay(ABC):
         """Move to another device."""
 
     def draw(self, size: int, generator: torch.Generator | None = None) -> Batch:
-        """Draw rows uniformly with replacement; as many as are held: each of them once.
-
-        Cost O(size), whatever n.
-
-        Args:
-            size: Number of rows.
-            generator: On the CPU; torch's own if omitted.
+        """Draw rows uniformly with replacement; as many as are held: each once. Cost O(size).
 
         Raises:
             ValueError: More rows than are held, or none.
@@ -153,12 +147,7 @@ def generator_at(seed: int, position: int) -> torch.Generator:
 
 @dataclass
 class _Rows:
-    """Room for rows, filled from the front; shared by the values that it grew out of.
-
-    Attributes:
-        data: Of at least as many rows as are filled.
-        filled: Rows that some value sees.
-    """
+    """Room for rows, of which the first are filled; shared by the values that it grew out of."""
 
     data: Batch
     filled: int
@@ -187,12 +176,7 @@ class StreamReplay(Replay):
 
     @classmethod
     def empty(cls, like: Batch, capacity: int | None = None, seed: int = 0) -> StreamReplay:
-        """Begin without observations.
-
-        Args:
-            like: Whose shapes but for rows, dtypes and device are those to come.
-            capacity: Most rows to hold; None: all.
-            seed: Of the sample.
+        """Begin without observations, in the shapes, dtypes and device of some.
 
         Raises:
             ValueError: The capacity is not positive.
@@ -332,11 +316,8 @@ class DatasetReplay(Replay):
 def build_from(model: type[M], dataset: Dataset[Any], options: Mapping[str, Any], place: int) -> M:
     """Build a model that draws its rows from a data set, of a first minibatch of it.
 
-    Args:
-        model: Its class.
-        dataset: As for :class:`DatasetReplay`, errors too.
-        options: Of the constructor; ``batch_size`` and ``seed`` count, if they are given.
-        place: Of the random numbers.
+    Options are the constructor's; ``batch_size`` and ``seed`` count here, if they are given, beside
+    the place of the random numbers. Errors are those of :meth:`DatasetReplay.of`.
     """
     replay = DatasetReplay.of(dataset)
     size = min(options.get("batch_size") or FIRST_ROWS, replay.held)

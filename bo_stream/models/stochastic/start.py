@@ -28,17 +28,12 @@ from bo_stream.models.stochastic.replay import Batch
 def learn_first_hyperparameters(
     kernel: Kernel, mean: Mean, likelihood: Likelihood, rows: Batch, maxiter: int | None = None
 ) -> None:
-    """Set kernel, mean and the noise of real outcomes by maximum marginal likelihood.
+    """Set kernel, mean and the noise of real outcomes by maximum marginal likelihood, in place.
 
-    Outcomes of other likelihoods, labels or counts, are taken for real ones: what is learned of
-    lengthscales serves to begin with. Cost O(n³) a step of L-BFGS. [Evans2020, section I.1]
-
-    Args:
-        kernel: Set in place, and so are the others.
-        mean: Its prior mean; set where outcomes are real.
-        likelihood: Of the outcomes.
-        rows: Transformed inputs ``... x n x d`` and outcomes ``... x n x m``.
-        maxiter: Most steps of L-BFGS; None: until it converges.
+    Of transformed inputs ``... x n x d`` and outcomes ``... x n x m``. Those of other likelihoods,
+    labels or counts, are taken for real ones: what is learned of lengthscales serves to begin with.
+    Cost O(n³) a step of L-BFGS, of which there are as many as it takes, or ``maxiter``. [Evans2020,
+    section I.1]
     """
     own = isinstance(likelihood, GaussianLikelihood)
     exact = SingleTaskGP(
@@ -128,19 +123,13 @@ def scale_bound(
 
 
 def set_scales(hyper: Hyperparameters, data: Batch, span: int, rank: int, total: int) -> None:
-    """Set output scale and noise to the best that so few functions can have; others stay.
+    """Set output scale and noise to the best that so few functions can have, in place; others stay.
 
     An exact process's are those of a model that can explain all that it calls signal. Of one that
     cannot, what is left weighs by the output scale over the noise, and steps lower that slowly
     (kin40k: 1.8 and 0.013 of an exact process, 0.14 and 0.09 here, 0.13 and 0.06 in the end). The
-    output scale becomes no larger: nothing that is left asks for that.
-
-    Args:
-        hyper: In float64; set in place, but for parameters that stay.
-        data: Inputs ``... x n x d`` with real outcomes in units of the process.
-        span: As for :func:`scale_bound`, and so are the others.
-        rank: Functions of the covariance.
-        total: Observations that the data stand for.
+    output scale becomes no larger: nothing that is left asks for that. Arguments are those of
+    :func:`scale_bound`; hyperparameters in float64.
     """
     kernel, likelihood = hyper.covar_module, hyper.likelihood
     if not isinstance(likelihood, GaussianLikelihood) or rank == 0:

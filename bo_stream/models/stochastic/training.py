@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import Any, Protocol, TypeVar
 
@@ -49,22 +49,17 @@ NUMERICAL_ERRORS = (NotPSDError, NanError, torch.linalg.LinAlgError)  # type: ig
 
 
 class Trainable(Protocol):
-    """The interface of what :func:`train` trains: the part of a model that learns."""
+    """The interface of what :func:`train` trains: the part of a model that learns.
 
-    @property
-    def num_steps(self) -> int:
-        """Steps taken so far, by all trainings: schedules go on from there."""
-        ...
+    Attributes:
+        num_steps: Steps taken so far, by all trainings: schedules go on from there.
+        learning_rate: Of the first step; an error about divergence names it.
+        num_data: Observations that the bound is of.
+    """
 
-    @property
-    def learning_rate(self) -> float:
-        """Rate of the first step; an error about divergence names it."""
-        ...
-
-    @property
-    def num_data(self) -> float:
-        """Observations that the bound is of."""
-        ...
+    num_steps: int
+    learning_rate: float
+    num_data: float
 
     @property
     def is_valid(self) -> bool:
@@ -98,13 +93,14 @@ class Training:
     seconds: float
     trace: tuple[tuple[int, float], ...]
 
-    def after(self, seconds: float) -> Training:
-        """Count the time before it, too."""
-        return replace(self, seconds=seconds + self.seconds)
-
 
 def train(
-    learner: Trainable, steps: int | None, seconds: float | None, *, progress: bool
+    learner: Trainable,
+    steps: int | None,
+    seconds: float | None,
+    *,
+    progress: bool,
+    started: float | None = None,
 ) -> Training:
     """Take steps until a limit, watching the bound.
 
@@ -123,6 +119,7 @@ def train(
         seconds: Begin no step after so many; where both are given the first limit to be reached
             counts, where neither is ``DEFAULT_STEPS``.
         progress: Whether to draw a bar, where standard error is a terminal.
+        started: Monotonic time from which seconds count; default: now.
 
     Raises:
         ModelFittingError: The training diverged.
@@ -132,7 +129,9 @@ def train(
     if steps is None and seconds is None:
         steps = DEFAULT_STEPS
     most, longest = (math.inf if limit is None else float(limit) for limit in (steps, seconds))
-    watch, taken, started, spent = _Watch(learner), 0, time.monotonic(), 0.0
+    watch, taken, now = _Watch(learner), 0, time.monotonic()
+    started = now if started is None else started
+    spent = now - started
     with Bar(progress) as bar:
         try:
             while taken < most and spent < longest:

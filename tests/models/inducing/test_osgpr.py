@@ -28,7 +28,7 @@ from torch import Tensor
 
 from bo_stream import OSGPR, CoarsePointsWarning, ProjectionWarning
 from bo_stream.allocation import OIPS, Allocator, CoverTree, GreedyVariance, KMeans, Novelty, Random
-from bo_stream.models.inducing import points as inducing_choice
+from bo_stream.models.inducing import inference as inducing_choice
 from tests.oracles.inducing import SGPR, online_bound
 from tests.problems import observations
 from tests.problems.inducing import (
@@ -222,10 +222,10 @@ def test_what_leaves_the_window_is_absorbed_and_what_is_retracted_leaves_it() ->
     model = raw(X[:10], Y[:10], covar_module=kernel, inducing_points=Z, window=16)
     for rows in torch.arange(10, 40).split(3):
         model.update(X[rows], Y[rows])
-    assert torch.equal(model._memory.recent.X, X[24:])
+    assert torch.equal(model._memory.rows.data.X, X[24:])
     before = model.posterior(X).mean.detach()
     model.retract(X[36:], Y[36:]).retract(X[:2], Y[:2])
-    assert torch.equal(model._memory.recent.X, X[24:36])
+    assert torch.equal(model._memory.rows.data.X, X[24:36])
     assert model.num_observations == 34
     left = raw(X[2:36], Y[2:36], covar_module=kernel, inducing_points=Z)
     assert_close(model.posterior(X).mean, left.posterior(X).mean)
@@ -596,7 +596,7 @@ def test_options_may_be_changed_in_a_stream() -> None:
     model.window, model.max_points = 3, 25
     assert model.process() is before
     model.update(X[20:], Y[20:])
-    assert torch.equal(model._memory.recent.X, X[57:])
+    assert torch.equal(model._memory.rows.data.X, X[57:])
     assert 20 <= len(model.inducing_points) <= 25
     copied = copy.deepcopy(model)
     copied.window = 5
