@@ -30,7 +30,7 @@ from tests.ax.experiments import (
 )
 from tests.ax.reloads import from_json
 
-pytestmark = NEARLY_WITHOUT_NOISE
+pytestmark = [*NEARLY_WITHOUT_NOISE, pytest.mark.integration]
 
 
 def nodes(client: Client) -> list[str]:

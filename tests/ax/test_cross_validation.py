@@ -40,7 +40,7 @@ from tests.ax.experiments import (
 from tests.problems import observations
 from tests.tolerances import assert_close
 
-pytestmark = NEARLY_WITHOUT_NOISE
+pytestmark = [*NEARLY_WITHOUT_NOISE, pytest.mark.integration]
 
 CHEAP = ["cost <= 1.5"]
 Report = Callable[[int, Any], Any]

@@ -37,17 +37,16 @@ from tests.ax.pools import (
     mixed_loss,
     names_of,
     parameters_of,
-    rarely,
     sites,
     table_of,
 )
 
-pytestmark = NEARLY_WITHOUT_NOISE
+pytestmark = [*NEARLY_WITHOUT_NOISE, pytest.mark.integration]
 
 OTHERS = [name for name in ACQUISITIONS if name not in (*USUAL, "qLogNEHVI")]
 
 
-@pytest.mark.parametrize("acquisition", [*USUAL, *rarely([None], *([each] for each in OTHERS))])
+@pytest.mark.parametrize("acquisition", [*USUAL, None, *OTHERS])
 def test_each_proposal_is_another_candidate(acquisition: str | None) -> None:
     pool = sites()
     client = started(pool=pool, acquisition=acquisition)
@@ -60,7 +59,7 @@ def test_each_proposal_is_another_candidate(acquisition: str | None) -> None:
         assert parameters == pool.parameters_of(name)
 
 
-@pytest.mark.parametrize("acquisition", [*USUAL, *rarely(["qLogEI"])])
+@pytest.mark.parametrize("acquisition", [*USUAL, "qLogEI"])
 def test_several_arms_of_one_trial(acquisition: str) -> None:
     pool = sites()
     client = started(pool=pool, acquisition=acquisition)
@@ -77,7 +76,9 @@ def test_several_arms_of_one_trial(acquisition: str) -> None:
         ("FeatureNIPV", None, 0),
         ("FeatureNIPV", None, 2),
         ("qNIPV", OSGPR, 2),
-        *rarely(("qNIPV", None, 0), ("qNIPV", None, 2), ("FeatureNIPV", OSGPR, 0)),
+        ("qNIPV", None, 0),
+        ("qNIPV", None, 2),
+        ("FeatureNIPV", OSGPR, 0),
     ],
 )
 def test_the_least_integrated_variance_by_a_dense_formula(
@@ -103,7 +104,7 @@ def test_the_least_integrated_variance_by_a_dense_formula(
     assert pool.name_of(chosen) == pool.name_at(int(left.argmin()))
 
 
-@pytest.mark.parametrize("acquisition", ["qUCB", *rarely(["qLogEI"], ["qLogNEI"])])
+@pytest.mark.parametrize("acquisition", ["qUCB", "qLogEI", "qLogNEI"])
 def test_the_best_by_an_acquisition_function(acquisition: str) -> None:
     pool = sites()
     client = started(pool=pool, acquisition=acquisition)
@@ -211,7 +212,6 @@ def test_fixed_parameters(first: int) -> None:
         client.get_next_trials(1, fixed_parameters={"b": 0.25})
 
 
-@pytest.mark.integration
 def test_outcome_constraints() -> None:
     pool = sites(30)
     client = started(pool=pool, acquisition=None, constraints=["cost >= 1.0"])
@@ -219,7 +219,6 @@ def test_outcome_constraints() -> None:
     assert len(set(names_of(client, pool))) == 6
 
 
-@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 def test_two_objectives() -> None:
     pool = sites(30)
@@ -240,7 +239,7 @@ def test_other_ways_to_choose_do_not_go_with_a_pool() -> None:
         client.get_next_trials(1)
 
 
-@pytest.mark.parametrize("acquisition", ["qUCB", *rarely(["qLogEI"], ["qLogNEI"])])
+@pytest.mark.parametrize("acquisition", ["qUCB", "qLogEI", "qLogNEI"])
 def test_screening_finds_the_best_of_many(
     acquisition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,7 +257,7 @@ def test_screening_finds_the_best_of_many(
     assert second[picks[1]] > second.max() - 0.05 * (second.max() - second.median())
 
 
-@pytest.mark.parametrize("acquisition", ["qUCB", *rarely(["qLogEI"], ["qLogNEI"])])
+@pytest.mark.parametrize("acquisition", ["qUCB", "qLogEI", "qLogNEI"])
 def test_screening_with_running_trials(acquisition: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pending ones count when the finalists are evaluated, of which half are random."""
     monkeypatch.setattr(screening, "FINALISTS", 500)
@@ -286,7 +285,7 @@ def test_a_screened_pool_is_not_evaluated_with_all_samples(
     assert seen == [20]
 
 
-@pytest.mark.parametrize("acquisition", [LogExpectedImprovement, *rarely([qMaxValueEntropy])])
+@pytest.mark.parametrize("acquisition", [LogExpectedImprovement, qMaxValueEntropy])
 def test_what_takes_no_sampler_is_not_screened(
     acquisition: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

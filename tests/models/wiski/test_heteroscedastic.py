@@ -443,9 +443,8 @@ def streamed(model: Any, X: Tensor, Y: Tensor, Yvar: Tensor | None, first: int) 
     return model
 
 
-@pytest.mark.parametrize(
-    ("dim", "n"), [(1, 2_000), pytest.param(2, 3_000, marks=pytest.mark.integration)]
-)
+@pytest.mark.integration
+@pytest.mark.parametrize(("dim", "n"), [(1, 2_000), (2, 3_000)])
 @pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 def test_the_noise_of_a_stream_is_found(dim: int, n: int) -> None:
     (X, Y), (T, TY) = draw(n, dim), draw(4_000, dim)
@@ -466,6 +465,7 @@ def test_the_noise_of_a_stream_is_found(dim: int, n: int) -> None:
     assert abs(ours - nlpd(batch, T, TY)) < 0.01
 
 
+@pytest.mark.integration
 @pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
 def test_noise_that_is_the_same_everywhere_costs_little() -> None:
     (X, Y), (T, TY) = (draw(n, 1, lambda X: torch.full_like(X, 0.3)) for n in (1_000, 4_000))
