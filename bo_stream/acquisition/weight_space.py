@@ -20,14 +20,23 @@ def weight_space(process: PosteriorProcess) -> WeightSpaceProcess:
     Raises:
         UnsupportedError: The basis has a residual, or the process is a selection of outputs.
     """
-    folded = _fold(process)
-    if folded.basis.has_residual:
+    if isinstance(process, ConditionedProcess):
+        return _conditioned(weight_space(process.base), process)
+    if isinstance(process, ObservationSpaceProcess):
+        return process.in_weights
+    if not isinstance(process, WeightSpaceProcess):
+        raise UnsupportedError(
+            f"Acquisition in feature space cannot use a {type(process).__name__}: call "
+            "subset_output first, and condition_on_observations or fantasize on the model it "
+            "returns."
+        )
+    if process.basis.has_residual:
         raise UnsupportedError(
             "Acquisition in feature space needs a basis that carries its whole kernel, got "
-            f"{type(folded.basis).__name__}, which leaves a residual. Use BoTorch's own acquisition"
-            " functions, such as qNegIntegratedPosteriorVariance, with this model."
+            f"{type(process.basis).__name__}, which leaves a residual. Use BoTorch's own "
+            "acquisition functions, such as qNegIntegratedPosteriorVariance, with this model."
         )
-    return folded
+    return process
 
 
 def in_weight_space(process: PosteriorProcess) -> bool:
@@ -42,19 +51,6 @@ def in_weight_space(process: PosteriorProcess) -> bool:
 def lives_in_features(model: StreamingGP) -> bool:
     """Tell whether :func:`weight_space` accepts a model's posterior."""
     return in_weight_space(model.process())
-
-
-def _fold(process: PosteriorProcess) -> WeightSpaceProcess:
-    if isinstance(process, WeightSpaceProcess):
-        return process
-    if isinstance(process, ObservationSpaceProcess):
-        return process.in_weights
-    if isinstance(process, ConditionedProcess):
-        return _conditioned(_fold(process.base), process)
-    raise UnsupportedError(
-        f"Acquisition in feature space cannot use a {type(process).__name__}: call subset_output "
-        "first, and condition_on_observations or fantasize on the model it returns."
-    )
 
 
 def _conditioned(base: WeightSpaceProcess, process: ConditionedProcess) -> WeightSpaceProcess:

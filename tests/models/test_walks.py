@@ -54,7 +54,7 @@ def two_steps() -> Callable[[], object]:
 
 
 CALLS = {
-    "update": (update, (17, 24, 12)),
+    "update": (update, (17, 25, 12)),
     "posterior": (posterior, (9, 11, 8)),
     "fantasy": (fantasy, (14, 44, 9)),
     "two steps of a QSGP": (two_steps, (15, 37, 12)),

@@ -83,7 +83,7 @@ _BASES = (
     Mutant(
         "a gradient without the output scale",
         "bases/grid/sensitivity.py",
-        "total = trace * (factors.scale() / basis.scale)",
+        "total = trace * (factors.scale() / part.scale)",
         "total = trace",
     ),
     Mutant(

@@ -45,20 +45,23 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Stencil:
-    """Nodes, cells and polynomials of n points of a grid.
+    """Nodes and cells of n points of a grid.
 
     Attributes:
         nodes: Flat index of the nodes around each point, ``... x n x 4^d``.
         weights: Their interpolation weights, ``... x n x 4^d``.
         cells: Flat index of each point's cell, ``... x n``.
-        polynomials: Products over dimensions of Legendre polynomials of the position in the cell,
-            ``... x n x 7^d``.
+        position: Of each point in its cell, ``... x n x d``.
     """
 
     nodes: Tensor
     weights: Tensor
     cells: Tensor
-    polynomials: Tensor
+    position: Tensor
+
+    def polynomials(self) -> Tensor:
+        """Compute products of Legendre polynomials of the position, ``... x n x 7^d``."""
+        return outer_product(legendre(self.position))
 
 
 @dataclass(frozen=True)
@@ -109,8 +112,7 @@ class Mesh:
             nodes = places[..., 0, :]
             for i, size in enumerate(grid.size[1:], 1):
                 nodes = (nodes.unsqueeze(-1) * size + places[..., i, :].unsqueeze(-2)).flatten(-2)
-            flat, polynomials = ravel(cell, grid.cells), outer_product(legendre(t))
-            found.append(Stencil(nodes, outer_product(weights(t)), flat, polynomials))
+            found.append(Stencil(nodes, outer_product(weights(t)), ravel(cell, grid.cells), t))
         return found
 
     def contains(self, X: Tensor) -> bool:

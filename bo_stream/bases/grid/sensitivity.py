@@ -28,21 +28,18 @@ def expected_log_prior(basis: GridBasis, kernel: GridKernel, second_moment: Tens
         kernel: The kernel, differentiable.
         second_moment: ``E[w wᵀ] = Σ + w wᵀ``, ``... x m x r x r``.
     """
-    sensitivity = 0.5 * (torch.eye(basis.rank).to(second_moment) - second_moment)
-    blocks = zip(basis.parts, kernel.parts, basis.own_blocks(sensitivity), strict=True)
-    return torch.stack([_part_log_prior(*block) for block in blocks]).sum(0)
-
-
-def _part_log_prior(
-    basis: InterpolationBasis, factors: KernelFactors, sensitivity: Tensor
-) -> Tensor:
-    trace = sensitivity.diagonal(dim1=-2, dim2=-1).sum(-1)
-    total = trace * (factors.scale() / basis.scale)
-    for i in range(basis.grid.dim):
-        perturbed = _whitened_correlation(basis, factors, i)
-        gathered = _gathered(basis, sensitivity, i, perturbed.shape[-1])
-        total = total + (gathered * perturbed).sum((-2, -1))
-    return total
+    sensitivity, values = 0.5 * (torch.eye(basis.rank).to(second_moment) - second_moment), []
+    for part, factors, block in zip(
+        basis.parts, kernel.parts, basis.own_blocks(sensitivity), strict=True
+    ):
+        trace = block.diagonal(dim1=-2, dim2=-1).sum(-1)
+        total = trace * (factors.scale() / part.scale)
+        for i in range(part.grid.dim):
+            perturbed = _whitened_correlation(part, factors, i)
+            gathered = _gathered(part, block, i, perturbed.shape[-1])
+            total = total + (gathered * perturbed).sum((-2, -1))
+        values.append(total)
+    return torch.stack(values).sum(0)
 
 
 def prior_covariance(basis: GridBasis, kernel: GridKernel) -> Tensor:
@@ -51,65 +48,57 @@ def prior_covariance(basis: GridBasis, kernel: GridKernel) -> Tensor:
     ``Λ^{-½} Eᵀ K(θ) E Λ^{-½}``, differentiable in the hyperparameters: the identity where the basis
     was built, else the kernel K(θ) as far as the basis spans it. Cost O(r² d + Σ g³).
     """
-    pairs = zip(basis.parts, kernel.parts, strict=True)
-    blocks = [_part_covariance(part, factors) for part, factors in pairs]
-    width, start, rows = sum(block.shape[-1] for block in blocks), 0, []
-    for block in blocks:
-        end = start + block.shape[-1]
+    rows, start, width = [], 0, basis.rank
+    for part, factors in zip(basis.parts, kernel.parts, strict=True):
+        scale = (factors.scale() / part.scale)[..., None, None]
+        block = scale.expand(*part.scale.shape, 1, 1)
+        for i, whitening in enumerate(part.product_whitenings):
+            correlation = node_correlation(factors, part.grid, i)
+            block = block * (whitening.mT @ correlation @ whitening)
+        end = start + part.rank
         rows.append(pad(block, (start, width - end)))
         start = end
     return basis.in_order(torch.cat(rows, -2))
 
 
-def _part_covariance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
-    scale = (factors.scale() / basis.scale)[..., None, None]
-    result = scale.expand(*basis.scale.shape, 1, 1)
-    for i, whitening in enumerate(basis.product_whitenings):
-        correlation = node_correlation(factors, basis.grid, i)
-        result = result * (whitening.mT @ correlation @ whitening)
-    return result
-
-
 def prior_variance(basis: GridBasis, kernel: GridKernel) -> Tensor:
     """Compute the diagonal of :func:`prior_covariance`, ``... x m x r``. Cost O(r d + Σ g³)."""
-    pairs = zip(basis.parts, kernel.parts, strict=True)
-    return basis.joined([_part_variance(part, factors) for part, factors in pairs])
-
-
-def _part_variance(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
-    result = (factors.scale() / basis.scale).unsqueeze(-1).expand(*basis.scale.shape, basis.rank)
-    for i in range(basis.grid.dim if basis.rank > 0 else 0):
-        line = _whitened_correlation(basis, factors, i).diagonal(dim1=-2, dim2=-1)
-        result = result * line.index_select(-1, basis.index[:, i])
-    return result
+    values = []
+    for part, factors in zip(basis.parts, kernel.parts, strict=True):
+        shape = (*part.scale.shape, part.rank)
+        result = (factors.scale() / part.scale).unsqueeze(-1).expand(shape)
+        for i in range(part.grid.dim if part.rank > 0 else 0):
+            line = _whitened_correlation(part, factors, i).diagonal(dim1=-2, dim2=-1)
+            result = result * line.index_select(-1, part.index[:, i])
+        values.append(result)
+    return basis.joined(values)
 
 
 def node_variances(basis: GridBasis) -> Tensor:
     """Compute the mean prior variance of each feature over the nodes, ``... x m x r``."""
-    return basis.joined([_part_node_variances(part) for part in basis.parts])
-
-
-def _part_node_variances(basis: InterpolationBasis) -> Tensor:
-    result = basis.scale.unsqueeze(-1).expand(*basis.scale.shape, basis.rank)
-    for i, values in enumerate(basis.eigenvalues):
-        result = result * values[..., basis.index[:, i]] / basis.grid.size[i]
-    return result
+    found = []
+    for part in basis.parts:
+        result = part.scale.unsqueeze(-1).expand(*part.scale.shape, part.rank)
+        for i, values in enumerate(part.eigenvalues):
+            result = result * values[..., part.index[:, i]] / part.grid.size[i]
+        found.append(result)
+    return basis.joined(found)
 
 
 def variance_outside(basis: GridBasis, kernel: GridKernel) -> Tensor:
-    """Compute the mean over the nodes of the prior variance outside the span, ``... x m``."""
-    pairs = zip(basis.parts, kernel.parts, strict=True)
-    return torch.stack([_part_outside(part, factors) for part, factors in pairs]).sum(0)
+    """Compute the mean over the nodes of the prior variance outside the span, ``... x m``.
 
-
-def _part_outside(basis: InterpolationBasis, factors: KernelFactors) -> Tensor:
-    """Compute ``scale · (1 − tr(Eᵀ K E) / p)`` with E the kept eigenvectors. Cost O(r d + Σ g³)."""
-    inside = torch.ones(*basis.scale.shape, 1).to(basis.scale)
-    for i, vectors in enumerate(basis.eigenvectors):
-        moved = node_correlation(factors, basis.grid, i) @ vectors
-        line = (vectors * moved).sum(-2) / basis.grid.size[i]
-        inside = inside * line.index_select(-1, basis.index[:, i])
-    return factors.scale() * (1.0 - inside.sum(-1)).clamp_min(0.0)
+    ``scale · (1 − tr(Eᵀ K E) / p)`` of each part, E its kept eigenvectors. Cost O(r d + Σ g³).
+    """
+    found = []
+    for part, factors in zip(basis.parts, kernel.parts, strict=True):
+        inside = torch.ones(*part.scale.shape, 1).to(part.scale)
+        for i, vectors in enumerate(part.eigenvectors):
+            moved = node_correlation(factors, part.grid, i) @ vectors
+            line = (vectors * moved).sum(-2) / part.grid.size[i]
+            inside = inside * line.index_select(-1, part.index[:, i])
+        found.append(factors.scale() * (1.0 - inside.sum(-1)).clamp_min(0.0))
+    return torch.stack(found).sum(0)
 
 
 def _whitened_correlation(
