@@ -104,12 +104,11 @@ class _GridSites(Sites):
     def quadratic(self, matrices: Tensor) -> Tensor:
         coefficients = _cell_polynomials(self.part, matrices)
         size = max(1, CHUNK_NUMBERS // coefficients.shape[-1])
-        return torch.cat([self._evaluate(coefficients, X) for X in self.X.split(size)], -1)
-
-    def _evaluate(self, coefficients: Tensor, X: Tensor) -> Tensor:
-        cell, t = self.part.grid.locate(X)
-        chosen = coefficients[..., ravel(cell, self.part.grid.cells), :]
-        return (chosen * outer_product(legendre(t))).sum(-1)
+        parts = []
+        for cell, t in map(self.part.grid.locate, self.X.split(size)):
+            chosen = coefficients[..., ravel(cell, self.part.grid.cells), :]
+            parts.append((chosen * outer_product(legendre(t))).sum(-1))
+        return torch.cat(parts, -1)
 
 
 def _locate(grid: Grid, X: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

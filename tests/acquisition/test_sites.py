@@ -31,7 +31,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 def example(basis: Basis, kind: str) -> tuple[module.Sites, Tensor]:
     """Sites, and their features ``m x N x r``."""
-    dim = basis.grid.dim
+    dim = len(basis.grid.bounds[0])
     X = torch.rand(50, dim, dtype=torch.float64)
     X[:2] = torch.tensor([[0.0], [1.0]])
     wrapped = WithResidual(basis) if kind == "any basis" else basis
