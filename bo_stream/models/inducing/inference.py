@@ -193,7 +193,16 @@ class InducingInference(Inference[InducingMemory, InducingCache]):
     def _allocated(
         self, allocator: Allocator, basis: InducingBasis, X: Tensor, prior: Prior
     ) -> Tensor:
-        wanted = checked_allocation(allocator.update(basis.Z, X, basis.kernel), X)
+        """Ask the allocator for points, as many as there may be, and check what it returns."""
+        Z: object = allocator.update(basis.Z, X, basis.kernel)
+        fits = isinstance(Z, Tensor) and Z.ndim == 2 and Z.shape[-1] == X.shape[-1] and len(Z) > 0
+        if not isinstance(Z, Tensor) or not fits or not bool(torch.isfinite(Z).all()):
+            shape = tuple(Z.shape) if isinstance(Z, Tensor) else Z
+            raise InputDataError(
+                f"Expected allocator to return finite inducing points of shape `M x {X.shape[-1]}`,"
+                f" at least one, got {shape}."
+            )
+        wanted = Z.detach().to(X)
         check_points_fit(min(len(wanted), self.max_points), prior.shape.numel())
         return capped(basis.Z, wanted, basis.kernel, self.max_points)
 
@@ -444,15 +453,3 @@ def check_points_fit(points: int, outputs: int) -> None:
         MEMORY_LIMIT_GIB,
         "Take a smaller max_points, or an allocator that takes fewer.",
     )
-
-
-def checked_allocation(Z: object, X: Tensor) -> Tensor:
-    """Check what an allocator returned, and bring it to the dtype and device of X."""
-    fits = isinstance(Z, Tensor) and Z.ndim == 2 and Z.shape[-1] == X.shape[-1] and len(Z) > 0
-    if not isinstance(Z, Tensor) or not fits or not bool(torch.isfinite(Z).all()):
-        shape = tuple(Z.shape) if isinstance(Z, Tensor) else Z
-        raise InputDataError(
-            f"Expected allocator to return finite inducing points of shape `M x {X.shape[-1]}`, at "
-            f"least one, got {shape}."
-        )
-    return Z.detach().to(X)
