@@ -99,14 +99,14 @@ class ClusteredGP(StreamingGP):
         """Build the model and put the first observations into memory.
 
         Args:
-            train_X: First inputs; this and the next seven as for :class:`~bo_stream.OSGPR`.
-            train_Y: First outcomes.
-            train_Yvar: Known noise variances.
-            likelihood: Gaussian.
-            covar_module: Any kernel.
-            mean_module: A constant, or zero.
-            outcome_transform: Default ``Standardize``.
-            input_transform: Any; what it learns is learned with the kernel.
+            train_X: First inputs, ``batch_shape x n x d``; n may be 0.
+            train_Y: First outcomes, ``batch_shape x n x m``.
+            train_Yvar: Known noise variances, shaped as train_Y; NaN in a row: unknown.
+            likelihood: As for :class:`~bo_stream.WISKI`.
+            covar_module: Any of gpytorch's kernels, as for :class:`~bo_stream.OSGPR`.
+            mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
+            outcome_transform: As for :class:`~bo_stream.WISKI`; default ``Standardize``.
+            input_transform: Any, as for :class:`~bo_stream.OSGPR`.
             resolution: Largest distance of an input from its cluster's centre, in units of
                 transformed inputs. Centres are shared by batch elements and outputs. Default:
                 ``FINEST`` (1e-4) of the diagonal of the first inputs' box, at which every input
