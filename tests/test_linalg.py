@@ -78,13 +78,13 @@ def test_solve_lower_broadcasts_both_sides() -> None:
 
 def error_of_root_of_huddled_points(device: torch.device) -> float:
     """Of 600 points beside one another, whose features have hardly a rank."""
-    Z, X, supposed = (torch.rand(n, 2).double() for n in (60, 600, 20))
+    Z, X, conditioned = (torch.rand(n, 2).double() for n in (60, 600, 20))
 
     def kernel(A: Tensor, B: Tensor) -> Tensor:
         return (-(torch.cdist(A, B) ** 2) / 0.2).exp()
 
     root = safe_cholesky(kernel(Z, Z) + 1e-10 * torch.eye(60).double())
-    features = [solve_lower(root, kernel(Z, T)).mT for T in (0.5 + 1e-4 * X, supposed)]
+    features = [solve_lower(root, kernel(Z, T)).mT for T in (0.5 + 1e-4 * X, conditioned)]
     factor = safe_cholesky(features[1] @ features[1].mT + 1e-2 * torch.eye(20).double())
     downdate = features[0] @ solve_lower(factor, features[1]).mT
     operator = DowndatedRootOperator(features[0].to(device), downdate.to(device))

@@ -192,17 +192,17 @@ gain = 100 * (now - after_one) / now
 # each making the others needless. `select_from_pool` chooses one after the other, each in view of
 # those before it.
 #
-# `condition_on_observations` supposes readings and leaves the model as it is; any value will do,
-# since we only look at the standard deviation.
+# `condition_on_observations` takes hypothetical readings and leaves the model as it is; any value
+# will do, since we only look at the standard deviation.
 
 # %%
 six = select_from_pool(model, X, q=6, mc_points=X, exclude=first)
-supposed = model.condition_on_observations(X[six], model.posterior(X[six]).mean)
+conditioned = model.condition_on_observations(X[six], model.posterior(X[six]).mean)
 
 figure, axes = plt.subplots(1, 3, figsize=(13, 3.9), sharex=True, sharey=True)
 draw(axes[0], predict(model)[1], "sd now", "sd of prevalence", (0, 0.2), "magma")
 draw(axes[1], gain, "what one reading is worth", "variance saved (%)", None, "cividis")
-draw(axes[2], predict(supposed)[1], "sd after these six", "sd of prevalence", (0, 0.2), "magma")
+draw(axes[2], predict(conditioned)[1], "sd after these six", "sd of prevalence", (0, 0.2), "magma")
 for panel in axes:
     mark(panel, first)
 for order, site in enumerate(six.tolist(), start=1):

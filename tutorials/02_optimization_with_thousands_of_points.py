@@ -123,8 +123,8 @@ axes[1].grid(alpha=0.3)
 # One step: find the points of the best upper confidence bound with BoTorch's `optimize_acqf`,
 # measure, `update` the model, and now and then learn the hyperparameters with `fit_gpytorch_mll`.
 # Nothing here is special to `WISKI` but `update`, which changes the model in place at a cost that
-# does not depend on what it has seen. (`condition_on_observations` is for supposing data: it leaves
-# the model as it is.)
+# does not depend on what it has seen. (`condition_on_observations` is for hypothetical data: it
+# leaves the model as it is.)
 
 
 # %%

@@ -292,20 +292,20 @@ for way in ways:
 # while BALD also asks in corners that hold few kernels. An acquisition function says what a label
 # teaches about the scores; what that is worth depends on what they are for.
 #
-# ## 6. Supposing labels, and taking one back
+# ## 6. Hypothetical labels, and taking one back
 #
-# `condition_on_labels` supposes labels and leaves the model as it is: equal to an update of a copy,
-# batched, and differentiable in the places. `suppose_each_label` supposes every label in turn, with
-# the probability of each, so that an expectation over an answer not yet given is a sum. Here: by
-# how much would each of the eight kernels of section 4 sharpen the predictions for all others? That
-# is one step of look-ahead.
+# `condition_on_labels` takes hypothetical labels and leaves the model as it is: equal to an update
+# of a copy, batched, and differentiable in the places. `condition_on_each_label` takes every label
+# in turn, with the probability of each, so that an expectation over an answer not yet given is a
+# sum. Here: by how much would each of the eight kernels of section 4 sharpen the predictions for
+# all others? That is one step of look-ahead.
 
 # %%
 with torch.no_grad():
     elsewhere = X[:100] if SMOKE_TEST else X[:400]
     now = young.label_moments(elsewhere).entropy.mean()
-    supposed, probability = young.suppose_each_label(X[chosen].unsqueeze(-2))
-    after = (probability * supposed.label_moments(elsewhere).entropy.mean(-1)).sum(0)
+    conditioned, probability = young.condition_on_each_label(X[chosen].unsqueeze(-2))
+    after = (probability * conditioned.label_moments(elsewhere).entropy.mean(-1)).sum(0)
 print(f"mean entropy of a prediction now: {now:.4f} nats")
 print("expected after one more label:   ", after.numpy().round(4))
 

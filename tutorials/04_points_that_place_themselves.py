@@ -474,7 +474,7 @@ axes.grid(alpha=0.3)
 _ = axes.legend(loc="lower right")
 
 # %% [markdown]
-# Fantasies work too, far from all inducing points as well as near: the model that supposes runs
+# Fantasies work too, far from all inducing points as well as near: the conditioned model
 # knows what they would teach. Which eight of some hundred settings would tell most about the
 # instrument everywhere, and how much of the uncertainty would go?
 
@@ -483,11 +483,12 @@ offered, anywhere = torch.rand(200, 6), torch.rand(300, 6)
 eight = select_from_pool(knobs, offered, q=8, mc_points=anywhere)
 with torch.no_grad():
     for name, rows in (("the eight chosen", eight), ("eight at random", torch.arange(8))):
-        supposed = knobs.condition_on_observations(
+        conditioned = knobs.condition_on_observations(
             offered[rows], knobs.posterior(offered[rows]).mean
         )
         left = (
-            supposed.posterior(anywhere).variance.mean() / knobs.posterior(anywhere).variance.mean()
+            conditioned.posterior(anywhere).variance.mean()
+            / knobs.posterior(anywhere).variance.mean()
         )
         print(f"{name}: {100 * (1 - left):.1f} % of the mean variance would go")
 

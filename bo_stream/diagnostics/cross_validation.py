@@ -99,7 +99,7 @@ def without(model: Model, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> M
         Y: Their outcomes, ``batch_shape x k x m``.
         Yvar: Known noise variances shaped as Y.
     """
-    return model._supposing(_checked_rows(model, X, Y, Yvar).process_without())
+    return model._with_process(_checked_rows(model, X, Y, Yvar).process_without())
 
 
 def _checked_rows(
@@ -113,7 +113,7 @@ def _checked_rows(
             "keeps its data, as SingleTaskGP does, take botorch.cross_validation.loo_cv; else "
             "build another without the observations."
         )
-    model._check_not_supposed("Leaving observations out")
+    model._check_not_conditioned("Leaving observations out")
     Y, Yvar, _ = model._units.checked(model._prior, X, Y, Yvar, "Leaving observations out")
     model._check_retractable(X)
     rows = model._observations(X, Y, Yvar, 1.0)

@@ -58,7 +58,7 @@ def pretrain(
             that was led out of the grid's cube; nothing is changed then.
         UnsupportedError: The model has no stem, or is conditioned on hypothetical observations.
     """
-    model._check_not_supposed("pretrain")
+    model._check_not_conditioned("pretrain")
     model.standardized(X, Y, Yvar)  # raises what update would, before anything is dropped
     if model._modules.get("stem") is None:
         raise UnsupportedError(
@@ -131,7 +131,7 @@ def learn_points(model: OSGPR, maxiter: int = 30) -> OptimizationResult:
     """
     if maxiter < 1:
         raise ValueError(f"Expected maxiter of at least 1, got {maxiter}.")
-    model._check_not_supposed("learn_points")
+    model._check_not_conditioned("learn_points")
     if len(model.inducing_points) == 0:
         raise ValueError("Expected a model with observations to learn points from, got none.")
     model.train()

@@ -41,13 +41,13 @@ from bo_stream.bases.kernels import TransformedKernel
 from bo_stream.bases.stems import Stem
 from bo_stream.models.checks import (
     check_finite,
+    check_hypothetical,
     check_inputs,
     check_kernel,
     check_mergeable,
     check_noise,
     check_objective,
     check_sampler,
-    check_supposed,
 )
 from bo_stream.models.construction import (
     check_first_observations,
@@ -111,9 +111,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     """A Gaussian process whose memory of the data has a fixed size.
 
     ``update`` puts observations into memory, in place; ``condition_on_observations`` (hence
-    ``fantasize``) returns a model that supposes data and shares the memory. Arithmetic is in
-    float64, whatever the dtype of inputs and outputs. Gradients of posteriors flow to inputs, not
-    to hyperparameters; those are learned from ``compute_custom_loss``.
+    ``fantasize``) returns a model that is conditioned on hypothetical data and shares the memory.
+    Arithmetic is in float64, whatever the dtype of inputs and outputs. Gradients of posteriors flow
+    to inputs, not to hyperparameters; those are learned from ``compute_custom_loss``.
     """
 
     likelihood: Likelihood
@@ -127,8 +127,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _units: Outcomes
     _inference: Inference[Any, Any]
     _cache: Any = None
-    _supposed: PosteriorProcess | None
-    _supposed_noise: NoiseAtInputs | None = None
+    _conditioned_process: PosteriorProcess | None
+    _conditioned_noise: NoiseAtInputs | None = None
     _fantasy_batch_shape: torch.Size | None = None
     _known: tuple[CachedBaseline, ...] = ()
     _numerical_log: NumericalLog = ()
@@ -150,7 +150,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Check the first observations; take shapes and outcome transform from them."""
         check_first_observations(train_X, train_Y, train_Yvar)
         GP.__init__(self)
-        self._supposed = self._cache = None
+        self._conditioned_process = self._cache = None
         self._num_outputs = train_Y.shape[-1]
         self._batch_shape = train_X.shape[:-2]
         self._input_dim = train_X.shape[-1]
@@ -272,8 +272,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             BotorchTensorDimensionError: Shapes do not fit the model.
             InputDataError: Dtype, device, NaN, infinity, negative variance; on a grid, inputs too
                 far outside; labels that are none, or of an unknown class where these are fixed.
-            UnsupportedError: The model supposes data, or lacks some classes; variances are given
-                that it does not take.
+            UnsupportedError: The model is conditioned on hypothetical data, or lacks some classes;
+                variances are given that it does not take.
             ValueError: The memory would become too large.
         """
         return self._changed("update", X, Y, Yvar, 1.0)
@@ -291,7 +291,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         return self._changed("retract", X, Y, Yvar, -1.0)
 
     def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
-        self._check_not_supposed(verb)
+        self._check_not_conditioned(verb)
         Y, Yvar, outputs = self._units.checked(self._prior, X, Y, Yvar, verb)
         if sign < 0.0:
             self._check_retractable(X)
@@ -355,9 +355,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
         Raises:
             ValueError: The factor is out of range.
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical data.
         """
-        self._check_not_supposed("forget")
+        self._check_not_conditioned("forget")
         if not 0.0 < factor <= 1.0:
             raise ValueError(f"Expected factor in (0, 1], got {factor}.")
         self._set_memory(self._memory.scale(factor))
@@ -372,9 +372,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Drop all observations; hyperparameters, places and standardisation stay.
 
         Raises:
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical data.
         """
-        self._check_not_supposed("clear")
+        self._check_not_conditioned("clear")
         self._units = self._units.found(False)
         self._latest = LatestInputs()
         self._set_memory(self._inference.cleared(self._memory, self._prior))
@@ -387,7 +387,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         See the class for what is exact.
 
         Raises:
-            UnsupportedError: Another class, shape, transform, or a model that supposes data.
+            UnsupportedError: Another class, shape or transform, or a model that is conditioned on
+                hypothetical data.
             ValueError: The memory would become too large.
         """
         outputs = self._units.outputs_with(getattr(other, "_units", None))
@@ -398,8 +399,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         with self._undone_on_error(), torch.no_grad():
             self._grow(outputs)
             check_mergeable(self, alike)
-            self._check_not_supposed("merge")
-            other._check_not_supposed("merge")
+            self._check_not_conditioned("merge")
+            other._check_not_conditioned("merge")
             both = self._units.merged(alike._units)
             theirs = alike._memory.map_targets(_shifted_targets(alike._units.shift - both.shift))
             self._memory, self._cache = self._inference.merged(
@@ -410,12 +411,12 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._latest = other._latest.followed_by(self._latest)
         return self
 
-    def _check_not_supposed(self, verb: str) -> None:
-        if self._supposed is not None:
+    def _check_not_conditioned(self, verb: str) -> None:
+        if self._conditioned_process is not None:
             raise UnsupportedError(
-                f"{verb} needs a model of real observations, got one that supposes some "
-                "(condition_on_observations, fantasize) or keeps known points (with_known_points). "
-                "Use it on the original model."
+                f"{verb} needs a model of real observations, got one that is conditioned on "
+                "hypothetical ones (condition_on_observations, fantasize) or keeps known points "
+                "(with_known_points). Use it on the original model."
             )
 
     # --- shape and state ---------------------------------------------------------------------
@@ -607,8 +608,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self, X: Tensor | None = None, process: PosteriorProcess | None = None
     ) -> NoiseAtInputs | None:
         """Noise as it depends on the inputs, or None; see :meth:`Inference.noise`."""
-        if self._supposed is not None:
-            return self._supposed_noise
+        if self._conditioned_process is not None:
+            return self._conditioned_noise
         return self._varying_noise(X, process) if self._inference.noise_varies else None
 
     @keeps_tensors
@@ -686,9 +687,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         Raises:
             BotorchTensorDimensionError: Shapes do not fit.
             InputDataError: As :meth:`update`, and more observations than are in memory.
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical data.
         """
-        self._check_not_supposed("reproject")
+        self._check_not_conditioned("reproject")
         Y, Yvar, _ = self._units.checked(self._prior, X, Y, Yvar, "reproject")
         self._check_retractable(X)
         if former.shape != (*X.shape[:-1], self._process_dim):
@@ -762,9 +763,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     def _solved(self, solve: Solve, X: Tensor | None) -> PosteriorProcess:
         """Return a process that can take X, which is finite."""
-        if self._supposed is not None:
-            self._inference.check_reach(self._supposed, X)
-            return self._supposed
+        if self._conditioned_process is not None:
+            self._inference.check_reach(self._conditioned_process, X)
+            return self._conditioned_process
         with torch.no_grad():
             process, self._cache = solve(self._memory, self._cache, self._prior, X)
         return process
@@ -863,7 +864,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             UnsupportedError: An outcome transform other than ``Standardize``.
         """
         inputs, mean, variance = self._marginals(X)
-        check_supposed(mean.mT.to(X), Y, None, self.num_outputs)
+        check_hypothetical(mean.mT.to(X), Y, None, self.num_outputs)
         targets, noise = self._standardized(Y.to(torch.float64)).mT, partial(self.noise_at, inputs)
         density = self._units.log_density(self._prior, targets, mean, variance, noise)
         return (density - self._offset_and_scale()[1].log()).mT.to(X)
@@ -959,8 +960,8 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         For acquisition functions with a baseline, which BoTorch puts before the candidates, and
         with pending points, which it puts after them: the candidates then cost O(q r² + k q r) a
         batch instead of O((k + q) r²). Posteriors are those of this model as it is now; gradients
-        flow to what is between the known points, not to them. As a model that supposes
-        observations it cannot be updated.
+        flow to what is between the known points, not to them. As a fantasy
+        model it cannot be updated.
 
         Args:
             first: Those before the others, ``batch_shape x k x d``.
@@ -978,7 +979,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         known = arrangements(first, last)
         inputs = [self.process_inputs(X) for X, _ in known]
         process = self._solved(self._inference.process, inputs[0] if inputs else None)
-        model = self._supposing(process)
+        model = self._with_process(process)
         model._known = tuple(
             CachedBaseline.of(X, leading, process, own)
             for (X, leading), own in zip(known, inputs, strict=True)
@@ -1009,7 +1010,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """
         self._leave_training()
         inputs = self.hypothetical_inputs(X)
-        check_supposed(inputs.to(X), Y, noise, self.num_outputs)
+        check_hypothetical(inputs.to(X), Y, noise, self.num_outputs)
         targets = self._standardized(Y.to(torch.float64)).mT
         given = None if noise is None else noise.to(torch.float64).mT
         return self._conditioned(X, inputs, targets, given)
@@ -1099,7 +1100,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         check_inputs(inputs, self._input_dim, self.train_targets, finite=True)
         rows = self._as_rows(targets)
         variances = None if noise is None else self._as_rows(noise)
-        check_supposed(inputs, rows, variances, self.num_outputs)
+        check_hypothetical(inputs, rows, variances, self.num_outputs)
         known = None if variances is None else variances.double().mT
         return self._conditioned(inputs, inputs.double(), rows.double().mT, known)
 
@@ -1129,16 +1130,16 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             noise if varying is None else varying(inputs),
         )
         conditioned = process.condition(inputs, outcomes, variances)
-        model = self._supposing(conditioned)
+        model = self._with_process(conditioned)
         model._fantasy_batch_shape = conditioned.batch_shape
-        model._latest = self._latest.supposing(X)
+        model._latest = self._latest.with_hypothetical(X)
         return model
 
-    def _supposing(self, process: PosteriorProcess) -> Self:
+    def _with_process(self, process: PosteriorProcess) -> Self:
         """Return a model with this process that shares hyperparameters and memory."""
         model = self._shallow_copy()
-        model._supposed, model._supposed_noise = process, self._noise(process=process)
-        if self._stem is not None and self._supposed is None:
+        model._conditioned_process, model._conditioned_noise = process, self._noise(process=process)
+        if self._stem is not None and self._conditioned_process is None:
             model.stem = deepcopy(self._stem)  # this one's may go on learning
         return model
 
@@ -1164,10 +1165,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         check_outputs_exist(idcs, self.num_outputs)
         model = self._shallow_copy()
         model._num_outputs = len(idcs)
-        if self._supposed is not None:
-            model._supposed = SelectedProcess(self._supposed, tuple(idcs))
-        if self._supposed_noise is not None:
-            model._supposed_noise = self._supposed_noise.select(idcs)
+        if self._conditioned_process is not None:
+            model._conditioned_process = SelectedProcess(self._conditioned_process, tuple(idcs))
+        if self._conditioned_noise is not None:
+            model._conditioned_noise = self._conditioned_noise.select(idcs)
         for name in ("covar_module", "mean_module", "likelihood"):
             module = subset_module(getattr(self, name), self._batch_shape, self.num_outputs, idcs)
             model._modules[name] = module
@@ -1248,14 +1249,14 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     @keeps_tensors
     def train(self, mode: bool = True) -> Self:
         """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
-        if mode and self._supposed is None:
+        if mode and self._conditioned_process is None:
             self._prepare_refit()
         was_training = self.training
         torch.nn.Module.train(self, mode)
         outcome_transform = self._modules.get("outcome_transform")
         if mode and outcome_transform is not None:
             outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
-        if was_training and not mode and self._supposed is None:
+        if was_training and not mode and self._conditioned_process is None:
             with torch.no_grad():
                 self._memory, self._cache = self._inference.refitted(
                     self._memory, self._cache, self._prior
@@ -1273,7 +1274,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         self._refresh_fixed_noise()
 
     def _standardize_by(self, totals: Tensor) -> None:
-        """Learn the standardisation, in a copy: models that suppose data keep their own."""
+        """Learn the standardisation, in a copy: conditioned models keep their own."""
         if "outcome_transform" in self._modules:
             self.outcome_transform = deepcopy(self.outcome_transform).eval()
         self._outcomes.learn(totals, self._units.shift)

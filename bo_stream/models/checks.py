@@ -223,8 +223,8 @@ def check_inputs(X: Tensor, dim: int | None, like: Tensor, finite: bool = False)
         check_finite("X", X)
 
 
-def check_supposed(X: Tensor, Y: Tensor, noise: Tensor | None, outputs: int) -> None:
-    """Check supposed observations at checked inputs X.
+def check_hypothetical(X: Tensor, Y: Tensor, noise: Tensor | None, outputs: int) -> None:
+    """Check hypothetical observations at checked inputs X.
 
     Args:
         X: ``... x q x d``, of the model's dtype and device.

@@ -189,7 +189,7 @@ class LatestInputs:
         later = (rows.unsqueeze(1) == rows).all(-1).triu(1).sum(-1)
         return replace(self, parts=(held[..., later >= times, :],))
 
-    def supposing(self, X: Tensor) -> LatestInputs:
+    def with_hypothetical(self, X: Tensor) -> LatestInputs:
         """After a model was conditioned on hypothetical observations at X, ``... x q x d``."""
         return replace(self, hypothetical=(*self.hypothetical, X.detach()))
 

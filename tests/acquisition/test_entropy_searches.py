@@ -353,9 +353,9 @@ class TestValues:
             scaled = (X.squeeze(-2) - last) / torch.tensor([0.3, 0.5, 1.0]).double()
             return (-0.5 * scaled.square().sum(-1)).exp()
 
-        supposing = model.condition_on_observations(more.X[:1], more.Y[:1])
+        conditioned = model.condition_on_observations(more.X[:1], more.Y[:1])
         model.update(more.X[1:], more.Y[1:])
-        assert_close(weights(supposing), expected(more.X[0]))
+        assert_close(weights(conditioned), expected(more.X[0]))
         assert_close(weights(model), expected(more.X[1]))
 
     def test_predictive_entropy_search(self) -> None:

@@ -119,7 +119,7 @@ class TestEqualsBoTorch:
         assert_close(actual, expected)
 
     @pytest.mark.parametrize("times", [1, 2])
-    def test_of_a_model_that_supposes_data(self, times: int) -> None:
+    def test_of_a_model_conditioned_on_hypothetical_data(self, times: int) -> None:
         model = small_model(some())
         for _ in range(times):
             model = model.condition_on_observations(points(3), points(3)[:, :1])
@@ -127,7 +127,7 @@ class TestEqualsBoTorch:
         expected = qNegIntegratedPosteriorVariance(model, mc_points)(X)
         assert_close(FeatureNIPV(model, mc_points)(X) / expected, torch.ones_like(expected))
 
-    def test_of_a_batch_of_supposed_data(self) -> None:
+    def test_of_a_batch_of_hypothetical_data(self) -> None:
         model = small_model(some())
         model = model.condition_on_observations(
             points(6).view(2, 3, 2), points(6).view(2, 6, 1)[:, :3]
@@ -333,9 +333,9 @@ class TestConstructor:
 
     def test_wants_outputs_chosen_first(self) -> None:
         model = small_model(some(outputs=2))
-        supposed = model.condition_on_observations(points(2), points(2))
+        conditioned = model.condition_on_observations(points(2), points(2))
         with pytest.raises(UnsupportedError, match="subset_output first"):
-            FeatureNIPV(supposed.subset_output([0]), points(3))
+            FeatureNIPV(conditioned.subset_output([0]), points(3))
 
     def test_checks_candidates(self) -> None:
         acquisition = FeatureNIPV(small_model(some()), points(3))

@@ -94,8 +94,8 @@ def test_a_selector_follows_the_model() -> None:
     selector = PoolSelector(model, pool, points)
     first = selector.select(3)
     model.update(pool[first], Y[:3])
-    supposing = model.condition_on_observations(rand(2), Y[:2])
-    for other in (model, supposing):
+    conditioned = model.condition_on_observations(rand(2), Y[:2])
+    for other in (model, conditioned):
         fresh = select_from_pool(other, pool, 3, points)
         assert torch.equal(PoolSelector(other, pool, points).select(3), fresh)
     assert torch.equal(selector.select(3), select_from_pool(model, pool, 3, points))
@@ -114,11 +114,11 @@ def test_regions_that_no_inducing_point_knows_are_explored() -> None:
 
 def test_what_it_cannot_choose_for() -> None:
     X, Y = wave(20, 2)
-    supposing = MODELS["OSGPR"](X, Y).condition_on_observations(
+    conditioned = MODELS["OSGPR"](X, Y).condition_on_observations(
         rand(6).view(2, 3, 2), rand(3).sum(-1).view(3, 1)
     )
     with pytest.raises(UnsupportedError, match="hypothetical observations"):
-        select_from_pool(supposing, rand(10), 2, rand(5))
+        select_from_pool(conditioned, rand(10), 2, rand(5))
     labels = OSVGP(X, (Y > 0).double(), BernoulliLikelihood(), inducing_points=X[:10])
     with pytest.raises(UnsupportedError, match="no Gaussian noise"):
         select_from_pool(labels, rand(10), 2, rand(5))

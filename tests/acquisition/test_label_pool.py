@@ -90,11 +90,11 @@ def test_a_choice_leaves_the_model_as_it_is() -> None:
     assert_untouched(model, before)
 
 
-def test_supposed_labels_steer_the_choice() -> None:
+def test_hypothetical_labels_steer_the_choice() -> None:
     model, pool = model_and_pool()
     first = select_labels_from_pool(model, pool, 1)
-    supposed = model.condition_on_labels(pool[first], torch.tensor([1]))
-    assert not torch.equal(select_labels_from_pool(supposed, pool, 1), first)
+    conditioned = model.condition_on_labels(pool[first], torch.tensor([1]))
+    assert not torch.equal(select_labels_from_pool(conditioned, pool, 1), first)
 
 
 def test_single_precision_pools_are_taken() -> None:

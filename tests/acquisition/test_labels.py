@@ -116,8 +116,8 @@ def test_botorch_finds_the_best_place(acquisition: Any, q: int) -> None:
 def test_fantasies_have_values_of_their_own() -> None:
     model, _ = small()
     here = torch.full((1, 1, 2), 0.9, dtype=torch.float64)
-    supposed, probabilities = model.suppose_each_label(here)
-    after = qBALD(supposed)(here.expand(3, 1, 1, 2)).reshape(-1)
+    conditioned, probabilities = model.condition_on_each_label(here)
+    after = qBALD(conditioned)(here.expand(3, 1, 1, 2)).reshape(-1)
     assert float((probabilities.reshape(-1) * after).sum()) < float(qBALD(model)(here))
 
 

@@ -187,10 +187,10 @@ def test_a_list_is_conditioned_as_botorch_s_is(batch: tuple[int, ...], noise: st
     own.eval()
     X, Y = torch.rand(*batch, 3, 2).double(), torch.randn(*batch, 3, 2).double()
     options = {} if noise == "learned" else {"noise": 0.1 + torch.rand_like(Y)}
-    supposed = own.condition_on_observations([X, X], Y, **options)
+    conditioned = own.condition_on_observations([X, X], Y, **options)
     T = torch.rand(4, 2).double()
     expected = theirs.condition_on_observations([X, X], Y, **options)
-    a, b = supposed.posterior(T), expected.posterior(T)
+    a, b = conditioned.posterior(T), expected.posterior(T)
     assert a.mean.shape == b.mean.shape
     assert_close(a.mean, b.mean, factor=1e3)
     assert_close(a.variance, b.variance, factor=1e3)
@@ -206,7 +206,7 @@ def test_fantasies_of_a_list_are_botorch_s(kind: type[ModelList]) -> None:
         assert_close(a.posterior(T).mean, b.posterior(T).mean, factor=1e3)
 
 
-def test_a_list_in_training_mode_learns_nothing_from_what_it_supposes() -> None:
+def test_a_list_in_training_mode_learns_nothing_from_hypothetical_data() -> None:
     """BoTorch passes outcomes through the members' transforms, which would learn from them."""
     model, _ = pair()
     model.train()

@@ -77,12 +77,12 @@ class TestLaw:
         assert draws.shape == (DRAWS, 4, model.num_outputs)
         assert_drawn_from(draws, model.posterior(X))
 
-    def test_is_the_posterior_given_what_is_supposed(self) -> None:
+    def test_is_the_posterior_given_what_is_hypothetical(self) -> None:
         model = small_model(some())
-        supposing = model.condition_on_observations(points(3), 10.0 * points(3)[:, :1])
-        draws = sample_paths(supposing, DRAWS, seed=1)(points(4))
+        conditioned = model.condition_on_observations(points(3), 10.0 * points(3)[:, :1])
+        draws = sample_paths(conditioned, DRAWS, seed=1)(points(4))
         X = points(4)
-        assert_drawn_from(sample_paths(supposing, DRAWS, seed=1)(X), supposing.posterior(X))
+        assert_drawn_from(sample_paths(conditioned, DRAWS, seed=1)(X), conditioned.posterior(X))
         assert float((draws.mean(0) - model.posterior(X).mean).abs().max()) > 0.1
 
     def test_is_the_prior_before_any_data(self) -> None:
@@ -216,10 +216,10 @@ class TestMean:
         model.update(more.X, more.Y + 1.0)
         assert_close(mean_path(model)(X), model.posterior(X).mean)
 
-    def test_given_what_is_supposed(self) -> None:
+    def test_given_what_is_hypothetical(self) -> None:
         model, X = small_model(some()), points(4)
-        supposing = model.condition_on_observations(points(3), 10.0 * points(3)[:, :1])
-        assert_close(mean_path(supposing)(X), supposing.posterior(X).mean)
+        conditioned = model.condition_on_observations(points(3), 10.0 * points(3)[:, :1])
+        assert_close(mean_path(conditioned)(X), conditioned.posterior(X).mean)
 
     def test_of_a_batch_of_models(self) -> None:
         model, X = small_model(some(batch_shape=(2,))), points(3)

@@ -18,7 +18,7 @@ from bo_stream.bases import spectral
 from bo_stream.models.base import StreamingGP
 from tests.comparisons import assert_gradient, gaussian
 from tests.laws.cases import STREAMS
-from tests.laws.registry import Stream, shared_out, suppose
+from tests.laws.registry import Stream, condition_on, shared_out
 from tests.moments import assert_moments
 from tests.oracles.reference import joint_covariance
 from tests.tolerances import assert_close
@@ -70,12 +70,12 @@ class TestLaw:
     def test_is_the_posterior_given_hypothetical_observations(self, stream: Stream) -> None:
         model = stream.model(stream.data(25))
         for _ in range(2):
-            model = suppose(model, stream.data(2))
+            model = condition_on(model, stream.data(2))
         assert_drawn_from(model, stream.points)
 
     def test_of_some_outputs(self) -> None:
         stream = next(s for s in MORE if s.setting.outputs == 2)
-        model = suppose(stream.model(stream.data(25)), stream.data(2))
+        model = condition_on(stream.model(stream.data(25)), stream.data(2))
         assert_drawn_from(model.subset_output([1]), stream.points)
 
     def test_is_the_prior_before_any_data(self) -> None:
@@ -128,8 +128,8 @@ class TestFunction:
     @pytest.mark.parametrize("stream", FUNCTIONS, ids=str)
     def test_mean(self, stream: Stream) -> None:
         model, X = stream.model(stream.data(25)), stream.points
-        supposing = suppose(model, stream.data(2))
-        for each in (model, supposing):
+        conditioned = condition_on(model, stream.data(2))
+        for each in (model, conditioned):
             paths = mean_path(each)
             assert paths.batch_shape == each.batch_shape
             assert_close(paths(X), each.posterior(X).mean.detach())

@@ -103,14 +103,14 @@ class TestEqualsTryingAll:
             chosen.append(int(value.argmax()))
         assert picks.tolist() == chosen
 
-    def test_of_a_model_that_supposes_data(self) -> None:
+    def test_of_a_model_conditioned_on_hypothetical_data(self) -> None:
         data, pool, points = some(), rand(POOL), rand(40)
         model = small_model(data, outcome_transform=None)
         X, Y = rand(4), rand(4)[:, :1]
         both = Observations(torch.cat((data.X, X)), torch.cat((data.Y, Y)))
-        supposing = model.condition_on_observations(X, Y)
+        conditioned = model.condition_on_observations(X, Y)
         expected = naive(model, both, pool, points, 5)
-        assert select_from_pool(supposing, pool, 5, points).tolist() == expected
+        assert select_from_pool(conditioned, pool, 5, points).tolist() == expected
 
     def test_in_float32(self) -> None:
         model, pool, points = small_model(some()), rand(POOL).float(), rand(40).float()
@@ -303,13 +303,13 @@ class TestBadInput:
             select_from_pool(small_model(some(batch_shape=(2,))), rand(10), 2, rand(5))
         with pytest.raises(UnsupportedError, match="posterior_transform"):
             select_from_pool(small_model(some(outputs=2)), rand(10), 2, rand(5))
-        supposing = small_model(some()).condition_on_observations(
+        conditioned = small_model(some()).condition_on_observations(
             rand(6).view(2, 3, 2), rand(3).view(2, 3, 1)
         )
         with pytest.raises(
             UnsupportedError, match=r"batch shape \(2,\).* hypothetical observations"
         ):
-            select_from_pool(supposing, rand(10), 2, rand(5))
+            select_from_pool(conditioned, rand(10), 2, rand(5))
 
 
 def test_the_unit_of_costs_changes_no_pick() -> None:

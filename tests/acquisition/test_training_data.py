@@ -158,8 +158,8 @@ class TestTrainInputs:
     def test_follow_no_gradient(self) -> None:
         data = observations(15, DIM)
         model = MODELS["OSGPR"](data).update(data.X.requires_grad_(), data.Y)
-        supposing = model.condition_on_observations(data.X[:1], data.Y[:1])
-        for each in (model, supposing):
+        conditioned = model.condition_on_observations(data.X[:1], data.Y[:1])
+        for each in (model, conditioned):
             assert not each.train_inputs[0].requires_grad
 
     def test_of_fantasies(self) -> None:
@@ -179,8 +179,8 @@ class TestTrainInputs:
         features = torch.tensor([[0.2], [0.7]]).double()
         appended = AppendFeatures(features, transform_on_fantasize=True)
         model = OSGPR(data.X, data.Y, input_transform=appended)
-        supposing = model.condition_on_observations(points(1)[:, :2], data.Y[:2])
-        assert torch.equal(supposing.train_inputs[0], data.X)
+        conditioned = model.condition_on_observations(points(1)[:, :2], data.Y[:2])
+        assert torch.equal(conditioned.train_inputs[0], data.X)
 
     def test_before_their_transform(self) -> None:
         data = observations(15, DIM)

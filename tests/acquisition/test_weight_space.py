@@ -1,4 +1,4 @@
-"""Suppositions folded into a weight posterior are the process that supposes them."""
+"""Hypothetical data folded into a weight posterior are the process conditioned on them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_of_a_model_is_its_own() -> None:
 
 @pytest.mark.usefixtures("both_spaces")
 @pytest.mark.parametrize("outputs", [1, 2])
-def test_supposes_the_same(outputs: int) -> None:
+def test_conditions_alike(outputs: int) -> None:
     process, T = small_model(some(outputs=outputs)).process(), rand(5, 2)
     for batch in ((), (3,)):
         noise = 1e-4 + 0.1 * rand(outputs, 4)
@@ -62,7 +62,7 @@ def test_supposes_the_same(outputs: int) -> None:
 
 
 @pytest.mark.usefixtures("both_spaces")
-def test_is_differentiable_in_what_is_supposed() -> None:
+def test_is_differentiable_in_what_is_hypothetical() -> None:
     model = small_model(some())
     inputs = [smooth_points(model, 3), torch.randn(1, 3).double(), 0.1 + rand(1, 3)]
     process = model.process()

@@ -88,8 +88,8 @@ def test_model_is_that_of_the_projected_inputs(stem: Stem, noise: str) -> None:
     assert_close(model.log_marginal_likelihood(), plain.log_marginal_likelihood())
     sampler = SobolQMCNormalSampler(torch.Size([2]), seed=0)
     fantasy = model.fantasize(T[:2], sampler).posterior(T)
-    supposed = plain.fantasize(projected_T[:2], sampler).posterior(projected_T)
-    assert_close(fantasy.mean, supposed.mean)
+    conditioned = plain.fantasize(projected_T[:2], sampler).posterior(projected_T)
+    assert_close(fantasy.mean, conditioned.mean)
 
 
 def test_gradients_reach_the_raw_inputs(stem: Stem) -> None:

@@ -196,15 +196,15 @@ def test_the_model_stays_as_it_is() -> None:
     model, twin = wiski(data), wiski(data)
     twin.posterior(data.X)
     leave_one_out(model, data.X, data.Y)
-    supposed = without(model, data.X[:4], data.Y[:4])
-    supposed.posterior(data.X)
+    conditioned = without(model, data.X[:4], data.Y[:4])
+    conditioned.posterior(data.X)
     assert model.num_observations == 20
     new = observations(3, 2)
     ours, theirs = (m.update(new.X, new.Y).posterior(data.X) for m in (model, twin))
     assert torch.equal(ours.mean, theirs.mean)
     assert torch.equal(ours.variance, theirs.variance)
     with pytest.raises(UnsupportedError, match="original model"):
-        supposed.update(new.X, new.Y)
+        conditioned.update(new.X, new.Y)
 
 
 def osgpr(data: Observations, **options: Any) -> OSGPR:
@@ -283,7 +283,7 @@ def test_bad_rows() -> None:
     for leave in (leave_one_out, without):
         with pytest.raises(InputDataError, match="observations that are in memory"):
             leave(model, data.X, data.Y, known)
-    with pytest.raises(UnsupportedError, match="supposes"):
+    with pytest.raises(UnsupportedError, match="hypothetical"):
         leave_one_out(model.condition_on_observations(data.X, data.Y), data.X, data.Y)
 
 

@@ -28,10 +28,10 @@ from tests.comparisons import (
 from tests.laws.registry import (
     DIM,
     Stream,
+    condition_on,
     law,
     of_gaussian_noise,
     of_outcomes,
-    suppose,
     without_residual,
 )
 from tests.tolerances import assert_close
@@ -39,7 +39,7 @@ from tests.tolerances import assert_close
 
 @law
 @without_residual
-def supposing_is_updating_a_copy(stream: Stream) -> None:
+def conditioning_is_updating_a_copy(stream: Stream) -> None:
     data, more = stream.data(10), stream.data(3)
     model = stream.model(data)
     scale = model.outcome_scale().unsqueeze(-2).to(more.Y)
@@ -48,20 +48,20 @@ def supposing_is_updating_a_copy(stream: Stream) -> None:
         level = model.noise_at(model.transform_inputs(more.X).double()).mT.to(more.Y)
         assert more.Yvar is not None
         noise = torch.where(more.Yvar.isnan(), level, more.Yvar / scale.square())
-    supposed = suppose(model, more, noise)
+    conditioned = condition_on(model, more, noise)
     updated = copy.deepcopy(model).update(*more.astuple())
-    assert_same_posterior(supposed, updated, stream.points)
+    assert_same_posterior(conditioned, updated, stream.points)
 
 
 @law
 @of_outcomes
 @of_gaussian_noise
-def supposing_leaves_the_model_as_it_is(stream: Stream) -> None:
+def conditioning_leaves_the_model_as_it_is(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
     model.posterior(stream.points, observation_noise=True)
     before = fingerprint(model)
-    supposed = model.condition_on_observations(more.X, more.Y)
-    supposed.posterior(stream.points)
+    conditioned = model.condition_on_observations(more.X, more.Y)
+    conditioned.posterior(stream.points)
     fantasy = model.fantasize(more.X, stream.sampler())
     fantasy.posterior(stream.points).rsample(torch.Size([2]))
     fantasy.condition_on_observations(more.X, more.Y).posterior(stream.points)
@@ -74,10 +74,10 @@ def supposing_leaves_the_model_as_it_is(stream: Stream) -> None:
 
 
 @law
-def what_is_supposed_stays_when_the_model_moves_on(stream: Stream) -> None:
+def what_is_hypothetical_stays_when_the_model_moves_on(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
-    supposed = suppose(model, more)
-    before = moments(supposed, stream.points)
+    conditioned = condition_on(model, more)
+    before = moments(conditioned, stream.points)
     shifted = stream.data(4)
     other = 1.0 - shifted.Y if stream.binary else 2.0 + 3.0 * shifted.Y
     model.update(shifted.X, other, shifted.Yvar)
@@ -85,35 +85,35 @@ def what_is_supposed_stays_when_the_model_moves_on(stream: Stream) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
-    for actual, expected in zip(moments(supposed, stream.points), before, strict=True):
+    for actual, expected in zip(moments(conditioned, stream.points), before, strict=True):
         assert torch.equal(actual, expected)
 
 
 @law
 @of_gaussian_noise
-def supposing_twice_is_supposing_once(stream: Stream) -> None:
+def conditioning_twice_is_conditioning_once(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(4)
-    twice = suppose(suppose(model, more[:1]), more[1:])
-    assert_same_posterior(twice, suppose(model, more), stream.points)
+    twice = condition_on(condition_on(model, more[:1]), more[1:])
+    assert_same_posterior(twice, condition_on(model, more), stream.points)
 
 
 @law
 @of_gaussian_noise
-def supposing_the_own_mean_leaves_the_mean(stream: Stream) -> None:
+def conditioning_the_own_mean_leaves_the_mean(stream: Stream) -> None:
     model, X = stream.model(stream.data(10)), stream.data(3).X
-    supposed = model.condition_on_observations(X, centre(model.posterior(X)))
-    assert_close(moments(supposed, stream.points)[0], moments(model, stream.points)[0])
+    conditioned = model.condition_on_observations(X, centre(model.posterior(X)))
+    assert_close(moments(conditioned, stream.points)[0], moments(model, stream.points)[0])
 
 
 @law
 def variance_never_grows(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
     before = gaussian(model.posterior(stream.points)).variance
-    supposed = suppose(model, more)
-    fantasy = supposed.fantasize(more.X, stream.sampler())
+    conditioned = condition_on(model, more)
+    fantasy = conditioned.fantasize(more.X, stream.sampler())
     updated = copy.deepcopy(model).update(*more.astuple())
     slack = 1e-12 if stream.exact else 1e-5
-    for after in (supposed, fantasy) if stream.case.blended else (supposed, updated, fantasy):
+    for after in (conditioned, fantasy) if stream.case.blended else (conditioned, updated, fantasy):
         variance = gaussian(after.posterior(stream.points)).variance
         assert bool((variance <= before * (1.0 + slack)).all())
         assert bool((variance < 0.999 * before).any())
@@ -158,9 +158,9 @@ def fantasies_have_the_batch_shape_of_their_posteriors(stream: Stream) -> None:
     for own, other in pairs:
         assert own.batch_shape == other.batch_shape
         assert gaussian(own.posterior(stream.points[..., :1, :])).mean.shape[:-2] == own.batch_shape
-    supposed = suppose(model, stream.data(3))
-    assert supposed.batch_shape == model.batch_shape == torch.Size(s.batch_shape)
-    assert suppose(supposed, stream.data(2)).batch_shape == model.batch_shape
+    conditioned = condition_on(model, stream.data(3))
+    assert conditioned.batch_shape == model.batch_shape == torch.Size(s.batch_shape)
+    assert condition_on(conditioned, stream.data(2)).batch_shape == model.batch_shape
     assert fantasy.subset_output([0]).batch_shape == fantasy.batch_shape
     assert fantasy.with_known_points(X).batch_shape == fantasy.batch_shape
     assert model.with_known_points(X).batch_shape == model.batch_shape
@@ -175,19 +175,19 @@ def _single_task_gp(stream: Stream) -> SingleTaskGP:
 
 
 @law
-def what_is_supposed_cannot_be_put_into_memory(stream: Stream) -> None:
+def what_is_hypothetical_cannot_be_put_into_memory(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
-    supposed = suppose(model, more)
-    supposed.posterior(stream.points)
-    before = fingerprint(supposed)
+    conditioned = condition_on(model, more)
+    conditioned.posterior(stream.points)
+    before = fingerprint(conditioned)
     verbs: list[Callable[[], Any]] = [
-        lambda: supposed.update(*more.astuple()),
-        lambda: supposed.retract(*more.astuple()),
-        lambda: supposed.merge(model),
-        lambda: model.merge(supposed),
-        lambda: supposed.forget(0.5),
+        lambda: conditioned.update(*more.astuple()),
+        lambda: conditioned.retract(*more.astuple()),
+        lambda: conditioned.merge(model),
+        lambda: model.merge(conditioned),
+        lambda: conditioned.forget(0.5),
     ]
     for verb in verbs:
-        with pytest.raises(UnsupportedError, match="supposes"):
+        with pytest.raises(UnsupportedError, match="hypothetical"):
             verb()
-    assert_untouched(supposed, before)
+    assert_untouched(conditioned, before)

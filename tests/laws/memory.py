@@ -33,10 +33,10 @@ from tests.comparisons import (
 )
 from tests.laws.registry import (
     Stream,
+    condition_on,
     law,
     of_statistics,
     orderless,
-    suppose,
 )
 from tests.tolerances import assert_close
 
@@ -157,8 +157,8 @@ def an_empty_batch_changes_nothing(stream: Stream) -> None:
     before = fingerprint(model)
     model.update(*nothing.astuple()).retract(*nothing.astuple())
     assert_untouched(model, before)
-    supposed = suppose(model, nothing)
-    assert_same_posterior(supposed, model, stream.points)
+    conditioned = condition_on(model, nothing)
+    assert_same_posterior(conditioned, model, stream.points)
 
 
 @law
@@ -281,7 +281,7 @@ def training_inputs_are_the_latest_observed(stream: Stream) -> None:
     outputs = (model.num_outputs,) if model.num_outputs > 1 else ()
     observed = torch.cat((data.X, more.X), -2)
     observed = observed.unsqueeze(-3) if outputs else observed
-    for each in (model, suppose(model, stream.data(2))):
+    for each in (model, condition_on(model, stream.data(2))):
         (X,) = each.train_inputs
         assert (X.dtype, X.device) == (observed.dtype, observed.device)
         assert X.shape[:-2] == (*each.batch_shape, *outputs)

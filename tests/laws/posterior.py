@@ -29,10 +29,10 @@ from tests.comparisons import (
 from tests.laws.registry import (
     DIM,
     Stream,
+    condition_on,
     law,
     of_gaussian_noise,
     of_outcomes,
-    suppose,
 )
 from tests.oracles.reference import joint_covariance
 from tests.smooth_points import smooth_points
@@ -65,7 +65,7 @@ def points_that_are_evaluated_once_change_nothing(stream: Stream) -> None:
     for part in (model.with_known_points(baseline), model.with_known_points(last=pending)):
         assert_same_posterior(part, model, between(X))
     more = stream.data(2)
-    assert_same_posterior(suppose(known, more), suppose(model, more), between(X))
+    assert_same_posterior(condition_on(known, more), condition_on(model, more), between(X))
     with pytest.raises(UnsupportedError):
         known.update(*more.astuple())
 
@@ -168,9 +168,9 @@ def observation_noise_is_added_to_the_variance(stream: Stream) -> None:
     last = [stream.setting.outputs - 1]
     noisy = gaussian(model.posterior(X, last, observation_noise=given)).variance
     assert_close(noisy, (plain + scale * given)[..., last])
-    supposed = model.condition_on_observations(X, centre(model.posterior(X)))
-    plain = gaussian(supposed.posterior(X)).variance
-    noisy = gaussian(supposed.posterior(X, observation_noise=True)).variance
+    conditioned = model.condition_on_observations(X, centre(model.posterior(X)))
+    plain = gaussian(conditioned.posterior(X)).variance
+    noisy = gaussian(conditioned.posterior(X, observation_noise=True)).variance
     assert_close(noisy, plain + own)
 
 
@@ -208,10 +208,10 @@ def a_posterior_transform_sees_the_outcomes(stream: Stream) -> None:
 @of_outcomes
 def some_outputs_are_as_among_all(stream: Stream) -> None:
     model, more = stream.model(stream.data(10)), stream.data(3)
-    supposed = model.condition_on_observations(more.X, more.Y)
+    conditioned = model.condition_on_observations(more.X, more.Y)
     fantasy = model.fantasize(more.X, stream.sampler())
     for kept in ([0], [stream.setting.outputs - 1], list(reversed(range(stream.setting.outputs)))):
-        for whole in (model, supposed, fantasy):
+        for whole in (model, conditioned, fantasy):
             full, part = whole.posterior(stream.points), whole.subset_output(kept)
             assert part.num_outputs == len(kept)
             asked = whole.posterior(stream.points, output_indices=kept)

@@ -42,8 +42,8 @@ class Case:
         name: The model's name, and after a comma what is special.
         build: A model of some observations, whatever their shapes and dtype.
         noise: ``"learned"``, ``"known"`` or ``"mixed"``; ``"labels"``: outcomes are two classes.
-        in_order: Whether what enters depends on what came before; the laws that suppose it does
-            not are left out.
+        in_order: Whether what enters depends on what came before; the laws for models where it
+            does not are left out.
         residual: Whether the features miss some of the prior; laws for when they do not are left
             out.
         rows: Whether the latest observations are held as rows, so that it matters which they are.
@@ -167,8 +167,10 @@ def shared_out(streams: Iterable[Stream]) -> list[Any]:
     return result
 
 
-def suppose(model: StreamingGP, data: Observations, noise: Tensor | None = None) -> StreamingGP:
-    """The model that supposes observations of its kind."""
+def condition_on(
+    model: StreamingGP, data: Observations, noise: Tensor | None = None
+) -> StreamingGP:
+    """Condition a model on hypothetical observations of its kind."""
     if isinstance(model, DirichletWISKI):
         return model.condition_on_labels(data.X, data.Y)
     return model.condition_on_observations(data.X, data.Y, noise=noise)

@@ -101,12 +101,12 @@ def test_bad_input_changes_nothing() -> None:
     Z = model.inducing_points.clone()
     with pytest.raises(ValueError, match="Expected maxiter of at least 1, got 0"):
         learn_points(model, maxiter=0)
-    supposed = model.condition_on_observations(Z[:1], Z[:1, :1])
+    conditioned = model.condition_on_observations(Z[:1], Z[:1, :1])
     with pytest.raises(UnsupportedError, match="learn_points"):
-        learn_points(supposed)
+        learn_points(conditioned)
     empty = OSGPR(Z[:0], Z[:0, :1])
     with pytest.raises(ValueError, match="Expected a model with observations"):
         learn_points(empty)
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     assert torch.equal(Z, model.inducing_points)
-    assert not supposed.training
+    assert not conditioned.training

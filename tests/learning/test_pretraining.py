@@ -100,9 +100,9 @@ def test_bad_input_changes_nothing() -> None:
     plain = WISKI(data.X[:, :2], data.Y, grid_size=8)
     with pytest.raises(UnsupportedError, match="fit_gpytorch_mll"):
         pretrain(plain, data.X[:, :2], data.Y)
-    supposing = model.condition_on_observations(data.X[:1], data.Y[:1])
+    conditioned = model.condition_on_observations(data.X[:1], data.Y[:1])
     with pytest.raises(UnsupportedError, match="pretrain needs a model of real observations"):
-        pretrain(supposing, data.X, data.Y)
+        pretrain(conditioned, data.X, data.Y)
 
 
 def test_a_stem_that_is_led_out_of_the_grid_leaves_the_model_as_it_was(

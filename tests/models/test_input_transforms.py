@@ -253,7 +253,7 @@ def test_features_may_be_appended_to_what_is_asked_about(name: str) -> None:
         model.update(x, Y[:3])
 
 
-def test_labels_are_supposed_where_they_would_be_observed() -> None:
+def test_labels_are_conditioned_on_where_they_would_be_observed() -> None:
     X, T = cube(12), cube(3)
     labels = (X[:, :1] > 0.5).double()
     model = DirichletWISKI(X, labels, input_transform=InputPerturbation(SHIFTS))
@@ -261,8 +261,8 @@ def test_labels_are_supposed_where_they_would_be_observed() -> None:
     plain = DirichletWISKI(X, labels, bounds=model.bounds)
     assert_same(model, plain, T, many(T))
     assert_same(model.fantasize(T, sampler()), plain.fantasize(T, sampler()), T, many(T))
-    each, probabilities = model.suppose_each_label(T[:1])
-    expected, others = plain.suppose_each_label(T[:1])
+    each, probabilities = model.condition_on_each_label(T[:1])
+    expected, others = plain.condition_on_each_label(T[:1])
     assert torch.equal(probabilities, others)
     assert_same(each, expected, T, many(T))
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 
-from bo_stream.models.checks import check_observations, check_supposed
+from bo_stream.models.checks import check_hypothetical, check_observations
 
 X = torch.rand(5, 2)
 Y = torch.rand(5, 3)
@@ -24,14 +24,14 @@ def test_sound_observations_pass() -> None:
 
 
 @pytest.mark.parametrize("noise", [None, torch.rand(5, 3), torch.rand(4, 5, 3), torch.rand(1, 3)])
-def test_sound_suppositions_pass(noise: torch.Tensor | None) -> None:
-    check_supposed(X, Y, noise, 3)
-    check_supposed(X.expand(4, 5, 2), Y, noise, 3)
-    check_supposed(X.expand(1, 4, 5, 2), Y.expand(6, 4, 5, 3), noise, 3)
+def test_sound_hypothetical_data_pass(noise: torch.Tensor | None) -> None:
+    check_hypothetical(X, Y, noise, 3)
+    check_hypothetical(X.expand(4, 5, 2), Y, noise, 3)
+    check_hypothetical(X.expand(1, 4, 5, 2), Y.expand(6, 4, 5, 3), noise, 3)
 
 
 @pytest.mark.parametrize(
-    ("supposed", "noise", "error", "name"),
+    ("conditioned", "noise", "error", "name"),
     [
         (Y[:1], None, BotorchTensorDimensionError, "Y"),
         (Y.expand(3, 5, 3), None, BotorchTensorDimensionError, "Y"),
@@ -41,11 +41,11 @@ def test_sound_suppositions_pass(noise: torch.Tensor | None) -> None:
         (Y, torch.full((5, 3), torch.nan), InputDataError, "noise"),
     ],
 )
-def test_unsound_suppositions_are_named(
-    supposed: Any, noise: Any, error: type[Exception], name: str
+def test_unsound_hypothetical_data_are_named(
+    conditioned: Any, noise: Any, error: type[Exception], name: str
 ) -> None:
     with pytest.raises(error, match=rf"Expected {name} "):
-        check_supposed(X.expand(4, 5, 2), supposed, noise, 3)
+        check_hypothetical(X.expand(4, 5, 2), conditioned, noise, 3)
 
 
 def test_the_message_says_how_many_values_are_bad() -> None:

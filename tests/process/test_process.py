@@ -60,7 +60,7 @@ def process(request: pytest.FixtureRequest) -> WeightSpaceProcess:
 
 
 @pytest.fixture
-def supposed() -> tuple[Tensor, Tensor, Tensor]:
+def conditioned() -> tuple[Tensor, Tensor, Tensor]:
     X, Y = torch.rand(3, 2).double(), torch.randn(OUTPUTS, 3).double()
     return X, Y, 0.1 + torch.rand(OUTPUTS, 3).double()
 
@@ -91,9 +91,9 @@ def test_moments_are_those_of_the_weights_and_the_residual(process: WeightSpaceP
 
 
 def test_condition_is_conditioning_the_joint_normal(
-    process: WeightSpaceProcess, supposed: tuple[Tensor, Tensor, Tensor]
+    process: WeightSpaceProcess, conditioned: tuple[Tensor, Tensor, Tensor]
 ) -> None:
-    X, Y, noise = supposed
+    X, Y, noise = conditioned
     T = torch.rand(4, 2).double()
     mean, covariance = moments(process, torch.cat((X, T)))
     expected = [
@@ -108,16 +108,16 @@ def test_condition_is_conditioning_the_joint_normal(
 
 
 def test_condition_twice_is_once(
-    process: WeightSpaceProcess, supposed: tuple[Tensor, Tensor, Tensor]
+    process: WeightSpaceProcess, conditioned: tuple[Tensor, Tensor, Tensor]
 ) -> None:
-    X, Y, noise = supposed
+    X, Y, noise = conditioned
     T = torch.rand(4, 2).double()
     once = process.condition(X, Y, noise)
     twice = process.condition(X[:1], Y[:, :1], noise[:, :1])
     assert_same(twice.condition(X[1:], Y[:, 1:], noise[:, 1:]), *moments(once, T), T)
 
 
-def test_a_chain_of_suppositions_has_one_base(process: WeightSpaceProcess) -> None:
+def test_a_chain_of_conditionings_has_one_base(process: WeightSpaceProcess) -> None:
     """So its cost does not multiply: every link asks the base, not the link before."""
     chain: PosteriorProcess = process
     points = torch.rand(6, 2, dtype=torch.float64)
@@ -130,15 +130,15 @@ def test_a_chain_of_suppositions_has_one_base(process: WeightSpaceProcess) -> No
 
 
 def test_fantasies_in_batches_are_each_alone(
-    process: WeightSpaceProcess, supposed: tuple[Tensor, Tensor, Tensor]
+    process: WeightSpaceProcess, conditioned: tuple[Tensor, Tensor, Tensor]
 ) -> None:
     X = torch.rand(4, 3, 2).double()
     Y = torch.randn(5, 4, OUTPUTS, 3).double()
     T = torch.rand(4, 6, 2).double()
-    conditioned = process.condition(X, Y, supposed[2])
+    conditioned = process.condition(X, Y, conditioned[2])
     mean, covariance = conditioned.mean(T), conditioned.joint(T).covariance()
     for i, j in ((0, 0), (4, 3)):
-        alone = process.condition(X[j], Y[i, j], supposed[2])
+        alone = process.condition(X[j], Y[i, j], conditioned[2])
         assert_close(mean[i, j], alone.mean(T[j]))
         assert_close(covariance.expand(5, -1, -1, -1, -1)[i, j], alone.covariance(T[j]))
 
@@ -146,10 +146,10 @@ def test_fantasies_in_batches_are_each_alone(
 @pytest.mark.parametrize("outputs", [(1,), (1, 0)])
 def test_selecting_outputs_and_conditioning_commute(
     process: WeightSpaceProcess,
-    supposed: tuple[Tensor, Tensor, Tensor],
+    conditioned: tuple[Tensor, Tensor, Tensor],
     outputs: tuple[int, ...],
 ) -> None:
-    X, Y, noise = supposed
+    X, Y, noise = conditioned
     T = torch.rand(4, 2).double()
     conditioned = process.condition(X, Y, noise)
     mean, covariance = (value[list(outputs)] for value in moments(conditioned, T))

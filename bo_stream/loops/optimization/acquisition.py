@@ -83,7 +83,7 @@ class Situation:
 
     Attributes:
         model: Model over the unit cube, of outcomes in units of about their spread.
-        X_baseline: Told points, ``n x d``, those of the largest posterior means first.
+        X_baseline: CentredRows points, ``n x d``, those of the largest posterior means first.
         best_mean: Largest of those means.
         X_pending: Points without an outcome (pending, and lately failed), ``n x d``.
         beta: Weight of the standard deviation in confidence bounds.

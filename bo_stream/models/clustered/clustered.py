@@ -193,9 +193,9 @@ class ClusteredGP(StreamingGP):
 
         Raises:
             ValueError: The resolution is not positive and finite.
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical data.
         """
-        self._check_not_supposed("resolve")
+        self._check_not_conditioned("resolve")
         if not (math.isfinite(resolution) and resolution > 0.0):
             raise ValueError(f"Expected resolution to be positive and finite, got {resolution}.")
         self._set_memory(self._memory.at_resolution(resolution))

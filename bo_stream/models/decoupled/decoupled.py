@@ -244,10 +244,10 @@ class DecoupledGP(StreamingGP):
         Raises:
             InputDataError: There are no observations.
             ModelFittingError: It diverged; the model is as it was when it was still good.
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical data.
             ValueError: A limit is negative; fewer observations are held than ``batch_size``.
         """
-        self._check_not_supposed("fit")
+        self._check_not_conditioned("fit")
         inference = self._inference
         inference.check_observed(self._memory)
         check_limits(steps, seconds)
@@ -288,10 +288,11 @@ class DecoupledGP(StreamingGP):
         Raises:
             InputDataError: There are no observations.
             ModelFittingError: The bound is not finite with the present hyperparameters.
-            UnsupportedError: The model supposes data, or its likelihood is not Gaussian.
+            UnsupportedError: The model is conditioned on hypothetical data, or its likelihood is
+                not Gaussian.
             ValueError: No evaluations, or negative seconds.
         """
-        self._check_not_supposed("fit_collapsed")
+        self._check_not_conditioned("fit_collapsed")
         if not isinstance(self.likelihood, GaussianLikelihood):
             raise UnsupportedError(
                 "Expected a GaussianLikelihood, got "
@@ -329,10 +330,10 @@ class DecoupledGP(StreamingGP):
 
         Raises:
             InputDataError: There are no observations.
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical data.
             ValueError: No rounds.
         """
-        self._check_not_supposed("optimize_posterior")
+        self._check_not_conditioned("optimize_posterior")
         self._inference.check_observed(self._memory)
         for _ in range(checked_number("rounds", rounds)):
             best = self._inference.optimized(self._memory, self._prior, progress)

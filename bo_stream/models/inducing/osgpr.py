@@ -153,7 +153,7 @@ class OSGPR(StreamingGP):
         Raises:
             UnsupportedError: The model is conditioned on hypothetical observations.
         """
-        self._check_not_supposed("optimize_points")
+        self._check_not_conditioned("optimize_points")
         if maxiter > 0 and len(self._memory.values.Z) > 0:
             memory, cache, prior = self._memory, self._cache, self._prior
             self.place_points(self._inference.optimized_points(memory, cache, prior, maxiter))
@@ -168,7 +168,7 @@ class OSGPR(StreamingGP):
         Args:
             Z: ``M x d``, in transformed inputs, float64.
         """
-        self._check_not_supposed("bound_at")
+        self._check_not_conditioned("bound_at")
         return self._inference.bound_at(self._memory, self._prior, self.covar_module, Z)
 
     @torch.no_grad()
@@ -184,7 +184,7 @@ class OSGPR(StreamingGP):
             UnsupportedError: The model is conditioned on hypothetical observations.
             ValueError: Too many points.
         """
-        self._check_not_supposed("place_points")
+        self._check_not_conditioned("place_points")
         check_points("Z", Z, self._memory.values.Z.shape[-1], self.max_points)
         Z = Z.detach().double()
         self._memory, self._cache = self._inference.at_points(self._memory, self._prior, Z)

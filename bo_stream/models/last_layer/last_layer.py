@@ -155,10 +155,10 @@ class BayesianLastLayer(StreamingGP):
         Raises:
             InputDataError: No observation is held as a row.
             ModelFittingError: The likelihood diverged; the model is as it was when it was good.
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical data.
             ValueError: A limit or the rate is negative, or the batch size not positive.
         """
-        self._check_not_supposed("fit")
+        self._check_not_conditioned("fit")
         batch_size = checked_number("batch_size", batch_size)
         if self.num_rows == 0:
             raise InputDataError(

@@ -215,10 +215,10 @@ class QSGP(StreamingGP):
         Raises:
             InputDataError: There are no data.
             ModelFittingError: The bound diverged; the model is as it was when it was good.
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical data.
             ValueError: A limit is negative; more data or functions for a step than there are.
         """
-        self._check_not_supposed("fit")
+        self._check_not_conditioned("fit")
         limits = steps, seconds, progress
         return self._inference.fit(self._memory, self._prior, *limits, self._set_memory)
 

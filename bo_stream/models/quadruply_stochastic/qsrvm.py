@@ -135,7 +135,7 @@ class QSRVM(StreamingGP):
         self, steps: int | None = None, seconds: float | None = None, progress: bool = True
     ) -> Training:
         """Learn weights, precisions and hyperparameters by steps; see :meth:`QSGP.fit`."""
-        self._check_not_supposed("fit")
+        self._check_not_conditioned("fit")
         limits = steps, seconds, progress
         return self._inference.fit(self._memory, self._prior, *limits, self._set_memory)
 

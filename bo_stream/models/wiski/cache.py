@@ -12,7 +12,7 @@ from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.models.inference import Solved, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.prior import Prior
-from bo_stream.models.wiski.learning import WHITENED_ROWS, LearningSpace, Subspace
+from bo_stream.models.wiski.learning import WHITENED_ROWS, FitSubspace, Subspace
 from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.models.wiski.rows import Memory
 from bo_stream.tensors import State, is_in
@@ -91,7 +91,7 @@ class GridCache:
 
     own: GridSolution
     wider: tuple[GridSolution, ...] = ()
-    learning: LearningSpace | None = None
+    learning: FitSubspace | None = None
     subspace: Subspace | None = None
     checked: State | None = None
 

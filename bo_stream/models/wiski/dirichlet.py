@@ -63,8 +63,8 @@ class DirichletWISKI(StreamingGP):
     - When: labels that keep coming, in up to four inputs or through a stem, and up to some tens of
       classes.
 
-    ``posterior`` is that of the scores. ``condition_on_observations`` supposes scores, as BoTorch
-    has it; :meth:`condition_on_labels` supposes labels, and ``fantasize`` draws them.
+    ``posterior`` is that of the scores. ``condition_on_observations`` takes scores, as BoTorch
+    has it; :meth:`condition_on_labels` takes labels, and ``fantasize`` draws them.
 
     Example:
         >>> model = DirichletWISKI(train_X, labels)
@@ -110,13 +110,13 @@ class DirichletWISKI(StreamingGP):
                 surer a label.
             covar_module: As in :class:`~bo_stream.WISKI`; of batch shape ``num_classes`` for a
                 kernel per class, where that is given. Default: BoTorch's own, scaled, one for all.
-            mean_module: As there. Default: one constant for all classes.
-            input_transform: As there.
-            bounds: As there.
-            grid_size: As there.
-            tolerance: As there. A label is noisy: less than this is never seen.
-            max_rank: As there.
-            stem: As there.
+            mean_module: As in :class:`~bo_stream.WISKI`. Default: one constant for all classes.
+            input_transform: As in :class:`~bo_stream.WISKI`.
+            bounds: As in :class:`~bo_stream.WISKI`.
+            grid_size: As in :class:`~bo_stream.WISKI`.
+            tolerance: As in :class:`~bo_stream.WISKI`. A label is noisy: less is never seen.
+            max_rank: As in :class:`~bo_stream.WISKI`.
+            stem: As in :class:`~bo_stream.WISKI`.
 
         Raises:
             BotorchTensorDimensionError: Shapes do not fit together.
@@ -124,7 +124,8 @@ class DirichletWISKI(StreamingGP):
                 0, or beyond ``num_classes`` or ``MAX_CLASSES``.
             UnsupportedError: A batch of models; a kernel or mean per class where later classes may
                 come; and as in :class:`~bo_stream.WISKI`.
-            ValueError: ``num_classes`` or ``alpha_epsilon`` out of range; as there.
+            ValueError: ``num_classes`` or ``alpha_epsilon`` is out of range; and as in
+                :class:`~bo_stream.WISKI`.
         """
         classes, labels = (
             check_num_classes(num_classes),
@@ -227,7 +228,7 @@ class DirichletWISKI(StreamingGP):
         """Condition on hypothetical labels at X; this model stays as it is, its memory is shared.
 
         Equal to ``update`` on a copy, at O(q) cross-covariances and one q x q factor a class;
-        differentiable in X. The returned model predicts and supposes, but cannot be updated.
+        differentiable in X. The returned model predicts and fantasises, but cannot be updated.
 
         Args:
             X: ``... x q x d``.
@@ -246,8 +247,8 @@ class DirichletWISKI(StreamingGP):
         scores, noise = self._units.scores.of(known, self.num_outputs, torch.float64)
         return self.condition_on_observations(X, scores.to(X), noise=noise.to(X))
 
-    def suppose_each_label(self, X: Tensor) -> tuple[Self, Tensor]:
-        """Models that suppose each possible label at one point, and how probable it is.
+    def condition_on_each_label(self, X: Tensor) -> tuple[Self, Tensor]:
+        """Condition on each possible label at one point; say how probable each is.
 
         An expectation over the label is exactly the sum over the first dimension weighted by these
         probabilities; all is differentiable in X.
@@ -259,14 +260,14 @@ class DirichletWISKI(StreamingGP):
             A model with leading batch dimensions ``m x ...``, and ``m x ...`` probabilities.
 
         Raises:
-            UnsupportedError: More than one point; suppose them one after the other.
+            UnsupportedError: More than one point; condition on one after the other.
         """
-        self._units.check_whole("suppose_each_label")
+        self._units.check_whole("condition_on_each_label")
         check_inputs(X, self._input_dim, self.train_targets)
         if X.shape[-2] != 1:
             raise UnsupportedError(
                 f"Expected X of one point, `... x 1 x d`, got {X.shape[-2]}: use "
-                "suppose_each_label on the model it returns for the next."
+                "condition_on_each_label on the model it returns for the next."
             )
         with fantasize_flag():
             probabilities = self.label_moments(X).probabilities.squeeze(-2).movedim(-1, 0)

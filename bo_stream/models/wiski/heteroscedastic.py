@@ -57,7 +57,7 @@ class HeteroscedasticWISKI(StreamingGP):
     - First observations (20 and more into an empty memory): noise by ``rounds`` rounds of fits to
       copies, see :func:`bo_stream.models.wiski.log_noise.learn_first_noise`; the model's own
       hyperparameters stay, but for the constant mean of the noise model.
-    - Fantasies have the noise of their inputs; what is supposed teaches nothing about noise.
+    - Fantasies have the noise of their inputs; hypothetical outcomes teach nothing about noise.
     - When: the noise varies by a factor of two and more, and there are some hundred observations.
 
     Example:
@@ -99,15 +99,15 @@ class HeteroscedasticWISKI(StreamingGP):
             train_X: ``batch_shape x n x d``; n may be 0, which gives the prior.
             train_Y: ``batch_shape x n x m``.
             train_Yvar: Known noise variances, ``batch_shape x n x m``; NaN in a row: learned.
-            covar_module: Of the mean; as for :class:`WISKI`, like all arguments up to ``stem``.
-            mean_module: See there.
-            outcome_transform: See there. The noise is that of outcomes after ``Log`` and the like.
-            input_transform: See there.
-            bounds: See there.
-            grid_size: See there.
-            tolerance: See there.
-            max_rank: See there.
-            stem: See there. It must not learn on; the noise depends on its projection.
+            covar_module: Of the mean; as for :class:`WISKI`.
+            mean_module: As for :class:`WISKI`.
+            outcome_transform: As for :class:`WISKI`. The noise is that of transformed outcomes.
+            input_transform: As for :class:`WISKI`.
+            bounds: As for :class:`WISKI`.
+            grid_size: As for :class:`WISKI`.
+            tolerance: As for :class:`WISKI`.
+            max_rank: As for :class:`WISKI`.
+            stem: As for :class:`WISKI`. It must not learn on; the noise depends on its projection.
             noise_covar_module: Of the log noise variance. Default: a scaled RBF kernel; with more
                 than four inputs give a sum.
             noise_grid_size: Nodes per dimension of the noise model.
@@ -115,11 +115,11 @@ class HeteroscedasticWISKI(StreamingGP):
                 enter with the noise of the noise model's prior.
 
         Raises:
-            BotorchTensorDimensionError: As :class:`WISKI`, like all but the last.
-            InputDataError: See there.
-            UnsupportedError: See there; the rows with unknown noise differ within a batch; or more
-                than four inputs without a ``noise_covar_module``.
-            ValueError: See there; or ``rounds`` is negative.
+            BotorchTensorDimensionError: As :class:`WISKI`.
+            InputDataError: As for :class:`WISKI`.
+            UnsupportedError: As :class:`WISKI`; the rows with unknown noise differ within a batch;
+                or more than four inputs without a ``noise_covar_module``.
+            ValueError: As :class:`WISKI`; or ``rounds`` is negative.
         """
         if rounds < 0:
             raise ValueError(f"Expected rounds of at least 0, got {rounds}.")
@@ -160,8 +160,8 @@ class HeteroscedasticWISKI(StreamingGP):
         model: WISKI = part._shallow_copy()
         model._inference, model._memory = self._inference.log_noise, self._memory.noise
         model._cache = None if self._cache is None else self._cache.noise
-        noise: Any = self._supposed_noise
-        model._supposed = None if noise is None else noise.process
+        noise: Any = self._conditioned_noise
+        model._conditioned_process = None if noise is None else noise.process
         return model
 
     def observe(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Entry:
@@ -188,9 +188,9 @@ class HeteroscedasticWISKI(StreamingGP):
 
         Raises:
             InputDataError: It holds more observations than are in memory.
-            UnsupportedError: The model supposes data.
+            UnsupportedError: The model is conditioned on hypothetical data.
         """
-        self._check_not_supposed("withdraw")
+        self._check_not_conditioned("withdraw")
         self._check_retractable(entry.observations.X)
         if len(entry.observations) > 0:
             with torch.no_grad():

@@ -28,13 +28,13 @@ from bo_stream.models.wiski.cache import WIDER_GRIDS, GridCache, GridSolution, W
 from bo_stream.models.wiski.labels import with_unseen_classes
 from bo_stream.models.wiski.learning import (
     WHITENED_ROWS,
-    LearningSpace,
+    FitSubspace,
     Subspace,
     batch_log_marginal_likelihood,
     differentiable_log_marginal_likelihood,
 )
 from bo_stream.models.wiski.memory import StreamMemory
-from bo_stream.models.wiski.observation_space import GridPrior, ObservationSpaceProcess, Told
+from bo_stream.models.wiski.observation_space import CentredRows, GridPrior, ObservationSpaceProcess
 from bo_stream.models.wiski.resolution import (
     GridSize,
     choose_grid_size,
@@ -287,7 +287,7 @@ class GridInference(Inference[Memory, GridCache]):
         mean = prior.mean.unsqueeze(-1).clone()
         kernel, grid = self.kernel(prior).detached(), memory.grid if grid is None else grid
         before = GridPrior(kernel, grid, mean, self.tolerance, self.max_rank)
-        told = Told(memory.rows.X, outcomes - mean, noise)
+        told = CentredRows(memory.rows.X, outcomes - mean, noise)
         process, jitter = ObservationSpaceProcess.of(before, told)
         if jitter > 0.0:
             what = "jitter on the observations' covariance"
@@ -324,7 +324,8 @@ class GridInference(Inference[Memory, GridCache]):
         grid = grid_of(process)
         if X is not None and grid is not None and not grid.contains(X):
             raise InputDataError(
-                "X lies outside the bounds of a model that supposes data, whose grid cannot grow. "
+                "X lies outside the bounds of a model that is conditioned on hypothetical data, "
+                "whose grid cannot grow. "
                 f"Build the model with wider bounds than {grid.bounds.tolist()}."
             )
 
@@ -335,7 +336,7 @@ class GridInference(Inference[Memory, GridCache]):
     ) -> tuple[Tensor, GridCache | None]:
         """Return the log marginal likelihood, on a grid in a subspace that is kept for a while.
 
-        See :class:`~bo_stream.models.wiski.learning.LearningSpace`.
+        See :class:`~bo_stream.models.wiski.learning.FitSubspace`.
         """
         kernel = self.kernel(prior)
         if isinstance(memory, RowMemory):
@@ -343,7 +344,7 @@ class GridInference(Inference[Memory, GridCache]):
         cache, noise = cache or GridCache.of(memory), prior.outcomes.noise_level(prior, memory)
         space = cache.learning
         if space is None or not space.holds(kernel, noise):
-            space = LearningSpace.around(kernel, noise, memory, self.tolerance, self.max_rank)
+            space = FitSubspace.around(kernel, noise, memory, self.tolerance, self.max_rank)
             cache = replace(cache, learning=space)
         value = subspace_log_marginal_likelihood(
             space.rooted(prior.noise_groups(space.memory, space.left_out(kernel))),

@@ -114,7 +114,7 @@ _LEAST_TOLERANCE = 1e-11
 
 
 @dataclass(frozen=True)
-class LearningSpace:
+class FitSubspace:
     """The largest eigenvectors of the kernel at some hyperparameters, with the memory in them.
 
     The kernel of other hyperparameters is restricted to this space, so that an optimiser sees a
@@ -153,7 +153,7 @@ class LearningSpace:
         memory: StreamMemory,
         tolerance: float,
         max_rank: int,
-    ) -> LearningSpace:
+    ) -> FitSubspace:
         """Centre at a kernel's present parameters; noise variances are ``... x m``."""
         least = max(tolerance, _LEAST_TOLERANCE)
         whole = spread_basis(factors, memory, least, max_rank)

@@ -56,7 +56,7 @@ class GridPrior:
 
 
 @dataclass(frozen=True)
-class Told:
+class CentredRows:
     """Observations that a process is conditioned on.
 
     Attributes:
@@ -69,8 +69,8 @@ class Told:
     residual: Tensor
     noise: Tensor
 
-    def __add__(self, other: Told) -> Told:
-        return Told(
+    def __add__(self, other: CentredRows) -> CentredRows:
+        return CentredRows(
             torch.cat((self.X, other.X), -2),
             torch.cat((self.residual, other.residual), -1),
             torch.cat((self.noise, other.noise), -1),
@@ -94,13 +94,13 @@ class ObservationSpaceProcess(PosteriorProcess):
     """
 
     prior: GridPrior
-    told: Told
+    told: CentredRows
     images: Tensor
     inverse_factor: Tensor
     whitened: Tensor
 
     @classmethod
-    def of(cls, prior: GridPrior, told: Told) -> tuple[ObservationSpaceProcess, float]:
+    def of(cls, prior: GridPrior, told: CentredRows) -> tuple[ObservationSpaceProcess, float]:
         """Return the process, and the relative jitter that its solution took. Cost O(n³).
 
         Raises:
@@ -116,7 +116,7 @@ class ObservationSpaceProcess(PosteriorProcess):
 
     def observe(self, X: Tensor, outcomes: Tensor, noise: Tensor) -> ObservationSpaceProcess:
         """Condition the process on k more observations. Cost O(k n²)."""
-        new = Told(X, outcomes - self.prior.mean, noise)
+        new = CentredRows(X, outcomes - self.prior.mean, noise)
         points = self.at(new.X)
         images = self.prior.interpolated.images(points.prior)
         corner = self.cross_covariance(points, points) + torch.diag_embed(new.noise)

@@ -111,9 +111,9 @@ def truncate(model: M, left_out: float) -> M:
 
     Raises:
         ValueError: It is not in [0, 1).
-        UnsupportedError: The model supposes data.
+        UnsupportedError: The model is conditioned on hypothetical data.
     """
-    model._check_not_supposed("truncate")
+    model._check_not_conditioned("truncate")
     inference, memory, _ = process_part(model)
     _set_part(model, inference.truncated(left_out, memory, model._prior), memory, None)
     model._set_memory(model._memory)
@@ -138,9 +138,9 @@ def refine(model: M, grid_size: GridSize) -> M:
 
     Raises:
         ValueError: The size is out of range or too large for memory.
-        UnsupportedError: The model supposes data.
+        UnsupportedError: The model is conditioned on hypothetical data.
     """
-    model._check_not_supposed("refine")
+    model._check_not_conditioned("refine")
     inference, memory, _ = process_part(model)
     _set_part(model, *inference.refined(memory, grid_size, model._prior), None)
     model._set_memory(model._memory)

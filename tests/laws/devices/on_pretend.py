@@ -33,7 +33,7 @@ from tests.comparisons import moments
 from tests.laws.cases import CASES
 from tests.laws.devices import pretend
 from tests.laws.product import LAWS
-from tests.laws.registry import Law, Stream, applies, suppose
+from tests.laws.registry import Law, Stream, applies, condition_on
 from tests.problems import Observations, observations
 from tests.test_linalg import error_of_root_of_huddled_points
 from tests.tolerances import assert_close
@@ -137,13 +137,13 @@ def test_a_model_goes_on_upon_another_device(
 
 
 def go_on(moves: StreamingGP, stays: StreamingGP, data: Observations, points: Tensor) -> None:
-    """Update both models by the same draws; they predict alike, whatever is supposed."""
+    """Update both models by the same draws; they predict alike, whatever is conditioned."""
     for model in (moves, stays):
         torch.manual_seed(1)
         model.update(*to(data, model.train_targets.device).astuple())
     assert_alike(moves, stays, points)
-    supposed = [suppose(m, to(data[:2], m.train_targets.device)) for m in (moves, stays)]
-    assert_alike(*supposed, points)
+    conditioned = [condition_on(m, to(data[:2], m.train_targets.device)) for m in (moves, stays)]
+    assert_alike(*conditioned, points)
 
 
 def assert_alike(moves: StreamingGP, stays: StreamingGP, points: Tensor) -> None:

@@ -164,12 +164,12 @@ def test_fantasies_are_not_moved() -> None:
     kernel = KERNELS["rbf"]().double()
     model, moved = streamed(X, Y, (60,), covar_module=kernel)
     new_X, new_Y = wave(4)
-    supposed = model.condition_on_observations(new_X, new_Y)
+    conditioned = model.condition_on_observations(new_X, new_Y)
     gp = dense(kernel, torch.cat((moved, new_X)), torch.cat((Y, new_Y)))
     T = torch.rand(5, D, dtype=torch.float64)
     with torch.no_grad():
         mean, covariance = gp.posterior(T)
-        posterior = supposed.posterior(T)
+        posterior = conditioned.posterior(T)
     assert_close(posterior.mean.squeeze(-1), mean)
     assert_close(posterior.distribution.covariance_matrix, covariance)
 

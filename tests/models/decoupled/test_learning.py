@@ -477,7 +477,7 @@ def test_says_what_it_cannot_do() -> None:
         (lambda: model.retract(X[:2], Y[:2]), "cannot retract"),
         (lambda: model.forget(0.5), "forget.*max_rows"),
         (lambda: model.merge(small(X, Y)), "cannot be merged"),
-        (lambda: model.condition_on_observations(X[:1], Y[:1]).fit(1), "supposes"),
+        (lambda: model.condition_on_observations(X[:1], Y[:1]).fit(1), "hypothetical"),
     ):
         with pytest.raises(UnsupportedError, match=match):
             verb()

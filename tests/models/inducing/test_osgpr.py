@@ -337,14 +337,14 @@ def test_known_noise_and_the_level_of_unknown_noise() -> None:
     assert_close(model.elbo().detach(), oracle.bound(), factor=10)
 
 
-def test_fantasies_far_from_every_point_know_what_is_supposed() -> None:
+def test_fantasies_far_from_every_point_know_what_is_hypothetical() -> None:
     X, Y = wave(30)
     model = raw(X, Y, covar_module=KERNELS["rbf"]().double(), inducing_points=X[:8])
     far = 5.0 + torch.rand(1, D, dtype=torch.float64)
-    supposed = model.condition_on_observations(
+    conditioned = model.condition_on_observations(
         far, torch.ones(1, 1).double(), 0.01 * torch.ones(1, 1).double()
     )
-    prior, left = (float(m.posterior(far).variance) for m in (model, supposed))
+    prior, left = (float(m.posterior(far).variance) for m in (model, conditioned))
     assert left == pytest.approx(prior * 0.01 / (prior + 0.01), rel=1e-6)
 
 

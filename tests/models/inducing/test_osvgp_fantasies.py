@@ -39,7 +39,7 @@ def at(model: OSVGP, X: Tensor) -> Normal:
     return Normal(distribution.mean.detach(), distribution.covariance_matrix.detach())
 
 
-def supposed_pairs(name: str) -> list[Tensor]:
+def hypothetical_pairs(name: str) -> list[Tensor]:
     if name == "bernoulli":
         values = [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
     else:
@@ -48,23 +48,23 @@ def supposed_pairs(name: str) -> list[Tensor]:
 
 
 def errors(name: str, model: OSVGP) -> list[float]:
-    """Largest error of a supposed mean, in sds of the exact one, and of a log sd, for each pair."""
+    """Largest error of a mean, in sds of the exact one, and of a log sd, for each pair."""
     X, found = near_pair(), []
     before = at(model, X)
-    for Y in supposed_pairs(name):
+    for Y in hypothetical_pairs(name):
         exact = moments_given_outcomes(
             before.mean, before.covariance, log_probs(name, Y.squeeze(-1))
         )
-        supposed = at(model.condition_on_observations(X, Y), X)
-        scale, own = (n.covariance.diagonal().sqrt() for n in (exact, supposed))
-        shift = ((supposed.mean - exact.mean) / scale).abs()
+        conditioned = at(model.condition_on_observations(X, Y), X)
+        scale, own = (n.covariance.diagonal().sqrt() for n in (exact, conditioned))
+        shift = ((conditioned.mean - exact.mean) / scale).abs()
         found.append(float(torch.maximum(shift, (own / scale).log().abs()).max()))
     return found
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_one_step_where_something_is_known_is_the_exact_posterior_nearly(name: str) -> None:
-    """Without supposing the means are off by up to 1.1 standard deviations here."""
+    """Without conditioning the means are off by up to 1.1 standard deviations here."""
     assert max(errors(name, fitted(name))) < 0.04
 
 
@@ -83,7 +83,7 @@ def test_one_step_where_nothing_is_known_is_rough_and_three_are_not(name: str) -
 @pytest.mark.parametrize("name", ["bernoulli", "poisson", "laplace"])
 def test_more_steps_end_at_the_best_normal(name: str) -> None:
     X = near_pair()
-    for Y in supposed_pairs(name):
+    for Y in hypothetical_pairs(name):
         torch.manual_seed(1)
         one, many = (fitted(name, fantasy_steps=steps) for steps in (1, 60))
         before = at(many, X)
@@ -99,31 +99,31 @@ def test_more_steps_end_at_the_best_normal(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["bernoulli", "poisson"])
-def test_supposing_is_nearly_updating(name: str) -> None:
-    """With converged sites and points at the supposed inputs, exactly."""
+def test_conditioning_is_nearly_updating(name: str) -> None:
+    """With converged sites and points at the conditioned inputs, exactly."""
     X = near_pair()
-    Y = supposed_pairs(name)[1]
+    Y = hypothetical_pairs(name)[1]
     torch.manual_seed(0)
     model = fitted(name, fantasy_steps=60, natural_steps=60)
     Z = torch.cat((model.inducing_points, X))
     model._set_memory(model._memory.in_basis(basis_of_independent(model.covar_module, Z, 1)))
-    supposed = model.condition_on_observations(X, Y)
+    conditioned = model.condition_on_observations(X, Y)
     updated = copy.deepcopy(model).update(X, Y)
     T = torch.rand(5, 2, dtype=torch.float64)
-    for a, b in zip(moments(supposed, T), moments(updated, T), strict=True):
+    for a, b in zip(moments(conditioned, T), moments(updated, T), strict=True):
         torch.testing.assert_close(a, b, rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("name", OTHERS)
 def test_gradients_are_those_of_differences(name: str, steps: int) -> None:
-    model, Y = fitted(name, fantasy_steps=steps), supposed_pairs(name)[1]
+    model, Y = fitted(name, fantasy_steps=steps), hypothetical_pairs(name)[1]
     T = torch.rand(3, 2, dtype=torch.float64)
 
     def value(which: str, X: Tensor) -> Tensor:
-        supposed = model.condition_on_observations(X, Y)
-        supposed = supposed.condition_on_observations(X + 0.1, Y)
-        found: Tensor = getattr(supposed.posterior(T), which)
+        conditioned = model.condition_on_observations(X, Y)
+        conditioned = conditioned.condition_on_observations(X + 0.1, Y)
+        found: Tensor = getattr(conditioned.posterior(T), which)
         return found.sin().sum()
 
     for which in ("mean", "variance"):
@@ -198,7 +198,7 @@ def test_fantasies_of_fantasies_and_of_nothing() -> None:
     assert_close(none.mean[0, 0], model.posterior(X[0]).mean)
     with pytest.raises(UnsupportedError, match="Expected no observation_noise"):
         model.fantasize(X, sampler, observation_noise=torch.ones(1, 1).double())
-    with pytest.raises(UnsupportedError, match="supposes"):
+    with pytest.raises(UnsupportedError, match="hypothetical"):
         twice.update(X[0], torch.ones(3, 1).double())
 
 

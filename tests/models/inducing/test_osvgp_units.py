@@ -84,7 +84,7 @@ def test_predictions_of_outcomes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_suppositions_and_fantasies(name: str) -> None:
+def test_conditioning_and_fantasies(name: str) -> None:
     pair = Pair(name)
     test, X = torch.rand(9, 3, dtype=torch.float64), torch.rand(2, 3, dtype=torch.float64)
     Y = OFFSET + SCALE * outcomes(name, X)

@@ -232,12 +232,12 @@ def test_functions_that_are_not_kept_give_the_same(
         assert_close(one, other)
 
 
-def test_a_hundred_thousand_functions_predict_and_suppose() -> None:
+def test_a_hundred_thousand_functions_predict_and_condition() -> None:
     X, Y = _data(dtype=torch.float32)
     model = QSGP(X, Y, basis=FourierFeatures(100_000), functions=1000, arithmetic=torch.float32)
     assert model._memory.progress.coefficients.dtype == torch.float32
-    supposed = model.condition_on_observations(X[:2], Y[:2])
-    before, after = (m.posterior(X[:4]).variance for m in (model, supposed))
+    conditioned = model.condition_on_observations(X[:2], Y[:2])
+    before, after = (m.posterior(X[:4]).variance for m in (model, conditioned))
     assert bool((after < before).all())
     assert after.dtype == torch.float32
 

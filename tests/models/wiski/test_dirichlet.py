@@ -1,4 +1,4 @@
-"""Streaming classification: dense oracles, classes that come late, supposed labels, bad input."""
+"""Streaming classification: dense oracles, late classes, hypothetical labels, bad input."""
 
 from __future__ import annotations
 
@@ -269,15 +269,15 @@ def test_a_copy_takes_late_classes_too(way: str, points: Tensor, tmp_path: Path)
     assert_same_model(twin, small_classifier(X, labels), points, SAME)
 
 
-def test_what_is_supposed_stays_when_a_class_comes(points: Tensor) -> None:
+def test_what_is_hypothetical_stays_when_a_class_comes(points: Tensor) -> None:
     X, labels = late()
     model = small_classifier(X[:30], labels[:30])
-    supposed = model.condition_on_labels(X[30:33], labels[30:33])
-    before = moments(supposed, points)
+    conditioned = model.condition_on_labels(X[30:33], labels[30:33])
+    before = moments(conditioned, points)
     model.update(X[30:], labels[30:])
-    for actual, expected in zip(moments(supposed, points), before, strict=True):
+    for actual, expected in zip(moments(conditioned, points), before, strict=True):
         assert torch.equal(actual, expected)
-    assert supposed.fantasize(points, sampler()).posterior(points).mean.shape == (4, 6, 2)
+    assert conditioned.fantasize(points, sampler()).posterior(points).mean.shape == (4, 6, 2)
 
 
 def test_clearing_keeps_the_classes(points: Tensor) -> None:
@@ -294,23 +294,23 @@ def test_nothing_known_is_two_classes(points: Tensor) -> None:
     assert_same_model(model.update(X, labels), small_classifier(X, labels), points, SAME)
 
 
-# --- supposed labels ----------------------------------------------------------------------------
+# --- hypothetical labels -------------------------------------------------------------------------
 
 
 def sampler(n: int = 4) -> SobolQMCNormalSampler:
     return SobolQMCNormalSampler(torch.Size([n]), seed=5)
 
 
-def test_supposing_labels_is_updating_a_copy(points: Tensor) -> None:
+def test_conditioning_labels_is_updating_a_copy(points: Tensor) -> None:
     X, labels = labelled(40)
     model = small_classifier(X[:30], labels[:30], num_classes=3)
-    supposed = model.condition_on_labels(X[30:], labels[30:])
+    conditioned = model.condition_on_labels(X[30:], labels[30:])
     updated = copy.deepcopy(model).update(X[30:], labels[30:])
-    assert_same_posterior(supposed, updated, points, factor=SAME)
-    assert_close(supposed.class_probabilities(points), updated.class_probabilities(points), SAME)
+    assert_same_posterior(conditioned, updated, points, factor=SAME)
+    assert_close(conditioned.class_probabilities(points), updated.class_probabilities(points), SAME)
 
 
-def test_a_batch_of_supposed_labels_is_each_alone(points: Tensor) -> None:
+def test_a_batch_of_hypothetical_labels_is_each_alone(points: Tensor) -> None:
     model = small_classifier(*labelled(30))
     X, labels = torch.rand(4, 3, 2, dtype=torch.float64), torch.randint(3, (2, 4, 3, 1))
     batch = model.condition_on_labels(X, labels).class_probabilities(points)
@@ -320,7 +320,7 @@ def test_a_batch_of_supposed_labels_is_each_alone(points: Tensor) -> None:
         assert_close(batch[i, j], alone.class_probabilities(points))
 
 
-def test_supposed_labels_have_gradients(points: Tensor) -> None:
+def test_hypothetical_labels_have_gradients(points: Tensor) -> None:
     model, labels = small_classifier(*labelled(30)), torch.tensor([0, 2])
 
     def probabilities(X: Tensor) -> Tensor:
@@ -329,7 +329,7 @@ def test_supposed_labels_have_gradients(points: Tensor) -> None:
     assert_gradient(probabilities, smooth_points(model, 2))
 
 
-def test_fantasies_are_supposed_labels_as_probable_as_predicted() -> None:
+def test_fantasies_are_hypothetical_labels_as_probable_as_predicted() -> None:
     model, X = small_classifier(*labelled(30)), torch.rand(2, 1, 2, dtype=torch.float64)
     model.posterior(X)
     before = fingerprint(model)
@@ -375,19 +375,19 @@ def test_nothing_to_fantasize_is_the_model(points: Tensor) -> None:
     assert_close(moments(fantasies, points)[0][2], moments(model, points)[0])
 
 
-def test_each_label_is_supposed_with_its_probability(points: Tensor) -> None:
+def test_each_label_is_conditioned_on_with_its_probability(points: Tensor) -> None:
     model, X = small_classifier(*labelled(30)), torch.rand(5, 1, 2, dtype=torch.float64)
-    supposed, probabilities = model.suppose_each_label(X)
+    conditioned, probabilities = model.condition_on_each_label(X)
     assert probabilities.shape == (3, 5)
     assert_close(probabilities.mT, model.class_probabilities(X).squeeze(-2))
-    after = supposed.class_probabilities(points)
+    after = conditioned.class_probabilities(points)
     for k in range(3):
         alone = model.condition_on_labels(X[4], torch.tensor([k]))
         assert_close(after[k, 4], alone.class_probabilities(points))
 
     def expected_entropy(X: Tensor) -> Tensor:
-        supposed, probabilities = model.suppose_each_label(X)
-        entropies = supposed.label_moments(points).entropy.sum(-1)
+        conditioned, probabilities = model.condition_on_each_label(X)
+        entropies = conditioned.label_moments(points).entropy.sum(-1)
         return (probabilities * entropies).sum()
 
     assert_gradient(expected_entropy, smooth_points(model, 2, 1))
@@ -446,7 +446,7 @@ def test_scores_of_some_classes_predict_but_take_no_labels(points: Tensor) -> No
         lambda: part.condition_on_labels(X, labels),
         lambda: part.class_probabilities(points),
         lambda: part.fantasize(points, sampler()),
-        lambda: part.suppose_each_label(points[:1]),
+        lambda: part.condition_on_each_label(points[:1]),
     ]
     for verb in verbs:
         with pytest.raises(UnsupportedError, match="scores of all classes"):
@@ -588,7 +588,7 @@ def test_what_cannot_be_is_refused_with_what_can(points: Tensor) -> None:
     with pytest.raises(UnsupportedError, match="no Yvar with labels"):
         model.fantasize(X, sampler(), observation_noise=torch.ones(1, 3))
     with pytest.raises(UnsupportedError, match="X of one point"):
-        model.suppose_each_label(points)
+        model.condition_on_each_label(points)
     with pytest.raises(ValueError, match="method to be 'quadrature' or 'sampling'"):
         model.class_probabilities(points, "guessing")
     with pytest.raises(ValueError, match="num_samples of at least 1"):

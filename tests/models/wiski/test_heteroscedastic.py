@@ -205,9 +205,9 @@ def test_what_was_learned_is_not_retracted_by_halves() -> None:
         model.retract(X[:2], Y[:2], torch.tensor([[0.1], [torch.nan]]).double())
     with pytest.raises(InputDataError, match="at most the 20 observations"):
         model.withdraw(entry)
-    supposed = model.condition_on_observations(X[:1], Y[:1])
-    with pytest.raises(UnsupportedError, match="supposes"):
-        supposed.withdraw(entry)
+    conditioned = model.condition_on_observations(X[:1], Y[:1])
+    with pytest.raises(UnsupportedError, match="hypothetical"):
+        conditioned.withdraw(entry)
     assert_untouched(model, before)
 
 
@@ -295,15 +295,15 @@ def test_known_noise_teaches_nothing() -> None:
     assert model.noise_model.num_observations == 20
 
 
-def test_what_is_supposed_keeps_its_noise() -> None:
+def test_what_is_hypothetical_keeps_its_noise() -> None:
     X, Y = draw(30)
     model, T = model_of(X[:20], Y[:20]), torch.tensor([[0.2], [1.1]]).double()
-    supposed = model.condition_on_observations(X[:2], Y[:2], noise=torch.full_like(Y[:2], 0.1))
-    before = noise_of(supposed, T[:1])
+    conditioned = model.condition_on_observations(X[:2], Y[:2], noise=torch.full_like(Y[:2], 0.1))
+    before = noise_of(conditioned, T[:1])
     model.update(X[20:], 5.0 * Y[20:])
-    assert torch.equal(noise_of(supposed, T[:1]), before)
+    assert torch.equal(noise_of(conditioned, T[:1]), before)
     assert not torch.equal(noise_of(model, T[:1]), before)
-    assert supposed.fantasize(T[:1], SobolQMCNormalSampler(torch.Size([2]))).num_outputs == 1
+    assert conditioned.fantasize(T[:1], SobolQMCNormalSampler(torch.Size([2]))).num_outputs == 1
 
 
 def test_outputs_have_noises_of_their_own() -> None:

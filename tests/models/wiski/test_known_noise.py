@@ -1,6 +1,6 @@
 """Known noise variances in regression, fantasies and predictions, against dense processes.
 
-Observations take them in original units; what is supposed, in transformed ones, as in BoTorch.
+Observations take them in original units; what is conditioned, in transformed ones, as in BoTorch.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def assert_posterior(model: Any, dense: DenseGP, data: Observations, T: Tensor) 
 
 @pytest.mark.parametrize("noise", ["learned", "known", "mixed"])
 @pytest.mark.parametrize(("outputs", "batch"), SHAPES)
-def test_what_is_supposed_has_the_noise_it_is_given(
+def test_what_is_hypothetical_has_the_noise_it_is_given(
     outputs: int, batch: tuple[int, ...], noise: str
 ) -> None:
     data, more = (observations(n, 2, outputs, batch).with_noise(noise) for n in (12, 4))
@@ -88,9 +88,9 @@ def test_what_is_supposed_has_the_noise_it_is_given(
     assert_close(original, given)
     for rows in (slice(0, 1), slice(None)):
         noises = given[..., rows, :]
-        supposed = model.condition_on_observations(more.X, more.Y, noise=noises)
+        conditioned = model.condition_on_observations(more.X, more.Y, noise=noises)
         same = model.condition_on_observations(more.X, more.Y, noise=noises.expand_as(more.Y))
-        assert_close(supposed.posterior(T).mean, same.posterior(T).mean)
+        assert_close(conditioned.posterior(T).mean, same.posterior(T).mean)
 
 
 @pytest.mark.parametrize(("outputs", "batch"), SHAPES)

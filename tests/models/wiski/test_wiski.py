@@ -537,12 +537,12 @@ def test_features_that_leave_out_much_of_the_prior_are_said() -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 300])
-def test_a_model_that_supposes_cannot_grow_and_says_so(rows: int) -> None:
+def test_a_model_conditioned_on_data_cannot_grow_and_says_so(rows: int) -> None:
     problem = Problem(rows=rows)
     model, more = problem.model(problem.data(8)), problem.data(2)
-    supposed = model.condition_on_observations(more.X, more.Y)
+    conditioned = model.condition_on_observations(more.X, more.Y)
     with pytest.raises(InputDataError, match="wider bounds"):
-        supposed.posterior(more.X + 1.0)
+        conditioned.posterior(more.X + 1.0)
 
 
 @pytest.mark.parametrize("size", [3, (7,), (7, 3), 7.5, "8"])
