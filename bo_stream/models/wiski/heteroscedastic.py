@@ -66,12 +66,12 @@ class HeteroscedasticWISKI(StreamingGP):
         >>> model.update(new_X, new_Y).posterior(test_X, observation_noise=True).variance
     """
 
-    rounds = InferenceOption[int]()
     bounds, grid_size = Attribute(verbs.bounds), Attribute(verbs.grid_size)
     rank, dropped = Attribute(verbs.rank), Attribute(verbs.dropped)
     interpolation_error, solved_gram = verbs.interpolation_error, verbs.solved_gram
     truncate, refine, reproject = verbs.truncate, verbs.refine, verbs.reproject
     batch_log_marginal_likelihood = verbs.batch_log_marginal_likelihood
+    rounds = InferenceOption[int]()
     _memory: Memories
     _inference: HeteroscedasticInference
 
