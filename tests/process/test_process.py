@@ -135,8 +135,8 @@ def test_fantasies_in_batches_are_each_alone(
     X = torch.rand(4, 3, 2).double()
     Y = torch.randn(5, 4, OUTPUTS, 3).double()
     T = torch.rand(4, 6, 2).double()
-    conditioned = process.condition(X, Y, conditioned[2])
-    mean, covariance = conditioned.mean(T), conditioned.joint(T).covariance()
+    fantasies = process.condition(X, Y, conditioned[2])
+    mean, covariance = fantasies.mean(T), fantasies.joint(T).covariance()
     for i, j in ((0, 0), (4, 3)):
         alone = process.condition(X[j], Y[i, j], conditioned[2])
         assert_close(mean[i, j], alone.mean(T[j]))
