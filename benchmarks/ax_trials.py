@@ -28,7 +28,7 @@ from benchmarks.harness import Options, start
 from benchmarks.optimization import PROBLEMS, first_points
 from benchmarks.report import Claim, at_least, at_most, finish, stated
 from bo_stream.ax import StreamGenerator
-from bo_stream.ax.surrogate import REFIT
+from bo_stream.ax.stream import REFIT
 
 PROBLEM = PROBLEMS["Levy"]
 FASTER = {1_000: 8.0, 3_000: 40.0}

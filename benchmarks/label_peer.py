@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gpytorch
 import torch
+from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import ScaleKernel
 from gpytorch.likelihoods import DirichletClassificationLikelihood
+from gpytorch.means import ConstantMean
 from torch import Tensor
 
 from benchmarks.exact_learning import learn_exactly
 from bo_stream.likelihoods.softmax import softmax_moments
-from bo_stream.models.wiski.dirichlet import default_kernel, default_mean
+from bo_stream.models.wiski.dirichlet import MEAN, OUTPUTSCALE
 
 _CHUNK = 1_000
 
@@ -22,7 +25,9 @@ class ExactDirichletGP(gpytorch.models.ExactGP):
         """Take ``n x d`` inputs and ``n`` labels."""
         likelihood = DirichletClassificationLikelihood(labels, alpha_epsilon, dtype=X.dtype)
         super().__init__(X, likelihood.transformed_targets, likelihood)
-        self.covar_module, self.mean_module = default_kernel(X.shape[-1]), default_mean()
+        kernel = get_covar_module_with_dim_scaled_prior(X.shape[-1])
+        self.covar_module, self.mean_module = ScaleKernel(kernel), ConstantMean()
+        self.covar_module.outputscale, self.mean_module.constant = OUTPUTSCALE, MEAN
         self.to(X)
 
     def forward(self, X: Tensor) -> MultivariateNormal:
