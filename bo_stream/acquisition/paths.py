@@ -2,7 +2,6 @@
 
 Pathwise conditioning (Matheron's rule): for jointly normal (f, u), ``f(·) + cov(f(·), u)
 cov(u, u)⁻¹ (u' − u)`` has the law of f given that u has the law of u'. [Wilson2020, eq. 11 and 13]
-A function is a sum of terms in closed form.
 """
 
 from __future__ import annotations
@@ -15,11 +14,7 @@ from functools import partial, singledispatch
 from typing import Any
 
 import torch
-from botorch.exceptions.errors import (
-    BotorchTensorDimensionError,
-    InputDataError,
-    UnsupportedError,
-)
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from botorch.models.deterministic import DeterministicModel
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
@@ -92,10 +87,8 @@ def sample_paths(model: StreamingGP, n: int, seed: int | None = None) -> SampleP
 def mean_path(model: StreamingGP) -> SamplePaths:
     """Return the posterior mean as one function: on a grid O(r) a point instead of O(r²).
 
-    Undoing an outcome transform that is not affine makes it the posterior median.
-
-    Returns:
-        A deterministic model of the model's batch shape.
+    A deterministic model of the model's batch shape. Undoing an outcome transform that is not
+    affine makes it the posterior median.
     """
     process = _folded(model)
     terms: Terms = (PathTerm(process.mean),)
@@ -127,12 +120,9 @@ class SamplePaths(DeterministicModel):
     """
 
     def __init__(self, model: StreamingGP, terms: Terms, shape: Size) -> None:
-        """Keep the functions, and copies of the model's transforms that learn nothing more.
+        """Keep terms of functions of shape ``sample_shape x batch_shape x m``, and the transforms.
 
-        Args:
-            model: The model of the posterior.
-            terms: Parts of each function, in transformed units, that add up to it.
-            shape: ``sample_shape x batch_shape x m``.
+        The terms of a function add up to it, in transformed units.
         """
         super().__init__()
         modules = [model._modules.get(n) for n in ("input_transform", "stem", "outcome_transform")]

@@ -134,11 +134,7 @@ class CoverTree(Allocator):
         return type(self)(self.resolution, self.average, self.voronoi, self.per_lengthscale)
 
     def coarsened(self, resolution: float) -> Self:
-        """Return a tree of the coarser levels, the finest as :meth:`level` chooses it.
-
-        Raises:
-            ValueError: Nothing was inserted yet, or even the finest level is coarser.
-        """
+        """Return a tree of the coarser levels, down to that of :meth:`level`; errors as there."""
         self._check_not_empty()
         coarse = [level for level in self._levels if level.radius > resolution]
         if len(coarse) == len(self._levels):
@@ -379,10 +375,7 @@ class Ragged:
 def near_pairs(
     points: Members, centres: Members, above: CoverLevel, distance: float
 ) -> tuple[Tensor, Tensor]:
-    """Find centres within a distance of points, among the children of their parents' neighbours.
-
-    Returns positions of points, ascending, and of centres.
-    """
+    """Pair points, ascending, with centres in a distance: children of their parents' neighbours."""
     numbers = torch.arange(len(centres), device=centres.parents.device)
     families = Ragged.of(centres.parents, numbers, len(above))
     rows, items = [numbers[:0]], [numbers[:0]]
@@ -478,10 +471,7 @@ def _means(points: Members, chosen: Members, families: int, radius: float) -> Te
 def _moved(
     chosen: Members, means: Tensor, taken: Tensor, above: CoverLevel, radius: float
 ) -> Members:
-    """Move centres to their means, but for those nearer than a radius to another.
-
-    ``taken`` are the positions of means that older centres stand too near to.
-    """
+    """Move centres to their means, but for ``taken`` ones and those in a radius of another."""
     one, other = _rivals(chosen.parents, chosen.parents, above)
     one, other = one[one != other], other[one != other]
     square = radius * radius

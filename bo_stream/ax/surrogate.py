@@ -19,15 +19,7 @@ from botorch.settings import validate_input_scaling
 from botorch.utils.datasets import SupervisedDataset
 from torch import Tensor
 
-from bo_stream.ax.stream import (
-    Moments,
-    Record,
-    Rows,
-    Stream,
-    learned_state,
-    noise_floor,
-    restore,
-)
+from bo_stream.ax.stream import Moments, Record, Rows, Stream, learned_state, noise_floor, restore
 from bo_stream.loops.models import MODELS
 from bo_stream.loops.optimization.surrogate import thin
 from bo_stream.models.base import StreamingGP

@@ -12,11 +12,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
-from botorch.exceptions.errors import (
-    BotorchTensorDimensionError,
-    InputDataError,
-    UnsupportedError,
-)
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
@@ -78,11 +74,7 @@ from bo_stream.models.input_transforms import (
 from bo_stream.models.memory import Observations, Targets
 from bo_stream.models.outcomes.base import Drawing, NoiseAtInputs, Outcomes
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
-from bo_stream.models.outcomes.selection import (
-    check_outputs_exist,
-    chosen_outputs,
-    subset_module,
-)
+from bo_stream.models.outcomes.selection import check_outputs_exist, chosen_outputs, subset_module
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.prior import Prior, move_priors
 from bo_stream.process.cached_baseline import CachedBaseline, arrangements

@@ -23,11 +23,7 @@ from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.construction import latent_kernel
 from bo_stream.models.decoupled.growth import Growth
-from bo_stream.models.decoupled.inference import (
-    DecoupledInference,
-    Parametrization,
-    check_among,
-)
+from bo_stream.models.decoupled.inference import DecoupledInference, Parametrization, check_among
 from bo_stream.models.decoupled.learner import DecoupledLearner, Schedule
 from bo_stream.models.decoupled.memory import DecoupledMemory
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes, check_transform

@@ -42,11 +42,7 @@ from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Hyperparameters, Prior
 from bo_stream.models.stochastic.replay import ROWS, Batch, StreamReplay, generator_at
-from bo_stream.models.stochastic.start import (
-    input_scale,
-    learn_first_hyperparameters,
-    set_scales,
-)
+from bo_stream.models.stochastic.start import input_scale, learn_first_hyperparameters, set_scales
 from bo_stream.models.stochastic.training import Training, tracked, train, waiting
 from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.models.decoupled.posterior import DecoupledPosterior
-from bo_stream.models.outcomes.selection import (
-    subset_moments,
-)
+from bo_stream.models.outcomes.selection import subset_moments
 from bo_stream.models.stochastic.replay import HoldsRows, Replay
 from bo_stream.tensors import map_tensors
 
