@@ -311,8 +311,11 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Take outputs that all observations had and none named: classes without a label so far."""
         if outputs == self._num_outputs:
             return
+        units = self._units.grown(outputs)
+        if units is self._units:  # none that can grow: those of a merge are compared afterwards
+            return
         memory = self._inference.grown(self._memory, self._prior, outputs)
-        self._units, self._num_outputs = self._units.grown(outputs), outputs
+        self._units, self._num_outputs = units, outputs
         self._set_memory(memory)
         self.likelihood = choose_likelihood(None, self._units.shift, self._parameter_shape)
         self._refresh_fixed_noise()

@@ -80,6 +80,10 @@ def more_labels(X: Any, Y: Any) -> DirichletWISKI:
     return DirichletWISKI(X, torch.arange(len(Y)).remainder(3).unsqueeze(-1).to(Y))
 
 
+def two_outputs(X: Any, Y: Any) -> WISKI:
+    return WISKI(X, torch.cat((Y, -Y), -1))
+
+
 def fast(of: type[QSGP | QSRVM]) -> Build:
     return lambda X, Y: of(X, Y, update_steps=1, outcome_transform=None)
 
@@ -108,6 +112,9 @@ class Failure:
 FAILURES = {
     "WISKI, far inputs": Failure(grid, far, InputDataError, "too far outside"),
     "WISKI, other groups": Failure(grid, of_other_parts, UnsupportedError, "groups of inputs"),
+    "WISKI, another number of outputs": Failure(
+        WISKI, two_outputs, UnsupportedError, "number of outputs: 1 and 2"
+    ),
     "WISKI, another class": Failure(grid, OSGPR, UnsupportedError, "class: "),
     "HeteroscedasticWISKI, other groups of the noise": Failure(
         HeteroscedasticWISKI, noise_of_parts, UnsupportedError, "groups of inputs"
