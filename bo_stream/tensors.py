@@ -1,16 +1,14 @@
-"""Values made of tensors: mapped, compared with an earlier state, kept out of inference mode."""
+"""Values made of tensors: mapped, and compared with an earlier state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 State = tuple[Tensor, ...]
@@ -91,31 +89,3 @@ def _are_equal(pairs: list[tuple[Tensor, Tensor]]) -> bool:
     dtypes = {a.dtype for a, _ in pairs}
     together = [[(a.flatten(), b.flatten()) for a, b in pairs if a.dtype == t] for t in dtypes]
     return all(torch.equal(*map(torch.cat, zip(*some, strict=True))) for some in together)
-
-
-def keeps_tensors(method: Callable[P, T]) -> Callable[P, T]:
-    """Run a method outside inference mode, with copies of arguments that were made inside it.
-
-    Autograd refuses tensors made under ``torch.inference_mode``: a method that keeps tensors, in
-    memory or in a cache, would spoil every later gradient.
-    """
-
-    @wraps(method)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        within, differentiated = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-        if not within and not any(map(_is_inference, (*args, *kwargs.values()))):
-            return method(*args, **kwargs)
-        with torch.inference_mode(False), torch.set_grad_enabled(differentiated):
-            arguments = [_normal(value) for value in args]
-            options = {name: _normal(value) for name, value in kwargs.items()}
-            return method(*arguments, **options)  # type: ignore[arg-type]
-
-    return run
-
-
-def _is_inference(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_inference()
-
-
-def _normal(value: object) -> object:
-    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value

@@ -20,9 +20,9 @@ from bo_stream.linalg import (
     stack_columns,
     stack_rows,
 )
+from bo_stream.models.base import keeps_tensors
 from bo_stream.process.joint import Joint, Residual
 from bo_stream.process.process import Points, PosteriorProcess, WeightSpaceProcess
-from bo_stream.tensors import keeps_tensors
 from bo_stream.weights import evidence_of, solve
 
 

@@ -21,10 +21,10 @@ from bo_stream.bases.grid.interpolation import GridBasis
 from bo_stream.bases.grid.kernel import GridKernel
 from bo_stream.bases.grid.mesh import Mesh
 from bo_stream.bases.grid.statistics import check_room
+from bo_stream.models.base import keeps_tensors
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.wiski.memory import EPS, GridMemory, OnGrid, StreamMemory
 from bo_stream.sufficient_statistics import target_columns, weighted_statistics
-from bo_stream.tensors import keeps_tensors
 
 MOST_ROWS = 300
 """Up to this many observations are held as rows, if a model may have as many features."""
