@@ -1,8 +1,9 @@
-"""Values made of tensors: mapped, and compared with an earlier state."""
+"""Values made of tensors: mapped, compared with an earlier state, kept out of inference mode."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -89,3 +90,14 @@ def _are_equal(pairs: list[tuple[Tensor, Tensor]]) -> bool:
     dtypes = {a.dtype for a, _ in pairs}
     together = [[(a.flatten(), b.flatten()) for a, b in pairs if a.dtype == t] for t in dtypes]
     return all(torch.equal(*map(torch.cat, zip(*some, strict=True))) for some in together)
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Compute tensors that may be kept: autograd refuses those of ``torch.inference_mode`` later.
+
+    Whether gradients are recorded stays as it is.
+    """
+    differentiated = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(differentiated):
+        yield

@@ -81,6 +81,7 @@ from bo_stream.process.cached_baseline import CachedBaseline, arrangements
 from bo_stream.process.process import ConditionedProcess, PosteriorProcess, SelectedProcess
 from bo_stream.storage.objects import read_model, write_model
 from bo_stream.storage.trusted import Trusted
+from bo_stream.tensors import outside_inference_mode
 from bo_stream.warnings import NumericalEvent, NumericalLog, with_event
 
 P = ParamSpec("P")
@@ -96,10 +97,10 @@ def keeps_tensors(method: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        within, differentiated = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        within = torch.is_inference_mode_enabled()
         if not within and not any(map(_is_inference, (*args, *kwargs.values()))):
             return method(*args, **kwargs)
-        with torch.inference_mode(False), torch.set_grad_enabled(differentiated):
+        with outside_inference_mode():
             arguments = [_normal(value) for value in args]
             options = {name: _normal(value) for name, value in kwargs.items()}
             return method(*arguments, **options)  # type: ignore[arg-type]
