@@ -35,7 +35,7 @@ MOST_FAR = 0.0075
 """Share of innovations more than 3.5 robust standard deviations away, 15 times a normal one's."""
 
 MOST_SKEW = 0.25
-"""Skew of the innovations' quantiles: that of an exponential distribution is 0.4."""
+"""Skew of the innovations' quantiles: that of an exponential distribution is 0.46."""
 
 MOST_REPEATED = 0.05
 """Share of rows that repeat an earlier one, outcomes included."""

@@ -72,7 +72,7 @@ class Innovations:
         scale: Their robust standard deviation: median absolute value over that of a normal number.
         far: Number of those more than ``FAR`` robust standard deviations from zero.
         skew: ``(q90 + q10 − 2 q50) / (q90 − q10)`` of their quantiles; 0 for a symmetric
-            distribution, 0.4 for an exponential one.
+            distribution, 0.46 for an exponential one.
     """
 
     count: int
