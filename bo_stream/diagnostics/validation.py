@@ -143,7 +143,8 @@ class ProgressiveValidation:
         compared = self._compared(model, X, Y, Yvar)
         model.update(X, Y, Yvar)
         seconds = time.perf_counter() - began
-        self._add(model, X, Y, Yvar, *compared, seconds)
+        self._add(model, X, Y, Yvar, *compared)
+        self.add_time(len(X), seconds)
 
     def add(
         self,
@@ -151,7 +152,6 @@ class ProgressiveValidation:
         X: Tensor,
         Y: Tensor,
         Yvar: Tensor | None = None,
-        seconds: float | None = None,
     ) -> None:
         """Predict a batch that the model has not seen, and record it; the model stays as it is.
 
@@ -160,13 +160,22 @@ class ProgressiveValidation:
             X: ``n x d``.
             Y: ``n x m``, or labels.
             Yvar: Known noise variances shaped as Y; NaN: unknown.
-            seconds: Time that the step took, if it is to be recorded.
 
         Raises:
             UnsupportedError: A model with a batch shape; and all errors of ``update``. The record
                 has not changed then.
         """
-        self._add(model, X, Y, Yvar, *self._compared(model, X, Y, Yvar), seconds)
+        self._add(model, X, Y, Yvar, *self._compared(model, X, Y, Yvar))
+
+    def add_time(self, rows: int, seconds: float) -> None:
+        """Record the seconds that it took to predict the last rows and to learn from them."""
+        if self.intervals and rows > 0:
+            now = self.intervals[-1]
+            now.steps, now.timed, now.seconds = (
+                now.steps + 1,
+                now.timed + rows,
+                now.seconds + seconds,
+            )
 
     def _compared(
         self, model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
@@ -200,7 +209,6 @@ class ProgressiveValidation:
         batch: PredictedBatch,
         gain: Array,
         powers: Array,
-        seconds: float | None,
     ) -> None:
         if len(batch) == 0:
             return
@@ -209,7 +217,7 @@ class ProgressiveValidation:
         self._widths = [inputs.shape[-1], batch.outcome.shape[-1]]
         self.repeated.add(np.concatenate((inputs, outcomes), -1))
         self.reservoir.add(np.concatenate((inputs, outcomes, known), -1))
-        self._sum(model, batch, seconds)
+        self._sum(model, batch)
         if batch.innovations is None or batch.pit is None:
             return
         self._test(batch.innovations, batch.pit, batch.tested)
@@ -219,7 +227,7 @@ class ProgressiveValidation:
             deviation = deviation * float(same_units)
             self.units.add(inputs, outcomes, batch.innovations, deviation, gain, powers, earlier)
 
-    def _sum(self, model: StreamingGP, batch: PredictedBatch, seconds: float | None) -> None:
+    def _sum(self, model: StreamingGP, batch: PredictedBatch) -> None:
         """Add a batch to the present interval; begin the next one where that is long enough."""
         outputs, rows = batch.outcome.shape[-1], self.rows + len(batch)
         if self.rows == self._end:
@@ -235,9 +243,6 @@ class ProgressiveValidation:
             distance = np.abs(batch.pit - 0.5)
             now.within_50 = _plus(now.within_50, (distance <= 0.25).sum(0))
             now.within_95 = _plus(now.within_95, (distance <= 0.475).sum(0))
-        if seconds is not None:
-            now.steps, now.timed = now.steps + 1, now.timed + len(batch)
-            now.seconds += seconds
         if rows >= self._end:
             now.bytes, self._end = model_bytes(model), rows
 
