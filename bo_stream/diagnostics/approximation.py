@@ -228,8 +228,6 @@ def finer(model: StreamingGP) -> str:
         return f"model.max_points, model.allocator = {most}, Novelty({most})"
     if isinstance(model, ClusteredGP):
         return f"model.resolve({kind.resolution / 2.0:.3g})"
-    if isinstance(model, LocalGP):
-        return f"model = LocalGP(X, Y, max_size={2 * kind._inference.max_size})"
     return "model = OSGPR(X, Y)"
 
 

@@ -39,6 +39,8 @@ from tests.oracles.kernels import dense_kernel
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
 
+pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
+
 UNBATCHED = {
     case: [setting for setting in case.settings if not setting.batch_shape] for case in CASES
 }
