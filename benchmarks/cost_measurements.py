@@ -51,10 +51,11 @@ class Setting:
         d: Inputs.
         q: Points of an update, of a fantasy, and of each of the ten batches of a posterior.
         m: Outputs.
-        lengthscale: Over √d, of a sum of kernels of one input each itself; None: a fit finds it.
+        lengthscale: Over √d, of a sum over √group; None: a fit finds it.
         rough: Whether the kernel is Matérn-5/2 and not squared-exponential.
         function: What is observed, by its key in ``FUNCTIONS``.
         noise: Standard deviation, in parts of the function's.
+        group: Inputs of each part of a kernel that is a sum.
     """
 
     family: str
@@ -66,6 +67,7 @@ class Setting:
     rough: bool = False
     function: str = "waves"
     noise: float = 0.1
+    group: int = 1
 
 
 def waves(X: Tensor) -> Tensor:
@@ -109,9 +111,9 @@ class Rows:
 
     def _classes(self, scores: Tensor, generator: torch.Generator) -> Tensor:
         """Cut the function's range into as many classes as there are outputs, at least two."""
+        noisy = scores / scores.std() + 0.2 * torch.randn(scores.shape, generator=generator)
         count = max(2, self.setting.m)
-        scores = scores + 0.2 * torch.randn(scores.shape, generator=generator)
-        return ((count / 2.0) * (1.0 + (2.0 * scores).sin())).clamp(max=count - 1).floor()
+        return (noisy[:, None] > torch.linspace(-1.0, 1.0, count + 1)[1:-1]).sum(-1).double()
 
 
 def kernel_of(setting: Setting, scaled: bool = False) -> Kernel | None:
@@ -128,11 +130,11 @@ def kernel_of(setting: Setting, scaled: bool = False) -> Kernel | None:
 
 
 def _sum_of_kernels(setting: Setting) -> Kernel:
-    """One kernel of each input."""
+    """One kernel of each input, or of each group of so many."""
     parts = []
-    for i in range(setting.d):
-        part = RBFKernel(active_dims=(i,))
-        part.lengthscale = setting.lengthscale or 0.3
+    for i in range(0, setting.d, setting.group):
+        part = RBFKernel(active_dims=tuple(range(i, i + setting.group)))
+        part.lengthscale = (setting.lengthscale or 0.3) * setting.group**0.5
         parts.append(ScaleKernel(part))
     return AdditiveKernel(*parts)
 

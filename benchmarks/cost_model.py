@@ -141,7 +141,8 @@ def grid() -> list[Setting]:
     for d in (3, 6, 10):
         some += [Setting("WISKI, sum", 1000, d, lengthscale=value) for value in (0.1, 0.3)]
         some += [Setting("WISKI, sum", 100, d)]
-    some += [Setting("WISKI, sum", 1000, 6, q=4)]
+    some += [Setting("WISKI, sum", 1000, 6, q=4), Setting("WISKI, sum", 100, 6, group=2)]
+    some += [Setting("WISKI, sum", 1000, d, group=2) for d in (4, 8)]
     some += [Setting("OSGPR", n, d) for d in (1, 2, 3, 6, 10) for n in (50, 200, 450, 1000)]
     some += [Setting("OSGPR", 1000, d, lengthscale=v) for d in (2, 3, 6) for v in (0.15, 0.6)]
     some += [Setting("OSGPR", 1000, 6, q=4), Setting("OSGPR", 1000, 2, q=20)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -113,52 +113,43 @@ class CostTable:
         sizes = {"n": float(n), "d": float(problem.d), "q": float(problem.q), "m": float(problem.m)}
         sizes["w"], sizes["b"] = float(min(n, limits["window"])), float(min(n, limits["batch"]))
         if family in ("WISKI", "DirichletWISKI"):
-            sizes["p"] = float(self._nodes(problem))
-            sizes["c"] = float(sum(7 ** len(group) for group in problem.groups))
-            each = [self._count(family, len(group), problem) for group in problem.groups]
+            sides = [(len(group), _sides(matern)[len(group)]) for group, matern in _parts(problem)]
+            sizes["g"], sizes["p"] = float(len(sides)), float(self._nodes(problem))
+            sizes["c"] = float(sum(7**inputs for inputs, _ in sides))
+            sizes["k"] = float(sum(inputs * side**2 for inputs, side in sides))
+            each = [self._count(family, len(g), problem, matern) for g, matern in _parts(problem)]
             sizes["r"] = min(sum(each), sizes["p"], float(limits[f"{family} rank"]))
-            sizes["g"] = float(len(each))
-            sides = self._sides(problem)
-            sizes["k"] = float(sum(len(group) * sides[len(group)] ** 2 for group in problem.groups))
         elif family in ("OSGPR", "OSVGP"):
-            count = self._count("OSGPR", problem.d, problem)
+            count = self._count("OSGPR", problem.d, problem, any(problem.matern))
             sizes["M"] = min(n, count)
             sizes["a"] = float(n < count or count > 0.8 * limits["points"])
         elif family == "ClusteredGP":
             sizes["M"], sizes["a"] = self._centres(problem), float(n <= limits["centres"])
         elif family == "LocalGP":
-            sizes["C"] = max(1.0, min(self._count("LocalGP", problem.d, problem), n / 2.0))
+            sizes["C"] = max(
+                1.0, min(self._count("LocalGP", problem.d, problem, any(problem.matern)), n / 2.0)
+            )
             sizes["s"] = min(float(limits["local"]), n / sizes["C"])
         return sizes
 
     def interpolation_error(self, problem: Problem) -> float:
         """Predict the largest error of WISKI's covariance, in parts of the prior variance."""
-        each = [
-            math.exp(self._curve("error", len(group), problem, len(group) ** 0.5))
-            for group in problem.groups
-        ]
-        return max(each)
+        return max(
+            self._count("error", len(group), problem, matern) for group, matern in _parts(problem)
+        )
 
     def _nodes(self, problem: Problem) -> int:
         """Count the nodes of default grids."""
-        sides = self._sides(problem)
-        return sum(sides[len(group)] ** len(group) for group in problem.groups)
+        return sum(_sides(matern)[len(group)] ** len(group) for group, matern in _parts(problem))
 
-    def _sides(self, problem: Problem) -> dict[int, int]:
-        """Return the nodes a dimension of default grids, by their numbers of inputs."""
-        return DEFAULT_SIZES["rough" if problem.matern else "smooth"]
-
-    def _count(self, family: str, d: int, problem: Problem) -> float:
-        return math.exp(self._curve(family, d, problem, d**0.5))
-
-    def _curve(self, name: str, d: int, problem: Problem, scale: float) -> float:
-        """Interpolate a logarithm that was found at some lengthscales, along log ℓ and d."""
-        curves = self._sizes[name]["rough" if problem.matern else "smooth"]
+    def _count(self, name: str, d: int, problem: Problem, matern: bool) -> float:
+        """Interpolate what was found at some lengthscales and d, in logarithms."""
+        curves = self._sizes[name]["rough" if matern else "smooth"]
         x = [math.log(value) for value in self._sizes["lengthscales"]]
-        at = math.log(problem.lengthscale / scale)
+        at = math.log(problem.lengthscale / d**0.5)
         known = sorted(int(key) for key in curves)
-        ends = {key: _interpolated(x, [math.log(v) for v in curves[str(key)]], at) for key in known}
-        return _interpolated([float(k) for k in known], [ends[k] for k in known], float(d))
+        ends = [_interpolated(x, [math.log(v) for v in curves[str(key)]], at) for key in known]
+        return math.exp(_interpolated([float(key) for key in known], ends, float(d)))
 
     def _centres(self, problem: Problem) -> float:
         """Interpolate how many centres there are beyond the first thousand observations."""
@@ -170,6 +161,16 @@ class CostTable:
         x = [math.log(value) for value in record["n"]]
         ends = [_interpolated(x, [math.log(v) for v in record[str(d)]], math.log(n)) for d in known]
         return math.exp(_interpolated([float(d) for d in known], ends, float(problem.d)))
+
+
+def _parts(problem: Problem) -> Iterator[tuple[tuple[int, ...], bool]]:
+    """Yield the inputs of each part of the kernel, and whether it is Matérn."""
+    yield from zip(problem.groups, problem.matern, strict=True)
+
+
+def _sides(matern: bool) -> dict[int, int]:
+    """Return the nodes of a dimension of a default grid, by its number of inputs."""
+    return DEFAULT_SIZES["rough" if matern else "smooth"]
 
 
 def _interpolated(x: Sequence[float], y: Sequence[float], at: float) -> float:

@@ -73,9 +73,7 @@ def _sites_doubt(problem: Problem, table: CostTable) -> str | None:
 
 
 def _clusters_doubt(problem: Problem, table: CostTable) -> str | None:
-    if problem.n > table.limits["centres"]:
-        return "moves inputs to centres: for numerical guarantees"
-    return _points_doubt(problem, table)
+    return f"moves inputs to at most {table.limits['centres']:,} centres: for numerical guarantees"
 
 
 def _functions_doubt(problem: Problem, table: CostTable) -> str | None:

@@ -40,8 +40,8 @@ class Problem:
         rough: Whether hundreds of points cannot express the function.
         bounded: Whether the box of the inputs is known.
         lengthscale: Of the kernel, the inputs' box being the unit cube.
-        matern: Whether a part of the kernel is Matérn.
         groups: Inputs of each part of a kernel that is a sum; one group of all of any other.
+        matern: Whether each part is Matérn.
         gridded: Whether the kernel is one that a grid takes, with at most four inputs a group.
         spectral: Whether Fourier features of the kernel are known: RBF or Matérn, of all inputs.
     """
@@ -55,8 +55,8 @@ class Problem:
     rough: bool = False
     bounded: bool = True
     lengthscale: float = LENGTHSCALE
-    matern: bool = False
     groups: tuple[tuple[int, ...], ...] = ()
+    matern: tuple[bool, ...] = (False,)
     gridded: bool = True
     spectral: bool = True
 
@@ -89,7 +89,8 @@ def problem_of(
     groups = tuple(_inputs(part, d) for part in parts) or (tuple(range(d)),)
     if not lengthscale:
         lengthscale = _lengthscale(parts) or LENGTHSCALE * max(map(len, groups)) ** 0.5
-    names = {type(leaf).__name__ for part in parts for leaf in _leaves(part)}
+    kinds = [{type(leaf).__name__ for leaf in _leaves(part)} for part in parts] or [set()]
+    names = set().union(*kinds)
     return Problem(
         max(n, 1),
         d,
@@ -100,8 +101,8 @@ def problem_of(
         rough,
         bounded,
         lengthscale,
-        "MaternKernel" in names,
         groups,
+        tuple("MaternKernel" in each for each in kinds),
         names <= _GRID_KERNELS and max(map(len, groups)) <= 4,
         len(groups) == 1 and names <= {"RBFKernel", "MaternKernel"},
     )

@@ -103,11 +103,11 @@ def recommend(
 ) -> Recommendations:
     """Order the families of models for a problem, with predicted seconds and bytes.
 
-    First come families whose quality suffices, those within the budget before the others, by the
-    seconds of a step of a loop: an update, a refit (30 evaluations) and a search (100 posteriors).
-    The exact model, which approximates nothing, stays before others until it takes 1.25 times as
-    long. Then come families whose quality is in doubt, in the same order; ``reason`` says why.
-    Families that cannot take the problem are left out.
+    First come families whose quality suffices, by the seconds of a step of a loop: an update, a
+    refit (30 evaluations) and a search (100 posteriors). The exact model, which approximates
+    nothing, stays before others until it takes 1.25 times as long. Then come families whose quality
+    is in doubt, last those beyond the budget, in the same order; ``reason`` says why. Families that
+    cannot take the problem are left out.
 
     Costs are those of default options, from a table that ``benchmarks/cost_model.py`` fits,
     rescaled by a probe of this machine of a fifth of a second, once a process.
@@ -163,7 +163,7 @@ def exact_until(problem: Problem, families: Iterable[str] | None = None) -> int:
     Returns:
         The largest such n, up to 2²⁰.
     """
-    names = tuple(DOUBTS) if families is None else tuple(families)
+    names = _admissible(problem, families)
     least, beyond = 0, MOST
 
     def first(n: int) -> bool:
@@ -202,7 +202,7 @@ def _judged(
     doubt = DOUBTS[name](problem, table)
     excess = _excess(step, held, limits)
     against = "; ".join(reason for reason in (doubt, excess) if reason)
-    place = (doubt is not None, excess is not None, step / (PREFERENCE if name == "exact" else 1.0))
+    place = (excess is not None, doubt is not None, step / (PREFERENCE if name == "exact" else 1.0))
     return place, Recommendation(name, *costs, not against, against or MERITS[name])
 
 
@@ -210,7 +210,7 @@ def _excess(step: float, held: float, limits: Mapping[str, float]) -> str | None
     if step > limits["seconds"]:
         return f"a step of {_seconds(step)} is beyond the budget of {_seconds(limits['seconds'])}"
     if held > limits["bytes"]:
-        return f"{_bytes(held)} are beyond the budget of {_bytes(limits['bytes'])}"
+        return f"{_bytes(held)} of memory are beyond the budget of {_bytes(limits['bytes'])}"
     return None
 
 
@@ -227,7 +227,8 @@ def _limits(budget: Budget | None) -> dict[str, float]:
 def _admissible(problem: Problem, families: Iterable[str] | None) -> list[str]:
     """Check the families asked for, or choose all that take the problem."""
     names = list(DOUBTS) if families is None else list(dict.fromkeys(families))
-    if unknown := [name for name in names if name not in DOUBTS]:
+    unknown = [name for name in names if name not in DOUBTS]
+    if unknown or not names:
         known = ", ".join(DOUBTS)
         raise ValueError(f"Expected families among {known}, got {', '.join(unknown) or 'none'}.")
     refusals = {name: refusal(name, problem) for name in names}
