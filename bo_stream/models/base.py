@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
@@ -16,87 +15,86 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
-from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
 from botorch.sampling.base import MCSampler
 from botorch.utils.datasets import SupervisedDataset
-from botorch.utils.types import _DefaultType
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
-from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
-from gpytorch.means import ConstantMean, Mean
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.means import Mean
+from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models.gp import GP
 from torch import Tensor
 
-from bo_stream.bases.kernels import TransformedKernel
 from bo_stream.bases.stems import Stem
+from bo_stream.models import construction, fitting
 from bo_stream.models.checks import (
     check_finite,
     check_hypothetical,
     check_inputs,
-    check_kernel,
     check_mergeable,
     check_noise,
-    check_objective,
     check_sampler,
 )
 from bo_stream.models.construction import (
-    check_first_observations,
-    check_mean,
-    check_outputs,
-    check_stem,
     checked_projection,
     choose_likelihood,
-    first_projected,
-    first_totals,
-    first_transformed,
-    learn_bounds,
     observed_inputs,
-    warn_of_scaling,
 )
-from bo_stream.models.fitting import fit_apart
 from bo_stream.models.inference import Inference, Solve
 from bo_stream.models.input_transforms import (
     LatestInputs,
     TrainInputs,
     UnkeptOutcomes,
-    adapt_priors,
-    check_learned,
     check_not_train_inputs,
     keeps_boxes,
-    split_transform,
 )
 from bo_stream.models.memory import Observations, Targets
-from bo_stream.models.outcomes.base import Drawing, NoiseAtInputs, Outcomes
-from bo_stream.models.outcomes.gaussian import GaussianOutcomes
-from bo_stream.models.outcomes.selection import check_outputs_exist, chosen_outputs, subset_module
+from bo_stream.models.outcomes import prediction, selection
+from bo_stream.models.outcomes.base import NoiseAtInputs, Outcomes
+from bo_stream.models.outcomes.selection import chosen_outputs
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.prior import Prior, move_priors
 from bo_stream.process.cached_baseline import CachedBaseline, arrangements
-from bo_stream.process.joint import Joint
-from bo_stream.process.process import PosteriorProcess, SelectedProcess
+from bo_stream.process.process import ConditionedProcess, PosteriorProcess, SelectedProcess
 from bo_stream.storage.objects import read_model, write_model
 from bo_stream.storage.trusted import Trusted
-from bo_stream.tensors import keeps_tensors
+from bo_stream.tensors import outside_inference_mode
 from bo_stream.warnings import NumericalEvent, NumericalLog, with_event
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
-@dataclass(frozen=True)
-class Predictive:
-    """Mean and variance of outcomes at single points, ``... x q x m`` each.
 
-    Attributes:
-        mean: Of a label, its probability.
-        variance: Of the outcome, noise included.
+def keeps_tensors(method: Callable[P, T]) -> Callable[P, T]:
+    """Run a method outside inference mode, with copies of arguments that were made inside it.
+
+    Autograd refuses tensors made under ``torch.inference_mode``: a method that keeps tensors, in
+    memory or in a cache, would spoil every later gradient.
     """
 
-    mean: Tensor
-    variance: Tensor
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        within = torch.is_inference_mode_enabled()
+        if not within and not any(map(_is_inference, (*args, *kwargs.values()))):
+            return method(*args, **kwargs)
+        with outside_inference_mode():
+            arguments = [_normal(value) for value in args]
+            options = {name: _normal(value) for name, value in kwargs.items()}
+            return method(*arguments, **options)  # type: ignore[arg-type]
+
+    return run
+
+
+def _is_inference(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_inference()
+
+
+def _normal(value: object) -> object:
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
@@ -106,11 +104,15 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     ``fantasize``) returns a model that is conditioned on hypothetical data and shares the memory.
     Arithmetic is in float64, whatever the dtype of inputs and outputs. Gradients of posteriors flow
     to inputs, not to hyperparameters; those are learned from ``compute_custom_loss``.
+
+    Methods whose subject has a file of its own (construction, fits, outcomes at single points, some
+    of the outputs) are functions there, of the model, and are named here.
     """
 
     likelihood: Likelihood
     covar_module: Kernel
     mean_module: Mean
+    outcome_transform: OutcomeTransform
     _num_outputs: int
     _batch_shape: torch.Size
     _input_dim: int
@@ -121,7 +123,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _cache: Any = None
     _conditioned_process: PosteriorProcess | None
     _conditioned_noise: NoiseAtInputs | None = None
-    _fantasy_batch_shape: torch.Size | None = None
     _known: tuple[CachedBaseline, ...] = ()
     _numerical_log: NumericalLog = ()
     _said: tuple[str, ...] = ()  # plain values, which a saved model may hold
@@ -130,120 +131,15 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _outcomes_argument: ClassVar[str] = "train_Y"  # of the constructor
     _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
 
-    # --- construction ------------------------------------------------------------------------
+    # --- construction: the steps of a constructor, in their order ------------------------------
 
-    def _begin(
-        self,
-        train_X: Tensor,
-        train_Y: Tensor,
-        train_Yvar: Tensor | None,
-        outcome_transform: OutcomeTransform | _DefaultType | None,
-    ) -> None:
-        """Check the first observations; take shapes and outcome transform from them."""
-        check_first_observations(train_X, train_Y, train_Yvar)
-        GP.__init__(self)
-        self._conditioned_process = self._cache = None
-        self._num_outputs = train_Y.shape[-1]
-        self._batch_shape = train_X.shape[:-2]
-        self._input_dim = train_X.shape[-1]
-        if isinstance(outcome_transform, _DefaultType):
-            outcome_transform = Standardize(m=self._num_outputs, batch_shape=self._batch_shape)
-        if outcome_transform is not None:
-            check_outputs(outcome_transform, self._num_outputs)
-            OutcomeChain.of(outcome_transform)
-            self.outcome_transform = outcome_transform
-        targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
-        self._units = GaussianOutcomes.of(targets)
-
-    def _first_inputs(
-        self, X: Tensor, transform: InputTransform | None, stem: Stem | None = None
-    ) -> Tensor:
-        """Let the input transform and the stem, if any, learn from the first inputs; apply them."""
-        inputs = X
-        if transform is not None:
-            self.input_transform = transform
-            inputs = first_transformed(X, transform)
-        check_stem(stem)
-        if stem is not None:
-            self.stem = stem
-            inputs = first_projected(inputs, stem)
-        self._process_dim = inputs.shape[-1]
-        return inputs
-
-    def _set_modules(
-        self,
-        dim: int,
-        Yvar: Tensor | None,
-        likelihood: _GaussianLikelihoodBase | None,
-        covar_module: Kernel | None,
-        mean_module: Mean | None,
-    ) -> None:
-        """Kernel, mean and likelihood, or BoTorch's defaults for ``dim`` inputs."""
-        aug_batch = self._parameter_shape
-        if covar_module is not None:
-            check_kernel(covar_module, dim, aug_batch)
-        self.covar_module = (
-            get_covar_module_with_dim_scaled_prior(dim, batch_shape=aug_batch)
-            if covar_module is None
-            else covar_module
-        )
-        self.mean_module = (
-            ConstantMean(batch_shape=aug_batch) if mean_module is None else mean_module
-        )
-        self.likelihood = choose_likelihood(likelihood, Yvar, aug_batch)
-        check_mean(self.mean_module, aug_batch)
-
-    def _learn_transform(self, learned: InputTransform | None, inputs: Tensor) -> Tensor:
-        """Make a learnable input transform a part of the kernel, as which memory follows it.
-
-        Args:
-            learned: What :func:`split_transform` left of the user's, or None.
-            inputs: As the process takes them.
-
-        Returns:
-            Inputs as the user's kernel has them.
-        """
-        if learned is None:
-            return inputs
-        learn_bounds(inputs, learned)
-        transformed = observed_inputs(inputs, learned)
-        check_learned(learned, inputs, transformed)
-        adapt_priors(learned)
-        self.covar_module = TransformedKernel(self.covar_module, learned)
-        return transformed
-
-    def _set_inputs_and_modules(
-        self,
-        X: Tensor,
-        Yvar: Tensor | None,
-        transform: InputTransform | None,
-        likelihood: _GaussianLikelihoodBase | None,
-        covar_module: Kernel | None,
-        mean_module: Mean | None,
-    ) -> Tensor:
-        """Take these, or BoTorch's defaults; return the first inputs as the kernel has them."""
-        transform, learned = split_transform(transform)
-        inputs = self._first_inputs(X, transform)
-        self._set_modules(inputs.shape[-1], Yvar, likelihood, covar_module, mean_module)
-        return self._learn_transform(learned, inputs)
-
-    def _take_first(
-        self, X: Tensor, Y: Tensor, Yvar: Tensor | None, inputs: Tensor, custom_kernel: bool
-    ) -> None:
-        """Put the first observations into memory; warn where BoTorch would of their scaling."""
-        self._standardize_first(X, Y, Yvar)
-        if X.shape[-2] > 0:
-            self._observe(X, Y, Yvar, 1.0)
-        warn_of_scaling(inputs, self._standardized(Y.double()), custom_kernel)
-
-    def _standardize_first(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-        """Move to the first observations' dtype and device; learn the standardisation."""
-        targets, _ = self._outcomes.to_targets(Y, Yvar)
-        self.to(X)
-        totals = first_totals(targets, self._units.shift)
-        self._standardize_by(totals)
-        fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        self._units = self._units.begun(totals, self.outcome_scale(), zeros_apart=fixed)
+    _begin = construction.begin
+    _first_inputs = construction.first_inputs
+    _set_modules = construction.set_modules
+    _learn_transform = construction.learn_transform
+    _set_inputs_and_modules = construction.set_inputs_and_modules
+    _standardize_first = construction.standardize_first
+    _take_first = construction.take_first
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -268,7 +164,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 variances are given that it does not take.
             ValueError: The memory would become too large.
         """
-        return self._changed("update", X, Y, Yvar, 1.0)
+        self._check_not_conditioned("update")
+        Y, Yvar, outputs = self._units.checked(self._prior, X, Y, Yvar, "update")
+        if X.shape[-2] > 0:
+            with self._undone_on_error():
+                self._grow(outputs)
+                self._observe(X, Y, Yvar, 1.0)
+        return self
 
     @keeps_tensors
     def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
@@ -280,19 +182,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         taken are taken for those; not so by a grid model that still holds its few first
         observations as rows, which finds each of them.
         """
-        return self._changed("retract", X, Y, Yvar, -1.0)
-
-    def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
-        self._check_not_conditioned(verb)
-        Y, Yvar, outputs = self._units.checked(self._prior, X, Y, Yvar, verb)
-        if sign < 0.0:
-            self._check_retractable(X)
+        self._check_not_conditioned("retract")
+        Y, Yvar, _ = self._units.checked(self._prior, X, Y, Yvar, "retract")
+        self._check_retractable(X)
         if X.shape[-2] > 0:
             with self._undone_on_error():
-                self._grow(outputs)
-                self._observe(X, Y, Yvar, sign)
-                if sign < 0.0:
-                    self._units = self._units.found(self.num_observations > 1e-6)
+                self._observe(X, Y, Yvar, -1.0)
+                self._units = self._units.found(self.num_observations > 1e-6)
         return self
 
     @contextmanager
@@ -428,8 +324,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         A model that is conditioned on hypothetical observations has their batch shape, broadcast
         with the data's. Hyperparameters and memory keep the data's.
         """
-        fantasies = self._fantasy_batch_shape
-        return self._batch_shape if fantasies is None else fantasies
+        process = self._conditioned_process
+        while isinstance(process, SelectedProcess):
+            process = process.base
+        return process.batch_shape if isinstance(process, ConditionedProcess) else self._batch_shape
 
     @property
     def _parameter_shape(self) -> torch.Size:
@@ -668,33 +566,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             return self.hypothetical_inputs(X)
         return stem.calibrated_forward(observed_inputs(X, self._input_transform))
 
-    def _reprojected(
-        self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None
-    ) -> tuple[Observations, Observations]:
-        """Observations in memory, to be taken out where they entered, and in where they are now.
-
-        Args:
-            X: ``batch_shape x n x d``.
-            Y: ``batch_shape x n x m``.
-            former: Where they entered, ``batch_shape x n x k``.
-            Yvar: Known noise variances shaped as Y; NaN: unknown.
-
-        Raises:
-            BotorchTensorDimensionError: Shapes do not fit.
-            InputDataError: As :meth:`update`, and more observations than are in memory.
-            UnsupportedError: The model is conditioned on hypothetical data.
-        """
-        self._check_not_conditioned("reproject")
-        Y, Yvar, _ = self._units.checked(self._prior, X, Y, Yvar, "reproject")
-        self._check_retractable(X)
-        if former.shape != (*X.shape[:-1], self._process_dim):
-            raise BotorchTensorDimensionError(
-                f"Expected former of shape `{tuple(X.shape[:-1])} x {self._process_dim}`, the "
-                f"coordinates of X, got {tuple(former.shape)}."
-            )
-        new = self._observations(X, Y, Yvar, 1.0)
-        return replace(new, X=checked_projection(former.to(new.X)), sign=-1.0), new
-
     @torch.no_grad()
     def standardized(
         self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None
@@ -809,7 +680,11 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if isinstance(observation_noise, Tensor):
             check_noise("observation_noise", observation_noise, inputs.to(X), self.num_outputs)
         chosen = chosen_outputs(output_indices, self.num_outputs) if output_indices else None
-        joint, noise = self._joint(X, inputs), self._added_noise(observation_noise, inputs)
+        joint = self._process_at(X, inputs).joint(inputs)
+        if isinstance(observation_noise, Tensor):
+            noise: Tensor | None = observation_noise.to(torch.float64).mT
+        else:
+            noise = self.noise_at(inputs) if observation_noise else None
         offset, scale = self._offset_and_scale()
         if chosen is not None:
             joint, offset, scale = (
@@ -822,47 +697,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         posterior = self._outcomes.untransform(GPyTorchPosterior(normal), chosen)
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
 
-    def predictive(self, X: Tensor) -> Predictive:
-        """Mean and variance of outcomes at single points; differentiable in X.
-
-        Of the likelihood's marginal: in closed form where gpytorch has one (Bernoulli, Gaussian),
-        else by quadrature. Cost as that of a posterior's variances.
-
-        Args:
-            X: ``... x q x d``.
-
-        Raises:
-            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
-            InputDataError: X has a wrong dtype or device, or is not finite.
-            UnsupportedError: An outcome transform other than ``Standardize``.
-        """
-        inputs, mean, variance = self._marginals(X)
-        noise = partial(self.noise_at, inputs)
-        mean, variance = self._units.moments(self._prior, mean, variance, noise)
-        offset, scale = self._offset_and_scale()
-        return Predictive((offset + scale * mean).mT.to(X), (scale.square() * variance).mT.to(X))
-
-    def log_predictive(self, X: Tensor, Y: Tensor) -> Tensor:
-        """Log density, or log probability, of each outcome at its point, ``... x q x m``.
-
-        In closed form as :meth:`predictive`, and of a Laplace likelihood; else by quadrature, which
-        is rough where the process is many times less certain than the likelihood is wide.
-
-        Args:
-            X: ``... x q x d``.
-            Y: ``...' x q x m``, leading dimensions broadcast against those of X.
-
-        Raises:
-            BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
-            InputDataError: A wrong dtype or device, NaN or infinity; outcomes that the likelihood
-                cannot have.
-            UnsupportedError: An outcome transform other than ``Standardize``.
-        """
-        inputs, mean, variance = self._marginals(X)
-        check_hypothetical(mean.mT.to(X), Y, None, self.num_outputs)
-        targets, noise = self._standardized(Y.to(torch.float64)).mT, partial(self.noise_at, inputs)
-        density = self._units.log_density(self._prior, targets, mean, variance, noise)
-        return (density - self._offset_and_scale()[1].log()).mT.to(X)
+    predictive, log_predictive = prediction.predictive, prediction.log_predictive
 
     @keeps_tensors
     def _marginals(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -935,18 +770,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         any_width = transform is not None and transform.is_one_to_many
         check_inputs(X, None if any_width else self._input_dim, self.train_targets, finite)
 
-    def _joint(self, X: Tensor, inputs: Tensor) -> Joint:
+    def _process_at(self, X: Tensor, inputs: Tensor) -> PosteriorProcess | CachedBaseline:
+        """Return the process, or the known points of it that surround X."""
         process = self._solved(self._inference.process, inputs)
         for known in self._known:
             if process is known.process and known.surround(X):
-                return known.joint(inputs)
-        return process.joint(inputs)
-
-    def _added_noise(self, observation_noise: bool | Tensor, inputs: Tensor) -> Tensor | None:
-        """Noise variances, broadcastable to ``... x m x q``, in transformed units."""
-        if isinstance(observation_noise, Tensor):
-            return observation_noise.to(torch.float64).mT
-        return self.noise_at(inputs) if observation_noise else None
+                return known
+        return process
 
     @keeps_tensors
     def with_known_points(self, first: Tensor | None = None, last: Tensor | None = None) -> Self:
@@ -1008,7 +838,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         check_hypothetical(inputs.to(X), Y, noise, self.num_outputs)
         targets = self._standardized(Y.to(torch.float64)).mT
         given = None if noise is None else noise.to(torch.float64).mT
-        return self._conditioned(X, inputs, targets, given)
+        process = self._solved(self._inference.process, inputs)
+        told = self._pseudo_observations(process, inputs, targets, given)
+        return self._with_process(process.condition(inputs, *told), X)
 
     def fantasize(
         self,
@@ -1048,25 +880,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             return model
         return self.condition_on_observations(X, *self._drawn(X, sampler, drawing))
 
-    def _drawn(
-        self, X: Tensor, sampler: MCSampler, drawing: Drawing
-    ) -> tuple[Tensor, Tensor | None]:
-        """Outcomes drawn from their joint posterior at X, ``sample_shape x ... x q x m``.
-
-        And their noise variances where these are not the model's own.
-        """
-        if X.shape[-2] == 0:
-            nothing = X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
-            return nothing, None
-        with fantasize_flag():
-            samples = sampler(self.posterior(X))
-        values = self._standardized(samples.to(torch.float64)).mT
-        kept = values.shape[values.ndim - len(self._batch_shape) - 2 :]
-        flat = values.reshape(sampler.sample_shape.numel(), -1, *kept)
-        outcomes, noise = drawing(flat, sampler.seed)
-        offset, scale = self._offset_and_scale()
-        Y = (offset + scale * outcomes.view(values.shape)).mT.to(X)
-        return Y, None if noise is None else noise.view(values.shape).mT.to(X)
+    _drawn = prediction.drawn
 
     def get_fantasy_model(
         self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
@@ -1097,42 +911,42 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         variances = None if noise is None else self._as_rows(noise)
         check_hypothetical(inputs, rows, variances, self.num_outputs)
         known = None if variances is None else variances.double().mT
-        return self._conditioned(inputs, inputs.double(), rows.double().mT, known)
+        X = inputs.double()
+        process = self._solved(self._inference.process, X)
+        told = self._pseudo_observations(process, X, rows.double().mT, known)
+        return self._with_process(process.condition(X, *told), inputs)
 
     def _as_rows(self, values: Tensor) -> Tensor:
         """Bring GPyTorch's ``... (x m if m > 1) x q`` to ``... x q x m``."""
         return values.unsqueeze(-1) if self.num_outputs == 1 else values.mT
 
-    def _conditioned(
-        self, X: Tensor, inputs: Tensor, targets: Tensor, noise: Tensor | None
-    ) -> Self:
-        """Return a model that is conditioned on observations in the units of its process.
+    def _pseudo_observations(
+        self, process: PosteriorProcess, inputs: Tensor, targets: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return Gaussian outcomes and noise variances that the process is conditioned on.
 
         Args:
-            X: ``... x q x d``.
+            process: The posterior.
             inputs: After :meth:`transform_inputs`, ``... x q x d``, float64.
-            targets: ``... x m x q``, float64.
+            targets: In the units of the process, ``... x m x q``, float64.
             noise: Shaped as targets, or None for the model's own.
         """
-        process = self._solved(self._inference.process, inputs)
         varying = self._noise(inputs) if noise is None else None
-        outcomes, variances = self._units.pseudo_observations(
-            self._prior,
-            self._memory,
-            process,
-            inputs,
-            targets,
-            noise if varying is None else varying(inputs),
+        noise = noise if varying is None else varying(inputs)
+        return self._units.pseudo_observations(
+            self._prior, self._memory, process, inputs, targets, noise
         )
-        conditioned = process.condition(inputs, outcomes, variances)
-        model = self._with_process(conditioned)
-        model._fantasy_batch_shape = conditioned.batch_shape
-        model._latest = self._latest.with_hypothetical(X)
-        return model
 
-    def _with_process(self, process: PosteriorProcess) -> Self:
-        """Return a model with this process that shares hyperparameters and memory."""
+    def _with_process(self, process: PosteriorProcess, X: Tensor | None = None) -> Self:
+        """Return a model with this process that shares hyperparameters and memory.
+
+        Args:
+            process: The posterior.
+            X: Inputs that it was conditioned at, ``... x q x d``, if it was.
+        """
         model = self._shallow_copy()
+        if X is not None:
+            model._latest = self._latest.with_hypothetical(X)
         model._conditioned_process, model._conditioned_noise = process, self._noise(process=process)
         if self._stem is not None and self._conditioned_process is None:
             model.stem = deepcopy(self._stem)  # this one's may go on learning
@@ -1148,37 +962,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     # --- some of the outputs, another device -------------------------------------------------
 
-    def subset_output(self, idcs: list[int]) -> Self:
-        """Return a model of some of the outputs, with its own hyperparameters and memory.
-
-        Args:
-            idcs: Indices of the outputs to keep.
-
-        Raises:
-            UnsupportedError: An index is out of range or repeated.
-        """
-        check_outputs_exist(idcs, self.num_outputs)
-        model = self._shallow_copy()
-        model._num_outputs = len(idcs)
-        if self._conditioned_process is not None:
-            model._conditioned_process = SelectedProcess(self._conditioned_process, tuple(idcs))
-        if self._conditioned_noise is not None:
-            model._conditioned_noise = self._conditioned_noise.select(idcs)
-        for name in ("covar_module", "mean_module", "likelihood"):
-            module = subset_module(getattr(self, name), self._batch_shape, self.num_outputs, idcs)
-            model._modules[name] = module
-        transform = self._modules.get("outcome_transform")
-        if isinstance(transform, OutcomeTransform):
-            model._modules["outcome_transform"] = transform.subset_output(idcs)
-        for name, part in self._modules.items():
-            if isinstance(part, StreamingGP):
-                model._modules[name] = part.subset_output(idcs)
-        model._select_memory(idcs)
-        return model
-
-    def _select_memory(self, outputs: list[int]) -> None:
-        self._set_memory(self._memory.select(outputs))
-        self._units = self._units.select(outputs)
+    subset_output = selection.subset_output
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the memory along to another device, where it stays in float64, and all priors."""
@@ -1203,21 +987,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         )
         return self._from_per_output(value)
 
-    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
-        """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
-
-        Args:
-            mll: Gives the priors of all hyperparameters.
-            kwargs: Ignored, for BoTorch's callers.
-
-        Raises:
-            UnsupportedError: ``mll`` is another objective than the marginal likelihood and its
-                evidence lower bound.
-        """
-        check_objective(mll)
-        objective = self._from_per_output(self._learning_objective())
-        value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
-        return -value / self._from_per_output(self._counts()).clamp_min(1.0)
+    compute_custom_loss = fitting.compute_custom_loss
+    train = keeps_tensors(fitting.train)
+    _fit = fitting.fit
 
     def _learning_objective(self) -> Tensor:
         value, self._cache = self._inference.objective(self._memory, self._cache, self._prior)
@@ -1233,40 +1005,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if self._is_fitting:
             raise AttributeError("custom_fit is absent during a fit.")
         return self._fit
-
-    def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
-        self._is_fitting = True
-        try:
-            return fit_apart(mll, **kwargs)
-        finally:
-            self._is_fitting = False
-
-    @keeps_tensors
-    def train(self, mode: bool = True) -> Self:
-        """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
-        if mode and self._conditioned_process is None:
-            self._prepare_refit()
-        was_training = self.training
-        torch.nn.Module.train(self, mode)
-        outcome_transform = self._modules.get("outcome_transform")
-        if mode and outcome_transform is not None:
-            outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
-        if was_training and not mode and self._conditioned_process is None:
-            with torch.no_grad():
-                self._memory, self._cache = self._inference.refitted(
-                    self._memory, self._cache, self._prior
-                )
-        return self
-
-    def _prepare_refit(self) -> None:
-        if not self._units.rescales:
-            return
-        self._standardize_by(self._memory.totals)
-        settled = self._units.settled(self._memory.totals)
-        if settled is not self._units:
-            self._units = settled
-            self._set_memory(self._memory)
-        self._refresh_fixed_noise()
 
     def _standardize_by(self, totals: Tensor) -> None:
         """Learn the standardisation, in a copy: conditioned models keep their own."""
