@@ -377,6 +377,9 @@ def main() -> None:
         if "write" in options.flags:
             TABLE.write_text(json.dumps(fit, indent=1) + "\n", encoding="utf-8")
     checked = measure(options.pick(fresh(), tiny()), processor=THREADS == 1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = json.dumps([asdict(one) for one in checked], indent=1)
+    (options.out / "cost_check.json").write_text(rows + "\n")
     made += claims(f"check, {THREADS} threads", checked, table)
     finish("cost_model", made, options, {"threads": THREADS})
 
