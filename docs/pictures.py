@@ -53,6 +53,8 @@ def growth() -> Figure:
     settings = json.loads(MEASURED.read_text(encoding="utf-8"))["settings"]
     for axes, (task, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
         draw_curves(axes, settings["seconds"][task], settings["families"])
+        free = "upper right" if task == "update" else "lower right"
+        axes.legend(fontsize=8, frameon=False, loc=free)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("observations so far", fontsize=9)
     figure.axes[0].set_ylabel("time", fontsize=9)
@@ -74,7 +76,6 @@ def draw_curves(axes: Axes, curves: Curves, families: dict[str, str]) -> None:
     axes.set_ylim(low / 1.5, high * 1.5)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="best")
 
 
 def ordered(families: dict[str, str]) -> list[str]:
