@@ -101,10 +101,11 @@ def _draw_coverage(axes: Axes, validation: Validation) -> None:
         values = np.asarray([getattr(scores, name) for scores in course]).mean(-1)
         axes.plot(rows, values, "o-", ms=3, color=colour, label=f"{100 * share:g} % intervals")
         axes.axhline(share, color=colour, lw=0.8, ls=":")
-    for number, (_, row, _, _) in enumerate(validation.drift_signals):
-        axes.axvline(row, color="black", lw=1.0, ls="--", label=None if number else "drift signal")
+    for number, (_, row, began, _) in enumerate(validation.drift_signals):
+        label = None if number else "drift"
+        axes.axvspan(max(1, began), row, color="tab:orange", alpha=0.4, lw=0, label=label)
     axes.set(xlabel="rows validated", xscale="log", ylim=(0.0, 1.02))
-    axes.legend(fontsize=8, loc="lower right")
+    axes.legend(fontsize=8, loc="lower left")
 
 
 def _draw_gap(axes: Axes, gap: ApproximationGap | str) -> None:
