@@ -23,7 +23,7 @@ from bo_stream import OSGPR, WISKI
 from bo_stream.diagnostics import ProgressiveValidation, report
 from bo_stream.models.base import StreamingGP
 
-NOISE, LENGTHSCALE, BATCH = 0.2, 0.2, 10
+NOISE, LENGTHSCALE, BATCH = 0.2, 0.2, 25
 STREAMS, ROWS = 200, 2_000
 """Streams of a draw from a Gaussian process in 1-D, and rows of each."""
 
@@ -63,7 +63,7 @@ def true_model(X: Tensor, Y: Tensor) -> StreamingGP:
 
 def learned_model(X: Tensor, Y: Tensor) -> StreamingGP:
     """OSGPR that learned its hyperparameters from the first rows."""
-    model = OSGPR(X, Y, max_points=40, window=128)
+    model = OSGPR(X, Y, max_points=24, window=32)
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     return model
 
@@ -127,7 +127,7 @@ def delays(options: Options) -> list[Claim]:
 
 def times(options: Options) -> list[Claim]:
     """Seconds of a report after a long stream, and what the record adds to an update."""
-    n, batch = options.pick(100_000, 2_000), options.pick(500, 100)
+    n, batch = options.pick(100_000, 2_000), options.pick(2_000, 100)
     bounds = torch.tensor([[0.0] * 3, [1.0] * 3])
     models = {
         "WISKI": lambda X, Y: WISKI(X, Y, bounds=bounds),
