@@ -17,7 +17,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from benchmarks.data import levy
-from benchmarks.harness import Options, interleave, seconds, start
+from benchmarks.harness import Options, interleave, processor_seconds, seconds, start
 from benchmarks.report import Claim, at_most, finish, stated
 from bo_stream import OSGPR, WISKI
 from bo_stream.diagnostics import ProgressiveValidation, report
@@ -141,15 +141,25 @@ def times(options: Options) -> list[Claim]:
         for begin in range(batch, n, batch):
             record.observe(model, *levy(batch, 3, seed=begin))
         with tempfile.TemporaryDirectory() as folder:
-            whole = seconds(partial(report, model, record, path=folder))
+            whole, waited = both_seconds(partial(report, model, record, path=folder))
         X, Y = levy(n, 3, seed=7)
-        held_out = seconds(partial(report, model, X=X, Y=Y))
+        held_out, _ = both_seconds(partial(report, model, X=X, Y=Y))
         detail = f"3-D Levy, {model.num_observations:,.0f} observations, picture and JSON written"
-        claims.append(at_most(f"report, {name}", whole, 10.0, "s", detail))
+        claims.append(at_most(f"report, processor time, {name}", whole, 10.0, "s", detail))
+        claims.append(stated(f"report, wall-clock time, {name}", waited, "s", detail))
         detail = f"{n:,} held-out rows given, of which 10,000 are predicted"
-        claims.append(at_most(f"report on held-out rows, {name}", held_out, 10.0, "s", detail))
+        claims.append(
+            at_most(f"report on held-out rows, processor time, {name}", held_out, 10.0, "s", detail)
+        )
         claims.append(overhead(name, model, record, options))
     return claims
+
+
+def both_seconds(task: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of processor time, which other jobs do not change, and by the clock."""
+    waited: list[float] = []
+    busy = processor_seconds(lambda: waited.append(seconds(task)))
+    return busy, waited[0]
 
 
 def overhead(
