@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
     from bo_stream.models.wiski.resolution import GridResolutionWarning
     from bo_stream.models.wiski.wiski import WISKI
+    from bo_stream.recommendation.recommend import recommend
     from bo_stream.storage.archive import describe_file
     from bo_stream.warnings import CoarsePointsWarning, ProjectionWarning
 
@@ -74,6 +75,7 @@ __all__ = [
     "maximise_stochastically",
     "pretrain",
     "qBALD",
+    "recommend",
     "sample_paths",
     "select_from_pool",
     "select_labels_from_pool",
@@ -120,6 +122,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "MeanField",
     ),
     "models.wiski.wiski": ("WISKI",),
+    "recommendation.recommend": ("recommend",),
     "storage.archive": ("describe_file",),
     "allocation": (),
     "bases": (),
