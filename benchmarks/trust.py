@@ -86,7 +86,7 @@ def stream(
         Y = function(X) + noise(BATCH)
         if shift_at is not None and begin >= shift_at:
             Y = Y + NOISE
-            if record.drift[0].count:
+            if any(row > shift_at for row, _, _ in record.drift[0].signals):
                 break
         record.observe(model, X, Y)
     return record
