@@ -1,8 +1,8 @@
 """The table of costs of ``bo_stream.recommend``: measured, fitted, checked.
 
 Each family's update, refit, posterior and fantasy is measured at a grid of sizes. A sum of terms of
-the known orders (n³, M² q and so on) is fitted to them by nonnegative least squares of relative
-errors. Probes of the machine's speed are timed beside every measurement, so that a machine that
+the known orders (n³, M² q and so on) is fitted to them by nonnegative least squares of
+logarithms. Probes of the machine's speed are timed beside every measurement, so that a machine that
 others use, too, is as good as a slower one. Then settings that were not in the fit are predicted:
 other n, d and q, and hyperparameters that a fit finds on other functions.
 
