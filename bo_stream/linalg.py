@@ -142,12 +142,16 @@ def product_of_triangular_root(root: Tensor) -> Tensor:
     return result
 
 
+ROW_PRODUCT = "...qr,...rk->...qk"
+"""The product that :func:`row_product` computes, for ``torch.einsum``."""
+
+
 def row_product(rows: Tensor, matrix: Tensor) -> Tensor:
     """Compute ``rows @ matrix``, ``... x q x r`` by ``... x r x k``, for batches with one matrix.
 
     One product for all of them: ``matmul`` would make one for each batch, at twice the time.
     """
-    return torch.einsum("...qr,...rk->...qk", rows, matrix)
+    return torch.einsum(ROW_PRODUCT, rows, matrix)
 
 
 def solve_lower(factor: Tensor, right: Tensor) -> Tensor:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 State = tuple[Tensor, ...]
@@ -93,29 +92,12 @@ def _are_equal(pairs: list[tuple[Tensor, Tensor]]) -> bool:
     return all(torch.equal(*map(torch.cat, zip(*some, strict=True))) for some in together)
 
 
-def keeps_tensors(method: Callable[P, T]) -> Callable[P, T]:
-    """Run a method outside inference mode, with copies of arguments that were made inside it.
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Compute tensors that may be kept: autograd refuses those of ``torch.inference_mode`` later.
 
-    Autograd refuses tensors made under ``torch.inference_mode``: a method that keeps tensors, in
-    memory or in a cache, would spoil every later gradient.
+    Whether gradients are recorded stays as it is.
     """
-
-    @wraps(method)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        within, differentiated = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-        if not within and not any(map(_is_inference, (*args, *kwargs.values()))):
-            return method(*args, **kwargs)
-        with torch.inference_mode(False), torch.set_grad_enabled(differentiated):
-            arguments = [_normal(value) for value in args]
-            options = {name: _normal(value) for name, value in kwargs.items()}
-            return method(*arguments, **options)  # type: ignore[arg-type]
-
-    return run
-
-
-def _is_inference(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_inference()
-
-
-def _normal(value: object) -> object:
-    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+    differentiated = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(differentiated):
+        yield

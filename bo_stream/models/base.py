@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, ParamSpec, Self, TypeVar
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
@@ -78,12 +78,42 @@ from bo_stream.models.outcomes.selection import check_outputs_exist, chosen_outp
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.prior import Prior, move_priors
 from bo_stream.process.cached_baseline import CachedBaseline, arrangements
-from bo_stream.process.joint import Joint
-from bo_stream.process.process import PosteriorProcess, SelectedProcess
+from bo_stream.process.process import ConditionedProcess, PosteriorProcess, SelectedProcess
 from bo_stream.storage.objects import read_model, write_model
 from bo_stream.storage.trusted import Trusted
-from bo_stream.tensors import keeps_tensors
+from bo_stream.tensors import outside_inference_mode
 from bo_stream.warnings import NumericalEvent, NumericalLog, with_event
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def keeps_tensors(method: Callable[P, T]) -> Callable[P, T]:
+    """Run a method outside inference mode, with copies of arguments that were made inside it.
+
+    Autograd refuses tensors made under ``torch.inference_mode``: a method that keeps tensors, in
+    memory or in a cache, would spoil every later gradient.
+    """
+
+    @wraps(method)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        within = torch.is_inference_mode_enabled()
+        if not within and not any(map(_is_inference, (*args, *kwargs.values()))):
+            return method(*args, **kwargs)
+        with outside_inference_mode():
+            arguments = [_normal(value) for value in args]
+            options = {name: _normal(value) for name, value in kwargs.items()}
+            return method(*arguments, **options)  # type: ignore[arg-type]
+
+    return run
+
+
+def _is_inference(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_inference()
+
+
+def _normal(value: object) -> object:
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 @dataclass(frozen=True)
@@ -121,7 +151,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _cache: Any = None
     _conditioned_process: PosteriorProcess | None
     _conditioned_noise: NoiseAtInputs | None = None
-    _fantasy_batch_shape: torch.Size | None = None
     _known: tuple[CachedBaseline, ...] = ()
     _numerical_log: NumericalLog = ()
     _said: tuple[str, ...] = ()  # plain values, which a saved model may hold
@@ -268,7 +297,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
                 variances are given that it does not take.
             ValueError: The memory would become too large.
         """
-        return self._changed("update", X, Y, Yvar, 1.0)
+        self._check_not_conditioned("update")
+        Y, Yvar, outputs = self._units.checked(self._prior, X, Y, Yvar, "update")
+        if X.shape[-2] > 0:
+            with self._undone_on_error():
+                self._grow(outputs)
+                self._observe(X, Y, Yvar, 1.0)
+        return self
 
     @keeps_tensors
     def retract(self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Self:
@@ -280,19 +315,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         taken are taken for those; not so by a grid model that still holds its few first
         observations as rows, which finds each of them.
         """
-        return self._changed("retract", X, Y, Yvar, -1.0)
-
-    def _changed(self, verb: str, X: Tensor, Y: Tensor, Yvar: Tensor | None, sign: float) -> Self:
-        self._check_not_conditioned(verb)
-        Y, Yvar, outputs = self._units.checked(self._prior, X, Y, Yvar, verb)
-        if sign < 0.0:
-            self._check_retractable(X)
+        self._check_not_conditioned("retract")
+        Y, Yvar, _ = self._units.checked(self._prior, X, Y, Yvar, "retract")
+        self._check_retractable(X)
         if X.shape[-2] > 0:
             with self._undone_on_error():
-                self._grow(outputs)
-                self._observe(X, Y, Yvar, sign)
-                if sign < 0.0:
-                    self._units = self._units.found(self.num_observations > 1e-6)
+                self._observe(X, Y, Yvar, -1.0)
+                self._units = self._units.found(self.num_observations > 1e-6)
         return self
 
     @contextmanager
@@ -428,8 +457,10 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         A model that is conditioned on hypothetical observations has their batch shape, broadcast
         with the data's. Hyperparameters and memory keep the data's.
         """
-        fantasies = self._fantasy_batch_shape
-        return self._batch_shape if fantasies is None else fantasies
+        process = self._conditioned_process
+        while isinstance(process, SelectedProcess):
+            process = process.base
+        return process.batch_shape if isinstance(process, ConditionedProcess) else self._batch_shape
 
     @property
     def _parameter_shape(self) -> torch.Size:
@@ -809,7 +840,11 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if isinstance(observation_noise, Tensor):
             check_noise("observation_noise", observation_noise, inputs.to(X), self.num_outputs)
         chosen = chosen_outputs(output_indices, self.num_outputs) if output_indices else None
-        joint, noise = self._joint(X, inputs), self._added_noise(observation_noise, inputs)
+        joint = self._process_at(X, inputs).joint(inputs)
+        if isinstance(observation_noise, Tensor):
+            noise: Tensor | None = observation_noise.to(torch.float64).mT
+        else:
+            noise = self.noise_at(inputs) if observation_noise else None
         offset, scale = self._offset_and_scale()
         if chosen is not None:
             joint, offset, scale = (
@@ -935,18 +970,13 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         any_width = transform is not None and transform.is_one_to_many
         check_inputs(X, None if any_width else self._input_dim, self.train_targets, finite)
 
-    def _joint(self, X: Tensor, inputs: Tensor) -> Joint:
+    def _process_at(self, X: Tensor, inputs: Tensor) -> PosteriorProcess | CachedBaseline:
+        """Return the process, or the known points of it that surround X."""
         process = self._solved(self._inference.process, inputs)
         for known in self._known:
             if process is known.process and known.surround(X):
-                return known.joint(inputs)
-        return process.joint(inputs)
-
-    def _added_noise(self, observation_noise: bool | Tensor, inputs: Tensor) -> Tensor | None:
-        """Noise variances, broadcastable to ``... x m x q``, in transformed units."""
-        if isinstance(observation_noise, Tensor):
-            return observation_noise.to(torch.float64).mT
-        return self.noise_at(inputs) if observation_noise else None
+                return known
+        return process
 
     @keeps_tensors
     def with_known_points(self, first: Tensor | None = None, last: Tensor | None = None) -> Self:
@@ -1008,7 +1038,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         check_hypothetical(inputs.to(X), Y, noise, self.num_outputs)
         targets = self._standardized(Y.to(torch.float64)).mT
         given = None if noise is None else noise.to(torch.float64).mT
-        return self._conditioned(X, inputs, targets, given)
+        process = self._solved(self._inference.process, inputs)
+        told = self._pseudo_observations(process, inputs, targets, given)
+        return self._with_process(process.condition(inputs, *told), X)
 
     def fantasize(
         self,
@@ -1097,42 +1129,42 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         variances = None if noise is None else self._as_rows(noise)
         check_hypothetical(inputs, rows, variances, self.num_outputs)
         known = None if variances is None else variances.double().mT
-        return self._conditioned(inputs, inputs.double(), rows.double().mT, known)
+        X = inputs.double()
+        process = self._solved(self._inference.process, X)
+        told = self._pseudo_observations(process, X, rows.double().mT, known)
+        return self._with_process(process.condition(X, *told), inputs)
 
     def _as_rows(self, values: Tensor) -> Tensor:
         """Bring GPyTorch's ``... (x m if m > 1) x q`` to ``... x q x m``."""
         return values.unsqueeze(-1) if self.num_outputs == 1 else values.mT
 
-    def _conditioned(
-        self, X: Tensor, inputs: Tensor, targets: Tensor, noise: Tensor | None
-    ) -> Self:
-        """Return a model that is conditioned on observations in the units of its process.
+    def _pseudo_observations(
+        self, process: PosteriorProcess, inputs: Tensor, targets: Tensor, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return Gaussian outcomes and noise variances that the process is conditioned on.
 
         Args:
-            X: ``... x q x d``.
+            process: The posterior.
             inputs: After :meth:`transform_inputs`, ``... x q x d``, float64.
-            targets: ``... x m x q``, float64.
+            targets: In the units of the process, ``... x m x q``, float64.
             noise: Shaped as targets, or None for the model's own.
         """
-        process = self._solved(self._inference.process, inputs)
         varying = self._noise(inputs) if noise is None else None
-        outcomes, variances = self._units.pseudo_observations(
-            self._prior,
-            self._memory,
-            process,
-            inputs,
-            targets,
-            noise if varying is None else varying(inputs),
+        noise = noise if varying is None else varying(inputs)
+        return self._units.pseudo_observations(
+            self._prior, self._memory, process, inputs, targets, noise
         )
-        conditioned = process.condition(inputs, outcomes, variances)
-        model = self._with_process(conditioned)
-        model._fantasy_batch_shape = conditioned.batch_shape
-        model._latest = self._latest.with_hypothetical(X)
-        return model
 
-    def _with_process(self, process: PosteriorProcess) -> Self:
-        """Return a model with this process that shares hyperparameters and memory."""
+    def _with_process(self, process: PosteriorProcess, X: Tensor | None = None) -> Self:
+        """Return a model with this process that shares hyperparameters and memory.
+
+        Args:
+            process: The posterior.
+            X: Inputs that it was conditioned at, ``... x q x d``, if it was.
+        """
         model = self._shallow_copy()
+        if X is not None:
+            model._latest = self._latest.with_hypothetical(X)
         model._conditioned_process, model._conditioned_noise = process, self._noise(process=process)
         if self._stem is not None and self._conditioned_process is None:
             model.stem = deepcopy(self._stem)  # this one's may go on learning

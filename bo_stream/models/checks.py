@@ -135,8 +135,17 @@ def check_observations(
         _check_variances(Yvar)
 
 
-def check_floating_point(name: str, tensor: object) -> None:
-    """Check that an argument is a floating-point tensor."""
+def check_type(name: str, tensor: object, like: Tensor | None = None) -> None:
+    """Check that an argument is a floating-point tensor, of the model's dtype and device.
+
+    Args:
+        name: Of the argument.
+        tensor: That was given.
+        like: Has the model's dtype and device; None: there is no model yet, any will do.
+
+    Raises:
+        InputDataError: It is not.
+    """
     if not isinstance(tensor, Tensor):
         raise InputDataError(
             f"Expected {name} to be a torch.Tensor, got {type(tensor).__name__}. Convert it with "
@@ -146,12 +155,7 @@ def check_floating_point(name: str, tensor: object) -> None:
         raise InputDataError(
             f"Expected {name} to be floating point, got {tensor.dtype}. Use {name}.double()."
         )
-
-
-def check_type(name: str, tensor: Tensor, like: Tensor) -> None:
-    """Check that an argument is a floating-point tensor of the model's dtype and device."""
-    check_floating_point(name, tensor)
-    if tensor.dtype != like.dtype or tensor.device != like.device:
+    if like is not None and (tensor.dtype != like.dtype or tensor.device != like.device):
         raise InputDataError(
             f"Expected {name} as {like.dtype} on {like.device} as the model (and X), got "
             f"{tensor.dtype} on {tensor.device}. Convert it with "

@@ -21,9 +21,9 @@ from bo_stream.bases.stems import Stem
 from bo_stream.models.checks import (
     check_batch_shape,
     check_finite,
-    check_floating_point,
     check_instance,
     check_observations,
+    check_type,
 )
 from bo_stream.models.input_transforms import is_learnable
 from bo_stream.sufficient_statistics import target_columns
@@ -36,7 +36,7 @@ _MOST_CORNERS = 10
 def check_first_observations(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
     """Check the constructor's data, from which the model takes its shapes, dtype and device."""
     for name, tensor in (("train_X", X), ("train_Y", Y)):
-        check_floating_point(name, tensor)
+        check_type(name, tensor)
         if tensor.ndim < 2:
             raise BotorchTensorDimensionError(
                 f"Expected {name} of shape `batch_shape x n x width`, got {tuple(tensor.shape)}. "

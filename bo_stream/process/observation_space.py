@@ -21,7 +21,7 @@ from bo_stream.linalg import (
 )
 from bo_stream.process.joint import Joint, Residual
 from bo_stream.process.process import Points, PosteriorProcess, WeightSpaceProcess
-from bo_stream.tensors import keeps_tensors
+from bo_stream.tensors import outside_inference_mode
 from bo_stream.weights import evidence_of, solve
 
 
@@ -188,7 +188,7 @@ class ObservationSpaceProcess(PosteriorProcess):
         """The process in the weights of the kernel's features. Cost O(n r² + r³), once."""
         return self._solved_in_weights()
 
-    @keeps_tensors
+    @outside_inference_mode()
     def _solved_in_weights(self) -> WeightSpaceProcess:
         prior, told = self.prior, self.told
         basis = prior.basis_for(told.X, told.residual.shape[:-1])

@@ -10,15 +10,13 @@ import torch
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
-from bo_stream.linalg import safe_cholesky, stack_columns, stack_rows
+from bo_stream.linalg import ROW_PRODUCT, safe_cholesky, solve_lower, stack_columns, stack_rows
 from bo_stream.process.joint import Joint, Residual
 from bo_stream.tensors import zip_tensors
 from bo_stream.weights import WeightPosterior
 
 ROWS = 2048
 """Points whose features :meth:`PosteriorProcess.marginals` holds at a time."""
-
-_ROWS = "...qr,...rk->...qk"  # of batches by one matrix, as bo_stream.linalg.row_product
 
 
 class PosteriorProcess(ABC):
@@ -92,8 +90,7 @@ class PosteriorProcess(ABC):
         covariance = self.cross_covariance(points, points)
         shape = torch.broadcast_shapes(noise.shape, covariance.shape[:-1])
         factor = safe_cholesky(covariance + torch.diag_embed(noise.expand(shape)))
-        left = (Y - self.mean_at(points)).unsqueeze(-1)
-        innovation = torch.linalg.solve_triangular(factor, left, upper=False)
+        innovation = solve_lower(factor, (Y - self.mean_at(points)).unsqueeze(-1))
         new = ConditionedProcess(self, points, factor, innovation)
         return self._joined(new) if isinstance(self, ConditionedProcess) else new
 
@@ -115,7 +112,7 @@ class WeightSpaceProcess(PosteriorProcess):
     def at(self, X: Tensor) -> Points:
         """Evaluate the features once. Cost O(n r²)."""
         features = self.basis.features(X)
-        return Points(X, features, torch.einsum(_ROWS, features, self.weights.base_root))
+        return Points(X, features, torch.einsum(ROW_PRODUCT, features, self.weights.base_root))
 
     def mean_at(self, points: Points) -> Tensor:
         """Compute ``prior_mean + z mean``."""
@@ -162,7 +159,7 @@ class WeightSpaceProcess(PosteriorProcess):
     def _downdate(self, points: Points) -> Tensor:
         if not self.weights.observed:
             return points.posterior[..., :0]
-        return torch.einsum(_ROWS, points.posterior, self.weights.downdate)
+        return torch.einsum(ROW_PRODUCT, points.posterior, self.weights.downdate)
 
 
 @dataclass(frozen=True)
@@ -210,7 +207,7 @@ class ConditionedProcess(PosteriorProcess):
     def _downdate(self, points: Points) -> Tensor:
         """Compute ``cov(points, observed) factor⁻ᵀ``, ``... x m x n x q``."""
         cross = self.base.cross_covariance(self.points, points)
-        return torch.linalg.solve_triangular(self.factor, cross, upper=False).mT
+        return solve_lower(self.factor, cross).mT
 
     def mean_at(self, points: Points) -> Tensor:
         """Add the regression on the innovation to the base's mean."""

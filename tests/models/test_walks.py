@@ -1,7 +1,8 @@
 """How far a reader walks who follows one call through the package: no farther than at present.
 
-Wanted are at most 11 files and 22 switches for an update, 9 and 16 for a posterior, 10 and 40 for a
-fantasy with its posterior, 13 and 60 for two steps of a QSGP. The bounds here are what was reached.
+Wanted are at most 22 switches between files and a depth of 9 for an update, 16 and 7 for a
+posterior, 40 and 8 for a fantasy with its posterior, 60 and 10 for two steps of a QSGP; and 11, 9,
+10 and 13 files, of which the posterior's alone are met. The bounds here are what was reached.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ def two_steps() -> Callable[[], object]:
 
 
 CALLS = {
-    "update": (update, (17, 25, 12)),
-    "posterior": (posterior, (9, 11, 8)),
-    "fantasy": (fantasy, (14, 44, 9)),
-    "two steps of a QSGP": (two_steps, (15, 37, 12)),
+    "update": (update, (16, 22, 9)),
+    "posterior": (posterior, (9, 10, 7)),
+    "fantasy": (fantasy, (14, 40, 8)),
+    "two steps of a QSGP": (two_steps, (14, 36, 9)),
 }
 """Files, switches between them and depth."""
 

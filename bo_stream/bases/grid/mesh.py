@@ -51,17 +51,14 @@ class Stencil:
         nodes: Flat index of the nodes around each point, ``... x n x 4^d``.
         weights: Their interpolation weights, ``... x n x 4^d``.
         cells: Flat index of each point's cell, ``... x n``.
-        position: Of each point in its cell, ``... x n x d``.
+        polynomials: Products of Legendre polynomials of each point's position in its cell, up to
+            degree 6 in each dimension, ``... x n x 7^d``.
     """
 
     nodes: Tensor
     weights: Tensor
     cells: Tensor
-    position: Tensor
-
-    def polynomials(self) -> Tensor:
-        """Compute products of Legendre polynomials of the position, ``... x n x 7^d``."""
-        return outer_product(legendre(self.position))
+    polynomials: Tensor
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,8 @@ class Mesh:
             nodes = places[..., 0, :]
             for i, size in enumerate(grid.size[1:], 1):
                 nodes = (nodes.unsqueeze(-1) * size + places[..., i, :].unsqueeze(-2)).flatten(-2)
-            found.append(Stencil(nodes, outer_product(weights(t)), ravel(cell, grid.cells), t))
+            interpolation, polynomials = outer_product(weights(t)), outer_product(legendre(t))
+            found.append(Stencil(nodes, interpolation, ravel(cell, grid.cells), polynomials))
         return found
 
     def contains(self, X: Tensor) -> bool:

@@ -171,7 +171,7 @@ def accumulate(
     weighted = columns * precision.unsqueeze(-1)
     stencils = mesh.stencils(X)
     for block, stencil in zip(gram.blocks, stencils, strict=True):
-        moments = stencil.polynomials().unsqueeze(-3) * precision.unsqueeze(-1)
+        moments = stencil.polynomials.unsqueeze(-3) * precision.unsqueeze(-1)
         _add_rows(block.moments, stencil.cells.unsqueeze(-2), moments)
         del moments  # the largest of all: its memory is used again
     starts = [0, *itertools.accumulate(block.num_nodes for block in gram.blocks)]

@@ -22,7 +22,7 @@ from bo_stream.bases.inducing import InducingBasis, central, frozen, kernel_matr
 from bo_stream.linalg import check_memory, independent_rows
 from bo_stream.marginal_likelihood import NoiseGroup, subspace_log_marginal_likelihood
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.checks import check_finite, check_floating_point, check_type
+from bo_stream.models.checks import check_finite, check_type
 from bo_stream.models.inducing.memory import InducingMemory, Rows, TraceTerm
 from bo_stream.models.inference import Inference, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory, never_in
@@ -421,7 +421,7 @@ def basis_of_independent(kernel: Kernel, Z: Tensor, outputs: int) -> InducingBas
 
 def check_points(name: str, Z: Tensor, dim: int, most: int) -> None:
     """Check that a tensor holds finite points of ``dim`` inputs, ``most`` of them or fewer."""
-    check_floating_point(name, Z)
+    check_type(name, Z)
     if Z.ndim != 2 or Z.shape[-1] != dim:
         raise BotorchTensorDimensionError(
             f"Expected {name} of shape `M x {dim}`, shared by batch elements and outputs, got "

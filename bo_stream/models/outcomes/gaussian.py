@@ -11,7 +11,6 @@ from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 from torch.distributions import Normal
 
-from bo_stream.models.checks import check_finite
 from bo_stream.models.construction import first_totals, reference_outcome
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.base import Outcomes
@@ -163,8 +162,6 @@ class GaussianOutcomes(Outcomes):
     def encode(self, prior: Prior, Y: Tensor, Yvar: Tensor | None, infers_noise: bool) -> Targets:
         """Subtract the shift and raise small variances; see :class:`Outcomes`."""
         targets, variances = prior.chain.to_targets(Y.detach(), Yvar)
-        if prior.chain.fixed:
-            check_finite("Y after its outcome transform", targets)
         shifted = targets.to(torch.float64).mT - self.shift.unsqueeze(-1)
         if variances is None and infers_noise:
             unknown = torch.zeros_like(shifted[..., :1, :], dtype=torch.bool)

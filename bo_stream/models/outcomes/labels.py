@@ -11,7 +11,7 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from torch import Tensor
 
-from bo_stream.models.checks import check_floating_point, check_inputs
+from bo_stream.models.checks import check_inputs, check_type
 from bo_stream.models.memory import Memory
 from bo_stream.models.outcomes.base import Drawing
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
@@ -228,7 +228,7 @@ def checked_first_labels(X: Tensor, labels: Tensor) -> Tensor:
     Raises:
         UnsupportedError: A batch of inputs.
     """
-    check_floating_point("train_X", X)
+    check_type("train_X", X)
     if X.ndim > 2:
         raise UnsupportedError(
             f"Expected train_X of shape `n x d`, got {tuple(X.shape)}: the streams of a batch meet "

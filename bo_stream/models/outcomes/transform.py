@@ -41,8 +41,8 @@ class OutcomeChain:
     transform: Module | None
 
     @cached_property
-    def steps(self) -> list[OutcomeTransform]:
-        """The elementary transforms, first to last."""
+    def _parts(self) -> tuple[tuple[OutcomeTransform, ...], Standardize | None]:
+        """The elementary transforms, first to last: the fixed ones, and a final standardisation."""
         steps: list[OutcomeTransform] = []
         left = [] if self.transform is None else [self.transform]
         while left:
@@ -51,18 +51,19 @@ class OutcomeChain:
                 left = [*part.values(), *left]
             else:
                 steps.append(cast(OutcomeTransform, part))
-        return steps
+        if steps and isinstance(last := steps[-1], Standardize):
+            return tuple(steps[:-1]), last
+        return tuple(steps), None
 
-    @cached_property
+    @property
+    def fixed(self) -> tuple[OutcomeTransform, ...]:
+        """The steps before a standardisation, elementwise and without state."""
+        return self._parts[0]
+
+    @property
     def standardize(self) -> Standardize | None:
         """The last step, if it standardises."""
-        last = self.steps[-1] if self.steps else None
-        return last if isinstance(last, Standardize) else None
-
-    @cached_property
-    def fixed(self) -> tuple[OutcomeTransform, ...]:
-        """The steps before, elementwise and without state."""
-        return tuple(self.steps if self.standardize is None else self.steps[:-1])
+        return self._parts[1]
 
     @classmethod
     def of(cls, transform: Module | None) -> OutcomeChain:
@@ -72,17 +73,20 @@ class OutcomeChain:
             UnsupportedError: It has state other than a final ``Standardize``.
         """
         chain = cls(transform)
-        for step in chain.steps:
-            _check_step(step, step is chain.standardize)
+        for step in (*chain.fixed, chain.standardize):
+            if step is not None:
+                _check_step(step, step is chain.standardize)
         return chain
 
     def to_targets(self, Y: Tensor, Yvar: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Apply the fixed part to ``... x n x m`` outcomes and known noise variances.
 
         Raises:
+            InputDataError: Outcomes are not finite after it.
             UnsupportedError: A fixed transform cannot carry noise variances.
         """
-        for step in self.fixed:
+        fixed, _ = self._parts
+        for step in fixed:
             try:
                 Y, Yvar = step(Y, Yvar)
             except NotImplementedError as error:
@@ -90,6 +94,8 @@ class OutcomeChain:
                     f"{type(step).__name__} cannot transform noise variances: leave out Yvar "
                     "(train_Yvar, noise), or transform Y and Yvar yourself."
                 ) from error
+        if fixed:
+            check_finite("Y after its outcome transform", Y)
         return Y, Yvar
 
     def untransform(self, posterior: Posterior, outputs: list[int] | None = None) -> Posterior:
@@ -99,17 +105,19 @@ class OutcomeChain:
             posterior: Of outcomes after the fixed part.
             outputs: Those that it is of; None: all.
         """
-        for step in reversed(self.fixed):
+        fixed, _ = self._parts
+        for step in reversed(fixed):
             own = step if outputs is None else step.subset_output(outputs)
             posterior = own.untransform_posterior(posterior)
         return posterior
 
     def offset_and_scale(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and deviation that standardise, shaped like ``like``; 0 and 1 without any."""
-        if self.standardize is None:
+        _, standardize = self._parts
+        if standardize is None:
             return torch.zeros_like(like), torch.ones_like(like)
-        means = self.standardize.means.to(like).squeeze(-2)
-        return means.expand_as(like), self.standardize.stdvs.to(like).squeeze(-2).expand_as(like)
+        means = standardize.means.to(like).squeeze(-2)
+        return means.expand_as(like), standardize.stdvs.to(like).squeeze(-2).expand_as(like)
 
     def standardized(self, Y: Tensor, like: Tensor) -> Tensor:
         """Return outcomes, ``... x n x m``, in the units of the process.
@@ -122,8 +130,6 @@ class OutcomeChain:
             InputDataError: They are not finite after the transform.
         """
         targets, _ = self.to_targets(Y, None)
-        if self.fixed:
-            check_finite("Y after its outcome transform", targets)
         offset, scale = self.offset_and_scale(like)
         return (targets - offset.unsqueeze(-2)) / scale.unsqueeze(-2)
 

@@ -76,6 +76,41 @@ class GridSolution:
     rows: Solved[ObservationSpaceProcess] | None = None
     asked: bool = True
 
+    def current(self, data: Observations, prior: Prior, holds_rows: bool) -> GridSolution:
+        """Keep what a batch changes at a small cost, under the hyperparameters as they are now."""
+        whitening, weights, rows = self.whitening, self.weights, self.rows
+        if rows is not None and not (holds_rows and is_in(prior.model, rows.state)):
+            rows = None
+        if whitening is None or data.X.shape[-2] > WHITENED_ROWS:
+            return GridSolution(self.grid, rows=rows, asked=False)
+        if weights is not None:
+            process = weights.process
+            small = data.sign > 0.0 and process.weights.has_room_for(data.X.shape[-2])
+            same = small and process.basis is whitening.basis
+            weights = weights if same and is_in(prior.model, weights.state) else None
+        if weights is None and not is_in(prior.kernel, whitening.state):
+            whitening = None
+        return GridSolution(self.grid, whitening, weights, rows, asked=False)
+
+    def after(self, data: Observations, told: tuple[Tensor, Tensor] | None) -> GridSolution:
+        """Add a batch to all that is kept.
+
+        Args:
+            data: The batch.
+            told: Its outcomes and noise variances as the process has them; None drops posteriors.
+        """
+        whitening, weights, rows = self.whitening, None, None
+        if self.rows is not None and told is not None:
+            rows = replace(self.rows, process=self.rows.process.observe(data.X, *told))
+        if whitening is not None:
+            features = whitening.basis.features(data.X)
+            if self.weights is not None and told is not None:
+                process, (outcomes, noise) = self.weights.process, told
+                posterior = process.weights.observe(features, outcomes - process.prior_mean, noise)
+                weights = SolvedWeights(self.weights.state, replace(process, weights=posterior))
+            whitening = whitening.after(data, features)
+        return replace(self, whitening=whitening, weights=weights, rows=rows)
+
 
 @dataclass(frozen=True)
 class GridCache:
@@ -107,41 +142,14 @@ class GridCache:
         Of wider grids only those that were asked for since the last update; the posterior in
         observation space where the memory with the batch ``holds_rows``.
         """
-        n, solutions = data.X.shape[-2], list[GridSolution]()
-        for before in (self.own, *(wider for wider in self.wider if wider.asked)):
-            whitening, weights, rows = before.whitening, before.weights, before.rows
-            if whitening is None or n > WHITENED_ROWS:
-                whitening = weights = None
-            else:
-                whitening, weights = _carried(whitening, weights, data, prior)
-            if not holds_rows or rows is None or not is_in(prior.model, rows.state):
-                rows = None
-            else:
-                after = rows.process.observe(data.X, *prior.standardized(data))
-                rows = replace(rows, process=after)
-            solutions.append(GridSolution(before.grid, whitening, weights, rows, asked=False))
+        asked = (self.own, *(wider for wider in self.wider if wider.asked))
+        kept = [solution.current(data, prior, holds_rows) for solution in asked]
+        solved = any(one.weights is not None or one.rows is not None for one in kept)
+        told = prior.standardized(data) if solved else None
+        solutions = [solution.after(data, told) for solution in kept]
         return GridCache(
             solutions[0],
             tuple(solutions[1:]),
             subspace=None if self.subspace is None else self.subspace.after(data),
             checked=self.checked,
         )
-
-
-def _carried(
-    whitening: Whitening, weights: SolvedWeights | None, data: Observations, prior: Prior
-) -> tuple[Whitening | None, SolvedWeights | None]:
-    """Add a batch to the whitened memory and to the posterior of its weights, where current."""
-    if weights is not None:
-        process = weights.process
-        small = data.sign > 0.0 and process.weights.has_room_for(data.X.shape[-2])
-        current = small and process.basis is whitening.basis and is_in(prior.model, weights.state)
-        weights = weights if current else None
-    if weights is None and not is_in(prior.kernel, whitening.state):
-        return None, None
-    features = whitening.basis.features(data.X)
-    if weights is not None:
-        outcomes, noise = prior.standardized(data)
-        posterior = process.weights.observe(features, outcomes - process.prior_mean, noise)
-        weights = SolvedWeights(weights.state, replace(process, weights=posterior))
-    return whitening.after(data, features), weights

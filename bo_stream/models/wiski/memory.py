@@ -122,7 +122,9 @@ class GridMemory(NoiseGroups[NodeGram]):
             zeros = zero_statistics(self.grid, torch.Size(lead), groups, outputs, device)
             memory = replace(self, known=zeros)
         if not bool(data.known.all()):
-            accumulate(self.learned, self.grid, data.X, data.targets, *data.learned_group())
+            weight = data.sign * (~data.known).to(data.targets)
+            group = torch.ones_like(weight), weight
+            accumulate(self.learned, self.grid, data.X, data.targets, *group)
         if of_known and memory.known is not None:
             accumulate(memory.known, self.grid, data.X, data.targets, *data.known_group())
         return memory

@@ -23,7 +23,7 @@ from bo_stream.bases.grid.statistics import check_room
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.wiski.memory import EPS, GridMemory, OnGrid, StreamMemory
 from bo_stream.sufficient_statistics import target_columns, weighted_statistics
-from bo_stream.tensors import keeps_tensors
+from bo_stream.tensors import outside_inference_mode
 
 MOST_ROWS = 300
 """Up to this many observations are held as rows, if a model may have as many features."""
@@ -97,13 +97,13 @@ class RowMemory(OnGrid):
         return (noise * weight).sum(-1), (weight / noise).sum(-1), weight.sum(-1)
 
     @cached_property
-    @keeps_tensors
+    @outside_inference_mode()
     def lines(self) -> Tensor:
         """Interpolation weights of the rows, ``... x 1 x n x G``."""
         return interpolation_lines(self.grid, self.rows.X).unsqueeze(-3)
 
     @cached_property
-    @keeps_tensors
+    @outside_inference_mode()
     def pairs(self) -> tuple[Pairs, ...]:
         """All pairs of the rows."""
         return pairs_of(self.grid, self.rows.X)

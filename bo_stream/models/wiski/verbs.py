@@ -10,12 +10,11 @@ from torch import Tensor
 
 from bo_stream.bases.grid import resolution
 from bo_stream.bases.grid.mesh import Sizes
-from bo_stream.models.base import StreamingGP
+from bo_stream.models.base import StreamingGP, keeps_tensors
 from bo_stream.models.wiski.cache import GridCache, Whitening
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridSize
 from bo_stream.models.wiski.rows import Memory
-from bo_stream.tensors import keeps_tensors
 
 M = TypeVar("M", bound=StreamingGP)
 T = TypeVar("T")
