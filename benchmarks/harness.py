@@ -82,7 +82,10 @@ def interleave(
 
 
 def timings(
-    tasks: dict[str, Callable[[], object]], repeats: int, warmup: int = 1
+    tasks: dict[str, Callable[[], object]],
+    repeats: int,
+    warmup: int = 1,
+    clock: Callable[[Callable[[], object]], float] = seconds,
 ) -> dict[str, list[float]]:
     """Seconds of each task, the tasks taking turns so that a busy machine slows all alike.
 
@@ -90,11 +93,12 @@ def timings(
         tasks: By name.
         repeats: Turns that count.
         warmup: Turns before them that do not.
+        clock: :func:`seconds` or :func:`processor_seconds`.
     """
     times: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(warmup + repeats):
         for name, task in tasks.items():
-            elapsed = seconds(task)
+            elapsed = clock(task)
             if turn >= warmup:
                 times[name].append(elapsed)
     return times

@@ -32,7 +32,7 @@ def test_hooks_are_the_first_steps_of_ci() -> None:
 
 
 def test_paths_exist() -> None:
-    places = set(re.findall(r"(?:bo_stream|tests|benchmarks|docs)/[\w./]*\w(?:\.\w+)?", TEXT))
+    places = set(re.findall(r"(?:bo_stream|tests|benchmarks|docs)/[\w./-]*\w(?:\.\w+)?", TEXT))
     present = {place for place in places if "yours" not in place}
     assert present
     assert {place for place in present if not (ROOT / place).exists()} == set()

@@ -7,7 +7,7 @@ What every model shares:
 - ``prior``: a view of the hyperparameters as they are now; copies of them to be moved.
 - ``memory``: what is left of the data, and observations on their way into it.
 - ``inference``: the interface of a way from a memory to a posterior.
-- ``construction``: first observations, default kernels, boxes.
+- ``construction``: the steps of a constructor: first observations, default kernels, boxes.
 - ``input_transforms``: transforms of inputs in a stream; the latest inputs, for BoTorch.
 - ``checks``: of arguments, and of models to be merged.
 - ``fitting``: fits of hyperparameters from the memory.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ClassVar, ParamSpec, Self, TypeVar
@@ -16,65 +15,47 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from botorch.models.gpytorch import GPyTorchModel
 from botorch.models.model import FantasizeMixin
 from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils import fantasize as fantasize_flag
-from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
 from botorch.sampling.base import MCSampler
 from botorch.utils.datasets import SupervisedDataset
-from botorch.utils.types import _DefaultType
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, Likelihood
-from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
-from gpytorch.means import ConstantMean, Mean
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.means import Mean
+from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models.gp import GP
 from torch import Tensor
 
-from bo_stream.bases.kernels import TransformedKernel
 from bo_stream.bases.stems import Stem
+from bo_stream.models import construction, fitting
 from bo_stream.models.checks import (
     check_finite,
     check_hypothetical,
     check_inputs,
-    check_kernel,
     check_mergeable,
     check_noise,
-    check_objective,
     check_sampler,
 )
 from bo_stream.models.construction import (
-    check_first_observations,
-    check_mean,
-    check_outputs,
-    check_stem,
     checked_projection,
     choose_likelihood,
-    first_projected,
-    first_totals,
-    first_transformed,
-    learn_bounds,
     observed_inputs,
-    warn_of_scaling,
 )
-from bo_stream.models.fitting import fit_apart
 from bo_stream.models.inference import Inference, Solve
 from bo_stream.models.input_transforms import (
     LatestInputs,
     TrainInputs,
     UnkeptOutcomes,
-    adapt_priors,
-    check_learned,
     check_not_train_inputs,
     keeps_boxes,
-    split_transform,
 )
 from bo_stream.models.memory import Observations, Targets
-from bo_stream.models.outcomes.base import Drawing, NoiseAtInputs, Outcomes
-from bo_stream.models.outcomes.gaussian import GaussianOutcomes
-from bo_stream.models.outcomes.selection import check_outputs_exist, chosen_outputs, subset_module
+from bo_stream.models.outcomes import prediction, selection
+from bo_stream.models.outcomes.base import NoiseAtInputs, Outcomes
+from bo_stream.models.outcomes.selection import chosen_outputs
 from bo_stream.models.outcomes.transform import OutcomeChain
 from bo_stream.models.prior import Prior, move_priors
 from bo_stream.process.cached_baseline import CachedBaseline, arrangements
@@ -116,19 +97,6 @@ def _normal(value: object) -> object:
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
-@dataclass(frozen=True)
-class Predictive:
-    """Mean and variance of outcomes at single points, ``... x q x m`` each.
-
-    Attributes:
-        mean: Of a label, its probability.
-        variance: Of the outcome, noise included.
-    """
-
-    mean: Tensor
-    variance: Tensor
-
-
 class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     """A Gaussian process whose memory of the data has a fixed size.
 
@@ -136,11 +104,15 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     ``fantasize``) returns a model that is conditioned on hypothetical data and shares the memory.
     Arithmetic is in float64, whatever the dtype of inputs and outputs. Gradients of posteriors flow
     to inputs, not to hyperparameters; those are learned from ``compute_custom_loss``.
+
+    Methods whose subject has a file of its own (construction, fits, outcomes at single points, some
+    of the outputs) are functions there, of the model, and are named here.
     """
 
     likelihood: Likelihood
     covar_module: Kernel
     mean_module: Mean
+    outcome_transform: OutcomeTransform
     _num_outputs: int
     _batch_shape: torch.Size
     _input_dim: int
@@ -159,120 +131,15 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _outcomes_argument: ClassVar[str] = "train_Y"  # of the constructor
     _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
 
-    # --- construction ------------------------------------------------------------------------
+    # --- construction: the steps of a constructor, in their order ------------------------------
 
-    def _begin(
-        self,
-        train_X: Tensor,
-        train_Y: Tensor,
-        train_Yvar: Tensor | None,
-        outcome_transform: OutcomeTransform | _DefaultType | None,
-    ) -> None:
-        """Check the first observations; take shapes and outcome transform from them."""
-        check_first_observations(train_X, train_Y, train_Yvar)
-        GP.__init__(self)
-        self._conditioned_process = self._cache = None
-        self._num_outputs = train_Y.shape[-1]
-        self._batch_shape = train_X.shape[:-2]
-        self._input_dim = train_X.shape[-1]
-        if isinstance(outcome_transform, _DefaultType):
-            outcome_transform = Standardize(m=self._num_outputs, batch_shape=self._batch_shape)
-        if outcome_transform is not None:
-            check_outputs(outcome_transform, self._num_outputs)
-            OutcomeChain.of(outcome_transform)
-            self.outcome_transform = outcome_transform
-        targets, _ = self._outcomes.to_targets(train_Y, train_Yvar)
-        self._units = GaussianOutcomes.of(targets)
-
-    def _first_inputs(
-        self, X: Tensor, transform: InputTransform | None, stem: Stem | None = None
-    ) -> Tensor:
-        """Let the input transform and the stem, if any, learn from the first inputs; apply them."""
-        inputs = X
-        if transform is not None:
-            self.input_transform = transform
-            inputs = first_transformed(X, transform)
-        check_stem(stem)
-        if stem is not None:
-            self.stem = stem
-            inputs = first_projected(inputs, stem)
-        self._process_dim = inputs.shape[-1]
-        return inputs
-
-    def _set_modules(
-        self,
-        dim: int,
-        Yvar: Tensor | None,
-        likelihood: _GaussianLikelihoodBase | None,
-        covar_module: Kernel | None,
-        mean_module: Mean | None,
-    ) -> None:
-        """Kernel, mean and likelihood, or BoTorch's defaults for ``dim`` inputs."""
-        aug_batch = self._parameter_shape
-        if covar_module is not None:
-            check_kernel(covar_module, dim, aug_batch)
-        self.covar_module = (
-            get_covar_module_with_dim_scaled_prior(dim, batch_shape=aug_batch)
-            if covar_module is None
-            else covar_module
-        )
-        self.mean_module = (
-            ConstantMean(batch_shape=aug_batch) if mean_module is None else mean_module
-        )
-        self.likelihood = choose_likelihood(likelihood, Yvar, aug_batch)
-        check_mean(self.mean_module, aug_batch)
-
-    def _learn_transform(self, learned: InputTransform | None, inputs: Tensor) -> Tensor:
-        """Make a learnable input transform a part of the kernel, as which memory follows it.
-
-        Args:
-            learned: What :func:`split_transform` left of the user's, or None.
-            inputs: As the process takes them.
-
-        Returns:
-            Inputs as the user's kernel has them.
-        """
-        if learned is None:
-            return inputs
-        learn_bounds(inputs, learned)
-        transformed = observed_inputs(inputs, learned)
-        check_learned(learned, inputs, transformed)
-        adapt_priors(learned)
-        self.covar_module = TransformedKernel(self.covar_module, learned)
-        return transformed
-
-    def _set_inputs_and_modules(
-        self,
-        X: Tensor,
-        Yvar: Tensor | None,
-        transform: InputTransform | None,
-        likelihood: _GaussianLikelihoodBase | None,
-        covar_module: Kernel | None,
-        mean_module: Mean | None,
-    ) -> Tensor:
-        """Take these, or BoTorch's defaults; return the first inputs as the kernel has them."""
-        transform, learned = split_transform(transform)
-        inputs = self._first_inputs(X, transform)
-        self._set_modules(inputs.shape[-1], Yvar, likelihood, covar_module, mean_module)
-        return self._learn_transform(learned, inputs)
-
-    def _take_first(
-        self, X: Tensor, Y: Tensor, Yvar: Tensor | None, inputs: Tensor, custom_kernel: bool
-    ) -> None:
-        """Put the first observations into memory; warn where BoTorch would of their scaling."""
-        self._standardize_first(X, Y, Yvar)
-        if X.shape[-2] > 0:
-            self._observe(X, Y, Yvar, 1.0)
-        warn_of_scaling(inputs, self._standardized(Y.double()), custom_kernel)
-
-    def _standardize_first(self, X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
-        """Move to the first observations' dtype and device; learn the standardisation."""
-        targets, _ = self._outcomes.to_targets(Y, Yvar)
-        self.to(X)
-        totals = first_totals(targets, self._units.shift)
-        self._standardize_by(totals)
-        fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        self._units = self._units.begun(totals, self.outcome_scale(), zeros_apart=fixed)
+    _begin = construction.begin
+    _first_inputs = construction.first_inputs
+    _set_modules = construction.set_modules
+    _learn_transform = construction.learn_transform
+    _set_inputs_and_modules = construction.set_inputs_and_modules
+    _standardize_first = construction.standardize_first
+    _take_first = construction.take_first
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -699,33 +566,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             return self.hypothetical_inputs(X)
         return stem.calibrated_forward(observed_inputs(X, self._input_transform))
 
-    def _reprojected(
-        self, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | None
-    ) -> tuple[Observations, Observations]:
-        """Observations in memory, to be taken out where they entered, and in where they are now.
-
-        Args:
-            X: ``batch_shape x n x d``.
-            Y: ``batch_shape x n x m``.
-            former: Where they entered, ``batch_shape x n x k``.
-            Yvar: Known noise variances shaped as Y; NaN: unknown.
-
-        Raises:
-            BotorchTensorDimensionError: Shapes do not fit.
-            InputDataError: As :meth:`update`, and more observations than are in memory.
-            UnsupportedError: The model is conditioned on hypothetical data.
-        """
-        self._check_not_conditioned("reproject")
-        Y, Yvar, _ = self._units.checked(self._prior, X, Y, Yvar, "reproject")
-        self._check_retractable(X)
-        if former.shape != (*X.shape[:-1], self._process_dim):
-            raise BotorchTensorDimensionError(
-                f"Expected former of shape `{tuple(X.shape[:-1])} x {self._process_dim}`, the "
-                f"coordinates of X, got {tuple(former.shape)}."
-            )
-        new = self._observations(X, Y, Yvar, 1.0)
-        return replace(new, X=checked_projection(former.to(new.X)), sign=-1.0), new
-
     @torch.no_grad()
     def standardized(
         self, X: Tensor, Y: Tensor, Yvar: Tensor | None = None
@@ -857,47 +697,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         posterior = self._outcomes.untransform(GPyTorchPosterior(normal), chosen)
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
 
-    def predictive(self, X: Tensor) -> Predictive:
-        """Mean and variance of outcomes at single points; differentiable in X.
-
-        Of the likelihood's marginal: in closed form where gpytorch has one (Bernoulli, Gaussian),
-        else by quadrature. Cost as that of a posterior's variances.
-
-        Args:
-            X: ``... x q x d``.
-
-        Raises:
-            BotorchTensorDimensionError: X has the wrong width or too few dimensions.
-            InputDataError: X has a wrong dtype or device, or is not finite.
-            UnsupportedError: An outcome transform other than ``Standardize``.
-        """
-        inputs, mean, variance = self._marginals(X)
-        noise = partial(self.noise_at, inputs)
-        mean, variance = self._units.moments(self._prior, mean, variance, noise)
-        offset, scale = self._offset_and_scale()
-        return Predictive((offset + scale * mean).mT.to(X), (scale.square() * variance).mT.to(X))
-
-    def log_predictive(self, X: Tensor, Y: Tensor) -> Tensor:
-        """Log density, or log probability, of each outcome at its point, ``... x q x m``.
-
-        In closed form as :meth:`predictive`, and of a Laplace likelihood; else by quadrature, which
-        is rough where the process is many times less certain than the likelihood is wide.
-
-        Args:
-            X: ``... x q x d``.
-            Y: ``...' x q x m``, leading dimensions broadcast against those of X.
-
-        Raises:
-            BotorchTensorDimensionError: A wrong width, number of rows or batch shape.
-            InputDataError: A wrong dtype or device, NaN or infinity; outcomes that the likelihood
-                cannot have.
-            UnsupportedError: An outcome transform other than ``Standardize``.
-        """
-        inputs, mean, variance = self._marginals(X)
-        check_hypothetical(mean.mT.to(X), Y, None, self.num_outputs)
-        targets, noise = self._standardized(Y.to(torch.float64)).mT, partial(self.noise_at, inputs)
-        density = self._units.log_density(self._prior, targets, mean, variance, noise)
-        return (density - self._offset_and_scale()[1].log()).mT.to(X)
+    predictive, log_predictive = prediction.predictive, prediction.log_predictive
 
     @keeps_tensors
     def _marginals(self, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -1080,25 +880,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             return model
         return self.condition_on_observations(X, *self._drawn(X, sampler, drawing))
 
-    def _drawn(
-        self, X: Tensor, sampler: MCSampler, drawing: Drawing
-    ) -> tuple[Tensor, Tensor | None]:
-        """Outcomes drawn from their joint posterior at X, ``sample_shape x ... x q x m``.
-
-        And their noise variances where these are not the model's own.
-        """
-        if X.shape[-2] == 0:
-            nothing = X.new_empty(*sampler.sample_shape, *X.shape[:-1], self.num_outputs)
-            return nothing, None
-        with fantasize_flag():
-            samples = sampler(self.posterior(X))
-        values = self._standardized(samples.to(torch.float64)).mT
-        kept = values.shape[values.ndim - len(self._batch_shape) - 2 :]
-        flat = values.reshape(sampler.sample_shape.numel(), -1, *kept)
-        outcomes, noise = drawing(flat, sampler.seed)
-        offset, scale = self._offset_and_scale()
-        Y = (offset + scale * outcomes.view(values.shape)).mT.to(X)
-        return Y, None if noise is None else noise.view(values.shape).mT.to(X)
+    _drawn = prediction.drawn
 
     def get_fantasy_model(
         self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
@@ -1180,37 +962,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
 
     # --- some of the outputs, another device -------------------------------------------------
 
-    def subset_output(self, idcs: list[int]) -> Self:
-        """Return a model of some of the outputs, with its own hyperparameters and memory.
-
-        Args:
-            idcs: Indices of the outputs to keep.
-
-        Raises:
-            UnsupportedError: An index is out of range or repeated.
-        """
-        check_outputs_exist(idcs, self.num_outputs)
-        model = self._shallow_copy()
-        model._num_outputs = len(idcs)
-        if self._conditioned_process is not None:
-            model._conditioned_process = SelectedProcess(self._conditioned_process, tuple(idcs))
-        if self._conditioned_noise is not None:
-            model._conditioned_noise = self._conditioned_noise.select(idcs)
-        for name in ("covar_module", "mean_module", "likelihood"):
-            module = subset_module(getattr(self, name), self._batch_shape, self.num_outputs, idcs)
-            model._modules[name] = module
-        transform = self._modules.get("outcome_transform")
-        if isinstance(transform, OutcomeTransform):
-            model._modules["outcome_transform"] = transform.subset_output(idcs)
-        for name, part in self._modules.items():
-            if isinstance(part, StreamingGP):
-                model._modules[name] = part.subset_output(idcs)
-        model._select_memory(idcs)
-        return model
-
-    def _select_memory(self, outputs: list[int]) -> None:
-        self._set_memory(self._memory.select(outputs))
-        self._units = self._units.select(outputs)
+    subset_output = selection.subset_output
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move the memory along to another device, where it stays in float64, and all priors."""
@@ -1235,21 +987,9 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         )
         return self._from_per_output(value)
 
-    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
-        """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
-
-        Args:
-            mll: Gives the priors of all hyperparameters.
-            kwargs: Ignored, for BoTorch's callers.
-
-        Raises:
-            UnsupportedError: ``mll`` is another objective than the marginal likelihood and its
-                evidence lower bound.
-        """
-        check_objective(mll)
-        objective = self._from_per_output(self._learning_objective())
-        value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
-        return -value / self._from_per_output(self._counts()).clamp_min(1.0)
+    compute_custom_loss = fitting.compute_custom_loss
+    train = keeps_tensors(fitting.train)
+    _fit = fitting.fit
 
     def _learning_objective(self) -> Tensor:
         value, self._cache = self._inference.objective(self._memory, self._cache, self._prior)
@@ -1265,40 +1005,6 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         if self._is_fitting:
             raise AttributeError("custom_fit is absent during a fit.")
         return self._fit
-
-    def _fit(self, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
-        self._is_fitting = True
-        try:
-            return fit_apart(mll, **kwargs)
-        finally:
-            self._is_fitting = False
-
-    @keeps_tensors
-    def train(self, mode: bool = True) -> Self:
-        """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
-        if mode and self._conditioned_process is None:
-            self._prepare_refit()
-        was_training = self.training
-        torch.nn.Module.train(self, mode)
-        outcome_transform = self._modules.get("outcome_transform")
-        if mode and outcome_transform is not None:
-            outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
-        if was_training and not mode and self._conditioned_process is None:
-            with torch.no_grad():
-                self._memory, self._cache = self._inference.refitted(
-                    self._memory, self._cache, self._prior
-                )
-        return self
-
-    def _prepare_refit(self) -> None:
-        if not self._units.rescales:
-            return
-        self._standardize_by(self._memory.totals)
-        settled = self._units.settled(self._memory.totals)
-        if settled is not self._units:
-            self._units = settled
-            self._set_memory(self._memory)
-        self._refresh_fixed_noise()
 
     def _standardize_by(self, totals: Tensor) -> None:
         """Learn the standardisation, in a copy: conditioned models keep their own."""

@@ -1,11 +1,11 @@
-"""Fits of hyperparameters from the memory: in a run that must go on, and of elements apart."""
+"""Fits of hyperparameters: a model's hooks, in a run that must go on, and of elements apart."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,8 +25,12 @@ from gpytorch.means import Mean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
+from bo_stream.models.checks import check_objective
+
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
+
+M = TypeVar("M", bound="StreamingGP")
 
 Hyperparameters = Mapping[str, Tensor]
 """Values of a model's parameters by name."""
@@ -116,6 +120,61 @@ def _loss_at(model: StreamingGP, values: Hyperparameters) -> float:
     loss = model.compute_custom_loss(_marginal_likelihood(model))
     model.eval()
     return float(loss.sum())
+
+
+def compute_custom_loss(model: StreamingGP, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
+    """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
+
+    Args:
+        model: Itself.
+        mll: Gives the priors of all hyperparameters.
+        kwargs: Ignored, for BoTorch's callers.
+
+    Raises:
+        UnsupportedError: ``mll`` is another objective than the marginal likelihood and its
+            evidence lower bound.
+    """
+    check_objective(mll)
+    objective = model._from_per_output(model._learning_objective())
+    value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
+    return -value / model._from_per_output(model._counts()).clamp_min(1.0)
+
+
+def fit(model: StreamingGP, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
+    """Fit as ``fit_gpytorch_mll``, by :func:`fit_apart`; called by BoTorch's ``custom_fit``."""
+    model._is_fitting = True
+    try:
+        return fit_apart(mll, **kwargs)
+    finally:
+        model._is_fitting = False
+
+
+def train(model: M, mode: bool = True) -> M:
+    """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
+    if mode and model._conditioned_process is None:
+        _prepare_refit(model)
+    was_training = model.training
+    torch.nn.Module.train(model, mode)
+    outcome_transform = model._modules.get("outcome_transform")
+    if mode and outcome_transform is not None:
+        outcome_transform.eval()  # a caller's outcomes are transformed, never learned from
+    if was_training and not mode and model._conditioned_process is None:
+        with torch.no_grad():
+            model._memory, model._cache = model._inference.refitted(
+                model._memory, model._cache, model._prior
+            )
+    return model
+
+
+def _prepare_refit(model: StreamingGP) -> None:
+    if not model._units.rescales:
+        return
+    model._standardize_by(model._memory.totals)
+    settled = model._units.settled(model._memory.totals)
+    if settled is not model._units:
+        model._units = settled
+        model._set_memory(model._memory)
+    model._refresh_fixed_noise()
 
 
 _OPTIONS = {"maxiter": "maxiter", "maxcor": "maxcor", "maxls": "maxls", "gtol": "pgtol"}

@@ -25,10 +25,9 @@ from bo_stream.models.construction import (
     check_rank,
     choose_box,
     choose_likelihood,
-    first_totals,
     first_transformed,
-    reference_outcome,
 )
+from bo_stream.models.outcomes.gaussian import first_totals, reference_outcome
 from bo_stream.models.wiski.resolution import choose_grid_size
 from bo_stream.models.wiski.wiski import WISKI
 from tests.problems import Observations, observations

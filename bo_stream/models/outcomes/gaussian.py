@@ -11,7 +11,6 @@ from botorch.exceptions.errors import UnsupportedError
 from torch import Tensor
 from torch.distributions import Normal
 
-from bo_stream.models.construction import first_totals, reference_outcome
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.base import Outcomes
 from bo_stream.models.outcomes.noise import (
@@ -214,3 +213,18 @@ class GaussianOutcomes(Outcomes):
     def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
         """Apply a rule to all tensors."""
         return replace(self, shift=rule(self.shift), floor=self.floor.map(rule))
+
+
+def reference_outcome(targets: Tensor) -> Tensor:
+    """Choose a shift near the outcomes, ``batch x n x m -> batch x m``: sums keep digits."""
+    if targets.shape[-2] == 0:
+        return torch.zeros(*targets.shape[:-2], targets.shape[-1], dtype=torch.float64).to(
+            targets.device
+        )
+    return targets.detach().to(torch.float64).mean(-2)
+
+
+def first_totals(targets: Tensor, shift: Tensor) -> Tensor:
+    """``[Y, 1]ᵀ [Y, 1]`` of the first outcomes less their shift, ``batch x m x 2 x 2``."""
+    columns = target_columns(targets.detach().to(torch.float64).mT - shift.unsqueeze(-1))
+    return columns.mT @ columns

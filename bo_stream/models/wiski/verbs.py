@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError
 from torch import Tensor
 
 from bo_stream.bases.grid import resolution
 from bo_stream.bases.grid.mesh import Sizes
 from bo_stream.models.base import StreamingGP, keeps_tensors
+from bo_stream.models.construction import checked_projection
 from bo_stream.models.wiski.cache import GridCache, Whitening
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridSize
@@ -185,9 +188,19 @@ def reproject(model: M, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | Non
     Raises:
         BotorchTensorDimensionError: ``former`` has another shape.
         InputDataError: As ``update``, and more observations than are in memory.
-        UnsupportedError: There are observations on several grids, after ``refine``.
+        UnsupportedError: There are observations on several grids, after ``refine``; or the model is
+            conditioned on hypothetical data.
     """
-    old, new = model._reprojected(X, Y, former, Yvar)
+    model._check_not_conditioned("reproject")
+    Y, Yvar, _ = model._units.checked(model._prior, X, Y, Yvar, "reproject")
+    model._check_retractable(X)
+    if former.shape != (*X.shape[:-1], model._process_dim):
+        raise BotorchTensorDimensionError(
+            f"Expected former of shape `{tuple(X.shape[:-1])} x {model._process_dim}`, the "
+            f"coordinates of X, got {tuple(former.shape)}."
+        )
+    new = model._observations(X, Y, Yvar, 1.0)
+    old = replace(new, X=checked_projection(former.to(new.X)), sign=-1.0)
     inference, memory, cache = process_part(model)
     _set_part(model, inference, *inference.replaced(memory, cache, old, new, model._prior))
     model._refresh_fixed_noise()

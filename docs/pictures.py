@@ -1,0 +1,150 @@
+"""The pictures of README.md, drawn by ``python docs/pictures.py``.
+
+``growth.svg`` shows what ``python -m benchmarks.growth --out docs`` has measured, in
+``growth.json``. ``map.png`` shows a run of ``bo-stream sample --compare random``, which is done
+anew for it (a minute).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bo_stream.loops.predictions import Score, predict
+from bo_stream.loops.sampling.campaign import Campaign
+from bo_stream.loops.sampling.settings import Settings
+
+HERE = Path(__file__).parent
+MEASURED = HERE / "growth.json"
+GROWTH = HERE / "growth.svg"
+MAP = HERE / "map.png"
+
+WIDTH = 9.0
+COLOURS = {
+    "SingleTaskGP": "#777777",
+    "AutoGP": "#c8102e",
+    "WISKI": "#1f77b4",
+    "OSGPR": "#2ca02c",
+}
+TITLES = {
+    "update": "3 observations taken, and the next prediction",
+    "refit": "hyperparameters learned anew",
+}
+
+Curves = dict[str, dict[int, float]]
+"""Seconds by number of observations, by model."""
+
+
+# --- cost ---------------------------------------------------------------------------------------
+
+
+def digest() -> str:
+    """Digest of the measurements, which the picture of them holds."""
+    return hashlib.sha256(MEASURED.read_bytes()).hexdigest()
+
+
+def growth() -> Figure:
+    """Draw the time of an update and of a refit against the number of observations."""
+    figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
+    seconds = json.loads(MEASURED.read_text(encoding="utf-8"))["settings"]["seconds"]
+    for axes, (task, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
+        draw_curves(axes, seconds[task])
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("observations so far", fontsize=9)
+    figure.axes[0].set_ylabel("time", fontsize=9)
+    return figure
+
+
+def draw_curves(axes: Axes, curves: Curves) -> None:
+    """Draw a line for each model, with its name at its end."""
+    for name, curve in curves.items():
+        n, value = np.array([(int(n), seconds) for n, seconds in curve.items()]).T
+        axes.loglog(n, value, "o-", ms=3, lw=1.8, color=COLOURS[name], label=name)
+    ticks = {1e-3: "1 ms", 1e-2: "10 ms", 0.1: "0.1 s", 1.0: "1 s", 10.0: "10 s", 100.0: "100 s"}
+    axes.set_yticks(list(ticks), list(ticks.values()), minor=False)
+    axes.set_xticks([10, 100, 1e3, 1e4, 1e5, 1e6], ["10", "100", "1,000", "10⁴", "10⁵", "10⁶"])
+    axes.tick_params(labelsize=8, which="both")
+    axes.minorticks_off()
+    low, high = axes.get_ylim()
+    axes.set_ylim(low / 1.5, high * 1.5)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False, loc="upper right")
+
+
+# --- a map --------------------------------------------------------------------------------------
+
+
+def sites(shown: int = 18, steps: int = 66) -> Figure:
+    """Draw a simulated map, what is known of it after some choices, and the error over all.
+
+    Args:
+        shown: Choices after which the map is drawn.
+        steps: All choices, each of six sites.
+    """
+    settings = Settings(steps=steps, score_every=2)
+    campaign = Campaign.begin(None, None, None, settings, ("nipv", "random"))
+    figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
+    truth, known, error = figure.subplots(1, 3, width_ratios=(1.0, 1.0, 1.25))
+    for _ in campaign.run():
+        if all(loop.steps_done == shown for loop in campaign.loops.values()):
+            draw_map(truth, known, campaign)
+    draw_errors(error, [loop.state.curve for loop in campaign.loops.values()])
+    error.axvline(campaign.main.settings.initial + 6 * shown, color="0.7", lw=1.0, ls=":")
+    return figure
+
+
+def draw_map(truth: Axes, known: Axes, campaign: Campaign) -> None:
+    """Draw the truth, and beside it the posterior mean with the sites that were observed."""
+    data, loop = campaign.data, campaign.main
+    mean, _ = predict(loop.state.model, torch.from_numpy(data.unit_X).to(loop.split.pool_X))
+    picks = loop.picked_rows()
+    low, high = np.quantile(data.y, (0.002, 0.998))
+    titles = ("the map", f"learned from {len(picks)} chosen sites")
+    for axes, title, values in zip((truth, known), titles, (data.y, mean.numpy()), strict=True):
+        colours = {"c": values, "vmin": low, "vmax": high, "cmap": "viridis"}
+        axes.scatter(*data.X.T, s=3.2, marker="s", linewidths=0, **colours)
+        axes.set_title(title, fontsize=10)
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+    known.scatter(*data.X[picks].T, s=5, c="white", edgecolors="black", linewidths=0.4)
+
+
+def draw_errors(axes: Axes, curves: Sequence[Sequence[Score]]) -> None:
+    """Draw the error over the number of observations, of chosen and of random sites."""
+    for curve, name, style in zip(curves, ("chosen", "random"), ("-", "--"), strict=True):
+        observations = [score.observations for score in curve]
+        colour = COLOURS["WISKI"] if name == "chosen" else COLOURS["SingleTaskGP"]
+        axes.plot(observations, [s.rmse_sd for s in curve], style, color=colour, label=name)
+    axes.set_title("held-out error, in sd of the map", fontsize=10)
+    axes.set_xlabel("sites observed", fontsize=9)
+    axes.set_ylim(bottom=0.0)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=8, frameon=False)
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def pictures() -> Iterator[Path]:
+    """Draw both pictures and name their files."""
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "bo_stream"}):
+        growth().savefig(GROWTH, metadata={"Date": None, "Description": digest()})
+    yield GROWTH
+    sites().savefig(MAP, dpi=110, pil_kwargs={"optimize": True})
+    yield MAP
+
+
+if __name__ == "__main__":
+    for path in pictures():
+        print(f"{path}: {path.stat().st_size:,} bytes")
