@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from botorch.exceptions.errors import UnsupportedError
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from torch import Tensor
 
@@ -48,7 +48,7 @@ Begun = tuple[Inference[Any, Any], Any]
 
 def is_gaussian(likelihood: Likelihood | None) -> bool:
     """Say whether observations under a likelihood can be held exactly."""
-    return likelihood is None or isinstance(likelihood, GaussianLikelihood)
+    return likelihood is None or isinstance(likelihood, _GaussianLikelihoodBase)
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
