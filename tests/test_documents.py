@@ -40,6 +40,7 @@ QUICK = {
     "docs/corrections.md",
     "docs/pools.md",
     "docs/saving.md",
+    "docs/which-model.md",
 }
 """Pages whose examples together take some seconds; those of others are integration tests."""
 GUARD = '\nif __name__ == "__main__":'
