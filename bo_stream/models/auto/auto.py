@@ -147,8 +147,10 @@ class AutoGP(StreamingGP):
             self.likelihood = deepcopy(likelihood)
             chosen = _with_steps(self, chosen)
         self.to(train_X)
-        allowed = allowed_families(families, self._prior, self._process_dim, box)
-        most = checked_number("max_exact", most_exact(allowed) if max_exact is None else max_exact)
+        kind = self._prior, self._process_dim, box
+        allowed = allowed_families(families, *kind)
+        most = most_exact(allowed, *kind) if max_exact is None else max_exact
+        most = checked_number("max_exact", most)
         self._inference = AutoInference(allowed, most, max_rows, box, chosen)
         self._memory = self._inference.start(self._prior, inputs)
         if gaussian:
