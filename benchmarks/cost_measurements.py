@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from botorch.models import SingleTaskGP
 from botorch.models.model import Model
 from botorch.optim.closures import get_loss_closure_with_grads
 from botorch.sampling.normal import SobolQMCNormalSampler
@@ -24,6 +23,7 @@ from bo_stream import (
     OSVGP,
     QSGP,
     WISKI,
+    AutoGP,
     ClusteredGP,
     DecoupledGP,
     DirichletWISKI,
@@ -149,7 +149,7 @@ def _unit_cube(d: int) -> Tensor:
 Build = Callable[[Setting, Tensor, Tensor], Model]
 
 FAMILIES: dict[str, Build] = {
-    "exact": lambda s, X, Y: SingleTaskGP(X, Y, covar_module=kernel_of(s)),
+    "exact": lambda s, X, Y: AutoGP(X, Y, covar_module=kernel_of(s), families="exact"),
     "WISKI": lambda s, X, Y: WISKI(X, Y, covar_module=kernel_of(s), bounds=_unit_cube(s.d)),
     "WISKI, sum": lambda s, X, Y: WISKI(X, Y, covar_module=kernel_of(s), bounds=_unit_cube(s.d)),
     "OSGPR": lambda s, X, Y: OSGPR(X, Y, covar_module=kernel_of(s)),
@@ -257,7 +257,7 @@ def _updating(model: Model, setting: Setting, clock: Clock) -> Callable[[], floa
         for taken, (X, Y) in enumerate(batches):
             if taken == 1:  # the first one is not timed
                 begin = clock()
-            now = _anew(now, setting, X, Y) if isinstance(now, SingleTaskGP) else _given(now, X, Y)
+            now.update(X, Y)
             with torch.no_grad():
                 _ = now.posterior(at).variance
             if taken >= 6 and clock() - begin > LONGEST:
@@ -265,20 +265,6 @@ def _updating(model: Model, setting: Setting, clock: Clock) -> Callable[[], floa
         return (clock() - begin) / taken
 
     return run
-
-
-def _given(model: Model, X: Tensor, Y: Tensor) -> Model:
-    """Update the model, in place."""
-    model.update(X, Y)
-    return model
-
-
-def _anew(model: SingleTaskGP, setting: Setting, X: Tensor, Y: Tensor) -> SingleTaskGP:
-    """The exact model of some rows more, with the hyperparameters that it had."""
-    old_X, old_Y = Rows(setting).draw(setting.n, 0)
-    now = SingleTaskGP(torch.cat((old_X, X)), torch.cat((old_Y, Y)))
-    now.covar_module, now.likelihood = model.covar_module, model.likelihood
-    return now.eval()
 
 
 def _refitting(model: Model, setting: Setting, clock: Clock) -> Callable[[], float]:
