@@ -14,6 +14,8 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import frozen, kernel_matrix
 from bo_stream.diagnostics.eigenvalue_bounds import eigenvalue_bounds, resolution, separation
+from bo_stream.models.auto.auto import AutoGP
+from bo_stream.models.auto.view import family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.solver import cross_matrix
 
@@ -35,10 +37,11 @@ def stability(model: StreamingGP, X: Tensor | None = None) -> Stability:
     - with inducing points their kernel matrix;
     - with clusters ``I + S k(Z, Z) S`` at their centres Z, S² the precisions of the clusters;
     - on a grid the precision ``I + gram`` of its whitened weights, of local models the worst of
-      theirs: these are nowhere less than the identity, whatever the data.
+      theirs, of an exact model ``I + S K S``, S² the observations' precisions: these are nowhere
+      less than the identity, whatever the data.
 
     Args:
-        model: With inducing points or clusters, on a grid, or of local models.
+        model: With inducing points or clusters, on a grid, of local models, or an AutoGP.
         X: Inputs that the points should stand for, ``... x n x d``, in the model's own units.
 
     Raises:
@@ -48,7 +51,11 @@ def stability(model: StreamingGP, X: Tensor | None = None) -> Stability:
     Example:
         >>> print(stability(OSGPR(train_X, train_Y), train_X))
     """
+    model = family_model(model)
     kind: Any = model  # what it has besides is not known to a type checker
+    if isinstance(model, AutoGP):  # an exact one
+        gram = kind._memory.inference.solved_gram(kind._memory.inner, model._prior)
+        return stability_of_precision(gram)
     if hasattr(model, "solved_gram"):
         return stability_of_precision(kind.solved_gram())
     inputs = None if X is None else model.transform_inputs(X).detach().flatten(0, -2).double()

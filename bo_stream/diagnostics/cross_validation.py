@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar, cast
 
@@ -16,6 +17,9 @@ from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
+from bo_stream.models.auto.auto import AutoGP
+from bo_stream.models.auto.families import EXACT
+from bo_stream.models.auto.view import family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.memory import staying
 from bo_stream.models.inducing.osgpr import OSGPR
@@ -55,7 +59,8 @@ def leave_one_out(
       with a stem that has not moved since the rows entered; while few observations are held as
       rows, in O(n³) without features;
     - for HeteroscedasticWISKI, given the noise that the rows entered with, as Yvar;
-    - for OSGPR at its present inducing points, for rows of its ``window``.
+    - for OSGPR at its present inducing points, for rows of its ``window``;
+    - for AutoGP while it is exact, in O(n³), and then as for the family that it is in.
 
     Args:
         model: One of these.
@@ -106,9 +111,12 @@ def _checked_rows(
     model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
 ) -> _WeightSpaceRows | _HeldRows:
     """Check observations of a model that holds them."""
-    if not isinstance(model, GridModel | OSGPR):
+    model = family_model(model)
+    if not isinstance(model, GridModel | OSGPR | AutoGP) or (
+        isinstance(model, AutoGP) and model.family != EXACT
+    ):
         raise UnsupportedError(
-            "Expected a model that is normal in its weights: WISKI, DirichletWISKI, "
+            "Expected a model that is normal in its weights: AutoGP, WISKI, DirichletWISKI, "
             f"HeteroscedasticWISKI or OSGPR, got a {type(model).__name__}. For a model that "
             "keeps its data, as SingleTaskGP does, take botorch.cross_validation.loo_cv; else "
             "build another without the observations."
@@ -117,10 +125,24 @@ def _checked_rows(
     Y, Yvar, _ = model._units.checked(model._prior, X, Y, Yvar, "Leaving observations out")
     model._check_retractable(X)
     rows = model._observations(X, Y, Yvar, 1.0)
+    prior = model._prior
+    if isinstance(model, AutoGP):
+        held, exact = model._memory.inner, model._memory.inference
+        taken = replace(rows, sign=-1.0)
+        return _HeldRows(
+            cast(ObservationSpaceProcess, model.process()),
+            held.positions(rows),
+            lambda: exact.process(held.after(taken), None, prior)[0],
+        )
     if isinstance(model, GridModel):
-        _, memory, _ = process_part(model)
+        inference, memory, _ = process_part(model)
         if isinstance(memory, RowMemory):
-            return _HeldRows(model, memory, rows)
+            few = memory
+            return _HeldRows(
+                cast(ObservationSpaceProcess, model.process()),
+                few.positions(rows),
+                lambda: inference.solve_rows(few.without(rows), prior),
+            )
     _check_as_they_were(model, rows)
     process = cast(WeightSpaceProcess, model.process(rows.X))
     return _WeightSpaceRows(process, rows.X, *model._prior.standardized(rows))
@@ -128,16 +150,22 @@ def _checked_rows(
 
 @dataclass(frozen=True)
 class _HeldRows:
-    """Observations to leave out among all the rows that a grid model holds while these are few."""
+    """Observations to leave out among all the rows that a model holds.
 
-    model: GridModel
-    memory: RowMemory
-    observations: Observations
+    Attributes:
+        process: The posterior given all rows.
+        positions: Of those to leave out.
+        process_without: Solves for the posterior given all others.
+    """
+
+    process: ObservationSpaceProcess
+    positions: Tensor
+    process_without: Callable[[], PosteriorProcess]
 
     @cached_property
     def noise(self) -> Tensor:
         """Noise variances of the observations, ``... x m x n``."""
-        return self._chosen(self._process.told.noise)
+        return self._chosen(self.process.told.noise)
 
     def moments_without(self) -> tuple[Tensor, Tensor]:
         """Return mean and variance of the function at each, given all others, ``... x m x n``.
@@ -145,23 +173,14 @@ class _HeldRows:
         With C the noisy covariance of all rows and r their residual, ``y_i − (C⁻¹ r)_i / (C⁻¹)_ii``
         and ``1 / (C⁻¹)_ii − noise`` (Rasmussen and Williams, 2006, eq. 5.12). Cost O(n²).
         """
-        process, inverse = self._process, self._process.inverse_factor
+        process, inverse = self.process, self.process.inverse_factor
         precision = inverse.square().sum(-2)
         innovation = (inverse.mT @ process.whitened).squeeze(-1) / precision
         mean = process.prior.mean + process.told.residual - innovation
         return self._chosen(mean), self._chosen(precision.reciprocal() - process.told.noise)
 
-    def process_without(self) -> PosteriorProcess:
-        """Return the process given all others."""
-        inference, *_ = process_part(self.model)
-        return inference.solve_rows(self.memory.without(self.observations), self.model._prior)
-
-    @cached_property
-    def _process(self) -> ObservationSpaceProcess:
-        return cast(ObservationSpaceProcess, self.model.process())
-
     def _chosen(self, values: Tensor) -> Tensor:
-        index = self.memory.positions(self.observations).unsqueeze(-2)
+        index = self.positions.unsqueeze(-2)
         return values.gather(-1, index.expand(*values.shape[:-1], -1))
 
 

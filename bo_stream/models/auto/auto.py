@@ -55,7 +55,8 @@ class AutoGP(StreamingGP):
       that of the family.
     - A step of a refit: O(n³) while exact; then that of the family.
     - The hand-over: as an update of the family by all rows, and one exact posterior. What it took
-      and how far the new posterior is from the exact one is in :attr:`history`.
+      and how far the new posterior is from the exact one is in :attr:`history`; where the mean is
+      off by more than 0.05 prior standard deviations, the family that is nearest is taken.
     - Exact: everything, until the hand-over; the hand-over itself in the data.
     - Approximate: from then on what is so in the family.
     - ``merge``: rows join while both models are exact, else as in the family that one of them is

@@ -10,7 +10,12 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from bo_stream.bases.inducing import InducingBasis, differentiable_matrix, frozen
+from bo_stream.bases.inducing import (
+    InducingBasis,
+    differentiable_matrix,
+    frozen,
+    kernel_matrix,
+)
 from bo_stream.bases.kernels import stacked_kernel, stacked_variance
 from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
 from bo_stream.models.inducing.inference import basis_of_independent
@@ -63,12 +68,17 @@ class ExactMemory:
             new = self.weight.new_ones(*self.weight.shape[:-1], len(data))
             rows = Observations.joined((self.rows, data))
             return ExactMemory(rows, torch.cat((self.weight, new), -1))
-        low, high = (getattr(self.rows.X.flatten(0, -2), end)(0) for end in ("amin", "amax"))
-        taken = self.rows.positions(data, torch.where(high > low, high - low, 1.0))
+        taken = self.positions(data)
         if bool((self.weight.gather(-1, taken) != 1.0).any()):
             raise never_in()
         left = self.rows.all_but(taken)
         return ExactMemory(self.rows.at(left), self.weight.gather(-1, left))
+
+    def positions(self, data: Observations) -> Tensor:
+        """Find each row of a batch among the rows; see :meth:`Observations.positions`."""
+        X = self.rows.X.flatten(0, -2)
+        width = X.amax(0) - X.amin(0)
+        return self.rows.positions(data, torch.where(width > 0.0, width, 1.0))
 
     def followed_by(self, others: ExactMemory) -> ExactMemory:
         """Append the rows of another memory."""
@@ -229,6 +239,17 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
             logs = (2.0 * math.pi * noise).log()
             value = value + 0.5 * ((1.0 - weight) * logs - weight.log()).sum(-1)
         return value, cache
+
+    @torch.no_grad()
+    def solved_gram(self, memory: ExactMemory, prior: Prior) -> Tensor:
+        """Return what the covariance adds to the identity in the matrix that is solved.
+
+        ``S K S``, S the roots of the observations' precisions, ``batch_shape x m x n x n``.
+        """
+        X, (_, noise) = memory.rows.X, prior.standardized(memory.rows)
+        root = (memory.weight.unsqueeze(-2) / noise).sqrt()
+        K = kernel_matrix(frozen(prior.kernel), X, X, prior.num_outputs)
+        return root.unsqueeze(-1) * K * root.unsqueeze(-2)
 
     def merged(
         self, memory: ExactMemory, cache: ExactCache | None, other: ExactMemory, prior: Prior

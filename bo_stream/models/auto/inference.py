@@ -33,6 +33,11 @@ COMPARABLE = 2048
 """Most rows of which the exact posterior is computed only to be compared with."""
 
 
+ERROR = 0.05
+"""Error of the mean that a hand-over may bring in, in prior standard deviations, before the other
+families are tried, too."""
+
+
 class HandOverWarning(BotorchWarning):
     """A model stays in its family, for no other one could be begun."""
 
@@ -174,17 +179,26 @@ class AutoInference(Inference[AutoMemory, Any]):
         return self._moved_on(replace(memory, inner=inner, rows=rows), cache, prior)
 
     def _moved_on(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[AutoMemory, Any]:
-        """Leave the exact family for the next that can be begun, if there are too many rows."""
+        """Leave the exact family for the next that can be begun, if there are too many rows.
+
+        One whose mean is off by more than ``ERROR`` is taken only where no other is nearer.
+        """
         others = [family for family in self.families if family != EXACT]
         most = max(self.max_exact, memory.again)
         if memory.family != EXACT or len(memory.inner) <= most or not others:
             return memory, cache
-        reasons = []
+        reasons: list[str] = []
+        moved: list[tuple[AutoMemory, Any]] = []
         for family in others:
             try:
-                return self.moved_to(family, memory, cache, prior)
+                moved.append(self.moved_to(family, memory, cache, prior))
             except (BotorchError, NotPSDError, ValueError) as error:
                 reasons.append(f"{family}: {error}")
+                continue
+            if not moved[-1][0].history[-1].mean_error > ERROR:  # NaN where it is not known
+                return moved[-1]
+        if moved:
+            return min(moved, key=lambda each: each[0].history[-1].mean_error)
         warnings.warn(
             f"The model stays exact at {len(memory.inner)} observations, at a cost that grows with "
             f"their cube, for no other family could be begun. {' '.join(reasons)}",

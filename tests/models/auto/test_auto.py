@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,15 @@ from gpytorch.likelihoods import (
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from bo_stream import OSGPR, WISKI, AutoGP, HandOverWarning, sample_paths
+from bo_stream import (
+    OSGPR,
+    WISKI,
+    AutoGP,
+    GridResolutionWarning,
+    HandOverWarning,
+    sample_paths,
+)
+from bo_stream.diagnostics import leave_one_out, stability, without
 from tests.comparisons import assert_gradient, gaussian
 from tests.oracles.gaussian_process import DenseGP
 from tests.tolerances import assert_close
@@ -55,6 +64,12 @@ def short_kernel() -> Kernel:
     kernel = ScaleKernel(RBFKernel(ard_num_dims=2)).double()
     kernel.base_kernel.lengthscale = torch.tensor([0.5, 0.8])
     kernel.outputscale = 1.3
+    return kernel
+
+
+def rough_kernel() -> Kernel:
+    kernel = RBFKernel(ard_num_dims=2).double()
+    kernel.lengthscale = 0.02
     return kernel
 
 
@@ -287,6 +302,53 @@ class TestHandOver:
         assert model.family == "exact"
         assert len(model.history) == 1
         same(model.update(X[:9], Y[:9]).posterior(X), raw(X[:9], Y[:9]).posterior(X))
+
+    def test_a_family_that_errs_less_is_preferred_to_one_that_errs_much(self) -> None:
+        X, Y = data(40)
+        model = raw(X[:30], Y[:30], bounds=UNIT, max_exact=30, covar_module=rough_kernel())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GridResolutionWarning)
+            model.update(X[30:], Y[30:])
+            alone = raw(X, Y, bounds=UNIT, families="WISKI", covar_module=rough_kernel())
+            exact = raw(X, Y, covar_module=rough_kernel()).posterior(X).mean
+            error = (alone.posterior(X).mean - exact).abs().max()
+        assert error > 0.05  # in prior standard deviations
+        assert model.family == "OSGPR"
+        assert model.history[0].mean_error < 1e-6
+
+
+class TestDiagnostics:
+    """What is asked of a model, whatever the family that it is in."""
+
+    def test_each_observation_is_left_out_while_exact(self) -> None:
+        X, Y = data(12)
+        model = raw(X, Y)
+        found = leave_one_out(model, X, Y, observation_noise=False).posterior
+        others = [[j for j in range(12) if j != i] for i in range(12)]
+        each = [raw(X[rest], Y[rest]).posterior(X[i : i + 1]) for i, rest in enumerate(others)]
+        assert_close(found.mean.flatten(), torch.cat([p.mean.flatten() for p in each]))
+        assert_close(found.variance.flatten(), torch.cat([p.variance.flatten() for p in each]))
+        rest = without(model, X[3:5], Y[3:5])
+        kept = [0, 1, 2, *range(5, 12)]
+        same(rest.posterior(X), raw(X[kept], Y[kept]).posterior(X))
+
+    @pytest.mark.parametrize(("family", "peer"), [("WISKI", WISKI), ("OSGPR", OSGPR)])
+    def test_a_family_is_asked_as_its_public_model(self, family: str, peer: type) -> None:
+        X, Y = data(30)
+        model = AutoGP(X, Y, families=family, bounds=UNIT).eval()
+        public = peer(X, Y, **({"bounds": UNIT} if family == "WISKI" else {})).eval()
+        found, expected = (leave_one_out(each, X, Y).posterior for each in (model, public))
+        assert_close(found.mean, expected.mean)
+        assert_close(found.variance, expected.variance)
+        ours, theirs = stability(model), stability(public)
+        assert ours.condition.value == pytest.approx(theirs.condition.value, rel=1e-3)
+
+    def test_the_certificate_of_an_exact_model_is_of_what_it_solves(self) -> None:
+        X, Y = data(25)
+        model = raw(X, Y).forget(0.5)
+        covariance = model.covar_module(X, X).to_dense().detach() / (NOISE / 0.5)
+        expected = torch.linalg.cond(torch.eye(25).double() + covariance)
+        assert stability(model).condition.value == pytest.approx(float(expected), rel=1e-3)
 
 
 class TestFamilies:
