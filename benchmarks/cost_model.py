@@ -1,8 +1,8 @@
 """The table of costs of ``bo_stream.recommend``: measured, fitted, checked.
 
 Each family's update, refit, posterior and fantasy is measured at a grid of sizes. A sum of terms of
-the known orders (n³, M² q and so on) is fitted to them by nonnegative least squares of relative
-errors. Probes of the machine's speed are timed beside every measurement, so that a machine that
+the known orders (n³, M² q and so on) is fitted to them by nonnegative least squares of
+logarithms. Probes of the machine's speed are timed beside every measurement, so that a machine that
 others use, too, is as good as a slower one. Then settings that were not in the fit are predicted:
 other n, d and q, and hyperparameters that a fit finds on other functions.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import statistics
 import sys
 import time
@@ -43,7 +44,7 @@ from bo_stream.recommendation.problem import Problem, problem_of
 
 Array = NDArray[np.float64]
 TABLE = Path(bo_stream.recommendation.__file__).parent / "costs.json"
-LENGTHSCALES = (0.15, 0.3, 0.6)
+LENGTHSCALES = (0.05, 0.15, 0.3, 0.6)
 LIMITS = {
     "rows": MOST_ROWS,
     "points": MAX_POINTS,
@@ -134,6 +135,8 @@ def grid() -> list[Setting]:
         some += [Setting("WISKI", n, d) for n in (20, 80, 150, 300)]
         some += [Setting("WISKI", 1000, d, lengthscale=value) for value in LENGTHSCALES]
         some += [Setting("WISKI", 1000, d, q=4), Setting("WISKI", 4000, d)]
+    some += [Setting("WISKI", 2000, 2, lengthscale=v) for v in (0.07, 0.1)]
+    some += [Setting("WISKI", 2000, 3, lengthscale=0.2)]
     some += [Setting("WISKI", 100, 2, q=4)]
     some += [Setting("WISKI", 1000, d, m=2) for d in (2, 3)]
     some += [Setting("WISKI", 1000, d, rough=True) for d in (2, 3)]
@@ -375,13 +378,19 @@ def main() -> None:
         table = CostTable(fit)
         made += claims("fit", found, table)
         if "write" in options.flags:
-            TABLE.write_text(json.dumps(fit, indent=1) + "\n", encoding="utf-8")
+            TABLE.write_text(_written(fit), encoding="utf-8")
     checked = measure(options.pick(fresh(), tiny()), processor=THREADS == 1)
     options.out.mkdir(parents=True, exist_ok=True)
     rows = json.dumps([asdict(one) for one in checked], indent=1)
     (options.out / "cost_check.json").write_text(rows + "\n")
     made += claims(f"check, {THREADS} threads", checked, table)
     finish("cost_model", made, options, {"threads": THREADS})
+
+
+def _written(table: dict[str, Any]) -> str:
+    """Write a table as JSON, its innermost lists in a line each."""
+    text = json.dumps(table, indent=1) + "\n"
+    return re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), text)
 
 
 def _measured_or_read(options: Options) -> tuple[dict[str, Any], list[Measured]]:

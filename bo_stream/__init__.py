@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection
     from bo_stream.learning import OnlineLearner, learn_points, maximise_stochastically, pretrain
     from bo_stream.likelihoods.outcome_model import LogisticLikelihood
+    from bo_stream.models.auto.auto import AutoGP
+    from bo_stream.models.auto.inference import HandOverWarning
     from bo_stream.models.clustered.clustered import ClusteredGP
     from bo_stream.models.decoupled.decoupled import DecoupledGP
     from bo_stream.models.inducing.osgpr import OSGPR
@@ -48,6 +50,7 @@ __all__ = [
     "QSGP",
     "QSRVM",
     "WISKI",
+    "AutoGP",
     "BayesianLastLayer",
     "Chevron",
     "ClusteredGP",
@@ -57,6 +60,7 @@ __all__ = [
     "FeatureNIPV",
     "FourierFeatures",
     "GridResolutionWarning",
+    "HandOverWarning",
     "HeteroscedasticWISKI",
     "InducingAtData",
     "LinearStem",
@@ -97,6 +101,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "maximise_stochastically",
         "pretrain",
     ),
+    "models.auto.auto": ("AutoGP",),
+    "models.auto.inference": ("HandOverWarning",),
     "models.clustered.clustered": ("ClusteredGP",),
     "models.decoupled.decoupled": ("DecoupledGP",),
     "models.wiski.dirichlet": ("DirichletWISKI",),

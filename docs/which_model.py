@@ -66,7 +66,7 @@ def rows() -> str:
 def _name(first: Recommendation) -> str:
     """Name a model, beside the one of labels the one of several classes."""
     if first.family == "exact":
-        return "BoTorch's `SingleTaskGP`"
+        return "`AutoGP`, while exact"
     if first.family != "OSVGP":
         return f"`{first.family}`"
     (of_classes,) = recommend(10**4, 3, likelihood="classes", m=3, calibrate=False)

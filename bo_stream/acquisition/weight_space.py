@@ -7,7 +7,7 @@ from botorch.exceptions.errors import UnsupportedError
 
 from bo_stream.linalg import safe_cholesky, solve_lower
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
+from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import ConditionedProcess, PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
@@ -23,7 +23,7 @@ def weight_space(process: PosteriorProcess) -> WeightSpaceProcess:
     if isinstance(process, ConditionedProcess):
         return _conditioned(weight_space(process.base), process)
     if isinstance(process, ObservationSpaceProcess):
-        return process.in_weights
+        return weight_space(process.in_weights)
     if not isinstance(process, WeightSpaceProcess):
         raise UnsupportedError(
             f"Acquisition in feature space cannot use a {type(process).__name__}: call "
@@ -45,7 +45,7 @@ def in_weight_space(process: PosteriorProcess) -> bool:
         process = process.base
     if isinstance(process, WeightSpaceProcess):
         return not process.basis.has_residual
-    return isinstance(process, ObservationSpaceProcess)
+    return isinstance(process, ObservationSpaceProcess) and not process.prior.has_residual
 
 
 def lives_in_features(model: StreamingGP) -> bool:

@@ -211,7 +211,12 @@ class _Asked(torch.nn.Module, Generic[T]):
 
 
 def in_dtype(module: T, dtype: torch.dtype, rule: Callable[[T], Tensor]) -> Tensor:
-    """Apply a rule to a copy of a module in a dtype, differentiable in the module's parameters."""
+    """Apply a rule to a module in a dtype, differentiable in the module's parameters.
+
+    To a copy where it is in another one: a copy costs more than the kernel of few points.
+    """
+    if all(p.dtype == dtype for p in module.parameters()):
+        return rule(module)
     still = _Asked(deepcopy(module).to(dtype).eval())
     parameters = {f"module.{name}": p.to(dtype) for name, p in module.named_parameters()}
     value: Tensor = torch.func.functional_call(still, parameters, (rule,))

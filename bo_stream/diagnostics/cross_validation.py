@@ -21,10 +21,10 @@ from bo_stream.models.inducing.memory import staying
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.memory import Observations
 from bo_stream.models.wiski.grid_model import GridModel
-from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.models.wiski.rows import RowMemory
 from bo_stream.models.wiski.verbs import process_part
 from bo_stream.process.joint import IndependentOutputs
+from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import ROWS, PosteriorProcess, WeightSpaceProcess
 from bo_stream.process.process import leave_one_out as closed_form
 

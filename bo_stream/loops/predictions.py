@@ -14,7 +14,7 @@ from bo_stream.acquisition import mean_path
 from bo_stream.acquisition.sites import sites
 from bo_stream.acquisition.weight_space import in_weight_space, weight_space
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
+from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.process.process import ConditionedProcess, PosteriorProcess
 
 _HALF_WIDTH_95 = 1.959963984540054

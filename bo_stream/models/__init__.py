@@ -14,6 +14,7 @@ What every model shares:
 
 Families, each with its models, memory and inference:
 
+- ``auto``: exact at first, then one of the streaming families: ``AutoGP``.
 - ``wiski``: on a grid: ``WISKI``, ``HeteroscedasticWISKI``, ``DirichletWISKI``.
 - ``inducing``: at inducing points: ``OSGPR``, ``OSVGP``.
 - ``clustered``: at the centres of a cover tree: ``ClusteredGP``.

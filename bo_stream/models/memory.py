@@ -78,6 +78,16 @@ class Measured(Protocol):
         """Whether the noise is known, ``... x 1 x n``."""
 
 
+SAME = 1e-5
+"""Relative difference up to which two observations are taken for the same."""
+
+NOT_HELD = (
+    "Expected observations that are in memory, with X, Y and Yvar as they were given to the model; "
+    "got some that are not among its rows: they were never put in, or with other Y or Yvar. The "
+    "model is as it was."
+)
+
+
 @dataclass(frozen=True)
 class Observations:
     """A checked batch of observations in the memory's units.
@@ -129,6 +139,53 @@ class Observations:
         same = (self.X == one.X).all(-1).unsqueeze(-2) & (self.known == one.known)
         same = same & (self.targets == one.targets) & (self.noise == one.noise)
         return same.movedim(-1, 0).flatten(1).all(-1)
+
+    def positions(self, data: Observations, width: Tensor) -> Tensor:
+        """Find each observation of a batch among these, each of these once, ``batch x k``.
+
+        Two are the same where no number differs by more than ``SAME``, inputs in parts of a
+        ``width``, ``d``, and outcomes of the largest one: those in float32 are rounded.
+
+        Raises:
+            InputDataError: One is not among them.
+        """
+        differences = self._differences(data, width)
+        used = differences.new_zeros(*differences.shape[:-2], len(self))
+        found = [used[..., :0].long()]
+        for row in differences.unbind(-2):
+            nearest, index = (row + used).min(-1, keepdim=True)
+            if not bool((nearest <= SAME).all()):
+                raise InputDataError(NOT_HELD)
+            used = used.scatter(-1, index, torch.inf)
+            found.append(index)
+        return torch.cat(found, -1)
+
+    def _differences(self, data: Observations, width: Tensor) -> Tensor:
+        """Compute the largest relative difference of any two observations, ``batch x k x n``."""
+        parts = (data.X.unsqueeze(-2) - self.X.unsqueeze(-3)).abs() / width.to(self.X)
+        inputs = parts.amax(-1)
+        scale = self.targets.abs().amax(-1, keepdim=True).clamp_min(1e-300).unsqueeze(-1)
+        outcomes = (data.targets.unsqueeze(-1) - self.targets.unsqueeze(-2)).abs() / scale
+        noise = (data.noise.log().unsqueeze(-1) - self.noise.log().unsqueeze(-2)).abs()
+        kind = data.known.unsqueeze(-1) != self.known.unsqueeze(-2)
+        # rows that are alike are told apart by their noise, which may have been raised since
+        tie = 1e-6 * SAME * noise.clamp_max(1.0).amax(-3)
+        apart = torch.where(kind, torch.inf, 0.0).to(inputs).amax(-3)
+        return inputs.maximum(outcomes.amax(-3)) + apart + tie
+
+    def all_but(self, taken: Tensor) -> Tensor:
+        """List the positions of all but some, each ``batch x k``, in order."""
+        kept = torch.ones_like(self.known[..., 0, :]).scatter(-1, taken, False)
+        return kept.nonzero()[:, -1].view(*kept.shape[:-1], len(self) - taken.shape[-1])
+
+    def at(self, positions: Tensor) -> Observations:
+        """Select those at some positions, ``batch x k``, of each batch element its own."""
+        X = self.X.gather(-2, positions.unsqueeze(-1).expand(*positions.shape, self.X.shape[-1]))
+        targets, noise, known = (
+            values.gather(-1, positions.unsqueeze(-2).expand(*values.shape[:-1], -1))
+            for values in (self.targets, self.noise, self.known)
+        )
+        return Observations(X, targets, noise, known, self.sign)
 
     def to(self, device: torch.device) -> Observations:
         """Move the batch to another device."""

@@ -38,8 +38,8 @@ class Recommendation:
     """A family of models for a problem, with what it is predicted to cost.
 
     Attributes:
-        family: Name of the model's class in ``bo_stream``, or ``"exact"``: BoTorch's
-            ``SingleTaskGP``, the first stage of ``AutoGP``.
+        family: Name of the model's class in ``bo_stream``, or ``"exact"``: the first
+            stage of ``AutoGP``.
         update_seconds: An update of q points and the first prediction after it.
         refit_seconds: One evaluation of a fit's objective with its gradient; of ``DecoupledGP`` and
             ``QSGP`` one step of ``fit``.

@@ -20,6 +20,7 @@ _PACKAGES = (
     "bo_stream.bases",
     "bo_stream.marginal_likelihood",
     "bo_stream.models",
+    "bo_stream.process.observation_space",
     "bo_stream.process.process",
     "bo_stream.sufficient_statistics",
     "bo_stream.likelihoods.sites",

@@ -29,6 +29,7 @@ from torch import Tensor
 from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.allocation import OIPS, CoverTree
 from bo_stream.bases.stems import LinearStem
+from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
@@ -151,6 +152,16 @@ def _osgpr(**options: Any) -> Callable[[Observations], OSGPR]:
         points = _spread_points(data)
         defaults = {"covar_module": _rbf(data), "inducing_points": points, "window": 0}
         return OSGPR(*data.astuple(), **{**defaults, **chosen})
+
+    return build
+
+
+def _auto(**options: Any) -> Callable[[Observations], AutoGP]:
+    """A factory of models that are exact at first; options that are functions as elsewhere."""
+
+    def build(data: Observations) -> AutoGP:
+        chosen = {k: v(data) if callable(v) else v for k, v in options.items()}
+        return AutoGP(*data.astuple(), **{"covar_module": _rbf(data), **chosen})
 
     return build
 
@@ -405,6 +416,52 @@ CASES: tuple[Case, ...] = (
         noise="mixed",
         residual=True,
         rows=True,
+    ),
+    Case("AutoGP", _auto(), residual=True, growing=True, settings=EVERY_SETTING),
+    Case("AutoGP, known noise", _auto(), noise="known", residual=True, growing=True),
+    Case(
+        "AutoGP, known noise in part",
+        _auto(likelihood=lambda data: GaussianLikelihood(batch_shape=_parameter_shape(data))),
+        noise="mixed",
+        residual=True,
+        growing=True,
+    ),
+    Case(
+        "AutoGP, warped inputs",
+        _auto(input_transform=_warp),
+        residual=True,
+        growing=True,
+        settings=UNBATCHED,
+    ),
+    Case(
+        "AutoGP, handed over to a grid",
+        _auto(
+            families=("exact", "WISKI"),
+            max_exact=9,
+            max_rows=40,
+            bounds=_UNIT,
+            grid_size=9,
+            tolerance=0.0,
+        ),
+        residual=True,
+        settings=UNBATCHED,
+    ),
+    Case(
+        "AutoGP, handed over to inducing points",
+        _auto(families=("exact", "OSGPR"), max_exact=9, max_rows=40, window=7),
+        residual=True,
+        in_order=True,
+        rows=True,
+        spreading=True,
+    ),
+    Case(
+        "AutoGP, Laplace",
+        _auto(likelihood=_laplace_likelihood, hyper_steps=0, outcome_transform=None, max_rows=40),
+        in_order=True,
+        residual=True,
+        sites=True,
+        spreading=True,
+        settings=(Setting(), Setting(batch_shape=(2,), outputs=2)),
     ),
     Case("LocalGP", _local(), in_order=True, residual=True, blended=True),
     Case(

@@ -13,8 +13,8 @@ from bo_stream.models.inference import Solved, SolvedWeights
 from bo_stream.models.memory import Observations, WhitenedMemory
 from bo_stream.models.prior import Prior
 from bo_stream.models.wiski.learning import WHITENED_ROWS, FitSubspace, Subspace
-from bo_stream.models.wiski.observation_space import ObservationSpaceProcess
 from bo_stream.models.wiski.rows import Memory
+from bo_stream.process.observation_space import ObservationSpaceProcess
 from bo_stream.tensors import State, is_in
 
 WIDER_GRIDS = 4

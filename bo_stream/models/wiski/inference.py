@@ -25,6 +25,7 @@ from bo_stream.models.outcomes.noise import NOISE_FLOOR
 from bo_stream.models.prior import Prior
 from bo_stream.models.wiski import rows as row_memory
 from bo_stream.models.wiski.cache import WIDER_GRIDS, GridCache, GridSolution, Whitening
+from bo_stream.models.wiski.grid_prior import GridPrior
 from bo_stream.models.wiski.labels import with_unseen_classes
 from bo_stream.models.wiski.learning import (
     WHITENED_ROWS,
@@ -34,7 +35,6 @@ from bo_stream.models.wiski.learning import (
     differentiable_log_marginal_likelihood,
 )
 from bo_stream.models.wiski.memory import StreamMemory
-from bo_stream.models.wiski.observation_space import CentredRows, GridPrior, ObservationSpaceProcess
 from bo_stream.models.wiski.resolution import (
     GridSize,
     choose_grid_size,
@@ -43,6 +43,7 @@ from bo_stream.models.wiski.resolution import (
     warn_of_truncation,
 )
 from bo_stream.models.wiski.rows import Memory, RowMemory
+from bo_stream.process.observation_space import CentredRows, ObservationSpaceProcess
 from bo_stream.process.process import (
     ConditionedProcess,
     PosteriorProcess,
@@ -321,13 +322,7 @@ class GridInference(Inference[Memory, GridCache]):
 
     def check_reach(self, process: PosteriorProcess, X: Tensor | None) -> None:
         """Check that inputs are inside the grid of a conditioned process."""
-        grid = grid_of(process)
-        if X is not None and grid is not None and not grid.contains(X):
-            raise InputDataError(
-                "X lies outside the bounds of a model that is conditioned on hypothetical data, "
-                "whose grid cannot grow. "
-                f"Build the model with wider bounds than {grid.bounds.tolist()}."
-            )
+        check_in_grid(process, X)
 
     # --- learning -----------------------------------------------------------------------------
 
@@ -443,12 +438,27 @@ class GridInference(Inference[Memory, GridCache]):
         return subspace, replace(cache or GridCache.of(memory), subspace=subspace)
 
 
+def check_in_grid(process: PosteriorProcess, X: Tensor | None) -> None:
+    """Check that inputs are inside the grid, if there is one, of a conditioned process.
+
+    Raises:
+        InputDataError: They are not.
+    """
+    grid = grid_of(process)
+    if X is not None and grid is not None and not grid.contains(X):
+        raise InputDataError(
+            "X lies outside the bounds of a model that is conditioned on hypothetical data, "
+            "whose grid cannot grow. "
+            f"Build the model with wider bounds than {grid.bounds.tolist()}."
+        )
+
+
 def grid_of(process: PosteriorProcess) -> Mesh | None:
     """Return the grid of a grid model's process, before it was conditioned; None: of no grid."""
     while isinstance(process, ConditionedProcess | SelectedProcess):
         process = process.base
     if isinstance(process, ObservationSpaceProcess):
-        return process.prior.mesh
+        return process.prior.mesh if isinstance(process.prior, GridPrior) else None
     basis = process.basis if isinstance(process, WeightSpaceProcess) else None
     return basis.grid if isinstance(basis, GridBasis) else None
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from bo_stream.bases.grid.interpolated_kernel import (
@@ -33,16 +32,6 @@ NODES_OF_PAIRS = 40
 """Square of the number of nodes in a dimension, in numbers of rows, from which a covariance is
 cheaper from pairs of rows than from the nodes' matrix. Measured with its gradient on a processor.
 """
-
-_SAME = 1e-5
-"""A row to be taken out is one of memory where no number differs by more than this, in parts of
-the box's width and of the outcomes' range: inputs and outcomes in float32 are rounded."""
-
-NOT_HELD = (
-    "Expected observations that are in memory, with X, Y and Yvar as they were given to the model; "
-    "got some that are not among its rows: they were never put in, or with other Y or Yvar. The "
-    "model is as it was."
-)
 
 
 @dataclass(frozen=True)
@@ -162,28 +151,11 @@ class RowMemory(OnGrid):
         Raises:
             InputDataError: One of the batch is not among the rows.
         """
-        rows, taken = self.rows, self.positions(data)
-        kept = torch.ones_like(rows.known[..., 0, :]).scatter(-1, taken, False)
-        left = kept.nonzero()[:, -1].view(*kept.shape[:-1], len(rows) - len(data))
-        X = rows.X.gather(-2, left.unsqueeze(-1).expand(*left.shape, rows.X.shape[-1]))
-        targets, noise, known = (
-            values.gather(-1, left.unsqueeze(-2).expand(*values.shape[:-1], -1))
-            for values in (rows.targets, rows.noise, rows.known)
-        )
-        return replace(self, rows=Observations(X, targets, noise, known, rows.sign))
+        return replace(self, rows=self.rows.at(self.rows.all_but(self.positions(data))))
 
     def positions(self, data: Observations) -> Tensor:
-        """Find each row of a batch among the rows, each row once, ``batch x k``."""
-        differences = _differences(self.rows, data, self.grid.bounds)
-        used = differences.new_zeros(*differences.shape[:-2], len(self.rows))
-        found = [used[..., :0].long()]
-        for row in differences.unbind(-2):
-            nearest, index = (row + used).min(-1, keepdim=True)
-            if not bool((nearest <= _SAME).all()):
-                raise InputDataError(NOT_HELD)
-            used = used.scatter(-1, index, torch.inf)
-            found.append(index)
-        return torch.cat(found, -1)
+        """Find each row of a batch among the rows; see :meth:`Observations.positions`."""
+        return self.rows.positions(data, self.grid.bounds.diff(dim=0)[0])
 
     def on_grid(self) -> StreamMemory:
         """Return the rows interpolated onto the grid, as statistics. Cost O(7^d p + n 7^d).
@@ -226,17 +198,3 @@ class RowMemory(OnGrid):
 
 Memory = RowMemory | StreamMemory
 """Rows while they are few, then statistics on the grid."""
-
-
-def _differences(rows: Observations, data: Observations, bounds: Tensor) -> Tensor:
-    """Compute the largest relative difference of any two observations, ``batch x k x n``."""
-    width = bounds.diff(dim=0)[0].to(rows.X)
-    inputs = ((data.X.unsqueeze(-2) - rows.X.unsqueeze(-3)).abs() / width).amax(-1)
-    scale = rows.targets.abs().amax(-1, keepdim=True).clamp_min(1e-300).unsqueeze(-1)
-    outcomes = (data.targets.unsqueeze(-1) - rows.targets.unsqueeze(-2)).abs() / scale
-    noise = (data.noise.log().unsqueeze(-1) - rows.noise.log().unsqueeze(-2)).abs()
-    kind = data.known.unsqueeze(-1) != rows.known.unsqueeze(-2)
-    # rows that are alike are told apart by their noise, which may have been raised since
-    tie = 1e-6 * _SAME * noise.clamp_max(1.0).amax(-3)
-    apart = torch.where(kind, torch.inf, 0.0).to(inputs).amax(-3)
-    return inputs.maximum(outcomes.amax(-3)) + apart + tie

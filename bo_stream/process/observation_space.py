@@ -1,17 +1,16 @@
-"""A grid model's posterior in observation space: exact for few rows, without features."""
+"""A posterior in observation space: exact for few rows, without features."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bo_stream.bases.grid.interpolated_kernel import InterpolatedKernel, interpolation_lines
-from bo_stream.bases.grid.interpolation import grid_basis
-from bo_stream.bases.grid.kernel import GridKernel
-from bo_stream.bases.grid.mesh import Mesh
+from bo_stream.bases.basis import Basis
 from bo_stream.linalg import (
     cholesky_with_jitter,
     inverse_lower,
@@ -26,33 +25,40 @@ from bo_stream.tensors import outside_inference_mode
 from bo_stream.weights import evidence_of, solve
 
 
-@dataclass(frozen=True)
-class GridPrior:
-    """A Gaussian process prior with an interpolated kernel at fixed hyperparameters.
+class ObservationSpacePrior(ABC):
+    """A Gaussian process prior at fixed hyperparameters, whose features are not needed.
+
+    Points are given by their ``coordinates``, and once more by the ``images`` of these, in which
+    observations are kept: what a covariance takes of them need not be computed anew.
 
     Attributes:
-        kernel: Before it is interpolated, detached.
-        mesh: The nodes.
+        has_residual: Whether the features of :meth:`basis_for` leave a part of the kernel out.
         mean: Constant prior mean, ``... x m x 1``.
-        tolerance: Part of the kernel's trace that its features may leave out.
-        max_rank: Cap on the number of features.
     """
 
-    kernel: GridKernel
-    mesh: Mesh
+    has_residual: ClassVar[bool] = False
+
     mean: Tensor
-    tolerance: float
-    max_rank: int
 
-    @cached_property
-    def interpolated(self) -> InterpolatedKernel:
-        """The kernel k̃, ``batch x m``, also where all outputs share one."""
-        kernel = InterpolatedKernel.of(self.kernel, self.mesh)
-        return replace(kernel, scales=tuple(s.expand(self.mean.shape[:-1]) for s in kernel.scales))
+    @abstractmethod
+    def coordinates(self, X: Tensor) -> Tensor:
+        """Express inputs ``... x n x d`` as the kernel takes them, ``... x 1 x n x c``."""
 
-    def lines(self, X: Tensor) -> Tensor:
-        """Interpolation weights, ``... x n x d -> ... x 1 x n x G``."""
-        return interpolation_lines(self.mesh, X).unsqueeze(-3)
+    @abstractmethod
+    def images(self, coordinates: Tensor) -> Tensor:
+        """Precompute what covariances with points take, ``... x m x n x c'``."""
+
+    @abstractmethod
+    def covariance(self, coordinates: Tensor, images: Tensor) -> Tensor:
+        """Compute the covariance of n points with n' others, ``... x m x n x n'``."""
+
+    @abstractmethod
+    def variance(self, coordinates: Tensor, images: Tensor) -> Tensor:
+        """Compute the variances of n points, ``... x m x n``."""
+
+    @abstractmethod
+    def basis_for(self, X: Tensor, batch: torch.Size) -> Basis:
+        """Build features in which observations at X are exact, for outputs ``batch_shape x m``."""
 
 
 @dataclass(frozen=True)
@@ -79,36 +85,38 @@ class CentredRows:
 
 @dataclass(frozen=True)
 class ObservationSpaceProcess(PosteriorProcess):
-    """A grid prior given n observations, solved in an n x n system (Rasmussen, Williams, 2006).
+    """A prior given n observations, solved in an n x n system (Rasmussen and Williams, 2006).
 
     With C the noisy covariance of the observations and L its Cholesky factor, the posterior
-    covariance is ``k̃(x, x') − (L⁻¹ k̃(X, x))ᵀ L⁻¹ k̃(X, x')`` (eq. 2.24). Equal to the posterior in
+    covariance is ``k(x, x') − (L⁻¹ k(X, x))ᵀ L⁻¹ k(X, x')`` (eq. 2.24). Equal to the posterior in
     the weights of the kernel's features where these leave nothing out.
 
     Attributes:
         prior: The process before.
         told: The n observations.
-        images: ``K w`` of their inputs, ``... x m x n x G``.
+        images: Of their inputs, see :class:`ObservationSpacePrior`, ``... x m x n x c'``.
         inverse_factor: L⁻¹, ``... x m x n x n``.
         whitened: ``L⁻¹ residual``, ``... x m x n x 1``.
     """
 
-    prior: GridPrior
+    prior: ObservationSpacePrior
     told: CentredRows
     images: Tensor
     inverse_factor: Tensor
     whitened: Tensor
 
     @classmethod
-    def of(cls, prior: GridPrior, told: CentredRows) -> tuple[ObservationSpaceProcess, float]:
+    def of(
+        cls, prior: ObservationSpacePrior, told: CentredRows
+    ) -> tuple[ObservationSpaceProcess, float]:
         """Return the process, and the relative jitter that its solution took. Cost O(n³).
 
         Raises:
             NotPSDError: Hyperparameters are NaN or infinite.
         """
-        lines = prior.lines(told.X)
-        images = prior.interpolated.images(lines)
-        covariance = prior.interpolated.covariance(lines, images) + torch.diag_embed(told.noise)
+        coordinates = prior.coordinates(told.X)
+        images = prior.images(coordinates)
+        covariance = prior.covariance(coordinates, images) + torch.diag_embed(told.noise)
         factor, jitter = cholesky_with_jitter(covariance)
         inverse = inverse_lower(factor)
         whitened = inverse @ told.residual.unsqueeze(-1)
@@ -118,7 +126,7 @@ class ObservationSpaceProcess(PosteriorProcess):
         """Condition the process on k more observations. Cost O(k n²)."""
         new = CentredRows(X, outcomes - self.prior.mean, noise)
         points = self.at(new.X)
-        images = self.prior.interpolated.images(points.prior)
+        images = self.prior.images(points.prior)
         corner = self.cross_covariance(points, points) + torch.diag_embed(new.noise)
         inverse = inverse_lower(safe_cholesky(corner))
         innovation = new.residual.unsqueeze(-1) - points.posterior @ self.whitened
@@ -140,10 +148,10 @@ class ObservationSpaceProcess(PosteriorProcess):
         return self.prior.mean
 
     def at(self, X: Tensor) -> Points:
-        """Interpolation weights and whitened covariances with the observations. Cost O(q n²)."""
-        lines = self.prior.lines(X)
-        cross = self.prior.interpolated.covariance(lines, self.images)
-        return Points(X, lines, row_product(cross, self.inverse_factor.mT))
+        """Coordinates and whitened covariances with the observations. Cost O(q n²)."""
+        coordinates = self.prior.coordinates(X)
+        cross = self.prior.covariance(coordinates, self.images)
+        return Points(X, coordinates, row_product(cross, self.inverse_factor.mT))
 
     def mean_at(self, points: Points) -> Tensor:
         """Prior mean plus the regression on the observations."""
@@ -170,12 +178,10 @@ class ObservationSpaceProcess(PosteriorProcess):
         )
 
     def _prior_covariance(self, points: Points, others: Points) -> Tensor:
-        kernel = self.prior.interpolated
-        return kernel.covariance(points.prior, kernel.images(others.prior))
+        return self.prior.covariance(points.prior, self.prior.images(others.prior))
 
     def _prior_variance(self, points: Points) -> Tensor:
-        kernel = self.prior.interpolated
-        return kernel.variance(points.prior, kernel.images(points.prior))
+        return self.prior.variance(points.prior, self.prior.images(points.prior))
 
     @cached_property
     def in_weights(self) -> WeightSpaceProcess:
@@ -185,7 +191,6 @@ class ObservationSpaceProcess(PosteriorProcess):
     @outside_inference_mode()
     def _solved_in_weights(self) -> WeightSpaceProcess:
         prior, told = self.prior, self.told
-        batch = told.residual.shape[:-1]
-        basis = grid_basis(prior.mesh, prior.kernel, batch, prior.tolerance, prior.max_rank)
+        basis = prior.basis_for(told.X, told.residual.shape[:-1])
         evidence = evidence_of(basis.features(told.X), told.residual, told.noise)
         return WeightSpaceProcess(basis, solve(evidence), prior.mean)

@@ -1,0 +1,1 @@
+"""One model from the first observation on: exact while that is cheapest, then a streaming one."""

@@ -1,0 +1,221 @@
+"""AutoGP: an exact Gaussian process that becomes a streaming one where that is cheaper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, Self
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.means import Mean
+from torch import Tensor
+
+from bo_stream.allocation.allocator import checked_number
+from bo_stream.likelihoods.outcome_model import check_likelihood
+from bo_stream.models.auto.families import (
+    FAMILIES,
+    allowed_families,
+    checked_options,
+    is_gaussian,
+    most_exact,
+)
+from bo_stream.models.auto.inference import AutoInference, AutoMemory, HandOver
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.construction import choose_box, latent_kernel
+from bo_stream.models.inference import InferenceOption
+from bo_stream.models.input_transforms import split_transform
+from bo_stream.models.outcomes.likelihood import REAL, LikelihoodOutcomes, check_transform
+
+STEPS, FIRST = 5, 20
+"""Steps in which an update learns a likelihood's own parameters, and how many times as many the
+first observations take."""
+
+
+class AutoGP(StreamingGP):
+    """A Gaussian process that is exact while that is cheapest, and streams from then on.
+
+    All observations are held, and the posterior, its gradients, fantasies and the marginal
+    likelihood are those of the exact Gaussian process (Rasmussen and Williams, 2006), until there
+    are more than ``max_exact``. The update that brings in one more hands all of them over to the
+    first streaming family that can take the model: :class:`~bo_stream.WISKI`, if ``bounds`` are
+    known and one grid can take the inputs, or a sum of kernels over few inputs each; else
+    :class:`~bo_stream.OSGPR`. Hyperparameters stay as they are. Labels, counts and heavy tails are
+    of :class:`~bo_stream.OSVGP` from the first observation on.
+
+    - Memory: O(n d + n²) for n observations while exact; then that of the family, and the rows
+      themselves while there are at most ``max_rows``.
+    - Update: O(n²) for each observation while exact, O(n³) after a change of hyperparameters; then
+      that of the family.
+    - A step of a refit: O(n³) while exact; then that of the family.
+    - The hand-over: as an update of the family by all rows, and one exact posterior. What it took
+      and how far the new posterior is from the exact one is in :attr:`history`.
+    - Exact: everything, until the hand-over; the hand-over itself in the data.
+    - Approximate: from then on what is so in the family.
+    - ``merge``: rows join while both models are exact, else as in the family that one of them is
+      in, which then takes the other's rows.
+    - When: always, to begin with.
+
+    Example:
+        >>> model = AutoGP(train_X, train_Y)
+        >>> fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        >>> model.update(new_X, new_Y).posterior(test_X).mean
+    """
+
+    _memory: AutoMemory
+    _inference: AutoInference
+    families = InferenceOption[tuple[str, ...]](fixed=True)
+    max_exact = InferenceOption[int]()
+    max_rows = InferenceOption[int](fixed=True)
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        likelihood: Likelihood | None = None,
+        covar_module: Kernel | None = None,
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | None = None,
+        bounds: Tensor | None = None,
+        families: str | Sequence[str] | None = None,
+        max_exact: int | None = None,
+        max_rows: int = 4096,
+        **options: Any,
+    ) -> None:
+        """Build the model and put the first observations into memory.
+
+        Args:
+            train_X: First inputs, ``batch_shape x n x d``; n may be 0.
+            train_Y: First outcomes, ``batch_shape x n x m``.
+            train_Yvar: Known noise variances, shaped as train_Y; NaN in a row: unknown.
+            likelihood: A ``GaussianLikelihood`` (default: BoTorch's, or fixed noise where every
+                variance is known), or any that :class:`~bo_stream.OSVGP` takes, which is copied;
+                parameters of its own are learned in each update then.
+            covar_module: Any of gpytorch's kernels, of batch shape ``batch_shape x m`` (without m
+                if that is 1) or none. Default: BoTorch's own default.
+            mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
+            outcome_transform: Default: ``Standardize``, learned anew at each refit; none for labels
+                and counts. Else as for :class:`~bo_stream.WISKI`.
+            input_transform: Any. One with parameters to learn (``Warp``) becomes a part of the
+                kernel and is learned with it.
+            bounds: The box of all inputs to come, ``2 x d``, before the input transform; without
+                it there is no grid.
+            families: Names of those allowed, of ``"exact"``, ``"WISKI"``, ``"OSGPR"``, ``"OSVGP"``:
+                in the order in which they are tried. One name: the model stays in that family.
+                Default: all that can take the model.
+            max_exact: Most observations that are held exactly. Default: where a step of the family
+                that follows is as cheap, see :func:`bo_stream.recommend`.
+            max_rows: Most observations that are held as rows beside a streaming family, so that
+                :meth:`move_to` can begin another.
+            options: Of the streaming families: ``grid_size``, ``tolerance``, ``max_rank`` as of
+                WISKI; ``max_points``, ``window`` as of OSGPR; ``hyper_steps`` as of OSVGP.
+
+        Raises:
+            BotorchTensorDimensionError: Shapes do not fit together.
+            InputDataError: Wrong dtypes or devices, NaN, infinities, negative variances.
+            TypeError: An option of no family.
+            UnsupportedError: A mean, likelihood or transform that a stream cannot represent, or a
+                family, named, that cannot take the model.
+            ValueError: An option is out of range, or a family is not known.
+        """
+        chosen = checked_options(options)
+        max_rows = checked_number("max_rows", max_rows, least=0)
+        gaussian = is_gaussian(likelihood)
+        if not gaussian:  # real outcomes are standardised, labels and counts are not
+            outcome_transform = _transform_of(likelihood, outcome_transform, train_Y)
+        self._begin(train_X, train_Y, train_Yvar, outcome_transform)
+        input_transform, learned = split_transform(input_transform)
+        inputs = self._first_inputs(train_X, input_transform)
+        if not gaussian and covar_module is None:
+            covar_module = latent_kernel(inputs.shape[-1], self._parameter_shape)
+        given = likelihood if isinstance(likelihood, _GaussianLikelihoodBase) else None
+        custom = covar_module is not None
+        self._set_modules(inputs.shape[-1], train_Yvar, given, covar_module, mean_module)
+        box = None if bounds is None else choose_box(bounds, train_X, inputs, input_transform)
+        inputs = self._learn_transform(learned, inputs)
+        if likelihood is not None and not gaussian:
+            self._units = LikelihoodOutcomes.of(self._units.shift)
+            check_likelihood(likelihood, self._parameter_shape)
+            self.likelihood = deepcopy(likelihood)
+            chosen = _with_steps(self, chosen)
+        self.to(train_X)
+        kind = self._prior, self._process_dim, box
+        allowed = allowed_families(families, *kind)
+        most = most_exact(allowed, *kind) if max_exact is None else max_exact
+        most = checked_number("max_exact", most)
+        self._inference = AutoInference(allowed, most, max_rows, box, chosen)
+        self._memory = self._inference.start(self._prior, inputs)
+        if gaussian:
+            self._take_first(train_X, train_Y, train_Yvar, inputs, custom)
+            return
+        self._standardize_first(train_X, train_Y, None)
+        if train_X.shape[-2] > 0:
+            self._observe(train_X, train_Y, train_Yvar, 1.0)
+        if "hyper_steps" not in options:
+            self._memory = self._memory.with_options(hyper_steps=chosen["hyper_steps"] // FIRST)
+
+    @property
+    def family(self) -> str:
+        """Name of the family that the model is in: ``"exact"``, or that of a streaming one."""
+        return self._memory.family
+
+    @property
+    def history(self) -> tuple[HandOver, ...]:
+        """All hand-overs, with what they cost and the error that they brought in."""
+        return self._memory.history
+
+    @torch.no_grad()
+    def move_to(self, family: str, **options: Any) -> Self:
+        """Move to another family, or to the same with other options, in place.
+
+        Exact in the data, all of which must still be held: at most ``max_rows``, or all of an exact
+        model. Hyperparameters stay. Cost O(n³), for the comparison with the exact posterior.
+
+        Args:
+            family: One of :attr:`families`.
+            options: As of the constructor.
+
+        Raises:
+            TypeError: An option of no family.
+            UnsupportedError: The model is fixed to other families, cannot be of that family, is
+                conditioned on hypothetical data, or does not hold its observations any more.
+            ValueError: An option is out of range, or the memory would become too large.
+        """
+        self._check_not_conditioned("move_to")
+        chosen = checked_options(options)
+        if family not in self.families:
+            raise UnsupportedError(
+                f"Expected family to be one of {', '.join(self.families)}, got {family!r}. Build "
+                f"the model with families that hold it, of {', '.join(FAMILIES)}."
+            )
+        self._memory, self._cache = self._inference.moved_to(
+            family, self._memory, self._cache, self._prior, chosen
+        )
+        return self
+
+
+def _with_steps(model: AutoGP, options: dict[str, Any]) -> dict[str, Any]:
+    """Add how a likelihood's own parameters are learned: in updates, for a fit cannot."""
+    fixed = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
+    learns = any(p.requires_grad for p in model.likelihood.parameters())
+    model.likelihood.requires_grad_(False)
+    return {"hyper_steps": FIRST * STEPS * learns, **options, "fixed": fixed}
+
+
+def _transform_of(
+    likelihood: Likelihood | None, transform: OutcomeTransform | _DefaultType | None, Y: Tensor
+) -> OutcomeTransform | None:
+    """Standardise real outcomes under a likelihood that is not Gaussian by default."""
+    if isinstance(transform, _DefaultType):
+        real = isinstance(likelihood, REAL) and Y.ndim > 1
+        return Standardize(Y.shape[-1], batch_shape=Y.shape[:-2]) if real else None
+    check_transform(transform, likelihood)
+    return transform

@@ -1,0 +1,241 @@
+"""Exact inference from observations that are held as rows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from bo_stream.bases.inducing import InducingBasis, differentiable_matrix, frozen
+from bo_stream.bases.kernels import stacked_kernel, stacked_variance
+from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
+from bo_stream.models.inducing.inference import basis_of_independent
+from bo_stream.models.inference import Inference, Solved
+from bo_stream.models.memory import Observations, never_in
+from bo_stream.models.prior import Prior
+from bo_stream.process.observation_space import (
+    CentredRows,
+    ObservationSpacePrior,
+    ObservationSpaceProcess,
+)
+from bo_stream.process.process import PosteriorProcess
+from bo_stream.sufficient_statistics import target_columns
+
+MOST_AT_ONCE = 64
+"""Observations that a solved posterior takes in O(n²) each; of more it is solved anew."""
+
+LEAST_WEIGHT = 1e-100
+"""What an observation counts at least, so that no noise variance is infinite."""
+
+
+@dataclass(frozen=True)
+class ExactMemory:
+    """All observations as rows.
+
+    Attributes:
+        rows: The observations, each to be added.
+        weight: How many times each counts, ``batch_shape x n``; 1 unless forgotten in part.
+    """
+
+    rows: Observations
+    weight: Tensor
+
+    @classmethod
+    def empty(cls, X: Tensor, shape: torch.Size) -> ExactMemory:
+        """Make a memory of no inputs like X, ``... x d``, for outputs ``batch_shape x m``."""
+        rows = Observations.none(X, shape)
+        return cls(rows, rows.targets[..., 0, :])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def after(self, data: Observations) -> ExactMemory:
+        """Append a batch, or take it out.
+
+        Raises:
+            InputDataError: One to be taken out is not among the rows, or counts in part.
+        """
+        if data.sign > 0.0:
+            new = self.weight.new_ones(*self.weight.shape[:-1], len(data))
+            rows = Observations.joined((self.rows, data))
+            return ExactMemory(rows, torch.cat((self.weight, new), -1))
+        low, high = (getattr(self.rows.X.flatten(0, -2), end)(0) for end in ("amin", "amax"))
+        taken = self.rows.positions(data, torch.where(high > low, high - low, 1.0))
+        if bool((self.weight.gather(-1, taken) != 1.0).any()):
+            raise never_in()
+        left = self.rows.all_but(taken)
+        return ExactMemory(self.rows.at(left), self.weight.gather(-1, left))
+
+    def followed_by(self, others: ExactMemory) -> ExactMemory:
+        """Append the rows of another memory."""
+        rows = Observations.joined((self.rows, others.rows))
+        return ExactMemory(rows, torch.cat((self.weight, others.weight), -1))
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        columns = target_columns(self.rows.targets)
+        return columns.mT @ (columns * self.weight[..., None, :, None])
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of observations, ``... x m``."""
+        return self.weight.sum(-1, keepdim=True).expand(self.rows.targets.shape[:-1])
+
+    def mean_known_noise(self) -> Tensor | None:
+        """Mean of the known noise variances, ``... x m``, or None without any."""
+        if not self.rows.any_known:
+            return None
+        noise, known = self.rows.known_group()
+        weight = known * self.weight.unsqueeze(-2)
+        count = weight.sum(-1)
+        return (noise * weight).sum(-1) / torch.where(count > 0.0, count, 1.0)
+
+    def scale(self, factor: float) -> ExactMemory:
+        """Let every observation count ``factor`` times."""
+        return replace(self, weight=(self.weight * factor).clamp_min(LEAST_WEIGHT))
+
+    def map_targets(self, matrix: Tensor) -> ExactMemory:
+        """Turn targets into ``[Y, 1] @ matrix``, of which the last stays."""
+        targets = (target_columns(self.rows.targets) @ matrix)[..., 0]
+        return replace(self, rows=replace(self.rows, targets=targets))
+
+    def select(self, outputs: list[int]) -> ExactMemory:
+        """Copy the memory of some of the outputs."""
+        return replace(self, rows=self.rows.select(outputs))
+
+    def to(self, device: torch.device) -> ExactMemory:
+        """Move the memory to another device."""
+        return ExactMemory(self.rows.to(device), self.weight.to(device))
+
+
+@dataclass(frozen=True)
+class KernelPrior(ObservationSpacePrior):
+    """A Gaussian process prior with any of gpytorch's kernels at fixed hyperparameters.
+
+    Points are their own coordinates and images.
+
+    Attributes:
+        kernel: Frozen, in float64.
+        mean: Constant prior mean, ``... x m x 1``.
+    """
+
+    has_residual: ClassVar[bool] = True
+
+    kernel: Kernel
+    mean: Tensor
+
+    def coordinates(self, X: Tensor) -> Tensor:
+        """Give all outputs the same inputs."""
+        return X.unsqueeze(-3)
+
+    def images(self, coordinates: Tensor) -> Tensor:
+        """Return the points themselves."""
+        return coordinates
+
+    def covariance(self, coordinates: Tensor, images: Tensor) -> Tensor:
+        """Evaluate the kernel: once for all batches of points, where the others have none."""
+        outputs, batch = self.mean.shape[-2], coordinates.shape[:-3]
+        if images.ndim > 3 or len(batch) == 0:
+            return stacked_kernel(self.kernel, coordinates, images, outputs)
+        points = coordinates.flatten(0, -2).unsqueeze(-3)
+        matrix = stacked_kernel(self.kernel, points, images, outputs)
+        return matrix.unflatten(-2, (*batch, coordinates.shape[-2])).movedim(0, -3)
+
+    def variance(self, coordinates: Tensor, images: Tensor) -> Tensor:
+        """Evaluate the kernel's diagonal."""
+        return stacked_variance(self.kernel, coordinates, self.mean.shape[-2])
+
+    def basis_for(self, X: Tensor, batch: torch.Size) -> InducingBasis:
+        """Make every distinct input an inducing point."""
+        return basis_of_independent(self.kernel, X.flatten(0, -2).unique(dim=0), batch[-1])
+
+
+ExactCache = Solved[ObservationSpaceProcess]
+
+
+@dataclass(frozen=True)
+class ExactInference(Inference[ExactMemory, ExactCache]):
+    """The exact posterior, in an n x n system (Rasmussen and Williams, 2006, section 2.2).
+
+    An observation that counts w times has its noise variance divided by w.
+    """
+
+    def observe(
+        self, memory: ExactMemory, cache: ExactCache | None, data: Observations, prior: Prior
+    ) -> tuple[ExactMemory, ExactCache | None]:
+        """Append rows, and condition the solved posterior on them, or take rows out."""
+        after = memory.after(data)
+        small = data.sign > 0.0 and len(data) <= MOST_AT_ONCE
+        if cache is None or not small or not prior.is_in(cache.state):
+            return after, None
+        process = cache.process.observe(data.X, *prior.standardized(data))
+        return after, Solved(cache.state, process)
+
+    def process(
+        self,
+        memory: ExactMemory,
+        cache: ExactCache | None,
+        prior: Prior,
+        X: Tensor | None = None,
+    ) -> tuple[PosteriorProcess, ExactCache]:
+        """Solve in O(n³), unless that has been done."""
+        if cache is None or not prior.is_in(cache.state):
+            outcomes, noise = prior.standardized(memory.rows)
+            mean = prior.mean.unsqueeze(-1).clone()
+            noise = noise / memory.weight.unsqueeze(-2)
+            told = CentredRows(memory.rows.X, outcomes - mean, noise)
+            before = KernelPrior(frozen(prior.kernel), mean)
+            process, jitter = ObservationSpaceProcess.of(before, told)
+            if jitter > 0.0:
+                what = "jitter on the observations' covariance"
+                prior.model.log_event(what, len(memory), jitter)
+            cache = Solved(prior.state(), process)
+        return cache.process, cache
+
+    def feature_process(
+        self,
+        memory: ExactMemory,
+        cache: ExactCache | None,
+        prior: Prior,
+        X: Tensor | None = None,
+    ) -> tuple[PosteriorProcess, ExactCache]:
+        """Solve in the weights of features at all distinct inputs. Cost O(n³), once."""
+        _, cache = self.process(memory, cache, prior, X)
+        return cache.process.in_weights, cache
+
+    def objective(
+        self, memory: ExactMemory, cache: ExactCache | None, prior: Prior
+    ) -> tuple[Tensor, ExactCache | None]:
+        """Return the log marginal likelihood, of each observation to the power of its weight.
+
+        ``N(y; f, s)ʷ`` is ``N(y; f, s / w)`` times ``(2 π s / w)^½ (2 π s)^(−w / 2)``. Cost O(n³).
+        """
+        outcomes, noise = prior.standardized(memory.rows)
+        covariance = differentiable_matrix(
+            prior.kernel, memory.rows.X, memory.rows.X, prior.num_outputs
+        )
+        weight = memory.weight.unsqueeze(-2)
+        value = dense_log_marginal_likelihood(
+            covariance.expand(*outcomes.shape, outcomes.shape[-1]),
+            outcomes - prior.mean.unsqueeze(-1),
+            noise / weight,
+        )
+        if bool((weight != 1.0).any()):
+            logs = (2.0 * math.pi * noise).log()
+            value = value + 0.5 * ((1.0 - weight) * logs - weight.log()).sum(-1)
+        return value, cache
+
+    def merged(
+        self, memory: ExactMemory, cache: ExactCache | None, other: ExactMemory, prior: Prior
+    ) -> tuple[ExactMemory, None]:
+        """Append the other's rows."""
+        return memory.followed_by(other), None
+
+    def cleared(self, memory: ExactMemory, prior: Prior) -> ExactMemory:
+        """Drop the rows."""
+        return ExactMemory.empty(memory.rows.X, prior.shape)

@@ -1,0 +1,339 @@
+"""Inference that is handed over from one family to the next as the stream grows."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from botorch.exceptions.errors import BotorchError, UnsupportedError
+from botorch.exceptions.warnings import BotorchWarning
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from linear_operator.utils.errors import NotPSDError
+from torch import Tensor
+
+from bo_stream.bases.inducing import frozen
+from bo_stream.bases.kernels import stacked_variance
+from bo_stream.models.auto.exact import ExactInference, ExactMemory
+from bo_stream.models.auto.families import EXACT, begin
+from bo_stream.models.inference import Inference
+from bo_stream.models.memory import Observations
+from bo_stream.models.prior import Prior
+from bo_stream.models.wiski.inference import check_in_grid
+from bo_stream.process.process import PosteriorProcess
+from bo_stream.warnings import users_stack_level
+
+COMPARED = 256
+"""Most rows at which a posterior is compared with the exact one."""
+
+COMPARABLE = 2048
+"""Most rows of which the exact posterior is computed only to be compared with."""
+
+
+class HandOverWarning(BotorchWarning):
+    """A model stays in its family, for no other one could be begun."""
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """A move from one family to another, and what it cost.
+
+    Attributes:
+        observations: In memory when it happened.
+        before: Name of the family before.
+        after: Name of the family since.
+        seconds: That it took, on the clock, the comparison left out.
+        mean_error: Largest difference of the posterior means from the exact posterior's at rows
+            that are held, in prior standard deviations; NaN if the likelihood has no exact one,
+            or if there are more than ``COMPARABLE`` rows.
+        variance_error: The same of variances, in prior variances.
+    """
+
+    observations: float
+    before: str
+    after: str
+    seconds: float
+    mean_error: float
+    variance_error: float
+
+
+@dataclass(frozen=True)
+class AutoMemory:
+    """The memory of the family that is in use, and all rows while these can be held.
+
+    Attributes:
+        family: Its name.
+        inference: Of the family.
+        inner: Its memory.
+        rows: All observations, while they are held beside it; None in the exact family, whose own
+            memory they are, and once there were too many.
+        history: All moves.
+        again: Number of observations from which on a move is tried.
+    """
+
+    family: str
+    inference: Inference[Any, Any]
+    inner: Any
+    rows: ExactMemory | None
+    history: tuple[HandOver, ...] = ()
+    again: float = 0.0
+
+    @property
+    def held(self) -> ExactMemory | None:
+        """All observations as rows, if they are held."""
+        return self.inner if self.family == EXACT else self.rows
+
+    def with_options(self, **options: Any) -> AutoMemory:
+        """Change options of the family's inference."""
+        inference: Any = self.inference
+        return replace(self, inference=replace(inference, **options))
+
+    @property
+    def totals(self) -> Tensor:
+        """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
+        totals: Tensor = self.inner.totals
+        return totals
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of observations, ``... x m``."""
+        counts: Tensor = self.inner.counts
+        return counts
+
+    def mean_known_noise(self) -> Tensor | None:
+        """Mean of the known noise variances, ``... x m``, or None without any."""
+        noise: Tensor | None = self.inner.mean_known_noise()
+        return noise
+
+    def scale(self, factor: float) -> AutoMemory:
+        """Let every observation count ``factor`` times."""
+        rows = None if self.rows is None else self.rows.scale(factor)
+        return replace(self, inner=self.inner.scale(factor), rows=rows)
+
+    def map_targets(self, matrix: Tensor) -> AutoMemory:
+        """Turn targets into ``[Y, 1] @ matrix``."""
+        rows = None if self.rows is None else self.rows.map_targets(matrix)
+        return replace(self, inner=self.inner.map_targets(matrix), rows=rows)
+
+    def select(self, outputs: list[int]) -> AutoMemory:
+        """Copy the memory of some of the outputs."""
+        rows = None if self.rows is None else self.rows.select(outputs)
+        return replace(self, inner=self.inner.select(outputs), rows=rows)
+
+    def to(self, device: torch.device) -> AutoMemory:
+        """Move the memory to another device."""
+        rows = None if self.rows is None else self.rows.to(device)
+        return replace(self, inner=self.inner.to(device), rows=rows)
+
+
+@dataclass(frozen=True)
+class AutoInference(Inference[AutoMemory, Any]):
+    """Inference of the family that the memory is in, which an update can change.
+
+    A cache is that of the family in use.
+
+    Attributes:
+        families: Names of those allowed, in the order in which they are tried.
+        max_exact: Most observations that are held exactly, where other families are allowed.
+        max_rows: Most observations that are held as rows beside another family's memory.
+        box: That inputs of the process lie in, ``2 x d``, if it is known.
+        options: Of the streaming families, see :func:`begin`.
+    """
+
+    families: tuple[str, ...]
+    max_exact: int
+    max_rows: int
+    box: Tensor | None
+    options: dict[str, Any]
+
+    def start(self, prior: Prior, like: Tensor) -> AutoMemory:
+        """Begin with no observations, in the first of the families.
+
+        Args:
+            prior: The hyperparameters.
+            like: Inputs of the process, ``... x d``, of the observations' dtype and device.
+        """
+        family = self.families[0]
+        inference, inner = begin(family, prior, like, self.box, self.options)
+        rows = None if family == EXACT else ExactMemory.empty(like.double(), prior.shape)
+        return AutoMemory(family, inference, inner, rows)
+
+    def observe(
+        self, memory: AutoMemory, cache: Any, data: Observations, prior: Prior
+    ) -> tuple[AutoMemory, Any]:
+        """Put a batch into the family's memory; move on if the rows have become too many."""
+        rows = memory.rows
+        if rows is not None:
+            rows = rows.after(data)
+        inner, cache = memory.inference.observe(memory.inner, cache, data, prior)
+        if rows is not None and len(rows) > self.max_rows:
+            rows = None
+        return self._moved_on(replace(memory, inner=inner, rows=rows), cache, prior)
+
+    def _moved_on(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[AutoMemory, Any]:
+        """Leave the exact family for the next that can be begun, if there are too many rows."""
+        others = [family for family in self.families if family != EXACT]
+        most = max(self.max_exact, memory.again)
+        if memory.family != EXACT or len(memory.inner) <= most or not others:
+            return memory, cache
+        reasons = []
+        for family in others:
+            try:
+                return self.moved_to(family, memory, cache, prior)
+            except (BotorchError, NotPSDError, ValueError) as error:
+                reasons.append(f"{family}: {error}")
+        warnings.warn(
+            f"The model stays exact at {len(memory.inner)} observations, at a cost that grows with "
+            f"their cube, for no other family could be begun. {' '.join(reasons)}",
+            HandOverWarning,
+            stacklevel=users_stack_level(),
+        )
+        return replace(memory, again=2.0 * len(memory.inner)), cache
+
+    def moved_to(
+        self,
+        family: str,
+        memory: AutoMemory,
+        cache: Any,
+        prior: Prior,
+        options: dict[str, Any] | None = None,
+    ) -> tuple[AutoMemory, Any]:
+        """Move to a family by way of all rows, and compare its posterior with the exact one.
+
+        Raises:
+            BotorchError: The family cannot take the model, or the rows are no longer held.
+            ValueError: An option is out of range, or the memory would become too large.
+        """
+        rows, begun = memory.held, time.perf_counter()
+        if rows is None:
+            raise UnsupportedError(
+                f"Expected a model that holds its observations, {self.max_rows} at most (max_rows),"
+                f" got one of {float(memory.counts.max()):g}. Build another from the data."
+            )
+        chosen = {**self.options, **(options or {})}
+        inference, inner, own = self._of_rows(family, rows, prior, chosen)
+        process, own = inference.process(inner, own, prior, rows.rows.X)
+        seconds = time.perf_counter() - begun
+        errors = _errors(process, rows, cache if memory.family == EXACT else None, prior)
+        total = float(memory.counts.reshape(-1)[0])
+        move = HandOver(total, memory.family, family, seconds, *errors)
+        kept = rows if family != EXACT and len(rows) <= self.max_rows else None
+        return AutoMemory(family, inference, inner, kept, (*memory.history, move)), own
+
+    def _of_rows(
+        self, family: str, rows: ExactMemory, prior: Prior, options: dict[str, Any]
+    ) -> tuple[Inference[Any, Any], Any, Any]:
+        """Begin a family and put rows into it, each as many times as it counts.
+
+        Those of the least weight come first and are scaled before the next ones come.
+        """
+        like = rows.rows.X.to(prior.model.train_targets)
+        inference, inner = begin(family, prior, like, self.box, options)
+        if family == EXACT:
+            return inference, rows, None
+        cache, order = None, rows.weight.argsort(dim=-1, stable=True)
+        data = rows.rows.at(order)
+        weight = rows.weight.gather(-1, order).reshape(-1, len(rows))[0]
+        values, numbers = weight.unique_consecutive(return_counts=True)
+        following, start = [*values.tolist()[1:], 1.0], 0
+        for value, after, number in zip(values.tolist(), following, numbers.tolist(), strict=True):
+            batch = data.rows(slice(start, start + number))
+            inner, cache = inference.observe(inner, cache, batch, prior)
+            start += number
+            if value != after:
+                inner, cache = inner.scale(value / after), None
+        return inference, inner, cache
+
+    def merged(
+        self, memory: AutoMemory, cache: Any, other: AutoMemory, prior: Prior
+    ) -> tuple[AutoMemory, Any]:
+        """Join rows while both are exact, else statistics of the family that one of them is in.
+
+        Raises:
+            UnsupportedError: They are in two streaming families and hold no rows.
+            ValueError: The memory would become too large.
+        """
+        mine, theirs = memory.held, other.held
+        rows = None if mine is None or theirs is None else mine.followed_by(theirs)
+        if memory.family == other.family == EXACT:
+            return self._moved_on(replace(memory, inner=rows), None, prior)
+        first, second = (memory, other) if memory.family != EXACT else (other, memory)
+        if first.family != second.family and second.held is None:
+            first, second = second, first
+        inner = second.inner
+        if first.family != second.family:
+            if second.held is None or first.family not in self.families:
+                raise UnsupportedError(
+                    f"Cannot merge a model in family {memory.family} with one in {other.family} "
+                    "that no longer holds its observations: give both the same families."
+                )
+            _, inner, _ = self._of_rows(first.family, second.held, prior, self.options)
+        inner, cache = first.inference.merged(first.inner, None, inner, prior)
+        if rows is not None and len(rows) > self.max_rows:
+            rows = None
+        return replace(first, inner=inner, rows=rows, history=memory.history), cache
+
+    # --- the family in use answers ------------------------------------------------------------
+
+    def process(
+        self, memory: AutoMemory, cache: Any, prior: Prior, X: Tensor | None = None
+    ) -> tuple[PosteriorProcess, Any]:
+        """Return the posterior of the family in use."""
+        return memory.inference.process(memory.inner, cache, prior, X)
+
+    def feature_process(
+        self, memory: AutoMemory, cache: Any, prior: Prior, X: Tensor | None = None
+    ) -> tuple[PosteriorProcess, Any]:
+        """Return that in the weights of features."""
+        return memory.inference.feature_process(memory.inner, cache, prior, X)
+
+    def check_reach(self, process: PosteriorProcess, X: Tensor | None) -> None:
+        """Check that inputs are inside the grid, where the family in use has one."""
+        check_in_grid(process, X)
+
+    def objective(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[Tensor, Any]:
+        """Return that of the family in use."""
+        return memory.inference.objective(memory.inner, cache, prior)
+
+    def log_marginal_likelihood(
+        self, memory: AutoMemory, cache: Any, prior: Prior
+    ) -> tuple[Tensor, Any]:
+        """Return that of the family in use, or its bound."""
+        return memory.inference.log_marginal_likelihood(memory.inner, cache, prior)
+
+    def refitted(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[AutoMemory, Any]:
+        """Let the family in use follow new hyperparameters."""
+        inner, cache = memory.inference.refitted(memory.inner, cache, prior)
+        return replace(memory, inner=inner), cache
+
+    def cleared(self, memory: AutoMemory, prior: Prior) -> AutoMemory:
+        """Begin anew in the first of the families."""
+        like = prior.model.train_targets.new_empty(0, prior.model._process_dim)
+        return replace(self.start(prior, like), history=memory.history)
+
+    def moved(self, memory: AutoMemory, cache: Any, device: torch.device) -> tuple[AutoMemory, Any]:
+        """Return memory and cache on another device."""
+        inner, cache = memory.inference.moved(memory.inner, cache, device)
+        rows = None if memory.rows is None else memory.rows.to(device)
+        return replace(memory, inner=inner, rows=rows), cache
+
+
+@torch.no_grad()
+def _errors(
+    process: PosteriorProcess, rows: ExactMemory, cache: Any, prior: Prior
+) -> tuple[float, float]:
+    """Compare a posterior with the exact one at rows; see :class:`HandOver`. Cost O(n³)."""
+    if not isinstance(prior.likelihood, _GaussianLikelihoodBase) or len(rows) > COMPARABLE:
+        return math.nan, math.nan
+    exact, _ = ExactInference().process(rows, cache, prior)
+    some = torch.linspace(0, len(rows) - 1, min(COMPARED, len(rows))).long()
+    X = rows.rows.X[..., some.to(rows.rows.X.device), :]
+    scale = stacked_variance(frozen(prior.kernel), X.unsqueeze(-3), prior.num_outputs)
+    (mean, variance), (expected, known) = process.marginals(X), exact.marginals(X)
+    return (
+        float(((mean - expected).abs() / scale.sqrt()).max()),
+        float(((variance - known).abs() / scale).max()),
+    )
