@@ -27,9 +27,10 @@ class SignTest:
     Under a model that predicts well, each innovation is above or below zero with probability 1/2,
     given all before. One sum goes up by 1 for a positive and down by ``DOWN`` for a negative one,
     the other is its mirror image; neither goes below zero. A sum that reaches the threshold
-    signals, and both begin again. As only signs count, neither the level of the noise nor heavy
-    tails change the rate of false signals, and :func:`false_alarm_rate` computes it exactly. [Page,
-    Biometrika 41, 1954; of coins: Reynolds and Stoumbos, Journal of Quality Technology 31, 1999]
+    signals, and both begin again. As only signs count, the level of the noise does not change the
+    rate of false signals, and :func:`false_alarm_rate` computes it exactly. Tails so heavy that
+    outliers move the model's mean do change it. [Page, Biometrika 41, 1954; of coins: Reynolds and
+    Stoumbos, Journal of Quality Technology 31, 1999]
 
     Attributes:
         threshold: Height at which a sum signals, a whole number.

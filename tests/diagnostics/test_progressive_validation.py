@@ -32,19 +32,13 @@ from bo_stream.diagnostics.predictive import predict_batch
 from bo_stream.diagnostics.sketches import RepeatedRows, Reservoir
 from bo_stream.diagnostics.validation import SAMPLE, model_bytes
 from bo_stream.models.base import StreamingGP
-from tests.laws.cases import CASES
-from tests.laws.registry import Setting, Stream, shared_out
+from tests.laws.registry import Setting
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.kernels import dense_kernel
 from tests.problems import Observations, observations
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short for the grid")
-
-UNBATCHED = {
-    case: [setting for setting in case.settings if not setting.batch_shape] for case in CASES
-}
-FIRST = [Stream(case, settings[0]) for case, settings in UNBATCHED.items() if settings]
 
 
 def kernel() -> RBFKernel:
@@ -331,26 +325,6 @@ def test_torchs_generator_is_left_alone() -> None:
     before = torch.get_rng_state()
     streamed(model, data[20:])
     assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize(
-    "stream",
-    shared_out(FIRST),
-)
-def test_every_model_is_validated(stream: Stream) -> None:
-    data = stream.data(30)
-    model = stream.model(data[:20])
-    expected = None
-    if not isinstance(model, DirichletWISKI) and not model._outcomes.fixed:
-        expected = model.log_predictive(data[20:].X, data[20:].Y).double().detach()
-    known = data.Yvar is not None
-    record = ProgressiveValidation()
-    record.observe(model, *data[20:].astuple())
-    assert record.rows == 10
-    if expected is not None and not known:
-        total = torch.as_tensor(np.sum([i.nll for i in record.intervals], 0)).to(data.X)
-        assert_close(total, -expected.sum(0), 10.0)
-    assert model_bytes(model) > 0
 
 
 # --- sketches -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 import bo_stream
-from bo_stream import OSGPR, OSVGP, WISKI, ClusteredGP, LocalGP
+from bo_stream import OSGPR, OSVGP, WISKI, ClusteredGP, DirichletWISKI, LocalGP
 from bo_stream.allocation import Novelty
 from bo_stream.diagnostics import ProgressiveValidation, TrustReport, report
 from bo_stream.diagnostics.alarms import HORIZON
@@ -35,13 +35,18 @@ from bo_stream.diagnostics.approximation import (
 from bo_stream.diagnostics.summaries import AHEAD, Cost, Innovations
 from bo_stream.diagnostics.validation import Interval
 from bo_stream.models.base import StreamingGP
-from tests.diagnostics.test_progressive_validation import FIRST
+from tests.laws.cases import CASES
 from tests.laws.registry import Stream, shared_out
 from tests.oracles.gaussian_process import DenseGP
 from tests.oracles.kernels import dense_kernel
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:The grid of", "ignore:The kernel's lengthscale")
+
+UNBATCHED = {
+    case: [setting for setting in case.settings if not setting.batch_shape] for case in CASES
+}
+FIRST = [Stream(case, settings[0]) for case, settings in UNBATCHED.items() if settings]
 
 NOISE = 0.2
 CHANGE = 200
@@ -493,7 +498,15 @@ def test_every_model_has_a_report(stream: Stream) -> None:
     data = stream.data(90)
     model = stream.model(data[:30])
     record = ProgressiveValidation()
-    for begin in range(30, 90, 20):
+    first, expected = data[30:50], None
+    plain = not isinstance(model, DirichletWISKI) and not model._outcomes.fixed
+    if plain and data.Yvar is None:
+        expected = model.log_predictive(first.X, first.Y).double().detach()
+    record.observe(model, *first.astuple())
+    if expected is not None:
+        nll = torch.as_tensor(np.sum([each.nll for each in record.intervals], 0)).to(data.X)
+        assert_close(nll, -expected.sum(0), 10.0)
+    for begin in (50, 70):
         record.observe(model, *data[begin : begin + 20].astuple())
     found = report(model, record)
     assert isinstance(found, TrustReport)
