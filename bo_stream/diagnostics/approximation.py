@@ -18,6 +18,8 @@ from bo_stream.bases.inducing import frozen, kernel_matrix
 from bo_stream.diagnostics.certificate import Stability, stability
 from bo_stream.diagnostics.predictive import all_variances
 from bo_stream.linalg import safe_cholesky
+from bo_stream.models.auto.auto import AutoGP
+from bo_stream.models.auto.view import family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.clustered.clustered import ClusteredGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
@@ -79,6 +81,7 @@ def approximation_gap(
     Returns:
         The gap; or why there is none, in words.
     """
+    model = family_model(model)
     reason = _without_exact(model)
     if reason is not None:
         return reason
@@ -188,7 +191,11 @@ class Capacity:
 
 def capacity_of(model: StreamingGP) -> Capacity | None:
     """Count what a model's posterior rests on; None where that is not known of its kind."""
+    model = family_model(model)
     kind: Any = model
+    if isinstance(model, AutoGP):  # an exact one
+        most = None if len(model.families) == 1 else model.max_exact
+        return Capacity("observations, exactly", int(model.num_observations), most)
     if isinstance(model, GridModel):
         inference, _, _ = process_part(model)
         return Capacity("features", kind.rank, inference.max_rank)
@@ -214,6 +221,8 @@ def certificate_of(model: StreamingGP) -> Stability | str:
 
 def finer(model: StreamingGP) -> str:
     """Return the line of code that makes a model's approximation finer."""
+    if isinstance(model, AutoGP):
+        return _finer_family(model)
     kind: Any = model
     if isinstance(model, GridModel):
         inference, memory, _ = process_part(model)
@@ -229,6 +238,24 @@ def finer(model: StreamingGP) -> str:
     if isinstance(model, ClusteredGP):
         return f"model.resolve({kind.resolution / 2.0:.3g})"
     return "model = OSGPR(X, Y)"
+
+
+def _finer_family(model: AutoGP) -> str:
+    """Return the line of code for a model that can move to other families."""
+    view: Any = family_model(model)
+    no_grid = 'families=("exact", "OSGPR")'
+    if not isinstance(view, GridModel | OSGPR | OSVGP):
+        return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
+    if isinstance(view, GridModel):
+        inference, memory, _ = process_part(view)
+        enough = sufficient_grid_size(inference.kernel(model._prior), memory.grid, GRID_ERROR)
+        size = None if enough is None else enough[0] if len(enough) == 1 else enough
+        family, option = ("OSGPR", "") if size is None else ("WISKI", f"grid_size={size}")
+    else:
+        family, option = model.family, f"max_points={2 * view.max_points}"
+    if model._memory.held is None or family not in model.families:
+        return f"model = AutoGP(X, Y, {option or no_grid})"
+    return f'model.move_to("{family}"{option and ", " + option})'
 
 
 @torch.no_grad()
