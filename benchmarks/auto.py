@@ -145,7 +145,7 @@ def _family_of(
     outcomes = torch.cat((task.problem.measure(X[:10], generator), Y))
     if model.family == "WISKI":
         return WISKI(X, outcomes, bounds=unit_cube(X.shape[-1]))
-    return OSGPR(X, outcomes)
+    return OSGPR(X, outcomes, max_points=model._memory.inference.max_points)
 
 
 def _step(model: StreamingGP, X: Tensor, Y: Tensor) -> None:

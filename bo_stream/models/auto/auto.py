@@ -56,7 +56,8 @@ class AutoGP(StreamingGP):
     - A step of a refit: O(n³) while exact; then that of the family.
     - The hand-over: as an update of the family by all rows, and one exact posterior. What it took
       and how far the new posterior is from the exact one is in :attr:`history`; where the mean is
-      off by more than 0.05 prior standard deviations, the family that is nearest is taken.
+      off by more than 0.05 prior standard deviations, the family that is nearest is taken, of
+      inducing points up to twice as many as by default unless ``max_points`` is given.
     - Exact: everything, until the hand-over; the hand-over itself in the data.
     - Approximate: from then on what is so in the family.
     - ``merge``: rows join while both models are exact, else as in the family that one of them is

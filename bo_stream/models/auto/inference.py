@@ -18,7 +18,8 @@ from torch import Tensor
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.kernels import stacked_variance
 from bo_stream.models.auto.exact import ExactInference, ExactMemory
-from bo_stream.models.auto.families import EXACT, begin
+from bo_stream.models.auto.families import EXACT, OSGPR, begin
+from bo_stream.models.inducing.inference import MAX_POINTS
 from bo_stream.models.inference import Inference
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
@@ -181,7 +182,8 @@ class AutoInference(Inference[AutoMemory, Any]):
     def _moved_on(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[AutoMemory, Any]:
         """Leave the exact family for the next that can be begun, if there are too many rows.
 
-        One whose mean is off by more than ``ERROR`` is taken only where no other is nearer.
+        One whose mean is off by more than ``ERROR`` is taken only where no other is nearer, nor
+        twice as many inducing points.
         """
         others = [family for family in self.families if family != EXACT]
         most = max(self.max_exact, memory.again)
@@ -189,9 +191,9 @@ class AutoInference(Inference[AutoMemory, Any]):
             return memory, cache
         reasons: list[str] = []
         moved: list[tuple[AutoMemory, Any]] = []
-        for family in others:
+        for family, options in self._candidates(others):
             try:
-                moved.append(self.moved_to(family, memory, cache, prior))
+                moved.append(self.moved_to(family, memory, cache, prior, options))
             except (BotorchError, NotPSDError, ValueError) as error:
                 reasons.append(f"{family}: {error}")
                 continue
@@ -206,6 +208,13 @@ class AutoInference(Inference[AutoMemory, Any]):
             stacklevel=users_stack_level(),
         )
         return replace(memory, again=2.0 * len(memory.inner)), cache
+
+    def _candidates(self, families: list[str]) -> list[tuple[str, dict[str, Any]]]:
+        """List the families in order, and once more the inducing points, twice as many."""
+        named: list[tuple[str, dict[str, Any]]] = [(family, {}) for family in families]
+        if OSGPR in families and "max_points" not in self.options:
+            named.append((OSGPR, {"max_points": 2 * MAX_POINTS}))
+        return named
 
     def moved_to(
         self,

@@ -6,6 +6,7 @@ import copy
 import math
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ from bo_stream import (
 )
 from bo_stream.diagnostics import leave_one_out, report, stability, without
 from bo_stream.diagnostics.approximation import finer
+from bo_stream.models.auto import families, inference
 from tests.comparisons import assert_gradient, gaussian
 from tests.oracles.gaussian_process import DenseGP
 from tests.tolerances import assert_close
@@ -313,6 +315,17 @@ class TestHandOver:
         assert (alone.posterior(X).mean - exact).abs().max() > 0.2  # prior standard deviations
         assert model.family == "OSGPR"
         assert model.history[0].mean_error < 1e-6
+
+    def test_where_points_are_too_few_twice_as_many_are_taken(self) -> None:
+        X, Y = data(40)
+        few = [mock.patch.object(module, "MAX_POINTS", 10) for module in (families, inference)]
+        with few[0], few[1]:
+            model = raw(X[:30], Y[:30], max_exact=30, covar_module=rough_kernel())
+            model.update(X[30:], Y[30:])
+        assert model._memory.inference.max_points == 20
+        given = raw(X[:30], Y[:30], max_exact=30, covar_module=rough_kernel(), max_points=10)
+        given.update(X[30:], Y[30:])
+        assert given._memory.inference.max_points == 10
 
 
 class TestDiagnostics:
