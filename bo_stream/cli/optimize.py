@@ -102,9 +102,9 @@ def optimize(
     dies or returns anything but one finite number is recorded and repeated as asked; the model
     never sees it.
 
-    Writes history.csv (or .parquet), trace.png, run.json and a checkpoint. Ctrl-C stops after the
-    step at hand; `--resume` goes on to the same candidates. Nothing in the folder is run then: name
-    a function of your own again, or it is asked for.
+    Writes history.csv (or .parquet), trace.png, trust.png (can the model be trusted?), run.json and
+    a checkpoint. Ctrl-C stops after the step at hand; `--resume` goes on to the same candidates.
+    Nothing in the folder is run then: name a function of your own again, or it is asked for.
 
     - `bo-stream optimize Branin --noise 1 --out run`
     - `bo-stream optimize Hartmann --dim 6 --model osgpr --set max_points=256`

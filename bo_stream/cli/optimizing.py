@@ -85,12 +85,13 @@ def _run_and_report(
             steps = partial(campaign.run_in, folder, evaluating)
             stopped = running.run_with_bar(campaign, total, status, steps)
     finally:
-        write_optimization(campaign, folder, running.notes(caught), kind)
+        trust = write_optimization(campaign, folder, running.notes(caught), kind)
     OUT.print(f"The best of {summary(campaign)}:")
     OUT.print(_best_table(campaign))
+    running.show_alarms(trust)
     model = campaign.optimizer.surrogate.model
     logs = [] if model is None else [model.numerical_log]
-    files = f"history.{kind}, trace.png and run.json"
+    files = f"history.{kind}, trace.png, trust.png, trust.json and run.json"
     function, acquisition = campaign.objective.function, campaign.settings.acquisition
     named = [function] if ":" in function else []
     chosen = ["--acquisition", acquisition] if ":" in acquisition else []

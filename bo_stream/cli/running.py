@@ -30,6 +30,7 @@ from bo_stream.models.wiski.resolution import GridResolutionWarning
 from bo_stream.warnings import NumericalLog
 
 if TYPE_CHECKING:  # each command imports its own
+    from bo_stream.diagnostics.trust import TrustReport
     from bo_stream.loops.optimization.campaign import OptimizationCampaign
     from bo_stream.loops.sampling.campaign import Campaign
 
@@ -179,6 +180,12 @@ def notes(caught: Caught) -> list[str]:
         hint = " Here: --grid." if issubclass(each.category, GridResolutionWarning) else ""
         texts[each.category, each.lineno] = " ".join(str(each.message).split()) + hint
     return list(texts.values())
+
+
+def show_alarms(found: TrustReport | None) -> None:
+    """Show the alarms of a report on the model, if there are any."""
+    for alarm in () if found is None else found.alarms:
+        OUT.print(f"[yellow]trust:[/] {escape(str(alarm))}", soft_wrap=True)
 
 
 def show_end(

@@ -98,8 +98,8 @@ def sample(
     leave the least uncertainty about the held-out ones, looks them up, and learns. Inputs are
     scaled to the unit cube by their range and the target is standardised.
 
-    Writes picks.csv, curve.csv, map.png, curve.png, run.json and a checkpoint. Ctrl-C stops after
-    the step at hand; `--resume` goes on to the same choices.
+    Writes picks.csv, curve.csv, map.png, curve.png, trust.png (can the model be trusted?), run.json
+    and a checkpoint. Ctrl-C stops after the step at hand; `--resume` goes on to the same choices.
 
     - `bo-stream sample`
     - `bo-stream sample survey.csv --x lon lat --y prevalence --compare random --out run`

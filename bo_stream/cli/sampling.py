@@ -63,11 +63,12 @@ def _run_and_report(campaign: Campaign, folder: Path, caught: running.Caught) ->
     steps = partial(run_with_checkpoints, campaign.run(), partial(campaign.save, folder))
     total = campaign.main.settings.steps
     stopped = running.run_with_bar(campaign, total, partial(_last_errors, campaign), steps)
-    finals = write_results(campaign, folder, running.notes(caught))
+    finals, trust = write_results(campaign, folder, running.notes(caught))
     OUT.print(_final_table(finals, campaign))
     _show_outliers(campaign)
+    running.show_alarms(trust)
     logs = [loop.state.model.numerical_log for loop in campaign.loops.values()]
-    files = "picks.csv, curve.csv, map.png, curve.png and run.json"
+    files = "picks.csv, curve.csv, map.png, curve.png, trust.png, trust.json and run.json"
     running.show_end(folder, files, caught, logs, stopped, ["sample"])
 
 

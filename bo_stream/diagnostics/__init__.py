@@ -1,5 +1,6 @@
-"""Diagnostics: the stability of a model's linear systems, and how well it predicts."""
+"""Diagnostics: whether a model can be trusted, how stable it is, and how well it predicts."""
 
+from bo_stream.diagnostics.alarms import Alarm
 from bo_stream.diagnostics.certificate import (
     Estimate,
     Stability,
@@ -12,14 +13,20 @@ from bo_stream.diagnostics.certificate import (
     trace_limit,
 )
 from bo_stream.diagnostics.cross_validation import leave_one_out, without
+from bo_stream.diagnostics.trust import TrustReport, report
+from bo_stream.diagnostics.validation import ProgressiveValidation
 
 __all__ = [
+    "Alarm",
     "Estimate",
+    "ProgressiveValidation",
     "Stability",
+    "TrustReport",
     "Verdict",
     "condition_limit",
     "condition_number",
     "leave_one_out",
+    "report",
     "stability",
     "stability_of_points",
     "stability_of_precision",

@@ -19,8 +19,9 @@ from gpytorch.likelihoods import (
 )
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
 from linear_operator.operators import DiagLinearOperator
+from scipy.special import stdtr
 from torch import Tensor
-from torch.distributions import Bernoulli, Normal
+from torch.distributions import Bernoulli, Distribution, Laplace, Normal, StudentT
 from torch.nn.functional import logsigmoid
 
 from bo_stream.likelihoods.sites import ExpectedLogProb
@@ -67,6 +68,20 @@ class OutcomeModel:
         first = average(lambda f: self.likelihood(f).mean, normal)
         second = average(lambda f: (d := self.likelihood(f)).variance + d.mean.square(), normal)
         return self._outward(first), self._outward(second - first.square())
+
+    def distribution_function(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+        """Compute the probability of an outcome of at most Y under a normal f, by quadrature.
+
+        Raises:
+            UnsupportedError: The likelihood's distribution has no distribution function here, as
+                that of labels or counts.
+        """
+        y, m, v = self._at(mean, variance, Y)
+        normal = Normal(m, v.sqrt())
+        probability = self.likelihood.quadrature(
+            lambda f: distribution_function(self.likelihood(f), y), normal
+        )
+        return self._outward(probability)
 
     def variance(self, values: Tensor) -> Tensor:
         """Compute the variance of an outcome given values of the process."""
@@ -207,6 +222,26 @@ def _labels(likelihood: Likelihood, Y: Tensor, mean: Tensor, variance: Tensor) -
     logistic = isinstance(likelihood, LogisticLikelihood)
     log_cdf = logsigmoid if logistic else torch.special.log_ndtr
     return likelihood.quadrature(lambda f: log_cdf(signs * f), normal)
+
+
+def distribution_function(conditional: Distribution, Y: Tensor) -> Tensor:
+    """Compute the probability of an outcome of at most Y given the process.
+
+    Raises:
+        UnsupportedError: The distribution is neither a Laplace nor a Student-t distribution.
+    """
+    if isinstance(conditional, Laplace):
+        return conditional.cdf(Y)
+    if isinstance(conditional, StudentT):
+        ratio = (Y - conditional.loc) / conditional.scale
+        degrees, ratio = torch.broadcast_tensors(conditional.df, ratio)
+        found = stdtr(degrees.cpu().numpy(), ratio.cpu().numpy())
+        return torch.as_tensor(found, dtype=Y.dtype, device=Y.device)
+    name = type(conditional).__name__
+    raise UnsupportedError(
+        f"Expected outcomes of a Laplace or Student-t distribution, got {name}: no probability "
+        "integral transform is known of others."
+    )
 
 
 @singledispatch

@@ -17,6 +17,8 @@ import torch
 from gpytorch.module import Module
 from matplotlib.figure import Figure
 
+from bo_stream.diagnostics.trust import PICTURE, RECORD, TrustReport, report
+from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.loops.models import MODELS
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import atomic_write, package_version
@@ -48,6 +50,23 @@ def write_picture(path: Path, draw: Callable[[], Figure]) -> None:
         warnings.warn(f"{path.name} could not be drawn ({reason}).", RuntimeWarning, stacklevel=2)
     else:
         write_files(path.parent, {path.name: file.getvalue()})
+
+
+def write_trust(
+    folder: Path, model: StreamingGP, record: ProgressiveValidation
+) -> TrustReport | None:
+    """Write trust.json and trust.png, a report on a model; if there can be none, warn."""
+    try:
+        found = report(model, record)
+    except Exception as error:  # whatever it is, the results are there
+        for name in (RECORD, PICTURE):
+            (folder / name).unlink(missing_ok=True)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        warnings.warn(f"{RECORD} could not be written ({reason}).", RuntimeWarning, stacklevel=2)
+        return None
+    write_files(folder, {RECORD: found.to_json()})
+    write_picture(folder / PICTURE, found.plot)
+    return found
 
 
 def record_file(content: Mapping[str, Any], seconds: float, notes: list[str]) -> bytes:

@@ -115,10 +115,10 @@ class CheckpointFormat:
 
 
 SAMPLING = CheckpointFormat(
-    "checkpoint.json", "run", FileFormat("bo_stream sampling checkpoint", 6, True)
+    "checkpoint.json", "run", FileFormat("bo_stream sampling checkpoint", 7, True)
 )
 OPTIMIZATION = CheckpointFormat(
-    "optimization.json", "optimization", FileFormat("bo_stream optimization checkpoint", 6, True)
+    "optimization.json", "optimization", FileFormat("bo_stream optimization checkpoint", 7, True)
 )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.quasirandom import SobolEngine
 
+from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.loops.errors import UsageError, check_whole
 from bo_stream.loops.models import MODELS
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
@@ -210,6 +211,7 @@ def save_optimizer(
             "held": list(surrogate.held.items()),
             "refits": surrogate.refits,
             "unit": surrogate.unit,
+            "validation": surrogate.validation.state(),
         },
         "run": None if run is None else dict(run),
     }
@@ -260,7 +262,8 @@ def parsed_optimizer(
                 f"of {file.observations:,}."
             )
         model = file.read(folder, MODELS[settings.model].model, settings.device)
-    surrogate = Surrogate(settings, model, held, state["refits"], float(state["unit"]))
+    validation = ProgressiveValidation.of_state(state["validation"])
+    surrogate = Surrogate(settings, model, held, state["refits"], float(state["unit"]), validation)
     return Optimizer(settings, ledger, surrogate)
 
 

@@ -11,9 +11,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from bo_stream.diagnostics.trust import TrustReport
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, OptimizationStep
 from bo_stream.loops.optimization.trials import STATUSES, Status
-from bo_stream.loops.results import model_record, record_file, write_files, write_picture
+from bo_stream.loops.results import (
+    model_record,
+    record_file,
+    write_files,
+    write_picture,
+    write_trust,
+)
 
 History = Literal["csv", "parquet"]
 HISTORIES: tuple[History, ...] = ("csv", "parquet")
@@ -25,11 +32,12 @@ MARKED = 100
 
 def write_optimization(
     campaign: OptimizationCampaign, folder: Path, notes: list[str], kind: History = "csv"
-) -> None:
-    """Write history and run.json, both or none; then draw trace.png.
+) -> TrustReport | None:
+    """Write history and run.json, both or none; then trace.png, trust.png and trust.json.
 
     A picture that cannot be drawn is a warning. In run.json are the ``notes``, texts of warnings,
-    and the model of the outcomes in units of ``outcome_unit``.
+    and the model of the outcomes in units of ``outcome_unit``. Returns whether that model, if there
+    is one, can be trusted.
     """
     table = history(campaign)
     files = {
@@ -40,6 +48,10 @@ def write_optimization(
     }
     write_files(folder, files)
     write_picture(folder / "trace.png", lambda: draw_trace(campaign))
+    surrogate = campaign.optimizer.surrogate
+    if surrogate.model is None:
+        return None
+    return write_trust(folder, surrogate.model, surrogate.validation)
 
 
 def history(campaign: OptimizationCampaign) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from copy import deepcopy
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.loops.models import KERNELS, MODELS, Options, build_model
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
@@ -49,6 +50,8 @@ class Surrogate:
         refits: Numbers of outcomes at which the hyperparameters were learned.
         unit: Unit of the outcomes in the model: acquisition functions have absolute tolerances.
         is_whole: False while the model is being brought to the ledger.
+        validation: Record of how well the model predicted each outcome, in its units; begun anew
+            with a model in other units.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Surrogate:
         held: Mapping[int, float] | None = None,
         refits: Sequence[int] = (),
         unit: float = 1.0,
+        validation: ProgressiveValidation | None = None,
     ) -> None:
         """Begin empty, or with the content of a checkpoint.
 
@@ -67,6 +71,7 @@ class Surrogate:
         self.settings, self.model, self.unit = settings, model, unit
         self.held, self.refits = dict(held or {}), list(refits)
         self.is_whole = True
+        self.validation = ProgressiveValidation() if validation is None else validation
         if model is None:
             self._built(*self._data(Ledger(), {}))
 
@@ -83,6 +88,8 @@ class Surrogate:
         if self.model is None or few or is_off(self.unit, list(wanted.values())):
             self._begin(ledger, wanted)
         elif stale and not MODELS[self.settings.model].retracts:
+            if fresh:
+                self.validation.add(self.model, *self._data(ledger, fresh))
             self._rebuild(ledger, wanted, self.model)
         else:
             self._replace(ledger, stale, fresh, self.model)
@@ -95,6 +102,7 @@ class Surrogate:
 
     def _begin(self, ledger: Ledger, outcomes: dict[int, float]) -> None:
         self.model, self.held, self.refits = None, {}, []
+        self.validation = ProgressiveValidation()
         if len(outcomes) >= FEWEST:
             self.unit = unit_of(list(outcomes.values()))
             self.model = self._built(*self._data(ledger, outcomes))
@@ -115,7 +123,7 @@ class Surrogate:
             model.retract(*self._data(ledger, stale))
         self.held = {key: Y for key, Y in self.held.items() if key not in stale}
         if fresh:
-            model.update(*self._data(ledger, fresh))
+            self.validation.observe(model, *self._data(ledger, fresh))
         self.held |= fresh
 
     def _built(

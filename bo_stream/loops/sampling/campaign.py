@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.loops.crowded_cores import CoreWatch
 from bo_stream.loops.datasets import Dataset, read_dataset, simulated_prevalence
 from bo_stream.loops.errors import UsageError
@@ -177,12 +178,15 @@ def _read(path: Path | None, x: Sequence[str] | None, y: str | None) -> Dataset:
 
 def _record(state: SamplingState) -> dict[str, Any]:
     positions = {name: getattr(state, name) for name in _POSITIONS}
-    return {**positions, "curve": [asdict(entry) for entry in state.curve]}
+    curve = [asdict(entry) for entry in state.curve]
+    return {**positions, "curve": curve, "validation": state.validation.state()}
 
 
 def _parsed(record: Mapping[str, Any]) -> dict[str, Any]:
     positions = {name: [int(n) for n in record[name]] for name in _POSITIONS}
-    return {**positions, "curve": [from_record(Score, entry) for entry in record["curve"]]}
+    curve = [from_record(Score, entry) for entry in record["curve"]]
+    validation = ProgressiveValidation.of_state(record["validation"])
+    return {**positions, "curve": curve, "validation": validation}
 
 
 def _check_picks(path: Path, record: Mapping[str, Any], observations: int) -> None:

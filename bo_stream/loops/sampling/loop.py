@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from bo_stream.acquisition import PoolSelector
 from bo_stream.acquisition.weight_space import lives_in_features
+from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.loops.datasets import Dataset
 from bo_stream.loops.models import KERNELS, build_model
 from bo_stream.loops.predictions import Score, score
@@ -84,7 +86,12 @@ class ActiveSampling:
             return Step(0, self.observations, tuple(self.state.picks), True, self._score())
         chosen = self._choose(self.settings.q, self.state.picks)
         waiting = self._improbable(chosen)
+        began = time.perf_counter()
+        self.state.validation.add(
+            self.state.model, self.split.pool_X[chosen], self.split.pool_Y[chosen]
+        )
         self._update([pick for i, pick in enumerate(chosen) if i not in waiting])
+        self.state.validation.add_time(len(chosen), time.perf_counter() - began)
         self.state.outliers.extend(self.observations + i for i in waiting)
         self.state.picks.extend(chosen)
         refitted = self.settings.refit_is_due(self.observations, self.state.refits)
@@ -184,6 +191,7 @@ class SamplingState:
         refits: Numbers of observations at which the hyperparameters were learned.
         outliers: Places in ``picks``, in order, of those that the model is without: outliers at the
             last refit, and later ones that wait for the next.
+        validation: Record of how well each choice was predicted, outliers included.
     """
 
     model: StreamingGP
@@ -191,6 +199,7 @@ class SamplingState:
     curve: list[Score] = field(default_factory=list)
     refits: list[int] = field(default_factory=list)
     outliers: list[int] = field(default_factory=list)
+    validation: ProgressiveValidation = field(default_factory=ProgressiveValidation)
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,29 @@ from typing import Any
 import pandas as pd
 import torch
 
+from bo_stream.diagnostics.trust import TrustReport
 from bo_stream.loops.predictions import Score, predict
-from bo_stream.loops.results import model_record, record_file, write_files, write_picture
+from bo_stream.loops.results import (
+    model_record,
+    record_file,
+    write_files,
+    write_picture,
+    write_trust,
+)
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.loop import ActiveSampling
 from bo_stream.loops.sampling.pictures import MapView, draw_curve, draw_map
 from bo_stream.loops.sampling.settings import Strategy
 
 
-def write_results(campaign: Campaign, folder: Path, notes: list[str]) -> dict[Strategy, Score]:
-    """Write picks.csv, curve.csv and run.json, all or none; then draw curve.png and map.png.
+def write_results(
+    campaign: Campaign, folder: Path, notes: list[str]
+) -> tuple[dict[Strategy, Score], TrustReport | None]:
+    """Write picks.csv, curve.csv and run.json, all or none; then the pictures and trust.json.
 
-    A picture that cannot be drawn is a warning. The ``notes``, texts of warnings, are put into
-    run.json. Returns the score of each strategy's model as it is.
+    These are curve.png, map.png and trust.png. One that cannot be drawn is a warning. The
+    ``notes``, texts of warnings, are put into run.json. Returns the score of each strategy's model
+    as it is, and whether that of the main one can be trusted.
     """
     curves = {name: _curve_to_here(loop) for name, loop in campaign.loops.items()}
     finals = {name: curve[-1] for name, curve in curves.items()}
@@ -40,7 +50,8 @@ def write_results(campaign: Campaign, folder: Path, notes: list[str]) -> dict[St
     write_files(folder, files)
     write_picture(folder / "curve.png", lambda: draw_curve(curves, campaign.data.target))
     write_picture(folder / "map.png", lambda: draw_map(_map_view(campaign)))
-    return finals
+    state = campaign.main.state
+    return finals, write_trust(folder, state.model, state.validation)
 
 
 def _curve_to_here(loop: ActiveSampling) -> list[Score]:

@@ -1,0 +1,238 @@
+"""Alarms: what is wrong with a model or its stream, and the line of code that mends it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+
+from bo_stream.diagnostics.approximation import ApproximationGap, finer
+from bo_stream.diagnostics.summaries import FAR, Innovations
+from bo_stream.diagnostics.validation import ProgressiveValidation
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.decoupled.decoupled import DecoupledGP
+from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.quadruply_stochastic.qsgp import QSGP
+from bo_stream.models.quadruply_stochastic.qsrvm import QSRVM
+
+FEWEST = 50
+"""Rows from which on an alarm can ring."""
+
+HORIZON = 1000
+"""Latest observations among which a signal of the drift test rings the alarm."""
+
+MOST_GAP = 0.3
+"""Root mean squared error of the approximate mean, in standard deviations of a prediction: it then
+is 9 % of an innovation's variance.
+"""
+
+MOST_SCALE = 1.4
+"""Robust standard deviation of innovations, or one over it: variances are off by a factor of 2."""
+
+MOST_FAR = 0.0075
+"""Share of innovations more than 3.5 robust standard deviations away, 15 times a normal one's."""
+
+MOST_SKEW = 0.25
+"""Skew of the innovations' quantiles: that of an exponential distribution is 0.46."""
+
+MOST_REPEATED = 0.05
+"""Share of rows that repeat an earlier one, outcomes included."""
+
+LEAST_SENSITIVITY = 0.02
+"""Effect of an input on the posterior mean, in parts of the largest effect of an input."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something that is wrong, and what to do.
+
+    Attributes:
+        name: ``units``, ``repeated rows``, ``approximation``, ``drift``, ``skew``, ``tails``,
+            ``noise`` or ``dead input``.
+        text: What was found, in words.
+        value: What was measured.
+        threshold: What it should not exceed; fall below, for a dead input.
+        remedy: A line of code, in which ``model`` is the model and X and Y are the user's data.
+    """
+
+    name: str
+    text: str
+    value: float
+    threshold: float
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.text}. {self.remedy}"
+
+
+def find_alarms(
+    model: StreamingGP,
+    record: ProgressiveValidation | None,
+    innovations: Sequence[Innovations],
+    gap: ApproximationGap | str | None,
+    effects: Sequence[float],
+) -> tuple[Alarm, ...]:
+    """Find what is wrong; an alarm that explains another one silences it.
+
+    A change of units explains all else. Repeated rows, a gap of the approximation and a drift
+    explain innovations that are too large or too small; skew and tails explain their scale.
+
+    Args:
+        model: The model.
+        record: Of its stream.
+        innovations: Of each output.
+        gap: Of its approximation.
+        effects: Of each input on the posterior mean.
+    """
+    if record is None or record.rows < FEWEST:
+        return ()
+    units = _units(model, record)
+    if units:
+        return tuple(units)
+    rows = [*_repeated(model, record), *_gap(model, gap)]
+    dead = _dead(model, effects)
+    skew = _skew(model, innovations, record)
+    level = _drift(record, innovations, bool(skew)) if not _has(rows, "repeated rows") else []
+    shape = [] if rows or level else skew or _tails(model, innovations)
+    noise = [] if rows or level or shape else _noise(model, innovations)
+    return (*rows, *level, *shape, *noise, *dead)
+
+
+def _has(alarms: Sequence[Alarm], name: str) -> bool:
+    return any(alarm.name == name for alarm in alarms)
+
+
+def _units(model: StreamingGP, record: ProgressiveValidation) -> list[Alarm]:
+    change = record.units.change
+    if change is None:
+        return []
+    factors = [10.0**power for power in change.powers]
+    power = max(change.powers, key=abs)
+    shown = f"{factors[0]:g}" if len(set(factors)) == 1 else f"torch.tensor({factors})"
+    new = f"X_new / {shown}, Y_new" if change.what == "inputs" else f"X_new, Y_new / {shown}"
+    text = (
+        f"{change.what} are {10.0**power:g} times as large as before, found after row "
+        f"{change.row:,} of the record"
+    )
+    remedy = f"model.retract(X_new, Y_new).update({new})"
+    return [Alarm("units", text, float(abs(power)), 0.0, remedy)]
+
+
+def _repeated(model: StreamingGP, record: ProgressiveValidation) -> list[Alarm]:
+    share = record.repeated.share
+    if not record.drift or share <= MOST_REPEATED or record.repeated.repeated < 10:
+        return []
+    text = f"{100.0 * share:.0f} % of the rows repeat an earlier one, outcomes included"
+    widths = f"({record.inputs}, {model.num_outputs})"
+    remedy = f"X, Y = torch.cat((X, Y), -1).unique(dim=0).split({widths}, -1)"
+    return [Alarm("repeated rows", text, share, MOST_REPEATED, remedy)]
+
+
+def _gap(model: StreamingGP, gap: ApproximationGap | str | None) -> list[Alarm]:
+    if not isinstance(gap, ApproximationGap) or gap.rows < FEWEST or gap.mean <= MOST_GAP:
+        return []
+    text = (
+        f"predicted means of {gap.rows} rows are {gap.mean:.2g} predictive standard deviations "
+        "from those of an exact Gaussian process with the same hyperparameters"
+    )
+    return [Alarm("approximation", text, gap.mean, MOST_GAP, finer(model))]
+
+
+def _drift(
+    record: ProgressiveValidation, innovations: Sequence[Innovations], skewed: bool
+) -> list[Alarm]:
+    """Ring for a signal; skewed innovations with a mean of zero have none."""
+    centred = all(abs(each.mean) < 4.0 / math.sqrt(each.count) for each in innovations)
+    if skewed and centred:
+        return []
+    for output, test in enumerate(record.drift):
+        signals = test.within(HORIZON)
+        if signals:
+            _, began, sign = signals[0]
+            side = "above" if sign > 0 else "below"
+            text = (
+                f"outcomes {output} have been {side} their predictions more often than not since "
+                f"about row {began:,} of the record (a false alarm within {HORIZON:,} rows has a "
+                f"probability of {test.false_alarm_probability(HORIZON):.2g})"
+            )
+            remedy = "model.forget(0.99)  # before each update; after a break: model.clear()"
+            return [Alarm("drift", text, float(len(signals)), 0.0, remedy)]
+    return []
+
+
+def _skew(
+    model: StreamingGP, innovations: Sequence[Innovations], record: ProgressiveValidation
+) -> list[Alarm]:
+    for output, each in enumerate(innovations):
+        most = max(MOST_SKEW, 6.0 / math.sqrt(each.count))
+        if each.count >= FEWEST and abs(each.skew) > most:
+            text = f"innovations of output {output} are skewed, {each.skew:.2f} by their quantiles"
+            step = "log=Log()" if record.positive and each.skew > 0.0 else "bilog=Bilog()"
+            chain = f"ChainedOutcomeTransform({step}, z=Standardize({model.num_outputs}))"
+            remedy = f"model = {_regressor(model)}(X, Y, outcome_transform={chain})"
+            return [Alarm("skew", text, abs(each.skew), most, remedy)]
+    return []
+
+
+def _tails(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm]:
+    for output, each in enumerate(innovations):
+        most = max(6.0, MOST_FAR * each.count)
+        if each.count >= FEWEST and each.far > most:
+            text = (
+                f"{each.far} of the last {each.count} innovations of output {output} are more than "
+                f"{FAR:g} robust standard deviations from zero"
+            )
+            likelihood, scaled = "StudentTLikelihood()", f"Standardize({model.num_outputs})"
+            remedy = f"model = OSVGP(X, Y, {likelihood}, outcome_transform={scaled})"
+            return [Alarm("tails", text, float(each.far), most, remedy)]
+    return []
+
+
+def _noise(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm]:
+    for output, each in enumerate(innovations):
+        most = max(MOST_SCALE, math.exp(5.0 / math.sqrt(each.count)))
+        factor = max(each.scale, 1.0 / max(each.scale, 1e-300))
+        if each.count >= FEWEST and factor > most:
+            side = "larger" if each.scale > 1.0 else "smaller"
+            text = (
+                f"innovations of output {output} are {factor:.2g} times {side} than predicted, so "
+                f"the noise is too {'small' if each.scale > 1.0 else 'large'}"
+            )
+            return [Alarm("noise", text, factor, most, _relearning(model, each.scale**2))]
+    return []
+
+
+def _relearning(model: StreamingGP, factor: float) -> str:
+    """Return the line of code that learns a model's noise, or corrects the known one."""
+    if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
+        return f"model = {type(model).__name__}(X, Y, {factor:.2g} * Yvar)"
+    if isinstance(model, DecoupledGP | QSGP | QSRVM):
+        return "model.fit(seconds=60)"
+    if isinstance(model, OSVGP):
+        return "model.hyper_steps = 20  # the next updates learn it"
+    return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
+
+
+def _regressor(model: StreamingGP) -> str:
+    """Return the name of a class that takes outcome transforms."""
+    fixed = isinstance(model, OSVGP | DecoupledGP | QSGP | QSRVM)
+    return "OSGPR" if fixed else _name(model)
+
+
+def _name(model: StreamingGP) -> str:
+    return type(model).__name__
+
+
+def _dead(model: StreamingGP, effects: Sequence[float]) -> list[Alarm]:
+    largest = max(effects, default=0.0)
+    dead = [i for i, effect in enumerate(effects) if effect <= LEAST_SENSITIVITY * largest]
+    kept = [i for i in range(len(effects)) if i not in dead]
+    if not dead or not kept:
+        return []
+    which = f"input {dead[0]} has" if len(dead) == 1 else f"inputs {dead} have"
+    text = f"{which} next to no effect on the posterior mean"
+    value = max(effects[i] for i in dead) / largest
+    remedy = f"model = {_name(model)}(X[:, {kept}], Y)"
+    return [Alarm("dead input", text, value, LEAST_SENSITIVITY, remedy)]

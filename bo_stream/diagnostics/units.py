@@ -1,0 +1,203 @@
+"""A test for a change of units: outcomes or inputs that are suddenly powers of ten larger."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+POWERS = tuple(k for k in range(-9, 10) if abs(k) >= 2)
+"""Exponents of ten that a change of units is looked for among."""
+
+RECENT = 24
+"""Latest rows by which the hypotheses are compared."""
+
+EVERY = 4
+"""Rows between two comparisons."""
+
+EVIDENCE = 16.0
+"""Log likelihood, in nats over ``RECENT`` rows, by which a change of units must explain them better
+than no change: a factor of 10⁷, for many windows are compared.
+"""
+
+SURPRISE = 2.0
+"""Median of the latest innovations' absolute values, 0.67 of normal ones, of a change."""
+
+NARROW = 0.1
+"""Spread of the latest outcomes, in predictive standard deviations, that is a change, too: no
+outcomes with noise are so much alike.
+"""
+
+_MOST = 20.0
+_SIZE = 1.5
+
+
+@dataclass(frozen=True)
+class UnitChange:
+    """A change of units that was found.
+
+    Attributes:
+        what: ``outcomes`` or ``inputs``.
+        powers: Exponent of ten of each output, or of each input: recent values are ``10 ** power``
+            times as large as they were.
+        row: Number of rows after which it was found.
+    """
+
+    what: str
+    powers: tuple[int, ...]
+    row: int
+
+
+@dataclass
+class UnitTest:
+    """Compares likelihoods of the latest rows in the old units and in units powers of ten apart.
+
+    Of outcomes y, with median m and robust standard deviation s in a sample of earlier rows, normal
+    densities of ``N(m, s²)``, of ``N(c m, c² s²)`` for ``c = 10^k``, and of a change of level. It
+    must surprise the model, which an optimizer that comes to rest near zero does not, and it must
+    be sudden: some earlier window had no better explanation by units. Of inputs whose size is more
+    than 30 times as large or small as that of earlier ones, the predictions at inputs in the former
+    units are compared with those at the inputs as they came.
+
+    Attributes:
+        outcomes: The latest outcomes, m numbers each.
+        innovations: The latest innovations, so shaped.
+        deviations: Their predictive standard deviations.
+        gains: Of the latest rows, the log density at inputs in the former units less that at the
+            inputs as they came; 0 where these are of usual size.
+        sizes: The latest inputs' absolute values.
+        seen: Number of rows so far.
+        usual: Whether a window was once explained without a change.
+        change: The first change that was found.
+    """
+
+    outcomes: deque[list[float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    innovations: deque[list[float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    deviations: deque[list[float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    gains: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    sizes: deque[list[float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+    seen: int = 0
+    usual: bool = False
+    change: UnitChange | None = None
+
+    def powers_of(self, X: Array, earlier: Array | None) -> Array | None:
+        """Return the exponent of ten of each input's present size; None where all are 0.
+
+        Args:
+            X: Inputs of the next rows, ``n x d``.
+            earlier: A sample of earlier inputs, ``N x d``.
+        """
+        latest = [*self.sizes, *np.abs(X).tolist()][-RECENT:]
+        if earlier is None or len(earlier) < 2 * RECENT or len(latest) < RECENT:
+            return None
+        now, before = np.median(latest, 0), np.median(np.abs(earlier), 0)
+        if not ((now > 0.0) & (before > 0.0)).all():
+            return None
+        ratio = np.log10(now / before)
+        powers: Array = np.where(np.abs(ratio) > _SIZE, np.rint(ratio), 0.0)
+        return powers if powers.any() else None
+
+    def add(
+        self,
+        X: Array,
+        outcomes: Array,
+        innovations: Array,
+        deviations: Array,
+        gain: Array,
+        powers: Array,
+        earlier: Array,
+    ) -> None:
+        """Add rows, in their order.
+
+        Args:
+            X: Inputs, ``n x d``.
+            outcomes: ``n x m``.
+            innovations: So shaped.
+            deviations: Predictive standard deviations, noise included, so shaped; 0 where they are
+                in other units.
+            gain: See :attr:`gains`, ``n``.
+            powers: Exponents of ten of the inputs' present size, ``d``.
+            earlier: A sample of outcomes so far, ``N x m``.
+        """
+        columns = (outcomes, innovations, deviations, gain.clip(-_MOST, _MOST), np.abs(X))
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for outcome, innovation, deviation, more, size in rows:
+            self.outcomes.append(outcome)
+            self.innovations.append(innovation)
+            self.deviations.append(deviation)
+            self.gains.append(more)
+            self.sizes.append(size)
+            self.seen += 1
+            due = self.seen % EVERY == 0 and len(earlier) >= 2 * RECENT
+            if self.change is None and due and len(self.outcomes) == RECENT:
+                self._test(powers, earlier)
+
+    def _test(self, powers: Array, earlier: Array) -> None:
+        found = [
+            _power(*columns)
+            for columns in zip(
+                np.asarray(self.outcomes).T,
+                np.asarray(self.innovations).T,
+                np.asarray(self.deviations).T,
+                earlier.T,
+                strict=True,
+            )
+        ]
+        if sum(self.gains) > EVIDENCE and self.usual:
+            self.change = UnitChange("inputs", tuple(int(power) for power in powers), self.seen)
+        elif any(found) and self.usual:
+            self.change = UnitChange("outcomes", tuple(found), self.seen)
+        self.usual = self.usual or not any(found)
+
+    def state(self) -> dict[str, Any]:
+        """Return all that it is as plain values."""
+        latest = {name: list(getattr(self, name)) for name in _LATEST}
+        change = None if self.change is None else asdict(self.change)
+        return {**latest, "seen": self.seen, "usual": self.usual, "change": change}
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any]) -> Self:
+        """Build a test of :meth:`state`."""
+        change, found = state["change"], None
+        if change is not None:
+            found = UnitChange(change["what"], tuple(change["powers"]), change["row"])
+        latest = {name: deque(state[name], maxlen=RECENT) for name in _LATEST}
+        return cls(**latest, seen=state["seen"], usual=state["usual"], change=found)
+
+
+_LATEST = ("outcomes", "innovations", "deviations", "gains", "sizes")
+
+
+def _power(outcomes: Array, innovations: Array, deviations: Array, earlier: Array) -> int:
+    """Return the exponent of ten of a change of units of one output; 0 for none."""
+    middle = float(np.median(earlier))
+    spread = _spread(earlier)
+    surprising = float(np.median(np.abs(innovations))) > SURPRISE
+    narrow = _spread(outcomes) < NARROW * float(np.median(deviations))
+    if spread == 0.0 or not (surprising or narrow):
+        return 0
+    level = float(np.median(outcomes))
+    factors = 10.0 ** np.asarray(POWERS)[:, None]
+    changed = _log_density(outcomes, factors * middle, factors * spread).sum(-1)
+    others = (_log_density(outcomes, np.asarray(m), spread).sum() for m in (middle, level))
+    best = int(np.argmax(changed))
+    return POWERS[best] if changed[best] > max(others) + EVIDENCE else 0
+
+
+def _spread(values: Array) -> float:
+    """Return a robust standard deviation."""
+    return 1.4826 * float(np.median(np.abs(values - np.median(values))))
+
+
+def _log_density(outcomes: Array, mean: Array, deviation: Array | float) -> Array:
+    """Return normal log densities, of which no outlier counts for more than some nats."""
+    square = ((outcomes - mean) / deviation) ** 2
+    bounded: Array = -0.5 * np.minimum(square, 2.0 * _MOST + np.log1p(square)) - np.log(deviation)
+    return bounded - 0.5 * math.log(2.0 * math.pi)
