@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from botorch.cross_validation import CVResults
@@ -16,6 +16,9 @@ from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
+from bo_stream.models.auto.auto import AutoGP
+from bo_stream.models.auto.exact import ExactMemory
+from bo_stream.models.auto.families import EXACT, WISKI
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.memory import staying
 from bo_stream.models.inducing.osgpr import OSGPR
@@ -55,7 +58,8 @@ def leave_one_out(
       with a stem that has not moved since the rows entered; while few observations are held as
       rows, in O(n³) without features;
     - for HeteroscedasticWISKI, given the noise that the rows entered with, as Yvar;
-    - for OSGPR at its present inducing points, for rows of its ``window``.
+    - for OSGPR at its present inducing points, for rows of its ``window``;
+    - for AutoGP while it is exact, in O(n³), and in family WISKI as for WISKI.
 
     Args:
         model: One of these.
@@ -102,14 +106,22 @@ def without(model: Model, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> M
     return model._with_process(_checked_rows(model, X, Y, Yvar).process_without())
 
 
+def retracts_exactly(model: StreamingGP) -> bool:
+    """Tell whether observations are taken out of a model exactly, whatever came since."""
+    if isinstance(model, AutoGP):
+        return model.family in (EXACT, WISKI)
+    return isinstance(model, GridModel)
+
+
 def _checked_rows(
     model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
 ) -> _WeightSpaceRows | _HeldRows:
     """Check observations of a model that holds them."""
-    if not isinstance(model, GridModel | OSGPR):
+    if not isinstance(model, GridModel | OSGPR) and not retracts_exactly(model):
         raise UnsupportedError(
             "Expected a model that is normal in its weights: WISKI, DirichletWISKI, "
-            f"HeteroscedasticWISKI or OSGPR, got a {type(model).__name__}. For a model that "
+            "HeteroscedasticWISKI or OSGPR, or an AutoGP that is exact or in family WISKI, got a "
+            f"{type(model).__name__}. For a model that "
             "keeps its data, as SingleTaskGP does, take botorch.cross_validation.loo_cv; else "
             "build another without the observations."
         )
@@ -117,9 +129,9 @@ def _checked_rows(
     Y, Yvar, _ = model._units.checked(model._prior, X, Y, Yvar, "Leaving observations out")
     model._check_retractable(X)
     rows = model._observations(X, Y, Yvar, 1.0)
-    if isinstance(model, GridModel):
+    if not isinstance(model, OSGPR):
         _, memory, _ = process_part(model)
-        if isinstance(memory, RowMemory):
+        if isinstance(memory, RowMemory | ExactMemory):
             return _HeldRows(model, memory, rows)
     _check_as_they_were(model, rows)
     process = cast(WeightSpaceProcess, model.process(rows.X))
@@ -128,10 +140,10 @@ def _checked_rows(
 
 @dataclass(frozen=True)
 class _HeldRows:
-    """Observations to leave out among all the rows that a grid model holds while these are few."""
+    """Observations to leave out among all the rows that a model holds while these are few."""
 
-    model: GridModel
-    memory: RowMemory
+    model: StreamingGP
+    memory: RowMemory | ExactMemory
     observations: Observations
 
     @cached_property
@@ -153,7 +165,7 @@ class _HeldRows:
 
     def process_without(self) -> PosteriorProcess:
         """Return the process given all others."""
-        inference, *_ = process_part(self.model)
+        inference: Any = process_part(self.model)[0]
         return inference.solve_rows(self.memory.without(self.observations), self.model._prior)
 
     @cached_property
@@ -208,9 +220,9 @@ class _WeightSpaceRows:
         return WeightSpaceProcess(process.basis, weights, process.prior_mean)
 
 
-def _check_as_they_were(model: GridModel | OSGPR, rows: Observations) -> None:
+def _check_as_they_were(model: StreamingGP, rows: Observations) -> None:
     """Check that the memory holds the rows as its present basis would take them."""
-    if isinstance(model, GridModel):
+    if not isinstance(model, OSGPR):
         if len(process_part(model)[1].earlier) > 0:
             raise UnsupportedError(
                 "Expected a model on one grid, got one that was refined or merged: which of its "

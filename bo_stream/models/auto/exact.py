@@ -63,11 +63,23 @@ class ExactMemory:
             new = self.weight.new_ones(*self.weight.shape[:-1], len(data))
             rows = Observations.joined((self.rows, data))
             return ExactMemory(rows, torch.cat((self.weight, new), -1))
+        return self.without(data)
+
+    def positions(self, data: Observations) -> Tensor:
+        """Find rows, ``batch_shape x k``.
+
+        Raises:
+            InputDataError: One is not among the rows, or counts in part.
+        """
         low, high = (getattr(self.rows.X.flatten(0, -2), end)(0) for end in ("amin", "amax"))
-        taken = self.rows.positions(data, torch.where(high > low, high - low, 1.0))
-        if bool((self.weight.gather(-1, taken) != 1.0).any()):
+        found = self.rows.positions(data, torch.where(high > low, high - low, 1.0))
+        if bool((self.weight.gather(-1, found) != 1.0).any()):
             raise never_in()
-        left = self.rows.all_but(taken)
+        return found
+
+    def without(self, data: Observations) -> ExactMemory:
+        """Copy the memory without some rows; errors as of :meth:`positions`."""
+        left = self.rows.all_but(self.positions(data))
         return ExactMemory(self.rows.at(left), self.weight.gather(-1, left))
 
     def followed_by(self, others: ExactMemory) -> ExactMemory:
@@ -196,6 +208,10 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
                 prior.model.log_event(what, len(memory), jitter)
             cache = Solved(prior.state(), process)
         return cache.process, cache
+
+    def solve_rows(self, memory: ExactMemory, prior: Prior) -> PosteriorProcess:
+        """Solve for the posterior given some rows. Cost O(n³)."""
+        return self.process(memory, None, prior)[0]
 
     def feature_process(
         self,
