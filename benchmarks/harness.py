@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,32 +31,40 @@ class Options:
         smoke: Tiny sizes, to see that the benchmark runs.
         out: Folder of the JSON results.
         load: Average number of running processes in the minute before, this one not counted.
+        flags: Those of the benchmark's own flags that were given.
     """
 
     smoke: bool
     out: Path
     load: float
+    flags: frozenset[str] = frozenset()
 
     def pick(self, full: T, smoke: T) -> T:
         """``smoke`` in a smoke run, else ``full``."""
         return smoke if self.smoke else full
 
 
-def start(description: str | None, seed: int = 0) -> Options:
+def start(
+    description: str | None, seed: int = 0, flags: Mapping[str, str] | None = None
+) -> Options:
     """Parse the command line and fix threads, dtype and seed.
 
     Args:
         description: Shown by ``--help``.
         seed: Of torch's global generator.
+        flags: The benchmark's own, with their help.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes, a few seconds")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON results")
+    for flag, text in (flags or {}).items():
+        parser.add_argument(f"--{flag}", action="store_true", help=text)
     arguments = parser.parse_args()
     torch.set_num_threads(THREADS)
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(seed)
-    return Options(arguments.smoke, arguments.out, os.getloadavg()[0])
+    given = frozenset(flag for flag in flags or {} if getattr(arguments, flag))
+    return Options(arguments.smoke, arguments.out, os.getloadavg()[0], given)
 
 
 def seconds(task: Callable[[], object]) -> float:

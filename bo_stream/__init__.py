@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bo_stream.models.wiski.heteroscedastic import HeteroscedasticWISKI
     from bo_stream.models.wiski.resolution import GridResolutionWarning
     from bo_stream.models.wiski.wiski import WISKI
+    from bo_stream.recommendation.recommend import recommend
     from bo_stream.storage.archive import describe_file
     from bo_stream.warnings import CoarsePointsWarning, ProjectionWarning
 
@@ -78,6 +79,7 @@ __all__ = [
     "maximise_stochastically",
     "pretrain",
     "qBALD",
+    "recommend",
     "sample_paths",
     "select_from_pool",
     "select_labels_from_pool",
@@ -126,6 +128,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "MeanField",
     ),
     "models.wiski.wiski": ("WISKI",),
+    "recommendation.recommend": ("recommend",),
     "storage.archive": ("describe_file",),
     "allocation": (),
     "bases": (),

@@ -58,37 +58,49 @@ BOXES: dict[str, Box] = {
     "learning": Box(35, 284, 235, "stems, points, online learning"),
     "acquisition": Box(350, 284, 240, "qNIPV, pools, labels, sample paths"),
     "diagnostics": Box(625, 284, 190, "stability, cross-validation"),
-    "models.local": Box(30, 418, 90, "LocalGP"),
-    "models.wiski": Box(132, 418, 190, "WISKI, and its two siblings"),
-    "models.clustered": Box(334, 418, 115, "ClusteredGP"),
-    "models.inducing": Box(461, 418, 115, "OSGPR, OSVGP"),
-    "models.decoupled": Box(588, 418, 120, "DecoupledGP"),
-    "models.last_layer": Box(720, 418, 135, "BayesianLastLayer"),
-    "models.quadruply_stochastic": Box(867, 418, 203, "QSGP, QSRVM"),
-    "models.stochastic": Box(620, 518, 330, "steps, replay, optimisers for four families"),
-    "models": Box(30, 618, 1040, "StreamingGP, and what all families share", 54),
-    "storage": Box(30, 740, 200, "files: archive, objects"),
-    "allocation": Box(350, 740, 210, "where inducing points go"),
-    "process": Box(580, 740, 250, "the posterior, a process again"),
-    "likelihoods": Box(850, 740, 220, "sites, expectations"),
-    "bases": Box(350, 850, 210, "grids, points, frequencies"),
-    "weights": Box(640, 850, 190, "q(w), its likelihood"),
-    "sufficient_statistics": Box(500, 950, 240, "sums of observations"),
-    "linalg": Box(350, 1050, 720, "Cholesky with jitter, solves; tensors: maps and states"),
+    "models.auto": Box(950, 396, 120, "AutoGP"),
+    "models.local": Box(30, 506, 90, "LocalGP"),
+    "models.wiski": Box(132, 506, 190, "WISKI, and its two siblings"),
+    "models.clustered": Box(334, 506, 115, "ClusteredGP"),
+    "models.inducing": Box(461, 506, 115, "OSGPR, OSVGP"),
+    "models.decoupled": Box(588, 506, 120, "DecoupledGP"),
+    "models.last_layer": Box(720, 506, 135, "BayesianLastLayer"),
+    "models.quadruply_stochastic": Box(867, 506, 203, "QSGP, QSRVM"),
+    "models.stochastic": Box(620, 606, 330, "steps, replay, optimisers for four families"),
+    "models": Box(
+        30,
+        706,
+        1040,
+        "StreamingGP, and what all families share; recommendation: which one costs what",
+        54,
+    ),
+    "storage": Box(30, 828, 140, "files and archives"),
+    "allocation": Box(350, 828, 210, "where inducing points go"),
+    "process": Box(580, 828, 250, "the posterior, a process again"),
+    "likelihoods": Box(850, 828, 220, "sites, expectations"),
+    "bases": Box(350, 938, 210, "grids, points, frequencies"),
+    "weights": Box(640, 938, 190, "q(w), its likelihood"),
+    "sufficient_statistics": Box(500, 1038, 240, "sums of observations"),
+    "linalg": Box(350, 1138, 720, "Cholesky with jitter, solves; tensors: maps and states"),
 }
 
-SMALL = {"tensors": "linalg", "marginal_likelihood": "weights", "warnings": "models"}
+SMALL = {
+    "tensors": "linalg",
+    "marginal_likelihood": "weights",
+    "warnings": "models",
+    "recommendation": "models",
+}
 """Modules that have no box of their own, and the box that they are shown in."""
 
 FLOORS = (
     (60, 246, "ways in"),
     (262, 346, "on models"),
-    (380, 690, "models"),
-    (716, 1112, "foundations"),
+    (380, 778, "models"),
+    (804, 1200, "foundations"),
 )
 """Top, bottom and name of each floor."""
 
-WIDTH, HEIGHT = 1200, 1180
+WIDTH, HEIGHT = 1200, 1268
 LEFT, RIGHT = 16, 1084
 CHARACTER = {13: 8.6, 11: 6.5}
 """Width of a wide character at each font size."""
@@ -220,11 +232,11 @@ def picture() -> str:
         *(_floor(*floor) for floor in FLOORS),
         *(_line(line) for line in lines(arrows)),
         *(_box(name, box) for name, box in BOXES.items()),
-        f'<text x="{LEFT}" y="1140" font-size="12" fill="#444">An arrow points to what is '
+        f'<text x="{LEFT}" y="{HEIGHT - 40}" font-size="12" fill="#444">An arrow points to what is '
         "imported. Arrows that follow from a path of others are left out; a red one goes up the "
         "house, against the rule.</text>",
-        f'<text x="{LEFT}" y="1160" font-size="12" fill="#444">Drawn by docs/house.py from the '
-        "import statements; all of them are listed in this file's metadata.</text>",
+        f'<text x="{LEFT}" y="{HEIGHT - 20}" font-size="12" fill="#444">Drawn by docs/house.py '
+        "from the import statements; all of them are listed in this file's metadata.</text>",
         "</svg>",
     ]
     return "\n".join(parts) + "\n"

@@ -28,12 +28,8 @@ GROWTH = HERE / "growth.svg"
 MAP = HERE / "map.png"
 
 WIDTH = 9.0
-COLOURS = {
-    "SingleTaskGP": "#777777",
-    "AutoGP": "#c8102e",
-    "WISKI": "#1f77b4",
-    "OSGPR": "#2ca02c",
-}
+OURS, THEIRS = "#c8102e", "#777777"
+COLOURS = {"SingleTaskGP": THEIRS, "AutoGP": OURS}
 TITLES = {
     "update": "3 observations taken, and the next prediction",
     "refit": "hyperparameters learned anew",
@@ -54,20 +50,23 @@ def digest() -> str:
 def growth() -> Figure:
     """Draw the time of an update and of a refit against the number of observations."""
     figure = Figure(figsize=(WIDTH, 3.1), layout="constrained")
-    seconds = json.loads(MEASURED.read_text(encoding="utf-8"))["settings"]["seconds"]
+    settings = json.loads(MEASURED.read_text(encoding="utf-8"))["settings"]
     for axes, (task, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
-        draw_curves(axes, seconds[task])
+        draw_curves(axes, settings["seconds"][task], settings["families"])
+        free = "upper right" if task == "update" else "lower right"
+        axes.legend(fontsize=8, frameon=False, loc=free)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("observations so far", fontsize=9)
     figure.axes[0].set_ylabel("time", fontsize=9)
     return figure
 
 
-def draw_curves(axes: Axes, curves: Curves) -> None:
-    """Draw a line for each model, with its name at its end."""
+def draw_curves(axes: Axes, curves: Curves, families: dict[str, str]) -> None:
+    """Draw a line for each model, named with the families that it went through."""
     for name, curve in curves.items():
+        label = name if name == "SingleTaskGP" else f"{name}: {', then '.join(ordered(families))}"
         n, value = np.array([(int(n), seconds) for n, seconds in curve.items()]).T
-        axes.loglog(n, value, "o-", ms=3, lw=1.8, color=COLOURS[name], label=name)
+        axes.loglog(n, value, "o-", ms=3, lw=1.8, color=COLOURS[name], label=label)
     ticks = {1e-3: "1 ms", 1e-2: "10 ms", 0.1: "0.1 s", 1.0: "1 s", 10.0: "10 s", 100.0: "100 s"}
     axes.set_yticks(list(ticks), list(ticks.values()), minor=False)
     axes.set_xticks([10, 100, 1e3, 1e4, 1e5, 1e6], ["10", "100", "1,000", "10⁴", "10⁵", "10⁶"])
@@ -77,7 +76,11 @@ def draw_curves(axes: Axes, curves: Curves) -> None:
     axes.set_ylim(low / 1.5, high * 1.5)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=8, frameon=False, loc="upper right")
+
+
+def ordered(families: dict[str, str]) -> list[str]:
+    """List each family once."""
+    return list(dict.fromkeys(families.values()))
 
 
 # --- a map --------------------------------------------------------------------------------------
@@ -122,7 +125,7 @@ def draw_errors(axes: Axes, curves: Sequence[Sequence[Score]]) -> None:
     """Draw the error over the number of observations, of chosen and of random sites."""
     for curve, name, style in zip(curves, ("chosen", "random"), ("-", "--"), strict=True):
         observations = [score.observations for score in curve]
-        colour = COLOURS["WISKI"] if name == "chosen" else COLOURS["SingleTaskGP"]
+        colour = OURS if name == "chosen" else THEIRS
         axes.plot(observations, [s.rmse_sd for s in curve], style, color=colour, label=name)
     axes.set_title("held-out error, in sd of the map", fontsize=10)
     axes.set_xlabel("sites observed", fontsize=9)

@@ -17,6 +17,7 @@ HELPERS = {
     "before_after",
     "command",
     "contest",
+    "cost_measurements",
     "data",
     "exact_learning",
     "harness",

@@ -15,7 +15,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import bo_stream
 from bo_stream.cli import app
+from bo_stream.models.base import StreamingGP
+from docs import pictures
 from tests.documents import (
     OTHERS,
     PAGES,
@@ -40,6 +43,7 @@ QUICK = {
     "docs/corrections.md",
     "docs/pools.md",
     "docs/saving.md",
+    "docs/which-model.md",
 }
 """Pages whose examples together take some seconds; those of others are integration tests."""
 GUARD = '\nif __name__ == "__main__":'
@@ -170,6 +174,17 @@ def test_every_page_is_in_the_list_of_questions_once() -> None:
     assert sorted(listed) == sorted(
         page.name for page in PAGES if page.parent == QUESTIONS.parent and page != QUESTIONS
     )
+
+
+def test_every_model_is_in_the_table() -> None:
+    table = (ROOT / "docs" / "which-model.md").read_text(encoding="utf-8")
+    public = (getattr(bo_stream, name) for name in bo_stream.__all__)
+    models = [each for each in public if isinstance(each, type) and issubclass(each, StreamingGP)]
+    assert [each.__name__ for each in models if f"`{each.__name__}`" not in table] == []
+
+
+def test_the_picture_of_cost_is_of_the_measurements_beside_it() -> None:
+    assert pictures.digest() in pictures.GROWTH.read_text(encoding="utf-8"), "docs/pictures.py"
 
 
 def test_the_readme_is_short() -> None:

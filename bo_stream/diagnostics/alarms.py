@@ -153,7 +153,7 @@ def _drift(
             _, began, sign = signals[0]
             side = "above" if sign > 0 else "below"
             text = (
-                f"outcomes {output} have been {side} their predictions more often than not since "
+                f"outcomes of output {output} have mostly been {side} their predictions since "
                 f"about row {began:,} of the record (a false alarm within {HORIZON:,} rows has a "
                 f"probability of {test.false_alarm_probability(HORIZON):.2g})"
             )
@@ -195,11 +195,10 @@ def _noise(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm
         most = max(MOST_SCALE, math.exp(5.0 / math.sqrt(each.count)))
         factor = max(each.scale, 1.0 / max(each.scale, 1e-300))
         if each.count >= FEWEST and factor > most:
-            side = "larger" if each.scale > 1.0 else "smaller"
-            text = (
-                f"innovations of output {output} are {factor:.2g} times {side} than predicted, so "
-                f"the noise is too {'small' if each.scale > 1.0 else 'large'}"
-            )
+            small = "larger than predicted: the noise is too small, or the function has changed"
+            large = "smaller than predicted: the noise is too large"
+            size = small if each.scale > 1.0 else large
+            text = f"innovations of output {output} are {factor:.2g} times {size}"
             return [Alarm("noise", text, factor, most, _relearning(model, each.scale**2))]
     return []
 

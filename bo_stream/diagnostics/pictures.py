@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from bo_stream.diagnostics.alarms import LEAST_SENSITIVITY
 from bo_stream.diagnostics.approximation import ApproximationGap
@@ -62,6 +63,16 @@ def _say(axes: Axes, text: str) -> None:
     axes.set_yticks([])
 
 
+def _plain_ticks(*logarithmic: Axis) -> None:
+    """Label few ticks of logarithmic axes, as plain numbers."""
+    for axis in logarithmic:
+        low, high = sorted(axis.get_view_interval())
+        steps = (1.0,) if high > 30.0 * low else (1.0, 2.0, 5.0)
+        axis.set_major_locator(LogLocator(subs=steps))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.5g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
 def _draw_scores(axes: Axes, validation: Validation) -> None:
     axes.set_title("error of predictions, before learning", fontsize=10)
     course = [scores for scores in validation.course if scores.count > 0]
@@ -71,6 +82,7 @@ def _draw_scores(axes: Axes, validation: Validation) -> None:
         (line,) = axes.plot(rows, values, "o-", ms=3, label=f"RMSE, output {output}")
         axes.axhline(spread, color=line.get_color(), lw=0.8, ls=":")
     axes.set(xlabel="rows validated", xscale="log", yscale="log")
+    _plain_ticks(axes.xaxis, axes.yaxis)
     axes.legend(fontsize=8, title="dotted: sd of outcomes", title_fontsize=7)
 
 
@@ -101,10 +113,12 @@ def _draw_coverage(axes: Axes, validation: Validation) -> None:
         values = np.asarray([getattr(scores, name) for scores in course]).mean(-1)
         axes.plot(rows, values, "o-", ms=3, color=colour, label=f"{100 * share:g} % intervals")
         axes.axhline(share, color=colour, lw=0.8, ls=":")
-    for number, (_, row, _, _) in enumerate(validation.drift_signals):
-        axes.axvline(row, color="black", lw=1.0, ls="--", label=None if number else "drift signal")
+    for number, (_, row, began, _) in enumerate(validation.drift_signals):
+        label = None if number else "drift"
+        axes.axvspan(max(1, began), row, color="tab:orange", alpha=0.4, lw=0, label=label)
     axes.set(xlabel="rows validated", xscale="log", ylim=(0.0, 1.02))
-    axes.legend(fontsize=8, loc="lower right")
+    _plain_ticks(axes.xaxis)
+    axes.legend(fontsize=8, loc="lower left")
 
 
 def _draw_gap(axes: Axes, gap: ApproximationGap | str) -> None:
@@ -148,5 +162,6 @@ def _draw_cost(axes: Axes, cost: Cost | None) -> None:
         label=f"forecast, n^{cost.exponent:.2f}",
     )
     axes.set(xlabel="observations", ylabel="ms", xscale="log", yscale="log")
+    _plain_ticks(axes.xaxis, axes.yaxis)
     memory = f"memory {cost.bytes / 2**20:.3g} MiB, then {cost.bytes_ahead / 2**20:.3g}"
     axes.legend(fontsize=8, title=memory, title_fontsize=8)

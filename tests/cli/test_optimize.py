@@ -107,6 +107,10 @@ def test_a_test_function_with_noise() -> None:
     assert run["best"]["Y"] == history["y"][run["best"]["key"]]
     assert set(run["versions"]) >= {"python", "bo-stream", "torch", "botorch"}
     assert Path("run/trace.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("run/trust.png").read_bytes().startswith(b"\x89PNG")
+    trust = json.loads(Path("run/trust.json").read_text())
+    assert trust["validation"]["total"]["count"] == 6  # the first four built the model
+    assert "Only 6 rows were validated" in trust["untested"]
 
 
 @pytest.mark.integration

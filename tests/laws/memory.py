@@ -35,6 +35,7 @@ from tests.laws.registry import (
     Stream,
     condition_on,
     law,
+    of_fixed_size,
     of_statistics,
     orderless,
 )
@@ -246,6 +247,7 @@ def a_query_outside_leaves_no_trace(stream: Stream) -> None:
 
 
 @law
+@of_fixed_size
 def memory_does_not_grow_with_the_stream(stream: Stream) -> None:
     model = stream.model(stream.data(10))
 

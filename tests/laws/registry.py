@@ -52,6 +52,7 @@ class Case:
         sites: Whether observations enter as Gaussian ones that stand for what is not; laws of
             Gaussian noise are left out.
         spreading: Whether places are added while inputs come that are far from all others.
+        growing: Whether all observations are held, up to a thousand or more.
         settings: What to test it with.
     """
 
@@ -64,6 +65,7 @@ class Case:
     blended: bool = False
     sites: bool = False
     spreading: bool = False
+    growing: bool = False
     settings: tuple[Setting, ...] = (
         Setting(),
         Setting(torch.float32, outputs=2),
@@ -205,6 +207,8 @@ of_statistics = not_for(lambda case: case.rows)
 """Of memories that hold nothing but statistics."""
 without_residual = not_for(lambda case: case.residual)
 """Of features that carry the whole prior."""
+of_fixed_size = not_for(lambda case: case.growing)
+"""Of memories that are as large after ten observations as after ten thousand."""
 of_gaussian_noise = not_for(lambda case: case.sites)
 """Of observations that are taken for normal ones."""
 

@@ -129,7 +129,7 @@ class AutoGP(StreamingGP):
         chosen = checked_options(options)
         max_rows = checked_number("max_rows", max_rows, least=0)
         gaussian = is_gaussian(likelihood)
-        if not gaussian:
+        if not gaussian:  # real outcomes are standardised, labels and counts are not
             outcome_transform = _transform_of(likelihood, outcome_transform, train_Y)
         self._begin(train_X, train_Y, train_Yvar, outcome_transform)
         input_transform, learned = split_transform(input_transform)
@@ -142,10 +142,15 @@ class AutoGP(StreamingGP):
         box = None if bounds is None else choose_box(bounds, train_X, inputs, input_transform)
         inputs = self._learn_transform(learned, inputs)
         if likelihood is not None and not gaussian:
-            chosen |= self._take_likelihood(likelihood, chosen)
+            self._units = LikelihoodOutcomes.of(self._units.shift)
+            check_likelihood(likelihood, self._parameter_shape)
+            self.likelihood = deepcopy(likelihood)
+            chosen = _with_steps(self, chosen)
         self.to(train_X)
-        allowed = allowed_families(families, self._prior, self._process_dim, box)
-        most = checked_number("max_exact", most_exact(allowed) if max_exact is None else max_exact)
+        kind = self._prior, self._process_dim, box
+        allowed = allowed_families(families, *kind)
+        most = most_exact(allowed, *kind) if max_exact is None else max_exact
+        most = checked_number("max_exact", most)
         self._inference = AutoInference(allowed, most, max_rows, box, chosen)
         self._memory = self._inference.start(self._prior, inputs)
         if gaussian:
@@ -153,19 +158,9 @@ class AutoGP(StreamingGP):
             return
         self._standardize_first(train_X, train_Y, None)
         if train_X.shape[-2] > 0:
-            self._observe(train_X, train_Y, None, 1.0)
+            self._observe(train_X, train_Y, train_Yvar, 1.0)
         if "hyper_steps" not in options:
             self._memory = self._memory.with_options(hyper_steps=chosen["hyper_steps"] // FIRST)
-
-    def _take_likelihood(self, likelihood: Likelihood, options: dict[str, Any]) -> dict[str, Any]:
-        """Take a copy of a likelihood that is not Gaussian; return how it is learned."""
-        self._units = LikelihoodOutcomes.of(self._units.shift)
-        check_likelihood(likelihood, self._parameter_shape)
-        self.likelihood = deepcopy(likelihood)
-        fixed = tuple(name for name, p in self.named_parameters() if not p.requires_grad)
-        learns = any(p.requires_grad for p in self.likelihood.parameters())
-        self.likelihood.requires_grad_(False)
-        return {"fixed": fixed, "hyper_steps": options.get("hyper_steps", FIRST * STEPS * learns)}
 
     @property
     def family(self) -> str:
@@ -205,6 +200,14 @@ class AutoGP(StreamingGP):
             family, self._memory, self._cache, self._prior, chosen
         )
         return self
+
+
+def _with_steps(model: AutoGP, options: dict[str, Any]) -> dict[str, Any]:
+    """Add how a likelihood's own parameters are learned: in updates, for a fit cannot."""
+    fixed = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
+    learns = any(p.requires_grad for p in model.likelihood.parameters())
+    model.likelihood.requires_grad_(False)
+    return {"hyper_steps": FIRST * STEPS * learns, **options, "fixed": fixed}
 
 
 def _transform_of(

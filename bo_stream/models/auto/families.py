@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from botorch.exceptions.errors import UnsupportedError
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from torch import Tensor
 
@@ -25,6 +25,8 @@ from bo_stream.models.inference import Inference
 from bo_stream.models.prior import Prior
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import check_dim
+from bo_stream.recommendation.problem import problem_of
+from bo_stream.recommendation.recommend import exact_until
 
 EXACT, WISKI, OSGPR, OSVGP = "exact", "WISKI", "OSGPR", "OSVGP"
 FAMILIES = (EXACT, WISKI, OSGPR, OSVGP)
@@ -39,8 +41,8 @@ NATURAL_STEPS, LEARNING_RATE = 20, 0.02
 OPTIONS = ("grid_size", "tolerance", "max_rank", "max_points", "window", "hyper_steps")
 """Names of the streaming families' options."""
 
-MOST_EXACT = {WISKI: 500, OSGPR: 1000}
-"""Up to how many observations are held exactly where a family follows."""
+MOST_EXACT = 2000
+"""Most observations that are held exactly by default, where another family is allowed."""
 
 Begun = tuple[Inference[Any, Any], Any]
 """An inference, and a memory of no observations."""
@@ -48,7 +50,7 @@ Begun = tuple[Inference[Any, Any], Any]
 
 def is_gaussian(likelihood: Likelihood | None) -> bool:
     """Say whether observations under a likelihood can be held exactly."""
-    return likelihood is None or isinstance(likelihood, GaussianLikelihood)
+    return likelihood is None or isinstance(likelihood, _GaussianLikelihoodBase)
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -94,9 +96,16 @@ def _takes(family: str, prior: Prior, dim: int, box: Tensor | None) -> bool:
     return True
 
 
-def most_exact(families: Sequence[str]) -> int:
-    """Choose up to how many observations are held exactly before the next family follows."""
-    return next((MOST_EXACT[name] for name in families if name in MOST_EXACT), 1)
+def most_exact(families: Sequence[str], prior: Prior, dim: int, box: Tensor | None) -> int:
+    """Choose up to how many observations are held exactly before the next family follows.
+
+    As :func:`bo_stream.recommend` orders the two.
+    """
+    if EXACT not in families or len(families) == 1:
+        return MOST_EXACT
+    bounded, kernel = box is not None, prior.kernel
+    problem = problem_of(1, dim, prior.num_outputs, 1, None, None, False, bounded, None, kernel)
+    return min(max(exact_until(problem, families[:2]), 1), MOST_EXACT)
 
 
 def check_family(family: str, prior: Prior, dim: int, box: Tensor | None) -> None:

@@ -29,6 +29,9 @@ from bo_stream.warnings import users_stack_level
 COMPARED = 256
 """Most rows at which a posterior is compared with the exact one."""
 
+COMPARABLE = 2048
+"""Most rows of which the exact posterior is computed only to be compared with."""
+
 
 class HandOverWarning(BotorchWarning):
     """A model stays in its family, for no other one could be begun."""
@@ -44,7 +47,8 @@ class HandOver:
         after: Name of the family since.
         seconds: That it took, on the clock, the comparison left out.
         mean_error: Largest difference of the posterior means from the exact posterior's at rows
-            that are held, in prior standard deviations; NaN if the likelihood has no exact one.
+            that are held, in prior standard deviations; NaN if the likelihood has no exact one,
+            or if there are more than ``COMPARABLE`` rows.
         variance_error: The same of variances, in prior variances.
     """
 
@@ -333,7 +337,7 @@ def _errors(
     process: PosteriorProcess, rows: ExactMemory, cache: Any, prior: Prior
 ) -> tuple[float, float]:
     """Compare a posterior with the exact one at rows; see :class:`HandOver`. Cost O(n³)."""
-    if not isinstance(prior.likelihood, _GaussianLikelihoodBase):
+    if not isinstance(prior.likelihood, _GaussianLikelihoodBase) or len(rows) > COMPARABLE:
         return math.nan, math.nan
     exact, _ = ExactInference().process(rows, cache, prior)
     some = torch.linspace(0, len(rows) - 1, min(COMPARED, len(rows))).long()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from gpytorch.kernels import RBFKernel
 
 from bo_stream import WISKI
 from bo_stream.loops.optimization import surrogate
+from bo_stream.loops.optimization.optimizer import load_optimizer, save_optimizer
+from tests.loops.optimizing import started
 from tests.problems import observations
 
 
@@ -18,3 +22,30 @@ def test_a_refit_learns_with_all_features_and_leaves_few(monkeypatch: pytest.Mon
     monkeypatch.setattr(surrogate, "relearn", lambda model, _: ranks.append(model.rank))
     surrogate.learn(model)
     assert ranks[0] > few == model.rank
+
+
+def test_outcomes_are_predicted_before_they_enter() -> None:
+    optimizer = started(steps=3)
+    optimizer.best()
+    record = optimizer.surrogate.validation
+    assert record.rows == 3  # the model was built of the four first ones
+    assert optimizer.surrogate.model is not None
+    assert len(optimizer.surrogate.held) == 7
+
+
+def test_a_model_in_other_units_has_a_record_of_its_own() -> None:
+    optimizer = started(steps=2)
+    optimizer.best()
+    assert optimizer.surrogate.validation.rows == 2
+    (trial,) = optimizer.ask()
+    optimizer.tell(trial.key, 1e9)
+    optimizer.best()
+    assert optimizer.surrogate.validation.rows == 0
+
+
+def test_the_record_is_saved_with_the_model(tmp_path: Path) -> None:
+    optimizer = started(steps=2)
+    optimizer.best()
+    save_optimizer(tmp_path, optimizer)
+    loaded, _ = load_optimizer(tmp_path)
+    assert loaded.surrogate.validation.state() == optimizer.surrogate.validation.state()

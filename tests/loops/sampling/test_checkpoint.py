@@ -81,6 +81,9 @@ def test_stopped_after_every_step_a_run_makes_the_same_choices(path: Path, folde
         advance(campaign, 1).save(folder)
         campaign = Campaign.resume(folder)
     result = outcome(campaign)
+    for loop in campaign.loops.values():
+        assert loop.state.validation.rows == 12  # of 17 picks, five before the model
+        assert [test.seen for test in loop.state.validation.drift] == [12]
     for name in BOTH:
         assert result[name][:2] == expected[name][:2]
         assert result[name][2] == pytest.approx(expected[name][2], rel=1e-9)

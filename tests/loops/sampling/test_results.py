@@ -160,6 +160,33 @@ def test_a_picture_that_cannot_be_drawn_loses_no_result(
     assert (tmp_path / "curve.png").read_bytes() == (folder / "curve.png").read_bytes()
 
 
+def test_the_trust_in_the_main_model_is_reported(results: tuple[Campaign, Path]) -> None:
+    campaign, folder = results
+    found = json.loads((folder / "trust.json").read_text())
+    assert found["model"] == "WISKI"
+    assert found["observations"] == len(campaign.main.picked_rows())
+    assert found["validation"]["total"]["count"] == 12
+    assert imread(folder / "trust.png")[..., :3].std() > 0.1
+
+
+def test_a_report_that_fails_loses_no_result(
+    results: tuple[Campaign, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    campaign, _ = results
+    (tmp_path / "trust.json").write_text("of another run")
+
+    def fail(*_: object) -> None:
+        raise ValueError("not positive definite")
+
+    monkeypatch.setattr("bo_stream.loops.results.report", fail)
+    with pytest.warns(RuntimeWarning, match=r"trust\.json could not be written \(ValueError: not"):
+        finals, trust = write_results(campaign, tmp_path, [])
+    assert trust is None
+    assert set(finals) == {"nipv", "random"}
+    assert not (tmp_path / "trust.json").exists()
+    assert (tmp_path / "picks.csv").exists()
+
+
 def test_a_coordinate_far_away_needs_no_raster() -> None:
     """On a raster, whose ticks up to the far site would take 7.5 TiB."""
     lon, lat = np.meshgrid(np.arange(12.0), np.arange(9.0))

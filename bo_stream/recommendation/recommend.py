@@ -1,0 +1,273 @@
+"""The families of models for a problem, in order, with predicted costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+
+from bo_stream.recommendation.calibration import speeds
+from bo_stream.recommendation.costs import CostTable
+from bo_stream.recommendation.families import DOUBTS, MERITS, refusal
+from bo_stream.recommendation.problem import Problem, problem_of
+
+if TYPE_CHECKING:
+    from gpytorch.kernels import Kernel
+    from gpytorch.likelihoods import Likelihood
+
+EVALUATIONS = 30
+"""Evaluations of its objective that a refit takes in a loop."""
+
+PREDICTIONS = 100
+"""Posteriors with gradients that the search for one candidate takes."""
+
+PREFERENCE = 1.25
+"""How many times a step of the exact model may cost more than an approximate model's."""
+
+MOST = 1 << 20
+
+Budget = float | Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """A family of models for a problem, with what it is predicted to cost.
+
+    Attributes:
+        family: Name of the model's class in ``bo_stream``, or ``"exact"``: the first
+            stage of ``AutoGP``.
+        update_seconds: An update of q points and the first prediction after it.
+        refit_seconds: One evaluation of a fit's objective with its gradient; of ``DecoupledGP`` and
+            ``QSGP`` one step of ``fit``.
+        posterior_seconds: Mean and variance with their gradient at ten batches of q points.
+        fantasy_seconds: Sixteen fantasies of q points, and their mean and variance at twenty.
+        bytes: What the model holds between operations.
+        suffices: Whether its quality is not in doubt and its cost within the budget.
+        reason: What speaks for it, or against it.
+    """
+
+    family: str
+    update_seconds: float
+    refit_seconds: float
+    posterior_seconds: float
+    fantasy_seconds: float
+    bytes: float
+    suffices: bool
+    reason: str
+
+    @property
+    def step_seconds(self) -> float:
+        """A step of a loop: an update, 30 evaluations of a refit, 100 posteriors of a search."""
+        search = PREDICTIONS * self.posterior_seconds
+        return self.update_seconds + EVALUATIONS * self.refit_seconds + search
+
+
+class Recommendations(tuple[Recommendation, ...]):
+    """Families in order, the first the one to take; printed as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """Lay out the table."""
+        head = ("", "family", "step", "update", "refit", "posterior", "fantasy", "memory", "")
+        rows = [head, *(_row(place, each) for place, each in enumerate(self, 1))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if i in (1, len(head) - 1) else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        )
+
+
+def recommend(
+    n: int,
+    d: int,
+    *,
+    noise: float | None = None,
+    likelihood: str | type | Likelihood | None = None,
+    rough: bool = False,
+    budget: Budget | None = None,
+    bounds: bool = True,
+    covar_module: Kernel | None = None,
+    lengthscale: float | None = None,
+    m: int = 1,
+    q: int = 1,
+    families: Iterable[str] | None = None,
+    calibrate: bool = True,
+) -> Recommendations:
+    """Order the families of models for a problem, with predicted seconds and bytes.
+
+    First come families whose quality suffices, by the seconds of a step of a loop: an update, a
+    refit (30 evaluations) and a search (100 posteriors). The exact model, which approximates
+    nothing, stays before others until it takes 1.25 times as long. Then come families whose quality
+    is in doubt, last those beyond the budget, in the same order; ``reason`` says why. Families that
+    cannot take the problem are left out.
+
+    Costs are those of default options, from a table that ``benchmarks/cost_model.py`` fits,
+    rescaled by a probe of this machine of a fifth of a second, once a process.
+
+    Args:
+        n: Observations that the model will hold.
+        d: Inputs.
+        noise: Standard deviation of the noise over that of the function; None: unknown, taken
+            as 0.1.
+        likelihood: None (Gaussian), one of gpytorch's likelihoods, its class, or a name:
+            ``"bernoulli"``, ``"poisson"``, ``"student-t"``, ``"laplace"``, ``"logistic"``,
+            ``"beta"``, ``"other"`` (any of one function value), or ``"classes"`` (labels 0, 1, 2).
+        rough: Whether the function is too rough for hundreds of inducing points.
+        budget: Seconds that a step may take, or a mapping with ``"seconds"``, ``"bytes"`` or both.
+        bounds: Whether the box of the inputs is known.
+        covar_module: The kernel; None: squared-exponential in all inputs. Its lengthscales count.
+        lengthscale: Of the kernel where the inputs' box is the unit cube; default: the kernel's, or
+            0.3 √d.
+        m: Outputs, or classes.
+        q: Points of an update and of a candidate.
+        families: Only these; default all.
+        calibrate: Whether to time this machine; False: costs are those on the table's machine. The
+            order hardly depends on it.
+
+    Raises:
+        TypeError: The likelihood is none.
+        UnsupportedError: A family of ``families``, or every family, cannot take the likelihood,
+            the kernel, or the number of inputs.
+        ValueError: A number is out of range, or a family or a key of the budget unknown.
+    """
+    problem = problem_of(n, d, m, q, noise, likelihood, rough, bounds, lengthscale, covar_module)
+    return ordered(problem, budget, families, calibrate)
+
+
+def recommend_family(problem: Problem, families: Iterable[str] | None = None) -> str:
+    """Name the first family for a problem, without timing anything: some microseconds.
+
+    Raises:
+        UnsupportedError: As :func:`recommend`.
+    """
+    return ordered(problem, None, families, calibrate=False)[0].family
+
+
+def exact_until(problem: Problem, families: Iterable[str] | None = None) -> int:
+    """Find how many observations the exact model stays first for, without timing anything.
+
+    The order of two families hardly depends on the machine's speed.
+
+    Args:
+        problem: Its n does not matter.
+        families: As for :func:`recommend`; without ``"exact"`` the answer is 0.
+
+    Returns:
+        The largest such n, up to 2²⁰.
+    """
+    names = _admissible(problem, families)
+    least, beyond = 0, MOST
+
+    def first(n: int) -> bool:
+        return recommend_family(replace(problem, n=max(n, 1)), names) == "exact"
+
+    while beyond - least > 1:
+        middle = (least + beyond) // 2
+        least, beyond = (middle, beyond) if first(middle) else (least, middle)
+    return least
+
+
+def ordered(
+    problem: Problem,
+    budget: Budget | None = None,
+    families: Iterable[str] | None = None,
+    calibrate: bool = True,
+) -> Recommendations:
+    """Order the families for a problem; see :func:`recommend`."""
+    limits, names = _limits(budget), _admissible(problem, families)
+    table, probed = CostTable.shipped(), _speeds() if calibrate else None
+    found = [_judged(name, problem, table, probed, limits) for name in names]
+    return Recommendations(each for _, each in sorted(found, key=lambda pair: pair[0]))
+
+
+def _judged(
+    name: str,
+    problem: Problem,
+    table: CostTable,
+    probed: Mapping[str, float] | None,
+    limits: Mapping[str, float],
+) -> tuple[tuple[bool, bool, float], Recommendation]:
+    """Return a family's place in the order and its row."""
+    seconds, held = table.seconds(name, problem, probed), table.bytes(name, problem)
+    costs = (seconds["update"], seconds["refit"], seconds["posterior"], seconds["fantasy"], held)
+    step = Recommendation(name, *costs, True, "").step_seconds
+    doubt = DOUBTS[name](problem, table)
+    excess = _excess(step, held, limits)
+    against = "; ".join(reason for reason in (doubt, excess) if reason)
+    place = (excess is not None, doubt is not None, step / (PREFERENCE if name == "exact" else 1.0))
+    return place, Recommendation(name, *costs, not against, against or MERITS[name])
+
+
+def _excess(step: float, held: float, limits: Mapping[str, float]) -> str | None:
+    if step > limits["seconds"]:
+        return f"a step of {_seconds(step)} is beyond the budget of {_seconds(limits['seconds'])}"
+    if held > limits["bytes"]:
+        return f"{_bytes(held)} of memory are beyond the budget of {_bytes(limits['bytes'])}"
+    return None
+
+
+def _limits(budget: Budget | None) -> dict[str, float]:
+    given = {"seconds": budget} if isinstance(budget, int | float) else dict(budget or {})
+    if unknown := set(given) - {"seconds", "bytes"}:
+        raise ValueError(f"Expected budget to have seconds, bytes or both, got {sorted(unknown)}.")
+    for name, value in given.items():
+        if not value > 0.0:
+            raise ValueError(f"Expected the budget's {name} to be positive, got {value!r}.")
+    return {"seconds": math.inf, "bytes": math.inf, **given}
+
+
+def _admissible(problem: Problem, families: Iterable[str] | None) -> list[str]:
+    """Check the families asked for, or choose all that take the problem."""
+    names = list(DOUBTS) if families is None else list(dict.fromkeys(families))
+    unknown = [name for name in names if name not in DOUBTS]
+    if unknown or not names:
+        known = ", ".join(DOUBTS)
+        raise ValueError(f"Expected families among {known}, got {', '.join(unknown) or 'none'}.")
+    refusals = {name: refusal(name, problem) for name in names}
+    taken = [name for name, why in refusals.items() if why is None]
+    reasons = [why for why in refusals.values() if why is not None]
+    if families is not None and reasons:
+        raise UnsupportedError(f"{'; '.join(reasons)}: leave it out of families.")
+    if not taken:
+        raise UnsupportedError(f"No family takes this problem: {'; '.join(reasons)}.")
+    return taken
+
+
+def _speeds() -> dict[str, float]:
+    return speeds(torch.get_num_threads())
+
+
+def _row(place: int, each: Recommendation) -> tuple[str, ...]:
+    seconds = (
+        each.step_seconds,
+        each.update_seconds,
+        each.refit_seconds,
+        each.posterior_seconds,
+        each.fantasy_seconds,
+    )
+    told = (_seconds(value) for value in seconds)
+    return (f"{place}.", each.family, *told, _bytes(each.bytes), each.reason)
+
+
+def _seconds(value: float) -> str:
+    for limit, unit, name in ((1.0, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min")):
+        if value < limit:
+            return f"{value / unit:.3g} {name}"
+    return f"{value / 3600.0:,.0f} h"
+
+
+def _bytes(value: float) -> str:
+    for limit, unit, name in ((1e6, 1e3, "kB"), (1e9, 1e6, "MB")):
+        if value < limit:
+            return (
+                f"{value / unit:.2g} {name}" if value < 10 * unit else f"{value / unit:.0f} {name}"
+            )
+    return f"{value / 1e9:,.3g} GB"
