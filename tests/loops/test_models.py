@@ -339,9 +339,7 @@ def test_what_a_model_refuses_is_the_user_s_to_mend(
 
 
 def test_a_grid_is_for_a_model_on_a_grid() -> None:
-    with pytest.raises(
-        UsageError, match=r"A grid is for model auto, wiski, got .* with model osgpr"
-    ):
+    with pytest.raises(UsageError, match=r"model auto, wiski, got .* with model osgpr"):
         replace(QUICK, model="osgpr")
     with pytest.raises(UsageError, match="A grid is for model auto, wiski"):
         optimization("local", grid=(9,))
@@ -353,7 +351,7 @@ def test_too_many_inputs_name_the_models_that_take_them() -> None:
         optimization("wiski", bounds=((0.0, 1.0),) * 5)
     with pytest.raises(UsageError, match=message):
         replace(QUICK, grid=None, model="wiski").resolved(1_000, 5)
-    with pytest.raises(UsageError, match="at most 4 inputs on a grid, got 5. Give no grid"):
+    with pytest.raises(UsageError, match="at most 4 inputs on a grid, got 5"):
         QUICK.resolved(1_000, 5)
     assert checked_model("osvgp", {"max_points": "64", "likelihood": "laplace"}, 5) == {
         "max_points": 64,
