@@ -31,24 +31,27 @@ from bo_stream.ax.transforms import (
     ReportedMetrics,
     SteadyWinsorize,
 )
-from bo_stream.models.wiski.wiski import WISKI
+from bo_stream.models.auto.auto import AutoGP
 
 
 def surrogate_spec(
-    model: type | None = None, model_options: Mapping[str, Any] | None = None
+    model: type | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    default: type = AutoGP,
 ) -> SurrogateSpec:
     """Return Ax's specification of a model that standardises its outcomes itself.
 
     Args:
-        model: A streaming model of BoTorch. Default: :class:`WISKI`, or :class:`OSGPR` for more
-            inputs than it takes.
+        model: A streaming model of BoTorch.
         model_options: Further arguments of its constructor.
+        default: Model where none is asked for: :class:`AutoGP`, or :class:`WISKI`, whose place
+            :class:`OSGPR` takes for more inputs than a grid takes.
     """
     config = ModelConfig(
-        botorch_model_class=model or WISKI,
+        botorch_model_class=model or default,
         model_options=dict(model_options or {}),
         outcome_transform_classes=[Standardize],
-        name=name_of(model),
+        name=name_of(model, default),
     )
     return SurrogateSpec(model_configs=[config])
 

@@ -38,6 +38,9 @@ from bo_stream.ax.generator import StreamGenerators, surrogate_spec
 from bo_stream.ax.initialization import EnoughTrials, PoolStart
 from bo_stream.ax.pool import MC_POINTS, POOL, Candidates, Pool, handle, pool_named
 from bo_stream.ax.pool_acquisition import PoolAcquisition
+from bo_stream.models.auto.auto import AutoGP
+from bo_stream.models.auto.families import OPTIONS
+from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.wiski.wiski import WISKI
 
@@ -97,10 +100,12 @@ def generation_strategy(
     a trial, nearly all of it in Ax's own code too.
 
     Args:
-        model: :class:`WISKI`, :class:`OSGPR`, or another streaming model. One for each metric.
-            Default: WISKI where Ax's transforms make at most four inputs of the parameters, else
-            OSGPR.
-        model_options: Further arguments of its constructor, such as ``grid_size``.
+        model: A streaming model, such as :class:`WISKI` or :class:`OSGPR`. One for each metric.
+            Default: :class:`AutoGP`, for any parameters: exact for the first hundreds of trials,
+            then on a grid where Ax's transforms make at most four inputs of the parameters, else at
+            inducing points. For qNIPV and FeatureNIPV, which are cheap in features: WISKI where
+            there are at most four inputs, else OSGPR.
+        model_options: Further arguments of its constructor, such as ``max_exact``.
         acquisition: A class of BoTorch, or one of ``ACQUISITIONS`` by name. Default: Ax's choice,
             qLogNEI for one objective and qLogNEHVI for several.
         acquisition_options: Its further arguments, such as ``beta``. Those of qNIPV and
@@ -134,7 +139,6 @@ def generation_strategy(
         raise ValueError(f"Expected initialization of at least 1 trial, got {initialization}.")
     if refit is not None and refit != 0.0 and not refit > 1.0:
         raise ValueError(f"Expected refit above 1 (a growth factor), or 0 for once, got {refit}.")
-    check_model(model, model_options or {})
     _check_names("search", search or {}, SEARCHES, AXS_OWN)
     if isinstance(acquisition, str) and acquisition not in ACQUISITIONS:
         raise ValueError(
@@ -143,7 +147,10 @@ def generation_strategy(
         )
     kind = ACQUISITIONS[acquisition] if isinstance(acquisition, str) else acquisition
     options = dict(acquisition_options or {})
-    if kind is not None and issubclass(kind, INTEGRATED):
+    integrates = kind is not None and issubclass(kind, INTEGRATED)
+    default: type[StreamingGP] = WISKI if integrates else AutoGP
+    check_model(model, model_options or {}, default)
+    if kind is not None and integrates:
         check_options(kind, options)
         points = options.get(MC_POINTS)
         if points is not None and not isinstance(points, Tensor):
@@ -151,7 +158,7 @@ def generation_strategy(
     else:
         check_acquisition(kind, options)
     arguments: dict[str, Any] = {
-        "surrogate_spec": surrogate_spec(model, model_options),
+        "surrogate_spec": surrogate_spec(model, model_options, default),
         "botorch_acqf_class": kind,
         "botorch_acqf_options": options,
         "refit": refit,
@@ -180,8 +187,12 @@ def generation_strategy(
     return strategy
 
 
-def check_model(model: type[Model] | None, options: Mapping[str, Any]) -> None:
-    """Check that there is such a model, or WISKI or OSGPR if None, with such options.
+def check_model(
+    model: type[Model] | None, options: Mapping[str, Any], default: type[StreamingGP] = AutoGP
+) -> None:
+    """Check that there is such a model, or the default if None, with such options.
+
+    A default of WISKI may become OSGPR once the number of inputs is known.
 
     Raises:
         ValueError: It is no class of models, or it has no such argument.
@@ -190,8 +201,10 @@ def check_model(model: type[Model] | None, options: Mapping[str, Any]) -> None:
         raise ValueError(
             f"Expected model to be a class of models, such as bo_stream.OSGPR, got {model!r}."
         )
-    makers = (WISKI, OSGPR) if model is None else (model, model.construct_inputs)
-    _check_names("model_options", options, makers, DATA)
+    default_makers = (WISKI, OSGPR) if default is WISKI else (default,)
+    makers = default_makers if model is None else (model, model.construct_inputs)
+    further = OPTIONS if AutoGP in makers else ()
+    _check_names("model_options", options, makers, DATA, further)
 
 
 def check_acquisition(kind: type[AcquisitionFunction] | None, options: Mapping[str, Any]) -> None:
@@ -234,13 +247,15 @@ def check_storable(strategy: GenerationStrategy) -> None:
 
 def _check_names(
     argument: str,
-    given: Mapping[str, Any],
+    given: Iterable[str],
     functions: Iterable[Callable[..., Any]],
     others: set[str],
+    further: Iterable[str] = (),
 ) -> None:
-    """Check that names are of arguments of some functions, without others."""
+    """Check that names are further ones, or of arguments of some functions, without others."""
     arguments = [p for each in functions for p in inspect.signature(each).parameters.values()]
     known = {p.name for p in arguments if p.kind is not inspect.Parameter.VAR_KEYWORD} - others
+    known |= set(further)
     unknown = sorted(set(given) - known)
     if unknown:
         raise ValueError(

@@ -24,12 +24,12 @@ from gpytorch.priors import Prior
 from torch import Tensor
 
 from bo_stream.diagnostics import leave_one_out, without
+from bo_stream.diagnostics.cross_validation import retracts_exactly
 from bo_stream.loops.optimization.surrogate import FEW_PER_INPUT, learn
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import Hyperparameters
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.outcomes.noise import NOISE_FLOOR
-from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.tensors import is_in, state_of
 
 Moments = tuple[Tensor, Tensor]
@@ -131,7 +131,7 @@ class Stream:
         fresh, gone = wanted.without(self.rows), self.rows.without(wanted)
         if len(gone) > 0 and len(gone) >= len(self.rows):
             return "none of its observations is left"
-        if len(gone) > 0 and not isinstance(self.model, GridModel):
+        if len(gone) > 0 and not retracts_exactly(self.model):
             name = type(self.model).__name__
             return f"{len(gone)} observations are gone, and {name} cannot take them out"
         try:

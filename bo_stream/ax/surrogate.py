@@ -22,6 +22,7 @@ from torch import Tensor
 from bo_stream.ax.stream import Moments, Record, Rows, Stream, learned_state, noise_floor, restore
 from bo_stream.loops.models import MODELS
 from bo_stream.loops.optimization.surrogate import thin
+from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import learned_values
 from bo_stream.models.inducing.osgpr import OSGPR
@@ -153,7 +154,8 @@ class StreamSurrogate(Surrogate):
     ) -> Stream:
         """Build a model of all data, with what was learned before if it fits.
 
-        The search space is the first box of a grid, which observations outside widen.
+        The search space is the first box of a grid, which observations outside widen. Where some
+        are far outside, a model that is not on a grid yet gets no box and never will be.
         """
         given = submodel_input_constructor(
             kind,
@@ -168,7 +170,8 @@ class StreamSurrogate(Surrogate):
             search_space_digest=digest,
             surrogate=self,
         )
-        if covers_a_box(config, kind) and "bounds" not in config.model_options:
+        near = kind is AutoGP and bool(reached(rows.X, digest).all())
+        if (near or covers_a_box(config, kind)) and "bounds" not in config.model_options:
             given["bounds"] = rows.X.new_tensor(digest.bounds).mT
         with validate_input_scaling(False):  # rows may lie outside the search space
             model = kind(**given)
@@ -198,16 +201,17 @@ def _bounds(digest: SearchSpaceDigest) -> list[list[float]]:
     return [list(pair) for pair in digest.bounds]
 
 
-def name_of(model: type | None) -> str:
+def name_of(model: type | None, default: type) -> str:
     """Return a configuration's name, which Ax stores and which tells a model that was asked for."""
-    return WISKI.__name__ if model is None else f"{model.__name__}{ASKED_FOR}"
+    return default.__name__ if model is None else f"{model.__name__}{ASKED_FOR}"
 
 
 def suited(config: ModelConfig, dim: int) -> ModelConfig:
-    """Return a configuration, with :class:`OSGPR` where the default cannot take the inputs.
+    """Return a configuration, with :class:`OSGPR` where a default of WISKI cannot take the inputs.
 
     Args:
-        config: Configuration of the model that was asked for, or of the default.
+        config: Configuration of the model that was asked for, or of a default: :class:`AutoGP`,
+            which takes any number, or WISKI (see ``generation_strategy``).
         dim: Number of inputs, one-hot columns counted.
 
     Raises:
@@ -242,13 +246,18 @@ def covers_a_box(config: ModelConfig, kind: type) -> bool:
     return issubclass(kind, GridModel) and "stem" not in config.model_options
 
 
+def reached(X: Tensor, digest: SearchSpaceDigest) -> Tensor:
+    """Return which inputs, ``n x d``, a grid over the search space reaches, ``n``."""
+    low, high = X.new_tensor(digest.bounds).unbind(-1)
+    margin = REACH * (high - low)
+    return ((low - margin <= X) & (high + margin >= X)).all(-1)
+
+
 def within_reach(
     dataset: SupervisedDataset, digest: SearchSpaceDigest, kind: type
 ) -> SupervisedDataset:
     """Return the observations of a metric that a grid takes, with a warning if there are others."""
-    low, high = dataset.X.new_tensor(digest.bounds).unbind(-1)
-    margin = REACH * (high - low)
-    inside = ((low - margin <= dataset.X) & (high + margin >= dataset.X)).all(-1)
+    inside = reached(dataset.X, digest)
     if bool(inside.all()):
         return dataset
     warnings.warn(

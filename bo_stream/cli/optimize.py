@@ -107,7 +107,7 @@ def optimize(
     Nothing in the folder is run then: name a function of your own again, or it is asked for.
 
     - `bo-stream optimize Branin --noise 1 --out run`
-    - `bo-stream optimize Hartmann --dim 6 --model osgpr --set max_points=256`
+    - `bo-stream optimize Hartmann --dim 6 --set max_exact=200`
     - `bo-stream optimize mine:cost --bounds '0,1 -5,5' --workers 4 -q 4 --timeout 60 --out run`
     - `bo-stream optimize mine:cost --out run --resume --steps 60`
     """

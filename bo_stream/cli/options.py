@@ -43,12 +43,21 @@ def parse_settings(texts: list[str] | None) -> dict[str, Option]:
     return options
 
 
-Model = Annotated[str, option("Model", f"Model: {', '.join(MODELS)}.", metavar="NAME")]
+Model = Annotated[
+    str,
+    option(
+        "Model",
+        f"Model: {', '.join(MODELS)}. auto is exact for the first hundreds of outcomes, then on a "
+        "grid in up to four inputs and at inducing points in more; sample has it on the grid from "
+        "the start, where its choice is cheap.",
+        metavar="NAME",
+    ),
+]
 Set = Annotated[
     list[str] | None,
     option(
         "Model",
-        f"An option of the model, again for each (defaults: {options_help()}).",
+        f"An option of the model, again for each (defaults: {options_help()}; 0: chosen).",
         "--set",
         metavar="NAME=VALUE",
     ),
@@ -58,7 +67,8 @@ Grid = Annotated[
     Any,
     option(
         "Model",
-        "Grid nodes per input, of model wiski (by kernel and inputs).",
+        "Grid nodes per input, of model wiski (by kernel and inputs); model auto is on that grid "
+        "from the first outcome on.",
         parser=parse_grid,
         metavar="N[,N...]",
     ),

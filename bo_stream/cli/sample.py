@@ -84,7 +84,7 @@ def sample(
         option(
             "Model",
             "Sites more than so many predictive standard deviations from what all others predict "
-            "are left out until a refit takes them in; 0: none (8 with model wiski, else 0).",
+            "are left out until a refit takes them in; 0: none (8 on a grid, else 0).",
         ),
     ] = None,
     device: options.Device = _DEFAULT.device,

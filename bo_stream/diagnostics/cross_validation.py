@@ -107,6 +107,12 @@ def without(model: Model, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> M
     return model._with_process(_checked_rows(model, X, Y, Yvar).process_without())
 
 
+def retracts_exactly(model: StreamingGP) -> bool:
+    """Tell whether observations are taken out of a model exactly, whatever came since."""
+    model = family_model(model)
+    return isinstance(model, GridModel | AutoGP)  # an AutoGP here is exact
+
+
 def _checked_rows(
     model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
 ) -> _WeightSpaceRows | _HeldRows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import bo_stream
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpytorch.kernels import Kernel
     from torch import Tensor
 
-    from bo_stream import OSVGP, WISKI, ClusteredGP
+    from bo_stream import OSVGP, WISKI, AutoGP, ClusteredGP
     from bo_stream.models.base import StreamingGP
 
 
@@ -27,6 +27,12 @@ LIKELIHOODS = {
 }
 """Names of GPyTorch's classes."""
 
+AUTO = "auto"
+"""Name of the kind that is used where none is named."""
+
+MOST_ON_GRID = 4
+"""Largest number of inputs of a model on a grid."""
+
 
 @dataclass(frozen=True)
 class ModelKind:
@@ -38,9 +44,10 @@ class ModelKind:
         describe: Function that returns the size of a model as plain values.
         build: Function of inputs, outcomes, kernel and all options that builds a model; None: the
             class itself.
-        retracts: Whether it takes outcomes out exactly, whatever came since.
-        most_inputs: Largest number of inputs of a model on a grid, which takes a number of nodes
-            per dimension; None: any, on none.
+        retracts: Whether it takes outcomes out exactly, whatever came since, where it is on a grid
+            or holds all rows.
+        most_inputs: Largest number of inputs; None: any.
+        on_grid: Whether it is on a grid, or is if asked, and takes a number of nodes per dimension.
         unlearned: Options that leave the hyperparameters of a new model at their defaults.
     """
 
@@ -50,6 +57,7 @@ class ModelKind:
     build: Callable[[Tensor, Tensor, Kernel, Mapping[str, Any]], StreamingGP] | None = None
     retracts: bool = False
     most_inputs: int | None = None
+    on_grid: bool = False
     unlearned: Options = field(default_factory=dict)
 
     @property
@@ -90,8 +98,19 @@ def _checked_option(model: str, key: str, value: Option) -> Option:
     return typed
 
 
+def retracts(name: str, dim: int) -> bool:
+    """Return whether a model of a data set of ``dim`` inputs takes outcomes out exactly."""
+    return MODELS[name].retracts and dim <= MOST_ON_GRID
+
+
 def build_model(
-    name: str, given: Options, X: Tensor, Y: Tensor, kernel: Kernel, grid: tuple[int, ...] | None
+    name: str,
+    given: Options,
+    X: Tensor,
+    Y: Tensor,
+    kernel: Kernel,
+    grid: tuple[int, ...] | None,
+    features: bool = False,
 ) -> StreamingGP:
     """Build a model of the first outcomes, ``n x 1``, at inputs in the unit cube, ``n x d``.
 
@@ -102,9 +121,13 @@ def build_model(
         Y: Outcomes.
         kernel: Kernel of d inputs.
         grid: Nodes per dimension of a model on a grid, one number or d; None: its default.
+        features: Whether model auto is on a grid from the start, where its inputs are few enough,
+            because features make the use that is made of it cheap; given a grid it is anyway.
     """
     kind = MODELS[name]
     options: dict[str, Any] = {**kind.options, **given}
+    if name == AUTO and (grid is not None or (features and X.shape[-1] <= MOST_ON_GRID)):
+        options["families"] = "WISKI"
     if grid is not None:
         options["grid_size"] = grid * X.shape[-1] if len(grid) == 1 else grid
     try:
@@ -123,11 +146,37 @@ def options_help() -> str:
     )
 
 
-def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> WISKI:
+def _unit_cube(X: Tensor) -> Tensor:
     import torch
 
-    box = torch.tensor([[0.0] * X.shape[-1], [1.0] * X.shape[-1]]).to(X)
-    return bo_stream.WISKI(X, Y, covar_module=kernel, bounds=box, **options)
+    return torch.tensor([[0.0] * X.shape[-1], [1.0] * X.shape[-1]]).to(X)
+
+
+def _auto(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> AutoGP:
+    """Build with the library's choice of ``max_exact`` where 0 is given."""
+    most = options["max_exact"] or None
+    chosen = {**options, "max_exact": most, "bounds": _unit_cube(X)}
+    return bo_stream.AutoGP(X, Y, covar_module=kernel, **chosen)
+
+
+def _describe_auto(model: AutoGP) -> dict[str, Any]:
+    """Return the family in use, and what each hand-over cost; None: an error was not computed."""
+    from bo_stream.models.wiski.verbs import dropped, interpolation_error, process_part, rank
+
+    moves = [
+        {key: None if value != value else value for key, value in asdict(move).items()}
+        for move in model.history
+    ]
+    about = {"family": model.family, "max_exact": model.max_exact, "hand_overs": moves}
+    if model.family == "WISKI":
+        about["grid_size"] = process_part(model)[1].grid.size
+        about |= {"rank": rank(model), "dropped": dropped(model)}
+        about["interpolation_error"] = interpolation_error(model)
+    return about
+
+
+def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> WISKI:
+    return bo_stream.WISKI(X, Y, covar_module=kernel, bounds=_unit_cube(X), **options)
 
 
 def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> OSVGP:
@@ -159,6 +208,14 @@ def _clustered(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any])
 
 
 MODELS: dict[str, ModelKind] = {
+    AUTO: ModelKind(
+        "AutoGP",
+        {"max_exact": 0, "max_rank": 1024, "max_points": 512},
+        _describe_auto,
+        _auto,
+        retracts=True,
+        on_grid=True,
+    ),
     "wiski": ModelKind(
         "WISKI",
         {"max_rank": 1024},
@@ -170,7 +227,8 @@ MODELS: dict[str, ModelKind] = {
         },
         _wiski,
         retracts=True,
-        most_inputs=4,
+        most_inputs=MOST_ON_GRID,
+        on_grid=True,
     ),
     "osgpr": ModelKind(
         "OSGPR",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bo_stream.loops.errors import UsageError, check_one_of, check_whole
-from bo_stream.loops.models import KERNELS, MODELS, Option, checked_model
+from bo_stream.loops.models import AUTO, KERNELS, MODELS, MOST_ON_GRID, Option, checked_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class RunSettings:
         model_options: Options of the model that differ from the defaults.
         kernel: A name in ``bo_stream.loops.models.KERNELS``.
         grid: For a model on a grid: nodes per dimension, one number or d; None: the model's default
-            for the kernel.
+            for the kernel. Model ``auto`` is on that grid from the first observation on then.
         refit: Growth factor of the number of observations after which the hyperparameters are
             learned again; 0: they are learned once, from the first points.
         seed: Seed of all that is random.
@@ -31,7 +31,7 @@ class RunSettings:
 
     q: int
     initial: int = 10
-    model: str = "wiski"
+    model: str = AUTO
     model_options: Mapping[str, Option] = field(default_factory=dict)
     kernel: str = "matern52"
     grid: tuple[int, ...] | None = None
@@ -45,8 +45,8 @@ class RunSettings:
             check_whole(name, getattr(self, name), least)
         options = checked_model(self.model, self.model_options)
         object.__setattr__(self, "model_options", options)
-        if self.grid is not None and MODELS[self.model].most_inputs is None:
-            names = ", ".join(name for name, kind in MODELS.items() if kind.most_inputs is not None)
+        if self.grid is not None and not MODELS[self.model].on_grid:
+            names = ", ".join(name for name, kind in MODELS.items() if kind.on_grid)
             raise UsageError(
                 f"A grid is for model {names}, got {self.grid} with model {self.model}."
             )
@@ -65,6 +65,10 @@ class RunSettings:
     def check_inputs(self, dim: int) -> None:
         """Raise a ``UsageError`` unless model and grid take ``dim`` inputs."""
         checked_model(self.model, self.model_options, dim)
+        if self.grid is not None and dim > MOST_ON_GRID:
+            raise UsageError(
+                f"Expected at most {MOST_ON_GRID} inputs on a grid, got {dim}. Give no grid."
+            )
         if self.grid is not None and len(self.grid) not in (1, dim):
             raise UsageError(f"Expected grid to be one number or {dim}, got {self.grid}.")
 

@@ -12,7 +12,7 @@ from ax.api.client import Client
 from ax.api.configs import RangeParameterConfig, StorageConfig
 from botorch.settings import validate_input_scaling
 
-from bo_stream import WISKI
+from bo_stream import WISKI, AutoGP
 from bo_stream.ax import StreamSurrogate, generation_strategy
 from bo_stream.ax.adapters import StreamAdapter
 from bo_stream.ax.stream import Rows
@@ -124,7 +124,7 @@ class Traffic:
     left: list[int] = field(default_factory=list)
 
 
-def watch(monkeypatch: pytest.MonkeyPatch, kind: type[StreamingGP] = WISKI) -> Traffic:
+def watch(monkeypatch: pytest.MonkeyPatch, kind: type[StreamingGP] = AutoGP) -> Traffic:
     """Count the rows of a class's models."""
     traffic = Traffic()
     build, update, retract = StreamSurrogate._begun, kind.update, kind.retract
@@ -152,18 +152,16 @@ def assert_is_a_batch_of_the_data(client: Client) -> None:
     surrogate = surrogate_of(client)
     for data in surrogate.training_data:
         own = surrogate._submodels[tuple(data.outcome_names)]
-        assert isinstance(own, WISKI)
+        assert isinstance(own, WISKI | AutoGP)
+        grid = {"bounds": own.input_transform.bounds} if isinstance(own, WISKI) else {}
         rows = Rows.of(data, surrogate.learned[", ".join(data.outcome_names)]["floor"])
         with validate_input_scaling(False):
-            batch = WISKI(
-                rows.X,
-                rows.Y,
-                rows.known_noise,
-                input_transform=own.input_transform,
-                bounds=own.input_transform.bounds,
+            batch = type(own)(
+                rows.X, rows.Y, rows.known_noise, input_transform=own.input_transform, **grid
             )
         batch.load_state_dict(own.state_dict())
-        batch.tolerance = own.tolerance
+        if isinstance(batch, WISKI) and isinstance(own, WISKI):
+            batch.tolerance = own.tolerance
         low, high = data.X.amin(0), data.X.amax(0)
         X = low + (high - low) * torch.rand(7, data.X.shape[-1], dtype=data.X.dtype)
         ours, theirs = own.posterior(X), batch.posterior(X)

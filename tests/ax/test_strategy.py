@@ -9,6 +9,7 @@ import pytest
 from ax.adapter.registry import Generators
 from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+from ax.core.trial_status import TrialStatus
 from ax.generation_strategy.generator_spec import GeneratorSpec
 from ax.generators.torch.botorch_modular.surrogate import SurrogateSpec
 from ax.generators.torch.botorch_modular.utils import ModelConfig
@@ -17,9 +18,10 @@ from botorch.exceptions.errors import UnsupportedError
 from botorch.models.model_list_gp_regression import ModelListGP
 from gpytorch.kernels import MaternKernel
 
-from bo_stream import OSGPR, WISKI, DirichletWISKI
+from bo_stream import OSGPR, WISKI, AutoGP, DirichletWISKI
 from bo_stream.ax import ACQUISITIONS, generation_strategy
 from bo_stream.ax.versions import check_versions
+from bo_stream.models.base import StreamingGP
 from tests.ax.experiments import (
     BOX,
     NEARLY_WITHOUT_NOISE,
@@ -32,8 +34,9 @@ from tests.ax.experiments import (
     started,
     surrogate_of,
     two,
+    watch,
 )
-from tests.ax.reloads import from_json
+from tests.ax.reloads import SEARCH_ENDS, from_json, next_candidate
 
 pytestmark = NEARLY_WITHOUT_NOISE
 
@@ -88,21 +91,107 @@ def mixed_loss(parameters: Any) -> float:
     return abs(parameters["rate"] - 0.01) + kind + parameters["layers"] / parameters["size"]
 
 
-def test_parameters_of_all_kinds_take_a_model_of_points() -> None:
-    client = started(mixed_parameters(), model_options={"max_points": 64})
+@pytest.mark.parametrize("default", [AutoGP, OSGPR])
+def test_parameters_of_all_kinds(default: type[StreamingGP]) -> None:
+    """The default of an integrated variance is a model of points where there are many inputs."""
+    acquisition = "qNIPV" if default is OSGPR else "qUCB"
+    options = {"model_options": {"max_points": 64}, "acquisition": acquisition}
+    client = started(mixed_parameters(), **options)
     run(client, 5, mixed_loss)
-    model = model_of(client)
-    assert isinstance(model, OSGPR)
-    assert model.max_points == 64
+    assert isinstance(model_of(client), default)
     for trial in client._experiment.trials.values():
         assert trial.arms[0].parameters["kind"] in ("p", "q", "r")
+
+
+def eight() -> list[Any]:
+    names = [f"x{i}" for i in range(8)]
+    return [RangeParameterConfig(name, (-1.0, 1.0), parameter_type="float") for name in names]
+
+
+def few_kinds() -> list[Any]:
+    """Three inputs, which a grid takes: float on a log scale, int, and an ordered choice."""
+    rate, layers, _, size, _ = mixed_parameters()
+    return [rate, layers, size]
+
+
+def few_loss(parameters: Any) -> float:
+    return abs(parameters["rate"] - 0.01) + parameters["layers"] / parameters["size"]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("parameters", "measure", "families"),
+    [
+        (few_kinds(), few_loss, ["exact", "WISKI", "WISKI"]),
+        (mixed_parameters(), mixed_loss, ["exact", "OSGPR", "OSGPR"]),
+        (eight(), lambda p: sum(x * x for x in p.values()), ["exact", "OSGPR", "OSGPR"]),
+    ],
+    ids=["few", "unordered", "eight"],
+)
+def test_the_default_goes_over_to_what_can_take_the_parameters_and_is_stored(
+    parameters: list[Any], measure: Any, families: list[str], tmp_path: Path
+) -> None:
+    """A process that loads the strategy proposes the same next trial, before it and after."""
+    client = started(parameters, model_options={"max_exact": 5}, refit=0.0)
+    run(client, 3, measure)
+    found = []
+    for _ in range(3):
+        run(client, 1, measure)
+        other = from_json(client, tmp_path)
+        assert next_candidate(other) == pytest.approx(next_candidate(client), abs=SEARCH_ENDS)
+        for each in (client, other):
+            assert isinstance(model_of(each), AutoGP)
+        assert family_of(other) == family_of(client)
+        found.append(family_of(client))
+        (index,) = pending(client)
+        client.complete_trial(
+            index, {"loss": measure(client._experiment.trials[index].arm.parameters)}
+        )
+    assert found == families
+
+
+def family_of(client: Client) -> str:
+    model = model_of(client)
+    assert isinstance(model, AutoGP)
+    return model.family
+
+
+def pending(client: Client) -> list[int]:
+    return list(client._experiment.trial_indices_by_status[TrialStatus.RUNNING])
+
+
+def test_outcomes_leave_the_default_before_and_after_it_is_on_a_grid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    client = after(4, model_options={"max_exact": 5})
+    traffic = watch(monkeypatch)
+    client.attach_data(2, {"loss": 7.0})
+    run(client, 2)
+    client.attach_data(2, {"loss": 1.0})
+    client.get_next_trials(1)
+    assert (traffic.entered, traffic.left, traffic.built) == ([1, 1, 2], [1, 1], [])
+    assert family_of(client) == "WISKI"
+
+
+@pytest.mark.filterwarnings("ignore:Parameterization .* is in out-of-design")
+def test_the_default_takes_observations_that_a_grid_cannot_reach() -> None:
+    client = started(refit=0.0, model_options={"max_exact": 5})
+    run(client, 3)
+    client.complete_trial(client.attach_trial({"a": 99.0, "b": 0.0}), {"loss": 9.0})
+    run(client, 3)
+    client.get_next_trials(1)
+    assert model_of(client).num_observations == 7
+    assert family_of(client) == "OSGPR"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"model": WISKI}, "are 7 inputs and a grid takes 4: pass model=OSGPR"),
-        ({"model_options": {"grid_size": 10}}, "does not take the model_options grid_size"),
+        (
+            {"model_options": {"grid_size": 10}, "acquisition": "qNIPV"},
+            "does not take the model_options grid_size",
+        ),
     ],
 )
 def test_a_model_that_cannot_serve_is_refused_before_the_first_trial(

@@ -314,14 +314,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ([], "Say which FUNCTION to optimise"),
         (["Brannin"], "No test function 'Brannin'. Expected one of Ackley"),
-        (["Hartmann"], "Expected at most 4 inputs with model wiski"),
-        (["Branin", "--model", "svgp"], "Expected model to be one of wiski, osgpr"),
+        (["Hartmann", "--model", "wiski"], "Expected at most 4 inputs with model wiski"),
+        (["Branin", "--model", "svgp"], "Expected model to be one of auto, wiski, osgpr"),
         (["Branin", "--model", "osgpr", "--set", "window"], "Expected --set name=value"),
         (
             ["Branin", "--model", "osgpr", "--set", "size=3"],
             "Expected options of osgpr (max_p",
         ),
-        (["Branin", "--model", "osgpr", "--grid", "20"], "A grid is for model wiski"),
+        (["Branin", "--model", "osgpr", "--grid", "20"], "A grid is for model auto, wiski"),
         (["Branin", "--dim", "2"], "Branin has a fixed number of inputs"),
         (["my_costs:cost"], "Say the bounds of each input of 'my_costs:cost'"),
         (["my_costs:price", "--bounds", "0,1"], "found nothing"),

@@ -42,6 +42,7 @@ pytestmark = [
 
 OTHERS = tuple(name for name in MODELS if name != "wiski")
 FEWER: dict[str, dict[str, Any]] = {
+    "auto": {"max_rank": 7},
     "wiski": {"max_rank": 7},
     "osgpr": {"max_points": 4, "window": 0},
     "osvgp": {"max_points": 4, "likelihood": "gaussian", "hyper_steps": 2},
@@ -168,6 +169,45 @@ def test_more_inputs_than_a_grid_takes(name: str) -> None:
     assert len(optimizer.ask()[0].X) == 6
 
 
+@pytest.mark.parametrize(
+    ("inputs", "family"), [(2, "WISKI"), (6, "OSGPR")], ids=["on a grid", "of points"]
+)
+def test_the_default_goes_over_and_a_stop_before_or_after_it_changes_nothing(
+    inputs: int, family: str, tmp_path: Path
+) -> None:
+    settings = optimization("auto", bounds=((-2.0, 3.0),) * inputs, model_options={"max_exact": 7})
+    assert settings.model == OptimizationSettings(settings.bounds).model
+    optimizer = started(settings, steps=0)
+    families = []
+    for step in range(4):
+        optimizer.best()
+        families.append(MODELS["auto"].describe(of(optimizer))["family"])
+        save_optimizer(tmp_path / str(step), optimizer)
+        again, _ = load_optimizer(tmp_path / str(step))
+        trials = optimizer.ask()
+        assert points(again.ask()) == points(trials)
+        optimizing.tell_all(optimizer, trials)
+    assert families == ["exact", "exact", family, family]
+    (move,) = MODELS["auto"].describe(of(optimizer))["hand_overs"]
+    assert (move["observations"], move["before"], move["after"]) == (8, "exact", family)
+    json.dumps(move, allow_nan=False)
+
+
+@pytest.mark.parametrize("inputs", [2, 6])
+def test_an_outcome_that_is_withdrawn_leaves_the_default_after_it_went_over(inputs: int) -> None:
+    bounds = ((-2.0, 3.0),) * inputs
+    optimizer = started(optimization("auto", bounds=bounds, model_options={"max_exact": 4}), 1)
+    optimizer.best()
+    optimizer.withdraw(2)
+    optimizer.best()
+    assert of(optimizer).num_observations == len(optimizer.surrogate.held) == 6
+
+
+def test_a_grid_puts_the_default_on_it_from_the_start() -> None:
+    optimizer = started(optimization("auto", grid=(9,)))
+    assert MODELS["auto"].describe(of(optimizer))["family"] == "WISKI"
+
+
 def test_thompson_sampling_comes_near_the_best() -> None:
     optimizer = started(optimization("osgpr", acquisition="TS", q=4), steps=6)
     assert pytest.approx(0.0, abs=0.05) == optimizer.best().trial.Y
@@ -222,6 +262,16 @@ def test_options_reach_the_model(name: str, what: str, most: int) -> None:
     assert 0 < MODELS[name].describe(loop.state.model)[what] <= most
 
 
+def test_the_default_samples_on_a_grid_where_the_inputs_are_few() -> None:
+    data, settings = small_map(), replace(QUICK, grid=None)
+    loop = ActiveSampling(PoolSplit.of(data, settings.resolved(120, 2)), settings.resolved(120, 2))
+    assert MODELS["auto"].describe(loop.state.model)["family"] == "WISKI"
+    assert settings.resolved(120, 2).outliers == 8.0
+    assert settings.resolved(120, 5).outliers == 0.0
+    with pytest.raises(UsageError, match="got outliers 3 with 5 inputs"):
+        replace(settings, outliers=3.0).resolved(120, 5)
+
+
 def test_more_local_models_where_they_are_small() -> None:
     loop = sampling("local", model_options={**FEWER["local"], "nearest": 1})
     list(loop.run())
@@ -250,7 +300,7 @@ def test_predictions_are_the_posterior_s(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("svgp", {}, "Expected model to be one of wiski, osgpr, .* got 'svgp'"),
+        ("svgp", {}, "Expected model to be one of auto, wiski, osgpr, .* got 'svgp'"),
         ("wiski", {"rho": 0.5}, r"Expected options of wiski \(max_rank\), got 'rho'"),
         ("osgpr", {"max_points": "many"}, "max_points of model osgpr to be a whole number"),
         ("osgpr", {"max_points": 2.5}, "max_points of model osgpr to be a whole number"),
@@ -271,6 +321,7 @@ def test_options_are_checked(name: str, given: dict[str, Any], message: str) -> 
     ("name", "given", "message"),
     [
         ("osgpr", {"max_points": 0}, "cannot be built: .*max_points"),
+        ("auto", {"max_exact": -1}, "cannot be built: .*max_exact"),
         ("osgpr", {"window": -1}, "cannot be built: .*window"),
         ("osvgp", {"hyper_steps": -1}, "cannot be built: .*hyper_steps .* got -1"),
         ("osvgp", {"likelihood": "poisson"}, "likelihood to be one of gaussian, laplace, student"),
@@ -288,18 +339,20 @@ def test_what_a_model_refuses_is_the_user_s_to_mend(
 
 
 def test_a_grid_is_for_a_model_on_a_grid() -> None:
-    with pytest.raises(UsageError, match=r"A grid is for model wiski, got .* with model osgpr"):
+    with pytest.raises(UsageError, match=r"model auto, wiski, got .* with model osgpr"):
         replace(QUICK, model="osgpr")
-    with pytest.raises(UsageError, match="A grid is for model wiski"):
+    with pytest.raises(UsageError, match="A grid is for model auto, wiski"):
         optimization("local", grid=(9,))
 
 
 def test_too_many_inputs_name_the_models_that_take_them() -> None:
-    message = "at most 4 inputs with model wiski, .* got 5. .* osgpr, osvgp, clustered, local"
+    message = "at most 4 inputs with model wiski, .* got 5. .* auto, osgpr, osvgp, clustered, local"
     with pytest.raises(UsageError, match=message):
         optimization("wiski", bounds=((0.0, 1.0),) * 5)
     with pytest.raises(UsageError, match=message):
-        replace(QUICK, grid=None).resolved(1_000, 5)
+        replace(QUICK, grid=None, model="wiski").resolved(1_000, 5)
+    with pytest.raises(UsageError, match="at most 4 inputs on a grid, got 5"):
+        QUICK.resolved(1_000, 5)
     assert checked_model("osvgp", {"max_points": "64", "likelihood": "laplace"}, 5) == {
         "max_points": 64,
         "likelihood": "laplace",

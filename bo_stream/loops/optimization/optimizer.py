@@ -31,7 +31,10 @@ AVOIDED_FAILURES = 32
 
 
 class Optimizer:
-    """Bayesian optimization of one outcome over a box; of one to four inputs for a model on a grid.
+    """Bayesian optimization of one outcome over a box.
+
+    The model is :class:`~bo_stream.AutoGP` unless the settings name another: exact at first, then
+    on a grid in one to four inputs and at inducing points in more.
 
     ``ask`` gives trials with keys, ``tell`` takes their outcomes whenever they come. The model is
     updated at the next ``ask`` or ``best``. The next points depend on the settings, the trials so

@@ -132,6 +132,7 @@ def draw_trace(campaign: OptimizationCampaign) -> Figure:
     size = 3.0 if len(steps) <= MARKED else 0.0
     _draw_values(values, campaign, steps, size)
     _draw_seconds(seconds, steps, size)
+    mark_hand_overs(seconds, campaign)
     for axes in (values, seconds):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=9)
@@ -155,6 +156,18 @@ def _draw_values(
     if optimum is not None and not campaign.settings.maximize:
         axes.axhline(optimum, color="black", lw=0.8, ls=":", label=f"optimum {optimum:.4g}")
     axes.set_ylabel("best value")
+
+
+def mark_hand_overs(axes: Axes, campaign: OptimizationCampaign) -> None:
+    """Mark the step at which the model went over to another family, for each that it has been in.
+
+    It is the first step that begins with as many told outcomes as the model had then.
+    """
+    told = np.cumsum([campaign.settings.initial, *(len(step.keys) for step in campaign.steps)])
+    for move in getattr(campaign.optimizer.surrogate.model, "history", ()):
+        place = min(int(np.searchsorted(told, move.observations)), len(campaign.steps) - 1)
+        number = campaign.steps[place].number
+        axes.axvline(number, color="tab:red", lw=0.8, label=f"{move.before} to {move.after}")
 
 
 def _draw_seconds(axes: Axes, steps: pd.DataFrame, size: float) -> None:

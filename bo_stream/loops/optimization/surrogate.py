@@ -9,10 +9,12 @@ from copy import deepcopy
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from bo_stream.diagnostics.cross_validation import retracts_exactly
 from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.loops.models import KERNELS, MODELS, Options, build_model
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
+from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import (
     Hyperparameters,
@@ -21,6 +23,7 @@ from bo_stream.models.fitting import (
     relearn,
     set_hyperparameters,
 )
+from bo_stream.models.wiski.verbs import truncate
 from bo_stream.models.wiski.wiski import WISKI
 
 FEWEST = 2
@@ -87,7 +90,7 @@ class Surrogate:
         few = len(self.held) - len(stale) < FEWEST
         if self.model is None or few or is_off(self.unit, list(wanted.values())):
             self._begin(ledger, wanted)
-        elif stale and not MODELS[self.settings.model].retracts:
+        elif stale and not retracts_exactly(self.model):
             if fresh:
                 self.validation.add(self.model, *self._data(ledger, fresh))
             self._rebuild(ledger, wanted, self.model)
@@ -155,16 +158,21 @@ def learn(model: StreamingGP, starts: Sequence[Hyperparameters] = ()) -> None:
 
     All features are used, as the noise may turn out to be smaller; then :func:`thin` is called.
     """
-    if isinstance(model, WISKI):
-        model.truncate(0.0)
+    if _has_features(model):
+        truncate(model, 0.0)
     relearn(model, starts)
     thin(model)
 
 
 def thin(model: StreamingGP) -> None:
     """Truncate the features of a model on a grid, in place, to those that exceed the noise."""
-    if isinstance(model, WISKI):
-        model.truncate(LEFT_OUT)
+    if _has_features(model):
+        truncate(model, LEFT_OUT)
+
+
+def _has_features(model: StreamingGP) -> bool:
+    in_family = isinstance(model, AutoGP) and model.family == WISKI.__name__
+    return in_family or isinstance(model, WISKI)
 
 
 def unit_of(Y: Sequence[float]) -> float:

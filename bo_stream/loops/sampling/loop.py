@@ -27,6 +27,9 @@ SOME_POINTS = 512
 class ActiveSampling:
     """Loop over a pool: q points at a time, chosen by a strategy, are put into a model.
 
+    Model ``auto`` is on a grid from the start where there are at most four inputs, because the
+    variance is averaged over all test inputs in features only; with more it is exact at first.
+
     Only the order of the split is random, so a state that was saved and loaded goes on to the same
     choices. The cost of a step does not grow, refits and scores aside; refits come at geometrically
     growing numbers of observations, and leave outliers out of the model (``Settings.outliers``).
@@ -49,7 +52,7 @@ class ActiveSampling:
             picks = list(range(settings.initial))
             X, Y = split.pool_X[picks], split.pool_Y[picks]
             kernel, options = KERNELS[settings.kernel](X.shape[-1]).to(X), settings.model_options
-            model = build_model(settings.model, options, X, Y, kernel, settings.grid)
+            model = build_model(settings.model, options, X, Y, kernel, settings.grid, True)
             state = SamplingState(model, picks)
         self.state = state
         self._choose = choice_rule(settings.strategy, split, self.state.model)

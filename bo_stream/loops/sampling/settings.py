@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from bo_stream.loops.errors import UsageError, check_one_of, check_whole
-from bo_stream.loops.models import MODELS
+from bo_stream.loops.models import MODELS, retracts
 from bo_stream.loops.settings import RunSettings
 
 Strategy = Literal["nipv", "random"]
@@ -28,7 +28,7 @@ class Settings(RunSettings):
         outliers: Threshold in standard deviations of the posterior predictive distribution;
             observations farther from what all others predict are left out of the model until the
             next refit (:func:`bo_stream.loops.sampling.outliers.leave_outliers_out`); 0: none are
-            left out; None: 8 for a model that can retract, else 0.
+            left out; None: 8 for a model on a grid, which can retract, else 0.
         score_every: Steps between scores; None: a twenty-fifth of all.
         strategy: ``nipv``, least integrated posterior variance, or ``random``.
     """
@@ -74,6 +74,11 @@ class Settings(RunSettings):
                 f"{self.initial:,} initial points. Make them smaller."
             )
         self.check_inputs(dim)
+        if self.outliers and not retracts(self.model, dim):
+            raise UsageError(
+                f"Outliers are left out of models on a grid, which can retract them, got outliers "
+                f"{self.outliers:g} with {dim} inputs. Set it to 0."
+            )
         most = (pool - self.initial) // self.q
         steps = min(500, most) if self.steps is None else self.steps
         if steps > most:
@@ -82,7 +87,7 @@ class Settings(RunSettings):
                 f"{self.initial + self.q * steps:,}, got {pool:,}: at most {most:,} steps."
             )
         every = max(1, steps // 25) if self.score_every is None else self.score_every
-        usual = 8.0 if MODELS[self.model].retracts else 0.0
+        usual = 8.0 if retracts(self.model, dim) else 0.0
         outliers = usual if self.outliers is None else self.outliers
         return replace(
             self, test=test, pool=pool, steps=steps, score_every=every, outliers=outliers

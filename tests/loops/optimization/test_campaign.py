@@ -176,7 +176,7 @@ def test_an_interrupt_while_the_model_changes_leaves_what_it_is_built_from(
 
     campaign = begin()
     with monkeypatch.context() as patch:
-        patch.setattr("bo_stream.models.wiski.wiski.WISKI.update", interrupt)
+        patch.setattr("bo_stream.models.auto.auto.AutoGP.update", interrupt)
         interrupted(campaign, tmp_path)
     told = [trial for trial in trials(campaign) if trial.status == "told"]
     assert len(told) == 6

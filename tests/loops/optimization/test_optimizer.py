@@ -27,6 +27,7 @@ from bo_stream.loops.optimization import acquisition as acquisition_module
 from bo_stream.loops.optimization.acquisition import ACQUISITIONS, Situation, best_points
 from bo_stream.loops.optimization.surrogate import LEFT_OUT
 from bo_stream.loops.run import from_record
+from bo_stream.models.wiski.verbs import process_part
 from tests.loops.functions import bowl
 from tests.loops.optimizing import QUICK, points, started, tell_all
 
@@ -266,10 +267,11 @@ def test_thompson_sampling_of_many_points_at_once(q: int) -> None:
     assert len(set(points(asked))) > q // 2
 
 
-def test_the_model_has_as_few_features_as_the_noise_allows() -> None:
-    model = of(started(TWO_INPUTS, steps=2))
+@pytest.mark.parametrize("kind", ["auto", "wiski"])
+def test_the_model_has_as_few_features_as_the_noise_allows(kind: str) -> None:
+    model = of(started(replace(TWO_INPUTS, model=kind), steps=2))
     noise = model.noise_level().item()
-    assert 0.0 < model.tolerance <= LEFT_OUT * noise
+    assert 0.0 < process_part(model)[0].tolerance <= LEFT_OUT * noise
     assert model.rank < model.truncate(0.0).rank
 
 
@@ -354,7 +356,7 @@ def test_on_cuda(acquisition: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"bounds": ((0.0, 1.0),) * 5}, "at most 4 inputs with model wiski, .* got 5"),
+        ({"bounds": ((0.0, 1.0),) * 5}, "at most 4 inputs on a grid, got 5"),
         ({"bounds": ()}, "bounds of at least one input"),
         ({"bounds": ((1.0, 1.0),)}, "input 0 to be finite, low < high"),
         ({"bounds": ((0.0, float("inf")),)}, "input 0 to be finite"),

@@ -8,7 +8,7 @@ import torch
 
 from bo_stream.acquisition import select_from_pool
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.models import KERNELS
+from bo_stream.loops.models import KERNELS, MODELS
 from bo_stream.loops.predictions import predict
 from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit
 from bo_stream.loops.sampling.settings import Settings, Strategy
@@ -177,7 +177,8 @@ def test_on_cuda() -> None:
 
 
 def test_the_grid_is_the_one_asked_for() -> None:
-    assert begin(replace(QUICK, grid=(9, 7))).state.model.grid_size == (9, 7)
+    model = begin(replace(QUICK, grid=(9, 7))).state.model
+    assert MODELS["auto"].describe(model)["grid_size"] == (9, 7)
 
 
 def test_a_model_that_cannot_be_built_is_the_user_s_to_mend() -> None:
