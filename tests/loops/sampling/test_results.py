@@ -163,7 +163,7 @@ def test_a_picture_that_cannot_be_drawn_loses_no_result(
 def test_the_trust_in_the_main_model_is_reported(results: tuple[Campaign, Path]) -> None:
     campaign, folder = results
     found = json.loads((folder / "trust.json").read_text())
-    assert found["model"] == "WISKI"
+    assert found["model"] == "AutoGP"
     assert found["observations"] == len(campaign.main.picked_rows())
     assert found["validation"]["total"]["count"] == 12
     assert imread(folder / "trust.png")[..., :3].std() > 0.1
