@@ -179,11 +179,20 @@ def test_observations_outside_the_search_space_stay(
 
 @pytest.mark.filterwarnings("ignore:Parameterization .* is in out-of-design")
 def test_observations_that_a_grid_cannot_reach_are_left_out_with_a_warning() -> None:
-    client = started(refit=0.0)
+    client = started(model=WISKI, refit=0.0)
     run(client, 3)
     client.complete_trial(client.attach_trial({"a": 99.0, "b": 0.0}), {"loss": 9.0})
     assert "1 observations of loss are left out" in warned(client)
     assert model_of(client).num_observations == 3
+
+
+@pytest.mark.filterwarnings("ignore:Parameterization .* is in out-of-design")
+def test_observations_that_no_grid_could_reach_stay_in_the_default_model() -> None:
+    client = started(refit=0.0)
+    run(client, 3)
+    client.complete_trial(client.attach_trial({"a": 99.0, "b": 0.0}), {"loss": 9.0})
+    assert "left out" not in warned(client)
+    assert model_of(client).num_observations == 4
 
 
 @pytest.mark.filterwarnings("ignore:Parameterization .* is in out-of-design")

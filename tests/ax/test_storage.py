@@ -124,7 +124,7 @@ for path in sys.argv[1:]:
     assert done.returncode == 0, done.stderr
     untried, tried = done.stdout.splitlines()[-2:]
     assert "StreamGenerators: import bo_stream.ax" in untried
-    assert "'WISKI: import bo_stream.ax'" in tried
+    assert "'AutoGP: import bo_stream.ax'" in tried
 
 
 def test_a_snapshot_is_whole_or_the_former_one(
