@@ -40,7 +40,7 @@ class Sizes:
 def told(X: Tensor, Y: Tensor) -> Optimizer:
     """An optimizer that knows these points, its hyperparameters learned."""
     settings = OptimizationSettings(
-        bounds=((0.0, 1.0),) * D, maximize=True, kernel="rbf", acquisition="TS"
+        bounds=((0.0, 1.0),) * D, maximize=True, kernel="rbf", acquisition="TS", model="wiski"
     )
     optimizer = Optimizer(settings)
     for x, y in zip(X.tolist(), Y.flatten().tolist(), strict=True):
