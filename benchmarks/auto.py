@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks import small_search
 from benchmarks.harness import Options, processor_seconds, start
 from benchmarks.optimization import Problem, spelled, unit_cube
-from benchmarks.players import Player
+from benchmarks.players import StreamPlayer
 from benchmarks.report import Claim, at_least, at_most, finish, stated
 from benchmarks.small_search import SEEDS, Run, Task, searched
 from bo_stream import OSGPR, WISKI, AutoGP
@@ -48,22 +48,12 @@ TASKS = {
 STREAMS = ("Levy-3", "Hartmann-6")
 
 
-class AutoPlayer(Player):
+class AutoPlayer(StreamPlayer):
     """AutoGP with every default, on the unit cube."""
 
     def __init__(self, X: Tensor, Y: Tensor) -> None:
         """Begin."""
-        self._model = AutoGP(X, Y, bounds=unit_cube(X.shape[-1]))
-        super().__init__(self._model)
-
-    @property
-    def model(self) -> AutoGP:
-        """The one that follows the stream."""
-        return self._model
-
-    def update(self, X: Tensor, Y: Tensor) -> None:
-        """In place."""
-        self._model.update(X, Y)
+        super().__init__(AutoGP(X, Y, bounds=unit_cube(X.shape[-1])))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from benchmarks.contest import Contest, Sizes, all_runs, claims_of, regrets, set
 from benchmarks.harness import Options, start, timings
 from benchmarks.nipv import evaluate
 from benchmarks.optimization import Problem, Search, acquire
-from benchmarks.players import ExactPlayer, Player
+from benchmarks.players import ExactPlayer, StreamPlayer
 from benchmarks.report import Claim, at_most, finish, stated
 from bo_stream import OSGPR
 from bo_stream.allocation import OIPS
@@ -40,22 +40,12 @@ CANDIDATES = 16
 SECOND = 1.0
 
 
-class OsgprPlayer(Player):
+class OsgprPlayer(StreamPlayer):
     """OSGPR with every default."""
 
     def __init__(self, X: Tensor, Y: Tensor) -> None:
         """Begin."""
-        self._model = OSGPR(X, Y)
-        super().__init__(self._model)
-
-    @property
-    def model(self) -> OSGPR:
-        """The one that follows the stream."""
-        return self._model
-
-    def update(self, X: Tensor, Y: Tensor) -> None:
-        """In place."""
-        self._model.update(X, Y)
+        super().__init__(OSGPR(X, Y))
 
     def search(self) -> None:
         """And place the points for the hyperparameters that were kept."""

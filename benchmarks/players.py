@@ -13,6 +13,8 @@ from botorch.optim.closures import get_loss_closure_with_grads
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from bo_stream.models.base import StreamingGP
+
 Parameters = dict[str, Tensor]
 """A model's hyperparameters by name."""
 
@@ -62,6 +64,24 @@ class Player(ABC):
         loss, _ = get_loss_closure_with_grads(mll, dict(self.model.named_parameters()))()
         self.model.eval()
         return float(loss)
+
+
+class StreamPlayer(Player):
+    """A streaming model, updated in place."""
+
+    def __init__(self, model: StreamingGP) -> None:
+        """Begin with a model of the first observations."""
+        self._model = model
+        super().__init__(model)
+
+    @property
+    def model(self) -> StreamingGP:
+        """The one that follows the stream."""
+        return self._model
+
+    def update(self, X: Tensor, Y: Tensor) -> None:
+        """In place."""
+        self._model.update(X, Y)
 
 
 class ExactPlayer(Player):

@@ -26,7 +26,7 @@ from torch.quasirandom import SobolEngine
 from benchmarks.harness import Options, processor_seconds, start
 from benchmarks.hartmann import OsgprPlayer
 from benchmarks.optimization import Problem, Search, best_mean, spelled, unit_cube
-from benchmarks.players import ExactPlayer, Player
+from benchmarks.players import ExactPlayer, Player, StreamPlayer
 from benchmarks.report import Claim, at_most, finish, stated
 from bo_stream import WISKI
 
@@ -65,22 +65,12 @@ TASKS = {
 }
 
 
-class WiskiPlayer(Player):
+class WiskiPlayer(StreamPlayer):
     """WISKI with every default, on the unit cube."""
 
     def __init__(self, X: Tensor, Y: Tensor) -> None:
         """Begin."""
-        self._model = WISKI(X, Y, bounds=unit_cube(X.shape[-1]))
-        super().__init__(self._model)
-
-    @property
-    def model(self) -> WISKI:
-        """The one that follows the stream."""
-        return self._model
-
-    def update(self, X: Tensor, Y: Tensor) -> None:
-        """In place."""
-        self._model.update(X, Y)
+        super().__init__(WISKI(X, Y, bounds=unit_cube(X.shape[-1])))
 
 
 PLAYERS: dict[str, Callable[[Tensor, Tensor], Player]] = {

@@ -159,6 +159,16 @@ def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor, right, upper=False)
 
 
+def scaled_prior(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute ``S K S``, ``... x s x s``, and the diagonal of S, the root of the noise precision.
+
+    The precision is ``... x s``, 0 where nothing was observed.
+    """
+    there = precision > 0.0
+    root = torch.where(there, torch.where(there, precision, 1.0).sqrt(), 0.0)
+    return root.unsqueeze(-1) * K * root.unsqueeze(-2), root
+
+
 def stack_rows(first: Tensor, second: Tensor) -> Tensor:
     """Stack the rows of two matrices, leading dimensions and columns broadcast."""
     return stack_columns(first.mT, second.mT).mT

@@ -159,24 +159,24 @@ def _gaussian(
 def _under_likelihood(model: StreamingGP, inputs: Tensor, X: Tensor, Y: Tensor) -> PredictedBatch:
     """Compare with the marginals of a likelihood: all of real outcomes, less of others."""
     predictive, density = model.predictive(X), model.log_predictive(X, Y)
-    outcome, mean = _rows(Y), _rows(predictive.mean)
+    outcome, mean = rows_of(Y), rows_of(predictive.mean)
     if not isinstance(model.likelihood, REAL):
-        return PredictedBatch(outcome, mean, None, outcome - mean, _rows(density), None, None, 0)
+        return PredictedBatch(outcome, mean, None, outcome - mean, rows_of(density), None, None, 0)
     marginals = model.process(inputs).marginals(inputs)
     targets = model._standardized(Y.to(torch.float64)).mT
     likelihood = OutcomeModel.of(model.likelihood, model.num_outputs)
     pit = _array(likelihood.distribution_function(targets, *marginals)).clip(0.0, 1.0)
     scores = np.clip(ndtri(pit), -FARTHEST, FARTHEST)
-    deviation = _rows(predictive.variance.sqrt())
+    deviation = rows_of(predictive.variance.sqrt())
     return PredictedBatch(
-        outcome, mean, deviation, outcome - mean, _rows(density), pit, scores, min(1, len(pit))
+        outcome, mean, deviation, outcome - mean, rows_of(density), pit, scores, min(1, len(pit))
     )
 
 
 def _labels(model: StreamingGP, X: Tensor, Y: Tensor) -> PredictedBatch:
     """Compare labels with the probabilities of their classes."""
     kind: Any = model
-    probabilities = _rows(kind.class_probabilities(X))
+    probabilities = rows_of(kind.class_probabilities(X))
     labels = checked_labels(Y, X).cpu().numpy()
     hits = np.zeros((len(labels), max(probabilities.shape[-1], int(labels.max(initial=0)) + 1)))
     hits[np.arange(len(labels)), labels] = 1.0
@@ -190,8 +190,9 @@ def _labels(model: StreamingGP, X: Tensor, Y: Tensor) -> PredictedBatch:
 
 def _array(value: Tensor) -> Array:
     """Return ``m x n`` as ``n x m`` in NumPy."""
-    return _rows(value.mT)
+    return rows_of(value.mT)
 
 
-def _rows(value: Tensor) -> Array:
+def rows_of(value: Tensor) -> Array:
+    """Copy a tensor to NumPy in float64."""
     return np.asarray(value.detach().to("cpu", torch.float64).numpy())

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bo_stream.diagnostics.drift import SignTest, threshold_for
-from bo_stream.diagnostics.predictive import PredictedBatch, predict_batch
+from bo_stream.diagnostics.predictive import PredictedBatch, predict_batch, rows_of
 from bo_stream.diagnostics.sketches import RepeatedRows, Reservoir
 from bo_stream.diagnostics.units import UnitTest
 from bo_stream.models.base import StreamingGP
@@ -171,11 +171,9 @@ class ProgressiveValidation:
         """Record the seconds that it took to predict the last rows and to learn from them."""
         if self.intervals and rows > 0:
             now = self.intervals[-1]
-            now.steps, now.timed, now.seconds = (
-                now.steps + 1,
-                now.timed + rows,
-                now.seconds + seconds,
-            )
+            now.steps += 1
+            now.timed += rows
+            now.seconds += seconds
 
     def _compared(
         self, model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None
@@ -184,7 +182,9 @@ class ProgressiveValidation:
         batch = predict_batch(model, X, Y, Yvar)
         self._check_widths(X, batch)
         none = np.zeros(len(batch)), np.zeros(X.shape[-1])
-        powers = None if batch.pit is None else self.units.powers_of(_rows(X), self._sampled_inputs)
+        powers = (
+            None if batch.pit is None else self.units.powers_of(rows_of(X), self._sampled_inputs)
+        )
         if powers is None:
             return batch, *none
         usual = X / torch.as_tensor(10.0**powers).to(X)
@@ -212,8 +212,8 @@ class ProgressiveValidation:
     ) -> None:
         if len(batch) == 0:
             return
-        inputs, outcomes = _rows(X), _rows(Y).reshape(len(batch), -1)
-        known = np.full_like(outcomes, np.nan) if Yvar is None else _rows(Yvar)
+        inputs, outcomes = rows_of(X), rows_of(Y).reshape(len(batch), -1)
+        known = np.full_like(outcomes, np.nan) if Yvar is None else rows_of(Yvar)
         self._widths = [inputs.shape[-1], batch.outcome.shape[-1]]
         self.repeated.add(np.concatenate((inputs, outcomes), -1))
         self.reservoir.add(np.concatenate((inputs, outcomes, known), -1))
@@ -358,10 +358,6 @@ def model_bytes(model: StreamingGP) -> int:
         else:
             pending.extend(getattr(item, "__dict__", {}).values())
     return sum(storages.values())
-
-
-def _rows(value: Tensor) -> Array:
-    return np.asarray(value.detach().to("cpu", torch.float64).numpy())
 
 
 def _plus(sums: list[Any], more: Array) -> list[Any]:

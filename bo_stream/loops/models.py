@@ -161,7 +161,7 @@ def _auto(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> A
 
 def _describe_auto(model: AutoGP) -> dict[str, Any]:
     """Return the family in use, and what each hand-over cost; None: an error was not computed."""
-    from bo_stream.models.wiski.verbs import dropped, interpolation_error, process_part, rank
+    from bo_stream.models.auto.view import family_model
 
     moves = [
         {key: None if value != value else value for key, value in asdict(move).items()}
@@ -169,9 +169,7 @@ def _describe_auto(model: AutoGP) -> dict[str, Any]:
     ]
     about = {"family": model.family, "max_exact": model.max_exact, "hand_overs": moves}
     if model.family == "WISKI":
-        about["grid_size"] = process_part(model)[1].grid.size
-        about |= {"rank": rank(model), "dropped": dropped(model)}
-        about["interpolation_error"] = interpolation_error(model)
+        about |= MODELS["wiski"].describe(family_model(model))
     return about
 
 

@@ -129,24 +129,22 @@ def _likelihood_name(likelihood: object) -> str:
 
 def _parts(kernel: Any) -> Iterator[Any]:
     """Yield the summands of a kernel, scales taken off."""
-    name = type(kernel).__name__
-    if name == "ScaleKernel":
-        yield from _parts(kernel.base_kernel)
-    elif name == "AdditiveKernel":
-        for part in kernel.kernels:
-            yield from _parts(part)
-    else:
-        yield kernel
+    return _operands(kernel, "AdditiveKernel")
 
 
 def _leaves(kernel: Any) -> Iterator[Any]:
     """Yield the factors of a summand, scales taken off."""
+    return _operands(kernel, "ProductKernel")
+
+
+def _operands(kernel: Any, compound: str) -> Iterator[Any]:
+    """Yield what compound kernels of one class are made of, scales taken off."""
     name = type(kernel).__name__
     if name == "ScaleKernel":
-        yield from _leaves(kernel.base_kernel)
-    elif name == "ProductKernel":
-        for factor in kernel.kernels:
-            yield from _leaves(factor)
+        yield from _operands(kernel.base_kernel, compound)
+    elif name == compound:
+        for each in kernel.kernels:
+            yield from _operands(each, compound)
     else:
         yield kernel
 

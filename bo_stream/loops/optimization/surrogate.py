@@ -14,7 +14,7 @@ from bo_stream.diagnostics.validation import ProgressiveValidation
 from bo_stream.loops.models import KERNELS, MODELS, Options, build_model
 from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
-from bo_stream.models.auto.auto import AutoGP
+from bo_stream.models.auto.view import family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.fitting import (
     Hyperparameters,
@@ -171,8 +171,7 @@ def thin(model: StreamingGP) -> None:
 
 
 def _has_features(model: StreamingGP) -> bool:
-    in_family = isinstance(model, AutoGP) and model.family == WISKI.__name__
-    return in_family or isinstance(model, WISKI)
+    return isinstance(family_model(model), WISKI)
 
 
 def unit_of(Y: Sequence[float]) -> float:

@@ -17,6 +17,7 @@ from bo_stream.bases.inducing import (
     kernel_matrix,
 )
 from bo_stream.bases.kernels import stacked_kernel, stacked_variance
+from bo_stream.linalg import scaled_prior
 from bo_stream.marginal_likelihood import dense_log_marginal_likelihood
 from bo_stream.models.inducing.inference import basis_of_independent
 from bo_stream.models.inference import Inference, Solved
@@ -187,11 +188,7 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
         return after, Solved(cache.state, process)
 
     def process(
-        self,
-        memory: ExactMemory,
-        cache: ExactCache | None,
-        prior: Prior,
-        X: Tensor | None = None,
+        self, memory: ExactMemory, cache: ExactCache | None, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, ExactCache]:
         """Solve in O(n³), unless that has been done."""
         if cache is None or not prior.is_in(cache.state):
@@ -208,11 +205,7 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
         return cache.process, cache
 
     def feature_process(
-        self,
-        memory: ExactMemory,
-        cache: ExactCache | None,
-        prior: Prior,
-        X: Tensor | None = None,
+        self, memory: ExactMemory, cache: ExactCache | None, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, ExactCache]:
         """Solve in the weights of features at all distinct inputs. Cost O(n³), once."""
         _, cache = self.process(memory, cache, prior, X)
@@ -247,9 +240,8 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
         ``S K S``, S the roots of the observations' precisions, ``batch_shape x m x n x n``.
         """
         X, (_, noise) = memory.rows.X, prior.standardized(memory.rows)
-        root = (memory.weight.unsqueeze(-2) / noise).sqrt()
         K = kernel_matrix(frozen(prior.kernel), X, X, prior.num_outputs)
-        return root.unsqueeze(-1) * K * root.unsqueeze(-2)
+        return scaled_prior(K, memory.weight.unsqueeze(-2) / noise)[0]
 
     def merged(
         self, memory: ExactMemory, cache: ExactCache | None, other: ExactMemory, prior: Prior

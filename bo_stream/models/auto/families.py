@@ -13,12 +13,12 @@ from torch import Tensor
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.novelty import Novelty
 from bo_stream.models.auto.exact import ExactInference, ExactMemory
+from bo_stream.models.construction import check_rank
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     CollapsedInference,
-    basis_of_independent,
+    empty_memory,
 )
-from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.inducing.osgpr import WINDOW
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import Inference
@@ -58,12 +58,13 @@ def checked_options(options: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         TypeError: One is of no family.
+        ValueError: One is out of range.
     """
     for name in options:
         if name not in OPTIONS:
             raise TypeError(f"Expected options {', '.join(OPTIONS)}, got {name!r}.")
-    for name in ("max_points", "max_rank"):
-        checked_number(name, options.get(name, 1))
+    check_rank(options.get("tolerance", TOLERANCE), options.get("max_rank", MAX_RANK))
+    checked_number("max_points", options.get("max_points", 1))
     for name in ("window", "hyper_steps"):
         checked_number(name, options.get(name, 0), least=0)
     return dict(options)
@@ -161,10 +162,7 @@ def begin(
         rank = (options.get("tolerance", TOLERANCE), options.get("max_rank", MAX_RANK))
         return GridInference.start(prior, box, options.get("grid_size"), rank, like)
     most = options.get("max_points", MAX_POINTS)
-    basis = basis_of_independent(
-        prior.kernel, like.new_zeros(0, like.shape[-1]).double(), prior.num_outputs
-    )
-    memory = InducingMemory.empty(basis.values, prior.shape, Novelty(most))
+    memory = empty_memory(like.new_zeros(0, like.shape[-1]), prior, Novelty(most))
     if family == OSGPR:
         return CollapsedInference(most, options.get("window", WINDOW)), memory
     steps, fixed = options.get("hyper_steps", 0), options.get("fixed", ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +33,6 @@ COMPARED = 256
 
 COMPARABLE = 2048
 """Most rows of which the exact posterior is computed only to be compared with."""
-
 
 ERROR = 0.05
 """Error of the mean that a hand-over may bring in, in prior standard deviations, before the other
@@ -189,6 +189,9 @@ class AutoInference(Inference[AutoMemory, Any]):
         most = max(self.max_exact, memory.again)
         if memory.family != EXACT or len(memory.inner) <= most or not others:
             return memory, cache
+        if len(memory.inner) <= COMPARABLE:  # solved once, for all are compared with it
+            with suppress(NotPSDError):
+                _, cache = self.process(memory, cache, prior)
         reasons: list[str] = []
         moved: list[tuple[AutoMemory, Any]] = []
         for family, options in self._candidates(others):

@@ -351,9 +351,14 @@ def first_memory(
     if inducing_points is not None and len(inducing_points) > 0:
         check_points_fit(len(inducing_points), prior.shape.numel())
         Z = model.coordinates(inducing_points.detach().clone())
+    return empty_memory(Z, prior, deepcopy(allocator))
+
+
+def empty_memory(Z: Tensor, prior: Prior, allocator: Allocator | None) -> InducingMemory:
+    """Make a memory of no observations at points Z, ``M x d``, in transformed inputs."""
     basis = basis_of_independent(prior.kernel, Z.to(torch.float64), prior.num_outputs)
-    memory = InducingMemory.empty(basis.values, prior.shape, deepcopy(allocator))
-    log_basis(model, basis, memory)
+    memory = InducingMemory.empty(basis.values, prior.shape, allocator)
+    log_basis(prior.model, basis, memory)
     return memory
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from bo_stream.allocation.selection import first_unlike
 from bo_stream.bases.inducing import frozen, in_dtype, kernel_matrix, kernel_variance
 from bo_stream.bases.kernels import stacked_correlation, stacked_kernel
-from bo_stream.linalg import inverse_lower, safe_cholesky, solve_lower
+from bo_stream.linalg import inverse_lower, safe_cholesky, scaled_prior, solve_lower
 from bo_stream.models.inference import Inference
 from bo_stream.models.local.memory import LocalMemory, Rows
 from bo_stream.models.memory import Observations
@@ -205,16 +205,6 @@ def scaled_priors(memory: LocalMemory, prior: Prior) -> Tensor:
 
 FAINT = 1e-12
 """Correlations with a centre below this are equal: far from all centres all models count alike."""
-
-
-def scaled_prior(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute ``S K S``, ``... x s x s``, and the diagonal of S, the root of the noise precision.
-
-    The precision is ``... x s``, 0 where nothing was observed.
-    """
-    there = precision > 0.0
-    root = torch.where(there, torch.where(there, precision, 1.0).sqrt(), 0.0)
-    return root.unsqueeze(-1) * K * root.unsqueeze(-2), root
 
 
 def factor_of(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:

@@ -89,6 +89,14 @@ def same(actual: Posterior, expected: Posterior) -> None:
     assert_close(one.distribution.covariance_matrix, other.distribution.covariance_matrix)
 
 
+def assert_on_grid_always(model: AutoGP, X: Tensor, Y: Tensor) -> None:
+    """Assert that a model is as if it had been on a grid from the first of all observations on."""
+    assert model.family == "WISKI"
+    always = raw(X, Y, families="WISKI", bounds=UNIT)
+    T = torch.rand(6, 2, dtype=torch.float64)
+    same(model.posterior(T), always.posterior(T))
+
+
 class TestExact:
     """While all observations are held."""
 
@@ -447,6 +455,8 @@ class TestFamilies:
             ({"max_exact": 0}, ValueError, "max_exact"),
             ({"max_rows": -1}, ValueError, "max_rows"),
             ({"max_points": 0}, ValueError, "max_points"),
+            ({"max_rank": 0}, ValueError, "max_rank"),
+            ({"tolerance": 1.5}, ValueError, "tolerance"),
             ({"points": 7}, TypeError, "Expected options grid_size"),
         ],
     )
@@ -524,20 +534,14 @@ class TestMerges:
         one, other = raw(X[:10], Y[:10], **options), raw(X[10:], Y[10:], **options)
         first, second = (one, other) if exact_first else (other, one)
         first.merge(second)
-        assert first.family == "WISKI"
-        always = raw(X, Y, families="WISKI", bounds=UNIT)
-        T = torch.rand(6, 2, dtype=torch.float64)
-        same(first.posterior(T), always.posterior(T))
+        assert_on_grid_always(first, X, Y)
 
     def test_two_families_meet_by_the_rows_of_one(self) -> None:
         X, Y = data(50)
         grid = raw(X[:25], Y[:25], bounds=UNIT, max_exact=20)
         points = raw(X[25:], Y[25:], bounds=UNIT, max_exact=20).move_to("OSGPR")
         grid.merge(points)
-        assert grid.family == "WISKI"
-        always = raw(X, Y, families="WISKI", bounds=UNIT)
-        T = torch.rand(6, 2, dtype=torch.float64)
-        same(grid.posterior(T), always.posterior(T))
+        assert_on_grid_always(grid, X, Y)
 
     def test_two_families_without_rows(self) -> None:
         X, Y = data(50)
