@@ -115,7 +115,7 @@ def solve_one_plus_product(A: Tensor, P: Tensor, right: Tensor) -> tuple[Tensor,
     """
     matrix = A @ P
     matrix.diagonal(dim1=-2, dim2=-1).add_(1.0)
-    factor, pivots, _ = torch.linalg.lu_factor_ex(matrix)
+    factor, pivots = lu_factors(matrix)
     log_determinant = factor.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
     if not bool(log_determinant.isfinite().all()):
         raise NotPSDError(
@@ -123,6 +123,22 @@ def solve_one_plus_product(A: Tensor, P: Tensor, right: Tensor) -> tuple[Tensor,
             "with NaN or infinite entries. Check the hyperparameters for extreme values."
         )
     return torch.linalg.lu_solve(factor, pivots, right), log_determinant
+
+
+def lu_factors(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Factorise square matrices ``... x n x n`` into L U, as ``torch.linalg.lu_factor`` does.
+
+    On a CPU one after the other: torch gives each thread some matrices of a batch, and MKL's
+    factorisation of one, from some 150 rows on, is wrong while another thread is in it (PyTorch's
+    issue 142815). Cost O(n³) a matrix.
+    """
+    if matrices.device.type != "cpu" or matrices.shape[:-2].numel() <= 1:
+        factor, pivots, _ = torch.linalg.lu_factor_ex(matrices)
+        return factor, pivots
+    batch, n = matrices.shape[:-2], matrices.shape[-1]
+    single = [torch.linalg.lu_factor_ex(matrix)[:2] for matrix in matrices.reshape(-1, n, n)]
+    factors, pivots = (torch.stack(parts) for parts in zip(*single, strict=True))
+    return factors.reshape(matrices.shape), pivots.reshape(*batch, n)
 
 
 def product_of_triangular_root(root: Tensor) -> Tensor:

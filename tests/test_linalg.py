@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
+
 import pytest
 import torch
 from linear_operator.utils.errors import NotPSDError
@@ -156,6 +159,28 @@ def test_one_plus_a_product_is_solved_whatever_the_ranks(rank: int) -> None:
     matrix = torch.eye(6, dtype=torch.float64) + A @ P
     assert_close(matrix @ solution, right)
     assert_close(log_determinant, torch.logdet(matrix))
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_batch_is_solved_by_several_threads_as_each_matrix_alone() -> None:
+    n, batch = 300, (2, 2)
+    roots = torch.randn(2, *batch, n, n, dtype=torch.float64) / n**0.5
+    A, P = roots @ roots.mT
+    right = torch.randn(*batch, n, 1, dtype=torch.float64)
+    for _ in range(3):
+        solution, log_determinant = solve_one_plus_product(A, P, right)
+        for index in product(*map(range, batch)):
+            matrix = torch.eye(n, dtype=torch.float64) + A[index] @ P[index]
+            assert_close(solution[index], torch.linalg.solve(matrix, right[index]))
+            assert_close(log_determinant[index], torch.logdet(matrix))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
