@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -31,13 +31,17 @@ def client_of(problem: Problem, streams: bool, first: int, seed: int) -> Client:
         first: Sobol trials.
         seed: Of everything.
     """
+    space = [
+        RangeParameterConfig(name=f"x{i}", bounds=(0.0, 1.0), parameter_type="float")
+        for i in range(problem.function.dim)
+    ]
+    return client_over(space, streams, first, seed)
+
+
+def client_over(space: Sequence[Any], streams: bool, first: int, seed: int) -> Client:
+    """An experiment over a space of parameters' configurations; further arguments as above."""
     client = Client(random_seed=seed)
-    client.configure_experiment(
-        [
-            RangeParameterConfig(name=f"x{i}", bounds=(0.0, 1.0), parameter_type="float")
-            for i in range(problem.function.dim)
-        ]
-    )
+    client.configure_experiment(space)
     client.configure_optimization(f"-{METRIC}")
     if streams:
         strategy = generation_strategy(initialization=first, seed=seed)
@@ -69,19 +73,27 @@ def attach(client: Client, X: Tensor, outcomes: Tensor) -> None:
         X: ``n x d``.
         outcomes: To be minimised, ``n``.
     """
+    rows = [{f"x{i}": value for i, value in enumerate(row)} for row in X.tolist()]
+    attach_trials(client, rows, outcomes.tolist())
+
+
+def attach_trials(
+    client: Client, trials: Sequence[dict[str, float]], outcomes: Sequence[float]
+) -> None:
+    """The same of trials with given parameters."""
     experiment = client._experiment
-    for row in X.tolist():
+    for parameters in trials:
         trial = experiment.new_trial()
-        trial.add_arm(Arm(parameters={f"x{i}": value for i, value in enumerate(row)}))
+        trial.add_arm(Arm(parameters=parameters))
         trial.mark_running(no_runner_required=True)
         trial.mark_completed()
     frame = pd.DataFrame(
         {
-            "trial_index": range(len(X)),
-            "arm_name": [f"{i}_0" for i in range(len(X))],
+            "trial_index": range(len(trials)),
+            "arm_name": [f"{i}_0" for i in range(len(trials))],
             "metric_name": METRIC,
             "metric_signature": METRIC,
-            "mean": outcomes.tolist(),
+            "mean": list(outcomes),
             "sem": float("nan"),
         }
     )

@@ -11,19 +11,14 @@ from __future__ import annotations
 import statistics
 import warnings
 
-import pandas as pd
 import torch
-from ax.api.client import Client
 from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
-from ax.core.arm import Arm
-from ax.core.data import Data
 from botorch.test_functions import Levy
 from torch import Tensor
 
-from benchmarks.ax_client import METRIC, Parameters, quiet
+from benchmarks.ax_client import METRIC, Parameters, attach_trials, client_over, quiet
 from benchmarks.harness import Options, processor_seconds, start
 from benchmarks.report import Claim, at_least, at_most, finish, stated
-from bo_stream.ax import generation_strategy
 from bo_stream.ax.stream import REFIT
 
 SLOWER = 1.2
@@ -49,18 +44,9 @@ class Caller:
     def __init__(self, n: int, streams: bool) -> None:
         """Complete n random trials; nothing is fitted yet."""
         self._noise = torch.Generator().manual_seed(0)
-        self._client = Client(random_seed=0)
-        self._client.configure_experiment(SPACE)
-        self._client.configure_optimization(f"-{METRIC}")
-        if streams:
-            self._client.set_generation_strategy(generation_strategy(initialization=5, seed=0))
-        else:
-            self._client.configure_generation_strategy(
-                initialization_budget=5,
-                initialization_random_seed=0,
-                initialize_with_center=False,
-            )
-        attach(self._client, random_trials(n), self._noise)
+        self._client = client_over(SPACE, streams, first=5, seed=0)
+        trials = random_trials(n)
+        attach_trials(self._client, trials, [outcome(one, self._noise) for one in trials])
 
     def __call__(self) -> None:
         """Ask for a trial, and complete it."""
@@ -87,27 +73,6 @@ def outcome(parameters: Parameters, noise: torch.Generator) -> float:
     X: Tensor = torch.tensor([[float(parameters[f"x{i}"]) for i in range(len(SPACE))]])
     value = LEVY.evaluate_true(2.0 * X - 10.0)
     return float(value + NOISE * torch.randn(1, generator=noise))
-
-
-def attach(client: Client, trials: list[dict[str, float]], noise: torch.Generator) -> None:
-    """Attach completed trials, all at once: the client's own way takes milliseconds each."""
-    experiment = client._experiment
-    for parameters in trials:
-        trial = experiment.new_trial()
-        trial.add_arm(Arm(parameters=parameters))
-        trial.mark_running(no_runner_required=True)
-        trial.mark_completed()
-    frame = pd.DataFrame(
-        {
-            "trial_index": range(len(trials)),
-            "arm_name": [f"{i}_0" for i in range(len(trials))],
-            "metric_name": METRIC,
-            "metric_signature": METRIC,
-            "mean": [outcome(parameters, noise) for parameters in trials],
-            "sem": float("nan"),
-        }
-    )
-    experiment.attach_data(Data(df=frame))
 
 
 def call_seconds(n: int, calls: int) -> tuple[float, float, float]:
