@@ -128,7 +128,7 @@ def _checked_rows(
             "build another without the observations."
         )
     model._check_not_conditioned("Leaving observations out")
-    Y, Yvar, _ = model._units.checked(model._prior, X, Y, Yvar, "Leaving observations out")
+    Y, Yvar, _ = model._units.checked(model, X, Y, Yvar, "Leaving observations out")
     model._check_retractable(X)
     rows = model._observations(X, Y, Yvar, 1.0)
     prior = model._prior

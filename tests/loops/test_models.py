@@ -29,8 +29,8 @@ from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit
 from bo_stream.loops.sampling.results import write_results
 from bo_stream.loops.sampling.settings import Settings
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import hyperparameters, set_hyperparameters
 from bo_stream.models.inducing.osgpr import OSGPR
+from bo_stream.models.shell.fitting import hyperparameters, set_hyperparameters
 from tests.loops import optimizing
 from tests.loops.optimizing import points, started
 from tests.loops.small import QUICK, small_map, write_npz

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from torch import Tensor
 
-from bo_stream.models.checks import check_observations
+from bo_stream.models.checks import checked_observations
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.noise import NoiseFloor
 from bo_stream.models.outcomes.transform import OutcomeChain
@@ -51,37 +51,7 @@ class Outcomes(ABC):
 
     # --- what is observed ------------------------------------------------------------------
 
-    def checked(
-        self, prior: Prior, X: Tensor, Y: Tensor, Yvar: Tensor | None, verb: str
-    ) -> tuple[Tensor, Tensor | None, int]:
-        """Check observations; return what is observed of each output, of labels their scores.
-
-        Args:
-            prior: The hyperparameters.
-            X: Inputs as they were given.
-            Y: Outcomes as they were given.
-            Yvar: Their noise variances as they were given.
-            verb: What is done with them; ``update`` may bring in new classes.
-
-        Returns:
-            Outcomes, ``batch x n x m``, their noise variances, and the number m of outputs.
-
-        Raises:
-            BotorchTensorDimensionError: Shapes do not fit the model.
-            InputDataError: A wrong dtype or device, NaN, infinity, a negative variance; they are
-                no labels, or of unknown classes.
-            UnsupportedError: There are variances of labels, or scores of some classes only.
-        """
-        check_observations(
-            X,
-            Y,
-            Yvar,
-            dim=prior.model._input_dim,
-            outputs=prior.num_outputs,
-            batch_shape=prior.batch_shape,
-            like=next(prior.kernel.parameters()),
-        )
-        return Y, Yvar, prior.num_outputs
+    checked = checked_observations
 
     @abstractmethod
     def encode(self, prior: Prior, Y: Tensor, Yvar: Tensor | None, infers_noise: bool) -> Targets:
