@@ -27,9 +27,8 @@ from bo_stream.models.memory import Observations
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.rows import RowMemory
 from bo_stream.models.wiski.verbs import process_part
-from bo_stream.process.joint import IndependentOutputs
 from bo_stream.process.observation_space import ObservationSpaceProcess
-from bo_stream.process.process import ROWS, PosteriorProcess, WeightSpaceProcess
+from bo_stream.process.process import ROWS, IndependentOutputs, PosteriorProcess, WeightSpaceProcess
 from bo_stream.process.process import leave_one_out as closed_form
 
 Model = TypeVar("Model", bound=StreamingGP)

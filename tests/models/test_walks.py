@@ -55,9 +55,9 @@ def two_steps() -> Callable[[], object]:
 
 
 CALLS = {
-    "update": (update, (16, 22, 9)),
-    "posterior": (posterior, (9, 10, 7)),
-    "fantasy": (fantasy, (14, 40, 8)),
+    "update": (update, (15, 22, 9)),
+    "posterior": (posterior, (8, 10, 7)),
+    "fantasy": (fantasy, (13, 40, 8)),
     "two steps of a QSGP": (two_steps, (14, 36, 9)),
 }
 """Files, switches between them and depth."""
