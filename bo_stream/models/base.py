@@ -82,7 +82,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _outcomes_argument: ClassVar[str] = "train_Y"  # of the constructor
     _has_transformed_inputs: bool = True  # whoever asks is sent to _original_train_inputs
 
-    # --- construction: the steps of a constructor, in their order ------------------------------
+    # --- construction: the steps of a constructor, in their order --------------------------
 
     _begin = construction.begin
     _first_inputs = construction.first_inputs
@@ -92,7 +92,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _standardize_first = construction.standardize_first
     _take_first = construction.take_first
 
-    # --- observations: into memory, and out of it ----------------------------------------------
+    # --- observations: into memory, and out of it ------------------------------------------
 
     update = updates.update
     retract = updates.retract
@@ -110,7 +110,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _refresh_fixed_noise = updates.refresh_fixed_noise
     _undone_on_error = updates.undone_on_error
 
-    # --- the posterior: from hyperparameters and memory ----------------------------------------
+    # --- the posterior: from hyperparameters and memory ------------------------------------
 
     transform_inputs = posteriors.transform_inputs
     process_inputs = posteriors.process_inputs
@@ -129,7 +129,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _standardized = posteriors.standardized_outcomes
     _leave_training = posteriors.leave_training
 
-    # --- hypothetical observations: a model beside this one ------------------------------------
+    # --- hypothetical observations: a model beside this one --------------------------------
 
     condition_on_observations = posteriors.condition_on_observations
     fantasize = posteriors.fantasize
@@ -139,7 +139,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _with_process = posteriors.with_process
     _shallow_copy = posteriors.shallow_copy
 
-    # --- hyperparameters: fits from the memory -------------------------------------------------
+    # --- hyperparameters: fits from the memory ---------------------------------------------
 
     log_marginal_likelihood = fitting.log_marginal_likelihood
     compute_custom_loss = fitting.compute_custom_loss
@@ -163,7 +163,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
         """Evaluation mode."""
         return self.train(False)
 
-    # --- units: a user's and those of the process ----------------------------------------------
+    # --- units: a user's and those of the process ------------------------------------------
 
     outcome_scale = units.outcome_scale
     transformed_noise = units.transformed_noise
@@ -171,7 +171,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     standardized = units.standardized
     calibrated_inputs = units.calibrated_inputs
 
-    # --- training data, for routines of BoTorch that read them ---------------------------------
+    # --- training data, for routines of BoTorch that read them -----------------------------
 
     @property
     def train_targets(self) -> Tensor:
@@ -185,7 +185,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     _original_train_inputs = Attribute(hooks.original_train_inputs)
     forward = hooks.forward
 
-    # --- shape, and what is on record ----------------------------------------------------------
+    # --- shape, and what is on record ------------------------------------------------------
 
     @property
     def maps_boxes(self) -> bool:
@@ -266,7 +266,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
     def _from_per_output(self, value: Tensor) -> Tensor:
         return value.squeeze(-1) if self.num_outputs == 1 else value
 
-    # --- some of the outputs, another device ---------------------------------------------------
+    # --- some of the outputs, another device -----------------------------------------------
 
     subset_output = selection.subset_output
 
@@ -281,7 +281,7 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             self._memory, self._cache = self._inference.moved(self._memory, self._cache, device)
         return self
 
-    # --- files, and states of the hyperparameters ----------------------------------------------
+    # --- files, and states of the hyperparameters ------------------------------------------
 
     def save(self, path: str | Path) -> None:
         """Write the whole model, memory included; a crash leaves an old file whole.

@@ -70,7 +70,7 @@ def _normal(value: object) -> object:
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
-# --- what a model holds -----------------------------------------------------------------------
+# --- what a model holds --------------------------------------------------------------------
 
 
 def prior_of(model: StreamingGP) -> Prior:
@@ -92,7 +92,7 @@ def chain_of(model: StreamingGP) -> OutcomeChain:
     return OutcomeChain(model._modules.get("outcome_transform"))
 
 
-# --- inputs -----------------------------------------------------------------------------------
+# --- inputs --------------------------------------------------------------------------------
 
 
 def transform_inputs(
@@ -168,7 +168,7 @@ def leave_training(model: StreamingGP) -> None:
         model.eval()
 
 
-# --- the process ------------------------------------------------------------------------------
+# --- the process ---------------------------------------------------------------------------
 
 
 @keeps_tensors
@@ -215,7 +215,7 @@ def solved(model: StreamingGP, solve: Solve, X: Tensor | None) -> PosteriorProce
     return found
 
 
-# --- the posterior ----------------------------------------------------------------------------
+# --- the posterior -------------------------------------------------------------------------
 
 
 @keeps_tensors
@@ -290,7 +290,17 @@ def standardized_outcomes(model: StreamingGP, Y: Tensor) -> Tensor:
     return chain_of(model).standardized(Y, model._units.shift)
 
 
-# --- noise ------------------------------------------------------------------------------------
+@keeps_tensors
+def marginals(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, and mean and variance of the process at single points, ``... x m x q`` each."""
+    leave_training(model)
+    inputs = process_inputs(model, X)
+    process = solved(model, model._inference.process, inputs)
+    mean, variance = torch.broadcast_tensors(*process.marginals(inputs))
+    return inputs, mean, variance
+
+
+# --- noise ---------------------------------------------------------------------------------
 
 
 def noise_at(model: StreamingGP, inputs: Tensor) -> Tensor:
@@ -338,17 +348,7 @@ def _varying_noise(
     return noise
 
 
-@keeps_tensors
-def marginals(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, and mean and variance of the process at single points, ``... x m x q`` each."""
-    leave_training(model)
-    inputs = process_inputs(model, X)
-    process = solved(model, model._inference.process, inputs)
-    mean, variance = torch.broadcast_tensors(*process.marginals(inputs))
-    return inputs, mean, variance
-
-
-# --- hypothetical observations ----------------------------------------------
+# --- hypothetical observations -------------------------------------------------------------
 
 
 @keeps_tensors

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="StreamingGP")
 
-# --- verbs ------------------------------------------------------------------------------------
+# --- verbs ---------------------------------------------------------------------------------
 
 
 @keeps_tensors
@@ -154,7 +154,7 @@ def _shifted_targets(shift: Tensor) -> Tensor:
     return matrix
 
 
-# --- what they check, and their steps ------------------------------------------------------------
+# --- what they check, and their steps ------------------------------------------------------
 
 
 def check_not_conditioned(model: StreamingGP, verb: str) -> None:
@@ -256,7 +256,7 @@ def refresh_fixed_noise(model: StreamingGP) -> None:
         model.likelihood.noise_covar.noise = level.to(model._dtype)
 
 
-# --- the latest inputs ------------------------------------------------------------------------
+# --- the latest inputs ---------------------------------------------------------------------
 
 LATEST = 64
 """How many inputs of the latest observations a model holds."""
