@@ -173,6 +173,7 @@ class Outcomes(ABC):
             Two tensors that broadcast to ``... x m x q``.
         """
 
+    @abstractmethod
     def drawing(self, prior: Prior, observation_noise: Tensor | None) -> Drawing | None:
         """Return how outcomes are drawn given the process; None: by adding Gaussian noise.
 
@@ -183,7 +184,6 @@ class Outcomes(ABC):
         Raises:
             UnsupportedError: Variances are given for outcomes that have none to add.
         """
-        return None
 
     # --- outputs that come and go --------------------------------------------------------------
 
@@ -206,11 +206,12 @@ class Outcomes(ABC):
         """Return the units of some of the outputs."""
         return self.map(lambda value: value[..., outputs])
 
-    # --- the units of the memory: these stay, unless a subclass says otherwise -----------------
+    # --- the units of the memory, as they follow a stream ----------------------------------------
 
-    rescales: ClassVar[bool] = False
+    rescales: ClassVar[bool]
     """Whether targets in memory can be standardised anew."""
 
+    @abstractmethod
     def begun(self, totals: Tensor, scale: Tensor, zeros_apart: bool) -> Self:
         """Set the floor of known noise by the variance of the first outcomes.
 
@@ -219,8 +220,8 @@ class Outcomes(ABC):
             scale: Standard deviation by which the outcome transform divides, ``batch x m``.
             zeros_apart: Whether observations without noise are a group of their own.
         """
-        return self
 
+    @abstractmethod
     def before(
         self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
     ) -> Self:
@@ -237,23 +238,22 @@ class Outcomes(ABC):
             UnsupportedError: It is not known to what variances that are taken out were raised; see
                 :meth:`NoiseFloor.check_retractable`.
         """
-        return self
 
+    @abstractmethod
     def found(self, is_found: bool) -> Self:
         """Say whether there are observations in memory; else the next ones set the shift."""
-        return self
 
+    @abstractmethod
     def settled(self, totals: Tensor) -> Self:
         """Let the noise of observations said to have none follow the outcomes' variance.
 
         Returns:
             These outcomes where that changes nothing.
         """
-        return self
 
+    @abstractmethod
     def merged(self, other: Self) -> Self:
         """Return the outcomes of two memories together; the other's shift if this one has none."""
-        return self
 
     @abstractmethod
     def map(self, rule: Callable[[Tensor], Tensor]) -> Self:

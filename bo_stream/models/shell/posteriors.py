@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -454,7 +455,8 @@ def with_process(model: M, process: PosteriorProcess, X: Tensor | None = None) -
     """
     stem, conditioned = getattr(model, "stem", None), shallow_copy(model)
     if X is not None:
-        conditioned._latest = model._latest.with_hypothetical(X)
+        asked = (*model._latest.hypothetical, X.detach())
+        conditioned._latest = replace(model._latest, hypothetical=asked)
     conditioned._conditioned_process = process
     conditioned._conditioned_noise = _noise(model, process=process)
     if stem is not None and model._conditioned_process is None:

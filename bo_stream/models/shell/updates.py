@@ -312,10 +312,6 @@ class LatestInputs:
         later = (rows.unsqueeze(1) == rows).all(-1).triu(1).sum(-1)
         return replace(self, parts=(held[..., later >= times, :],))
 
-    def with_hypothetical(self, X: Tensor) -> LatestInputs:
-        """After a model was conditioned on hypothetical observations at X, ``... x q x d``."""
-        return replace(self, hypothetical=(*self.hypothetical, X.detach()))
-
     def to(self, device: torch.device) -> LatestInputs:
         """Move the inputs to another device."""
         parts = tuple(X.to(device) for X in self.parts)
