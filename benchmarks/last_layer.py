@@ -50,7 +50,7 @@ from benchmarks.streaming_points import RATE as PEER_RATE
 from benchmarks.uci import Split, simulated, split_of
 from bo_stream import OSGPR, BayesianLastLayer, learn_points
 from bo_stream.allocation import OIPS
-from bo_stream.models.fitting import relearn
+from bo_stream.models.shell.fitting import relearn
 
 FIRST = 500
 WINDOW = 4_096

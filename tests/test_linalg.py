@@ -21,7 +21,7 @@ from bo_stream.linalg import (
     solve_lower,
     solve_one_plus_product,
 )
-from bo_stream.process.joint import DowndatedRootOperator
+from bo_stream.process.lazy_covariance import DowndatedRootOperator
 from tests.tolerances import assert_close
 
 

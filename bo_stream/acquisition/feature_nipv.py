@@ -301,7 +301,7 @@ def listed_inputs(model: StreamingGP, name: str, X: Tensor) -> Tensor:
     if inputs.shape[0] != X.shape[0]:
         raise UnsupportedError(
             f"Expected a model of one input for each of {name}, got one whose input_transform "
-            f"{type(model._input_transform).__name__} makes {inputs.shape[0] // X.shape[0]}. Use "
+            f"{type(model.input_transform).__name__} makes {inputs.shape[0] // X.shape[0]}. Use "
             "BoTorch's qNegIntegratedPosteriorVariance and optimize_acqf_discrete."
         )
     return inputs

@@ -24,8 +24,8 @@ from bo_stream.loops.models import MODELS
 from bo_stream.loops.optimization.surrogate import thin
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import learned_values
 from bo_stream.models.inducing.osgpr import OSGPR
+from bo_stream.models.shell.fitting import learned_values
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.wiski import WISKI
 

@@ -27,9 +27,8 @@ from bo_stream.models.memory import Observations
 from bo_stream.models.wiski.grid_model import GridModel
 from bo_stream.models.wiski.rows import RowMemory
 from bo_stream.models.wiski.verbs import process_part
-from bo_stream.process.joint import IndependentOutputs
 from bo_stream.process.observation_space import ObservationSpaceProcess
-from bo_stream.process.process import ROWS, PosteriorProcess, WeightSpaceProcess
+from bo_stream.process.process import ROWS, IndependentOutputs, PosteriorProcess, WeightSpaceProcess
 from bo_stream.process.process import leave_one_out as closed_form
 
 Model = TypeVar("Model", bound=StreamingGP)
@@ -128,7 +127,7 @@ def _checked_rows(
             "build another without the observations."
         )
     model._check_not_conditioned("Leaving observations out")
-    Y, Yvar, _ = model._units.checked(model._prior, X, Y, Yvar, "Leaving observations out")
+    Y, Yvar, _ = model._units.checked(model, X, Y, Yvar, "Leaving observations out")
     model._check_retractable(X)
     rows = model._observations(X, Y, Yvar, 1.0)
     prior = model._prior

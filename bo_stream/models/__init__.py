@@ -2,15 +2,14 @@
 
 What every model shares:
 
-- ``base``: ``StreamingGP``, the class directly above each model, with every verb.
+- ``base``: ``StreamingGP``, the class directly above each model, which names every verb.
+- ``shell``: the verbs by subject: construction, updates, posteriors, fits.
 - ``outcomes``: units of the outcomes, their transform, noise, likelihood or labels.
 - ``prior``: a view of the hyperparameters as they are now; copies of them to be moved.
 - ``memory``: what is left of the data, and observations on their way into it.
 - ``inference``: the interface of a way from a memory to a posterior.
-- ``construction``: the steps of a constructor: first observations, default kernels, boxes.
-- ``input_transforms``: transforms of inputs in a stream; the latest inputs, for BoTorch.
+- ``input_transforms``: transforms of inputs in a stream, fixed or learned with the kernel.
 - ``checks``: of arguments, and of models to be merged.
-- ``fitting``: fits of hyperparameters from the memory.
 
 Families, each with its models, memory and inference:
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
+    from bo_stream.models.outcomes.base import Outcomes
 
 
 def check_instance(name: str, value: object, kind: type | UnionType, example: str) -> None:
@@ -133,6 +134,45 @@ def check_observations(
         check_type("Yvar", Yvar, like)
         _check_shape("Yvar", Yvar, tuple(Y.shape))
         _check_variances(Yvar)
+
+
+def checked_observations(
+    outcomes: Outcomes,
+    model: StreamingGP,
+    X: Tensor,
+    Y: Tensor,
+    Yvar: Tensor | None,
+    verb: str,
+) -> tuple[Tensor, Tensor | None, int]:
+    """Check observations; return what is observed of each output, of labels their scores.
+
+    Args:
+        outcomes: Units of the model's outcomes, whose method this is.
+        model: That is to take them.
+        X: Inputs as they were given.
+        Y: Outcomes as they were given.
+        Yvar: Their noise variances as they were given.
+        verb: What is done with them; ``update`` may bring in new classes.
+
+    Returns:
+        Outcomes, ``batch x n x m``, their noise variances, and the number m of outputs.
+
+    Raises:
+        BotorchTensorDimensionError: Shapes do not fit the model.
+        InputDataError: A wrong dtype or device, NaN, infinity, a negative variance; they are
+            no labels, or of unknown classes.
+        UnsupportedError: There are variances of labels, or scores of some classes only.
+    """
+    check_observations(
+        X,
+        Y,
+        Yvar,
+        dim=model._input_dim,
+        outputs=model._num_outputs,
+        batch_shape=model._batch_shape,
+        like=next(model.covar_module.parameters()),
+    )
+    return Y, Yvar, model._num_outputs
 
 
 def check_type(name: str, tensor: object, like: Tensor | None = None) -> None:
@@ -332,7 +372,7 @@ def _are_standardised_alike(model: StreamingGP, other: StreamingGP) -> bool:
 
 
 def _signature(model: StreamingGP) -> dict[str, Any]:
-    transform = model._input_transform
+    transform = getattr(model, "input_transform", None)
     state = {} if transform is None else transform.state_dict()
     is_known = isinstance(model.likelihood, FixedNoiseGaussianLikelihood)
     return {
@@ -352,5 +392,5 @@ def _signature(model: StreamingGP) -> dict[str, Any]:
 
 
 def _stem_state(model: StreamingGP) -> dict[str, Any]:
-    stem = model._modules.get("stem")
+    stem = getattr(model, "stem", None)
     return {} if stem is None else {k: v.tolist() for k, v in stem.state_dict().items()}

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.linalg import stack_columns, stack_rows
-from bo_stream.process.joint import Joint, Residual
-from bo_stream.process.process import Points, PosteriorProcess
+from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,26 @@
-"""The posterior as a Gaussian process that can be conditioned on hypothetical observations."""
+"""The posterior as a Gaussian process: its joint distributions, and itself given observations."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from linear_operator import LinearOperator, to_linear_operator
+from linear_operator.operators import BlockDiagLinearOperator, DiagLinearOperator
 from torch import Tensor
 
 from bo_stream.bases.basis import Basis
 from bo_stream.linalg import ROW_PRODUCT, safe_cholesky, solve_lower, stack_columns, stack_rows
-from bo_stream.process.joint import Joint, Residual
+from bo_stream.process.lazy_covariance import DowndatedRootOperator, LazyCovariance
 from bo_stream.tensors import zip_tensors
 from bo_stream.weights import WeightPosterior
+
+DENSE_LIMIT = 512
+"""Up to this many points a joint posterior has a dense covariance, beyond it a lazy one."""
 
 ROWS = 2048
 """Points whose features :meth:`PosteriorProcess.marginals` holds at a time."""
@@ -278,6 +285,141 @@ class Points:
     X: Tensor
     prior: Tensor
     posterior: Tensor
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Joint distribution of n points: mean and covariance ``Z Zᵀ − B Bᵀ + residual``.
+
+    Attributes:
+        mean: ``... x m x n``.
+        root: Z, ``... x m x n x r``.
+        downdate: B, ``... x m x n x q``.
+        residual: Residual covariance of the basis, or None where it is zero.
+    """
+
+    mean: Tensor
+    root: Tensor
+    downdate: Tensor
+    residual: Residual | None
+
+    def select(self, outputs: Sequence[int]) -> Joint:
+        """Select some of the outputs."""
+        if list(outputs) == list(range(self.mean.shape[-2])):
+            return self
+        chosen = torch.tensor(list(outputs), device=self.mean.device)
+        return self._map(lambda tensor, after: tensor.index_select(-1 - after, chosen))
+
+    def distribution(
+        self, offset: Tensor, scale: Tensor, noise: Tensor | None, dtype: torch.dtype
+    ) -> MultivariateNormal:
+        """Return the normal ``offset + scale · joint``, with noise on the joint's diagonal.
+
+        Args:
+            offset: ``... x m x 1``.
+            scale: Shaped as offset.
+            noise: Variances, broadcastable to ``... x m x n``, or None.
+            dtype: Of the normal.
+        """
+        joint, several = self, self.mean.shape[-2] > 1
+        if not several:
+            joint = self._map(lambda tensor, after: tensor.squeeze(-1 - after))
+            offset, scale = offset.squeeze(-2), scale.squeeze(-2)
+            noise = None if noise is None else noise.squeeze(-2)
+        mean = (offset + scale * joint.mean).to(dtype)
+        normal = MultivariateNormal(mean, _covariance(joint, scale, noise, mean.shape, dtype))
+        return IndependentOutputs.of(normal) if several else normal
+
+    def _map(self, rule: Callable[[Tensor, int], Tensor]) -> Joint:
+        """Apply a rule for a tensor and its number of dimensions after m."""
+        mean, root, downdate = rule(self.mean, 1), rule(self.root, 2), rule(self.downdate, 2)
+        if (rest := self.residual) is None:
+            return Joint(mean, root, downdate, None)
+        residual = Residual(lambda: rule(rest.covariance(), 2), lambda: rule(rest.variance(), 1))
+        return Joint(mean, root, downdate, residual)
+
+    def covariance(self) -> Tensor:
+        """Compute the dense covariance, ``... x m x n x n``."""
+        covariance = self.root @ self.root.mT
+        if self.downdate.shape[-1] > 0:
+            covariance = covariance - self.downdate @ self.downdate.mT
+        return covariance if self.residual is None else covariance + self.residual.covariance()
+
+    def without_root(self) -> Residual | None:
+        """Return covariance and variance to evaluate, or None if the root is not empty."""
+        residual = self.residual
+        if residual is None or self.root.shape[-1] > 0:
+            return None
+        explained = self.downdate.square().sum(-1)
+        return Residual(self.covariance, lambda: residual.variance() - explained)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Covariance outside the factors of a :class:`Joint`, evaluated when it is asked for.
+
+    Attributes:
+        covariance: Evaluates ``... x m x n x n``.
+        variance: Evaluates its diagonal, ``... x m x n``, at less cost.
+    """
+
+    covariance: Callable[[], Tensor]
+    variance: Callable[[], Tensor]
+
+
+def _covariance(
+    joint: Joint, scale: Tensor, noise: Tensor | None, shape: torch.Size, dtype: torch.dtype
+) -> LinearOperator:
+    if shape[-1] > DENSE_LIMIT:
+        return _lazy_covariance(joint, scale, noise, shape, dtype)
+    dense = joint.covariance()
+    if noise is not None:
+        dense = dense + torch.diag_embed(noise.expand(torch.broadcast_shapes(noise.shape, shape)))
+    scaled = (dense * scale.square().unsqueeze(-1)).to(dtype)
+    return to_linear_operator(scaled.expand(*shape, shape[-1]))
+
+
+def _lazy_covariance(
+    joint: Joint, scale: Tensor, noise: Tensor | None, shape: torch.Size, dtype: torch.dtype
+) -> LinearOperator:
+    factor, square = scale.unsqueeze(-1), scale.square()
+    rootless = joint.without_root()
+    residual = joint.residual if rootless is None else rootless
+    lazy: LinearOperator | None = None
+    if residual is not None:
+        like = torch.zeros(shape, dtype=dtype, device=joint.mean.device)
+        lazy = LazyCovariance(
+            like,
+            lambda: residual.covariance() * square.unsqueeze(-1),
+            lambda: residual.variance() * square,
+        )
+    if lazy is None or rootless is None:
+        root: LinearOperator = DowndatedRootOperator(
+            (joint.root * factor).to(dtype), (joint.downdate * factor).to(dtype)
+        ).expand(*shape, shape[-1])
+        lazy = root if lazy is None else root + lazy
+    if noise is None:
+        return lazy
+    return lazy + DiagLinearOperator((noise * square).expand(shape).to(dtype))
+
+
+class IndependentOutputs(MultitaskMultivariateNormal):
+    """Joint distribution of independent outputs, with one block of the covariance an output.
+
+    BoTorch's own models have this layout, and its cached roots (qLogNEI, qLogNEHVI) rely on it.
+    gpytorch's ``log_prob`` takes the values in another order than the covariance, ours does not.
+    """
+
+    @classmethod
+    def of(cls, outputs: MultivariateNormal) -> Self:
+        """Join a batch ``... x m`` of normal distributions over n points, one an output."""
+        blocks = BlockDiagLinearOperator(outputs.lazy_covariance_matrix)
+        return cls(outputs.mean.mT, blocks, interleaved=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Compute the log density of ``... x n x m`` values."""
+        ordered = value if self._interleaved else value.mT
+        return MultivariateNormal.log_prob(self, ordered.reshape(*value.shape[:-2], -1))
 
 
 def leave_one_out(

@@ -10,7 +10,8 @@ from botorch.models import ModelListGP
 
 from bo_stream import OSGPR, WISKI, ClusteredGP, LocalGP
 from bo_stream.models.base import StreamingGP
-from bo_stream.process.joint import DENSE_LIMIT, LazyCovariance
+from bo_stream.process.lazy_covariance import LazyCovariance
+from bo_stream.process.process import DENSE_LIMIT
 from tests.problems import observations
 from tests.tolerances import assert_close
 

@@ -60,7 +60,7 @@ _PROCESSES = (
     ),
     Mutant(
         "a root of eigenvalues for eigenvalues",
-        "process/joint.py",
+        "process/lazy_covariance.py",
         "eigenvalues.clamp_min(0.0).sqrt()",
         "eigenvalues.clamp_min(0.0)",
         ("tests/test_linalg.py",),

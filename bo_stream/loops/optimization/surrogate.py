@@ -16,7 +16,7 @@ from bo_stream.loops.optimization.settings import OptimizationSettings
 from bo_stream.loops.optimization.trials import Ledger
 from bo_stream.models.auto.view import family_model
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import (
+from bo_stream.models.shell.fitting import (
     Hyperparameters,
     hyperparameters,
     learned_values,

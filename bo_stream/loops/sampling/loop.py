@@ -18,7 +18,7 @@ from bo_stream.loops.predictions import Score, score
 from bo_stream.loops.sampling.outliers import ONE_IN, deviations_from_prediction, leave_outliers_out
 from bo_stream.loops.sampling.settings import Settings, Strategy
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.fitting import relearn
+from bo_stream.models.shell.fitting import relearn
 
 SOME_POINTS = 512
 """Number of test inputs that stand for all where each has a covariance with every candidate."""

@@ -28,10 +28,10 @@ from bo_stream.models.auto.families import (
 )
 from bo_stream.models.auto.inference import AutoInference, AutoMemory, HandOver
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.construction import choose_box, latent_kernel
 from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.outcomes.likelihood import REAL, LikelihoodOutcomes, check_transform
+from bo_stream.models.shell.construction import choose_box, latent_kernel
 
 STEPS, FIRST = 5, 20
 """Steps in which an update learns a likelihood's own parameters, and how many times as many the

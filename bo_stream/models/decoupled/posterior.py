@@ -16,8 +16,7 @@ from bo_stream.linalg import (
     safe_cholesky,
     solve_lower,
 )
-from bo_stream.process.joint import Joint
-from bo_stream.process.process import Points, PosteriorProcess
+from bo_stream.process.process import Joint, Points, PosteriorProcess
 
 NUGGET = 1e-9
 """Noise of the values at β, in parts of their variance: without any, features of points that lie

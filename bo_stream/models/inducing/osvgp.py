@@ -15,7 +15,6 @@ from torch import Tensor
 from bo_stream.allocation.allocator import Allocator, checked_number
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.construction import latent_kernel
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     allocator_of,
@@ -28,6 +27,7 @@ from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes, check_transform
+from bo_stream.models.shell.construction import latent_kernel
 
 
 class OSVGP(StreamingGP):

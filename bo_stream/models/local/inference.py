@@ -19,8 +19,7 @@ from bo_stream.models.inference import Inference
 from bo_stream.models.local.memory import LocalMemory, Rows
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
-from bo_stream.process.joint import Joint, Residual
-from bo_stream.process.process import Points, PosteriorProcess
+from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
 from bo_stream.sufficient_statistics import target_columns
 from bo_stream.tensors import State, is_same, map_tensors, state_of
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 from torch import Tensor
 
-from bo_stream.models.checks import check_observations
+from bo_stream.models.checks import checked_observations
 from bo_stream.models.memory import Measured, Memory, Targets
 from bo_stream.models.outcomes.noise import NoiseFloor
 from bo_stream.models.outcomes.transform import OutcomeChain
@@ -51,37 +51,7 @@ class Outcomes(ABC):
 
     # --- what is observed ------------------------------------------------------------------
 
-    def checked(
-        self, prior: Prior, X: Tensor, Y: Tensor, Yvar: Tensor | None, verb: str
-    ) -> tuple[Tensor, Tensor | None, int]:
-        """Check observations; return what is observed of each output, of labels their scores.
-
-        Args:
-            prior: The hyperparameters.
-            X: Inputs as they were given.
-            Y: Outcomes as they were given.
-            Yvar: Their noise variances as they were given.
-            verb: What is done with them; ``update`` may bring in new classes.
-
-        Returns:
-            Outcomes, ``batch x n x m``, their noise variances, and the number m of outputs.
-
-        Raises:
-            BotorchTensorDimensionError: Shapes do not fit the model.
-            InputDataError: A wrong dtype or device, NaN, infinity, a negative variance; they are
-                no labels, or of unknown classes.
-            UnsupportedError: There are variances of labels, or scores of some classes only.
-        """
-        check_observations(
-            X,
-            Y,
-            Yvar,
-            dim=prior.model._input_dim,
-            outputs=prior.num_outputs,
-            batch_shape=prior.batch_shape,
-            like=next(prior.kernel.parameters()),
-        )
-        return Y, Yvar, prior.num_outputs
+    checked = checked_observations
 
     @abstractmethod
     def encode(self, prior: Prior, Y: Tensor, Yvar: Tensor | None, infers_noise: bool) -> Targets:
@@ -203,6 +173,7 @@ class Outcomes(ABC):
             Two tensors that broadcast to ``... x m x q``.
         """
 
+    @abstractmethod
     def drawing(self, prior: Prior, observation_noise: Tensor | None) -> Drawing | None:
         """Return how outcomes are drawn given the process; None: by adding Gaussian noise.
 
@@ -213,7 +184,6 @@ class Outcomes(ABC):
         Raises:
             UnsupportedError: Variances are given for outcomes that have none to add.
         """
-        return None
 
     # --- outputs that come and go --------------------------------------------------------------
 
@@ -236,11 +206,12 @@ class Outcomes(ABC):
         """Return the units of some of the outputs."""
         return self.map(lambda value: value[..., outputs])
 
-    # --- the units of the memory: these stay, unless a subclass says otherwise -----------------
+    # --- the units of the memory, as they follow a stream ----------------------------------------
 
-    rescales: ClassVar[bool] = False
+    rescales: ClassVar[bool]
     """Whether targets in memory can be standardised anew."""
 
+    @abstractmethod
     def begun(self, totals: Tensor, scale: Tensor, zeros_apart: bool) -> Self:
         """Set the floor of known noise by the variance of the first outcomes.
 
@@ -249,8 +220,8 @@ class Outcomes(ABC):
             scale: Standard deviation by which the outcome transform divides, ``batch x m``.
             zeros_apart: Whether observations without noise are a group of their own.
         """
-        return self
 
+    @abstractmethod
     def before(
         self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
     ) -> Self:
@@ -267,23 +238,22 @@ class Outcomes(ABC):
             UnsupportedError: It is not known to what variances that are taken out were raised; see
                 :meth:`NoiseFloor.check_retractable`.
         """
-        return self
 
+    @abstractmethod
     def found(self, is_found: bool) -> Self:
         """Say whether there are observations in memory; else the next ones set the shift."""
-        return self
 
+    @abstractmethod
     def settled(self, totals: Tensor) -> Self:
         """Let the noise of observations said to have none follow the outcomes' variance.
 
         Returns:
             These outcomes where that changes nothing.
         """
-        return self
 
+    @abstractmethod
     def merged(self, other: Self) -> Self:
         """Return the outcomes of two memories together; the other's shift if this one has none."""
-        return self
 
     @abstractmethod
     def map(self, rule: Callable[[Tensor], Tensor]) -> Self:

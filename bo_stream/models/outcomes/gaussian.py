@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from bo_stream.models.memory import Measured, Memory, Targets
-from bo_stream.models.outcomes.base import Outcomes
+from bo_stream.models.outcomes.base import Drawing, Outcomes
 from bo_stream.models.outcomes.noise import (
     LEAST_NOISE,
     NOISE_FLOOR,
@@ -119,6 +119,10 @@ class GaussianOutcomes(Outcomes):
         if noise is None:
             noise = self.noise_level(prior, memory).detach().unsqueeze(-1)
         return targets, noise
+
+    def drawing(self, prior: Prior, observation_noise: Tensor | None) -> Drawing | None:
+        """Return None: outcomes are drawn by adding Gaussian noise; see :class:`Outcomes`."""
+        return None
 
     def found(self, is_found: bool) -> Self:
         """Say whether there are observations in memory; see :class:`Outcomes`."""

@@ -17,6 +17,7 @@ from bo_stream.models.outcomes.base import Drawing
 from bo_stream.models.outcomes.gaussian import GaussianOutcomes
 
 if TYPE_CHECKING:
+    from bo_stream.models.base import StreamingGP
     from bo_stream.models.prior import Prior
 
 MAX_CLASSES = 1000
@@ -81,13 +82,13 @@ class LabelOutcomes(GaussianOutcomes):
     is_whole: bool = True
 
     def checked(
-        self, prior: Prior, X: Tensor, Y: Tensor, Yvar: Tensor | None, verb: str
+        self, model: StreamingGP, X: Tensor, Y: Tensor, Yvar: Tensor | None, verb: str
     ) -> tuple[Tensor, Tensor | None, int]:
         """Return the scores of labels and their noise variances, ``n x m`` each, and m."""
         self.check_whole(verb)
         check_no_variances(Yvar)
-        check_inputs(X, prior.model._input_dim, next(prior.kernel.parameters()), finite=True)
-        labels, outputs = checked_labels(Y, X), prior.num_outputs
+        check_inputs(X, model._input_dim, next(model.covar_module.parameters()), finite=True)
+        labels, outputs = checked_labels(Y, X), model._num_outputs
         if verb == "update" and self.num_classes is None:
             outputs = number_of_classes(labels, at_least=outputs)
         check_known(labels, outputs, fixed=self.num_classes is not None)

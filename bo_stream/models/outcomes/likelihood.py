@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
@@ -47,6 +47,8 @@ class LikelihoodOutcomes(Outcomes):
         beta: Weight of the divergence in the bound that a posterior maximises, in (0, 1].
         fantasy_steps: Natural-gradient steps on hypothetical outcomes.
     """
+
+    rescales: ClassVar[bool] = False
 
     shift: Tensor
     floor: NoiseFloor
@@ -159,6 +161,28 @@ class LikelihoodOutcomes(Outcomes):
             )
         draw = _model(prior).draw
         return lambda values, seed: (draw(values, seed), None)
+
+    def begun(self, totals: Tensor, scale: Tensor, zeros_apart: bool) -> Self:
+        """Stay as they are: there is no known noise; see :class:`Outcomes`."""
+        return self
+
+    def before(
+        self, prior: Prior, memory: Memory, Y: Tensor, Yvar: Tensor | None, sign: float
+    ) -> Self:
+        """Stay as they are: the units are those of the process; see :class:`Outcomes`."""
+        return self
+
+    def found(self, is_found: bool) -> Self:
+        """Stay as they are: there is no shift; see :class:`Outcomes`."""
+        return self
+
+    def settled(self, totals: Tensor) -> Self:
+        """Stay as they are: there is no known noise; see :class:`Outcomes`."""
+        return self
+
+    def merged(self, other: Self) -> Self:
+        """Stay as they are: both have the units of the process; see :class:`Outcomes`."""
+        return self
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
         """Apply a rule to all tensors."""

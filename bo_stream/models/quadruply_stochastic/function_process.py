@@ -13,8 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from bo_stream.bases.inducing import kernel_matrix, kernel_variance
 from bo_stream.bases.sampled import SampledBasis
 from bo_stream.linalg import row_product
-from bo_stream.process.joint import Joint, Residual
-from bo_stream.process.process import Points, PosteriorProcess
+from bo_stream.process.process import Joint, Points, PosteriorProcess, Residual
 
 KEPT = 4096
 """Up to this many functions are evaluated once for each set of points; more are not held."""

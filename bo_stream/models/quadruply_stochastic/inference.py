@@ -26,7 +26,6 @@ from torch import Tensor
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.sampled import PointBasis, SampledBasis, check_spectral
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood, check_likelihood
-from bo_stream.models.construction import latent_kernel
 from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
 from bo_stream.models.outcomes.likelihood import REAL, LikelihoodOutcomes, check_transform
@@ -47,6 +46,7 @@ from bo_stream.models.quadruply_stochastic.steps import (
     drawn_functions,
     log_precision,
 )
+from bo_stream.models.shell.construction import latent_kernel
 from bo_stream.models.stochastic.replay import Batch, StreamReplay, generator_at
 from bo_stream.models.stochastic.start import learn_first_hyperparameters
 from bo_stream.models.stochastic.training import Training, train

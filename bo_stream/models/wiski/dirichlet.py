@@ -18,7 +18,6 @@ from bo_stream.bases.stems import Stem
 from bo_stream.likelihoods.softmax import SoftmaxMoments, sampled_softmax, softmax_moments
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_inputs, check_instance
-from bo_stream.models.construction import check_rank, check_stem, choose_box, warn_of_scaling
 from bo_stream.models.inference import InferenceOption
 from bo_stream.models.outcomes.labels import (
     DirichletScores,
@@ -29,6 +28,7 @@ from bo_stream.models.outcomes.labels import (
     checked_first_labels,
     number_of_classes,
 )
+from bo_stream.models.shell.construction import check_rank, check_stem, choose_box, warn_of_scaling
 from bo_stream.models.wiski import verbs
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridSize, check_dim

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from bo_stream.bases.stems import Stem
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.construction import (
+from bo_stream.models.inference import InferenceOption
+from bo_stream.models.shell.construction import (
     check_rank,
     choose_box,
     choose_likelihood,
     stretch_lengthscale,
     warn_of_scaling,
 )
-from bo_stream.models.inference import InferenceOption
 from bo_stream.models.wiski import verbs
 from bo_stream.models.wiski.heteroscedastic_inference import (
     FIRST_ROWS,

@@ -15,9 +15,9 @@ from gpytorch.priors import GammaPrior
 from torch import Tensor
 
 from bo_stream.bases.grid.mesh import Mesh
-from bo_stream.models.fitting import relearn
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
+from bo_stream.models.shell.fitting import relearn
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridResolutionWarning, GridSize
 from bo_stream.models.wiski.wiski import WISKI

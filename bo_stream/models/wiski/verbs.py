@@ -12,8 +12,9 @@ from torch import Tensor
 
 from bo_stream.bases.grid import resolution
 from bo_stream.bases.grid.mesh import Sizes
-from bo_stream.models.base import StreamingGP, keeps_tensors
-from bo_stream.models.construction import checked_projection
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.shell.construction import checked_projection
+from bo_stream.models.shell.posteriors import keeps_tensors
 from bo_stream.models.wiski.cache import GridCache, Whitening
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridSize
@@ -164,7 +165,7 @@ def batch_log_marginal_likelihood(
         Yvar: Known noise variances shaped as Y; NaN: unknown.
         recalibrate: Calibrate the stem on X, as part of what is differentiated.
     """
-    Y, Yvar, _ = model._units.checked(model._prior, X, Y, Yvar, "batch_log_marginal_likelihood")
+    Y, Yvar, _ = model._units.checked(model, X, Y, Yvar, "batch_log_marginal_likelihood")
     inputs = model.calibrated_inputs(X) if recalibrate else model.hypothetical_inputs(X)
     inference, memory, _ = process_part(model)
     value = inference.batch_log_marginal_likelihood(
@@ -192,7 +193,7 @@ def reproject(model: M, X: Tensor, Y: Tensor, former: Tensor, Yvar: Tensor | Non
             conditioned on hypothetical data.
     """
     model._check_not_conditioned("reproject")
-    Y, Yvar, _ = model._units.checked(model._prior, X, Y, Yvar, "reproject")
+    Y, Yvar, _ = model._units.checked(model, X, Y, Yvar, "reproject")
     model._check_retractable(X)
     if former.shape != (*X.shape[:-1], model._process_dim):
         raise BotorchTensorDimensionError(

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from bo_stream.bases.stems import Stem
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.construction import (
+from bo_stream.models.inference import InferenceOption
+from bo_stream.models.shell.construction import (
     check_rank,
     choose_box,
     stretch_lengthscale,
     warn_of_scaling,
 )
-from bo_stream.models.inference import InferenceOption
 from bo_stream.models.wiski import verbs
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridSize, check_dim

@@ -314,7 +314,7 @@ def test_a_refit_that_fails_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch
         model.train()
         raise ModelFittingError("All attempts to fit the model have failed.")
 
-    monkeypatch.setattr("bo_stream.models.fitting.learn_hyperparameters", fail)
+    monkeypatch.setattr("bo_stream.models.shell.fitting.learn_hyperparameters", fail)
     tell_all(optimizer, optimizer.ask(3))
     with pytest.warns(RuntimeWarning, match="could not be relearned and stay as they were"):
         optimizer.best()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +27,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream.models.checks import check_objective
+from bo_stream.models.shell.posteriors import keeps_tensors
 
 if TYPE_CHECKING:
     from bo_stream.models.base import StreamingGP
@@ -122,6 +124,17 @@ def _loss_at(model: StreamingGP, values: Hyperparameters) -> float:
     return float(loss.sum())
 
 
+def log_marginal_likelihood(model: StreamingGP) -> Tensor:
+    """Return that of all observations in transformed units, ``batch_shape (x m if m > 1)``.
+
+    Differentiable in the hyperparameters. Cost as a refit's step, whatever came before.
+    """
+    value, model._cache = model._inference.log_marginal_likelihood(
+        model._memory, model._cache, model._prior
+    )
+    return model._from_per_output(value)
+
+
 def compute_custom_loss(model: StreamingGP, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
     """BoTorch's hook for fitting: the negative MLL per observation, from the memory alone.
 
@@ -135,9 +148,15 @@ def compute_custom_loss(model: StreamingGP, mll: MarginalLogLikelihood, **kwargs
             evidence lower bound.
     """
     check_objective(mll)
-    objective = model._from_per_output(model._learning_objective())
+    objective = model._from_per_output(learning_objective(model))
     value = ExactMarginalLogLikelihood._add_other_terms(mll, objective.clone(), [])
     return -value / model._from_per_output(model._counts()).clamp_min(1.0)
+
+
+def learning_objective(model: StreamingGP) -> Tensor:
+    """Return what a fit maximises, ``batch_shape x m``, differentiable in the hyperparameters."""
+    value, model._cache = model._inference.objective(model._memory, model._cache, model._prior)
+    return value
 
 
 def fit(model: StreamingGP, mll: MarginalLogLikelihood, **kwargs: Any) -> MarginalLogLikelihood:
@@ -149,6 +168,7 @@ def fit(model: StreamingGP, mll: MarginalLogLikelihood, **kwargs: Any) -> Margin
         model._is_fitting = False
 
 
+@keeps_tensors
 def train(model: M, mode: bool = True) -> M:
     """Training mode; entering it begins a refit, for which outcomes are re-standardised."""
     if mode and model._conditioned_process is None:
@@ -169,12 +189,19 @@ def train(model: M, mode: bool = True) -> M:
 def _prepare_refit(model: StreamingGP) -> None:
     if not model._units.rescales:
         return
-    model._standardize_by(model._memory.totals)
+    standardize_by(model, model._memory.totals)
     settled = model._units.settled(model._memory.totals)
     if settled is not model._units:
         model._units = settled
         model._set_memory(model._memory)
     model._refresh_fixed_noise()
+
+
+def standardize_by(model: StreamingGP, totals: Tensor) -> None:
+    """Learn the standardisation, in a copy: conditioned models keep their own."""
+    if "outcome_transform" in model._modules:
+        model.outcome_transform = deepcopy(model.outcome_transform).eval()
+    model._outcomes.learn(totals, model._units.shift)
 
 
 _OPTIONS = {"maxiter": "maxiter", "maxcor": "maxcor", "maxls": "maxls", "gtol": "pgtol"}

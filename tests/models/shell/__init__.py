@@ -1,0 +1,1 @@
+"""Tests of the verbs that all models share."""
