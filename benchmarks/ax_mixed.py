@@ -106,7 +106,7 @@ def claims(n: int, calls: int, seeds: int) -> list[Claim]:
     first, _, default = (statistics.median(times) for times in zip(*found, strict=True))
     detail = (
         f"ours {statistics.median(taken):.2f} s, refits included, the first call {first:.2f} s; "
-        f"{default:.2f} s; by seed {spelled(ratios)}"
+        f"{default:.2f} s; ours over it by seed {spelled(ratios)}"
     )
     made = [
         at_least(f"{label}: Ax's default over ours", 1.0 / ratio, FASTER, "", detail)
