@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from dataclasses import asdict, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -371,6 +372,10 @@ def test_a_default_is_no_choice_of_a_user() -> None:
     """Points given are the most there are; by default a hand-over that errs takes twice as many."""
     defaults = {"max_exact": 0, "max_rank": MAX_RANK, "max_points": MAX_POINTS}
     assert MODELS["auto"].options == defaults
+    for name in ("wiski", "osgpr", "local"):
+        arguments = signature(MODELS[name].model).parameters
+        listed = MODELS[name].options
+        assert listed == {key: arguments[key].default for key in listed}
     X = torch.rand(40, 5, dtype=torch.float64)
     Y = (9.0 * X.sum(-1, keepdim=True)).sin()
     kernel = RBFKernel(ard_num_dims=5).double()
