@@ -16,11 +16,11 @@ from bo_stream.mapping.positions import kilometres
 POSITION_SHARE = 0.3
 """Prior median of the length scale of position, of the sites' root mean square radius."""
 
-COVARIATE_LENGTH = 2.0
+COVARIATE_LENGTH = 4.0
 """Prior median of the length scale of a covariate, in its standard deviations."""
 
 SHORTEST = 1e-3
-"""Least length scale, of its prior median; least output scale."""
+"""Least length scale and least output scale, of their prior medians."""
 
 
 def map_kernel(
@@ -34,7 +34,7 @@ def map_kernel(
     ``k(x, x') = s_0 Matern_nu(|p - p'| / l_0) + Σ_j s_j Matern_5/2(|x_j - x_j'| / l_j)`` with p the
     position in kilometres and x_j the covariate j, standardised; over the columns in ``linear``
     ``+ v_j x_j x_j'`` instead. Priors are log-normal: the length scale l_0 has median 0.3 of the
-    root mean square distance of the sites from their middle, l_j median 2, the output scales s_0
+    root mean square distance of the sites from their middle, l_j median 4, the output scales s_0
     and the sum of the s_j median one half. They are wide, of log standard deviation 1.
 
     A sum over covariates was better on three real surveys than one kernel over all covariates or
@@ -70,21 +70,25 @@ def _part(nu: float, columns: tuple[int, ...], length: float, variance: float) -
         lengthscale_prior=LogNormalPrior(math.log(length), 1.0),
         lengthscale_constraint=_above(SHORTEST * length, length),
     )
+    return _scaled(matern, variance)
+
+
+def _line(column: int) -> ScaleKernel:
+    linear = LinearKernel(active_dims=(column,))
+    linear.variance = 1.0
+    linear.raw_variance.requires_grad_(False)  # the output scale is v_j
+    return _scaled(linear, 1.0)
+
+
+def _scaled(kernel: Kernel, variance: float) -> ScaleKernel:
     prior = LogNormalPrior(math.log(variance), 1.0)
     return ScaleKernel(
-        matern, outputscale_prior=prior, outputscale_constraint=_above(SHORTEST, variance)
-    )
-
-
-def _line(column: int) -> LinearKernel:
-    prior = LogNormalPrior(0.0, 1.0)
-    return LinearKernel(
-        active_dims=(column,), variance_prior=prior, variance_constraint=_above(SHORTEST, 1.0)
+        kernel,
+        outputscale_prior=prior,
+        outputscale_constraint=_above(SHORTEST * variance, variance),
     )
 
 
 def _above(least: float, start: float) -> GreaterThan:
     """Constrain a parameter, which an optimiser sees as a logarithm: kilometres or shares alike."""
-    return GreaterThan(
-        least, transform=torch.exp, inv_transform=torch.log, initial_value=start
-    )
+    return GreaterThan(least, transform=torch.exp, inv_transform=torch.log, initial_value=start)
