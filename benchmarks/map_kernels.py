@@ -30,6 +30,8 @@ from bo_stream.mapping import empirical_logits, map_inputs, map_kernel, out_of_f
 
 THRESHOLDS = {"civ": 0.10, "hti": 0.02, "phl": 0.02}
 EXAMINED = 100.0
+FARTHEST = 8.0
+"""Largest logit at which working outcomes are formed."""
 FITS = {"empirical logits": 1, "binomial": 2}
 """Fits of hyperparameters in each model; before the second come outcomes that the first implies."""
 
@@ -102,7 +104,8 @@ def fitted(sites: Tensor, rows: Tensor, y: Tensor, kernel: Kernel, fits: int, st
                 mll = ExactMarginalLogLikelihood(model.likelihood, model)
                 fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": steps}})
             with torch.no_grad():
-                share = model.eval().posterior(sites[rows]).mean.squeeze(-1).sigmoid()
+                logit = model.eval().posterior(sites[rows]).mean.squeeze(-1)
+            share = logit.clamp(-FARTHEST, FARTHEST).sigmoid()
             weight = EXAMINED * share * (1.0 - share)
             if fits > 1:
                 outcomes = share.logit() + (y - EXAMINED * share) / weight
