@@ -164,9 +164,11 @@ def test_one_plus_a_product_is_solved_whatever_the_ranks(rank: int) -> None:
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    try:
+        torch.set_num_threads(2)
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("two_threads")

@@ -42,8 +42,8 @@ class ModelKind:
         name: Name of the class in ``bo_stream``.
         options: Names and defaults of the options; a given value has the default's type.
         describe: Function that returns the size of a model as plain values.
-        build: Function of inputs, outcomes, kernel and all options that builds a model; None: the
-            class itself.
+        build: Function of inputs, outcomes, kernel and the options that are given that builds a
+            model; None: the class itself, whose defaults are those of ``options``.
         retracts: Whether it takes outcomes out exactly, whatever came since, where it is on a grid
             or holds all rows.
         most_inputs: Largest number of inputs; None: any.
@@ -124,8 +124,7 @@ def build_model(
         features: Whether model auto is on a grid from the start, where its inputs are few enough,
             because features make the use that is made of it cheap; given a grid it is anyway.
     """
-    kind = MODELS[name]
-    options: dict[str, Any] = {**kind.options, **given}
+    kind, options = MODELS[name], dict[str, Any](given)
     if name == AUTO and (grid is not None or (features and X.shape[-1] <= MOST_ON_GRID)):
         options["families"] = "WISKI"
     if grid is not None:
@@ -154,7 +153,7 @@ def _unit_cube(X: Tensor) -> Tensor:
 
 def _auto(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> AutoGP:
     """Build with the library's choice of ``max_exact`` where 0 is given."""
-    most = options["max_exact"] or None
+    most = options.get("max_exact") or None
     chosen = {**options, "max_exact": most, "bounds": _unit_cube(X)}
     return bo_stream.AutoGP(X, Y, covar_module=kernel, **chosen)
 
@@ -184,6 +183,7 @@ def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
 
     from bo_stream.allocation.allocator import checked_number
 
+    options = {**MODELS["osvgp"].options, **options}
     name, steps = options["likelihood"], checked_number("hyper_steps", options["hyper_steps"], 0)
     check_one_of("likelihood", name, LIKELIHOODS)
     model = bo_stream.OSVGP(
@@ -201,7 +201,7 @@ def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> 
 
 def _clustered(X: Tensor, Y: Tensor, kernel: Kernel, options: Mapping[str, Any]) -> ClusteredGP:
     """Build with the library's resolution, as fine as ``max_centres`` allow, where 0 is given."""
-    resolution = options["resolution"] or None
+    resolution = options.get("resolution") or None
     return bo_stream.ClusteredGP(X, Y, covar_module=kernel, **{**options, "resolution": resolution})
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from copy import deepcopy
 from dataclasses import asdict, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from botorch.models import SingleTaskGP
+from gpytorch.kernels import RBFKernel
 
 from bo_stream.allocation import OIPS
 from bo_stream.diagnostics.cross_validation import retracts_exactly
@@ -28,7 +31,10 @@ from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit
 from bo_stream.loops.sampling.results import write_results
 from bo_stream.loops.sampling.settings import Settings
+from bo_stream.models.auto import families, inference
+from bo_stream.models.auto.families import MAX_RANK
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.inducing.inference import MAX_POINTS
 from bo_stream.models.inducing.osgpr import OSGPR
 from bo_stream.models.shell.fitting import hyperparameters, set_hyperparameters
 from tests.loops import optimizing
@@ -360,6 +366,27 @@ def test_too_many_inputs_name_the_models_that_take_them() -> None:
         "max_points": 64,
         "likelihood": "laplace",
     }
+
+
+def test_a_default_is_no_choice_of_a_user() -> None:
+    """Points given are the most there are; by default a hand-over that errs takes twice as many."""
+    defaults = {"max_exact": 0, "max_rank": MAX_RANK, "max_points": MAX_POINTS}
+    assert MODELS["auto"].options == defaults
+    for name in ("wiski", "osgpr", "local"):
+        arguments = signature(MODELS[name].model).parameters
+        listed = MODELS[name].options
+        assert listed == {key: arguments[key].default for key in listed}
+    X = torch.rand(40, 5, dtype=torch.float64)
+    Y = (9.0 * X.sum(-1, keepdim=True)).sin()
+    kernel = RBFKernel(ard_num_dims=5).double()
+    kernel.lengthscale = 0.3
+    most = {}
+    few = [mock.patch.object(module, "MAX_POINTS", 10) for module in (families, inference)]
+    with few[0], few[1]:
+        for name, given in {"default": {}, "given": {"max_points": 10}}.items():
+            model = build_model("auto", {"max_exact": 20, **given}, X, Y, deepcopy(kernel), None)
+            most[name] = model._memory.inference.max_points
+    assert most == {"default": 20, "given": 10}
 
 
 def test_the_help_names_every_option() -> None:
