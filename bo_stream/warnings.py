@@ -47,7 +47,8 @@ def warn_of_coarse_points(ratio: float, points: int, max_points: int) -> None:
     warnings.warn(
         f"{points:,} inducing points leave, in mean over the observations, {ratio:.2g} times the "
         "noise variance of the process unknown: the approximation is coarser than the noise. Raise "
-        f"max_points ({max_points:,}), or take an allocator that takes more points.",
+        f"max_points ({max_points:,}), or take an allocator that takes more points (of an AutoGP: "
+        f"move_to(model.family, max_points={2 * max_points})).",
         CoarsePointsWarning,
         stacklevel=users_stack_level(),
     )

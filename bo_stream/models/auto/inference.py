@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -193,17 +194,19 @@ class AutoInference(Inference[AutoMemory, Any]):
             with suppress(NotPSDError):
                 _, cache = self.process(memory, cache, prior)
         reasons: list[str] = []
-        moved: list[tuple[AutoMemory, Any]] = []
+        moved: list[_Candidate] = []
         for family, options in self._candidates(others):
             try:
-                moved.append(self.moved_to(family, memory, cache, prior, options))
+                with _heard(prior.model) as told:
+                    found = self.moved_to(family, memory, cache, prior, options)
             except (BotorchError, NotPSDError, ValueError) as error:
                 reasons.append(f"{family}: {error}")
                 continue
-            if not moved[-1][0].history[-1].mean_error > ERROR:  # NaN where it is not known
-                return moved[-1]
+            moved.append(_Candidate(*found, told))
+            if not moved[-1].error > ERROR:  # NaN where it is not known
+                return moved[-1].taken(prior.model)
         if moved:
-            return min(moved, key=lambda each: each[0].history[-1].mean_error)
+            return min(moved, key=lambda each: each.error).taken(prior.model)
         warnings.warn(
             f"The model stays exact at {len(memory.inner)} observations, at a cost that grows with "
             f"their cube, for no other family could be begun. {' '.join(reasons)}",
@@ -356,6 +359,48 @@ class AutoInference(Inference[AutoMemory, Any]):
         inner, cache = memory.inference.moved(memory.inner, cache, device)
         rows = None if memory.rows is None else memory.rows.to(device)
         return replace(memory, inner=inner, rows=rows), cache
+
+
+@dataclass
+class _Told:
+    """What was told while a family was begun: warnings, and the model's notes of those given."""
+
+    warned: list[warnings.WarningMessage]
+    said: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A family that has been begun, and may be taken."""
+
+    memory: AutoMemory
+    cache: Any
+    told: _Told
+
+    @property
+    def error(self) -> float:
+        """Error of the mean, in prior standard deviations; NaN where it is not known."""
+        return self.memory.history[-1].mean_error
+
+    def taken(self, model: Any) -> tuple[AutoMemory, Any]:
+        """Return memory and cache, and give the warnings of this family, of no other."""
+        model._said = self.told.said
+        for each in self.told.warned:
+            warnings.warn(each.message, stacklevel=users_stack_level())
+        return self.memory, self.cache
+
+
+@contextmanager
+def _heard(model: Any) -> Iterator[_Told]:
+    """Hold warnings back, and leave the model's notes of those given as they were."""
+    said = model._said
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        told = _Told(warned)
+        try:
+            yield told
+        finally:
+            told.said, model._said = model._said, said
 
 
 @torch.no_grad()

@@ -123,7 +123,7 @@ def warn_of_resolution(kernel: GridKernel, mesh: Mesh) -> bool:
     error = interpolation_error(kernel, mesh)
     if error > WARN_ABOVE:
         enough = _enough(kernel, mesh, WARN_ABOVE)
-        advice = f"refine(grid_size={enough}) would bring it below {WARN_ABOVE:g}."
+        advice = f"{_refining(enough)} would bring it below {WARN_ABOVE:g}."
         if enough is None:
             advice = "No grid that fits in memory would do: use a smoother kernel."
         message = (
@@ -145,7 +145,7 @@ def warn_of_coarse_grid(kernel: GridKernel, mesh: Mesh, noise: float) -> bool:
         return False  # which is another warning
     if error > most:
         enough = _enough(kernel, mesh, most)
-        advice = f"refine(grid_size={enough}) would do, or OSGPR, which has no grid."
+        advice = f"{_refining(enough)} would do, or OSGPR, which has no grid."
         if enough is None:
             advice = "Use OSGPR, whose inducing points lie where the observations do."
         message = (
@@ -156,6 +156,10 @@ def warn_of_coarse_grid(kernel: GridKernel, mesh: Mesh, noise: float) -> bool:
         )
         warnings.warn(message, CoarsePointsWarning, stacklevel=users_stack_level())
     return error > most
+
+
+def _refining(size: object) -> str:
+    return f'refine(grid_size={size}) (of an AutoGP: move_to("WISKI", grid_size={size}))'
 
 
 def _enough(kernel: GridKernel, mesh: Mesh, tolerance: float) -> tuple[int, ...] | Sizes | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -32,6 +34,8 @@ from bo_stream import (
     OSGPR,
     WISKI,
     AutoGP,
+    CoarsePointsWarning,
+    GridResolutionWarning,
     HandOverWarning,
     sample_paths,
 )
@@ -335,6 +339,36 @@ class TestHandOver:
         given.update(X[30:], Y[30:])
         assert given._memory.inference.max_points == 10
 
+    def test_a_family_that_is_not_taken_warns_of_nothing(self) -> None:
+        X, Y = data(40)
+        options: dict[str, Any] = {"bounds": UNIT, "grid_size": 8, "max_points": 3}
+        order = ("exact", "OSGPR", "WISKI")
+        model = raw(X[:30], Y[:30], families=order, max_exact=30, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model.update(X[30:], Y[30:])
+        assert model.family == "WISKI"
+        coarse = r"move_to\(model.family, max_points=6\)"
+        with pytest.warns(CoarsePointsWarning, match=coarse):  # for it was not said before
+            model.move_to("OSGPR")
+        model = raw(X[:30], Y[:30], families=order[:2], max_exact=30, **options)
+        with pytest.warns(CoarsePointsWarning, match=coarse) as told:
+            model.update(X[30:], Y[30:])
+        assert len(told) == 1
+
+    def test_the_line_in_a_grids_warning_works(self) -> None:
+        X, Y = data(40)
+        options: dict[str, Any] = {"families": "WISKI", "bounds": UNIT, "grid_size": 4}
+        with pytest.warns(GridResolutionWarning) as told:
+            model = raw(X, Y, **options)
+        line = re.search(
+            r'AutoGP: move_to\("WISKI", grid_size=\((\d+), (\d+)\)\)', str(told[0].message)
+        )
+        assert line is not None
+        size = int(line[1]), int(line[2])
+        model.move_to("WISKI", grid_size=size)  # a warning would be an error
+        assert model._memory.inner.grid.size == size
+
 
 class TestDiagnostics:
     """What is asked of a model, whatever the family that it is in."""
@@ -495,6 +529,23 @@ class TestMoves:
         X, Y = data(40)
         narrow = torch.tensor([[0.4, 0.4], [0.45, 0.45]], dtype=torch.float64)
         assert raw(X, Y, bounds=narrow, max_exact=20).family == "OSGPR"
+
+    def test_a_memory_that_would_be_too_large(self) -> None:
+        X, Y = data(40)
+        model = raw(X[:20], Y[:20], families=("exact", "WISKI"), bounds=UNIT, max_exact=40)
+        before = model.posterior(X)
+        with pytest.raises(ValueError, match="grid"):
+            model.move_to("WISKI", grid_size=100_000)
+        same(model.posterior(X), before)
+        options: dict[str, Any] = {"bounds": UNIT, "max_exact": 20, "grid_size": 100_000}
+        model = raw(X[:20], Y[:20], families=("exact", "WISKI"), **options)
+        with pytest.warns(HandOverWarning, match="stays exact at 21 observations") as told:
+            model.update(X[20:21], Y[20:21])
+        assert len(told) == 1
+        for i in range(21, 40):  # a warning would be an error
+            model.update(X[i : i + 1], Y[i : i + 1])
+        assert model.family == "exact"
+        same(model.posterior(X), raw(X, Y).posterior(X))
 
     def test_rows_that_are_gone(self) -> None:
         X, Y = data(40)

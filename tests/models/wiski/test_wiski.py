@@ -696,7 +696,7 @@ def test_too_short_a_lengthscale_is_told_with_the_grid_that_would_do() -> None:
     with pytest.warns(GridResolutionWarning, match=r"refine\(grid_size=\(\d+, 12\)\)") as caught:
         model.eval()
     message = str(caught[0].message)
-    enough = eval(message.split("grid_size=")[1].split(") would")[0])
+    enough = eval(message.split("grid_size=")[1].split(") (of")[0])
     assert model.interpolation_error() > 0.05
     model.refine(enough)
     assert model.interpolation_error() <= 0.05
@@ -737,7 +737,7 @@ def test_a_grid_that_the_noise_asks_for_is_advised() -> None:
         CoarsePointsWarning, match=r"refine\(grid_size=\(\d+, \d+, \d+\)\)"
     ) as caught:
         model.eval()
-    enough = eval(str(caught[0].message).split("grid_size=")[1].split(") would")[0])
+    enough = eval(str(caught[0].message).split("grid_size=")[1].split(") (of")[0])
     assert model.interpolation_error() > 5e-4
     assert model.refine(enough).interpolation_error() <= 5e-4
     on_a_line(1e-4, 3).refine((18, 18, 18)).eval()
