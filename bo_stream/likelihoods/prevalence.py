@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.models.model import Model
 from botorch.posteriors.posterior import Posterior
 from torch import Tensor
 
@@ -95,3 +97,23 @@ class PrevalencePosterior(Posterior):
         spread = self.latent.variance.sqrt().unsqueeze(-1) * nodes
         chance = (self.latent.mean.unsqueeze(-1) + spread).sigmoid()
         return (chance.pow(power) * weights).sum(-1)
+
+
+def prevalence(model: Model, X: Tensor) -> PrevalencePosterior:
+    """Return the posterior of prevalence of a model of its logit.
+
+    Such as one with a :class:`~bo_stream.BinomialLikelihood`, or one of empirical logits.
+
+    Args:
+        model: Of one output.
+        X: ``... x q x d``.
+
+    Raises:
+        UnsupportedError: The model has more outputs.
+    """
+    if model.num_outputs != 1:
+        raise UnsupportedError(
+            f"Expected a model of one output, the logit of prevalence, got {model.num_outputs}. "
+            "Take model.subset_output([i]) of one of them."
+        )
+    return PrevalencePosterior(model.posterior(X))

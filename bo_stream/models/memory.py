@@ -52,7 +52,7 @@ class Targets(NamedTuple):
     """Outcomes in a memory's units.
 
     Attributes:
-        targets: ``batch x m x n``.
+        targets: ``batch x m x n``; of counts ``batch x 2 x n``, positives and trials of m = 1.
         noise: Known noise variances, ``batch x m x n``, with 1 where unknown.
         known: Whether the noise is known, ``batch x 1 x n``.
     """
