@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,14 +58,14 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
         self.overdispersion = overdispersion
         if overdispersion:
             start = torch.full((*(batch_shape or ()), 1), FIRST_CONCENTRATION)
-            constraint = Positive()
+            constraint = Positive(torch.exp, torch.log)  # a step of a learner is relative
             raw = torch.nn.Parameter(constraint.inverse_transform(start))
             self.register_parameter("raw_concentration", raw)
             self.register_constraint("raw_concentration", constraint)
 
     @property
     def concentration(self) -> Tensor | None:
-        """Concentration s of the beta-binomial, ``batch_shape x 1``; None without overdispersion."""
+        """Concentration s of the beta-binomial, ``batch_shape x 1``; None of the binomial."""
         if not self.overdispersion:
             return None
         return self.raw_concentration_constraint.transform(self.raw_concentration)
@@ -90,15 +91,17 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
         self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
     ) -> Tensor:
         """Compute ``E log p(y | f)`` of rows ``... x n x 2``, ``... x n``; see the function."""
-        moments = function_dist.mean, function_dist.variance
-        return expected_log_prob(*observations.unbind(-1), *moments, self.concentration)
+        positives, trials = observations.unbind(-1)
+        mean, variance = function_dist.mean, function_dist.variance
+        return expected_log_prob(positives, trials, mean, variance, self.concentration)
 
     def log_marginal(
         self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
     ) -> Tensor:
         """Compute ``log E p(y | f)`` of rows ``... x n x 2``, ``... x n``; see the function."""
-        moments = function_dist.mean, function_dist.variance
-        return log_marginal(*observations.unbind(-1), *moments, self.concentration)
+        positives, trials = observations.unbind(-1)
+        mean, variance = function_dist.mean, function_dist.variance
+        return log_marginal(positives, trials, mean, variance, self.concentration)
 
 
 class BetaBinomial(Distribution):
@@ -127,11 +130,11 @@ class BetaBinomial(Distribution):
         return self.mean * (1.0 - self.chance) * inflation
 
     @torch.no_grad()
-    def sample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:  # noqa: B008
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw probabilities, then counts."""
         inside = self.chance.clamp(1e-12, 1.0 - 1e-12)
         first, second = self.concentration * inside, self.concentration * (1.0 - inside)
-        drawn = Beta(first, second).sample(sample_shape)
+        drawn = Beta(first, second).sample(torch.Size(sample_shape))
         return Binomial(self.trials.expand_as(drawn), drawn, validate_args=False).sample()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from botorch.exceptions.errors import UnsupportedError
 from botorch.models.model import Model
+from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
 from torch import Tensor
 
@@ -21,7 +24,7 @@ class PrevalencePosterior(Posterior):
         latent: Posterior of the logit, normal: ``... x q x 1``.
     """
 
-    def __init__(self, latent: Posterior) -> None:
+    def __init__(self, latent: GPyTorchPosterior) -> None:
         self.latent = latent
 
     @property
@@ -116,4 +119,4 @@ def prevalence(model: Model, X: Tensor) -> PrevalencePosterior:
             f"Expected a model of one output, the logit of prevalence, got {model.num_outputs}. "
             "Take model.subset_output([i]) of one of them."
         )
-    return PrevalencePosterior(model.posterior(X))
+    return PrevalencePosterior(cast(GPyTorchPosterior, model.posterior(X)))

@@ -26,7 +26,7 @@ from gpytorch.likelihoods import (
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
+from bo_stream import WISKI, BinomialLikelihood, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.allocation import OIPS, CoverTree
 from bo_stream.bases.stems import LinearStem
 from bo_stream.models.auto.auto import AutoGP
@@ -92,7 +92,7 @@ _UNIT = torch.tensor([[0.0] * DIM, [1.0] * DIM])
 
 
 def _parameter_shape(data: Observations) -> torch.Size:
-    m = data.Y.shape[-1]
+    m = data.outputs
     return torch.Size((*data.X.shape[:-2], *([m] if m > 1 else [])))
 
 
@@ -227,6 +227,14 @@ def _laplace_likelihood(data: Observations) -> LaplaceLikelihood:
 
 def _bernoulli_likelihood(_: Observations) -> BernoulliLikelihood:
     return BernoulliLikelihood()
+
+
+def _binomial_likelihood(_: Observations) -> BinomialLikelihood:
+    return BinomialLikelihood()
+
+
+def _beta_binomial_likelihood(_: Observations) -> BinomialLikelihood:
+    return BinomialLikelihood(trials=10, overdispersion=True)
 
 
 def _spread_points(data: Observations) -> Tensor:
@@ -546,6 +554,24 @@ CASES: tuple[Case, ...] = (
         residual=True,
         sites=True,
         settings=(Setting(torch.float32), Setting(batch_shape=(2,))),
+    ),
+    Case(
+        "OSVGP, binomial",
+        _osvgp(_binomial_likelihood),
+        noise="counts",
+        in_order=True,
+        residual=True,
+        sites=True,
+        settings=(Setting(), Setting(batch_shape=(2,))),
+    ),
+    Case(
+        "OSVGP, beta-binomial",
+        _osvgp(_beta_binomial_likelihood),
+        noise="counts",
+        in_order=True,
+        residual=True,
+        sites=True,
+        settings=(Setting(torch.float32),),
     ),
     Case("ClusteredGP", _clustered(covar_module=_scaled_matern), residual=True),
     Case(

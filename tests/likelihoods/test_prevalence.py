@@ -24,7 +24,9 @@ def test_moments() -> None:
     for i, (m, v) in enumerate(zip(MEAN.tolist(), VARIANCE.tolist(), strict=True)):
         law = norm(m, v**0.5)
         first, second = (
-            quad(lambda f, p=p: expit(f) ** p * law.pdf(f), m - 12, m + 12, epsrel=1e-10)[0]
+            quad(lambda f, p=p, law=law: expit(f) ** p * law.pdf(f), m - 12, m + 12, epsrel=1e-10)[
+                0
+            ]
             for p in (1, 2)
         )
         assert float(posterior.mean[i, 0]) == pytest.approx(first, rel=1e-6)

@@ -82,11 +82,11 @@ class CountOutcomes(LikelihoodOutcomes):
 
     def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
         """Apply a rule to all tensors."""
-        counts = {
-            name: rule(value) if isinstance(value, Tensor) else value
-            for name, value in (("examined", self.examined), ("surveys", self.surveys))
-        }
-        return replace(super().map(rule), **counts)
+        examined, surveys = (
+            rule(value) if isinstance(value, Tensor) else value
+            for value in (self.examined, self.surveys)
+        )
+        return replace(super().map(rule), examined=examined, surveys=surveys)
 
 
 def outcomes_of(
