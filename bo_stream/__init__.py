@@ -141,6 +141,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "bases": (),
     "diagnostics": (),
     "loops": (),
+    "mapping": (),
     "models": (),
 }
 """Where the names come from: importing torch and BoTorch for ``bo-stream --help`` takes seconds."""

@@ -88,6 +88,7 @@ SMALL = {
     "tensors": "linalg",
     "marginal_likelihood": "weights",
     "warnings": "models",
+    "mapping": "bases",
     "recommendation": "models",
 }
 """Modules that have no box of their own, and the box that they are shown in."""
