@@ -138,6 +138,22 @@ class BetaBinomial(Distribution):
         return Binomial(self.trials.expand_as(drawn), drawn, validate_args=False).sample()
 
 
+def empirical_logits(positives: Tensor, examined: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute empirical logits ``log((y + 1/2) / (n - y + 1/2))`` and their variances.
+
+    The variances are ``1 / (y + 1/2) + 1 / (n - y + 1/2)``.
+
+    At low prevalence the variances depend on the outcomes so much that a model which is told them
+    is biased upwards: leave them out there, or use a model with a binomial likelihood.
+
+    Args:
+        positives: y, any shape.
+        examined: n, of the same shape.
+    """
+    found, others = positives + 0.5, examined - positives + 0.5
+    return torch.log(found / others), 1.0 / found + 1.0 / others
+
+
 def log_prob(
     positives: Tensor, trials: Tensor, logit: Tensor, concentration: Tensor | None = None
 ) -> Tensor:
