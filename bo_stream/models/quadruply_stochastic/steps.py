@@ -191,9 +191,8 @@ class Steps:
         """
         targets, likelihood = data[1], self.hyper.likelihood
         with torch.set_grad_enabled(learns):
-            mean = (
-                self.hyper.constant(self.progress.coefficients.shape[:1]).unsqueeze(-1).to(targets)
-            )
+            outputs = self.progress.coefficients.shape[:1]
+            mean = self.hyper.constant(outputs).unsqueeze(-1).to(targets)
             noise = likelihood.noise.reshape(-1).to(mean) if self._is_gaussian else None
         if noise is None:
             return self._of_likelihood(drawn, targets, mean)

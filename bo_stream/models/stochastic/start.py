@@ -37,10 +37,8 @@ def learn_first_hyperparameters(
     Cost O(n³) a step of L-BFGS, of which there are as many as it takes, or ``maxiter``. [Evans2020,
     section I.1]
     """
-    own, counts = (
-        isinstance(likelihood, GaussianLikelihood),
-        isinstance(likelihood, BinomialLikelihood),
-    )
+    own = isinstance(likelihood, GaussianLikelihood)
+    counts = isinstance(likelihood, BinomialLikelihood)
     exact = SingleTaskGP(
         rows.X,
         empirical_logits(*rows.Y.split(1, -1))[0] if counts else rows.Y,

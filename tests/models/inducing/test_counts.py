@@ -19,13 +19,14 @@ from scipy.stats import betabinom, binom
 from torch import Tensor
 
 from bo_stream import OSVGP, BinomialLikelihood, prevalence
+from bo_stream.models.base import StreamingGP
 from tests.comparisons import assert_untouched, fingerprint
 from tests.oracles.counts import elliptical_slices, laplace
 
 N = 16
 
 
-def _surveys(most: int) -> tuple[Tensor, Tensor]:
+def surveys(most: int) -> tuple[Tensor, Tensor]:
     """Inputs and counts of 1 to so many examined."""
     random = torch.Generator().manual_seed(0)
     X = torch.rand(N, 2, dtype=torch.float64, generator=random)
@@ -35,30 +36,30 @@ def _surveys(most: int) -> tuple[Tensor, Tensor]:
     return X, torch.stack((positives, examined), -1)
 
 
-def _kernel() -> ScaleKernel:
+def count_kernel() -> ScaleKernel:
     kernel = ScaleKernel(RBFKernel()).double()
     kernel.outputscale, kernel.base_kernel.lengthscale = 4.0, 0.5
     return kernel
 
 
-def _model(X: Tensor, Y: Tensor, points: Tensor, overdispersed: bool = False) -> OSVGP:
+def count_model(X: Tensor, Y: Tensor, points: Tensor, overdispersed: bool = False) -> OSVGP:
     likelihood = BinomialLikelihood(overdispersion=overdispersed)
-    return OSVGP(X, Y, likelihood, _kernel(), ZeroMean(), inducing_points=points)
+    return OSVGP(X, Y, likelihood, count_kernel(), ZeroMean(), inducing_points=points)
 
 
-def _moments(model: OSVGP, X: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def logits(model: StreamingGP, X: Tensor) -> tuple[np.ndarray, np.ndarray]:
     posterior = model.posterior(X)
     return posterior.mean[:, 0].detach().numpy(), posterior.stddev.detach().numpy().reshape(-1)
 
 
 def _gram(X: Tensor) -> np.ndarray:
-    return _kernel()(X).to_dense().detach().numpy()
+    return count_kernel()(X).to_dense().detach().numpy()
 
 
 def test_many_examined_end_where_laplace_ends() -> None:
-    X, Y = _surveys(40)
+    X, Y = surveys(40)
     Y = 50.0 * Y
-    mean, deviation = _moments(_model(X, Y, X), X)
+    mean, deviation = logits(count_model(X, Y, X), X)
     mode, covariance = laplace(_gram(X), *Y.T.numpy())
     spread = np.sqrt(np.diag(covariance))
     inside = torch.minimum(Y[:, 0], Y[:, 1] - Y[:, 0]).numpy() > 20  # else Laplace itself is rough
@@ -71,9 +72,9 @@ def test_many_examined_end_where_laplace_ends() -> None:
 )
 def test_a_batch_ends_where_long_chains_end(overdispersed: bool) -> None:
     """Within a tenth of a deviation and four standard errors: the posterior is taken for normal."""
-    X, Y = _surveys(60)
+    X, Y = surveys(60)
     positives, examined = Y.T.numpy()
-    mean, deviation = _moments(_model(X, Y, X, overdispersed), X)
+    mean, deviation = logits(count_model(X, Y, X, overdispersed), X)
 
     def log_likelihood(f: np.ndarray) -> np.ndarray:
         if overdispersed:
@@ -94,15 +95,15 @@ def test_streams_in_any_order_end_near_the_batch(
     most: int, overdispersed: bool, batch: int
 ) -> None:
     """Within a quarter of a deviation: sites of earlier rows stay as they were found."""
-    X, Y = _surveys(most)
-    whole = _model(X, Y, X, overdispersed)
-    mean, deviation = _moments(whole, X)
+    X, Y = surveys(most)
+    whole = count_model(X, Y, X, overdispersed)
+    mean, deviation = logits(whole, X)
     for seed in (0, 1):
         order = torch.randperm(N, generator=torch.Generator().manual_seed(seed))
-        stream = _model(X[:0], Y[:0], X, overdispersed)
+        stream = count_model(X[:0], Y[:0], X, overdispersed)
         for rows in order.split(batch):
             stream.update(X[rows], Y[rows])
-        found, spread = _moments(stream, X)
+        found, spread = logits(stream, X)
         assert (np.abs(found - mean) < 0.25 * deviation).all()
         assert spread == pytest.approx(deviation, rel=0.2)
 
@@ -110,15 +111,15 @@ def test_streams_in_any_order_end_near_the_batch(
 def test_a_survey_of_many_is_as_many_of_one() -> None:
     X, Y = torch.full((10, 2), 0.3).double(), torch.ones(10, 2).double()
     Y[:7, 0] = 0.0
-    together = _model(X[:1], torch.tensor([[3.0, 10.0]]).double(), X[:1])
-    apart = _model(X, Y, X[:1])
-    for a, b in zip(_moments(together, X[:1]), _moments(apart, X[:1]), strict=True):
+    together = count_model(X[:1], torch.tensor([[3.0, 10.0]]).double(), X[:1])
+    apart = count_model(X, Y, X[:1])
+    for a, b in zip(logits(together, X[:1]), logits(apart, X[:1]), strict=True):
         assert a == pytest.approx(b, rel=1e-6)
 
 
 def test_predictions_are_of_counts_at_the_trials_of_a_hypothetical_survey() -> None:
-    X, Y = _surveys(60)
-    model = _model(X, Y, X)
+    X, Y = surveys(60)
+    model = count_model(X, Y, X)
     mean_examined = round(float(Y[:, 1].mean()))
     rates = prevalence(model, X)
     counts = model.predictive(X)
@@ -129,7 +130,7 @@ def test_predictions_are_of_counts_at_the_trials_of_a_hypothetical_survey() -> N
     total = model.log_predictive(X[:1].expand(21, -1), every).exp().sum()
     assert float(total) == pytest.approx(1.0, abs=1e-5)
     likelihood = BinomialLikelihood(trials=7)
-    few = OSVGP(X, Y, likelihood, _kernel(), ZeroMean(), inducing_points=X)
+    few = OSVGP(X, Y, likelihood, count_kernel(), ZeroMean(), inducing_points=X)
     assert torch.allclose(few.predictive(X).mean, 7.0 * rates.mean, rtol=1e-4)
 
 
@@ -151,8 +152,8 @@ def test_draws_have_the_moments_of_the_likelihood(overdispersed: bool) -> None:
 
 
 def test_fantasies_draw_counts() -> None:
-    X, Y = _surveys(60)
-    model = _model(X, Y, X)
+    X, Y = surveys(60)
+    model = count_model(X, Y, X)
     sampler = SobolQMCNormalSampler(torch.Size([64]), seed=1)
     after = model.fantasize(X[:2] + 0.1, sampler)
     before = model.posterior(X)
@@ -180,7 +181,7 @@ def test_the_concentration_is_learned() -> None:
 
 
 def test_data_sets_hold_counts_in_two_columns() -> None:
-    X, Y = _surveys(60)
+    X, Y = surveys(60)
     data = SupervisedDataset(
         X, Y, feature_names=["x", "y"], outcome_names=["positives", "examined"]
     )
@@ -201,9 +202,9 @@ BAD = {
 
 @pytest.mark.parametrize("fault", BAD)
 def test_bad_counts_are_named_and_change_nothing(fault: str) -> None:
-    X, Y = _surveys(60)
+    X, Y = surveys(60)
     positives, examined, message = BAD[fault]
-    model, spoilt = _model(X, Y, X), Y[:5].clone()
+    model, spoilt = count_model(X, Y, X), Y[:5].clone()
     spoilt[2] = torch.tensor([positives, examined])
     model.posterior(X)
     before = fingerprint(model)
@@ -212,15 +213,15 @@ def test_bad_counts_are_named_and_change_nothing(fault: str) -> None:
             verb(X[:5], spoilt)
     if fault != "not known":
         with pytest.raises(InputDataError, match=message):
-            _model(X[:5], spoilt, X)
+            count_model(X[:5], spoilt, X)
     assert_untouched(model, before)
 
 
 def test_one_column_is_refused() -> None:
-    X, Y = _surveys(60)
+    X, Y = surveys(60)
     with pytest.raises(BotorchTensorDimensionError, match="two columns"):
-        _model(X, Y[:, :1], X)
-    model = _model(X, Y, X)
+        count_model(X, Y[:, :1], X)
+    model = count_model(X, Y, X)
     before = fingerprint(model)
     with pytest.raises(BotorchTensorDimensionError, match="`16 x 2`"):
         model.update(X, Y[:, :1])
@@ -230,9 +231,9 @@ def test_one_column_is_refused() -> None:
 
 
 def test_a_hypothetical_survey_needs_a_number_to_examine() -> None:
-    X, Y = _surveys(60)
+    X, Y = surveys(60)
     with pytest.raises(UnsupportedError, match=r"trials=100"):
-        _model(X[:0], Y[:0], X).predictive(X)
+        count_model(X[:0], Y[:0], X).predictive(X)
     with pytest.raises(ValueError, match="trials"):
         BinomialLikelihood(trials=0)
     with pytest.raises(UnsupportedError, match="one output"):
