@@ -365,6 +365,22 @@ CASES: tuple[Case, ...] = (
         _wiski(likelihood=lambda data: GaussianLikelihood(batch_shape=_parameter_shape(data))),
         noise="mixed",
     ),
+    Case(
+        "WISKI, binomial",
+        _wiski(likelihood=_binomial_likelihood),
+        noise="counts",
+        in_order=True,
+        sites=True,
+        settings=(Setting(), Setting(batch_shape=(2,))),
+    ),
+    Case(
+        "WISKI, binomial, additive, no rows held",
+        _holding(0, _wiski(likelihood=_binomial_likelihood, covar_module=_additive((0,), (1,)))),
+        noise="counts",
+        in_order=True,
+        sites=True,
+        settings=(Setting(torch.float32),),
+    ),
     Case("HeteroscedasticWISKI", _heteroscedastic, in_order=True),
     Case("HeteroscedasticWISKI, no rows held", _holding(0, _heteroscedastic), in_order=True),
     Case(

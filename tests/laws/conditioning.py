@@ -39,6 +39,7 @@ from tests.tolerances import assert_close
 
 @law
 @without_residual
+@of_gaussian_noise
 def conditioning_is_updating_a_copy(stream: Stream) -> None:
     data, more = stream.data(10), stream.data(3)
     model = stream.model(data)

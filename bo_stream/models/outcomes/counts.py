@@ -49,6 +49,20 @@ class CountOutcomes(LikelihoodOutcomes):
             model.likelihood.trials = max(round(mean), 1)
         return model
 
+    def noise_level(self, prior: Prior, memory: Memory) -> Tensor:
+        """Return the harmonic mean of the noise of sites that are held as observations.
+
+        Raises:
+            UnsupportedError: They are not held so.
+        """
+        typical = getattr(memory, "typical_known_noise", None)
+        noise: Tensor | None = None if typical is None else typical()
+        return super().noise_level(prior, memory) if noise is None else noise
+
+    def noise_variance(self, prior: Prior, memory: Memory) -> Tensor:
+        """Refuse: a count has no one variance given the process; see :class:`Outcomes`."""
+        return super().noise_level(prior, memory)
+
     def drawing(self, prior: Prior, observation_noise: Tensor | None) -> Drawing | None:
         """Return draws of positives beside the number examined; see :class:`Outcomes`."""
         positives = super().drawing(prior, observation_noise)

@@ -19,6 +19,7 @@ from scipy.stats import betabinom, binom
 from torch import Tensor
 
 from bo_stream import OSVGP, BinomialLikelihood, prevalence
+from bo_stream.diagnostics.predictive import predict_batch
 from bo_stream.models.base import StreamingGP
 from tests.comparisons import assert_untouched, fingerprint
 from tests.oracles.counts import elliptical_slices, laplace
@@ -238,3 +239,14 @@ def test_a_hypothetical_survey_needs_a_number_to_examine() -> None:
         BinomialLikelihood(trials=0)
     with pytest.raises(UnsupportedError, match="one output"):
         prevalence(OSVGP(X, Y), X)
+
+
+def test_validation_expects_positives_of_those_examined() -> None:
+    X, Y = surveys(60)
+    model = count_model(X[:10], Y[:10], X)
+    found = predict_batch(model, X[10:], Y[10:])
+    expected = prevalence(model, X[10:]).mean * Y[10:, 1:]
+    assert found.center == pytest.approx(expected.detach().numpy())
+    assert found.outcome == pytest.approx(Y[10:, :1].numpy())
+    density = model.log_predictive(X[10:], Y[10:]).detach().numpy()
+    assert found.log_density == pytest.approx(density)
