@@ -246,7 +246,7 @@ def test_validation_expects_positives_of_those_examined() -> None:
     model = count_model(X[:10], Y[:10], X)
     found = predict_batch(model, X[10:], Y[10:])
     expected = prevalence(model, X[10:]).mean * Y[10:, 1:]
-    assert found.center == pytest.approx(expected.detach().numpy())
+    assert found.mean == pytest.approx(expected.detach().numpy())
     assert found.outcome == pytest.approx(Y[10:, :1].numpy())
     density = model.log_predictive(X[10:], Y[10:]).detach().numpy()
     assert found.log_density == pytest.approx(density)
