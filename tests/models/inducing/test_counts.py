@@ -89,8 +89,7 @@ def test_a_batch_ends_where_long_chains_end(overdispersed: bool) -> None:
     assert deviation == pytest.approx(spread, rel=0.15)
 
 
-@pytest.mark.parametrize("most", [8, 60])
-@pytest.mark.parametrize("overdispersed", [False, True])
+@pytest.mark.parametrize(("most", "overdispersed"), [(8, True), (60, False)])
 @pytest.mark.parametrize("batch", [1, 5])
 def test_streams_in_any_order_end_near_the_batch(
     most: int, overdispersed: bool, batch: int

@@ -22,7 +22,9 @@ X, Y = surveys(60)
 OPTIONS = {"likelihood": BinomialLikelihood(), "mean_module": ZeroMean()}
 
 
-@pytest.mark.parametrize("overdispersed", [False, True])
+@pytest.mark.parametrize(
+    "overdispersed", [False, pytest.param(True, marks=pytest.mark.integration)]
+)
 def test_decoupled_steps_end_where_osvgp_ends(overdispersed: bool) -> None:
     mean, deviation = logits(count_model(X, Y, X, overdispersed), X)
     options = {**OPTIONS, "likelihood": BinomialLikelihood(overdispersion=overdispersed)}
