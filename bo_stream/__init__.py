@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     )
     from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection
     from bo_stream.learning import OnlineLearner, learn_points, maximise_stochastically, pretrain
+    from bo_stream.likelihoods.binomial import BinomialLikelihood
     from bo_stream.likelihoods.outcome_model import LogisticLikelihood
+    from bo_stream.likelihoods.prevalence import PrevalencePosterior, prevalence
     from bo_stream.models.auto.auto import AutoGP
     from bo_stream.models.auto.inference import HandOverWarning
     from bo_stream.models.clustered.clustered import ClusteredGP
@@ -52,6 +54,7 @@ __all__ = [
     "WISKI",
     "AutoGP",
     "BayesianLastLayer",
+    "BinomialLikelihood",
     "Chevron",
     "ClusteredGP",
     "CoarsePointsWarning",
@@ -71,6 +74,7 @@ __all__ = [
     "OnlineLearner",
     "PoolSelector",
     "PredictiveEntropy",
+    "PrevalencePosterior",
     "ProjectionWarning",
     "RandomProjection",
     "__version__",
@@ -78,6 +82,7 @@ __all__ = [
     "learn_points",
     "maximise_stochastically",
     "pretrain",
+    "prevalence",
     "qBALD",
     "recommend",
     "sample_paths",
@@ -109,7 +114,9 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "models.wiski.heteroscedastic": ("HeteroscedasticWISKI",),
     "models.last_layer.last_layer": ("BayesianLastLayer",),
     "models.local.local": ("LocalGP",),
+    "likelihoods.binomial": ("BinomialLikelihood",),
     "likelihoods.outcome_model": ("LogisticLikelihood",),
+    "likelihoods.prevalence": ("PrevalencePosterior", "prevalence"),
     "models.inducing.osgpr": ("OSGPR",),
     "models.inducing.osvgp": ("OSVGP",),
     "warnings": ("CoarsePointsWarning", "ProjectionWarning"),

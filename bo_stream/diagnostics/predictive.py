@@ -13,8 +13,10 @@ from scipy.special import ndtr, ndtri
 from torch import Tensor
 
 from bo_stream.likelihoods.outcome_model import OutcomeModel
+from bo_stream.likelihoods.prevalence import prevalence
 from bo_stream.linalg import safe_cholesky
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.outcomes.counts import CountOutcomes
 from bo_stream.models.outcomes.labels import LabelOutcomes, checked_labels
 from bo_stream.models.outcomes.likelihood import REAL, LikelihoodOutcomes
 
@@ -160,6 +162,8 @@ def _under_likelihood(model: StreamingGP, inputs: Tensor, X: Tensor, Y: Tensor) 
     """Compare with the marginals of a likelihood: all of real outcomes, less of others."""
     predictive, density = model.predictive(X), model.log_predictive(X, Y)
     outcome, mean = rows_of(Y), rows_of(predictive.mean)
+    if isinstance(model._units, CountOutcomes):  # positives, expected of those examined in a row
+        outcome, mean = outcome[:, :1], rows_of(prevalence(model, X).mean) * outcome[:, 1:]
     if not isinstance(model.likelihood, REAL):
         return PredictedBatch(outcome, mean, None, outcome - mean, rows_of(density), None, None, 0)
     marginals = model.process(inputs).marginals(inputs)

@@ -35,7 +35,7 @@ class OutcomeModel:
 
     Attributes:
         likelihood: In float64, of the model's batch shape, with m last where that is not 1.
-        outputs: m.
+        outputs: m. Outcomes of counts are ``... x 2 x n``, positives and trials of one output.
     """
 
     likelihood: Likelihood
@@ -132,7 +132,10 @@ class OutcomeModel:
             )
 
     def _at(self, mean: Tensor, variance: Tensor, *Y: Tensor) -> list[Tensor]:
-        return self._inward(*Y, mean, variance.clamp_min(_SMALLEST_VARIANCE))
+        """Return outcomes and moments as the likelihood has them, of counts ``... x n x 2``."""
+        columns = [column for y in Y for column in y.split(self.outputs, -2)]
+        *values, m, v = self._inward(*columns, mean, variance.clamp_min(_SMALLEST_VARIANCE))
+        return [torch.stack(values, -1) if len(values) > 1 else y for y in values[:1]] + [m, v]
 
     def _inward(self, *tensors: Tensor) -> list[Tensor]:
         """Broadcast tensors, and drop m where it is 1, as the likelihood has them."""

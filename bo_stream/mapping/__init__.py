@@ -1,10 +1,11 @@
 """Maps: positions in kilometres, covariates, their default kernel and screening."""
 
+from bo_stream.likelihoods.binomial import empirical_logits
 from bo_stream.mapping.covariates import fill_missing, map_inputs
 from bo_stream.mapping.kernel import map_kernel
 from bo_stream.mapping.mean_function import Regressor, out_of_fold
 from bo_stream.mapping.positions import Kilometres, kilometres
-from bo_stream.mapping.screening import empirical_logits, screen_covariates
+from bo_stream.mapping.screening import screen_covariates
 
 __all__ = [
     "Kilometres",

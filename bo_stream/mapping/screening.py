@@ -23,22 +23,6 @@ STEPS = 50
 """Iterations of a fit of hyperparameters."""
 
 
-def empirical_logits(positives: Tensor, examined: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute empirical logits ``log((y + 1/2) / (n - y + 1/2))`` and their variances.
-
-    The variances are ``1 / (y + 1/2) + 1 / (n - y + 1/2)``.
-
-    At low prevalence the variances depend on the outcomes so much that a model which is told them
-    is biased upwards: leave them out there, or use a model with a binomial likelihood.
-
-    Args:
-        positives: y, any shape.
-        examined: n, of the same shape.
-    """
-    found, others = positives + 0.5, examined - positives + 0.5
-    return torch.log(found / others), 1.0 / found + 1.0 / others
-
-
 def screen_covariates(
     X: Tensor,
     Y: Tensor,

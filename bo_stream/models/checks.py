@@ -168,7 +168,7 @@ def checked_observations(
         Y,
         Yvar,
         dim=model._input_dim,
-        outputs=model._num_outputs,
+        outputs=model._num_outputs * outcomes.columns,
         batch_shape=model._batch_shape,
         like=next(model.covar_module.parameters()),
     )

@@ -52,7 +52,7 @@ class Targets(NamedTuple):
     """Outcomes in a memory's units.
 
     Attributes:
-        targets: ``batch x m x n``.
+        targets: ``batch x m x n``; of counts ``batch x 2 x n``, positives and trials of m = 1.
         noise: Known noise variances, ``batch x m x n``, with 1 where unknown.
         known: Whether the noise is known, ``batch x 1 x n``.
     """
@@ -107,11 +107,15 @@ class Observations:
     sign: float
 
     @classmethod
-    def none(cls, X: Tensor, batch: torch.Size) -> Observations:
-        """Make an empty batch of inputs like X, ``... x d``, and outputs ``batch_shape x m``."""
-        targets = torch.zeros(*batch, 0, dtype=torch.float64, device=X.device)
-        inputs = targets.new_zeros(*batch[:-1], 0, X.shape[-1])
-        return cls(inputs, targets, targets, targets[..., :1, :].bool(), 1.0)
+    def none(cls, X: Tensor, batch: torch.Size, columns: int = 1) -> Observations:
+        """Make an empty batch of inputs like X, ``... x d``, and outputs ``batch_shape x m``.
+
+        Of each output there are as many columns of outcomes.
+        """
+        noise = torch.zeros(*batch, 0, dtype=torch.float64, device=X.device)
+        inputs = noise.new_zeros(*batch[:-1], 0, X.shape[-1])
+        targets = noise.repeat_interleave(columns, -2)
+        return cls(inputs, targets, noise, noise[..., :1, :].bool(), 1.0)
 
     @classmethod
     def joined(cls, batches: Sequence[Observations]) -> Observations:

@@ -24,6 +24,8 @@ _PACKAGES = (
     "bo_stream.process.observation_space",
     "bo_stream.process.process",
     "bo_stream.sufficient_statistics",
+    "bo_stream.likelihoods.binomial",
+    "bo_stream.likelihoods.outcome_model",
     "bo_stream.likelihoods.sites",
     "bo_stream.warnings",
     "bo_stream.weights",

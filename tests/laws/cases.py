@@ -26,7 +26,7 @@ from gpytorch.likelihoods import (
 from gpytorch.means import ConstantMean
 from torch import Tensor
 
-from bo_stream import WISKI, DirichletWISKI, HeteroscedasticWISKI
+from bo_stream import WISKI, BinomialLikelihood, DirichletWISKI, HeteroscedasticWISKI
 from bo_stream.allocation import OIPS, CoverTree
 from bo_stream.bases.stems import LinearStem
 from bo_stream.models.auto.auto import AutoGP
@@ -92,7 +92,7 @@ _UNIT = torch.tensor([[0.0] * DIM, [1.0] * DIM])
 
 
 def _parameter_shape(data: Observations) -> torch.Size:
-    m = data.Y.shape[-1]
+    m = data.outputs
     return torch.Size((*data.X.shape[:-2], *([m] if m > 1 else [])))
 
 
@@ -229,6 +229,14 @@ def _bernoulli_likelihood(_: Observations) -> BernoulliLikelihood:
     return BernoulliLikelihood()
 
 
+def _binomial_likelihood(_: Observations) -> BinomialLikelihood:
+    return BinomialLikelihood()
+
+
+def _beta_binomial_likelihood(_: Observations) -> BinomialLikelihood:
+    return BinomialLikelihood(trials=10, overdispersion=True)
+
+
 def _spread_points(data: Observations) -> Tensor:
     points = torch.quasirandom.SobolEngine(DIM).draw(14, dtype=torch.float64)
     return points.to(data.X)
@@ -357,6 +365,22 @@ CASES: tuple[Case, ...] = (
         _wiski(likelihood=lambda data: GaussianLikelihood(batch_shape=_parameter_shape(data))),
         noise="mixed",
     ),
+    Case(
+        "WISKI, binomial",
+        _wiski(likelihood=_binomial_likelihood),
+        noise="counts",
+        in_order=True,
+        sites=True,
+        settings=(Setting(), Setting(batch_shape=(2,))),
+    ),
+    Case(
+        "WISKI, binomial, additive, no rows held",
+        _holding(0, _wiski(likelihood=_binomial_likelihood, covar_module=_additive((0,), (1,)))),
+        noise="counts",
+        in_order=True,
+        sites=True,
+        settings=(Setting(torch.float32),),
+    ),
     Case("HeteroscedasticWISKI", _heteroscedastic, in_order=True),
     Case("HeteroscedasticWISKI, no rows held", _holding(0, _heteroscedastic), in_order=True),
     Case(
@@ -463,6 +487,16 @@ CASES: tuple[Case, ...] = (
         spreading=True,
         settings=(Setting(), Setting(batch_shape=(2,), outputs=2)),
     ),
+    Case(
+        "AutoGP, binomial",
+        _auto(likelihood=_binomial_likelihood, max_rows=40),
+        noise="counts",
+        in_order=True,
+        residual=True,
+        spreading=True,
+        sites=True,
+        settings=(Setting(),),
+    ),
     Case("LocalGP", _local(), in_order=True, residual=True, blended=True),
     Case(
         "LocalGP, scaled Matérn, two nearest",
@@ -546,6 +580,24 @@ CASES: tuple[Case, ...] = (
         residual=True,
         sites=True,
         settings=(Setting(torch.float32), Setting(batch_shape=(2,))),
+    ),
+    Case(
+        "OSVGP, binomial",
+        _osvgp(_binomial_likelihood),
+        noise="counts",
+        in_order=True,
+        residual=True,
+        sites=True,
+        settings=(Setting(), Setting(batch_shape=(2,))),
+    ),
+    Case(
+        "OSVGP, beta-binomial",
+        _osvgp(_beta_binomial_likelihood),
+        noise="counts",
+        in_order=True,
+        residual=True,
+        sites=True,
+        settings=(Setting(torch.float32),),
     ),
     Case("ClusteredGP", _clustered(covar_module=_scaled_matern), residual=True),
     Case(
@@ -652,6 +704,17 @@ CASES: tuple[Case, ...] = (
         settings=(Setting(torch.float32),),
     ),
     Case(
+        "QSGP, binomial",
+        _qsgp(likelihood=_binomial_likelihood),
+        noise="counts",
+        in_order=True,
+        residual=True,
+        rows=True,
+        blended=True,
+        sites=True,
+        settings=(Setting(),),
+    ),
+    Case(
         "DirichletWISKI",
         _dirichlet,
         noise="labels",
@@ -684,6 +747,17 @@ CASES: tuple[Case, ...] = (
         "DecoupledGP, Bernoulli",
         _decoupled(_bernoulli_likelihood, parametrization="hybrid"),
         noise="labels",
+        in_order=True,
+        residual=True,
+        rows=True,
+        blended=True,
+        sites=True,
+        settings=(Setting(), Setting(batch_shape=(2,))),
+    ),
+    Case(
+        "DecoupledGP, binomial",
+        _decoupled(_binomial_likelihood, parametrization="hybrid"),
+        noise="counts",
         in_order=True,
         residual=True,
         rows=True,

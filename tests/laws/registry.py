@@ -41,7 +41,8 @@ class Case:
     Attributes:
         name: The model's name, and after a comma what is special.
         build: A model of some observations, whatever their shapes and dtype.
-        noise: ``"learned"``, ``"known"`` or ``"mixed"``; ``"labels"``: outcomes are two classes.
+        noise: ``"learned"``, ``"known"`` or ``"mixed"``; ``"labels"``: outcomes are two classes;
+            ``"counts"``: they are rows of positives and examined.
         in_order: Whether what enters depends on what came before; the laws for models where it
             does not are left out.
         residual: Whether the features miss some of the prior; laws for when they do not are left
@@ -106,6 +107,10 @@ class Stream:
         if self.labels:
             labels = (data.Y[..., :1] > 4.8).to(data.X)
             return Observations(data.X.to(s.device), labels.to(s.device))
+        if self.case.noise == "counts":
+            examined = torch.randint(1, 30, data.Y.shape[:-1]).to(data.X)
+            counts = torch.stack(((data.Y[..., 0] / 7.0 * examined).round(), examined), -1)
+            return Observations(data.X.to(s.device), counts.to(s.device), counts=True)
         data = data.with_noise(self.case.noise)
         Yvar = None if data.Yvar is None else data.Yvar.to(s.device)
         return Observations(data.X.to(s.device), data.Y.to(s.device), Yvar)
@@ -201,7 +206,7 @@ def not_for(exempt: Callable[[Case], bool]) -> Callable[[Law], Law]:
 
 orderless = not_for(lambda case: case.in_order)
 """Of memories that do not depend on the order in which observations enter."""
-of_outcomes = not_for(lambda case: case.noise == "labels")
+of_outcomes = not_for(lambda case: case.noise in ("labels", "counts"))
 """Of observations in the units of the posterior."""
 of_statistics = not_for(lambda case: case.rows)
 """Of memories that hold nothing but statistics."""

@@ -30,16 +30,23 @@ class Observations:
         X: ``... x n x d``.
         Y: ``... x n x m``.
         Yvar: ``... x n x m`` or None.
+        counts: Whether Y has two columns of one output, positives and examined.
     """
 
     X: Tensor
     Y: Tensor
     Yvar: Tensor | None = None
+    counts: bool = False
+
+    @property
+    def outputs(self) -> int:
+        """Number m of outputs."""
+        return 1 if self.counts else self.Y.shape[-1]
 
     def __getitem__(self, rows: slice) -> Observations:
         """Some of the rows."""
         Yvar = None if self.Yvar is None else self.Yvar[..., rows, :]
-        return Observations(self.X[..., rows, :], self.Y[..., rows, :], Yvar)
+        return replace(self, X=self.X[..., rows, :], Y=self.Y[..., rows, :], Yvar=Yvar)
 
     def __len__(self) -> int:
         return self.X.shape[-2]

@@ -30,7 +30,8 @@ from bo_stream.models.auto.inference import AutoInference, AutoMemory, HandOver
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
-from bo_stream.models.outcomes.likelihood import REAL, LikelihoodOutcomes, check_transform
+from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
+from bo_stream.models.outcomes.likelihood import REAL, check_transform
 from bo_stream.models.shell.construction import choose_box, latent_kernel
 
 STEPS, FIRST = 5, 20
@@ -133,7 +134,8 @@ class AutoGP(StreamingGP):
         gaussian = is_gaussian(likelihood)
         if not gaussian:  # real outcomes are standardised, labels and counts are not
             outcome_transform = _transform_of(likelihood, outcome_transform, train_Y)
-        self._begin(train_X, train_Y, train_Yvar, outcome_transform)
+        latent_Y = latent_columns(train_Y, likelihood)
+        self._begin(train_X, latent_Y, train_Yvar, outcome_transform)
         input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         if not gaussian and covar_module is None:
@@ -144,7 +146,7 @@ class AutoGP(StreamingGP):
         box = None if bounds is None else choose_box(bounds, train_X, inputs, input_transform)
         inputs = self._learn_transform(learned, inputs)
         if likelihood is not None and not gaussian:
-            self._units = LikelihoodOutcomes.of(self._units.shift)
+            self._units = outcomes_of(likelihood, self._units.shift)
             check_likelihood(likelihood, self._parameter_shape)
             self.likelihood = deepcopy(likelihood)
             chosen = _with_steps(self, chosen)
@@ -158,7 +160,7 @@ class AutoGP(StreamingGP):
         if gaussian:
             self._take_first(train_X, train_Y, train_Yvar, inputs, custom)
             return
-        self._standardize_first(train_X, train_Y, None)
+        self._standardize_first(train_X, latent_Y, None)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, train_Yvar, 1.0)
         if "hyper_steps" not in options:

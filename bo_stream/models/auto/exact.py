@@ -51,9 +51,9 @@ class ExactMemory:
     weight: Tensor
 
     @classmethod
-    def empty(cls, X: Tensor, shape: torch.Size) -> ExactMemory:
+    def empty(cls, X: Tensor, shape: torch.Size, columns: int = 1) -> ExactMemory:
         """Make a memory of no inputs like X, ``... x d``, for outputs ``batch_shape x m``."""
-        rows = Observations.none(X, shape)
+        rows = Observations.none(X, shape, columns)
         return cls(rows, rows.targets[..., 0, :])
 
     def __len__(self) -> int:

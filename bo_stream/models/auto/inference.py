@@ -165,7 +165,9 @@ class AutoInference(Inference[AutoMemory, Any]):
         """
         family = self.families[0]
         inference, inner = begin(family, prior, like, self.box, self.options)
-        rows = None if family == EXACT else ExactMemory.empty(like.double(), prior.shape)
+        rows, columns = None, prior.outcomes.columns
+        if family != EXACT:
+            rows = ExactMemory.empty(like.double(), prior.shape, columns)
         return AutoMemory(family, inference, inner, rows)
 
     def observe(

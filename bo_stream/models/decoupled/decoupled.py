@@ -25,7 +25,8 @@ from bo_stream.models.decoupled.growth import Growth
 from bo_stream.models.decoupled.inference import DecoupledInference, Parametrization, check_among
 from bo_stream.models.decoupled.learner import DecoupledLearner, Schedule
 from bo_stream.models.decoupled.memory import DecoupledMemory
-from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes, check_transform
+from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
+from bo_stream.models.outcomes.likelihood import check_transform
 from bo_stream.models.shell.construction import latent_kernel
 from bo_stream.models.stochastic.replay import build_from
 from bo_stream.models.stochastic.start import guess
@@ -166,7 +167,8 @@ class DecoupledGP(StreamingGP):
         )
         if initial_points is None:
             initial_points = 0 if lengthscale_factors else 1000
-        self._begin(train_X, train_Y, None, outcome_transform)
+        latent_Y = latent_columns(train_Y, likelihood)
+        self._begin(train_X, latent_Y, None, outcome_transform)
         check_among("preconditioner", preconditioner, (*get_args(Preconditioner), None))
         self._inference = DecoupledInference(
             growth,
@@ -178,7 +180,7 @@ class DecoupledGP(StreamingGP):
             max_rows,
             initial_points,
         )
-        self._units = LikelihoodOutcomes.of(self._units.shift, fantasy_steps=fantasy_steps)
+        self._units = outcomes_of(likelihood, self._units.shift, fantasy_steps=fantasy_steps)
         inputs = self._first_inputs(train_X, input_transform)
         kernel = covar_module
         if kernel is None:
@@ -190,13 +192,13 @@ class DecoupledGP(StreamingGP):
         if lengthscale_factors:
             check_factors(self.covar_module)
         self._memory = self._inference.empty(inputs, self._prior)
-        self._standardize_first(train_X, train_Y, None)
+        self._standardize_first(train_X, latent_Y, None)
         guess(
             self.covar_module if covar_module is None else None,
             self.mean_module if mean_module is None else None,
             self.likelihood if likelihood is None else None,
             inputs.double(),
-            self._standardized(train_Y.double()),
+            self._standardized(latent_Y.double()),
             real=isinstance(self.likelihood, GaussianLikelihood),
         )
         if train_X.shape[-2] > 0:

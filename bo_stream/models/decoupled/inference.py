@@ -133,7 +133,8 @@ class DecoupledInference(Inference[DecoupledMemory, KeptProcess]):
         """
         like = X[..., :0, :].double()
         posterior = self._without_functions(prior.shape, like)
-        outcomes = like.new_zeros(*prior.batch_shape, 0, prior.num_outputs)
+        width = prior.num_outputs * prior.outcomes.columns
+        outcomes = like.new_zeros(*prior.batch_shape, 0, width)
         replay = StreamReplay.empty(Batch(like, outcomes), self.max_rows, self.schedule.seed)
         return DecoupledMemory(posterior, replay, 0, float(input_scale(X.double()).mean()))
 

@@ -26,6 +26,7 @@ from bo_stream.models.inducing.memory import InducingMemory
 from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import InferenceOption
 from bo_stream.models.input_transforms import split_transform
+from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
 from bo_stream.models.outcomes.likelihood import LikelihoodOutcomes, check_transform
 from bo_stream.models.shell.construction import latent_kernel
 
@@ -44,7 +45,7 @@ class OSVGP(StreamingGP):
       ``natural_steps``, that work with ``min(n, M)`` numbers each.
     - A fantasy: as of OSGPR, after one evaluation of the likelihood at the hypothetical outcomes.
     - Exact: with a Gaussian likelihood all that is exact in OSGPR. With any, the optimum of the
-      bound for the batch, if the likelihood is log-concave (Bernoulli, Laplace, Poisson).
+      bound for the batch, if the likelihood is log-concave (Bernoulli, binomial, Laplace, Poisson).
     - Approximate: the posterior is normal; sites of earlier batches stay as they were found, so
       that a stream differs a little from its batch, and ``elbo`` bounds the likelihood of the last
       batch times those sites, not of all data; a site of negative precision (Student-t, at
@@ -100,7 +101,9 @@ class OSVGP(StreamingGP):
         Args:
             train_X: First inputs, ``batch_shape x n x d``; n may be 0.
             train_Y: ``batch_shape x n x m``, in the likelihood's support: labels 0 and 1 for a
-                ``BernoulliLikelihood``, whole numbers from 0 for a ``PoissonLikelihood``.
+                ``BernoulliLikelihood``, whole numbers from 0 for a ``PoissonLikelihood``; for a
+                :class:`~bo_stream.BinomialLikelihood` two columns, positives and examined, of one
+                output, the logit of prevalence.
             likelihood: A ``GaussianLikelihood``, or any of gpytorch's of one function value an
                 outcome, of batch shape ``batch_shape x m`` (without m if that is 1) or none.
                 Default: BoTorch's Gaussian one. It is copied, and the copy's parameters require no
@@ -137,8 +140,9 @@ class OSVGP(StreamingGP):
         natural_steps = checked_number("natural_steps", natural_steps)
         hyper_steps = checked_number("hyper_steps", hyper_steps, 0)
         fantasy_steps = checked_number("fantasy_steps", fantasy_steps)
-        self._begin(train_X, train_Y, None, outcome_transform)
-        self._units = LikelihoodOutcomes.of(self._units.shift, beta, fantasy_steps)
+        latent_Y = latent_columns(train_Y, likelihood)
+        self._begin(train_X, latent_Y, None, outcome_transform)
+        self._units = outcomes_of(likelihood, self._units.shift, beta, fantasy_steps)
         input_transform, learned = split_transform(input_transform)
         inputs = self._first_inputs(train_X, input_transform)
         if covar_module is None:
@@ -154,7 +158,7 @@ class OSVGP(StreamingGP):
         self._inference = SiteInference(
             max_points, beta, natural_steps, natural_rate, hyper_steps, learning_rate, fixed
         )
-        self._standardize_first(train_X, train_Y, None)
+        self._standardize_first(train_X, latent_Y, None)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, None, 1.0)
 

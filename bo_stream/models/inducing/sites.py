@@ -138,13 +138,13 @@ class OnlineUpdate:
     @torch.enable_grad()  # once, for fits and for gradients, whoever asks first
     def _mean(self) -> Tensor:
         """Prior mean, ``... x m``."""
-        return self.hyper.constant(self.data.targets.shape[:-1])
+        return self.hyper.constant(self.data.noise.shape[:-1])
 
     @cached_property
     @torch.enable_grad()
     def _features(self) -> tuple[Tensor, Tensor]:
         """Whitened features, ``... x m x n x M``, and the prior variance that they leave out."""
-        batch, X = self.data.targets.shape[:-1], self.data.X
+        batch, X = self.data.noise.shape[:-1], self.data.X
         features = self.basis.features(X).expand(*batch, -1, -1)
         return features, self.basis.residual_variance(X, features)
 
@@ -161,8 +161,8 @@ class OnlineUpdate:
         return self._mean.unsqueeze(-1) + (self._features[0] @ weights.mean).squeeze(-1)
 
     def _outcomes(self) -> ExpectedLogProb:
-        targets = self.data.targets
-        return OutcomeModel(self.hyper.likelihood, targets.shape[-2]).expected_log_prob(targets)
+        outputs = self.data.noise.shape[-2]
+        return OutcomeModel(self.hyper.likelihood, outputs).expected_log_prob(self.data.targets)
 
     @torch.no_grad()
     def fit(self, start: Sites | None = None) -> Fit:
@@ -225,11 +225,12 @@ def site_statistics(features: Tensor, fit: Fit, targets: Tensor) -> Whitened:
     """Return statistics whose likelihood is the product of sites at their scales. Cost O(n M²).
 
     A site is a Gaussian observation of ``shift / precision`` with variance ``1 / precision``, so
-    that a constant mean may change after the data are gone. The energy holds the scales too: the
+    that a constant mean may change after the data are gone. Of counts the totals are those of the
+    positives. The energy holds the scales too: the
     collapsed bound of the statistics is the online bound. The noise is all in the columns.
     """
     precision, shift = fit.sites.precision, fit.sites.shift
-    outcomes = target_columns(targets)
+    outcomes = target_columns(targets[..., : precision.shape[-2], :])
     first = -2.0 * fit.log_scale.sum(-1) - math.log(2.0 * math.pi) * targets.shape[-1]
     cross, last = shift.sum(-1), precision.sum(-1)
     gram = features.mT @ (features * precision.unsqueeze(-1))

@@ -48,6 +48,8 @@ class Outcomes(ABC):
 
     shift: Tensor
     floor: NoiseFloor
+    columns: ClassVar[int] = 1
+    """Columns of Y for an output: two for counts."""
 
     # --- what is observed ------------------------------------------------------------------
 
@@ -64,8 +66,8 @@ class Outcomes(ABC):
             infers_noise: Whether observations without a known variance have the inferred one.
 
         Returns:
-            Targets and noise variances (1 where unknown), ``batch x m x n`` each, and where the
-            noise is known, ``batch x 1 x n``.
+            Targets (see there) and noise variances (1 where unknown), ``batch x m x n`` each, and
+            where the noise is known, ``batch x 1 x n``.
 
         Raises:
             InputDataError: The likelihood cannot have such outcomes; a variance is missing.

@@ -61,6 +61,14 @@ class LikelihoodOutcomes(Outcomes):
         zero = torch.zeros_like(like)
         return cls(zero, NoiseFloor.of(zero), beta, fantasy_steps)
 
+    def check(self, prior: Prior, targets: Tensor) -> None:
+        """Check that the likelihood can have such outcomes, ``... x m x n``; InputDataError."""
+        self.model(prior).check(targets)
+
+    def model(self, prior: Prior) -> OutcomeModel:
+        """Copy the likelihood as it is now."""
+        return OutcomeModel.of(prior.likelihood, prior.num_outputs)
+
     def encode(self, prior: Prior, Y: Tensor, Yvar: Tensor | None, infers_noise: bool) -> Targets:
         """Check outcomes and standardise them; see :meth:`Outcomes.encode`."""
         if Yvar is not None:
@@ -68,10 +76,10 @@ class LikelihoodOutcomes(Outcomes):
                 "Expected no Yvar: the noise is the likelihood's. For known variances use OSGPR."
             )
         outcomes = Y.detach().to(torch.float64)
-        _model(prior).check(outcomes.mT)
+        self.check(prior, outcomes.mT)
         targets = prior.chain.standardized(outcomes, self.shift).mT
         unknown = torch.zeros_like(targets[..., :1, :], dtype=torch.bool)
-        return Targets(targets, torch.ones_like(targets), unknown)
+        return Targets(targets, torch.ones_like(targets[..., : prior.num_outputs, :]), unknown)
 
     def standardized(
         self, chain: OutcomeChain, level: Tensor | None, data: Measured
@@ -100,13 +108,13 @@ class LikelihoodOutcomes(Outcomes):
         if prior.is_gaussian or not isinstance(prior.likelihood, REAL):
             return self.noise_level(prior, memory)
         nowhere = torch.zeros_like(prior.mean).unsqueeze(-1)
-        return _model(prior).variance(nowhere).squeeze(-1)
+        return self.model(prior).variance(nowhere).squeeze(-1)
 
     def moments(
         self, prior: Prior, mean: Tensor, variance: Tensor, noise: Callable[[], Tensor]
     ) -> tuple[Tensor, Tensor]:
         """Return those of the likelihood's marginal; see :class:`Outcomes`."""
-        return _model(prior).moments(mean, variance)
+        return self.model(prior).moments(mean, variance)
 
     def log_density(
         self,
@@ -117,9 +125,8 @@ class LikelihoodOutcomes(Outcomes):
         noise: Callable[[], Tensor],
     ) -> Tensor:
         """Return that of the likelihood's marginal; see :class:`Outcomes`."""
-        model = _model(prior)
-        model.check(targets)
-        return model.log_marginal(targets, mean, variance)
+        self.check(prior, targets)
+        return self.model(prior).log_marginal(targets, mean, variance)
 
     def pseudo_observations(
         self,
@@ -139,14 +146,14 @@ class LikelihoodOutcomes(Outcomes):
             raise UnsupportedError(
                 f"Expected no noise with a {type(prior.likelihood).__name__}: it has its own."
             )
-        model = _model(prior)
-        model.check(targets)
-        expected, power = model.expected_log_prob(targets), 1.0 / self.beta
+        self.check(prior, targets)
+        expected, power = self.model(prior).expected_log_prob(targets), 1.0 / self.beta
+        latent = targets[..., : prior.num_outputs, :]
         if self.fantasy_steps == 1:
-            _, mean, variance = torch.broadcast_tensors(targets, *process.marginals(inputs))
+            _, mean, variance = torch.broadcast_tensors(latent, *process.marginals(inputs))
             sites, _ = local_sites(expected, mean, variance, power)
         else:
-            marginal = Marginal.of(process.mean(inputs), process.covariance(inputs), targets.shape)
+            marginal = Marginal.of(process.mean(inputs), process.covariance(inputs), latent.shape)
             sites = fit_sites(marginal, expected, power, self.fantasy_steps).sites
         return sites.pseudo_observations()
 
@@ -159,7 +166,7 @@ class LikelihoodOutcomes(Outcomes):
                 f"Expected no observation_noise with a {type(prior.likelihood).__name__}: it has "
                 "its own."
             )
-        draw = _model(prior).draw
+        draw = self.model(prior).draw
         return lambda values, seed: (draw(values, seed), None)
 
     def begun(self, totals: Tensor, scale: Tensor, zeros_apart: bool) -> Self:
@@ -187,10 +194,6 @@ class LikelihoodOutcomes(Outcomes):
     def map(self, rule: Callable[[Tensor], Tensor]) -> Self:
         """Apply a rule to all tensors."""
         return replace(self, shift=rule(self.shift), floor=self.floor.map(rule))
-
-
-def _model(prior: Prior) -> OutcomeModel:
-    return OutcomeModel.of(prior.likelihood, prior.num_outputs)
 
 
 def check_transform(transform: OutcomeTransform | None, likelihood: Likelihood | None) -> None:

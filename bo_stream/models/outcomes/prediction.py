@@ -23,7 +23,7 @@ class Predictive:
     """Mean and variance of outcomes at single points, ``... x q x m`` each.
 
     Attributes:
-        mean: Of a label, its probability.
+        mean: Of a label, its probability; of counts, the positives of a hypothetical survey.
         variance: Of the outcome, noise included.
     """
 
@@ -71,7 +71,7 @@ def log_predictive(model: StreamingGP, X: Tensor, Y: Tensor) -> Tensor:
         UnsupportedError: An outcome transform other than ``Standardize``.
     """
     inputs, mean, variance = model._marginals(X)
-    check_hypothetical(mean.mT.to(X), Y, None, model.num_outputs)
+    check_hypothetical(mean.mT.to(X), Y, None, model.num_outputs * model._units.columns)
     targets, noise = model._standardized(Y.to(torch.float64)).mT, partial(model.noise_at, inputs)
     density = model._units.log_density(model._prior, targets, mean, variance, noise)
     return (density - model._offset_and_scale()[1].log()).mT.to(X)
@@ -80,12 +80,13 @@ def log_predictive(model: StreamingGP, X: Tensor, Y: Tensor) -> Tensor:
 def drawn(
     model: StreamingGP, X: Tensor, sampler: MCSampler, drawing: Drawing
 ) -> tuple[Tensor, Tensor | None]:
-    """Outcomes drawn from their joint posterior at X, ``sample_shape x ... x q x m``.
+    """Outcomes drawn from their joint posterior at X, ``sample_shape x ... x q x (m, counts 2)``.
 
     And their noise variances where these are not the model's own.
     """
     if X.shape[-2] == 0:
-        nothing = X.new_empty(*sampler.sample_shape, *X.shape[:-1], model.num_outputs)
+        width = model.num_outputs * model._units.columns
+        nothing = X.new_empty(*sampler.sample_shape, *X.shape[:-1], width)
         return nothing, None
     with fantasize_flag():
         samples = sampler(model.posterior(X))
@@ -94,5 +95,5 @@ def drawn(
     flat = values.reshape(sampler.sample_shape.numel(), -1, *kept)
     outcomes, noise = drawing(flat, sampler.seed)
     offset, scale = model._offset_and_scale()
-    Y = (offset + scale * outcomes.view(values.shape)).mT.to(X)
+    Y = (offset + scale * outcomes.view(*values.shape[:-2], *outcomes.shape[-2:])).mT.to(X)
     return Y, None if noise is None else noise.view(values.shape).mT.to(X)

@@ -48,7 +48,8 @@ def subset_output(model: M, idcs: list[int]) -> M:
     for name, module in model._modules.items():
         if isinstance(module, OutcomeTransform | Model):
             part._modules[name] = module.subset_output(idcs)
-    part._set_memory(model._memory.select(idcs))
+    whole = model._units.columns > 1  # of counts, there is one output
+    part._set_memory(deepcopy(model._memory) if whole else model._memory.select(idcs))
     part._units = model._units.select(idcs)
     return part
 

@@ -25,10 +25,12 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.sampled import PointBasis, SampledBasis, check_spectral
+from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood, check_likelihood
 from bo_stream.models.inference import Inference, KeptProcess
 from bo_stream.models.memory import Observations
-from bo_stream.models.outcomes.likelihood import REAL, LikelihoodOutcomes, check_transform
+from bo_stream.models.outcomes.counts import CountOutcomes, latent_columns, outcomes_of
+from bo_stream.models.outcomes.likelihood import REAL, check_transform
 from bo_stream.models.prior import Prior
 from bo_stream.models.quadruply_stochastic.choice import FourierFeatures, InducingAtData, Schedule
 from bo_stream.models.quadruply_stochastic.control_variate import SAMPLE, ControlPoints
@@ -92,7 +94,7 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
 
     def empty(self, layout: Layout, X: Tensor, prior: Prior) -> Memory:
         """Return a memory of no observations, for inputs like X, and of no weights yet."""
-        like = Batch(X[:0], X.new_zeros(0, prior.num_outputs))
+        like = Batch(X[:0], X.new_zeros(0, prior.num_outputs * prior.outcomes.columns))
         replay = StreamReplay.empty(like, self.max_rows, self.schedule.seed)
         return Memory(replay, layout, self._no_weights(X, prior))
 
@@ -204,7 +206,10 @@ class QuadruplyStochasticInference(Inference[Memory, KeptProcess]):
         process = self._weighted(memory, prior, frozen(prior.kernel), prior.mean.clone())
         if not isinstance(process.basis, PointBasis):
             return process
-        noise = site_noise(prior.likelihood).double().clone().unsqueeze(-1)
+        units, likelihood = prior.outcomes, prior.likelihood
+        if isinstance(units, CountOutcomes):
+            likelihood = units.model(prior).likelihood
+        noise = site_noise(likelihood).double().clone().unsqueeze(-1)
         return replace(process, noise=noise)
 
     def _weighted(
@@ -383,8 +388,9 @@ def build(
     elif likelihood is not None and not isinstance(likelihood, REAL):
         outcome_transform = None
     model._inference = inference
-    model._begin(train_X, train_Y, None, outcome_transform)
-    model._units = LikelihoodOutcomes.of(model._units.shift)
+    latent_Y = latent_columns(train_Y, likelihood)
+    model._begin(train_X, latent_Y, None, outcome_transform)
+    model._units = outcomes_of(likelihood, model._units.shift)
     inputs = model._first_inputs(train_X, input_transform)
     if covar_module is None and not inference.relevance:
         covar_module = latent_kernel(inputs.shape[-1], model._parameter_shape)
@@ -395,9 +401,9 @@ def build(
     if isinstance(basis, FourierFeatures):
         check_spectral(model.covar_module)
     inputs = inputs.detach().double()
-    layout = Layout(basis, inputs[:0], train_Y.shape[-1])
+    layout = Layout(basis, inputs[:0], model.num_outputs)
     model._memory = inference.empty(layout, inputs, model._prior)
-    model._standardize_first(train_X, train_Y, None)
+    model._standardize_first(train_X, latent_Y, None)
     inputs = model.coordinates(train_X).double()
     model._memory = inference.filled(model._memory, inputs, model._prior)
     if train_X.shape[-2] > 0:
@@ -439,12 +445,14 @@ def site_noise(likelihood: Likelihood) -> Tensor:
     """Return the noise variance of a Gaussian likelihood about as sharp as another, ``m`` or 1.
 
     Its own variance, that of a Laplace outcome, or one over the largest curvature, which is at
-    f = 0: 1/4 for the logistic likelihood, 2/π for the probit. For counts it grows with the count;
-    1 is that of a count of about five.
+    f = 0: 1/4 for the logistic likelihood and for each trial of a binomial one, 2/π for the probit.
+    For other counts it grows with the count; 1 is that of a count of about five.
     """
     if isinstance(likelihood, GaussianLikelihood):
         return likelihood.noise.reshape(-1)
     if isinstance(likelihood, LaplaceLikelihood):
         return 2.0 * likelihood.noise.reshape(-1)
+    if isinstance(likelihood, BinomialLikelihood):
+        return torch.full((1,), 4.0 / (likelihood.trials or 1))
     curved = {LogisticLikelihood: 4.0, BernoulliLikelihood: 0.5 * math.pi}
     return curved.get(type(likelihood), 1.0) * torch.ones(1)

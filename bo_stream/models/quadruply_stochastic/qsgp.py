@@ -22,6 +22,7 @@ from gpytorch.means import Mean
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_instance
@@ -48,6 +49,7 @@ LOG_CONCAVE = (
     BernoulliLikelihood,
     LogisticLikelihood,
     PoissonLikelihood,
+    BinomialLikelihood,
 )
 """Likelihoods whose logarithm is concave in the function value: Theorem 3 bounds them."""
 
@@ -117,7 +119,8 @@ class QSGP(StreamingGP):
             train_Y: ``n x m``, in the likelihood's support.
             likelihood: A ``GaussianLikelihood`` (default: BoTorch's), or one whose logarithm is
                 concave: ``LaplaceLikelihood``, ``LogisticLikelihood``, ``BernoulliLikelihood``,
-                ``PoissonLikelihood``. It is copied.
+                ``PoissonLikelihood``, :class:`~bo_stream.BinomialLikelihood` without overdispersion
+                (train_Y as for OSVGP). It is copied.
             covar_module: Of batch shape ``m`` (none if that is 1), or none. Default: BoTorch's
                 RBF kernel with an output scale. For Fourier features RBF or Matérn.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
@@ -164,12 +167,14 @@ class QSGP(StreamingGP):
                 "on some of the data and give its covar_module and likelihood."
             )
         learns = diagonal if empirical_bayes is None else empirical_bayes
-        if likelihood is not None and not isinstance(likelihood, LOG_CONCAVE):
+        dispersed = isinstance(likelihood, BinomialLikelihood) and likelihood.overdispersion
+        if dispersed or not (likelihood is None or isinstance(likelihood, LOG_CONCAVE)):
             names = ", ".join(one.__name__ for one in LOG_CONCAVE)
+            kind = f"{'an overdispersed ' if dispersed else ''}{type(likelihood).__name__}"
             raise UnsupportedError(
-                f"Expected a likelihood whose logarithm is concave ({names}), got "
-                f"{type(likelihood).__name__}: with a few functions drawn, Jensen's inequality "
-                "would not make the estimate a lower bound. For outliers take LaplaceLikelihood, "
+                f"Expected a likelihood whose logarithm is concave ({names}), got {kind}: "
+                "with a few functions drawn, Jensen's inequality would not make the estimate a "
+                "lower bound. For outliers take LaplaceLikelihood, "
                 "for any likelihood OSVGP."
             )
         sizes = batch_size, functions, control_points, update_steps, initial_points, freeze_steps

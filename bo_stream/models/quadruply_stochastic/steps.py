@@ -191,7 +191,8 @@ class Steps:
         """
         targets, likelihood = data[1], self.hyper.likelihood
         with torch.set_grad_enabled(learns):
-            mean = self.hyper.constant(targets.shape[:1]).unsqueeze(-1).to(targets)
+            outputs = self.progress.coefficients.shape[:1]
+            mean = self.hyper.constant(outputs).unsqueeze(-1).to(targets)
             noise = likelihood.noise.reshape(-1).to(mean) if self._is_gaussian else None
         if noise is None:
             return self._of_likelihood(drawn, targets, mean)
@@ -219,7 +220,7 @@ class Steps:
         deviation. Given the draw f is normal, and its expectation is had in closed form or by
         quadrature. Equal to the bound where all functions are drawn.
         """
-        model = OutcomeModel(self.hyper.likelihood, len(targets))
+        model = OutcomeModel(self.hyper.likelihood, len(self.progress.coefficients))
         expected = model.expected_log_prob(targets.double())
         one = drawn[0]
         sums = one.sums(one.functions)

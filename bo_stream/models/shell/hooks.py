@@ -110,7 +110,7 @@ def get_fantasy_model(
     check_inputs(inputs, model._input_dim, model.train_targets, finite=True)
     rows = _as_rows(model, targets)
     variances = None if noise is None else _as_rows(model, noise)
-    check_hypothetical(inputs, rows, variances, model.num_outputs)
+    check_hypothetical(inputs, rows, variances, model.num_outputs * model._units.columns)
     known = None if variances is None else variances.double().mT
     X = inputs.double()
     process = solved(model, model._inference.process, X)

@@ -375,7 +375,7 @@ def condition_on_observations(
     """
     leave_training(model)
     inputs = hypothetical_inputs(model, X)
-    check_hypothetical(inputs.to(X), Y, noise, model._num_outputs)
+    check_hypothetical(inputs.to(X), Y, noise, model._num_outputs * model._units.columns)
     targets = standardized_outcomes(model, Y.to(torch.float64)).mT
     given = None if noise is None else noise.to(torch.float64).mT
     process = solved(model, model._inference.process, inputs)

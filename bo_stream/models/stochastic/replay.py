@@ -358,7 +358,7 @@ class HoldsRows(ABC):
         """``[Y, 1]ᵀ [Y, 1]``, ``... x m x 2 x 2``; of a sample scaled to all that came. O(n)."""
         total = self.counts.new_zeros(*self.counts.shape, 2, 2)
         for batch in self.replay.chunks(2 * ROWS):
-            columns = target_columns(batch.Y.to(total).mT)
+            columns = target_columns(batch.Y.to(total).mT[..., : total.shape[-3], :])
             total = total + columns.mT @ columns
         return total * self.replay.weight
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from bo_stream.bases.functions import InducingFunctions
 from bo_stream.bases.inducing import kernel_variance
+from bo_stream.likelihoods.binomial import BinomialLikelihood, empirical_logits
 from bo_stream.linalg import cholesky_with_nugget, solve_lower
 from bo_stream.models.prior import Hyperparameters
 from bo_stream.models.stochastic.optimisers import maximise
@@ -31,14 +32,16 @@ def learn_first_hyperparameters(
     """Set kernel, mean and the noise of real outcomes by maximum marginal likelihood, in place.
 
     Of transformed inputs ``... x n x d`` and outcomes ``... x n x m``. Those of other likelihoods,
-    labels or counts, are taken for real ones: what is learned of lengthscales serves to begin with.
+    labels or counts, are taken for real ones, positives of a number by their empirical logits: what
+    is learned of lengthscales serves to begin with.
     Cost O(n³) a step of L-BFGS, of which there are as many as it takes, or ``maxiter``. [Evans2020,
     section I.1]
     """
     own = isinstance(likelihood, GaussianLikelihood)
+    counts = isinstance(likelihood, BinomialLikelihood)
     exact = SingleTaskGP(
         rows.X,
-        rows.Y,
+        empirical_logits(*rows.Y.split(1, -1))[0] if counts else rows.Y,
         likelihood=deepcopy(likelihood).double() if own else None,
         covar_module=deepcopy(kernel).double(),
         mean_module=deepcopy(mean).double(),
@@ -49,6 +52,8 @@ def learn_first_hyperparameters(
         _fit(exact, maxiter)
     with torch.no_grad():
         kernel.load_state_dict(exact.covar_module.state_dict())
+        if counts:
+            mean.load_state_dict(exact.mean_module.state_dict())
         if isinstance(likelihood, GaussianLikelihood | LaplaceLikelihood):
             mean.load_state_dict(exact.mean_module.state_dict())
             share = 1.0 if own else 0.5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.utils.types import DEFAULT, _DefaultType
@@ -11,11 +13,16 @@ from gpytorch.means import Mean
 from torch import Tensor
 
 from bo_stream.bases.stems import Stem
+from bo_stream.likelihoods.binomial import BinomialLikelihood
+from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inference import InferenceOption
+from bo_stream.models.outcomes.counts import latent_columns, outcomes_of
+from bo_stream.models.outcomes.likelihood import check_transform
 from bo_stream.models.shell.construction import (
     check_rank,
     choose_box,
+    latent_kernel,
     stretch_lengthscale,
     warn_of_scaling,
 )
@@ -23,6 +30,7 @@ from bo_stream.models.wiski import verbs
 from bo_stream.models.wiski.inference import GridInference
 from bo_stream.models.wiski.resolution import GridSize, check_dim
 from bo_stream.models.wiski.rows import Memory
+from bo_stream.models.wiski.sites import SiteGridInference
 from bo_stream.models.wiski.verbs import Attribute
 
 
@@ -79,7 +87,7 @@ class WISKI(StreamingGP):
         train_X: Tensor,
         train_Y: Tensor,
         train_Yvar: Tensor | None = None,
-        likelihood: _GaussianLikelihoodBase | None = None,
+        likelihood: _GaussianLikelihoodBase | BinomialLikelihood | None = None,
         covar_module: Kernel | None = None,
         mean_module: Mean | None = None,
         outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
@@ -99,7 +107,13 @@ class WISKI(StreamingGP):
                 learned. Zero is raised to ``NOISE_FLOOR`` of the outcomes' variance, a positive one
                 to ``LEAST_NOISE`` of it, with a warning.
             likelihood: A ``GaussianLikelihood``; default: BoTorch's with a log-normal prior, or
-                fixed noise where every variance is known.
+                fixed noise where every variance is known. Or a
+                :class:`~bo_stream.BinomialLikelihood`, which is copied: train_Y then has two
+                columns, positives and examined, of one output, the logit of prevalence, and each
+                row enters as a Gaussian observation, its *site*, as in :class:`~bo_stream.OSVGP`.
+                Sites stay as they were found, so that a stream differs a little from its batch; a
+                refit learns kernel and mean, ``clear().update(X, Y)`` then finds the sites anew; a
+                concentration stays as it is; nothing is retracted.
             covar_module: RBF, Matérn 1/2, 3/2, 5/2, periodic and spectral mixture kernels, scaled,
                 multiplied and added as you like. A sum gives a grid to each of its parts, over that
                 part's ``active_dims`` (at most four; parts may share inputs); parts on one and the
@@ -138,17 +152,31 @@ class WISKI(StreamingGP):
             ValueError: ``grid_size``, ``bounds``, ``tolerance`` or ``max_rank`` is out of range, or
                 the grid is too large for memory (said before it is allocated).
         """
-        self._begin(train_X, train_Y, train_Yvar, outcome_transform)
+        counts = likelihood if isinstance(likelihood, BinomialLikelihood) else None
+        latent_Y = latent_columns(train_Y, counts)
+        if counts is not None:
+            if isinstance(outcome_transform, _DefaultType):
+                outcome_transform = None
+            check_transform(outcome_transform, counts)
+        self._begin(train_X, latent_Y, train_Yvar, outcome_transform)
         rank = check_rank(tolerance, max_rank)
         inputs = self._first_inputs(train_X, input_transform, stem)
         dim = check_dim(inputs.shape[-1], covar_module)
-        self._set_modules(dim, train_Yvar, likelihood, covar_module, mean_module)
+        kernel = covar_module
+        if counts is not None and kernel is None:
+            kernel = latent_kernel(dim, self._parameter_shape)
+        gaussian = None if isinstance(likelihood, BinomialLikelihood) else likelihood
+        self._set_modules(dim, train_Yvar, gaussian, kernel, mean_module)
         box = choose_box(bounds, train_X, inputs, input_transform, stem)
         if covar_module is None:
-            stretch_lengthscale(self.covar_module, box)
-        self._inference, self._memory = GridInference.start(
-            self._prior, box, grid_size, rank, train_X
-        )
-        self._standardize_first(train_X, train_Y, train_Yvar)
+            stretch_lengthscale(getattr(self.covar_module, "base_kernel", self.covar_module), box)
+        start = GridInference.start
+        if counts is not None:
+            check_likelihood(counts, self._parameter_shape)
+            self.likelihood = deepcopy(counts).requires_grad_(False)
+            self._units, start = outcomes_of(counts, self._units.shift), SiteGridInference.start
+        self._inference, self._memory = start(self._prior, box, grid_size, rank, train_X)
+        self._standardize_first(train_X, latent_Y, train_Yvar)
         self._observe(train_X, train_Y, train_Yvar, 1.0)
-        warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)
+        if counts is None:
+            warn_of_scaling(inputs, self._standardized(train_Y.double()), covar_module is not None)

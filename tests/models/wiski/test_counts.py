@@ -1,0 +1,111 @@
+"""Counts on a grid, by sites, against OSVGP at all inputs and in streams."""
+
+import numpy as np
+import pytest
+import torch
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.fit import fit_gpytorch_mll
+from gpytorch.kernels import AdditiveKernel, Kernel, RBFKernel, ScaleKernel
+from gpytorch.means import ZeroMean
+from gpytorch.mlls import VariationalELBO
+from torch import Tensor
+
+from bo_stream import OSVGP, WISKI, BinomialLikelihood, prevalence
+from tests.comparisons import assert_untouched, fingerprint
+from tests.models.inducing.test_counts import count_kernel, logits, surveys
+
+BOX = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+
+
+def _additive() -> ScaleKernel:
+    parts = [ScaleKernel(RBFKernel(active_dims=(i,))) for i in range(2)]
+    for part in parts:
+        part.outputscale, part.base_kernel.lengthscale = 2.0, 0.5
+    return ScaleKernel(AdditiveKernel(*parts)).double()
+
+
+KERNELS = {"one grid": count_kernel, "additive": _additive}
+
+
+def _wiski(X: Tensor, Y: Tensor, kernel: Kernel, overdispersed: bool = False) -> WISKI:
+    likelihood = BinomialLikelihood(overdispersion=overdispersed)
+    grid = {"bounds": BOX, "grid_size": 24, "tolerance": 0.0}
+    return WISKI(X, Y, None, likelihood, kernel, ZeroMean(), **grid)
+
+
+def _osvgp(X: Tensor, Y: Tensor, kernel: Kernel, overdispersed: bool = False) -> OSVGP:
+    likelihood = BinomialLikelihood(overdispersion=overdispersed)
+    return OSVGP(X, Y, likelihood, kernel, ZeroMean(), inducing_points=X)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("overdispersed", [False, True])
+def test_a_batch_ends_where_osvgp_ends(kernel: str, overdispersed: bool) -> None:
+    X, Y = surveys(60)
+    own = _wiski(X, Y, KERNELS[kernel](), overdispersed)
+    mean, deviation = logits(_osvgp(X, Y, KERNELS[kernel](), overdispersed), X)
+    found, spread = logits(own, X)
+    assert (np.abs(found - mean) < 0.02 * deviation).all()
+    assert spread == pytest.approx(deviation, rel=0.02)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("batch", [1, 5])
+def test_streams_in_any_order_end_near_the_batch(kernel: str, batch: int) -> None:
+    """Within a quarter of a deviation: sites of earlier rows stay as they were found."""
+    X, Y = surveys(20)
+    mean, deviation = logits(_wiski(X, Y, KERNELS[kernel]()), X)
+    for seed in (0, 1):
+        order = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed))
+        stream = _wiski(X[:0], Y[:0], KERNELS[kernel]())
+        for rows in order.split(batch):
+            stream.update(X[rows], Y[rows])
+        found, spread = logits(stream, X)
+        assert (np.abs(found - mean) < 0.25 * deviation).all()
+        assert spread == pytest.approx(deviation, rel=0.2)
+
+
+def test_many_rows_enter_by_features_as_few_do_jointly() -> None:
+    X = torch.rand(400, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    Y = torch.stack(((20.0 * X[:, 0] * X[:, 1]).round(), torch.full((400,), 20.0).double()), -1)
+    together = _wiski(X, Y, count_kernel())
+    halves = _wiski(X[:200], Y[:200], count_kernel()).update(X[200:], Y[200:])
+    mean, deviation = logits(together, X)
+    found, spread = logits(halves, X)
+    assert (np.abs(found - mean) < 0.25 * deviation).all()
+    assert spread == pytest.approx(deviation, rel=0.1)
+    rates = prevalence(together, X).mean[:, 0]
+    assert float((rates - X[:, 0] * X[:, 1]).abs().mean()) < 0.03
+
+
+def test_hyperparameters_are_learned_from_sites_and_sites_found_anew() -> None:
+    X = torch.rand(200, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    chance = (6.0 * X[:, 0] - 4.0).sigmoid()
+    Y = torch.stack(((50.0 * chance).round(), torch.full((200,), 50.0).double()), -1)
+    model = WISKI(X, Y, likelihood=BinomialLikelihood(), bounds=BOX, grid_size=16)
+    before = float(model.log_marginal_likelihood().detach())
+    fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=len(X)))
+    assert float(model.log_marginal_likelihood().detach()) > before
+    model.clear().update(X, Y)
+    gap = prevalence(model, X).mean[:, 0] - chance
+    assert float(gap.abs().max()) < 0.05
+
+
+def test_what_a_model_of_counts_cannot_do_is_said() -> None:
+    X, Y = surveys(20)
+    model = _wiski(X, Y, count_kernel())
+    model.posterior(X)
+    before = fingerprint(model)
+    with pytest.raises(UnsupportedError, match="BinomialLikelihood"):
+        model.retract(X[:2], Y[:2])
+    with pytest.raises(UnsupportedError, match="no Gaussian noise"):
+        model.posterior(X, observation_noise=True)
+    with pytest.raises(UnsupportedError, match="log_predictive"):
+        model.batch_log_marginal_likelihood(X, Y)
+    with pytest.raises(InputDataError, match="row 1, column 0"):
+        model.update(X[:2], torch.tensor([[1.0, 2.0], [3.0, 2.0]]).double())
+    with pytest.raises(InputDataError, match="too far outside"):
+        model.update(X[:2] + 90.0, Y[:2])
+    with pytest.raises(UnsupportedError, match="Yvar"):
+        model.update(X, Y, torch.ones_like(Y))
+    assert_untouched(model, before)
