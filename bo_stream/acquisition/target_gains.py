@@ -9,15 +9,18 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bo_stream.acquisition.lookahead import Lookahead
+from bo_stream.acquisition.feature_nipv import PointMeasure
+from bo_stream.acquisition.lookahead import LinearLookahead, Lookahead
 from bo_stream.acquisition.pool import TIE, Gains, JointGains
+from bo_stream.acquisition.sites import sites
+from bo_stream.process.process import WeightSpaceProcess
 
 BLOCK = 100_000
 """Pairs of a candidate and a target that are looked at together: they stay in a cache."""
 
 
 LEAST_COST = 1e-6
-"""A detour costs at least this part of the dearest candidate, in gains per cost."""
+"""Least cost that gains are divided by, of the largest: a detour may cost nothing."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,21 @@ class FeatureGains(CriterionGains):
     gains: Gains
     noise: Tensor
     left: float
+
+    @classmethod
+    def of(
+        cls,
+        space: WeightSpaceProcess,
+        X: Tensor,
+        noise: Tensor,
+        targets: PointMeasure,
+        lookahead: LinearLookahead,
+    ) -> Self:
+        """Compute the gains of N candidates ``N x d``; cost as of :meth:`Gains.of`."""
+        weighted = PointMeasure(targets.points, targets.weights * lookahead.slope)
+        gains = Gains.of(sites(space.basis, X), weighted.gram(space.basis), space.weights)
+        before = lookahead(torch.zeros_like(lookahead.variance)) @ targets.weights
+        return cls(gains, noise, float(before))
 
     @property
     def total(self) -> float:
@@ -136,16 +154,21 @@ class JointTargetGains(CriterionGains):
 def best_of(gains: Tensor, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
     """Return the candidate of the largest gain, or gain per cost, and its gain.
 
-    Of those that tie the lowest index. What costs next to nothing counts as a tiny part of the
-    dearest.
+    Of those that tie the lowest index.
 
     Args:
         gains: ``N``.
         feasible: Those to choose from, ``N`` bools.
         costs: ``N``, or None.
     """
-    worth = gains if costs is None else gains / costs.clamp_min(LEAST_COST * float(costs.max()))
-    worth = worth.masked_fill(~feasible, -torch.inf)
+    worth = per_cost(gains, costs).masked_fill(~feasible, -torch.inf)
     largest = worth.max()
     pick = int((worth >= largest - TIE * largest.abs()).to(torch.uint8).argmax())
     return pick, float(gains[pick])
+
+
+def per_cost(gains: Tensor, costs: Tensor | None) -> Tensor:
+    """Divide gains by costs, ``N``; what costs next to nothing counts as a part of the dearest."""
+    if costs is None:
+        return gains
+    return gains / costs.clamp_min(LEAST_COST * float(costs.max()))
