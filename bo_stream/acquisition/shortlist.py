@@ -14,7 +14,12 @@ from bo_stream.acquisition.lookahead import Lookahead
 from bo_stream.acquisition.pool import Gains, JointGains
 from bo_stream.acquisition.site_noise import SiteNoise
 from bo_stream.acquisition.sites import kept_sites
-from bo_stream.acquisition.target_gains import CriterionGains, JointTargetGains, per_cost
+from bo_stream.acquisition.target_gains import (
+    CriterionGains,
+    JointTargetGains,
+    per_cost,
+    without_own,
+)
 from bo_stream.acquisition.weight_space import explained
 from bo_stream.process.process import PosteriorProcess
 
@@ -124,6 +129,7 @@ class ShortlistGains(CriterionGains):
         lookahead: The criterion at the targets, of variances in units of the process.
         removed: Variance removed from the targets so far, ``M``.
         ranking: Guesses of all gains.
+        own: Targets that candidates settle, as of :class:`JointTargetGains`.
     """
 
     process: PosteriorProcess
@@ -133,6 +139,7 @@ class ShortlistGains(CriterionGains):
     lookahead: Lookahead
     removed: Tensor
     ranking: Ranking
+    own: Tensor | None = None
 
     @classmethod
     def of(
@@ -141,12 +148,13 @@ class ShortlistGains(CriterionGains):
         noise: SiteNoise,
         targets: PointMeasure,
         lookahead: Lookahead,
+        own: Tensor | None = None,
     ) -> Self:
         """Rank all candidates before a round."""
         ranking = FeatureRanking.of(process, noise, targets, lookahead)
         removed = torch.zeros_like(lookahead.variance)
         found = RandomRanking.of(noise.X) if ranking is None else ranking
-        return cls(process, process, noise, targets, lookahead, removed, found)
+        return cls(process, process, noise, targets, lookahead, removed, found, own)
 
     @property
     def total(self) -> float:
@@ -172,6 +180,7 @@ class ShortlistGains(CriterionGains):
             self,
             process=self.process.condition(X, self.process.mean(X), exact.noise),
             removed=exact.observing(0).removed,
+            targets=replace(self.targets, weights=without_own(self.targets.weights, self.own, i)),
             ranking=self.ranking.observing(i),
         )
 
@@ -181,4 +190,6 @@ class ShortlistGains(CriterionGains):
         joint = JointGains.of(self.process, X, self.targets)
         mean, variance = (moment[0] for moment in self.before.marginals(X))
         noise = self.noise.at(listed, mean, variance)
-        return JointTargetGains(joint, noise, self.lookahead, self.targets.weights, self.removed)
+        own = None if self.own is None else self.own[listed]
+        weights = self.targets.weights
+        return JointTargetGains(joint, noise, self.lookahead, weights, self.removed, own)
