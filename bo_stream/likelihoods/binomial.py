@@ -114,10 +114,17 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
     def expected_log_prob(
         self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Compute ``E log p(y | f)`` of rows ``... x n x 2``, ``... x n``; see the function."""
+        """Compute ``E log p(y | f)`` of rows ``... x n x 2``, ``... x n``; see the function.
+
+        With outliers a lower bound of it, ``log((1 − ε) exp E log p₀(y | f) + ε / (trials + 1))``
+        with p₀ of all other rows: the largest that leaves whether a row is one independent of f.
+        Its curvature in f is that of p₀ times the probability of being none, so that it is a
+        Gaussian site of positive precision.
+        """
         positives, trials = observations.unbind(-1)
         given = function_dist.mean, function_dist.variance, self.concentration
-        return expected_log_prob(positives, trials, *given, self.outliers)
+        ordinary = expected_log_prob(positives, trials, *given)
+        return with_outliers(ordinary, trials, self.outliers)
 
     def log_marginal(
         self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
@@ -259,31 +266,19 @@ def expected_log_prob(
     mean: Tensor,
     variance: Tensor,
     concentration: Tensor | None = None,
-    outliers: float = 0.0,
 ) -> Tensor:
     """Compute ``E log p(positives | f)`` for a logit ``f ~ N(mean, variance)``.
 
     By quadrature; of the binomial only ``E log(1 + exp(f))``, for the rest is linear in f.
     Differentiable in both moments and in the concentration; all tensors broadcast.
-
-    Args:
-        positives: Whole numbers from 0 to the trials, ``...``.
-        trials: Whole numbers from 1, ``...``.
-        mean: Of the logit, ``...``.
-        variance: Of the logit, ``...``.
-        concentration: Of the beta-binomial; None: binomial.
-        outliers: Share of counts that have nothing to do with f.
     """
     nodes, weights = normal_nodes(mean)
     logits = mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes
-    if concentration is None and not outliers:
+    if concentration is None:
         softplus = -(logsigmoid(-logits) * weights).sum(-1)
         return log_choices(positives, trials) + positives * mean - trials * softplus
-    y, n = positives.unsqueeze(-1), trials.unsqueeze(-1)
-    ordinary = log_prob(
-        y, n, logits, None if concentration is None else concentration.unsqueeze(-1)
-    )
-    return (with_outliers(ordinary, n, outliers) * weights).sum(-1)
+    counts = positives.unsqueeze(-1), trials.unsqueeze(-1)
+    return (log_prob(*counts, logits, concentration.unsqueeze(-1)) * weights).sum(-1)
 
 
 def log_marginal(

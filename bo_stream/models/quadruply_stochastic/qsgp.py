@@ -172,7 +172,8 @@ class QSGP(StreamingGP):
         )
         if dispersed or not (likelihood is None or isinstance(likelihood, LOG_CONCAVE)):
             names = ", ".join(one.__name__ for one in LOG_CONCAVE)
-            kind = f"{'an overdispersed or contaminated ' if dispersed else ''}{type(likelihood).__name__}"
+            which = "an overdispersed or contaminated " if dispersed else ""
+            kind = f"{which}{type(likelihood).__name__}"
             raise UnsupportedError(
                 f"Expected a likelihood whose logarithm is concave ({names}), got {kind}: "
                 "with a few functions drawn, Jensen's inequality would not make the estimate a "
