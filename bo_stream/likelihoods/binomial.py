@@ -12,6 +12,7 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from gpytorch.constraints import Positive
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
+from gpytorch.priors import LogNormalPrior
 from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 from torch.distributions import Beta, Binomial, Distribution
@@ -22,6 +23,10 @@ NODES = 32
 
 FIRST_CONCENTRATION = 50.0
 """Concentration of the beta-binomial before any data: trials of a row correlate by 0.02."""
+
+PRIOR_WIDTH = 2.0
+"""Deviation of its logarithm under its prior, whose median that is: counts that are no more than
+binomial would send it to infinity."""
 
 NODES_OF_SUPPORT = 64
 """Nodes of the trapezoidal rule over the support of an integrand."""
@@ -45,7 +50,8 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
 
     Args:
         trials: Examined by a hypothetical survey. Default: the rounded mean of those observed.
-        overdispersion: Whether counts are beta-binomial, with a concentration that models learn.
+        overdispersion: Whether counts are beta-binomial, with a concentration that models learn,
+            under a wide log-normal prior of median 50.
         batch_shape: Of the concentration.
 
     Raises:
@@ -72,6 +78,8 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
             raw = torch.nn.Parameter(constraint.inverse_transform(start))
             self.register_parameter("raw_concentration", raw)
             self.register_constraint("raw_concentration", constraint)
+            prior = LogNormalPrior(math.log(FIRST_CONCENTRATION), PRIOR_WIDTH)
+            self.register_prior("concentration_prior", prior, concentration_of)
 
     @property
     def concentration(self) -> Tensor | None:
@@ -112,6 +120,13 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
         positives, trials = observations.unbind(-1)
         mean, variance = function_dist.mean, function_dist.variance
         return log_marginal(positives, trials, mean, variance, self.concentration)
+
+
+def concentration_of(likelihood: BinomialLikelihood) -> Tensor:
+    """Return the concentration of an overdispersed likelihood, for its prior."""
+    concentration = likelihood.concentration
+    assert concentration is not None  # noqa: S101
+    return concentration
 
 
 class BetaBinomial(Distribution):
@@ -237,9 +252,9 @@ def log_marginal(
     steps = torch.linspace(0.0, 1.0, NODES_OF_SUPPORT, dtype=mean.dtype, device=mean.device)
     logits = low.unsqueeze(-1) + (high - low).unsqueeze(-1) * steps
     weight = (high - low) / (NODES_OF_SUPPORT - 1)
-    at = (t.unsqueeze(-1) for t in (positives, trials, mean, variance))
+    y, n, m, v = (t.unsqueeze(-1) for t in (positives, trials, mean, variance))
     s = None if concentration is None else concentration.unsqueeze(-1)
-    total = _log_joint(logits, *at, s).logsumexp(-1)
+    total = _log_joint(logits, y, n, m, v, s).logsumexp(-1)
     return total + (weight / (2.0 * math.pi * variance).sqrt()).log()
 
 

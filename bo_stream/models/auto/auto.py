@@ -20,6 +20,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.auto.families import (
+    EXACT,
     FAMILIES,
     allowed_families,
     checked_options,
@@ -149,10 +150,11 @@ class AutoGP(StreamingGP):
             self._units = outcomes_of(likelihood, self._units.shift)
             check_likelihood(likelihood, self._parameter_shape)
             self.likelihood = deepcopy(likelihood)
-            chosen = _with_steps(self, chosen)
         self.to(train_X)
         kind = self._prior, self._process_dim, box
         allowed = allowed_families(families, *kind)
+        if not gaussian:
+            chosen = _with_steps(self, chosen, in_fits=allowed[0] == EXACT)
         most = most_exact(allowed, *kind) if max_exact is None else max_exact
         most = checked_number("max_exact", most)
         self._inference = AutoInference(allowed, most, max_rows, box, chosen)
@@ -163,7 +165,7 @@ class AutoGP(StreamingGP):
         self._standardize_first(train_X, latent_Y, None)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, train_Yvar, 1.0)
-        if "hyper_steps" not in options:
+        if "hyper_steps" not in options and self.family != EXACT:
             self._memory = self._memory.with_options(hyper_steps=chosen["hyper_steps"] // FIRST)
 
     @property
@@ -206,12 +208,16 @@ class AutoGP(StreamingGP):
         return self
 
 
-def _with_steps(model: AutoGP, options: dict[str, Any]) -> dict[str, Any]:
-    """Add how a likelihood's own parameters are learned: in updates, for a fit cannot."""
+def _with_steps(model: AutoGP, options: dict[str, Any], in_fits: bool) -> dict[str, Any]:
+    """Add how a likelihood's own parameters are learned: in updates, where a fit cannot.
+
+    A fit can while all rows are held; the updates of the family that follows then go on.
+    """
     fixed = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
     learns = any(p.requires_grad for p in model.likelihood.parameters())
-    model.likelihood.requires_grad_(False)
-    return {"hyper_steps": FIRST * STEPS * learns, **options, "fixed": fixed}
+    model.likelihood.requires_grad_(learns and in_fits)
+    steps = STEPS * learns * (1 if in_fits else FIRST)
+    return {"hyper_steps": steps, **options, "fixed": fixed}
 
 
 def _transform_of(

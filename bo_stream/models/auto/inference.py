@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from botorch.exceptions.errors import BotorchError, UnsupportedError
 from botorch.exceptions.warnings import BotorchWarning
-from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.kernels import stacked_variance
-from bo_stream.models.auto.exact import ExactInference, ExactMemory
-from bo_stream.models.auto.families import EXACT, OSGPR, begin
+from bo_stream.models.auto.exact import ExactMemory
+from bo_stream.models.auto.families import EXACT, OSGPR, OSVGP, begin, exact_inference
 from bo_stream.models.inducing.inference import MAX_POINTS
 from bo_stream.models.inference import Inference
 from bo_stream.models.memory import Observations
@@ -270,9 +269,10 @@ class AutoInference(Inference[AutoMemory, Any]):
         weight = rows.weight.gather(-1, order).reshape(-1, len(rows))[0]
         values, numbers = weight.unique_consecutive(return_counts=True)
         following, start = [*values.tolist()[1:], 1.0], 0
+        taking = replace(inference, hyper_steps=0) if family == OSVGP else inference
         for value, after, number in zip(values.tolist(), following, numbers.tolist(), strict=True):
             batch = data.rows(slice(start, start + number))
-            inner, cache = inference.observe(inner, cache, batch, prior)
+            inner, cache = taking.observe(inner, cache, batch, prior)
             start += number
             if value != after:
                 inner, cache = inner.scale(value / after), None
@@ -410,9 +410,10 @@ def _errors(
     process: PosteriorProcess, rows: ExactMemory, cache: Any, prior: Prior
 ) -> tuple[float, float]:
     """Compare a posterior with the exact one at rows; see :class:`HandOver`. Cost O(n³)."""
-    if not isinstance(prior.likelihood, _GaussianLikelihoodBase) or len(rows) > COMPARABLE:
+    inference = exact_inference(prior.likelihood)
+    if inference is None or len(rows) > COMPARABLE:
         return math.nan, math.nan
-    exact, _ = ExactInference().process(rows, cache, prior)
+    exact, _ = inference.process(rows, cache, prior)
     some = torch.linspace(0, len(rows) - 1, min(COMPARED, len(rows))).long()
     X = rows.rows.X[..., some.to(rows.rows.X.device), :]
     scale = stacked_variance(frozen(prior.kernel), X.unsqueeze(-3), prior.num_outputs)
