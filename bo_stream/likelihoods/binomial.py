@@ -12,7 +12,6 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from gpytorch.constraints import Positive
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
-from gpytorch.priors import LogNormalPrior
 from numpy.polynomial.hermite_e import hermegauss
 from torch import Tensor
 from torch.distributions import Beta, Binomial, Distribution
@@ -23,10 +22,6 @@ NODES = 32
 
 FIRST_CONCENTRATION = 50.0
 """Concentration of the beta-binomial before any data: trials of a row correlate by 0.02."""
-
-PRIOR_WIDTH = 2.0
-"""Deviation of its logarithm under its prior, whose median that is: counts that are no more than
-binomial would send it to infinity."""
 
 NODES_OF_SUPPORT = 64
 """Nodes of the trapezoidal rule over the support of an integrand."""
@@ -39,6 +34,8 @@ _WIDEST = 12.0
 
 _BISECTIONS = 30
 
+_LOG_HUGE = math.log(1e9)
+
 
 class BinomialLikelihood(_OneDimensionalLikelihood):
     """Likelihood of counts with a logit link: positives of a number of trials of each row.
@@ -50,8 +47,8 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
 
     Args:
         trials: Examined by a hypothetical survey. Default: the rounded mean of those observed.
-        overdispersion: Whether counts are beta-binomial, with a concentration that models learn,
-            under a wide log-normal prior of median 50.
+        overdispersion: Whether counts are beta-binomial, with a concentration that models learn;
+            of counts that vary no more than binomial ones it grows without bound.
         batch_shape: Of the concentration.
 
     Raises:
@@ -78,8 +75,6 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
             raw = torch.nn.Parameter(constraint.inverse_transform(start))
             self.register_parameter("raw_concentration", raw)
             self.register_constraint("raw_concentration", constraint)
-            prior = LogNormalPrior(math.log(FIRST_CONCENTRATION), PRIOR_WIDTH)
-            self.register_prior("concentration_prior", prior, concentration_of)
 
     @property
     def concentration(self) -> Tensor | None:
@@ -120,13 +115,6 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
         positives, trials = observations.unbind(-1)
         mean, variance = function_dist.mean, function_dist.variance
         return log_marginal(positives, trials, mean, variance, self.concentration)
-
-
-def concentration_of(likelihood: BinomialLikelihood) -> Tensor:
-    """Return the concentration of an overdispersed likelihood, for its prior."""
-    concentration = likelihood.concentration
-    assert concentration is not None  # noqa: S101
-    return concentration
 
 
 class BetaBinomial(Distribution):
@@ -200,10 +188,14 @@ def log_prob(
 
 
 def _log_rise(count: Tensor, log_start: Tensor) -> Tensor:
-    """Compute ``log Γ(a + count) / Γ(a)`` for ``log a``, linear in it where a is tiny."""
-    start = log_start.exp()
+    """Compute ``log Γ(a + count) / Γ(a)`` for ``log a``, linear in it where a is tiny.
+
+    Where a is huge the two would cancel: there it is expanded in ``1 / a``.
+    """
+    start, huge = log_start.clamp_max(_LOG_HUGE).exp(), log_start > _LOG_HUGE
     rise = (start + count.clamp_min(1.0)).lgamma() - (start + 1.0).lgamma() + log_start
-    return torch.where(count > 0.0, rise, 0.0)
+    expanded = count * log_start + 0.5 * count * (count - 1.0) * (-log_start).exp()
+    return torch.where(count > 0.0, torch.where(huge, expanded, rise), 0.0)
 
 
 def log_choices(positives: Tensor, trials: Tensor) -> Tensor:

@@ -269,7 +269,8 @@ class AutoInference(Inference[AutoMemory, Any]):
         weight = rows.weight.gather(-1, order).reshape(-1, len(rows))[0]
         values, numbers = weight.unique_consecutive(return_counts=True)
         following, start = [*values.tolist()[1:], 1.0], 0
-        taking = replace(inference, hyper_steps=0) if family == OSVGP else inference
+        taking: Any = inference  # hyperparameters stay
+        taking = replace(taking, hyper_steps=0) if family == OSVGP else taking
         for value, after, number in zip(values.tolist(), following, numbers.tolist(), strict=True):
             batch = data.rows(slice(start, start + number))
             inner, cache = taking.observe(inner, cache, batch, prior)

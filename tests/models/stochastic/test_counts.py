@@ -1,4 +1,4 @@
-"""Counts in the models that learn by steps, and in AutoGP, against OSVGP at all inputs."""
+"""Counts in the models that learn by steps, against OSVGP at all inputs."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ from torch.utils.data import TensorDataset
 
 from bo_stream import (
     QSGP,
-    AutoGP,
     BinomialLikelihood,
     DecoupledGP,
     FourierFeatures,
@@ -55,15 +54,6 @@ def test_qsgp_comes_near_osvgp() -> None:
     model.fit(1000, progress=False)
     gap = prevalence(model, X).mean - prevalence(count_model(X, Y, X), X).mean
     assert float(gap.abs().max()) < 0.2
-
-
-def test_an_automatic_model_is_osvgp() -> None:
-    model = AutoGP(X[:8], Y[:8], covar_module=count_kernel(), **OPTIONS)
-    model.update(X[8:], Y[8:])
-    assert model.family == "OSVGP"
-    mean, deviation = logits(count_model(X, Y, X), X)
-    found, _ = logits(model, X)
-    assert (np.abs(found - mean) < 0.25 * deviation).all()
 
 
 @pytest.mark.parametrize("kind", [DecoupledGP, QSGP])
