@@ -61,6 +61,8 @@ class SiteExactInference(ExactInference):
         self, memory: ExactMemory, cache: ExactCache | None, prior: Prior
     ) -> tuple[ExactMemory, ExactCache | None]:
         """Find the sites for new hyperparameters, so that later steps begin near them."""
+        if cache is not None and prior.is_in(cache.state):
+            return memory, cache
         return self.sited(memory, prior), cache
 
 

@@ -111,7 +111,9 @@ class SiteGridInference(GridInference):
         self, memory: Memory, cache: GridCache | None, prior: Prior
     ) -> tuple[Memory, GridCache]:
         """Find the sites of rows anew, and check the grid against the new kernel."""
-        memory = self._sited(memory, prior) if isinstance(memory, RowMemory) else memory
+        solved = None if cache is None else cache.own.rows
+        if isinstance(memory, RowMemory) and (solved is None or not prior.is_in(solved.state)):
+            memory = self._sited(memory, prior)
         return super().refitted(memory, cache, prior)
 
     def log_marginal_likelihood_of_rows(
