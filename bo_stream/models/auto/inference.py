@@ -18,9 +18,11 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.kernels import stacked_variance
+from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.models.auto.exact import ExactMemory
-from bo_stream.models.auto.families import EXACT, OSGPR, OSVGP, begin, exact_inference
-from bo_stream.models.inducing.inference import MAX_POINTS
+from bo_stream.models.auto.families import EXACT, OSGPR, begin, exact_inference
+from bo_stream.models.inducing.inference import MAX_POINTS, InducingCache
+from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import Inference
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
@@ -264,20 +266,27 @@ class AutoInference(Inference[AutoMemory, Any]):
         inference, inner = begin(family, prior, like, self.box, options)
         if family == EXACT:
             return inference, rows, None
+        return inference, *self._filled(inference, inner, rows, prior)
+
+    def _filled(
+        self, inference: Inference[Any, Any], inner: Any, rows: ExactMemory, prior: Prior
+    ) -> tuple[Any, Any]:
+        """Put rows into an empty memory of a streaming family; hyperparameters stay."""
+        taking: Any = inference
+        if isinstance(taking, SiteInference):
+            taking = replace(taking, hyper_steps=0)
         cache, order = None, rows.weight.argsort(dim=-1, stable=True)
         data = rows.rows.at(order)
         weight = rows.weight.gather(-1, order).reshape(-1, len(rows))[0]
         values, numbers = weight.unique_consecutive(return_counts=True)
         following, start = [*values.tolist()[1:], 1.0], 0
-        taking: Any = inference  # hyperparameters stay
-        taking = replace(taking, hyper_steps=0) if family == OSVGP else taking
         for value, after, number in zip(values.tolist(), following, numbers.tolist(), strict=True):
             batch = data.rows(slice(start, start + number))
             inner, cache = taking.observe(inner, cache, batch, prior)
             start += number
             if value != after:
                 inner, cache = inner.scale(value / after), None
-        return inference, inner, cache
+        return inner, cache
 
     def merged(
         self, memory: AutoMemory, cache: Any, other: AutoMemory, prior: Prior
@@ -348,8 +357,18 @@ class AutoInference(Inference[AutoMemory, Any]):
         return memory.inference.log_marginal_likelihood(memory.inner, cache, prior)
 
     def refitted(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[AutoMemory, Any]:
-        """Let the family in use follow new hyperparameters."""
+        """Let the family in use follow new hyperparameters.
+
+        Counts that are still held enter anew, together, if these have changed: their sites become
+        those of the batch. Cost as of a hand-over.
+        """
+        solved = cache.solved if isinstance(cache, InducingCache) else None
         inner, cache = memory.inference.refitted(memory.inner, cache, prior)
+        counts = isinstance(prior.likelihood, BinomialLikelihood)
+        changed = solved is None or not prior.is_in(solved.state)
+        if counts and changed and memory.rows is not None:
+            inner = memory.inference.cleared(inner, prior)
+            inner, cache = self._filled(memory.inference, inner, memory.rows, prior)
         return replace(memory, inner=inner), cache
 
     def cleared(self, memory: AutoMemory, prior: Prior) -> AutoMemory:

@@ -106,6 +106,20 @@ def test_the_hand_over_to_osvgp_is_exact_and_measured(overdispersed: bool) -> No
     assert logits(model, X)[0] == pytest.approx(logits(again, X)[0], abs=1e-6)
 
 
+def test_rows_that_are_held_beside_enter_anew_after_a_fit() -> None:
+    stream = _auto(X[:10], Y[:10], max_exact=9).eval()
+    for rows in torch.arange(10, len(X)).split(2):
+        stream.update(X[rows], Y[rows])
+    far = np.abs(logits(stream, X)[0] - logits(_auto(X, Y), X)[0]).max()
+    stream.train()
+    stream.covar_module.outputscale = 3.0
+    stream.eval()
+    again = _auto(X, Y)
+    again.load_state_dict(stream.state_dict())
+    assert far > 1e-3
+    assert logits(stream, X)[0] == pytest.approx(logits(again, X)[0], abs=1e-6)
+
+
 def test_one_family_is_taken_at_once_and_others_refused() -> None:
     assert _auto(X, Y, families="OSVGP").family == "OSVGP"
     with pytest.raises(UnsupportedError, match="exact, OSVGP with a BinomialLikelihood"):
