@@ -48,8 +48,9 @@ class AutoGP(StreamingGP):
     are more than ``max_exact``. The update that brings in one more hands all of them over to the
     first streaming family that can take the model: :class:`~bo_stream.WISKI`, if ``bounds`` are
     known and one grid can take the inputs, or a sum of kernels over few inputs each; else
-    :class:`~bo_stream.OSGPR`. Hyperparameters stay as they are. Labels, counts and heavy tails are
-    of :class:`~bo_stream.OSVGP` from the first observation on.
+    :class:`~bo_stream.OSGPR`. Hyperparameters stay as they are. Labels and heavy tails are of
+    :class:`~bo_stream.OSVGP` from the first observation on. Counts are held as well: the posterior
+    is the normal one of the largest bound given all rows, and :class:`~bo_stream.OSVGP` follows.
 
     - Memory: O(n d + n²) for n observations while exact; then that of the family, and the rows
       themselves while there are at most ``max_rows``.
@@ -102,7 +103,8 @@ class AutoGP(StreamingGP):
             train_Yvar: Known noise variances, shaped as train_Y; NaN in a row: unknown.
             likelihood: A ``GaussianLikelihood`` (default: BoTorch's, or fixed noise where every
                 variance is known), or any that :class:`~bo_stream.OSVGP` takes, which is copied;
-                parameters of its own are learned in each update then.
+                parameters of its own are learned in each update then, of counts that are held in a
+                fit.
             covar_module: Any of gpytorch's kernels, of batch shape ``batch_shape x m`` (without m
                 if that is 1) or none. Default: BoTorch's own default.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
@@ -116,7 +118,7 @@ class AutoGP(StreamingGP):
                 in the order in which they are tried. One name: the model stays in that family.
                 Default: all that can take the model.
             max_exact: Most observations that are held exactly. Default: where a step of the family
-                that follows is as cheap, see :func:`bo_stream.recommend`.
+                that follows is as cheap, see :func:`bo_stream.recommend`; 512 of counts.
             max_rows: Most observations that are held as rows beside a streaming family, so that
                 :meth:`move_to` can begin another.
             options: Of the streaming families: ``grid_size``, ``tolerance``, ``max_rank`` as of
