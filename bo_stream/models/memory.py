@@ -147,7 +147,7 @@ class Observations:
 
     @property
     def told(self) -> Observations:
-        """What the process is told: the outcomes, or the Gaussian observations of their sites."""
+        """Observations for a Gaussian process: these, or those that are equal to their sites."""
         if self.sites is None:
             return self
         targets, noise = self.sites.pseudo_observations()
