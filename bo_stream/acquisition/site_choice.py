@@ -109,7 +109,7 @@ def select_sites(
     start = Round.begin(limits, available, waiting, candidates)
     _check_choice(start, available)
     targets = _targets(model, candidates, mc_points, weights)
-    gains = _gains(model, SiteNoise.of(model, candidates, trials), targets, criterion)
+    gains = gains_before(model, SiteNoise.of(model, candidates, trials), targets, criterion)
     for i in waiting.tolist():
         gains = gains.observing(i)
     choice = _greedy(gains, start, q, per_cost=True)
@@ -143,7 +143,7 @@ def _greedy(gains: CriterionGains, allowed: Round, q: int, per_cost: bool) -> Si
     )
 
 
-def _gains(
+def gains_before(
     model: StreamingGP, noise: SiteNoise, targets: PointMeasure, criterion: Criterion
 ) -> CriterionGains:
     """Return the gains before the round: exact in feature space, or exact, or of a shortlist."""
