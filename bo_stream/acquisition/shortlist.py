@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -27,7 +26,7 @@ from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
 SHORTLIST = 256
-"""Candidates whose gains are computed exactly at each pick."""
+"""Candidates by rank, and as many at random, whose gains are computed exactly at each pick."""
 
 SHARE = 0.5
 """Share of a target's variance whose removal weighs the target in the ranking."""
@@ -35,25 +34,17 @@ SHARE = 0.5
 ADDED = 100
 """Targets that are added to the inducing points of a ranking."""
 
-
-class Ranking(ABC):
-    """Cheap guesses of the gains of all N candidates."""
-
-    @abstractmethod
-    def values(self) -> Tensor:
-        """Return the guesses, ``N``."""
-
-    @abstractmethod
-    def observing(self, i: int) -> Ranking:
-        """Return the guesses after the i-th candidate."""
+LEAST_PIVOT = 1e-4
+"""Residual variance, relative to the largest, below which a target is not added."""
 
 
 @dataclass(frozen=True)
-class FeatureRanking(Ranking):
-    """Gains of a criterion made linear in the variance, of the part of it that features explain.
+class Ranking:
+    """Guesses of the gains of all N candidates, by features, in float32.
 
-    A target's slope is the mean one until ``SHARE`` of its variance is removed. In float32. Cost
-    O(N r) for each candidate observed.
+    They are gains of the criterion made linear in the variance, a target's slope being the mean one
+    until ``SHARE`` of its variance is removed. Of covariances they know what features explain.
+    Cost O(N r) for each candidate observed.
 
     Attributes:
         gains: Of the linear criterion in feature space.
@@ -70,7 +61,7 @@ class FeatureRanking(Ranking):
         noise: SiteNoise,
         targets: PointMeasure,
         lookahead: Lookahead,
-    ) -> FeatureRanking | None:
+    ) -> Ranking | None:
         """Rank by a process, None where it has no features. Cost O(N r²)."""
         space = explained(process)
         if space is None:
@@ -91,7 +82,7 @@ class FeatureRanking(Ranking):
         """Return the linear gains, ``N``."""
         return self.gains.value(self.noise)[0]
 
-    def observing(self, i: int) -> FeatureRanking:
+    def observing(self, i: int) -> Ranking:
         """Return the guesses after the i-th candidate."""
         return replace(self, gains=self.gains.observing(i, self.noise[:, i, None]))
 
@@ -109,51 +100,27 @@ def with_targets(space: WeightSpaceProcess, targets: PointMeasure) -> WeightSpac
     basis = space.basis
     if not isinstance(basis, InducingBasis):
         return space
-    features = basis.features(targets.points)
-    scale = targets.weights.sqrt()
-    residual = basis.residual_covariance(targets.points, targets.points, features, features)[0]
-    chosen = pivot_rows(
-        scale * residual * scale.unsqueeze(-1), 1e-6 * float(residual.diagonal().max())
-    )
-    chosen = chosen[:ADDED]
-    grown = basis.grown(targets.points[chosen], features[:, chosen])
-    mean = torch.nn.functional.pad(space.weights.mean, (0, 0, 0, len(chosen)))
-    root = torch.nn.functional.pad(space.weights.root, (0, len(chosen), 0, len(chosen)))
-    root[..., -len(chosen) :, -len(chosen) :] = torch.eye(len(chosen)).to(root)
+    points, scale = targets.points, targets.weights.sqrt()
+    features = basis.features(points)
+    residual = basis.residual_covariance(points, points, features, features)[0]
+    weighted = scale * residual * scale.unsqueeze(-1)
+    chosen = pivot_rows(weighted, LEAST_PIVOT * float(weighted.diagonal().max()))[:ADDED]
+    if len(chosen) == 0:
+        return space
+    old, new = basis.rank, len(chosen)
+    mean = torch.nn.functional.pad(space.weights.mean, (0, 0, 0, new))
+    root = torch.nn.functional.pad(space.weights.root, (0, new, 0, new))
+    root[..., old:, old:] = torch.eye(new).to(root)
+    grown = basis.grown(points[chosen], features[:, chosen])
     return replace(space, basis=grown, weights=WeightPosterior.of(mean, root))
 
 
 @dataclass(frozen=True)
-class RandomRanking(Ranking):
-    """One random order of all candidates, for processes without features.
-
-    Attributes:
-        order: Positive numbers, ``N``.
-    """
-
-    order: Tensor
-
-    @classmethod
-    def of(cls, X: Tensor) -> Self:
-        """Draw the order of ``N x d`` candidates, the same at every call."""
-        generator = torch.Generator().manual_seed(0)
-        return cls(1.0 + torch.rand(len(X), generator=generator, dtype=X.dtype).to(X.device))
-
-    def values(self) -> Tensor:
-        """Return the order, ``N``."""
-        return self.order
-
-    def observing(self, i: int) -> Self:
-        """Keep the order."""
-        return self
-
-
-@dataclass(frozen=True)
 class ShortlistGains(CriterionGains):
-    """Gains of any criterion for the candidates that rank highest, computed exactly.
+    """Gains of any criterion for some of the candidates, computed exactly.
 
-    Each pick is the best of the ``SHORTLIST`` feasible candidates of the largest guesses, per cost
-    where there are costs.
+    Each pick is the best of the ``SHORTLIST`` feasible candidates that rank highest, per cost where
+    there are costs, and of as many drawn at random.
 
     Attributes:
         process: The process given the candidates observed so far.
@@ -162,8 +129,9 @@ class ShortlistGains(CriterionGains):
         targets: Points and weights.
         lookahead: The criterion at the targets, of variances in units of the process.
         removed: Variance removed from the targets so far, ``M``.
-        ranking: Guesses of all gains.
+        ranking: Guesses of all gains; None where the process has no features.
         own: Targets that candidates settle, as of :class:`JointTargetGains`.
+        observed: Number of candidates observed so far.
     """
 
     process: PosteriorProcess
@@ -172,8 +140,9 @@ class ShortlistGains(CriterionGains):
     targets: PointMeasure
     lookahead: Lookahead
     removed: Tensor
-    ranking: Ranking
+    ranking: Ranking | None
     own: Tensor | None = None
+    observed: int = 0
 
     @classmethod
     def of(
@@ -185,10 +154,9 @@ class ShortlistGains(CriterionGains):
         own: Tensor | None = None,
     ) -> Self:
         """Rank all candidates before a round."""
-        ranking = FeatureRanking.of(process, noise, targets, lookahead)
+        ranking = Ranking.of(process, noise, targets, lookahead)
         removed = torch.zeros_like(lookahead.variance)
-        found = RandomRanking.of(noise.X) if ranking is None else ranking
-        return cls(process, process, noise, targets, lookahead, removed, found, own)
+        return cls(process, process, noise, targets, lookahead, removed, ranking, own)
 
     @property
     def total(self) -> float:
@@ -196,29 +164,39 @@ class ShortlistGains(CriterionGains):
         return float(self.lookahead(self.removed) @ self.targets.weights)
 
     def best(self, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
-        """Find the best of those that rank highest; see :class:`CriterionGains`."""
-        worth = per_cost(self.ranking.values(), costs).masked_fill(~feasible, -torch.inf)
-        count = min(SHORTLIST, int(feasible.sum()))
-        listed = worth.topk(count).indices.sort().values
+        """Find the best of those on the list; see :class:`CriterionGains`."""
+        listed = self._listed(feasible, costs)
         among = torch.ones_like(listed, dtype=torch.bool)
         prices = None if costs is None else costs[listed]
-        pick, gain = self._exact(listed).best(among, prices)
+        pick, gain = self.exact(listed).best(among, prices)
         return int(listed[pick]), gain
 
     def observing(self, i: int) -> Self:
         """Return the gains after the i-th candidate."""
         one = torch.tensor([i], device=self.removed.device)
-        exact = self._exact(one)
-        X = self.noise.X[one]
+        exact, X = self.exact(one), self.noise.X[one]
         return replace(
             self,
             process=self.process.condition(X, self.process.mean(X), exact.noise),
             removed=exact.observing(0).removed,
             targets=replace(self.targets, weights=without_own(self.targets.weights, self.own, i)),
-            ranking=self.ranking.observing(i),
+            ranking=None if self.ranking is None else self.ranking.observing(i),
+            observed=self.observed + 1,
         )
 
-    def _exact(self, listed: Tensor) -> JointTargetGains:
+    def _listed(self, feasible: Tensor, costs: Tensor | None) -> Tensor:
+        """Return the indices of the candidates to look at, ascending."""
+        allowed = feasible.nonzero().flatten()
+        generator = torch.Generator().manual_seed(self.observed)
+        drawn = torch.randperm(len(allowed), generator=generator)[:SHORTLIST]
+        listed = allowed[drawn.to(allowed.device)]
+        if self.ranking is not None:
+            worth = per_cost(self.ranking.values(), costs)[allowed]
+            highest = worth.topk(min(SHORTLIST, len(allowed))).indices
+            listed = torch.cat((listed, allowed[highest])).unique()
+        return listed.sort().values
+
+    def exact(self, listed: Tensor) -> JointTargetGains:
         """Return the gains of some candidates, by index."""
         X = self.noise.X[listed]
         joint = JointGains.of(self.process, X, self.targets)

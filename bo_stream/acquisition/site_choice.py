@@ -118,7 +118,7 @@ def select_sites(
     start = Round.begin(limits, available, waiting, candidates)
     _check_choice(start, available)
     targets, own = _targets(model, candidates, mc_points, weights, available if settles else None)
-    gains = _gains(model, SiteNoise.of(model, candidates, trials), targets, criterion, own)
+    gains = gains_before(model, SiteNoise.of(model, candidates, trials), targets, criterion, own)
     for i in waiting.tolist():
         gains = gains.observing(i)
     choice = _greedy(gains, start, q, per_cost=True)
@@ -152,12 +152,12 @@ def _greedy(gains: CriterionGains, allowed: Round, q: int, per_cost: bool) -> Si
     )
 
 
-def _gains(
+def gains_before(
     model: StreamingGP,
     noise: SiteNoise,
     targets: PointMeasure,
     criterion: Criterion,
-    own: Tensor | None,
+    own: Tensor | None = None,
 ) -> CriterionGains:
     """Return the gains before the round: exact in feature space, or exact, or of a shortlist."""
     process = model.feature_process(box_of(torch.cat((noise.X, targets.points))))

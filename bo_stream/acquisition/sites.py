@@ -136,7 +136,9 @@ class _KeptSites(Sites):
         return cls(basis, X, features, left)
 
     def linear(self, weights: Tensor) -> Tensor:
-        return (weights.mT.to(_SINGLE) @ self.features.mT).to(weights)
+        columns = weights[0].to(_SINGLE).unbind(-1)  # few: a product with each reads less memory
+        parts = [torch.stack([z @ w for w in columns]) for z in self.features.split(_ROWS)]
+        return torch.cat(parts, -1).to(weights).unsqueeze(0)
 
     def quadratic(self, matrices: Tensor) -> Tensor:
         single = matrices.to(_SINGLE)
