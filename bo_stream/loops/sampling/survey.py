@@ -15,11 +15,11 @@ from bo_stream.loops.sampling.ledger import Ledger
 from bo_stream.loops.sampling.model_cache import ModelCache
 from bo_stream.loops.sampling.survey_choice import Choice
 from bo_stream.loops.sampling.survey_facts import SurveyFacts
-from bo_stream.loops.sampling.survey_model import SurveyModelSettings, survey_model
 from bo_stream.loops.sampling.survey_predictions import predict_prevalence, reasons
-from bo_stream.loops.sampling.survey_results import Told, read_results
+from bo_stream.loops.sampling.survey_results import ResultsTable, Told
 from bo_stream.loops.sampling.survey_settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.sampling.survey_sites import SurveySites
+from bo_stream.loops.sampling.survey_stub import SurveyModelSettings, survey_model
 from bo_stream.models.base import StreamingGP
 
 ASKED = ("id", "longitude", "latitude", "reason", "gain", "cost")
@@ -125,10 +125,13 @@ class Survey:
                 to the folder.
         """
         with self._writing():
-            reading = read_results(results, self.settings, self._sites, self._facts, source)
-            if reading.records:
-                self._facts.apply([self.ledger.append("tell", {"results": reading.records})])
-        return reading.told
+            known, pending = self._facts.results, self._facts.pending
+            table = ResultsTable.of(results, self.settings, self._sites, known, source)
+            told = table.compared(self._sites, known, pending)
+            records = table.records(self._sites, known)
+            if records:
+                self._facts.apply([self.ledger.append("tell", {"results": records})])
+        return told
 
     def withdraw(self, ids: Iterable[str | int], ask_again: bool = False) -> None:
         """Give up pending sites, or take results back that were wrong.
