@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from bo_stream.acquisition.criteria import Criterion
 from bo_stream.loops.errors import UsageError, check_whole
@@ -15,11 +16,11 @@ from bo_stream.loops.sampling.ledger import Ledger
 from bo_stream.loops.sampling.model_cache import ModelCache
 from bo_stream.loops.sampling.survey_choice import Choice
 from bo_stream.loops.sampling.survey_facts import SurveyFacts
+from bo_stream.loops.sampling.survey_model import SurveyModelSettings, survey_model
 from bo_stream.loops.sampling.survey_predictions import predict_prevalence, reasons
 from bo_stream.loops.sampling.survey_results import ResultsTable, Told
 from bo_stream.loops.sampling.survey_settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.sampling.survey_sites import SurveySites
-from bo_stream.loops.sampling.survey_stub import SurveyModelSettings, survey_model
 from bo_stream.models.base import StreamingGP
 
 ASKED = ("id", "longitude", "latitude", "reason", "gain", "cost")
@@ -279,12 +280,24 @@ class Survey:
         """
         if not self._facts.results:
             raise UsageError("There is no result yet to learn from. Tell some first.")
-        return self.cache.model(self._facts.fingerprint, self._built)
+        return self.cache.model(self._facts.fingerprint, lambda: self.fit(*self.observations))
 
-    def _built(self) -> StreamingGP:
-        chosen = SurveyModelSettings(overdispersion=self.settings.overdispersion)
-        X = self._facts.inputs(self._facts.surveyed)
-        return survey_model(self._sites.X, X, self._facts.outcomes, chosen)
+    @property
+    def observations(self) -> tuple[Tensor, Tensor]:
+        """Inputs, ``n x d``, and positives and examined, ``n x 2``, in the order of results."""
+        return self._facts.inputs(self._facts.surveyed), self._facts.outcomes
+
+    def fit(self, X: Tensor, Y: Tensor) -> StreamingGP:
+        """Fit a model of this survey to any results, such as all but those to be predicted.
+
+        Args:
+            X: Longitude, latitude and covariates, without missing values, ``n x d``.
+            Y: Positives and examined, ``n x 2``.
+        """
+        chosen = SurveyModelSettings(
+            trials=self.settings.trials, overdispersion=self.settings.overdispersion
+        )
+        return survey_model(self._sites.X, X, Y, chosen)
 
     @property
     def trials(self) -> int:

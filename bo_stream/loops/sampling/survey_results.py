@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.sampling.cells import Array, Cells, Texts, first
+from bo_stream.loops.sampling.cells import Array, Cells, Mask, Texts, first
 from bo_stream.loops.sampling.columns import find_column, required_column
 from bo_stream.loops.sampling.counts import Counts, read_counts
 from bo_stream.loops.sampling.remarks import far_sites, moved_sites, odd_covariates
@@ -170,7 +170,7 @@ def _read_places(
     places = np.full((len(cells), 2), np.nan)
     if columns is not None:
         places = np.column_stack([cells.numbers(column) for column in columns])
-    gaps: Array = np.isnan(places).any(axis=1)
+    gaps: Mask = np.asarray(np.isnan(places).any(axis=1))
     strange = first(np.array([site not in known for site in ids]) & (listed < 0) & gaps)
     if strange is not None:
         raise _unknown_site(cells, sites, str(ids[strange]), strange)
