@@ -218,5 +218,5 @@ def test_without_results_there_is_no_model() -> None:
 def test_when_no_site_is_left() -> None:
     survey = begin()
     assert len(survey.ask(100)) == 40
-    with pytest.raises(UsageError, match="No site is left to ask for"):
+    with pytest.raises(UsageError, match="left to ask for: of 40 sites, 40 pending"):
         survey.ask(1)

@@ -66,7 +66,7 @@ def test_sites_keep_a_distance_from_each_other_and_from_those_before(
     distance.fill_diagonal_(torch.inf)
     assert float(distance.min()) > 29.8
     survey.ask(40)
-    with pytest.raises(UsageError, match=r"No site may be asked for .* minimum distance"):
+    with pytest.raises(UsageError, match=r"No site is left .* minimum distance"):
         survey.ask(1)
 
 
@@ -119,7 +119,7 @@ def test_a_budget_that_pays_for_no_site() -> None:
 
 def test_no_site_may_be_reached() -> None:
     table = villages().assign(open="no")
-    with pytest.raises(UsageError, match=r"No site may be asked for .*40 not reachable"):
+    with pytest.raises(UsageError, match=r"No site is left to ask for: of 40 sites, 40 not"):
         Survey(table, replace(SETTINGS, reachable="open"))
 
 
