@@ -34,11 +34,13 @@ class SurveyModelSettings:
         trials: Expected number of people examined at a site; None: the mean of those so far.
         overdispersion: Whether counts at a site vary more than binomial ones, as where whole
             households are examined; what differs between sites is in the kernel.
+        outliers: Share of sites whose prevalence has nothing to do with that of others like them.
         max_points: Largest number of inducing points; with fewer sites in the results each is one.
     """
 
     trials: int | None = None
     overdispersion: bool = False
+    outliers: float = 0.01
     max_points: int = 1024
 
     def __post_init__(self) -> None:
@@ -79,7 +81,7 @@ def survey_model(
     model = OSVGP(
         X[:0],
         Y[:0],
-        BinomialLikelihood(settings.trials, settings.overdispersion),
+        BinomialLikelihood(settings.trials, settings.overdispersion, outliers=settings.outliers),
         covar_module=survey_kernel(sites),
         mean_module=_mean_about(Y),
         input_transform=map_inputs(sites),
