@@ -102,8 +102,8 @@ class Choice:
     def forecast(self, model: StreamingGP, rounds: int, q: int, trials: int) -> pd.DataFrame:
         """Predict the criterion's total after further rounds; arguments as :meth:`next`.
 
-        Each round is chosen as if the rounds before it, and the pending sites, were surveyed. It
-        ends where no site is left.
+        Each round is chosen as if the rounds before it, and the pending sites, were surveyed. The
+        table ends where no site is left; the total is NaN if none is left now.
         """
         waiting = self._pending
         lines: list[tuple[int, int, float, float]] = []
@@ -118,7 +118,8 @@ class Choice:
             sites, cost = sites + len(choice.indices), cost + float(choice.costs.sum())
             lines.append((number, sites, choice.after, cost))
             waiting = torch.cat((waiting, choice.indices))
-        return pd.DataFrame(lines, columns=["round", "sites", "total", "cost"])
+        columns = ["round", "sites", "total", "cost"]
+        return pd.DataFrame(lines or [(0, 0, np.nan, 0.0)], columns=columns)
 
     def _select(self, model: StreamingGP, q: int, trials: int, pending: Tensor) -> SiteChoice:
         self._begin(pending)

@@ -220,3 +220,8 @@ def test_when_no_site_is_left() -> None:
     assert len(survey.ask(100)) == 40
     with pytest.raises(UsageError, match="left to ask for: of 40 sites, 40 pending"):
         survey.ask(1)
+    few = Survey(villages(12), SETTINGS)
+    few.tell(results_of(TWELVE[:4], 12))
+    few.tell(results_of(TWELVE[4:], 12))
+    table = few.forecast(2, 2)
+    assert (table["sites"].tolist(), table["total"].isna().tolist()) == ([0], [True])
