@@ -10,7 +10,7 @@ from gpytorch.priors import NormalPrior
 from torch import Tensor
 
 from bo_stream.likelihoods.binomial import BinomialLikelihood
-from bo_stream.loops.errors import check_whole
+from bo_stream.loops.errors import UsageError, check_whole
 from bo_stream.mapping import map_inputs, survey_kernel
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osvgp import OSVGP
@@ -34,7 +34,8 @@ class SurveyModelSettings:
         trials: Expected number of people examined at a site; None: the mean of those so far.
         overdispersion: Whether counts at a site vary more than binomial ones, as where whole
             households are examined; what differs between sites is in the kernel.
-        outliers: Share of sites whose prevalence has nothing to do with that of others like them.
+        outliers: Share of sites whose prevalence has nothing to do with that of others like them,
+            in [0, 1); with one of a hundred a few such villages leave the rest of the map alone.
         max_points: Largest number of inducing points; with fewer sites in the results each is one.
     """
 
@@ -45,6 +46,10 @@ class SurveyModelSettings:
 
     def __post_init__(self) -> None:
         check_whole("max_points", self.max_points, 1)
+        if not 0.0 <= self.outliers < 1.0:
+            raise UsageError(
+                f"Expected outliers as a share of the sites in [0, 1), got {self.outliers}."
+            )
 
 
 def survey_model(
@@ -56,8 +61,8 @@ def survey_model(
 ) -> StreamingGP:
     """Fit a Gaussian process of the logit of prevalence to counts.
 
-    An :class:`~bo_stream.OSVGP` with a binomial likelihood and the kernel of
-    :func:`~bo_stream.mapping.survey_kernel`. Its hyperparameters maximise the evidence lower bound
+    An :class:`~bo_stream.OSVGP` with a :class:`~bo_stream.BinomialLikelihood` with outliers and the
+    kernel of :func:`~bo_stream.mapping.survey_kernel`. Its hyperparameters maximise the evidence lower bound
     and their priors: sites of the likelihood and hyperparameters are found in turn, each given the
     other. Cost O(n³) a step for n results up to ``max_points``; 0.3 s for 200 results after a
     former model.
