@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.run import CheckpointFormat
+from bo_stream.loops.run import CheckpointFormat, hold_folder
 from bo_stream.loops.sampling.ledger import RESULTS, Ledger
 from bo_stream.loops.sampling.model_cache import ModelCache
 from bo_stream.loops.sampling.survey import Survey
@@ -31,18 +31,17 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
     which is written last.
 
     Raises:
-        UsageError: The folder holds a survey.
+        UsageError: The folder holds a survey, or another process is writing to it.
         OSError: It cannot be written.
     """
     folder = Path(folder)
-    if holds_survey(folder):
-        raise UsageError(f"{folder} holds a survey already. Give another folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    _write_sites(folder, survey)
-    (folder / RESULTS).unlink(missing_ok=True)  # of a beginning that was interrupted
-    survey.ledger.move_to(folder)
-    content = {"settings": asdict(survey.settings), "sites": survey.sites_fingerprint}
-    SURVEY.save(folder, content, {})
+    with hold_folder(folder, "Give another folder."):
+        _check_free(folder)
+        _write_sites(folder, survey)
+        survey.ledger.move_to(folder)
+        content = {"settings": asdict(survey.settings), "sites": survey.sites_fingerprint}
+        SURVEY.save(folder, content, {})
     survey.cache.move_to(folder)
 
 
@@ -72,6 +71,21 @@ def load_survey(folder: str | Path) -> Survey:
 def holds_survey(folder: Path) -> bool:
     """Return whether a folder is one of a survey."""
     return (folder / SURVEY.name).exists()
+
+
+def _check_free(folder: Path) -> None:
+    """Check that a folder holds no survey, and take away an empty ledger of one just begun."""
+    if holds_survey(folder):
+        raise UsageError(f"{folder} holds a survey already. Give another folder.")
+    ledger = folder / RESULTS
+    if not ledger.exists():
+        return
+    if ledger.stat().st_size:
+        raise UsageError(
+            f"{folder} holds results of a survey ({RESULTS}) whose {SURVEY.name} is missing. "
+            "Restore that file from a copy, or give another folder."
+        )
+    ledger.unlink()
 
 
 def _write_sites(folder: Path, survey: Survey) -> None:
