@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from bo_stream.acquisition.criteria import Criterion
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.run import CheckpointFormat, hold_folder
 from bo_stream.loops.sampling.ledger import RESULTS, Ledger
@@ -45,8 +46,12 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
     survey.cache.move_to(folder)
 
 
-def load_survey(folder: str | Path) -> Survey:
+def load_survey(folder: str | Path, criterion: Criterion | None = None) -> Survey:
     """Go on with the survey of a folder. Nothing is written, and nothing in it is executed.
+
+    Args:
+        folder: Of the survey.
+        criterion: Uncertainty to be reduced, if another than the settings' one.
 
     Raises:
         UsageError: There is no survey, or its files are damaged or were changed.
@@ -59,7 +64,7 @@ def load_survey(folder: str | Path) -> Survey:
     if path is None:
         raise UsageError(f"{folder} has no {SITES}. Restore it from a copy.")
     ledger, cache = Ledger.open(folder), ModelCache(folder)
-    survey = Survey(read_table(path), settings, str(path), ledger=ledger, cache=cache)
+    survey = Survey(read_table(path), settings, str(path), criterion, ledger, cache)
     if survey.sites_fingerprint != fingerprint:
         raise UsageError(
             f"{path} is not the table that the survey began with. Restore it from a copy, or start "
