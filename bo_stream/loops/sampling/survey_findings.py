@@ -1,0 +1,69 @@
+"""Findings of a survey: the tables that a report shows, and its summary in numbers and words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+ABOVE, UNCERTAIN, BELOW = "above", "uncertain", "below"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyFindings:
+    """Tables and settings of a survey at one moment.
+
+    Attributes:
+        name: Name of the campaign.
+        predictions: A row a site: ``id``, ``longitude`` and ``latitude`` in degrees,
+            ``prevalence`` (posterior mean), ``sd``, ``lower`` and ``upper`` (95 % interval), and
+            where a site was surveyed ``examined`` and ``positive``, else NaN. With a threshold
+            also ``exceedance``, the probability of a prevalence above it, and ``class``: above,
+            below or uncertain.
+        chosen: A row a site that is to be surveyed next, in the order of choice: ``id``,
+            ``longitude``, ``latitude``, ``reason``, ``gain``, ``cost``.
+        held_out: Counts predicted by models without them, from ``held_out_counts``; may be empty.
+        forecast: A row a future round: ``sites``, surveyed by then in addition to today's, and
+            ``remaining``, the expected share of today's uncertainty that is left.
+        threshold: Prevalence that divides sites, or None.
+        certainty: Least probability at which a site is called above or below.
+        settings: Settings in plain words.
+    """
+
+    name: str
+    predictions: pd.DataFrame
+    chosen: pd.DataFrame
+    held_out: pd.DataFrame
+    forecast: pd.DataFrame
+    threshold: float | None = None
+    certainty: float = 0.9
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def surveyed(self) -> pd.DataFrame:
+        """Rows of the sites that were surveyed."""
+        return self.predictions[self.predictions["examined"].notna()]
+
+    def class_counts(self) -> dict[str, int]:
+        """Count the sites of each class: above, uncertain, below.
+
+        Raises:
+            ValueError: There is no threshold.
+        """
+        if self.threshold is None:
+            raise ValueError("Expected findings with a threshold, got none: there are no classes.")
+        counts = self.predictions["class"].value_counts()
+        return {name: int(counts.get(name, 0)) for name in (ABOVE, UNCERTAIN, BELOW)}
+
+    def expected_errors(self) -> float:
+        """Compute how many sites are expected to be called wrongly, each by its likelier side."""
+        chance = self.predictions["exceedance"].to_numpy()
+        return float(pd.Series(chance).clip(upper=1.0).where(chance < 0.5, 1.0 - chance).sum())
+
+
+def per_cent(share: float) -> str:
+    """Write a share as per cent, with two significant digits below ten; the space does not break."""
+    value = 100.0 * share
+    digits = 0 if abs(value) >= 9.95 or value == 0.0 else 1 if abs(value) >= 0.095 else 2
+    return f"{value:,.{digits}f}\u00a0%"
