@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element, tostring
@@ -52,8 +53,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[
         return element("tr", *made)
 
     body = element("tbody", *(cells("td", row) for row in rows))
-    whole = element("table", element("thead", cells("th", head)), body)
-    return element("div", whole, class_="scrolling", tabindex="0", role="region")
+    grid = element("table", element("thead", cells("th", head)), body)
+    return element("div", grid, class_="scrolling", tabindex="0", role="region")
 
 
 def picture(figure: Figure, text: str, caption: str) -> Element:
@@ -87,5 +88,5 @@ def page(title: str, *content: Content) -> bytes:
         element("style", _STYLE.read_text(encoding="utf-8")),
     )
     whole = element("html", head, element("body", element("main", *content)), lang="en")
-    text = "<!DOCTYPE html>\n" + tostring(whole, encoding="unicode", method="html") + "\n"
-    return text.encode("utf-8", "replace")
+    text = f"<!DOCTYPE html>\n{tostring(whole, encoding='unicode', method='html')}\n"
+    return re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text).encode("utf-8", "replace")

@@ -22,7 +22,8 @@ _LEAST_GROUP = 10
 def draw_calibration(held_out: pd.DataFrame) -> Figure:
     """Draw observed against predicted shares of positives, on square-root axes.
 
-    A bar is the 95 % interval of a predicted count, a diamond the mean of up to ten groups of rows alike.
+    A bar is the 95 % interval of a predicted count, a diamond the mean of a group of rows whose
+    predictions are alike.
 
     Args:
         held_out: Table of ``held_out_counts``.

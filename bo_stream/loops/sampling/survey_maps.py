@@ -196,17 +196,11 @@ def _draw_scale(axes: Axes) -> None:
     """Draw a scale bar of a round number of kilometres, a third of the map at most."""
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     length = _round_length((right - left) / 3.0)
-    x, y, step = (
-        left + 0.04 * (right - left),
-        bottom + 0.045 * (top - bottom),
-        0.012 * (top - bottom),
-    )
-    axes.plot(
-        [x, x, x + length, x + length], [y + step, y, y, y + step], color="black", lw=1.4, zorder=6
-    )
-    axes.text(
-        x + 0.5 * length, y + step, f"{length:g} km", ha="center", va="bottom", fontsize=9, zorder=6
-    )
+    x, y = left + 0.04 * (right - left), bottom + 0.045 * (top - bottom)
+    step = 0.012 * (top - bottom)
+    ends, heights = [x, x, x + length, x + length], [y + step, y, y, y + step]
+    axes.plot(ends, heights, color="black", lw=1.4, zorder=6)
+    axes.text(x + 0.5 * length, y + step, f"{length:g} km", ha="center", va="bottom", fontsize=9)
 
 
 def _round_length(most: float) -> float:
@@ -222,17 +216,13 @@ def _dots(axes: Axes, ground: Ground, **colours: Any) -> Any:
     """Draw all sites as dots that fill the ground without much overlap."""
     (left, right), (bottom, top) = axes.get_xlim(), axes.get_ylim()
     points = (72.0 * 0.8 * WIDTH) ** 2 * min((top - bottom) / (right - left), 1.6)
-    count = len(ground.sites)
-    size = float(np.clip(0.5 * points / count, 2.0, 60.0))
-    shape = "s" if count > _PIXELS else "o"
+    room = points / len(ground.sites)
+    dense = len(ground.sites) > _PIXELS
+    size = max(room, 1.0) if dense else float(np.clip(0.5 * room, 8.0, 60.0))
+    shape, edge = ("s", 0.0) if dense else ("o", 0.25)
+    x, y = ground.sites.T
     return axes.scatter(
-        *ground.sites.T,
-        s=size,
-        marker=shape,
-        linewidths=0.25,
-        edgecolors="0.45",
-        zorder=2,
-        **colours,
+        x, y, s=size, marker=shape, linewidths=edge, edgecolors="0.45", zorder=2, **colours
     )
 
 
@@ -245,27 +235,23 @@ def _mark_surveyed(axes: Axes, ground: Ground, table: pd.DataFrame) -> list[Line
     surveyed = table["examined"].notna().to_numpy()
     if not surveyed.any():
         return []
+    x, y = ground.sites[surveyed].T
     size = 4.5 if surveyed.sum() < 400 else 3.0
-    return axes.plot(
-        *ground.sites[surveyed].T, "o", ms=size, mfc="none", mec="black", mew=0.8, zorder=4,
-        label=f"surveyed ({surveyed.sum():,})",
-    )  # fmt: skip
+    label = f"surveyed ({surveyed.sum():,})"
+    return axes.plot(x, y, "o", ms=size, mfc="none", mec="black", mew=0.8, zorder=4, label=label)
 
 
 def _mark_chosen(axes: Axes, ground: Ground, chosen: pd.DataFrame) -> list[Line2D]:
     if not len(chosen):
         return []
-    places = ground.place(chosen[["longitude", "latitude"]].to_numpy(float))
+    x, y = ground.place(chosen[["longitude", "latitude"]].to_numpy(float)).T
     numbered = len(chosen) <= MOST_NUMBERS
-    look = {"marker": "o" if numbered else "D", "color": "black", "mec": "white", "mew": 1.0}
-    size = 12.0 if numbered else 5.0
-    marks = axes.plot(
-        *places.T, ls="none", ms=size, zorder=7, label=f"next ({len(chosen):,})", **look
-    )
-    for number, place in enumerate(places[:MOST_NUMBERS] if numbered else (), start=1):
+    shape, size, label = "o" if numbered else "D", 12.0 if numbered else 5.0, f"next ({len(x):,})"
+    marks = axes.plot(x, y, shape, color="black", mec="white", ms=size, zorder=7, label=label)
+    for number in range(len(x)) if numbered else ():
         axes.text(
-            *place, str(number), color="white", fontsize=7.5, fontweight="bold", zorder=8,
-            ha="center", va="center_baseline",
+            x[number], y[number], str(number + 1), color="white", fontsize=7.5, fontweight="bold",
+            ha="center", va="center_baseline", zorder=8,
         )  # fmt: skip
     return marks
 

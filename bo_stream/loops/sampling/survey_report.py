@@ -79,13 +79,11 @@ def headline(findings: SurveyFindings) -> str:
             "points or less."
         )
     counts, line = findings.class_counts(), per_cent(findings.threshold)
-    sure = per_cent(findings.certainty)
     return (
-        f"{said} With a certainty of {sure} or more, {_sites(counts[ABOVE], total)} have a "
-        f"prevalence above {line} and {_sites(counts[BELOW], total)} one below; of "
-        f"{_sites(counts[UNCERTAIN], total)} it is uncertain. If every site were called by its "
-        f"likelier side today, about {findings.expected_errors():,.0f} of {total:,} calls would "
-        "be wrong."
+        f"{said} Called with a certainty of {per_cent(findings.certainty)} or more, above {line}: "
+        f"{_sites(counts[ABOVE], total)}; below: {_sites(counts[BELOW], total)}; uncertain: "
+        f"{_sites(counts[UNCERTAIN], total)}. If every site were called by its likelier side "
+        f"today, about {findings.expected_errors():,.0f} of {total:,} calls would be wrong."
     )
 
 
