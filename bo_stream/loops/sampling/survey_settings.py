@@ -1,0 +1,161 @@
+"""Settings of a survey."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bo_stream.loops.errors import UsageError, check_one_of, check_whole
+
+Goal = Literal["exceedance", "map"]
+CriterionName = Literal["entropy", "misclassification", "targeted", "variance"]
+
+GOALS: tuple[Goal, ...] = ("exceedance", "map")
+CRITERIA: tuple[CriterionName, ...] = ("entropy", "misclassification", "targeted", "variance")
+USUAL: dict[Goal, CriterionName] = {"exceedance": "entropy", "map": "variance"}
+"""Criterion of each goal, unless another is chosen."""
+
+USUAL_TRIALS = 100
+"""Number of people that a site is expected to examine before any result tells."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveySettings:
+    """Settings that, with sites and results, determine every choice of a survey.
+
+    A ``UsageError`` says what is out of range.
+
+    Attributes:
+        goal: ``exceedance``, to tell sites above the threshold from those below, or ``map``, to
+            know the prevalence everywhere.
+        threshold: Prevalence in (0, 1) that a decision hangs on; the goal exceedance needs it.
+        criterion: Uncertainty that the choices reduce: ``entropy`` of being above the threshold,
+            expected ``misclassification``, variance ``targeted`` at the threshold, or ``variance``
+            of the prevalence; None: entropy for exceedance, variance for a map.
+        certainty: Probability of prevalence above (below) the threshold from which a site is
+            called above (below).
+        trials: Number of people that a site is expected to examine; None: the mean of those told.
+        overdispersion: Whether counts vary more than binomial ones.
+        id: Column of the ids; None: by its usual names, else the rows' numbers.
+        x: Columns of longitude and latitude, in degrees; None: by their usual names.
+        covariates: Columns of numbers that prevalence may depend on.
+        examined: Column of people examined; None: by its usual names.
+        positive: Column of people who tested positive; None: by its usual names.
+        cost: Column of the cost of a survey of each site; None: 1 each.
+        stratum: Column of the strata; None: there are none.
+        reachable: Column that says whether a site can be reached; None: all can.
+        budget: Most that a round may cost, travel included.
+        minimum_distance: Least distance of a site from all others that are surveyed or asked for,
+            in kilometres.
+        quotas: Most sites of a round in each stratum; strata that it does not name have no limit.
+        base: Longitude and latitude of the place that a round starts from and returns to.
+        cost_per_km: Cost of a kilometre of travel.
+        seed: Seed of all that is random.
+    """
+
+    goal: Goal = "exceedance"
+    threshold: float | None = None
+    criterion: CriterionName | None = None
+    certainty: float = 0.9
+    trials: int | None = None
+    overdispersion: bool = False
+    id: str | None = None
+    x: tuple[str, str] | None = None
+    covariates: tuple[str, ...] = ()
+    examined: str | None = None
+    positive: str | None = None
+    cost: str | None = None
+    stratum: str | None = None
+    reachable: str | None = None
+    budget: float | None = None
+    minimum_distance: float = 0.0
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    base: tuple[float, float] | None = None
+    cost_per_km: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_one_of("goal", self.goal, GOALS)
+        if self.criterion is not None:
+            check_one_of("criterion", self.criterion, CRITERIA)
+        _check_threshold(self.threshold, self.chosen_criterion)
+        if not 0.5 <= self.certainty < 1.0:
+            raise UsageError(
+                f"Expected certainty to be a probability from 0.5, below 1, got {self.certainty:g}."
+            )
+        if self.trials is not None:
+            check_whole("trials", self.trials, 1)
+        check_whole("seed", self.seed, 0)
+        self._check_columns()
+        self._check_money()
+
+    @property
+    def chosen_criterion(self) -> CriterionName:
+        """Criterion that is used."""
+        return self.criterion or USUAL[self.goal]
+
+    def _check_columns(self) -> None:
+        object.__setattr__(self, "covariates", tuple(self.covariates))
+        if self.x is not None:
+            object.__setattr__(self, "x", tuple(self.x))
+            if len(self.x) != 2:
+                raise UsageError(
+                    f"Expected x to be two columns, longitude and latitude, got {self.x}."
+                )
+        named = [*self.covariates, *(self.x or ())]
+        named += [name for name in (self.id, self.examined, self.positive) if name is not None]
+        twice = sorted({name for name in named if named.count(name) > 1})
+        if twice:
+            raise UsageError(
+                f"Column {twice[0]!r} is named twice among id, x, covariates, examined and "
+                "positive. Name each column once."
+            )
+
+    def _check_money(self) -> None:
+        for name, value in (("budget", self.budget),):
+            if value is not None and not 0.0 < value < math.inf:
+                raise UsageError(f"Expected {name} above 0, or none, got {value:g}.")
+        for name, value in (
+            ("minimum_distance", self.minimum_distance),
+            ("cost_per_km", self.cost_per_km),
+        ):
+            if not 0.0 <= value < math.inf:
+                raise UsageError(f"Expected {name} of at least 0, got {value:g}.")
+        if self.quotas and self.stratum is None:
+            raise UsageError("Quotas are for strata: name their column by stratum, too.")
+        for name, most in self.quotas.items():
+            check_whole(f"quota of stratum {name!r}", most, 0)
+        object.__setattr__(self, "quotas", {str(k): v for k, v in self.quotas.items()})
+        if self.base is not None:
+            _check_base(self.base)
+            object.__setattr__(self, "base", tuple(self.base))
+        elif self.cost_per_km:
+            raise UsageError("Cost per km is of travel from a base: give base, too.")
+
+
+def _check_threshold(threshold: float | None, criterion: CriterionName) -> None:
+    if threshold is None:
+        if criterion != "variance":
+            raise UsageError(
+                "Expected a threshold, the prevalence that a decision hangs on, such as 0.1. "
+                "Or choose the goal map."
+            )
+        return
+    if not 0.0 < threshold < 1.0:
+        advice = ""
+        if 1.0 <= threshold < 100.0:
+            advice = f" From per cent: {threshold:g} % is {threshold / 100:g}."
+        raise UsageError(
+            f"Expected threshold to be a prevalence between 0 and 1, got {threshold:g}.{advice}"
+        )
+
+
+def _check_base(base: tuple[float, float]) -> None:
+    longitude, latitude = base
+    if not (-180.0 <= longitude <= 360.0 and -90.0 <= latitude <= 90.0):
+        raise UsageError(
+            "Expected base to be longitude (-180 to 360) and latitude (-90 to 90) in degrees, got "
+            f"{longitude:g} and {latitude:g}."
+        )

@@ -1,0 +1,330 @@
+"""The list of candidate sites of a survey, checked and complete."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+import torch
+from botorch.exceptions.errors import InputDataError
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.sampling.cells import Array, Cells, first
+from bo_stream.loops.sampling.columns import find_column, given_column, required_column
+from bo_stream.loops.sampling.counts import Counts, read_counts
+from bo_stream.loops.sampling.survey_settings import SurveySettings
+from bo_stream.mapping import fill_missing, kilometres
+
+_YES = ("yes", "y", "true", "t", "1")
+_NO = ("no", "n", "false", "f", "0")
+
+MISSING_CODE = -9999.0
+"""Number that stands for a missing covariate, as in rasters."""
+
+_FAR = 5.0
+"""Distance from the middle, in nine-tenths quantiles of all distances, from which it is odd."""
+
+
+@dataclass(frozen=True)
+class SurveySites:
+    """Candidate sites in the order of their table.
+
+    Attributes:
+        ids: Texts, ``N``, all different.
+        raw: Longitude, latitude and covariates, NaN where missing, ``N x d``.
+        X: The same, missing covariates filled from the nearest site, ``N x d``.
+        covariates: Names of the d - 2 covariates.
+        costs: Of a survey of each, ``N``.
+        strata: Labels, ``N``, if there are strata.
+        reachable: Whether each can be reached, ``N``.
+        earlier: Results that came with the table, by id.
+        notes: Texts for the coordinator about what was filled in or looks odd.
+        id_column: Column of the ids; None: the rows' numbers are the ids.
+    """
+
+    ids: NDArray[np.object_]
+    raw: Tensor
+    X: Tensor
+    covariates: tuple[str, ...]
+    costs: Tensor
+    strata: NDArray[np.object_] | None
+    reachable: NDArray[np.bool_]
+    earlier: Mapping[str, Counts] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    id_column: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(
+        cls, table: pd.DataFrame, settings: SurveySettings, source: str = "The table of sites"
+    ) -> SurveySites:
+        """Check a table and read it.
+
+        Args:
+            table: A row a site; see :class:`SurveySettings` for its columns. Earlier results may
+                come along in columns examined and positive, empty where there are none.
+            settings: Which columns mean what.
+            source: Name of the table, for messages.
+
+        Raises:
+            UsageError: A fault, named by row and column.
+        """
+        names = [str(name) for name in table.columns]
+        if not len(table):
+            raise UsageError(f"{source} has no rows.")
+        table = table.set_axis(names, axis=1)
+        id_column = find_column(names, "id", settings.id, source)
+        cells = Cells(table, source, id_column)
+        ids = _ids(cells, id_column)
+        raw = torch.from_numpy(np.column_stack(read_inputs(cells, settings)))
+        check_places(cells, raw[:, :2].numpy(), position_columns(names, settings, source))
+        _check_twins(cells, raw)
+        filled, notes = _filled(cells, raw, settings.covariates)
+        earlier = _earlier(cells, settings, ids)
+        return cls(
+            ids,
+            raw,
+            filled,
+            settings.covariates,
+            torch.from_numpy(_costs(cells, settings)),
+            _strata(cells, settings),
+            _reachable(cells, settings),
+            MappingProxyType(earlier),
+            tuple(notes),
+            id_column,
+        )
+
+    @cached_property
+    def index(self) -> pd.Index[str]:
+        """Ids as an index."""
+        return pd.Index(self.ids, dtype=object)
+
+    def positions(self, ids: Sequence[str]) -> NDArray[np.intp]:
+        """Return the places of ids in the list, -1 for one that is not in it."""
+        return self.index.get_indexer(pd.Index(ids, dtype=object))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of ids and inputs."""
+        digest = hashlib.sha256("\x1f".join(self.covariates).encode())
+        digest.update("\x1f".join(self.ids).encode())
+        digest.update(np.ascontiguousarray(self.X.numpy(), dtype="<f8").tobytes())
+        return digest.hexdigest()
+
+    def fill(self, raw: Tensor) -> Tensor:
+        """Fill missing covariates of other sites, ``n x d``, from the nearest site of the list."""
+        return fill_missing(raw, self.X) if len(raw) else raw
+
+
+def position_columns(
+    names: Sequence[str], settings: SurveySettings, source: str
+) -> tuple[str, str]:
+    """Find the columns of longitude and latitude.
+
+    Raises:
+        UsageError: There are none, or several that could be meant.
+    """
+    if settings.x is not None:
+        longitude, latitude = (given_column(names, n, source, "--x") for n in settings.x)
+        return longitude, latitude
+    return (
+        required_column(names, "longitude", None, source),
+        required_column(names, "latitude", None, source),
+    )
+
+
+def read_inputs(cells: Cells, settings: SurveySettings) -> list[Array]:
+    """Read longitude, latitude and covariates, NaN where missing, each ``n``.
+
+    Raises:
+        UsageError: A column is not there, or a cell is no number.
+    """
+    names = list(cells.table.columns)
+    expected = "decimal degrees, such as -4.7264"
+    place = position_columns(names, settings, cells.source)
+    read = [cells.numbers(name, expected) for name in place]
+    for name in settings.covariates:
+        given_column(names, name, cells.source, "--covariates")
+        try:
+            values = cells.numbers(name)
+        except UsageError as error:
+            raise UsageError(f"{error} Covariates are numbers: code groups as 0 and 1.") from error
+        read.append(np.where(values == MISSING_CODE, np.nan, values))
+    return read
+
+
+def _ids(cells: Cells, column: str | None) -> NDArray[np.object_]:
+    """Return the ids; without a column of them the rows' numbers."""
+    if column is None:
+        ids = np.array([str(label) for label in cells.table.index], dtype=object)
+    else:
+        ids = cells.texts(column)
+        empty = first(ids == "")
+        if empty is not None:
+            raise UsageError(
+                f"{cells.source}, row {cells.table.index[empty]}, column {column!r}: the id is "
+                "missing. Every site needs one."
+            )
+    again = first(pd.Series(ids).duplicated().to_numpy())
+    if again is not None:
+        earlier = cells.table.index[first(ids == ids[again]) or 0]
+        raise UsageError(
+            f"{cells.source}: rows {earlier} and {cells.table.index[again]} have the same id "
+            f"{ids[again]!r}. Keep one row for each site."
+        )
+    return ids
+
+
+def check_places(cells: Cells, places: Array, columns: tuple[str, str]) -> None:
+    """Check that positions are there, in degrees, the right way round, and of one region."""
+    for values, column in zip(places.T, columns, strict=True):
+        gap = first(np.isnan(values))
+        if gap is not None:
+            cells.fault(gap, column, "it is empty. Every site needs a position; drop the row else.")
+    longitude, latitude = places.T
+    bad_longitude = (longitude < -180.0) | (longitude > 360.0)
+    bad_latitude = np.abs(latitude) > 90.0
+    wrong = first(bad_longitude | bad_latitude)
+    if wrong is not None:
+        column = columns[0] if bad_longitude[wrong] else columns[1]
+        value = places[wrong, 0 if bad_longitude[wrong] else 1]
+        if np.abs(places[wrong]).max() > 1000.0:
+            advice = "It looks like metres of a projection (UTM): convert to degrees."
+        elif abs(longitude[wrong]) <= 90.0 and -180.0 <= latitude[wrong] <= 360.0:
+            advice = "Are longitude and latitude swapped?"
+        else:
+            advice = "Correct it, or drop the row."
+        span = "-180 to 360" if bad_longitude[wrong] else "-90 to 90"
+        cells.fault(wrong, column, f"expected degrees from {span}, got {value:.10g}. {advice}")
+    _check_region(cells, places, columns)
+
+
+def _check_region(cells: Cells, places: Array, columns: tuple[str, str]) -> None:
+    """Check that no site is far from all others because of a slip."""
+    if len(places) < 10:
+        return
+    middle = np.median(places, axis=0)
+    reach = np.maximum(np.quantile(np.abs(places - middle), 0.9, axis=0), 0.05)
+    odd = (np.abs(places - middle) > _FAR * reach).any(axis=1)
+    turned = (np.abs(places[:, ::-1] - middle) <= 2.0 * reach).all(axis=1)
+    place = first(odd & turned)
+    if place is not None:
+        cells.fault(
+            place, columns[0], f"{places[place, 0]:g} and {places[place, 1]:g} are far from all "
+            "other sites, and among them the other way round. Are longitude and latitude swapped?",
+        )  # fmt: skip
+    nowhere = first(odd & (places == 0.0).all(axis=1))
+    if nowhere is not None:
+        cells.fault(
+            nowhere, columns[0], "position 0, 0 is far from all other sites: a receiver without "
+            "a fix? Correct it, or drop the row.",
+        )  # fmt: skip
+    try:
+        kilometres(torch.from_numpy(places))
+    except InputDataError as error:
+        far = int(np.abs((places - middle) / reach).max(axis=1).argmax())
+        cells.fault(far, columns[0], f"{places[far, 0]:g} and {places[far, 1]:g}: {error}")
+
+
+def _check_twins(cells: Cells, raw: Tensor) -> None:
+    """Check that sites at one place have the same covariates."""
+    frame = pd.DataFrame(raw.numpy())
+    same_place = frame.duplicated([0, 1], keep=False).to_numpy()
+    if not same_place.any():
+        return
+    twins = frame[same_place]
+    other = ~twins.duplicated(keep=False)
+    lonely = first(other.to_numpy())
+    if lonely is None:
+        return
+    row = int(twins.index[lonely])
+    there = (frame[0] == frame.loc[row, 0]) & (frame[1] == frame.loc[row, 1])
+    partner = int(np.flatnonzero(there.to_numpy() & (np.arange(len(frame)) != row))[0])
+    place, second = sorted((row, partner))
+    raise UsageError(
+        f"{cells.source}: {cells.row(place)} and {cells.row(second)} are at the same place with "
+        "different covariates. If they are one site, keep one row; else correct one."
+    )
+
+
+def _filled(cells: Cells, raw: Tensor, covariates: Sequence[str]) -> tuple[Tensor, list[str]]:
+    """Fill missing covariates from the nearest site, and say so."""
+    gaps = raw[:, 2:].isnan()
+    notes = []
+    for name, column in zip(covariates, gaps.unbind(-1), strict=True):
+        count = int(column.sum())
+        if count == len(raw):
+            raise UsageError(
+                f"{cells.source}, column {name!r}: every cell is empty. Leave it out of the "
+                "covariates."
+            )
+        if count:
+            notes.append(
+                f"{name}: {count:,} of {len(raw):,} sites have no value; that of the nearest site "
+                "is used."
+            )
+    return fill_missing(raw), notes
+
+
+def _costs(cells: Cells, settings: SurveySettings) -> Array:
+    if settings.cost is None:
+        return np.ones(len(cells))
+    names = list(cells.table.columns)
+    column = given_column(names, settings.cost, cells.source, "--cost")
+    costs = cells.numbers(column)
+    bad = first(~(costs > 0.0))
+    if bad is not None:
+        cells.fault(bad, column, f"expected a cost above 0, got {costs[bad]:g}.")
+    return costs
+
+
+def _strata(cells: Cells, settings: SurveySettings) -> NDArray[np.object_] | None:
+    if settings.stratum is None:
+        return None
+    names = list(cells.table.columns)
+    column = given_column(names, settings.stratum, cells.source, "--stratum")
+    labels = cells.texts(column)
+    gap = first(labels == "")
+    if gap is not None:
+        cells.fault(gap, column, "the stratum is missing.")
+    unknown = sorted(set(settings.quotas) - set(labels))
+    if unknown:
+        raise UsageError(
+            f"There is a quota for stratum {unknown[0]!r}, which no site is in. The strata: "
+            f"{', '.join(sorted(set(labels)))}."
+        )
+    return labels
+
+
+def _reachable(cells: Cells, settings: SurveySettings) -> NDArray[np.bool_]:
+    if settings.reachable is None:
+        return np.ones(len(cells), dtype=bool)
+    names = list(cells.table.columns)
+    column = given_column(names, settings.reachable, cells.source, "--reachable")
+    words = np.array([word.casefold() for word in cells.texts(column)], dtype=object)
+    bad = first(~np.isin(words, [*_YES, *_NO]))
+    if bad is not None:
+        cells.fault(bad, column, f"expected yes or no, got {words[bad]!r}.")
+    return np.isin(words, _YES)
+
+
+def _earlier(cells: Cells, settings: SurveySettings, ids: NDArray[np.object_]) -> dict[str, Counts]:
+    """Read results that came along, if there are columns of them."""
+    names = list(cells.table.columns)
+    columns = [
+        find_column(names, role, getattr(settings, role), cells.source)
+        for role in ("examined", "positive")
+    ]
+    if columns == [None, None]:
+        return {}
+    counts = read_counts(cells, settings)
+    return {str(ids[row]): count for row, count in counts.items()}
