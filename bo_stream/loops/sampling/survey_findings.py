@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import pandas as pd
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.sampling.survey import Survey
+from bo_stream.loops.sampling.survey_calibration import held_out_counts
+from bo_stream.loops.sampling.survey_settings import SurveySettings
 
 ABOVE, UNCERTAIN, BELOW = "above", "uncertain", "below"
 
@@ -60,6 +65,66 @@ class SurveyFindings:
         """Compute how many sites are expected to be called wrongly, each by its likelier side."""
         chance = self.predictions["exceedance"].to_numpy()
         return float(pd.Series(chance).clip(upper=1.0).where(chance < 0.5, 1.0 - chance).sum())
+
+
+def find(
+    survey: Survey,
+    name: str,
+    rounds: int = 5,
+    q: int = 10,
+    on_step: Callable[[str], None] = lambda text: None,
+) -> SurveyFindings:
+    """Compute what a report shows: predictions, their calibration and a look ahead.
+
+    Costs a fit of the model, one more for each of ten folds, and ``rounds`` choices.
+
+    Args:
+        survey: With one result at least.
+        name: Of the campaign.
+        rounds: Number of rounds of the forecast.
+        q: Number of sites of each.
+        on_step: Is told what is done next.
+
+    Raises:
+        UsageError: There is no result yet.
+    """
+    on_step("Learning from the results")
+    predictions = survey.predictions()
+    on_step("Looking ahead")
+    total, forecast = _forecast(survey, rounds, q)
+    folds = iter(range(1, FOLDS + 1))
+
+    def fit(X: Tensor, Y: Tensor) -> StreamingGP:
+        on_step(f"Checking the predictions, part {next(folds)} of {FOLDS}")
+        return survey.fit(X, Y)
+
+    held_out = held_out_counts(fit, *survey.observations, folds=FOLDS)
+    chosen = survey.pending.assign(gain=survey.pending["gain"] / total)
+    return SurveyFindings(
+        name=name,
+        predictions=predictions,
+        chosen=chosen,
+        held_out=held_out,
+        forecast=forecast,
+        threshold=survey.settings.threshold,
+        certainty=survey.settings.certainty,
+        settings=in_words(survey),
+    )
+
+
+def _forecast(survey: Survey, rounds: int, q: int) -> tuple[float, pd.DataFrame]:
+    """Return today's uncertainty, and the shares of it that further rounds are expected to leave.
+
+    Of a survey with no site left to ask for the shares are of no round.
+    """
+    try:
+        table = survey.forecast(rounds, q)
+    except UsageError:
+        return float("nan"), pd.DataFrame({"sites": [], "remaining": []})
+    total = float(table["total"].iloc[0])
+    later = table[1:]
+    remaining = later["total"] / total
+    return total, pd.DataFrame({"sites": later["sites"], "remaining": remaining})
 
 
 def per_cent(share: float) -> str:
