@@ -248,12 +248,23 @@ def point_measure(
         InputDataError: No points, values that are not finite, or negative weights.
     """
     points = listed_inputs(model, "mc_points", mc_points)
+    shares = checked_weights("mc_points", points, weights)
+    return PointMeasure(points, shares / shares.sum())
+
+
+def checked_weights(name: str, points: Tensor, weights: Tensor | None) -> Tensor:
+    """Return weights of ``N x d`` points as they are given, ``N``, or ones.
+
+    Raises:
+        BotorchTensorDimensionError: Another number of weights than of points.
+        InputDataError: Weights that are not finite, negative, or all zero.
+    """
     count = points.shape[0]
     if weights is None:
-        weights = points.new_ones(count)
+        return points.new_ones(count)
     if weights.shape != (count,):
         raise BotorchTensorDimensionError(
-            f"Expected weights of shape `{count}`, one for each of mc_points, got "
+            f"Expected weights of shape `{count}`, one for each of {name}, got "
             f"{tuple(weights.shape)}."
         )
     check_finite("weights", weights)
@@ -262,8 +273,7 @@ def point_measure(
             "Expected weights to be zero or more, and positive somewhere, got "
             f"{int((weights < 0).sum())} negative and {int((weights > 0).sum())} positive ones."
         )
-    shares = weights.detach().to(points)
-    return PointMeasure(points, shares / shares.sum())
+    return weights.detach().to(points)
 
 
 def box_of(points: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from bo_stream.acquisition.sites import Sites, sites
 from bo_stream.acquisition.weight_space import in_weight_space, weight_space
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.checks import check_finite
-from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.process.process import Points, PosteriorProcess, WeightSpaceProcess
 from bo_stream.weights import WeightPosterior
 
 TIE = 1e-10
@@ -86,7 +86,7 @@ class PoolSelector:
     same hyperparameters changes them by rank k: O(k r²) and 2k functions at the candidates, none if
     the observations are those that were chosen. Each pick costs O(r²) and two functions. Any other
     change of the model (a refit, a growing grid) has them computed anew: O(r³) and two quadratic
-    forms. For a model with a residual they always are: O(N M r), and O(N (M + r²)) for each pick.
+    forms. For a model with a residual they always are: O(N M r), and O(N (M + r)) for each pick.
 
     With an outcome transform other than ``Standardize`` the variance is that of the transformed
     outcome.
@@ -334,11 +334,12 @@ class JointGains:
     """Reductions of the mean variance at M points by each of N candidates, with a residual.
 
     ``Σ_j w_j c_ij² / (v_i + noise)`` with c the covariances of candidates with points and v the
-    variances of candidates, given the candidates observed so far. Memory O(N M).
+    variances of candidates, given the candidates observed so far. Memory O(N (M + r)).
 
     Attributes:
         process: The process before any of them.
-        pool: Candidates in transformed inputs, ``N x d``.
+        X: Candidates in transformed inputs, ``N x d``.
+        pool: The process's features at the candidates.
         weights: Weights w of the points, ``M``.
         covariance: c, ``m x N x M``.
         variance: v, ``m x N``.
@@ -347,7 +348,8 @@ class JointGains:
     """
 
     process: PosteriorProcess
-    pool: Tensor
+    X: Tensor
+    pool: Points
     weights: Tensor
     covariance: Tensor
     variance: Tensor
@@ -356,9 +358,10 @@ class JointGains:
     @classmethod
     def of(cls, process: PosteriorProcess, pool: Tensor, points: PointMeasure) -> JointGains:
         """Compute the gains of a process as it is. Cost O(N M r) for its r features."""
-        covariance = process.covariance(pool, points.points)
-        variance = process.marginals(pool)[1].expand(covariance.shape[:-1])
-        return cls(process, pool, points.weights, covariance, variance, covariance[..., :0])
+        at = process.at(pool)
+        covariance = process.cross_covariance(at, process.at(points.points))
+        variance = process.variance_at(at).expand(covariance.shape[:-1])
+        return cls(process, pool, at, points.weights, covariance, variance, covariance[..., :0])
 
     def value(self, noise: Tensor) -> Tensor:
         """Return the gains, ``m x N``, for noise variances ``m x N``. Cost O(N M)."""
@@ -367,9 +370,9 @@ class JointGains:
     def observing(self, i: int, noise: Tensor) -> JointGains:
         """Return the gains after the i-th candidate, with noise variance ``m x 1``.
 
-        Cost O(N (M + r² + k)).
+        Cost O(N (M + r + k)).
         """
-        fresh = self.process.covariance(self.pool, self.pool[i : i + 1])
+        fresh = self.process.cross_covariance(self.pool, self.process.at(self.X[i : i + 1]))
         spread = (self.variance[..., i : i + 1] + noise).sqrt().unsqueeze(-1)
         column = (fresh - self.columns @ self.columns[..., i : i + 1, :].mT) / spread
         row = self.covariance[..., i : i + 1, :] / spread
@@ -391,7 +394,7 @@ def available_candidates(exclude: Tensor | None, pool: Tensor, q: int) -> Tensor
     """
     available = torch.ones(len(pool), dtype=torch.bool, device=pool.device)
     if exclude is not None and exclude.numel() > 0:
-        available[_checked_exclusion(exclude, len(pool)).to(available.device)] = False
+        available[checked_indices("exclude", exclude, len(pool)).to(available.device)] = False
     left = int(available.sum())
     if not 1 <= q <= left:
         raise ValueError(
@@ -400,19 +403,27 @@ def available_candidates(exclude: Tensor | None, pool: Tensor, q: int) -> Tensor
     return available
 
 
-def _checked_exclusion(exclude: Tensor, count: int) -> Tensor:
-    if exclude.ndim != 1 or (exclude.dtype == torch.bool and exclude.shape[0] != count):
+def checked_indices(name: str, given: Tensor, count: int) -> Tensor:
+    """Return candidates that are given as a boolean mask or as indices, as indices.
+
+    Raises:
+        BotorchTensorDimensionError: A mask of another length, or no list.
+        InputDataError: Indices out of range.
+    """
+    if given.ndim != 1 or (given.dtype == torch.bool and given.shape[0] != count):
         raise BotorchTensorDimensionError(
-            f"Expected exclude as a boolean mask of shape `{count}` or a list of indices, got "
-            f"{exclude.dtype} of shape {tuple(exclude.shape)}."
+            f"Expected {name} as a boolean mask of shape `{count}` or a list of indices, got "
+            f"{given.dtype} of shape {tuple(given.shape)}."
         )
-    if exclude.dtype == torch.bool:
-        return exclude
-    if exclude.is_floating_point() or exclude.is_complex():
-        raise InputDataError(f"Expected exclude to hold bools or indices, got {exclude.dtype}.")
-    if bool(((exclude < 0) | (exclude >= count)).any()):
+    if given.dtype == torch.bool:
+        return given.nonzero().flatten()
+    if given.numel() == 0:
+        return given.long()
+    if given.is_floating_point() or given.is_complex():
+        raise InputDataError(f"Expected {name} to hold bools or indices, got {given.dtype}.")
+    if bool(((given < 0) | (given >= count)).any()):
         raise InputDataError(
-            f"Expected indices from 0 to {count - 1} in exclude, got {int(exclude.min())} to "
-            f"{int(exclude.max())}."
+            f"Expected indices from 0 to {count - 1} in {name}, got {int(given.min())} to "
+            f"{int(given.max())}."
         )
-    return exclude.long()
+    return given.long()

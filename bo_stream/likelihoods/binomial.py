@@ -234,6 +234,27 @@ def log_marginal(
     return (likelihood + log_normal + weights.log()).logsumexp(-1)
 
 
+def logit_noise(
+    trials: Tensor, mean: Tensor, variance: Tensor, concentration: Tensor | None = None
+) -> Tensor:
+    """Compute the noise variance of an observation of a logit that is worth as much as a count.
+
+    The inverse of the expected information ``E n p (1 − p)`` in n trials about a logit
+    ``f ~ N(mean, variance)``, of a beta-binomial count divided by its overdispersion
+    ``1 + (n − 1) / (1 + s)``. By quadrature; all tensors broadcast.
+
+    Args:
+        trials: n, from 1.
+        mean: Of the logit.
+        variance: Of the logit.
+        concentration: s, of the beta-binomial; None: binomial.
+    """
+    nodes, weights = normal_nodes(mean)
+    chance = (mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes).sigmoid()
+    share = 1.0 if concentration is None else _share(trials, concentration)
+    return (trials * share * (chance * (1.0 - chance) * weights).sum(-1)).reciprocal()
+
+
 def _share(trials: Tensor, concentration: Tensor) -> Tensor:
     """Return the part of its trials that a beta-binomial count is worth as a binomial one."""
     s = concentration.detach()

@@ -32,11 +32,7 @@ def read_counts(cells: Cells, settings: SurveySettings) -> dict[int, Counts]:
     Raises:
         UsageError: A column is missing, or a cell is no count, named by row and column.
     """
-    names = list(cells.table.columns)
-    e, p = (
-        required_column(names, role, getattr(settings, role), cells.source)
-        for role in ("examined", "positive")
-    )
+    e, p = (_column(cells, role, settings) for role in ("examined", "positive"))
     examined, positive = (cells.numbers(column, "a number of people") for column in (e, p))
     there = ~np.isnan(examined) & ~np.isnan(positive)
     half = first(np.isnan(examined) != np.isnan(positive))
@@ -51,6 +47,13 @@ def read_counts(cells: Cells, settings: SurveySettings) -> dict[int, Counts]:
     return {
         int(row): Counts(int(positive[row]), int(examined[row])) for row in np.flatnonzero(there)
     }
+
+
+def _column(cells: Cells, role: str, settings: SurveySettings) -> str:
+    """Find a column by the settings' name, or if the table has no such column by usual names."""
+    given = getattr(settings, role)
+    names = settings.unclaimed(cells.names)
+    return required_column(names, role, given if given in names else None, cells.source)
 
 
 def _check_examined(cells: Cells, column: str, examined: Array) -> None:

@@ -94,6 +94,16 @@ class Ledger:
         ledger._read_new()
         return ledger
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Texts for the coordinator: of a last line that was cut short."""
+        if not self.torn:
+            return ()
+        return (
+            f"The last entry of {RESULTS} was cut short when a run was interrupted, and is left "
+            f"out: {self.torn[:100]!r}. Tell those results again, or ask again.",
+        )
+
     def move_to(self, folder: Path) -> None:
         """Write all events to a file of a folder, to which later ones go, too.
 

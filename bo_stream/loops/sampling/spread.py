@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import torch
 from torch import Tensor
 
+from bo_stream.acquisition.constraints import Round
 from bo_stream.mapping import kilometres
 
 
@@ -41,36 +40,39 @@ def _ranks(values: Tensor, sample: Tensor) -> Tensor:
     return 0.5 * (low + high).to(values) / len(sample) - 0.5
 
 
-def spread_out(
-    points: Tensor, q: int, taken: Tensor, admissible: Callable[[Sequence[int]], Tensor]
-) -> list[int]:
+def spread_out(points: Tensor, q: int, taken: Tensor, start: Round) -> list[tuple[int, float]]:
     """Choose points one after the other, each the farthest from all others chosen and taken.
 
-    The first one is the nearest to the mean if none is taken. Greedy maximin: the least distance is
-    at least half of the largest possible one [Gonzalez, 1985, Clustering to minimize the maximum
-    intercluster distance]. Costs O(N d) a point.
+    The first one is the nearest to the mean if none is taken. Greedy maximin: without constraints
+    the least distance is at least half of the largest possible one [Gonzalez, 1985, Clustering to
+    minimize the maximum intercluster distance]. Costs O(N d) a point.
 
     Args:
         points: Candidates, ``N x d``.
         q: How many to choose at most.
         taken: Points that are taken already, ``k x d``.
-        admissible: Returns, for those chosen so far, which may come next, ``N``.
+        start: A round without sites, which says which candidates may be chosen.
 
     Returns:
-        Positions in ``points``; fewer than q where no other is admissible.
+        Positions in ``points`` and costs; fewer than q where no other point may be chosen.
     """
-    distance = -(points - points.mean(0)).square().sum(-1)
-    if len(taken):
-        distance = torch.full_like(distance, torch.inf)
-        for point in taken:
-            distance = torch.minimum(distance, (points - point).square().sum(-1))
-    chosen: list[int] = []
-    for _ in range(q):
-        allowed = admissible(chosen)
-        if not bool(allowed.any()):
+    distance = torch.full_like(points[:, 0], torch.inf)
+    for point in taken:
+        distance = torch.minimum(distance, _squared(points, point))
+    priority = distance if len(taken) else -_squared(points, points.mean(0))
+    chosen: list[tuple[int, float]] = []
+    while len(chosen) < q:
+        costs = start.costs()
+        feasible = start.feasible(costs)
+        if not bool(feasible.any()):
             break
-        pick = int(distance.masked_fill(~allowed, -torch.inf).argmax())
-        own = (points - points[pick]).square().sum(-1)
-        distance = torch.minimum(distance, own) if chosen or len(taken) else own
-        chosen.append(pick)
+        pick = int(priority.masked_fill(~feasible, -torch.inf).argmax())
+        cost = 0.0 if costs is None else float(costs[pick])
+        chosen.append((pick, cost))
+        start = start.visiting(pick, cost)
+        priority = distance = torch.minimum(distance, _squared(points, points[pick]))
     return chosen
+
+
+def _squared(points: Tensor, point: Tensor) -> Tensor:
+    return (points - point).square().sum(-1)

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
 
-from bo_stream.likelihoods.prevalence import prevalence
+from bo_stream.acquisition.criteria import Criterion
 from bo_stream.loops.errors import UsageError, check_whole
 from bo_stream.loops.sampling.ledger import Ledger
-from bo_stream.loops.sampling.spread import spread_coordinates, spread_out
+from bo_stream.loops.sampling.model_cache import ModelCache
+from bo_stream.loops.sampling.survey_choice import Choice
 from bo_stream.loops.sampling.survey_facts import SurveyFacts
+from bo_stream.loops.sampling.survey_model import SurveyModelSettings, survey_model
+from bo_stream.loops.sampling.survey_predictions import predict_prevalence, reasons
 from bo_stream.loops.sampling.survey_results import Told, read_results
 from bo_stream.loops.sampling.survey_settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.sampling.survey_sites import SurveySites
-from bo_stream.loops.sampling.survey_stub import SurveyModelSettings, select_sites, survey_model
 from bo_stream.models.base import StreamingGP
 
-ROWS = 4096
-"""Number of sites that are predicted at a time."""
+ASKED = ("id", "longitude", "latitude", "reason", "gain", "cost")
+"""Columns of what :meth:`Survey.ask` returns."""
 
-MOST_POINTS = 2000
-"""Largest number of sites over which the criterion is summed; of more a random part stands for
-all."""
-
-ASKED_COLUMNS = ("id", "longitude", "latitude", "reason", "gain", "cost")
+SPREAD_OUT = "first round: spread out over the map and the covariates"
 
 
 class Survey:
@@ -39,17 +36,18 @@ class Survey:
     asked for. The state depends on the facts and not on their order, and so does the model, which
     is built anew from all results when it is needed.
 
-    A survey that has a folder (:func:`bo_stream.loops.sampling.survey_folder.save_survey`) writes
-    each verb to it before the verb returns, and takes in what other processes wrote.
+    A survey that has a folder (``bo_stream.loops.sampling.survey_folder``) writes each verb to it
+    before the verb returns, and first takes in what other processes wrote there.
 
     Attributes:
+        table: Sites as given.
         settings: As given.
         ledger: Record of all verbs.
-        notes: Texts for the coordinator about sites and results.
+        cache: Keeper of the model.
 
     Example:
         >>> survey = Survey(read_table("villages.csv"), SurveySettings(threshold=0.1))
-        >>> round = survey.ask(10)
+        >>> sites = survey.ask(10)
         >>> survey.tell(read_table("results.csv")).new
     """
 
@@ -57,8 +55,10 @@ class Survey:
         self,
         sites: pd.DataFrame,
         settings: SurveySettings,
-        ledger: Ledger | None = None,
         source: str = "The table of sites",
+        criterion: Criterion | None = None,
+        ledger: Ledger | None = None,
+        cache: ModelCache | None = None,
     ) -> None:
         """Begin a survey, or go on with the ledger of one.
 
@@ -67,51 +67,52 @@ class Survey:
                 settings name them; earlier results may come along in columns examined and
                 positive.
             settings: Of the survey.
-            ledger: Of a survey of the same sites; default: an empty one.
             source: Name of the table, for messages.
+            criterion: Uncertainty to be reduced, such as a programme's ``ExpectedLoss``; default:
+                the settings' one. It is not kept in a folder.
+            ledger: Of a survey of the same sites; default: an empty one.
+            cache: Keeper of the model; default: in memory.
 
         Raises:
             UsageError: A fault of the table, named by row and column, or a budget that pays for no
                 site.
         """
-        self.settings = settings
-        self.table = sites
-        self._sites = SurveySites.of(sites, settings, source)
+        self.table, self.settings = sites, settings
         self.ledger = Ledger() if ledger is None else ledger
+        self.cache = ModelCache() if cache is None else cache
+        self._criterion = criterion
+        self._sites = SurveySites.of(sites, settings, source)
         self._facts = SurveyFacts(self._sites)
+        if not self.ledger.events and len(self._facts.results) < len(self._sites):
+            self._choice().check()
         self._facts.apply(self.ledger.events)
-        self.notes = self._sites.notes
-        self._model: tuple[str, StreamingGP] | None = None
-        self.on_model: Callable[[str, StreamingGP], None] = lambda facts, model: None
 
-    # --- verbs ---------------------------------------------------------------------------------
+    # --- verbs -----------------------------------------------------------------------------------
 
     def ask(self, q: int) -> pd.DataFrame:
         """Choose up to q sites for the next round; they are pending from now on.
 
         Without any result they are spread out over the map and the covariates; else they reduce
-        the criterion most, given that all pending sites will be surveyed.
+        the criterion most, given that all pending sites will be surveyed. There are fewer than q
+        where budget, quotas or distances end the round.
 
         Returns:
             A row a site, in the order of choice: id, longitude, latitude, reason, gain (expected
             fall of the criterion's total, NaN in a first round), cost.
 
         Raises:
-            UsageError: No site is left that can be asked for, or none that the budget pays for.
+            UsageError: No site is left that may be asked for, or none that the budget pays for, or
+                another process is writing to the folder.
         """
         check_whole("q", q, 1)
         with self._writing():
-            picks = self._choose(q)
-            values = [
-                {"id": site, "reason": reason, "gain": gain, "cost": cost}
-                for site, reason, gain, cost in picks
-            ]
-            event = self.ledger.append("ask", {"sites": values})
-            self._facts.apply([event])
-        return self.pending.tail(len(picks)).reset_index(drop=True)[list(ASKED_COLUMNS)]
+            chosen = self._chosen(q)
+            self._facts.apply([self.ledger.append("ask", {"sites": chosen})])
+        asked = self.pending.tail(len(chosen))
+        return asked.reset_index(drop=True)[list(ASKED)]
 
     def tell(self, results: pd.DataFrame, source: str = "The table of results") -> Told:
-        """Take in results, all of the table or, if there is a fault in it, none.
+        """Take in results, all of a table or, if there is a fault in it, none.
 
         Args:
             results: Columns of id, examined and positive; rows without numbers are passed over.
@@ -120,13 +121,13 @@ class Survey:
             source: Name of the table, for messages.
 
         Raises:
-            UsageError: A fault of the table, named by row and column.
+            UsageError: A fault of the table, named by row and column, or another process is writing
+                to the folder.
         """
         with self._writing():
             reading = read_results(results, self.settings, self._sites, self._facts, source)
             if reading.records:
-                event = self.ledger.append("tell", {"results": reading.records})
-                self._facts.apply([event])
+                self._facts.apply([self.ledger.append("tell", {"results": reading.records})])
         return reading.told
 
     def withdraw(self, ids: Iterable[str | int], ask_again: bool = False) -> None:
@@ -134,53 +135,85 @@ class Survey:
 
         Args:
             ids: Of sites that are pending or have a result.
-            ask_again: Whether the sites may be asked for again. A result that is told is taken in
-                either way.
+            ask_again: Whether the sites may be asked for again. A result that is told later is
+                taken in either way.
 
         Raises:
-            UsageError: A site is neither pending nor has a result.
+            UsageError: A site is neither pending nor has a result, or another process is writing to
+                the folder.
         """
         names = list(dict.fromkeys(str(site) for site in ids))
         with self._writing():
-            for site in names:
-                if site not in self._facts.pending and site not in self._facts.results:
-                    raise UsageError(
-                        f"Site {site!r} is not pending and has no result: nothing to withdraw."
-                    )
-            event = self.ledger.append("withdraw", {"ids": names, "ask_again": ask_again})
-            self._facts.apply([event])
+            known = {**self._facts.pending, **self._facts.results}
+            strange = next((site for site in names if site not in known), None)
+            if strange is not None:
+                raise UsageError(
+                    f"Site {strange!r} is not pending and has no result: nothing to withdraw."
+                )
+            if names:
+                values = {"ids": names, "ask_again": ask_again}
+                self._facts.apply([self.ledger.append("withdraw", values)])
 
-    # --- what is known -------------------------------------------------------------------------
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Keep other processes out, after taking in what they wrote."""
+        with self.ledger.writing() as new:
+            self._facts.apply(new)
+            yield
+
+    def _chosen(self, q: int) -> list[dict[str, str | float | None]]:
+        """Choose sites, as the ledger keeps them."""
+        choice = self._choice()
+        if self._facts.results:
+            picks = choice.next(self.model, q, self.trials)
+            X = self._sites.X[[pick.place for pick in picks]]
+            predictions = predict_prevalence(self.model, X, self.settings)
+            why = reasons(predictions, self.settings.threshold)
+        else:
+            picks = choice.first(q)
+            why = [SPREAD_OUT] * len(picks)
+        return [
+            {
+                "id": str(self._sites.ids[pick.place]),
+                "reason": reason,
+                "gain": pick.gain,
+                "cost": pick.cost,
+            }
+            for pick, reason in zip(picks, why, strict=True)
+        ]
+
+    def _choice(self) -> Choice:
+        return Choice(self._sites, self._facts, self.settings, self._criterion)
+
+    # --- what is known ---------------------------------------------------------------------------
 
     @property
     def sites(self) -> pd.DataFrame:
-        """Listed sites: id, longitude, latitude, covariates (filled), reachable."""
-        X = self._sites.X.numpy()
+        """Listed sites: id, longitude, latitude, covariates (filled in), cost, reachable."""
         columns = ("longitude", "latitude", *self._sites.covariates)
-        table = pd.DataFrame(X, columns=list(columns))
+        table = pd.DataFrame(self._sites.X.numpy(), columns=list(columns))
         table.insert(0, "id", self._sites.ids)
         return table.assign(cost=self._sites.costs.numpy(), reachable=self._sites.reachable)
 
     @property
     def pending(self) -> pd.DataFrame:
-        """Sites that are asked for: id, longitude, latitude, round, asked (time), reason, gain, cost."""
+        """Sites asked for: id, longitude, latitude, round, asked (time), reason, gain, cost."""
         requests = self._facts.pending
-        table = self._positions(list(requests))
+        table = self._placed(list(requests))
         for name in ("round", "time", "reason", "gain", "cost"):
             table[name] = [getattr(request, name) for request in requests.values()]
-        table["gain"] = table["gain"].astype(float)
-        return table.rename(columns={"time": "asked"})
+        return table.rename(columns={"time": "asked"}).astype({"gain": float, "cost": float})
 
     @property
     def results(self) -> pd.DataFrame:
-        """Results: id, longitude, latitude, examined, positive, told (time), asked, corrected, listed.
+        """Results in the order of the list, then those of other sites by id.
 
-        In the order of the list, then other sites by id. Those that came along with the sites have
-        no time.
+        Columns: id, longitude, latitude, examined, positive, told (time, empty for those that came
+        along with the sites), asked (whether the site was), corrected (how many times), listed.
         """
         ids = self._facts.surveyed
         rows = [self._facts.results[site] for site in ids]
-        table = self._positions(ids)
+        table = self._placed(ids)
         table["examined"] = [row.counts.examined for row in rows]
         table["positive"] = [row.counts.positive for row in rows]
         table["told"] = [row.time for row in rows]
@@ -189,44 +222,50 @@ class Survey:
         table["listed"] = self._sites.positions(ids) >= 0
         return table
 
-    def _positions(self, ids: Sequence[str]) -> pd.DataFrame:
+    def _placed(self, ids: Sequence[str]) -> pd.DataFrame:
+        """Begin a table of sites with id, longitude and latitude."""
         places = self._facts.inputs(ids)[:, :2].numpy()
-        return pd.DataFrame({"id": list(ids), "longitude": places[:, 0], "latitude": places[:, 1]})
+        columns = {"id": list(ids), "longitude": places[:, 0], "latitude": places[:, 1]}
+        return pd.DataFrame(columns).astype({"id": object})
 
-    def status(self) -> SurveyStatus:
-        """Return how far the survey is, without building a model."""
-        counts = [one.counts for one in self._facts.results.values()]
-        torn = self.ledger.torn
-        notes = list(self.notes)
-        if torn:
-            notes.append(
-                f"The last entry of the ledger was cut short by an interrupted run and is left "
-                f"out: {torn[:80]!r}. Tell those results again."
-            )
-        listed = int((self._sites.positions(list(self._facts.results)) >= 0).sum())
-        return SurveyStatus(
-            sites=len(self._sites),
-            surveyed=listed,
-            outside=len(counts) - listed,
-            pending=len(self._facts.pending),
-            given_up=len(self._facts.given_up),
-            rounds=self._facts.rounds,
-            examined=sum(count.examined for count in counts),
-            positive=sum(count.positive for count in counts),
-            last=self.ledger.events[-1].time if self.ledger.events else "",
-            notes=tuple(notes),
-        )
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of sites and results, whatever the order in which results came."""
+        return self._facts.fingerprint
+
+    @property
+    def sites_fingerprint(self) -> str:
+        """SHA-256 of the list of sites."""
+        return self._sites.fingerprint
 
     @property
     def table_with_ids(self) -> pd.DataFrame:
-        """Table of the sites as it was given, with a column of ids in front if it had none."""
+        """Table of the sites as given, with a column of ids in front if it had none."""
         if self._sites.id_column is not None:
             return self.table
         table = self.table.copy()
         table.insert(0, "id", self._sites.ids)
         return table
 
-    # --- model ---------------------------------------------------------------------------------
+    def status(self) -> SurveyStatus:
+        """Return how far the survey is, without building a model."""
+        facts, events = self._facts, self.ledger.events
+        counts = [one.counts for one in facts.results.values()]
+        listed = int((self._sites.positions(list(facts.results)) >= 0).sum())
+        return SurveyStatus(
+            sites=len(self._sites),
+            surveyed=listed,
+            outside=len(counts) - listed,
+            pending=len(facts.pending),
+            given_up=len(facts.given_up),
+            rounds=facts.rounds,
+            examined=sum(count.examined for count in counts),
+            positive=sum(count.positive for count in counts),
+            last=events[-1].time if events else "",
+            notes=(*self._sites.notes, *self.ledger.notes),
+        )
+
+    # --- model -----------------------------------------------------------------------------------
 
     @property
     def model(self) -> StreamingGP:
@@ -237,25 +276,19 @@ class Survey:
         """
         if not self._facts.results:
             raise UsageError("There is no result yet to learn from. Tell some first.")
-        facts = self._facts.fingerprint
-        if self._model is None or self._model[0] != facts:
-            X, Y = self._facts.inputs(self._facts.surveyed), self._facts.outcomes
-            chosen = SurveyModelSettings(overdispersion=self.settings.overdispersion)
-            self._model = facts, survey_model(self._sites.X, X, Y, chosen)
-            self.on_model(*self._model)
-        return self._model[1]
+        return self.cache.model(self._facts.fingerprint, self._built)
 
-    def use_model(self, facts: str, model: StreamingGP) -> None:
-        """Take a model that was built from facts of a fingerprint, to be used if they are these."""
-        self._model = facts, model
+    def _built(self) -> StreamingGP:
+        chosen = SurveyModelSettings(overdispersion=self.settings.overdispersion)
+        X = self._facts.inputs(self._facts.surveyed)
+        return survey_model(self._sites.X, X, self._facts.outcomes, chosen)
 
     @property
     def trials(self) -> int:
         """Number of people that a site is expected to examine."""
-        if self.settings.trials is not None:
-            return self.settings.trials
         examined = [one.counts.examined for one in self._facts.results.values()]
-        return max(1, round(float(np.mean(examined)))) if examined else USUAL_TRIALS
+        usual = round(sum(examined) / len(examined)) if examined else USUAL_TRIALS
+        return self.settings.trials or usual
 
     def predictions(self) -> pd.DataFrame:
         """Predict prevalence at all sites of the list, then at surveyed sites outside it.
@@ -263,141 +296,36 @@ class Survey:
         Returns:
             id, longitude, latitude, prevalence (mean), sd, lower, q25, q75, upper (quantiles of
             95 % and 50 % intervals); with a threshold exceedance (probability of being above) and
-            class (above, below, uncertain); examined, positive where surveyed.
+            class (above, below, uncertain); examined and positive, NaN where not surveyed.
 
         Raises:
             UsageError: There is no result yet.
         """
-        outside = [site for site in self._facts.surveyed if self._sites.positions([site])[0] < 0]
-        ids = [*self._sites.ids, *outside]
+        surveyed = self._facts.surveyed
+        places = self._sites.positions(surveyed)
+        outside = [site for site, place in zip(surveyed, places, strict=True) if place < 0]
         X = torch.cat((self._sites.X, self._facts.inputs(outside)))
         table = pd.DataFrame(X[:, :2].numpy(), columns=["longitude", "latitude"])
-        table.insert(0, "id", ids)
-        table = pd.concat((table, self._predicted(X)), axis=1)
-        results = self.results.set_index("id")[["examined", "positive"]].reindex(ids)
-        return table.assign(
-            examined=results["examined"].to_numpy(float),
-            positive=results["positive"].to_numpy(float),
-        )
-
-    @torch.no_grad()
-    def _predicted(self, X: Tensor) -> pd.DataFrame:
-        parts = [self._part(part) for part in X.split(ROWS)]
-        return pd.concat(parts, ignore_index=True)
-
-    def _part(self, X: Tensor) -> pd.DataFrame:
-        rates, threshold = prevalence(self.model, X), self.settings.threshold
-        low, q25, q75, high = rates.quantile(torch.tensor([0.025, 0.25, 0.75, 0.975]))
-        values = {
-            "prevalence": rates.mean, "sd": rates.variance.clamp_min(0.0).sqrt(),
-            "lower": low, "q25": q25, "q75": q75, "upper": high,
-        }  # fmt: skip
-        if threshold is not None:
-            values["exceedance"] = rates.exceedance(threshold)
-        table = pd.DataFrame({name: v.reshape(-1).numpy() for name, v in values.items()})
-        if threshold is not None:
-            table["class"] = self._classes(table["exceedance"].to_numpy())
-        return table
-
-    def _classes(self, exceedance: np.ndarray) -> np.ndarray:
-        certainty = self.settings.certainty
-        return np.select(
-            [exceedance >= certainty, exceedance <= 1.0 - certainty],
-            ["above", "below"],
-            "uncertain",
-        )
+        table.insert(0, "id", [*self._sites.ids, *outside])
+        predicted = predict_prevalence(self.model, X, self.settings)
+        counts = self.results[["id", "examined", "positive"]]
+        return pd.concat((table, predicted), axis=1).merge(counts, on="id", how="left")
 
     def forecast(self, rounds: int, q: int) -> pd.DataFrame:
         """Predict how the criterion's total will fall over further rounds of q sites.
 
+        Each round is chosen as if the rounds before it, and all pending sites, were surveyed.
+
         Returns:
-            round (0: now), sites (further ones so far), total (of the criterion), cost.
+            round (0: now, once the pending sites are surveyed), sites (further ones so far), total
+            (of the criterion, expected), cost (so far).
 
         Raises:
             UsageError: There is no result yet.
         """
         check_whole("rounds", rounds, 1)
-        taken, lines = self._taken_mask(), []
-        for number in range(1, rounds + 1):
-            choice = select_sites(self.model, self._sites.X, q, None, exclude=taken)
-            if not lines:
-                lines.append((0, 0, choice.before, 0.0))
-            taken[choice.indices] = True
-            sites, total, cost = lines[-1][1:]
-            fall, paid = float(choice.gains.sum()), float(choice.costs.sum())
-            lines.append((number, sites + len(choice.indices), total - fall, cost + paid))
-        return pd.DataFrame(lines, columns=["round", "sites", "total", "cost"])
-
-    # --- choices -------------------------------------------------------------------------------
-
-    def _choose(self, q: int) -> list[tuple[str, str, float | None, float]]:
-        taken = self._taken_mask()
-        if bool(taken.all()):
-            raise UsageError("No site is left to ask for.")
-        if not self._facts.results:
-            return self._spread(q, taken)
-        choice = select_sites(
-            self.model, self._sites.X, q, None, exclude=taken, trials=self.trials,
-        )  # fmt: skip
-        picks = choice.indices.tolist()
-        reasons = self._reasons(picks)
-        return [
-            (str(self._sites.ids[i]), reason, gain, cost)
-            for i, reason, gain, cost in zip(
-                picks, reasons, choice.gains.tolist(), choice.costs.tolist(), strict=True
-            )
-        ]
-
-    def _taken_mask(self) -> Tensor:
-        mask = torch.from_numpy(~self._sites.reachable)
-        places = self._sites.positions(self._facts.taken)
-        mask[torch.from_numpy(places[places >= 0])] = True
-        return mask
-
-    def _spread(self, q: int, taken: Tensor) -> list[tuple[str, str, float | None, float]]:
-        points = spread_coordinates(self._sites.X, self._sites.X)
-        former = spread_coordinates(self._facts.inputs(self._facts.pending), self._sites.X)
-
-        def admissible(chosen: Sequence[int]) -> Tensor:
-            allowed = ~taken
-            allowed[list(chosen)] = False
-            return allowed
-
-        picks = spread_out(points, q, former, admissible)
-        return [
-            (str(self._sites.ids[i]), "first round: spread out", None, float(self._sites.costs[i]))
-            for i in picks
-        ]
-
-    def _reasons(self, picks: Sequence[int]) -> list[str]:
-        table = self._predicted(self._sites.X[list(picks)])
-        return [_reason(row, self.settings.threshold) for row in table.itertuples(index=False)]
-
-    def _writing(self):
-        return _Writing(self)
-
-
-class _Writing:
-    def __init__(self, survey: Survey) -> None:
-        self._survey = survey
-        self._context = survey.ledger.writing()
-
-    def __enter__(self) -> None:
-        self._survey._facts.apply(self._context.__enter__())
-
-    def __exit__(self, *error) -> None:
-        self._context.__exit__(*error)
-
-
-def _reason(row, threshold: float | None) -> str:
-    span = f"prevalence {_percent(row.prevalence)} ({_percent(row.lower)} to {_percent(row.upper)})"
-    if threshold is None:
-        return span
-    return f"{span}; above {_percent(threshold)} with probability {row.exceedance:.2f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100.0 * share:.2g} %"
+        check_whole("q", q, 1)
+        return self._choice().forecast(self.model, rounds, q, self.trials)
 
 
 @dataclass(frozen=True)
@@ -413,7 +341,7 @@ class SurveyStatus:
         rounds: Number of rounds asked for.
         examined: People examined in all.
         positive: People who tested positive in all.
-        last: Time of the last verb, empty if there was none.
+        last: Time of the last verb in UTC, empty if there was none.
         notes: Texts for the coordinator.
     """
 

@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-import pandas as pd
-
-import bo_stream
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.run import CheckpointFormat, ModelFile, from_record
+from bo_stream.loops.run import CheckpointFormat
 from bo_stream.loops.sampling.ledger import RESULTS, Ledger
+from bo_stream.loops.sampling.model_cache import ModelCache
 from bo_stream.loops.sampling.survey import Survey
 from bo_stream.loops.sampling.survey_settings import SurveySettings
-from bo_stream.loops.sampling.tables import ROW, read_table
-from bo_stream.models.base import StreamingGP
-from bo_stream.storage.archive import FileFormat, atomic_write, describe_file, read_index
+from bo_stream.loops.sampling.tables import read_table
+from bo_stream.storage.archive import FileFormat, atomic_write
 
 SURVEY = CheckpointFormat("survey.json", "survey", FileFormat("bo_stream survey", 1))
-MODEL = CheckpointFormat("model.json", "model", FileFormat("bo_stream survey model", 1, True))
 
 SITES = "sites.csv"
 MANY_SITES = "sites.parquet"
@@ -31,7 +27,7 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
 
     It holds ``sites.csv`` (``sites.parquet`` from 50,000 sites), ``survey.json`` (settings),
     ``results.jsonl`` (all that was asked, told and withdrawn; it only grows) and the last model,
-    which is built anew if it is missing. The folder is a survey's once ``survey.json`` is there,
+    which is built anew if it is missing. It is a survey's folder once ``survey.json`` is there,
     which is written last.
 
     Raises:
@@ -39,60 +35,52 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
         OSError: It cannot be written.
     """
     folder = Path(folder)
-    if (folder / SURVEY.name).exists():
+    if holds_survey(folder):
         raise UsageError(f"{folder} holds a survey already. Give another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     _write_sites(folder, survey)
     (folder / RESULTS).unlink(missing_ok=True)  # of a beginning that was interrupted
     survey.ledger.move_to(folder)
-    SURVEY.save(folder, {"settings": asdict(survey.settings)}, {})
-    _keep_model(folder, survey)
+    content = {"settings": asdict(survey.settings), "sites": survey.sites_fingerprint}
+    SURVEY.save(folder, content, {})
+    survey.cache.move_to(folder)
 
 
 def load_survey(folder: str | Path) -> Survey:
     """Go on with the survey of a folder. Nothing is written, and nothing in it is executed.
 
     Raises:
-        UsageError: There is no survey, or its files are damaged.
+        UsageError: There is no survey, or its files are damaged or were changed.
     """
     folder = Path(folder)
     with SURVEY.opened(folder) as content:
-        settings = from_record(SurveySettings, content["settings"])
-    file = next((folder / n for n in (SITES, MANY_SITES) if (folder / n).is_file()), None)
-    if file is None:
+        settings = SurveySettings(**content["settings"])
+        fingerprint = content["sites"]
+    path = next((folder / name for name in (SITES, MANY_SITES) if (folder / name).exists()), None)
+    if path is None:
         raise UsageError(f"{folder} has no {SITES}. Restore it from a copy.")
-    survey = Survey(read_table(file), settings, Ledger.open(folder), str(file))
-    _use_kept_model(folder, survey)
-    _keep_model(folder, survey)
+    ledger, cache = Ledger.open(folder), ModelCache(folder)
+    survey = Survey(read_table(path), settings, str(path), ledger=ledger, cache=cache)
+    if survey.sites_fingerprint != fingerprint:
+        raise UsageError(
+            f"{path} is not the table that the survey began with. Restore it from a copy, or start "
+            "another survey with it in another folder."
+        )
     return survey
+
+
+def holds_survey(folder: Path) -> bool:
+    """Return whether a folder is one of a survey."""
+    return (folder / SURVEY.name).exists()
 
 
 def _write_sites(folder: Path, survey: Survey) -> None:
     """Write the table as it was given, with an id if it had none."""
-    table = survey.table_with_ids
-    name = SITES if len(table) < MANY else MANY_SITES
-    with atomic_write(folder / name) as file:
-        if name == SITES:
-            table.to_csv(file, index=False)
-        else:
+    table, many = survey.table_with_ids, len(survey.table) >= MANY
+    for name in (SITES, MANY_SITES):
+        (folder / name).unlink(missing_ok=True)
+    with atomic_write(folder / (MANY_SITES if many else SITES)) as file:
+        if many:
             table.to_parquet(file, index=False)
-
-
-def _keep_model(folder: Path, survey: Survey) -> None:
-    def keep(facts: str, model: StreamingGP) -> None:
-        MODEL.save(folder, {"facts": facts}, {"survey": model})
-
-    survey.on_model = keep
-
-
-def _use_kept_model(folder: Path, survey: Survey) -> None:
-    """Use the kept model if it is there and whole; else it is built anew when it is needed."""
-    try:
-        content = read_index(folder / MODEL.name, MODEL.format)
-        file = from_record(ModelFile, content["models"]["survey"])
-        kind = getattr(bo_stream, describe_file(folder / file.name)["class"])
-        if not issubclass(kind, StreamingGP):
-            return
-        survey.use_model(content["facts"], file.read(folder, kind, "cpu"))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return
+        else:
+            table.to_csv(file, index=False)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.sampling.cells import Array, Cells, first
+from bo_stream.loops.sampling.cells import Array, Cells, Texts, first
 from bo_stream.loops.sampling.columns import find_column, required_column
 from bo_stream.loops.sampling.counts import Counts, read_counts
 from bo_stream.loops.sampling.survey_facts import SurveyFacts
@@ -85,7 +85,8 @@ def read_results(
     if not len(table):
         raise UsageError(f"{source} has no rows.")
     table = table.set_axis(names, axis=1)
-    id_column = required_column(names, "id", _id_name(names, settings), source)
+    given = settings.id if settings.id in names else None
+    id_column = required_column(settings.unclaimed(names), "id", given, source)
     cells = Cells(table, source, id_column)
     counts = read_counts(cells, settings)
     ids = cells.texts(id_column)
@@ -113,12 +114,7 @@ def read_results(
     return Reading(told, records)
 
 
-def _id_name(names: Sequence[str], settings: SurveySettings) -> str | None:
-    """Return the settings' column of ids if the table has it: results may name it otherwise."""
-    return settings.id if settings.id in names else None
-
-
-def _check_ids(cells: Cells, column: str, ids: NDArray[np.object_], rows: Sequence[int]) -> None:
+def _check_ids(cells: Cells, column: str, ids: Texts, rows: Sequence[int]) -> None:
     """Check that each row with a result has an id, and no two the same."""
     told = pd.Series(ids[rows], dtype=object)
     empty = first((told == "").to_numpy())
@@ -142,7 +138,7 @@ def _places(
     settings: SurveySettings,
     sites: SurveySites,
     facts: SurveyFacts,
-    ids: NDArray[np.object_],
+    ids: Texts,
     rows: Sequence[int],
 ) -> tuple[dict[int, Array], list[str]]:
     """Read longitude, latitude and covariates of the rows that are not in the list.
@@ -152,7 +148,7 @@ def _places(
     """
     listed = sites.positions([str(ids[row]) for row in rows])
     outside = [row for row, place in zip(rows, listed.tolist(), strict=True) if place < 0]
-    names = list(cells.table.columns)
+    names = cells.names
     x = settings.x if settings.x is not None and set(settings.x) <= set(names) else None
     columns = x or tuple(
         find_column(names, role, None, cells.source) for role in ("longitude", "latitude")
@@ -170,7 +166,7 @@ def _places(
     moved = _moved(cells, sites, ids, rows, listed, place)
     if not there:
         return {}, moved
-    part = Cells(cells.table.iloc[there], cells.source, cells.id_column)
+    part = cells.rows(there)
     missing = [name for name in settings.covariates if name not in names]
     if missing:
         raise UsageError(
@@ -198,7 +194,7 @@ def _stranger(cells: Cells, sites: SurveySites, site: str, row: int) -> None:
 def _moved(
     cells: Cells,
     sites: SurveySites,
-    ids: NDArray[np.object_],
+    ids: Texts,
     rows: Sequence[int],
     listed: NDArray[np.intp],
     place: Array,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -96,6 +96,14 @@ class SurveySettings:
         """Criterion that is used."""
         return self.criterion or USUAL[self.goal]
 
+    def unclaimed(self, names: Sequence[str]) -> list[str]:
+        """Return the columns that are not covariates, cost, stratum or reachable.
+
+        Only these are recognised by their usual names.
+        """
+        claimed = {*self.covariates, self.cost, self.stratum, self.reachable}
+        return [name for name in names if name not in claimed]
+
     def _check_columns(self) -> None:
         object.__setattr__(self, "covariates", tuple(self.covariates))
         if self.x is not None:
@@ -114,9 +122,8 @@ class SurveySettings:
             )
 
     def _check_money(self) -> None:
-        for name, value in (("budget", self.budget),):
-            if value is not None and not 0.0 < value < math.inf:
-                raise UsageError(f"Expected {name} above 0, or none, got {value:g}.")
+        if self.budget is not None and not 0.0 < self.budget < math.inf:
+            raise UsageError(f"Expected budget above 0, or none, got {self.budget:g}.")
         for name, value in (
             ("minimum_distance", self.minimum_distance),
             ("cost_per_km", self.cost_per_km),

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.sampling.cells import Array, Cells, first
+from bo_stream.loops.sampling.cells import Array, Cells, Mask, Texts, first
 from bo_stream.loops.sampling.columns import find_column, given_column, required_column
 from bo_stream.loops.sampling.counts import Counts, read_counts
 from bo_stream.loops.sampling.survey_settings import SurveySettings
-from bo_stream.mapping import fill_missing, kilometres
+from bo_stream.mapping import Kilometres, fill_missing, kilometres
 
 _YES = ("yes", "y", "true", "t", "1")
 _NO = ("no", "n", "false", "f", "0")
@@ -49,13 +49,13 @@ class SurveySites:
         id_column: Column of the ids; None: the rows' numbers are the ids.
     """
 
-    ids: NDArray[np.object_]
+    ids: Texts
     raw: Tensor
     X: Tensor
     covariates: tuple[str, ...]
     costs: Tensor
-    strata: NDArray[np.object_] | None
-    reachable: NDArray[np.bool_]
+    strata: Texts | None
+    reachable: Mask
     earlier: Mapping[str, Counts] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     id_column: str | None = None
@@ -82,14 +82,14 @@ class SurveySites:
         if not len(table):
             raise UsageError(f"{source} has no rows.")
         table = table.set_axis(names, axis=1)
-        id_column = find_column(names, "id", settings.id, source)
+        id_column = find_column(settings.unclaimed(names), "id", settings.id, source)
         cells = Cells(table, source, id_column)
         ids = _ids(cells, id_column)
         raw = torch.from_numpy(np.column_stack(read_inputs(cells, settings)))
         check_places(cells, raw[:, :2].numpy(), position_columns(names, settings, source))
         _check_twins(cells, raw)
         filled, notes = _filled(cells, raw, settings.covariates)
-        earlier = _earlier(cells, settings, ids)
+        earlier, remarks = _earlier(cells, settings, ids)
         return cls(
             ids,
             raw,
@@ -99,7 +99,7 @@ class SurveySites:
             _strata(cells, settings),
             _reachable(cells, settings),
             MappingProxyType(earlier),
-            tuple(notes),
+            (*notes, *remarks),
             id_column,
         )
 
@@ -120,6 +120,19 @@ class SurveySites:
         digest.update(np.ascontiguousarray(self.X.numpy(), dtype="<f8").tobytes())
         return digest.hexdigest()
 
+    @cached_property
+    def kilometres(self) -> Tensor:
+        """Positions on a plane, in kilometres, ``N x 2``."""
+        return self.on_plane(self.X)
+
+    def on_plane(self, X: Tensor) -> Tensor:
+        """Map longitude and latitude of any sites to that plane, ``n x d -> n x 2``."""
+        return self._plane.transform(X[:, :2])
+
+    @cached_property
+    def _plane(self) -> Kilometres:
+        return kilometres(self.X[:, :2])
+
     def fill(self, raw: Tensor) -> Tensor:
         """Fill missing covariates of other sites, ``n x d``, from the nearest site of the list."""
         return fill_missing(raw, self.X) if len(raw) else raw
@@ -136,10 +149,11 @@ def position_columns(
     if settings.x is not None:
         longitude, latitude = (given_column(names, n, source, "--x") for n in settings.x)
         return longitude, latitude
-    return (
-        required_column(names, "longitude", None, source),
-        required_column(names, "latitude", None, source),
+    free = settings.unclaimed(names)
+    longitude, latitude = (
+        required_column(free, role, None, source) for role in ("longitude", "latitude")
     )
+    return longitude, latitude
 
 
 def read_inputs(cells: Cells, settings: SurveySettings) -> list[Array]:
@@ -148,7 +162,7 @@ def read_inputs(cells: Cells, settings: SurveySettings) -> list[Array]:
     Raises:
         UsageError: A column is not there, or a cell is no number.
     """
-    names = list(cells.table.columns)
+    names = cells.names
     expected = "decimal degrees, such as -4.7264"
     place = position_columns(names, settings, cells.source)
     read = [cells.numbers(name, expected) for name in place]
@@ -162,7 +176,7 @@ def read_inputs(cells: Cells, settings: SurveySettings) -> list[Array]:
     return read
 
 
-def _ids(cells: Cells, column: str | None) -> NDArray[np.object_]:
+def _ids(cells: Cells, column: str | None) -> Texts:
     """Return the ids; without a column of them the rows' numbers."""
     if column is None:
         ids = np.array([str(label) for label in cells.table.index], dtype=object)
@@ -278,7 +292,7 @@ def _filled(cells: Cells, raw: Tensor, covariates: Sequence[str]) -> tuple[Tenso
 def _costs(cells: Cells, settings: SurveySettings) -> Array:
     if settings.cost is None:
         return np.ones(len(cells))
-    names = list(cells.table.columns)
+    names = cells.names
     column = given_column(names, settings.cost, cells.source, "--cost")
     costs = cells.numbers(column)
     bad = first(~(costs > 0.0))
@@ -287,10 +301,10 @@ def _costs(cells: Cells, settings: SurveySettings) -> Array:
     return costs
 
 
-def _strata(cells: Cells, settings: SurveySettings) -> NDArray[np.object_] | None:
+def _strata(cells: Cells, settings: SurveySettings) -> Texts | None:
     if settings.stratum is None:
         return None
-    names = list(cells.table.columns)
+    names = cells.names
     column = given_column(names, settings.stratum, cells.source, "--stratum")
     labels = cells.texts(column)
     gap = first(labels == "")
@@ -305,10 +319,10 @@ def _strata(cells: Cells, settings: SurveySettings) -> NDArray[np.object_] | Non
     return labels
 
 
-def _reachable(cells: Cells, settings: SurveySettings) -> NDArray[np.bool_]:
+def _reachable(cells: Cells, settings: SurveySettings) -> Mask:
     if settings.reachable is None:
         return np.ones(len(cells), dtype=bool)
-    names = list(cells.table.columns)
+    names = cells.names
     column = given_column(names, settings.reachable, cells.source, "--reachable")
     words = np.array([word.casefold() for word in cells.texts(column)], dtype=object)
     bad = first(~np.isin(words, [*_YES, *_NO]))
@@ -317,14 +331,23 @@ def _reachable(cells: Cells, settings: SurveySettings) -> NDArray[np.bool_]:
     return np.isin(words, _YES)
 
 
-def _earlier(cells: Cells, settings: SurveySettings, ids: NDArray[np.object_]) -> dict[str, Counts]:
-    """Read results that came along, if there are columns of them."""
-    names = list(cells.table.columns)
-    columns = [
-        find_column(names, role, getattr(settings, role), cells.source)
-        for role in ("examined", "positive")
-    ]
-    if columns == [None, None]:
-        return {}
+def _earlier(
+    cells: Cells, settings: SurveySettings, ids: Texts
+) -> tuple[dict[str, Counts], list[str]]:
+    """Read results that came along, if there are columns of them; and remark on a lone one."""
+    roles = ("examined", "positive")
+    names = settings.unclaimed(cells.names)
+    found = {
+        role: find_column(names, role, getattr(settings, role), cells.source) for role in roles
+    }
+    present = [role for role in roles if found[role] is not None]
+    if not present:
+        return {}, []
+    lone = present[0]
+    if len(present) == 1 and getattr(settings, lone) is None and found[lone] != lone:
+        other = roles[1 - roles.index(lone)]
+        return {}, [
+            f"Column {found[lone]!r} is not taken for people {lone}: there is no column {other!r}."
+        ]
     counts = read_counts(cells, settings)
-    return {str(ids[row]): count for row, count in counts.items()}
+    return {str(ids[row]): count for row, count in counts.items()}, []

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from bo_stream.likelihoods.binomial import BinomialLikelihood
+from bo_stream.likelihoods.binomial import BinomialLikelihood, logit_noise
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.checks import check_type
 from bo_stream.models.memory import Memory
@@ -48,6 +48,31 @@ class CountOutcomes(LikelihoodOutcomes):
             mean = float(torch.as_tensor(self.examined).sum()) / surveys
             model.likelihood.trials = max(round(mean), 1)
         return model
+
+    def survey_noise(
+        self, prior: Prior, mean: Tensor, variance: Tensor, trials: Tensor | None = None
+    ) -> Tensor:
+        """Compute the noise of hypothetical surveys as observations of the logit.
+
+        That of the fantasies of binomial counts, whatever their outcome; see :func:`logit_noise`.
+
+        Args:
+            prior: The hyperparameters.
+            mean: Of the logit, ``... x n``.
+            variance: Of the logit, ``... x n``.
+            trials: Examined in each survey, ``... x n``; default: as :meth:`model` has it.
+
+        Raises:
+            UnsupportedError: No number of trials is known.
+        """
+        likelihood = self.model(prior).likelihood
+        if trials is None and likelihood.trials is None:
+            raise UnsupportedError(
+                "Expected a number of trials for hypothetical surveys, got none and no observation "
+                "to take it from. Pass trials, or build BinomialLikelihood(trials=100)."
+            )
+        examined = mean.new_tensor(likelihood.trials) if trials is None else trials
+        return self.beta * logit_noise(examined, mean, variance, likelihood.concentration)
 
     def noise_level(self, prior: Prior, memory: Memory) -> Tensor:
         """Return the harmonic mean of the noise of sites that are held as observations.

@@ -1,0 +1,238 @@
+"""Criteria: uncertainties of target points that a round of observations is to reduce."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from bo_stream.acquisition.lookahead import (
+    LinearLookahead,
+    Lookahead,
+    Loss,
+    exceedance_loss,
+    misclassification,
+    prevalence_variance,
+)
+
+Scale = Literal["latent", "prevalence"]
+"""The process f itself, or the prevalence ``1 / (1 + exp(−f))`` whose logit it is."""
+
+SMALLEST_VARIANCE = 1e-18
+"""Targets of a smaller variance count as known to this one."""
+
+
+@dataclass(frozen=True)
+class Criterion(ABC):
+    """An uncertainty U of each target point, of which a choice reduces the weighted sum.
+
+    A target has ``f ~ N(m, s²)`` now, in the units of the outcomes; of counts it is the logit of
+    prevalence. Observations that remove r of its variance move its mean by ``N(0, r)``.
+    """
+
+    @abstractmethod
+    def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
+        """Return E U of M targets as a function of the removed variance.
+
+        Args:
+            mean: m before the round, ``M``.
+            variance: s² before the round, ``M``.
+        """
+
+    def expected(self, mean: Tensor, variance: Tensor, removed: Tensor) -> Tensor:
+        """Compute E U after observations.
+
+        Args:
+            mean: m before them, ``M``.
+            variance: s² before them, ``M``.
+            removed: Variance r that they remove, at most s², ``... x M``.
+
+        Returns:
+            ``... x M``.
+        """
+        return self.lookahead(mean, variance)(removed)
+
+    def current(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """Compute U as it is, ``M``; arguments as :meth:`expected`."""
+        return self.expected(mean, variance, torch.zeros_like(variance))
+
+
+@dataclass(frozen=True)
+class IntegratedVariance(Criterion):
+    """Variance of f, or of prevalence (integrated mean squared error, IMSE).
+
+    ``s² − r``, the same whatever is observed; on the scale of prevalence p ``E p² − E (E p)²``,
+    which the counts to come change.
+
+    Attributes:
+        scale: "latent": of f; "prevalence": of ``1 / (1 + exp(−f))``.
+    """
+
+    scale: Scale = "latent"
+
+    def __post_init__(self) -> None:
+        """Check the scale; ValueError."""
+        _check_scale(self.scale)
+
+    def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
+        """Return the expected variance; see :class:`Criterion`."""
+        return _variance(self.scale, mean, variance, torch.ones_like(variance))
+
+
+@dataclass(frozen=True)
+class TargetedVariance(Criterion):
+    """Variance of points near a threshold t (targeted integrated mean squared error, tIMSE).
+
+    The variance as of :class:`IntegratedVariance` times the density of ``N(m, s² + width²)`` at t,
+    with m and s² before the round. Source: Picheny et al. (2010), Journal of Mechanical Design
+    132(7), eq. 16, with the weight that uses the whole uncertainty of the prediction.
+
+    Attributes:
+        threshold: In the units that ``scale`` names.
+        scale: "latent": threshold and variance are of f; "prevalence": both of
+            ``1 / (1 + exp(−f))``.
+        width: Standard deviation of a band about t that is of interest, in units of f.
+    """
+
+    threshold: float
+    scale: Scale
+    width: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check threshold, scale and width; ValueError."""
+        latent_threshold(self.threshold, self.scale)
+        if not 0.0 <= self.width < math.inf:
+            raise ValueError(f"Expected width to be zero or more and finite, got {self.width}.")
+
+    def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
+        """Return the expected weighted variance; see :class:`Criterion`."""
+        spread = (variance + self.width**2).clamp_min(SMALLEST_VARIANCE).sqrt()
+        gap = (mean - latent_threshold(self.threshold, self.scale)) / spread
+        density = (-0.5 * gap.square()).exp() / (spread * math.sqrt(2.0 * math.pi))
+        return _variance(self.scale, mean, variance, density)
+
+
+@dataclass(frozen=True)
+class ExceedanceEntropy(Criterion):
+    """Entropy of whether a point exceeds a threshold t, in nats.
+
+    With P the probability of f > t: ``−P log P − (1 − P) log(1 − P)``; expected to an absolute
+    error below 1e-6.
+
+    Attributes:
+        threshold: In the units that ``scale`` names.
+        scale: "latent": the threshold is a value of f; "prevalence": of ``1 / (1 + exp(−f))``.
+    """
+
+    threshold: float
+    scale: Scale
+
+    def __post_init__(self) -> None:
+        """Check threshold and scale; ValueError."""
+        latent_threshold(self.threshold, self.scale)
+
+    def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
+        """Return the expected entropy; see :class:`Criterion`."""
+        distance = _distance(mean, variance, latent_threshold(self.threshold, self.scale))
+        return exceedance_loss(binary_entropy, distance, variance)
+
+
+@dataclass(frozen=True)
+class Misclassification(Criterion):
+    """Probability that a point is called on the wrong side of a threshold t.
+
+    ``Φ(−|m − t| / s)`` now; expected after the round ``2 T((m − t) / s, √(s² / r − 1))`` with
+    Owen's function T. The sum over targets is the expected number of wrong calls: stepwise
+    uncertainty reduction, SUR. Source: Bect et al. (2012), Statistics and Computing 22, eq. 17,
+    integrated in closed form as of Chevalier et al. (2014), Technometrics 56(4).
+
+    Attributes:
+        threshold: In the units that ``scale`` names.
+        scale: "latent": the threshold is a value of f; "prevalence": of ``1 / (1 + exp(−f))``.
+    """
+
+    threshold: float
+    scale: Scale
+
+    def __post_init__(self) -> None:
+        """Check threshold and scale; ValueError."""
+        latent_threshold(self.threshold, self.scale)
+
+    def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
+        """Return the expected probability of a wrong call; see :class:`Criterion`."""
+        threshold = latent_threshold(self.threshold, self.scale)
+        return misclassification(_distance(mean, variance, threshold), variance)
+
+
+@dataclass(frozen=True)
+class ExpectedLoss(Criterion):
+    """Loss of a programme's best action, as it knows the probability of exceeding a threshold.
+
+    Such as ``lambda P: torch.minimum(10.0 * P, 1.0 - P)``: leaving out a place above the threshold
+    costs 10, treating one below costs 1. Losses of best actions are concave in P; observations can
+    only lower their expectation.
+
+    The expectation is interpolated. Its error depends on the loss: below 1e-6 of its range for
+    smooth ones, below 1e-3 of its largest change of slope where that is a kink.
+
+    Attributes:
+        loss: Maps probabilities to losses, elementwise, by torch.
+        threshold: In the units that ``scale`` names.
+        scale: "latent": the threshold is a value of f; "prevalence": of ``1 / (1 + exp(−f))``.
+    """
+
+    loss: Loss
+    threshold: float
+    scale: Scale
+
+    def __post_init__(self) -> None:
+        """Check threshold and scale; ValueError."""
+        latent_threshold(self.threshold, self.scale)
+
+    def lookahead(self, mean: Tensor, variance: Tensor) -> Lookahead:
+        """Return the expected loss; see :class:`Criterion`."""
+        threshold = latent_threshold(self.threshold, self.scale)
+        return exceedance_loss(self.loss, _distance(mean, variance, threshold), variance)
+
+
+def latent_threshold(threshold: float, scale: Scale) -> float:
+    """Return a threshold in the units of f.
+
+    Raises:
+        ValueError: It is not finite, or a prevalence outside (0, 1); the scale is another one.
+    """
+    _check_scale(scale)
+    if scale == "latent":
+        if not math.isfinite(threshold):
+            raise ValueError(f"Expected a finite threshold, got {threshold}.")
+        return float(threshold)
+    if not 0.0 < threshold < 1.0:
+        raise ValueError(
+            f"Expected threshold to be a prevalence in (0, 1), got {threshold}. From per cent: "
+            'divide by 100. For a threshold of f itself pass scale="latent".'
+        )
+    return math.log(threshold) - math.log1p(-threshold)
+
+
+def binary_entropy(chance: Tensor) -> Tensor:
+    """Compute ``−P log P − (1 − P) log(1 − P)``, in nats."""
+    return torch.special.entr(chance) + torch.special.entr(1.0 - chance)
+
+
+def _check_scale(scale: str) -> None:
+    if scale not in get_args(Scale):
+        raise ValueError(f'Expected scale "latent" or "prevalence", got {scale!r}.')
+
+
+def _distance(mean: Tensor, variance: Tensor, threshold: float) -> Tensor:
+    return (mean - threshold) / variance.clamp_min(SMALLEST_VARIANCE).sqrt()
+
+
+def _variance(scale: Scale, mean: Tensor, variance: Tensor, slope: Tensor) -> Lookahead:
+    if scale == "latent":
+        return LinearLookahead(variance, slope)
+    return prevalence_variance(mean, variance, slope)

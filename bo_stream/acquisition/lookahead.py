@@ -1,0 +1,276 @@
+"""Expected uncertainty of target points as a function of the variance that observations remove."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
+
+import numpy as np
+import torch
+from botorch.exceptions.errors import InputDataError
+from numpy.typing import NDArray
+from scipy.interpolate import CubicSpline
+from scipy.special import ndtr, owens_t
+from torch import Tensor
+
+from bo_stream.likelihoods.binomial import normal_nodes
+
+ANGLES = 97
+"""Nodes in the angle, from 0 to π/2."""
+
+FARTHEST = 7.0
+"""Distances from the threshold beyond so many standard deviations count as this one."""
+
+DISTANCES = 449
+"""Nodes in the distance from the threshold, 32 a standard deviation."""
+
+ORDER = 24
+"""Order of the Hermite expansion of a prevalence."""
+
+_Array = NDArray[np.float64]
+_ANGLES: _Array = np.linspace(0.0, 0.5 * math.pi, ANGLES)
+_DISTANCES: _Array = np.linspace(-FARTHEST, FARTHEST, DISTANCES)
+
+
+@dataclass(frozen=True)
+class Lookahead(ABC):
+    """Expected uncertainties of M target points, functions of the variance removed from each.
+
+    Observations that remove r of the variance s² of ``f ~ N(m, s²)`` move its mean by ``N(0, r)``
+    and leave the variance ``s² − r``.
+    """
+
+    @abstractmethod
+    def __call__(self, removed: Tensor) -> Tensor:
+        """Compute the expected uncertainties for removed variances, ``... x M`` each."""
+
+    @abstractmethod
+    def part(self, chosen: slice) -> Self:
+        """Return the functions of some of the targets."""
+
+    @abstractmethod
+    def rescaled(self, factor: float) -> Self:
+        """Return the functions of removed variances in other units, factor times those so far."""
+
+
+@dataclass(frozen=True)
+class LinearLookahead(Lookahead):
+    """Uncertainties ``slope (s² − r)``.
+
+    Attributes:
+        variance: s², ``M``.
+        slope: ``M``, not negative.
+    """
+
+    variance: Tensor
+    slope: Tensor
+
+    def __call__(self, removed: Tensor) -> Tensor:
+        """Compute the expected uncertainties; see :class:`Lookahead`."""
+        return self.slope * (self.variance - removed)
+
+    def part(self, chosen: slice) -> Self:
+        """Return the functions of some of the targets."""
+        return type(self)(self.variance[chosen], self.slope[chosen])
+
+    def rescaled(self, factor: float) -> Self:
+        """Return the functions in other units; see :class:`Lookahead`."""
+        return type(self)(self.variance * factor, self.slope / factor)
+
+
+@dataclass(frozen=True)
+class PolynomialLookahead(Lookahead):
+    """Uncertainties that are polynomials in the share ``r / s²`` of the variance removed.
+
+    Attributes:
+        variance: s², ``M``.
+        coefficients: Of powers from 0, ``K x M``.
+    """
+
+    variance: Tensor
+    coefficients: Tensor
+
+    def __call__(self, removed: Tensor) -> Tensor:
+        """Compute the expected uncertainties; see :class:`Lookahead`."""
+        share = removed_share(removed, self.variance)
+        value = self.coefficients[-1].expand_as(share)
+        for coefficient in self.coefficients.flipud()[1:]:
+            value = torch.addcmul(coefficient, value, share)
+        return value
+
+    def part(self, chosen: slice) -> Self:
+        """Return the functions of some of the targets."""
+        return type(self)(self.variance[chosen], self.coefficients[:, chosen])
+
+    def rescaled(self, factor: float) -> Self:
+        """Return the functions in other units; see :class:`Lookahead`."""
+        return type(self)(self.variance * factor, self.coefficients)
+
+
+@dataclass(frozen=True)
+class SplineLookahead(Lookahead):
+    """Uncertainties that are cubic splines in the angle ``θ = arcsin √(r / s²)``.
+
+    Attributes:
+        variance: s², ``M``.
+        coefficients: Of powers from 3 to 0 of the place in a cell, ``4 x M x cells``.
+    """
+
+    variance: Tensor
+    coefficients: Tensor
+
+    @classmethod
+    def of(cls, variance: Tensor, values: _Array) -> Self:
+        """Interpolate values at the angles, ``M x ANGLES``."""
+        spline = CubicSpline(np.arange(ANGLES), values, axis=-1).c  # power x cell x M
+        return cls(variance, torch.as_tensor(spline.swapaxes(1, 2).copy()).to(variance))
+
+    def __call__(self, removed: Tensor) -> Tensor:
+        """Compute the expected uncertainties; see :class:`Lookahead`."""
+        cells = self.coefficients.shape[-1]
+        place = removed_share(removed, self.variance).sqrt().asin() * (cells / (0.5 * math.pi))
+        cell = place.floor().clamp_max(cells - 1)
+        place = place - cell
+        rows = torch.arange(len(self.variance), device=place.device) * cells
+        index = cell.long() + rows
+        value, *rest = (power.flatten().take(index) for power in self.coefficients)
+        for coefficient in rest:
+            value = torch.addcmul(coefficient, value, place)
+        return value
+
+    def part(self, chosen: slice) -> Self:
+        """Return the functions of some of the targets."""
+        return type(self)(self.variance[chosen], self.coefficients[:, chosen])
+
+    def rescaled(self, factor: float) -> Self:
+        """Return the functions in other units; see :class:`Lookahead`."""
+        return type(self)(self.variance * factor, self.coefficients)
+
+
+def removed_share(removed: Tensor, variance: Tensor) -> Tensor:
+    """Return ``r / s²`` within [0, 1], 0 where there is no variance."""
+    return (removed / variance.clamp_min(1e-300)).clamp(0.0, 1.0)
+
+
+def prevalence_variance(mean: Tensor, variance: Tensor, slope: Tensor) -> PolynomialLookahead:
+    """Return ``slope · E Var(p)`` of the prevalence ``p = 1 / (1 + exp(−f))``.
+
+    Two values of f of correlation ``c = r / s²`` have ``E (E p)² = Σ_k h_k² c^k`` with the Hermite
+    coefficients ``h_k = E p(m + s Z) He_k(Z) / √k!`` (Mehler's expansion); ``E p²`` is the same sum
+    for c = 1. What the sum up to ``ORDER`` lacks of ``E p²`` is the coefficient of the next power,
+    which errs by at most that coefficient times the power.
+
+    Args:
+        mean: m, ``M``.
+        variance: s², ``M``.
+        slope: ``M``.
+    """
+    nodes, weights = normal_nodes(mean)
+    chance = (mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes).sigmoid()
+    second = (chance.square() * weights).sum(-1)
+    squares = [((chance * hermite * weights).sum(-1)).square() for hermite in _hermite(nodes)]
+    rest = (second - torch.stack(squares).sum(0)).clamp_min(0.0)
+    spread = torch.stack([*squares[1:], rest])
+    coefficients = torch.cat((spread.sum(0, keepdim=True), -spread))
+    return PolynomialLookahead(variance, slope * coefficients)
+
+
+def _hermite(nodes: Tensor) -> list[Tensor]:
+    """Evaluate normalised Hermite polynomials of orders from 0 to ``ORDER``."""
+    values = [torch.ones_like(nodes), nodes]
+    for k in range(1, ORDER):
+        values.append((nodes * values[k] - math.sqrt(k) * values[k - 1]) / math.sqrt(k + 1.0))
+    return values
+
+
+def misclassification(distance: Tensor, variance: Tensor) -> SplineLookahead:
+    """Return the expected probability of a wrong class, above or below a threshold t.
+
+    f and its new mean lie on different sides of t with probability ``2 T(a, cot θ)``, T Owen's
+    function and ``a = (m − t) / s``: ``Φ(−|a|)`` without observations. Exact at the nodes.
+
+    Args:
+        distance: a, ``M``.
+        variance: s², ``M``.
+    """
+    a = distance.cpu().numpy()[:, np.newaxis]
+    with np.errstate(divide="ignore"):
+        cotangent = 1.0 / np.tan(_ANGLES)
+    cotangent[-1] = 0.0
+    return SplineLookahead.of(variance, 2.0 * owens_t(a, cotangent))
+
+
+Loss = Callable[[Tensor], Tensor]
+"""Maps probabilities of exceeding a threshold to expected losses, elementwise."""
+
+
+def exceedance_loss(loss: Loss, distance: Tensor, variance: Tensor) -> SplineLookahead:
+    """Return the expected loss ``E ψ(P(f > t | observations))``.
+
+    Args:
+        loss: ψ.
+        distance: ``a = (m − t) / s``, ``M``.
+        variance: s², ``M``.
+    """
+    a = distance.cpu().numpy()
+    values = _interpolated(loss)(np.clip(a, -FARTHEST, FARTHEST))
+    values[:, 0] = evaluated(loss, ndtr(a))
+    return SplineLookahead.of(variance, values)
+
+
+@lru_cache(maxsize=8)
+def _interpolated(loss: Loss) -> CubicSpline:
+    """Interpolate a table of expected losses in the distance."""
+    return CubicSpline(_DISTANCES, expected_losses(loss, _DISTANCES), axis=0)
+
+
+def expected_losses(loss: Loss, distances: _Array) -> _Array:
+    """Integrate ``V(a, θ) = E ψ(Φ(Y))`` with ``Y ~ N(a / cos θ, tan² θ)``, ``n x ANGLES``.
+
+    By the trapezoidal rule, exponentially accurate where ψ is smooth: in ``(Y − E Y) / tan θ`` up
+    to 45 degrees, beyond them in Y, of what is left of ψ without its chord from 0 to 1, whose
+    expectation is that of ``Φ(a)``.
+    """
+    columns = [evaluated(loss, ndtr(distances))]
+    z = np.linspace(-8.5, 8.5, 401)
+    normal = np.exp(-0.5 * z**2) * (z[1] - z[0]) / math.sqrt(2.0 * math.pi)
+    y = np.linspace(-9.0, 9.0, 901)
+    ends = evaluated(loss, np.array([0.0, 1.0]))
+    bump = evaluated(loss, ndtr(y)) - ends[0] - (ends[1] - ends[0]) * ndtr(y)
+    chord = ends[0] + (ends[1] - ends[0]) * ndtr(distances)
+    for angle in _ANGLES[1:-1]:
+        centre, spread = distances / math.cos(angle), math.tan(angle)
+        if spread <= 1.0:
+            chance = ndtr(centre[:, np.newaxis] + spread * z)
+            columns.append(evaluated(loss, chance) @ normal)
+        else:
+            density = np.exp(-0.5 * ((y - centre[:, np.newaxis]) / spread) ** 2)
+            scale = (y[1] - y[0]) / (spread * math.sqrt(2.0 * math.pi))
+            columns.append(chord + density @ bump * scale)
+    return np.stack([*columns, chord], -1)
+
+
+def evaluated(loss: Loss, chance: _Array) -> _Array:
+    """Evaluate a loss at probabilities.
+
+    Raises:
+        InputDataError: It returns another shape, or values that are not finite.
+    """
+    given = loss(torch.as_tensor(chance))
+    if not isinstance(given, Tensor) or given.shape != chance.shape:
+        raise InputDataError(
+            f"Expected loss to map probabilities of shape {chance.shape} to losses of the same "
+            f"shape, got {getattr(given, 'shape', type(given).__name__)}."
+        )
+    values: _Array = given.detach().cpu().double().numpy()
+    if not np.isfinite(values).all():
+        at = chance[~np.isfinite(values)].ravel()[0]
+        raise InputDataError(
+            f"Expected loss to be finite for probabilities from 0 to 1, got {loss} that is not at "
+            f"{at:.3g}."
+        )
+    return values

@@ -1,0 +1,270 @@
+"""Choice of the next sites: greedy rounds for a criterion, under constraints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
+from gpytorch.likelihoods import BernoulliLikelihood
+from torch import Tensor
+
+from bo_stream.acquisition.constraints import Round, SiteConstraints
+from bo_stream.acquisition.criteria import Criterion
+from bo_stream.acquisition.feature_nipv import PointMeasure, box_of, checked_weights, listed_inputs
+from bo_stream.acquisition.lookahead import LinearLookahead
+from bo_stream.acquisition.pool import Gains, JointGains, checked_indices
+from bo_stream.acquisition.sites import sites
+from bo_stream.acquisition.target_gains import CriterionGains, FeatureGains, JointTargetGains
+from bo_stream.acquisition.weight_space import in_weight_space, weight_space
+from bo_stream.likelihoods.outcome_model import LogisticLikelihood
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.outcomes.counts import CountOutcomes
+from bo_stream.models.wiski.dirichlet import DirichletWISKI
+from bo_stream.process.process import PosteriorProcess
+
+LABELS = (BernoulliLikelihood, LogisticLikelihood)
+"""Likelihoods of class labels."""
+
+MOST_TARGETS = 2048
+"""Of a larger pool so many candidates, drawn at random, are the targets unless told."""
+
+ROWS = 4096
+"""Candidates whose noise is computed together."""
+
+
+@dataclass(frozen=True, eq=False)
+class SiteChoice:
+    """Sites chosen for a round.
+
+    Attributes:
+        indices: Into the pool, in the order of choice, ``k``; k <= q.
+        gains: Expected fall of the criterion's weighted sum by each, given those before, ``k``.
+        costs: Of each, travel included, ``k``; zeros where nothing costs anything.
+        before: Weighted sum of the criterion, expected after pending sites.
+        after: Weighted sum expected after the round.
+    """
+
+    indices: Tensor
+    gains: Tensor
+    costs: Tensor
+    before: float
+    after: float
+
+
+@torch.no_grad()
+def select_sites(
+    model: StreamingGP,
+    pool: Tensor,
+    q: int,
+    criterion: Criterion,
+    mc_points: Tensor | None = None,
+    weights: Tensor | None = None,
+    exclude: Tensor | None = None,
+    pending: Tensor | None = None,
+    trials: int | Tensor | None = None,
+    constraints: SiteConstraints | None = None,
+) -> SiteChoice:
+    """Choose up to q of N candidates, one after the other, that lower a criterion most.
+
+    Each pick has the largest expected fall of ``Σ_j w_j U_j`` over target points j, given the picks
+    before it, whatever will be observed there. Mean and variance before the round stay as they are,
+    and the variance that observations remove adds up. Where sites have costs, a pick has the
+    largest fall per cost; under a budget the better of that round and the one that only heeds the
+    budget is taken (Leskovec et al., 2007, section 3.2).
+
+    Args:
+        model: Of one output and without batch shape. A count is taken for an observation of its
+            logit, with the noise of its expected information.
+        pool: Candidates, ``N x d``.
+        q: Most to choose; fewer where constraints allow no more.
+        criterion: U, such as ``Misclassification(0.1, "prevalence")``.
+        mc_points: Targets, ``M x d``. Default: the pool, or of a pool of more than 2,048 as many
+            drawn from it, with weights that sum to those of all.
+        weights: Of the targets, zero or more; default: 1 each.
+        exclude: Candidates not to choose: a boolean mask, ``N``, or indices, ``n``.
+        pending: Candidates that have been asked for and are not observed yet, as ``exclude``: not
+            chosen, and counted as observed before the round.
+        trials: Examined at a site, of a model of counts: a number, or one each, ``N``. Default: the
+            likelihood's, else the rounded mean of those observed.
+        constraints: On the sites of the round.
+
+    Raises:
+        BotorchTensorDimensionError: Shapes do not fit together.
+        InputDataError: Values that are not finite or out of range, or no site that may be chosen,
+            such as for a budget that pays for none.
+        UnsupportedError: A model of labels, of several outputs, with a batch shape or an outcome
+            transform other than ``Standardize``; ``trials`` of a model that is not of counts.
+        ValueError: q is less than one.
+    """
+    if q < 1:
+        raise ValueError(f"Expected q of 1 or more, got {q}.")
+    _check_model(model)
+    candidates = listed_inputs(model, "pool", pool)
+    excluded = _indices("exclude", exclude, candidates)
+    waiting = _indices("pending", pending, candidates)
+    available = torch.ones(len(candidates), dtype=torch.bool, device=candidates.device)
+    available[excluded] = False
+    available[waiting] = False
+    limits = SiteConstraints() if constraints is None else constraints
+    start = Round.begin(limits, available, waiting, candidates)
+    _check_choice(start, available)
+    targets = _targets(model, candidates, mc_points, weights)
+    gains = _gains(model, candidates, targets, criterion, trials)
+    for i in waiting.tolist():
+        gains = gains.observing(i)
+    choice = _greedy(gains, start, q, per_cost=True)
+    if limits.budget is None:
+        return choice
+    return min(choice, _greedy(gains, start, q, per_cost=False), key=lambda found: found.after)
+
+
+def _greedy(gains: CriterionGains, allowed: Round, q: int, per_cost: bool) -> SiteChoice:
+    """Pick the candidate of the largest gain, or gain per cost, up to q times."""
+    picks: list[int] = []
+    falls: list[float] = []
+    paid: list[float] = []
+    before = gains.total
+    for _ in range(q):
+        costs = allowed.costs()
+        feasible = allowed.feasible(costs)
+        if not bool(feasible.any()):
+            break
+        pick, fall = gains.best(feasible, costs if per_cost else None)
+        cost = 0.0 if costs is None else float(costs[pick])
+        picks, falls, paid = [*picks, pick], [*falls, fall], [*paid, cost]
+        gains, allowed = gains.observing(pick), allowed.visiting(pick, cost)
+    like = torch.zeros(0, dtype=torch.float64, device=allowed.allowed.device)
+    return SiteChoice(
+        torch.tensor(picks, dtype=torch.long, device=like.device),
+        like.new_tensor(falls),
+        like.new_tensor(paid),
+        before,
+        gains.total,
+    )
+
+
+def _gains(
+    model: StreamingGP,
+    candidates: Tensor,
+    targets: PointMeasure,
+    criterion: Criterion,
+    trials: int | Tensor | None,
+) -> CriterionGains:
+    """Return the gains before the round, in feature space where criterion and model allow it."""
+    process = model.feature_process(box_of(torch.cat((candidates, targets.points))))
+    noise = _noise(model, process, candidates, trials)
+    offset, scale = (float(value) for value in model._offset_and_scale())
+    mean, variance = (moment[0] for moment in process.marginals(targets.points))
+    lookahead = criterion.lookahead(offset + scale * mean, scale**2 * variance)
+    lookahead = lookahead.rescaled(scale**-2)
+    if isinstance(lookahead, LinearLookahead) and in_weight_space(process):
+        space = weight_space(process)
+        weighted = PointMeasure(targets.points, targets.weights * lookahead.slope)
+        at = sites(space.basis, candidates)
+        left = float(lookahead(torch.zeros_like(variance)) @ targets.weights)
+        return FeatureGains(Gains.of(at, weighted.gram(space.basis), space.weights), noise, left)
+    joint = JointGains.of(process, candidates, targets)
+    removed = torch.zeros_like(variance)
+    return JointTargetGains(joint, noise, lookahead, targets.weights, removed)
+
+
+def _noise(
+    model: StreamingGP, process: PosteriorProcess, X: Tensor, trials: int | Tensor | None
+) -> Tensor:
+    """Return the noise variance of an observation at each candidate, ``1 x N``."""
+    units = model._units
+    if not isinstance(units, CountOutcomes):
+        if trials is not None:
+            raise UnsupportedError(
+                "Expected trials only of a model of counts, with a BinomialLikelihood, got trials "
+                f"for a {type(model).__name__} with a {type(model.likelihood).__name__}."
+            )
+        parts = [model.noise_at(part).expand(1, len(part)) for part in X.split(ROWS)]
+        return torch.cat(parts, -1).double()
+    mean, variance = process.marginals(X)
+    return units.survey_noise(model._prior, mean, variance, _examined(trials, X))
+
+
+def _examined(trials: int | Tensor | None, X: Tensor) -> Tensor | None:
+    if trials is None:
+        return None
+    examined = torch.as_tensor(trials, dtype=X.dtype, device=X.device)
+    if examined.shape not in (torch.Size(), torch.Size((len(X),))):
+        raise BotorchTensorDimensionError(
+            f"Expected trials as a number or of shape `{len(X)}`, one for each candidate of pool, "
+            f"got {tuple(examined.shape)}."
+        )
+    if not bool((examined >= 1.0).all()) or not bool(examined.isfinite().all()):
+        raise InputDataError(f"Expected trials of 1 or more, got {float(examined.min()):g}.")
+    return examined
+
+
+def _targets(
+    model: StreamingGP, candidates: Tensor, mc_points: Tensor | None, weights: Tensor | None
+) -> PointMeasure:
+    """Return targets and their weights, those of a large pool thinned out."""
+    points = candidates if mc_points is None else listed_inputs(model, "mc_points", mc_points)
+    count = len(points)
+    weights = checked_weights("pool" if mc_points is None else "mc_points", points, weights)
+    if mc_points is not None or count <= MOST_TARGETS:
+        return PointMeasure(points, weights)
+    generator = torch.Generator().manual_seed(0)
+    some = torch.randperm(count, generator=generator)[:MOST_TARGETS].to(points.device)
+    share = weights.sum() / weights[some].sum()
+    return PointMeasure(points[some], weights[some] * share)
+
+
+def _check_model(model: StreamingGP) -> None:
+    """Check that a model has one output whose process is observed with noise."""
+    name = type(model).__name__
+    if len(model.batch_shape) > 0:
+        raise UnsupportedError(
+            f"Expected a model without batch shape, got one of batch shape "
+            f"{tuple(model.batch_shape)}: that of its data, or of hypothetical observations."
+        )
+    if isinstance(model, DirichletWISKI) or isinstance(model.likelihood, LABELS):
+        raise UnsupportedError(
+            f"Expected a model of real outcomes or of counts, got a {name} of class labels, whose "
+            "noise is not Gaussian. Use select_labels_from_pool, or give outcomes as counts, "
+            "[positives, examined] with a BinomialLikelihood."
+        )
+    if model.num_outputs > 1:
+        raise UnsupportedError(
+            f"Expected a model of one output, got {model.num_outputs}. Pass "
+            "model.subset_output([i])."
+        )
+    if model._outcomes.fixed:
+        names = ", ".join(type(step).__name__ for step in model._outcomes.fixed)
+        raise UnsupportedError(
+            f"Expected a model whose outcome_transform is Standardize or None, got {names}: "
+            "criteria are in the units of the outcomes. Transform Y yourself instead."
+        )
+
+
+def _check_choice(start: Round, available: Tensor) -> None:
+    """Check that a first site can be chosen; InputDataError."""
+    if not bool(available.any()):
+        raise InputDataError(
+            f"Expected a candidate that may be chosen, got {len(available)} that are all excluded "
+            "or pending."
+        )
+    if not bool(start.allowed.any()):
+        raise InputDataError(
+            f"Expected a candidate that the constraints allow, got {int(available.sum())} that are "
+            "unreachable, too near to pending or earlier sites, or of strata whose quota is 0."
+        )
+    costs = start.costs()
+    if costs is not None and not bool(start.feasible(costs).any()):
+        least = float(costs[start.allowed].min())
+        raise InputDataError(
+            f"Expected a budget that pays for a site, got {start.constraints.budget:g}: the "
+            f"cheapest costs {least:g}, travel included."
+        )
+
+
+def _indices(name: str, given: Tensor | None, candidates: Tensor) -> Tensor:
+    """Return candidates that are given as a mask or as indices, each once."""
+    if given is None:
+        return torch.zeros(0, dtype=torch.long, device=candidates.device)
+    return checked_indices(name, given, len(candidates)).unique().to(candidates.device)

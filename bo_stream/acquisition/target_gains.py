@@ -1,0 +1,151 @@
+"""Expected falls of a criterion by each candidate of a pool, given those chosen so far."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from bo_stream.acquisition.lookahead import Lookahead
+from bo_stream.acquisition.pool import TIE, Gains, JointGains
+
+BLOCK = 100_000
+"""Pairs of a candidate and a target that are looked at together: they stay in a cache."""
+
+
+LEAST_COST = 1e-6
+"""A detour costs at least this part of the dearest candidate, in gains per cost."""
+
+
+@dataclass(frozen=True)
+class CriterionGains(ABC):
+    """Expected falls of the weighted sum of a criterion over targets, for a model of one output.
+
+    Mean and variance of the targets are those before the round. What is observed in the round
+    removes variance from them; that of several candidates adds up.
+    """
+
+    @property
+    @abstractmethod
+    def total(self) -> float:
+        """Expected weighted sum after the candidates observed so far."""
+
+    @abstractmethod
+    def best(self, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
+        """Find the feasible candidate of the largest gain, per cost if costs are given.
+
+        Args:
+            feasible: ``N`` bools, one of them true.
+            costs: ``N``.
+
+        Returns:
+            Its index and its gain.
+        """
+
+    @abstractmethod
+    def observing(self, i: int) -> Self:
+        """Return the gains after the i-th candidate."""
+
+
+@dataclass(frozen=True)
+class FeatureGains(CriterionGains):
+    """Gains of a criterion that is linear in the variance, in feature space.
+
+    Cost O(r²) and two functions at all candidates for each one observed, whatever the number of
+    targets.
+
+    Attributes:
+        gains: Of the integrated variance with the criterion's weights.
+        noise: Noise variance of each candidate, ``1 x N``.
+        left: The weighted sum.
+    """
+
+    gains: Gains
+    noise: Tensor
+    left: float
+
+    @property
+    def total(self) -> float:
+        """The weighted sum."""
+        return self.left
+
+    def best(self, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
+        """Find the best of all feasible candidates; see :class:`CriterionGains`."""
+        return best_of(self.gains.value(self.noise)[0], feasible, costs)
+
+    def observing(self, i: int) -> Self:
+        """Return the gains after the i-th candidate."""
+        left = self.left - float(self.gains.value(self.noise)[0, i])
+        gains = self.gains.observing(i, self.noise[:, i, None])
+        return replace(self, gains=gains, left=left)
+
+
+@dataclass(frozen=True)
+class JointTargetGains(CriterionGains):
+    """Gains of any criterion, from the covariances of all candidates with all targets.
+
+    An observation at candidate i removes ``c_ij² / (v_i + noise_i)`` from the variance of target j,
+    with c and v given the candidates observed so far. Cost O(N M) for each one observed.
+
+    Attributes:
+        joint: Covariances c and variances v.
+        noise: Noise variance of each candidate, ``1 x N``.
+        lookahead: The criterion at the targets, of variances in units of the process.
+        weights: Of the targets, ``M``.
+        removed: Variance removed from the targets so far, ``M``.
+    """
+
+    joint: JointGains
+    noise: Tensor
+    lookahead: Lookahead
+    weights: Tensor
+    removed: Tensor
+
+    @property
+    def total(self) -> float:
+        """Expected weighted sum after the candidates observed so far."""
+        return float(self.lookahead(self.removed) @ self.weights)
+
+    def best(self, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
+        """Find the best of all feasible candidates; see :class:`CriterionGains`."""
+        return best_of(self.values(), feasible, costs)
+
+    def values(self) -> Tensor:
+        """Compute by how much each candidate is expected to lower the sum, ``N``."""
+        covariance = self.joint.covariance[0]
+        precision = (self.joint.variance + self.noise)[0].reciprocal().unsqueeze(-1)
+        worth = torch.zeros_like(covariance[:, 0])
+        step = max(1, BLOCK // len(worth))
+        for start in range(0, len(self.weights), step):
+            part = slice(start, start + step)
+            after = covariance[:, part].square() * precision + self.removed[part]
+            worth -= self.lookahead.part(part)(after) @ self.weights[part]
+        return worth + self.total
+
+    def observing(self, i: int) -> Self:
+        """Return the gains after the i-th candidate."""
+        noise = self.noise[:, i, None]
+        gone = self.joint.covariance[0, i].square() / (self.joint.variance[0, i] + noise[0])
+        joint = self.joint.observing(i, noise)
+        return replace(self, joint=joint, removed=self.removed + gone)
+
+
+def best_of(gains: Tensor, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
+    """Return the candidate of the largest gain, or gain per cost, and its gain.
+
+    Of those that tie the lowest index. What costs next to nothing counts as a tiny part of the
+    dearest.
+
+    Args:
+        gains: ``N``.
+        feasible: Those to choose from, ``N`` bools.
+        costs: ``N``, or None.
+    """
+    worth = gains if costs is None else gains / costs.clamp_min(LEAST_COST * float(costs.max()))
+    worth = worth.masked_fill(~feasible, -torch.inf)
+    largest = worth.max()
+    pick = int((worth >= largest - TIE * largest.abs()).to(torch.uint8).argmax())
+    return pick, float(gains[pick])
