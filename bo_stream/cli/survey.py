@@ -83,7 +83,9 @@ def start(
     positive: Annotated[
         str | None, option("Columns", "People who tested positive (by its usual names).")
     ] = None,
-    cost: Annotated[str | None, option("Columns", "Cost of a survey of each site (1 each).")] = None,
+    cost: Annotated[
+        str | None, option("Columns", "Cost of a survey of each site (1 each).")
+    ] = None,
     stratum: Annotated[str | None, option("Columns", "District or other group of a site.")] = None,
     reachable: Annotated[
         str | None, option("Columns", "Whether a site can be reached, yes or no (all can).")
@@ -210,9 +212,7 @@ def status(folder: Folder) -> None:
 def report(
     folder: Folder,
     rounds: Annotated[int, typer.Option(help="Rounds to look ahead.")] = 5,
-    q: Annotated[
-        int, typer.Option("--batch", "-q", help="Sites of each of these.")
-    ] = 10,
+    q: Annotated[int, typer.Option("--batch", "-q", help="Sites of each of these.")] = 10,
 ) -> None:
     """Write report.html, which opens in any browser, and predictions.csv.
 

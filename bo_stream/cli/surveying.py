@@ -19,7 +19,7 @@ from bo_stream.loops.errors import UsageError
 from bo_stream.loops.results import write_files
 from bo_stream.loops.sampling.next_files import NEXT, check_form_is_told, next_files
 from bo_stream.loops.sampling.survey import Survey
-from bo_stream.loops.sampling.survey_findings import find, per_cent
+from bo_stream.loops.sampling.survey_findings import find, goal_in_words, per_cent
 from bo_stream.loops.sampling.survey_folder import load_survey, save_survey
 from bo_stream.loops.sampling.survey_report import headline, survey_page
 from bo_stream.loops.sampling.survey_results import Told
@@ -187,7 +187,7 @@ def _say_status(survey: Survey, folder: Path) -> None:
     now = survey.status()
     share = f", {per_cent(now.positive / now.examined)}" if now.examined else ""
     lines: Mapping[str, str] = {
-        "Survey": f"{folder}: {goal(survey.settings)}",
+        "Survey": f"{folder}: {goal_in_words(survey.settings)}",
         "Sites": f"{now.sites:,}, of which {now.surveyed:,} surveyed"
         + (f" (and {now.outside:,} outside the list)" if now.outside else ""),
         "People": f"{now.examined:,} examined, {now.positive:,} positive{share}",
@@ -199,13 +199,6 @@ def _say_status(survey: Survey, folder: Path) -> None:
         _say(f"{name + ':':12}{text}")
     for note in now.notes:
         _warn(note)
-
-
-def goal(settings: SurveySettings) -> str:
-    """Say what a survey is to find out."""
-    if settings.goal == "map" or settings.threshold is None:
-        return "the prevalence everywhere"
-    return f"which sites have a prevalence above {per_cent(settings.threshold)}"
 
 
 def _sites_table(sites: pd.DataFrame) -> Table:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from bo_stream.acquisition.criteria import Criterion
 from bo_stream.loops.errors import UsageError, check_whole
@@ -276,12 +278,18 @@ class Survey:
         """
         if not self._facts.results:
             raise UsageError("There is no result yet to learn from. Tell some first.")
-        return self.cache.model(self._facts.fingerprint, self._built)
+        build = partial(self.fit, *self.observations)
+        return self.cache.model(self._facts.fingerprint, build)
 
-    def _built(self) -> StreamingGP:
+    @property
+    def observations(self) -> tuple[Tensor, Tensor]:
+        """Inputs of the results in their order, ``n x d``, and ``[positive, examined]``, ``n x 2``."""
+        return self._facts.inputs(self._facts.surveyed), self._facts.outcomes
+
+    def fit(self, X: Tensor, Y: Tensor, former: StreamingGP | None = None) -> StreamingGP:
+        """Fit a model to some observations; ``former`` is one to start its hyperparameters from."""
         chosen = SurveyModelSettings(overdispersion=self.settings.overdispersion)
-        X = self._facts.inputs(self._facts.surveyed)
-        return survey_model(self._sites.X, X, self._facts.outcomes, chosen)
+        return survey_model(self._sites.X, X, Y, chosen, former)
 
     @property
     def trials(self) -> int:

@@ -96,7 +96,9 @@ class Choice:
             UsageError: No site may be chosen.
         """
         choice = self._select(model, q, trials, self._pending)
-        values = zip(*(getattr(choice, n).tolist() for n in ("indices", "gains", "costs")), strict=True)
+        values = zip(
+            *(getattr(choice, n).tolist() for n in ("indices", "gains", "costs")), strict=True
+        )
         return [Chosen(place, gain, cost) for place, gain, cost in values]
 
     def forecast(self, model: StreamingGP, rounds: int, q: int, trials: int) -> pd.DataFrame:
@@ -116,13 +118,16 @@ class Choice:
                 lines[0] = (0, 0, choice.before, 0.0)
             waiting = torch.cat((waiting, choice.indices))
             lines.append(
-                (number, sites + len(choice.indices), choice.after, cost + float(choice.costs.sum()))
+                (
+                    number,
+                    sites + len(choice.indices),
+                    choice.after,
+                    cost + float(choice.costs.sum()),
+                )
             )
         return pd.DataFrame(lines, columns=["round", "sites", "total", "cost"])
 
-    def _select(
-        self, model: StreamingGP, q: int, trials: int, pending: Tensor
-    ) -> SiteChoice:
+    def _select(self, model: StreamingGP, q: int, trials: int, pending: Tensor) -> SiteChoice:
         self._begin(pending)
         return select_sites(
             model,

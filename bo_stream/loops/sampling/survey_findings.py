@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import pandas as pd
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.sampling.survey import Survey
 from bo_stream.loops.sampling.survey_calibration import held_out_counts
-from bo_stream.loops.sampling.survey_settings import SurveySettings
+from bo_stream.loops.sampling.survey_settings import CriterionName, SurveySettings
+
+LEAST_HELD_OUT = 10
+"""Results from which on predictions are compared with counts."""
 
 ABOVE, UNCERTAIN, BELOW = "above", "uncertain", "below"
 
@@ -92,13 +96,11 @@ def find(
     predictions = survey.predictions()
     on_step("Looking ahead")
     total, forecast = _forecast(survey, rounds, q)
-    folds = iter(range(1, FOLDS + 1))
-
-    def fit(X: Tensor, Y: Tensor) -> StreamingGP:
-        on_step(f"Checking the predictions, part {next(folds)} of {FOLDS}")
-        return survey.fit(X, Y)
-
-    held_out = held_out_counts(fit, *survey.observations, folds=FOLDS)
+    held_out = pd.DataFrame()
+    if len(survey.results) >= LEAST_HELD_OUT:
+        on_step("Predicting each result from the others")
+        fit = partial(survey.fit, former=survey.model)
+        held_out = held_out_counts(fit, *survey.observations)
     chosen = survey.pending.assign(gain=survey.pending["gain"] / total)
     return SurveyFindings(
         name=name,
@@ -125,6 +127,48 @@ def _forecast(survey: Survey, rounds: int, q: int) -> tuple[float, pd.DataFrame]
     later = table[1:]
     remaining = later["total"] / total
     return total, pd.DataFrame({"sites": later["sites"], "remaining": remaining})
+
+
+_CRITERIA: dict[CriterionName, str] = {
+    "entropy": "uncertainty (entropy) about which side of the threshold each site is on",
+    "misclassification": "expected number of sites called wrongly",
+    "targeted": "variance of prevalence near the threshold",
+    "variance": "variance of prevalence",
+}
+
+
+def in_words(survey: Survey) -> dict[str, str]:
+    """Say the settings of a survey in plain words, each with its name."""
+    settings = survey.settings
+    texts = {"Goal": goal_in_words(settings)}
+    if settings.threshold is not None:
+        sure, rest = per_cent(settings.certainty), per_cent(1.0 - settings.certainty)
+        texts["Called above, below"] = f"chance of being above at least {sure}, at most {rest}"
+    texts |= {
+        "Sites are chosen to reduce": _CRITERIA[settings.chosen_criterion],
+        "Covariates": ", ".join(settings.covariates) or "none",
+        "People expected at a site": f"{survey.trials:,}",
+        "Counts": "beta-binomial" if settings.overdispersion else "binomial",
+    }
+    if settings.budget is not None:
+        texts["Budget of a round"] = f"{settings.budget:,.6g}"
+    if settings.minimum_distance:
+        texts["Least distance between sites"] = f"{settings.minimum_distance:g} km"
+    if settings.quotas:
+        quotas = (f"{name}: {most}" for name, most in settings.quotas.items())
+        texts["Most sites of a round by stratum"] = ", ".join(quotas)
+    if settings.base is not None:
+        longitude, latitude = settings.base
+        travel = f"{settings.cost_per_km:g} a km"
+        texts["Rounds start from"] = f"longitude {longitude:g}, latitude {latitude:g}; {travel}"
+    return texts
+
+
+def goal_in_words(settings: SurveySettings) -> str:
+    """Say what a survey is to find out."""
+    if settings.goal == "map" or settings.threshold is None:
+        return "the prevalence everywhere"
+    return f"which sites have a prevalence above {per_cent(settings.threshold)}"
 
 
 def per_cent(share: float) -> str:

@@ -14,15 +14,13 @@ from bo_stream.loops.sampling.survey_charts import draw_calibration, draw_foreca
 from bo_stream.loops.sampling.survey_findings import (
     ABOVE,
     BELOW,
+    LEAST_HELD_OUT,
     UNCERTAIN,
     SurveyFindings,
     per_cent,
 )
 from bo_stream.loops.sampling.survey_maps import COLOURS, draw_classes, draw_values
 from bo_stream.storage.archive import package_version
-
-LEAST_HELD_OUT = 10
-"""Surveyed sites from which on predictions are compared with counts."""
 
 CAVEATS = (
     "Numbers for sites that were not surveyed are predictions, not measurements. They assume that "
