@@ -152,7 +152,8 @@ def _spinner(text: str) -> Iterator[None]:
 def _bar() -> Iterator[Any]:
     """Show a bar whose text is changed by calling what this returns."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=ERR, transient=True) as bar:
+    hidden = not ERR.is_terminal
+    with Progress(*columns, console=ERR, transient=True, disable=hidden) as bar:
         task = bar.add_task("", total=None)
         yield lambda text: bar.update(task, description=text)
 
@@ -205,12 +206,11 @@ def _sites_table(sites: pd.DataFrame) -> Table:
     shown = Table()
     for heading in ("", "site", "longitude", "latitude", "gain", "cost", "why"):
         shown.add_column(heading, justify="left" if heading in ("site", "why") else "right")
-    for number, row in enumerate(sites.head(MOST_SHOWN).itertuples(), start=1):
-        gain = "" if pd.isna(row.gain) else f"{row.gain:.3g}"
-        place = f"{row.longitude:.5f}", f"{row.latitude:.5f}"
-        shown.add_row(
-            str(number), escape(str(row.id)), *place, gain, f"{row.cost:.4g}", escape(row.reason)
-        )
+    for number, row in enumerate(sites.head(MOST_SHOWN).to_dict("records"), start=1):
+        gain = "" if pd.isna(row["gain"]) else f"{row['gain']:.3g}"
+        place = f"{row['longitude']:.5f}", f"{row['latitude']:.5f}"
+        why = escape(row["reason"])
+        shown.add_row(str(number), escape(row["id"]), *place, gain, f"{row['cost']:.4g}", why)
     if len(sites) > MOST_SHOWN:
         shown.caption = f"and {len(sites) - MOST_SHOWN} more, in {NEXT}"
     return shown

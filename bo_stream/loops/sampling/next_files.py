@@ -45,10 +45,11 @@ def next_files(pending: pd.DataFrame) -> dict[str, bytes]:
             strict=True,
         )
     ]
-    points = {"type": "FeatureCollection", "features": features}
+    lines = ",\n".join(json.dumps(feature, ensure_ascii=False) for feature in features)
+    points = f'{{"type": "FeatureCollection", "features": [\n{lines}\n]}}\n'
     return {
         NEXT: form.to_csv(index=False, lineterminator="\n").encode(),
-        POINTS: (json.dumps(points, indent=1, ensure_ascii=False) + "\n").encode(),
+        POINTS: points.encode(),
     }
 
 

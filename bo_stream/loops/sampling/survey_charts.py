@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-SIZE = (5.4, 4.2)
+SIZE = (5.4, 4.6)
 _INSIDE, _OUTSIDE = "#0072b2", "#d55e00"
 _ROUND = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 _LEAST_GROUP = 10
@@ -52,7 +52,7 @@ def draw_calibration(held_out: pd.DataFrame) -> Figure:
     for axis in (axes.xaxis, axes.yaxis):
         _in_per_cent(axis, [value for value in _ROUND if value <= top])
     _finish(axes)
-    axes.legend(fontsize=8.5, frameon=False, loc="upper left")
+    figure.legend(loc="outside lower left", ncols=2, fontsize=9, frameon=False)
     return figure
 
 

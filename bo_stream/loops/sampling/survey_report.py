@@ -96,8 +96,8 @@ def advice(findings: SurveyFindings) -> str:
         count = len(findings.chosen)
         what = "the site" if count == 1 else f"the {count:,} sites"
         return (
-            f"Next: survey {what} numbered on the map and listed below, and tell the results, "
-            "those of part of the sites, too."
+            f"Next: survey {what} numbered on the map and listed below, and tell the results. "
+            "Those of some of the sites will do."
         )
     if findings.threshold is not None and not findings.class_counts()[UNCERTAIN]:
         return "Next: no site is uncertain any more. You may end the survey here."
@@ -186,38 +186,26 @@ def _next_sites(findings: SurveyFindings) -> Iterator[Content]:
     if not len(findings.chosen):
         return
     yield element("h2", "Sites to survey next")
-    known = findings.predictions.set_index("id")
-    with_threshold = findings.threshold is not None
-    head = ["No.", "Site", "Longitude", "Latitude", "Predicted (95 %)"]
-    head += [f"Chance above {per_cent(findings.threshold)}"] if findings.threshold else []
-    head += ["Expected gain", "Cost", "Why"]
+    head = ("No.", "Site", "Longitude", "Latitude", "Expected gain", "Cost", "Why")
     rows = [
-        _next_row(number, site, known.loc[site["id"]], with_threshold)
-        for number, (_, site) in enumerate(findings.chosen.iterrows(), start=1)
+        (
+            str(number),
+            str(site["id"]),
+            f"{site['longitude']:.5f}",
+            f"{site['latitude']:.5f}",
+            "" if pd.isna(site["gain"]) else per_cent(site["gain"]),
+            f"{site['cost']:,.6g}",
+            str(site["reason"]),
+        )
+        for number, site in enumerate(findings.chosen.to_dict("records"), start=1)
     ]
-    yield table(head, rows, numbers=[0, *range(2, len(head) - 1)])
+    yield table(head, rows, numbers=(0, 2, 3, 4, 5))
     yield element(
         "p",
         "Expected gain: by how much the site is expected to lower the uncertainty over all sites, "
         "given those above it, as a share of today's.",
         class_="small",
     )
-
-
-def _next_row(number: int, site: pd.Series, known: pd.Series, with_threshold: bool) -> list[str]:
-    chance = [per_cent(known["exceedance"])] if with_threshold else []
-    interval = f"{per_cent(known['lower'])} to {per_cent(known['upper'])}"
-    return [
-        str(number),
-        str(site["id"]),
-        f"{site['longitude']:.5f}",
-        f"{site['latitude']:.5f}",
-        f"{per_cent(known['prevalence'])} ({interval})",
-        *chance,
-        per_cent(site["gain"]),
-        f"{site['cost']:,.6g}",
-        str(site["reason"]),
-    ]
 
 
 # --- trust and plans ----------------------------------------------------------------------------
