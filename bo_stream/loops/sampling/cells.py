@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NoReturn
 
 import numpy as np
 import pandas as pd
@@ -60,14 +59,10 @@ class Cells:
         site = None if self.id_column is None else self.texts(self.id_column)[position]
         return f"{number} (id {site})" if site else number
 
-    def fault(self, position: int, column: str | None, text: str) -> NoReturn:
-        """Raise an error about a row, and about a cell in it if a column is given.
-
-        Raises:
-            UsageError: Always.
-        """
+    def fault(self, position: int, column: str | None, text: str) -> UsageError:
+        """Return an error about a row, and about a cell in it if a column is given."""
         cell = "" if column is None else f", column {column!r}"
-        raise UsageError(f"{self.source}, {self.row(position)}{cell}: {text}")
+        return UsageError(f"{self.source}, {self.row(position)}{cell}: {text}")
 
     def texts(self, column: str) -> Texts:
         """Return the cells of a column as texts, empty where missing, ``n``.
@@ -95,7 +90,7 @@ class Cells:
             read = self._parsed(column, expected)
         infinite = first(np.isinf(read))
         if infinite is not None:
-            self.fault(infinite, column, f"expected {expected}, got infinity.")
+            raise self.fault(infinite, column, f"expected {expected}, got infinity.")
         return read
 
     def _parsed(self, column: str, expected: str) -> Array:
@@ -104,7 +99,7 @@ class Cells:
         read: Array = plain.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
         pointed = first(texts.str.contains(".", regex=False).to_numpy(bool) & ~np.isnan(read))
         if pointed is not None and self._has_decimal_commas:
-            self.fault(
+            raise self.fault(
                 pointed,
                 column,
                 f"{texts.iloc[pointed]!r} has a point, while other numbers of this table have "
@@ -120,15 +115,17 @@ class Cells:
         if re.fullmatch(_DECIMAL_COMMA, text) and (not thousands or self._has_decimal_commas):
             return float(text.replace(",", "."))
         if thousands:
-            self.fault(
+            raise self.fault(
                 row,
                 column,
                 f"{text!r} seems to have a separator of thousands. Write numbers without them, and "
                 "with a decimal point.",
             )
         if text.endswith("%"):
-            self.fault(row, column, f"expected {expected}, got {text!r}. Write no per cent signs.")
-        self.fault(row, column, f"expected {expected}, got {text!r}.")
+            raise self.fault(
+                row, column, f"expected {expected}, got {text!r}. Write no per cent signs."
+            )
+        raise self.fault(row, column, f"expected {expected}, got {text!r}.")
 
     @cached_property
     def _has_decimal_commas(self) -> bool:

@@ -38,7 +38,7 @@ def read_counts(cells: Cells, settings: SurveySettings) -> dict[int, Counts]:
     half = first(np.isnan(examined) != np.isnan(positive))
     if half is not None:
         empty, other = (e, p) if np.isnan(examined[half]) else (p, e)
-        cells.fault(
+        raise cells.fault(
             half, empty, f"it is empty, but there is a number in column {other!r}. Fill both, or "
             "neither if the site was not surveyed.",
         )  # fmt: skip
@@ -64,7 +64,7 @@ def _check_examined(cells: Cells, column: str, examined: Array) -> None:
     text = f"expected a whole number of people from 1, got {value:g}."
     if value == 0.0:
         text = "nobody was examined. Leave both cells empty if the site was not surveyed."
-    cells.fault(bad, column, text)
+    raise cells.fault(bad, column, text)
 
 
 def _check_positive(cells: Cells, column: str, positive: Array, examined: Array) -> None:
@@ -76,13 +76,13 @@ def _check_positive(cells: Cells, column: str, positive: Array, examined: Array)
             text += _instead("share", share * people, people)
         elif 0.0 < share < 100.0:
             text += _instead("prevalence in per cent", share * people / 100.0, people)
-        cells.fault(broken, column, text)
+        raise cells.fault(broken, column, text)
     negative = first(positive < 0.0)
     if negative is not None:
-        cells.fault(negative, column, f"expected a count from 0, got {positive[negative]:g}.")
+        raise cells.fault(negative, column, f"expected a count from 0, got {positive[negative]:g}.")
     more = first(positive > examined)
     if more is not None:
-        cells.fault(
+        raise cells.fault(
             more, column, f"{positive[more]:g} positive, but only {examined[more]:g} examined. "
             "Give numbers of people, not per cent, and see that the columns are not swapped.",
         )  # fmt: skip

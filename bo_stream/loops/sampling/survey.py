@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import pandas as pd
 import torch
@@ -19,7 +18,7 @@ from bo_stream.loops.sampling.survey_choice import Choice
 from bo_stream.loops.sampling.survey_facts import SurveyFacts
 from bo_stream.loops.sampling.survey_model import SurveyModelSettings, survey_model
 from bo_stream.loops.sampling.survey_predictions import predict_prevalence, reasons
-from bo_stream.loops.sampling.survey_results import Told, read_results
+from bo_stream.loops.sampling.survey_results import ResultsTable, Told
 from bo_stream.loops.sampling.survey_settings import USUAL_TRIALS, SurveySettings
 from bo_stream.loops.sampling.survey_sites import SurveySites
 from bo_stream.models.base import StreamingGP
@@ -127,10 +126,13 @@ class Survey:
                 to the folder.
         """
         with self._writing():
-            reading = read_results(results, self.settings, self._sites, self._facts, source)
-            if reading.records:
-                self._facts.apply([self.ledger.append("tell", {"results": reading.records})])
-        return reading.told
+            known, pending = self._facts.results, self._facts.pending
+            table = ResultsTable.of(results, self.settings, self._sites, known, source)
+            told = table.compared(self._sites, known, pending)
+            records = table.records(self._sites, known)
+            if records:
+                self._facts.apply([self.ledger.append("tell", {"results": records})])
+        return told
 
     def withdraw(self, ids: Iterable[str | int], ask_again: bool = False) -> None:
         """Give up pending sites, or take results back that were wrong.
@@ -278,18 +280,24 @@ class Survey:
         """
         if not self._facts.results:
             raise UsageError("There is no result yet to learn from. Tell some first.")
-        build = partial(self.fit, *self.observations)
-        return self.cache.model(self._facts.fingerprint, build)
+        return self.cache.model(self._facts.fingerprint, lambda: self.fit(*self.observations))
 
     @property
     def observations(self) -> tuple[Tensor, Tensor]:
-        """Inputs of the results in their order, ``n x d``, and ``[positive, examined]``, ``n x 2``."""
+        """Inputs, ``n x d``, and positives and examined, ``n x 2``, in the order of results."""
         return self._facts.inputs(self._facts.surveyed), self._facts.outcomes
 
-    def fit(self, X: Tensor, Y: Tensor, former: StreamingGP | None = None) -> StreamingGP:
-        """Fit a model to some observations; ``former`` is one to start its hyperparameters from."""
-        chosen = SurveyModelSettings(overdispersion=self.settings.overdispersion)
-        return survey_model(self._sites.X, X, Y, chosen, former)
+    def fit(self, X: Tensor, Y: Tensor) -> StreamingGP:
+        """Fit a model of this survey to any results, such as all but those to be predicted.
+
+        Args:
+            X: Longitude, latitude and covariates, without missing values, ``n x d``.
+            Y: Positives and examined, ``n x 2``.
+        """
+        chosen = SurveyModelSettings(
+            trials=self.settings.trials, overdispersion=self.settings.overdispersion
+        )
+        return survey_model(self._sites.X, X, Y, chosen)
 
     @property
     def trials(self) -> int:

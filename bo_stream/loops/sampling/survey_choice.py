@@ -96,10 +96,8 @@ class Choice:
             UsageError: No site may be chosen.
         """
         choice = self._select(model, q, trials, self._pending)
-        values = zip(
-            *(getattr(choice, n).tolist() for n in ("indices", "gains", "costs")), strict=True
-        )
-        return [Chosen(place, gain, cost) for place, gain, cost in values]
+        values = (choice.indices.tolist(), choice.gains.tolist(), choice.costs.tolist())
+        return [Chosen(*each) for each in zip(*values, strict=True)]
 
     def forecast(self, model: StreamingGP, rounds: int, q: int, trials: int) -> pd.DataFrame:
         """Predict the criterion's total after further rounds; arguments as :meth:`next`.
@@ -107,24 +105,19 @@ class Choice:
         Each round is chosen as if the rounds before it, and the pending sites, were surveyed. It
         ends where no site is left.
         """
-        waiting, lines = self._pending, [(0, 0, np.nan, 0.0)]
+        waiting = self._pending
+        lines: list[tuple[int, int, float, float]] = []
         for number in range(1, rounds + 1):
             try:
                 choice = self._select(model, q, trials, waiting)
             except UsageError:
                 break
-            _, sites, total, cost = lines[-1]
-            if number == 1:
-                lines[0] = (0, 0, choice.before, 0.0)
+            if not lines:
+                lines.append((0, 0, choice.before, 0.0))
+            _, sites, _, cost = lines[-1]
+            sites, cost = sites + len(choice.indices), cost + float(choice.costs.sum())
+            lines.append((number, sites, choice.after, cost))
             waiting = torch.cat((waiting, choice.indices))
-            lines.append(
-                (
-                    number,
-                    sites + len(choice.indices),
-                    choice.after,
-                    cost + float(choice.costs.sum()),
-                )
-            )
         return pd.DataFrame(lines, columns=["round", "sites", "total", "cost"])
 
     def _select(self, model: StreamingGP, q: int, trials: int, pending: Tensor) -> SiteChoice:

@@ -85,8 +85,9 @@ class SurveySites:
         id_column = find_column(settings.unclaimed(names), "id", settings.id, source)
         cells = Cells(table, source, id_column)
         ids = _ids(cells, id_column)
-        raw = torch.from_numpy(np.column_stack(read_inputs(cells, settings)))
-        check_places(cells, raw[:, :2].numpy(), position_columns(names, settings, source))
+        columns = _position_columns(names, settings, source)
+        raw = torch.from_numpy(read_inputs(cells, columns, settings.covariates))
+        check_places(cells, raw[:, :2].numpy(), columns)
         _check_twins(cells, raw)
         filled, notes = _filled(cells, raw, settings.covariates)
         earlier, remarks = _earlier(cells, settings, ids)
@@ -138,7 +139,7 @@ class SurveySites:
         return fill_missing(raw, self.X) if len(raw) else raw
 
 
-def position_columns(
+def _position_columns(
     names: Sequence[str], settings: SurveySettings, source: str
 ) -> tuple[str, str]:
     """Find the columns of longitude and latitude.
@@ -156,24 +157,26 @@ def position_columns(
     return longitude, latitude
 
 
-def read_inputs(cells: Cells, settings: SurveySettings) -> list[Array]:
-    """Read longitude, latitude and covariates, NaN where missing, each ``n``.
+def read_inputs(cells: Cells, place: Sequence[str], covariates: Sequence[str]) -> Array:
+    """Read longitude, latitude and covariates, ``n x d``, NaN where missing.
+
+    Args:
+        cells: The table.
+        place: Columns of longitude and latitude.
+        covariates: Columns of covariates, in which -9999 stands for missing, too.
 
     Raises:
         UsageError: A column is not there, or a cell is no number.
     """
-    names = cells.names
-    expected = "decimal degrees, such as -4.7264"
-    place = position_columns(names, settings, cells.source)
-    read = [cells.numbers(name, expected) for name in place]
-    for name in settings.covariates:
-        given_column(names, name, cells.source, "--covariates")
+    read = [cells.numbers(name, "decimal degrees, such as -4.7264") for name in place]
+    for name in covariates:
+        given_column(cells.names, name, cells.source, "--covariates")
         try:
             values = cells.numbers(name)
         except UsageError as error:
             raise UsageError(f"{error} Covariates are numbers: code groups as 0 and 1.") from error
         read.append(np.where(values == MISSING_CODE, np.nan, values))
-    return read
+    return np.column_stack(read)
 
 
 def _ids(cells: Cells, column: str | None) -> Texts:
@@ -203,7 +206,9 @@ def check_places(cells: Cells, places: Array, columns: tuple[str, str]) -> None:
     for values, column in zip(places.T, columns, strict=True):
         gap = first(np.isnan(values))
         if gap is not None:
-            cells.fault(gap, column, "it is empty. Every site needs a position; drop the row else.")
+            raise cells.fault(
+                gap, column, "it is empty. Every site needs a position; drop the row else."
+            )
     longitude, latitude = places.T
     bad_longitude = (longitude < -180.0) | (longitude > 360.0)
     bad_latitude = np.abs(latitude) > 90.0
@@ -218,7 +223,9 @@ def check_places(cells: Cells, places: Array, columns: tuple[str, str]) -> None:
         else:
             advice = "Correct it, or drop the row."
         span = "-180 to 360" if bad_longitude[wrong] else "-90 to 90"
-        cells.fault(wrong, column, f"expected degrees from {span}, got {value:.10g}. {advice}")
+        raise cells.fault(
+            wrong, column, f"expected degrees from {span}, got {value:.10g}. {advice}"
+        )
     _check_region(cells, places, columns)
 
 
@@ -232,13 +239,13 @@ def _check_region(cells: Cells, places: Array, columns: tuple[str, str]) -> None
     turned = (np.abs(places[:, ::-1] - middle) <= 2.0 * reach).all(axis=1)
     place = first(odd & turned)
     if place is not None:
-        cells.fault(
+        raise cells.fault(
             place, columns[0], f"{places[place, 0]:g} and {places[place, 1]:g} are far from all "
             "other sites, and among them the other way round. Are longitude and latitude swapped?",
         )  # fmt: skip
     nowhere = first(odd & (places == 0.0).all(axis=1))
     if nowhere is not None:
-        cells.fault(
+        raise cells.fault(
             nowhere, columns[0], "position 0, 0 is far from all other sites: a receiver without "
             "a fix? Correct it, or drop the row.",
         )  # fmt: skip
@@ -246,7 +253,8 @@ def _check_region(cells: Cells, places: Array, columns: tuple[str, str]) -> None
         kilometres(torch.from_numpy(places))
     except InputDataError as error:
         far = int(np.abs((places - middle) / reach).max(axis=1).argmax())
-        cells.fault(far, columns[0], f"{places[far, 0]:g} and {places[far, 1]:g}: {error}")
+        text = f"{places[far, 0]:g} and {places[far, 1]:g}: {error}"
+        raise cells.fault(far, columns[0], text) from error
 
 
 def _check_twins(cells: Cells, raw: Tensor) -> None:
@@ -297,7 +305,7 @@ def _costs(cells: Cells, settings: SurveySettings) -> Array:
     costs = cells.numbers(column)
     bad = first(~(costs > 0.0))
     if bad is not None:
-        cells.fault(bad, column, f"expected a cost above 0, got {costs[bad]:g}.")
+        raise cells.fault(bad, column, f"expected a cost above 0, got {costs[bad]:g}.")
     return costs
 
 
@@ -309,7 +317,7 @@ def _strata(cells: Cells, settings: SurveySettings) -> Texts | None:
     labels = cells.texts(column)
     gap = first(labels == "")
     if gap is not None:
-        cells.fault(gap, column, "the stratum is missing.")
+        raise cells.fault(gap, column, "the stratum is missing.")
     unknown = sorted(set(settings.quotas) - set(labels))
     if unknown:
         raise UsageError(
@@ -327,7 +335,7 @@ def _reachable(cells: Cells, settings: SurveySettings) -> Mask:
     words = np.array([word.casefold() for word in cells.texts(column)], dtype=object)
     bad = first(~np.isin(words, [*_YES, *_NO]))
     if bad is not None:
-        cells.fault(bad, column, f"expected yes or no, got {words[bad]!r}.")
+        raise cells.fault(bad, column, f"expected yes or no, got {words[bad]!r}.")
     return np.isin(words, _YES)
 
 
