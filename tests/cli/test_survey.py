@@ -151,7 +151,7 @@ def test_a_form_that_is_filled_in_is_not_replaced_before_it_is_told() -> None:
         (["sites.csv", "--threshold", "10", "--out", "run"], "From per cent: 10 % is 0.1"),
         (["sites.csv", *OPTIONS, "--goal", "hotspots"], "goal to be one of exceedance, map"),
         (["sites.csv", *OPTIONS, "--x", "lat", "height"], "has no column 'height', which --x"),
-        (["sites.csv", *OPTIONS, "--covariates", "rain", "village"], "column 'village'"),
+        (["sites.csv", *OPTIONS, "--covariates", "village"], "column 'village': expected a number"),
         (["sites.csv", *OPTIONS, "--cost", "hours"], "has no column 'hours', which --cost"),
         (["sites.csv", *OPTIONS, "--quota", "5"], "Expected --quota stratum=number"),
         (["sites.csv", *OPTIONS, "--quota", "south=2"], "name their column by stratum"),

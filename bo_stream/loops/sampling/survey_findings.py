@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 import pandas as pd
 
@@ -99,8 +98,7 @@ def find(
     held_out = pd.DataFrame()
     if len(survey.results) >= LEAST_HELD_OUT:
         on_step("Predicting each result from the others")
-        fit = partial(survey.fit, former=survey.model)
-        held_out = held_out_counts(fit, *survey.observations)
+        held_out = held_out_counts(survey.fit, *survey.observations)
     chosen = survey.pending.assign(gain=survey.pending["gain"] / total)
     return SurveyFindings(
         name=name,
