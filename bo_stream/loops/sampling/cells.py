@@ -85,7 +85,7 @@ class Cells:
         """
         values = self.table[column]
         if values.dtype.kind in "fiub":
-            read: Array = values.to_numpy(dtype=np.float64, na_value=np.nan)
+            read: Array = values.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
         else:
             read = self._parsed(column, expected)
         infinite = first(np.isinf(read))
@@ -143,7 +143,7 @@ class Cells:
         return self._known[column]
 
 
-def first(mask: Mask) -> int | None:
+def first(mask: Mask | np.bool_) -> int | None:
     """Return the first place where a mask holds, None if there is none."""
     places = np.flatnonzero(mask)
     return int(places[0]) if places.size else None

@@ -15,11 +15,13 @@ class Role:
 
     Attributes:
         name: Name that a column with this meaning should have; it goes before the others.
+        meaning: What its cells are, for messages.
         others: Further usual names, normalised.
         option: Option of the command that says which column it is.
     """
 
     name: str
+    meaning: str
     others: tuple[str, ...]
     option: str
 
@@ -29,6 +31,7 @@ ROLES = {
     for role in (
         Role(
             "id",
+            "ids",
             (
                 "site", "village", "cluster", "cluster_number", "cluster_id", "site_id",
                 "village_id", "cluster_no", "site_no", "site_number", "code", "site_code",
@@ -38,6 +41,7 @@ ROLES = {
         ),
         Role(
             "longitude",
+            "longitudes",
             (
                 "lon", "long", "lng", "x", "gps_longitude", "gps_lon", "lon_dd", "long_dd",
                 "x_coord", "decimal_longitude", "longitud", "longnum",
@@ -46,6 +50,7 @@ ROLES = {
         ),
         Role(
             "latitude",
+            "latitudes",
             (
                 "lat", "y", "gps_latitude", "gps_lat", "lat_dd", "y_coord", "decimal_latitude",
                 "latitud", "latnum",
@@ -54,6 +59,7 @@ ROLES = {
         ),
         Role(
             "examined",
+            "people examined",
             (
                 "n", "tested", "ex", "number_examined", "number_tested", "n_examined", "n_tested",
                 "total_examined", "total_tested", "no_examined", "no_tested", "examinees",
@@ -63,6 +69,7 @@ ROLES = {
         ),
         Role(
             "positive",
+            "people who tested positive",
             (
                 "positives", "pos", "pf", "cases", "number_positive", "n_positive", "n_positives",
                 "no_positive", "total_positive", "pf_pos", "pf_positive", "numerator",
@@ -73,7 +80,7 @@ ROLES = {
 }  # fmt: skip
 """Meanings by name."""
 
-_RATE = re.compile(r"(pf_?)?(pr|prevalence|rate|percent|per_cent|positivity)(_.*)?|.*prevalence.*")
+_RATE = re.compile(r"(pf_?)?(pr|rate|percent|per_cent|positivity)([\d_].*)?|.*prevalence.*")
 
 
 def normalised(name: str) -> str:
@@ -104,7 +111,7 @@ def find_column(names: Sequence[str], role: str, given: str | None, source: str)
     if len(found) > 1:
         listed = ", ".join(repr(name) for name in found)
         raise UsageError(
-            f"{source}: columns {listed} could each be the {role}. Say which by "
+            f"{source}: columns {listed} could each be that of {ROLES[role].meaning}. Say which by "
             f"{ROLES[role].option}, or rename one {role!r}."
         )
     return found[0] if found else None
@@ -127,7 +134,8 @@ def required_column(names: Sequence[str], role: str, given: str | None, source: 
             "positive is needed instead, in a column 'positive'."
         )
     raise UsageError(
-        f"{source} has no column of the {role}. Its columns: {', '.join(names)}. {advice}"
+        f"{source} has no column of {ROLES[role].meaning}. Its columns: {', '.join(names)}. "
+        f"{advice}"
     )
 
 

@@ -13,12 +13,13 @@ import pandas as pd
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.sampling.cells import Array, Cells, Mask, Texts, first
-from bo_stream.loops.sampling.columns import find_column, required_column
+from bo_stream.loops.sampling.columns import required_column
 from bo_stream.loops.sampling.counts import Counts, read_counts
+from bo_stream.loops.sampling.places import check_places, position_columns_if_any
 from bo_stream.loops.sampling.remarks import far_sites, moved_sites, odd_covariates
 from bo_stream.loops.sampling.survey_facts import SiteResult
 from bo_stream.loops.sampling.survey_settings import SurveySettings
-from bo_stream.loops.sampling.survey_sites import SurveySites, check_places, read_inputs
+from bo_stream.loops.sampling.survey_sites import SurveySites, read_inputs
 
 MOST_COMPARED = 5000
 """Number of sites up to which an unknown id is compared with all ids, letter by letter."""
@@ -166,7 +167,7 @@ def _read_places(
         Those by id; and warnings about them, and about listed sites that are told to lie elsewhere.
     """
     listed = sites.positions(ids.tolist())
-    columns = _position_columns(cells, settings)
+    columns = position_columns_if_any(cells, settings)
     places = np.full((len(cells), 2), np.nan)
     if columns is not None:
         places = np.column_stack([cells.numbers(column) for column in columns])
@@ -185,21 +186,10 @@ def _read_places(
             f"{cells.source} has no column {missing[0]!r}, a covariate, and {others.row(0)} is not "
             "in the list of sites. Add the column; a cell may be empty."
         )
-    check_places(others, places[rows], columns)
+    warnings += check_places(others, places[rows], columns)
     read = read_inputs(others, columns, settings.covariates)
     warnings += far_sites(others, read, sites) + odd_covariates(read, sites)
     return dict(zip(ids[rows].tolist(), read, strict=True)), warnings
-
-
-def _position_columns(cells: Cells, settings: SurveySettings) -> tuple[str, str] | None:
-    """Find the columns of longitude and latitude, None unless both are there."""
-    names = settings.unclaimed(cells.names)
-    if settings.x is not None and set(settings.x) <= set(names):
-        return settings.x
-    longitude, latitude = (
-        find_column(names, role, None, cells.source) for role in ("longitude", "latitude")
-    )
-    return None if longitude is None or latitude is None else (longitude, latitude)
 
 
 def _unknown_site(cells: Cells, sites: SurveySites, site: str, row: int) -> UsageError:

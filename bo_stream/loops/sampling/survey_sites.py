@@ -11,14 +11,14 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 import torch
-from botorch.exceptions.errors import InputDataError
 from numpy.typing import NDArray
 from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.sampling.cells import Array, Cells, Mask, Texts, first
-from bo_stream.loops.sampling.columns import find_column, given_column, required_column
+from bo_stream.loops.sampling.columns import find_column, given_column
 from bo_stream.loops.sampling.counts import Counts, read_counts
+from bo_stream.loops.sampling.places import check_places, position_columns
 from bo_stream.loops.sampling.survey_settings import SurveySettings
 from bo_stream.mapping import Kilometres, fill_missing, kilometres
 
@@ -27,9 +27,6 @@ _NO = ("no", "n", "false", "f", "0")
 
 MISSING_CODE = -9999.0
 """Number that stands for a missing covariate, as in rasters."""
-
-_FAR = 5.0
-"""Distance from the middle, in nine-tenths quantiles of all distances, from which it is odd."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +82,9 @@ class SurveySites:
         id_column = find_column(settings.unclaimed(names), "id", settings.id, source)
         cells = Cells(table, source, id_column)
         ids = _ids(cells, id_column)
-        columns = _position_columns(names, settings, source)
+        columns = position_columns(names, settings, source)
         raw = torch.from_numpy(read_inputs(cells, columns, settings.covariates))
-        check_places(cells, raw[:, :2].numpy(), columns)
+        odd = check_places(cells, raw[:, :2].numpy(), columns)
         _check_twins(cells, raw)
         filled, notes = _filled(cells, raw, settings.covariates)
         earlier, remarks = _earlier(cells, settings, ids)
@@ -100,7 +97,7 @@ class SurveySites:
             _strata(cells, settings),
             _reachable(cells, settings),
             MappingProxyType(earlier),
-            (*notes, *remarks),
+            (*odd, *notes, *remarks),
             id_column,
         )
 
@@ -137,24 +134,6 @@ class SurveySites:
     def fill(self, raw: Tensor) -> Tensor:
         """Fill missing covariates of other sites, ``n x d``, from the nearest site of the list."""
         return fill_missing(raw, self.X) if len(raw) else raw
-
-
-def _position_columns(
-    names: Sequence[str], settings: SurveySettings, source: str
-) -> tuple[str, str]:
-    """Find the columns of longitude and latitude.
-
-    Raises:
-        UsageError: There are none, or several that could be meant.
-    """
-    if settings.x is not None:
-        longitude, latitude = (given_column(names, n, source, "--x") for n in settings.x)
-        return longitude, latitude
-    free = settings.unclaimed(names)
-    longitude, latitude = (
-        required_column(free, role, None, source) for role in ("longitude", "latitude")
-    )
-    return longitude, latitude
 
 
 def read_inputs(cells: Cells, place: Sequence[str], covariates: Sequence[str]) -> Array:
@@ -199,62 +178,6 @@ def _ids(cells: Cells, column: str | None) -> Texts:
             f"{ids[again]!r}. Keep one row for each site."
         )
     return ids
-
-
-def check_places(cells: Cells, places: Array, columns: tuple[str, str]) -> None:
-    """Check that positions are there, in degrees, the right way round, and of one region."""
-    for values, column in zip(places.T, columns, strict=True):
-        gap = first(np.isnan(values))
-        if gap is not None:
-            raise cells.fault(
-                gap, column, "it is empty. Every site needs a position; drop the row else."
-            )
-    longitude, latitude = places.T
-    bad_longitude = (longitude < -180.0) | (longitude > 360.0)
-    bad_latitude = np.abs(latitude) > 90.0
-    wrong = first(bad_longitude | bad_latitude)
-    if wrong is not None:
-        column = columns[0] if bad_longitude[wrong] else columns[1]
-        value = places[wrong, 0 if bad_longitude[wrong] else 1]
-        if np.abs(places[wrong]).max() > 1000.0:
-            advice = "It looks like metres of a projection (UTM): convert to degrees."
-        elif abs(longitude[wrong]) <= 90.0 and -180.0 <= latitude[wrong] <= 360.0:
-            advice = "Are longitude and latitude swapped?"
-        else:
-            advice = "Correct it, or drop the row."
-        span = "-180 to 360" if bad_longitude[wrong] else "-90 to 90"
-        raise cells.fault(
-            wrong, column, f"expected degrees from {span}, got {value:.10g}. {advice}"
-        )
-    _check_region(cells, places, columns)
-
-
-def _check_region(cells: Cells, places: Array, columns: tuple[str, str]) -> None:
-    """Check that no site is far from all others because of a slip."""
-    if len(places) < 10:
-        return
-    middle = np.median(places, axis=0)
-    reach = np.maximum(np.quantile(np.abs(places - middle), 0.9, axis=0), 0.05)
-    odd = (np.abs(places - middle) > _FAR * reach).any(axis=1)
-    turned = (np.abs(places[:, ::-1] - middle) <= 2.0 * reach).all(axis=1)
-    place = first(odd & turned)
-    if place is not None:
-        raise cells.fault(
-            place, columns[0], f"{places[place, 0]:g} and {places[place, 1]:g} are far from all "
-            "other sites, and among them the other way round. Are longitude and latitude swapped?",
-        )  # fmt: skip
-    nowhere = first(odd & (places == 0.0).all(axis=1))
-    if nowhere is not None:
-        raise cells.fault(
-            nowhere, columns[0], "position 0, 0 is far from all other sites: a receiver without "
-            "a fix? Correct it, or drop the row.",
-        )  # fmt: skip
-    try:
-        kilometres(torch.from_numpy(places))
-    except InputDataError as error:
-        far = int(np.abs((places - middle) / reach).max(axis=1).argmax())
-        text = f"{places[far, 0]:g} and {places[far, 1]:g}: {error}"
-        raise cells.fault(far, columns[0], text) from error
 
 
 def _check_twins(cells: Cells, raw: Tensor) -> None:

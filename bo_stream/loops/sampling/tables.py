@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-import warnings
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
@@ -17,6 +17,8 @@ ROW = "row"
 
 SEPARATORS = (",", ";", "\t")
 
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_BLANK_START = re.compile(r"(?:[ \t]*(?:\r\n|\r|\n))*")
 _SUFFIXES = (".csv", ".tsv", ".txt", ".parquet")
 
 
@@ -66,37 +68,49 @@ def _read_parquet(path: Path) -> pd.DataFrame:
 
 
 def _read_text(path: Path) -> pd.DataFrame:
+    """Read a text file, all of its cells as text."""
     text = decoded(path.read_bytes(), path)
-    lines = iter(text.splitlines())
-    header = next((line for line in lines if line.strip()), "")
-    if not header:
+    blank, text = _without_blank_start(text)
+    if not text:
         raise UsageError(f"{path} is empty.")
+    header = _LINE_END.split(text, maxsplit=1)[0]
     separator = max(SEPARATORS, key=lambda mark: len(_cells(header, mark)))
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            whole = pd.read_csv(
-                StringIO(text), sep=separator, header=None, dtype=str, keep_default_na=False,
-                skip_blank_lines=False, skipinitialspace=True,
-            )  # fmt: skip
-    except (ValueError, pd.errors.ParserWarning) as error:
-        raise UsageError(_fault(path, separator, error)) from error
-    whole = whole.fillna("")
-    whole.index = pd.RangeIndex(1, len(whole) + 1, name=ROW)
-    filled = (whole != "").any(axis=1)
-    whole = whole[filled]
-    names = [name.strip() for name in whole.iloc[0]]
-    table = whole.iloc[1:].set_axis(names, axis=1)
-    nameless = [place for place, name in enumerate(names) if not name]
-    for place in nameless:
-        column = table.iloc[:, place]
-        if bool((column != "").any()):
-            row = column.index[column != ""][0]
+        whole = pd.read_csv(
+            StringIO(text),
+            sep=separator,
+            header=None,
+            dtype=str,
+            keep_default_na=False,
+            skip_blank_lines=False,
+            skipinitialspace=True,
+        ).fillna("")
+    except ValueError as error:
+        raise UsageError(_fault(path, separator, blank, error)) from error
+    whole.index = pd.RangeIndex(1 + blank, 1 + blank + len(whole), name=ROW)
+    names = [str(name).strip() for name in whole.iloc[0]]
+    table = whole.iloc[1:]
+    table = table[(table != "").any(axis=1)]
+    _check_nameless(path, table, names, 1 + blank)
+    return table.set_axis(names, axis=1).loc[:, [name != "" for name in names]]
+
+
+def _without_blank_start(text: str) -> tuple[int, str]:
+    """Count the empty lines that a text begins with, and drop them."""
+    start = _BLANK_START.match(text)
+    blank = start.group() if start is not None else ""
+    return len(_LINE_END.findall(blank)), "" if not text.strip() else text[len(blank) :]
+
+
+def _check_nameless(path: Path, table: pd.DataFrame, names: Sequence[str], header: int) -> None:
+    """Check that columns without a name are empty."""
+    for place in (place for place, name in enumerate(names) if not name):
+        filled = table.index[table.iloc[:, place] != ""]
+        if len(filled):
             raise UsageError(
-                f"{path}, row {row}: a cell in column {place + 1}, which has no name in row "
-                f"{whole.index[0]}. Name the column, or empty it."
+                f"{path}, row {filled[0]}: a cell in column {place + 1}, which has no name in row "
+                f"{header}. Name the column, or empty it."
             )
-    return table.iloc[:, [place for place, name in enumerate(names) if name]]
 
 
 def decoded(content: bytes, path: Path) -> str:
@@ -124,16 +138,18 @@ def _cells(line: str, separator: str) -> list[str]:
     return next(csv.reader([line], delimiter=separator), [])
 
 
-def _fault(path: Path, separator: str, error: Exception) -> str:
+def _fault(path: Path, separator: str, blank: int, error: Exception) -> str:
     """Say which row has more cells than the header."""
     found = re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error))
     if found is None:
         return f"{path} cannot be read as a table: {_first_line(error)}"
-    expected, row, saw = found.groups()
+    expected, line, saw = map(int, found.groups())
     advice = "Is there a comma in a cell?"
     if separator == ",":
         advice = "Are its decimal marks commas? Then save it with semicolons between the cells."
-    return f"{path}, row {row}: {saw} cells, expected {expected} as in the header. {advice}"
+    return (
+        f"{path}, row {line + blank}: {saw} cells, expected {expected} as in the header. {advice}"
+    )
 
 
 def _first_line(error: BaseException) -> str:
