@@ -42,7 +42,12 @@ class Lookahead(ABC):
 
     Observations that remove r of the variance s² of ``f ~ N(m, s²)`` move its mean by ``N(0, r)``
     and leave the variance ``s² − r``.
+
+    Attributes:
+        variance: s², ``M``.
     """
+
+    variance: Tensor
 
     @abstractmethod
     def __call__(self, removed: Tensor) -> Tensor:
@@ -62,11 +67,9 @@ class LinearLookahead(Lookahead):
     """Uncertainties ``slope (s² − r)``.
 
     Attributes:
-        variance: s², ``M``.
         slope: ``M``, not negative.
     """
 
-    variance: Tensor
     slope: Tensor
 
     def __call__(self, removed: Tensor) -> Tensor:
@@ -87,11 +90,9 @@ class PolynomialLookahead(Lookahead):
     """Uncertainties that are polynomials in the share ``r / s²`` of the variance removed.
 
     Attributes:
-        variance: s², ``M``.
         coefficients: Of powers from 0, ``K x M``.
     """
 
-    variance: Tensor
     coefficients: Tensor
 
     def __call__(self, removed: Tensor) -> Tensor:
@@ -116,11 +117,9 @@ class SplineLookahead(Lookahead):
     """Uncertainties that are cubic splines in the angle ``θ = arcsin √(r / s²)``.
 
     Attributes:
-        variance: s², ``M``.
         coefficients: Of powers from 3 to 0 of the place in a cell, ``4 x M x cells``.
     """
 
-    variance: Tensor
     coefficients: Tensor
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
+from botorch.exceptions.errors import InputDataError, UnsupportedError
 from gpytorch.likelihoods import BernoulliLikelihood
 from torch import Tensor
 
@@ -13,15 +13,14 @@ from bo_stream.acquisition.constraints import Round, SiteConstraints
 from bo_stream.acquisition.criteria import Criterion
 from bo_stream.acquisition.feature_nipv import PointMeasure, box_of, checked_weights, listed_inputs
 from bo_stream.acquisition.lookahead import LinearLookahead
-from bo_stream.acquisition.pool import Gains, JointGains, checked_indices
-from bo_stream.acquisition.sites import sites
+from bo_stream.acquisition.pool import JointGains, checked_indices
+from bo_stream.acquisition.shortlist import ShortlistGains
+from bo_stream.acquisition.site_noise import SiteNoise
 from bo_stream.acquisition.target_gains import CriterionGains, FeatureGains, JointTargetGains
 from bo_stream.acquisition.weight_space import in_weight_space, weight_space
 from bo_stream.likelihoods.outcome_model import LogisticLikelihood
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.outcomes.counts import CountOutcomes
 from bo_stream.models.wiski.dirichlet import DirichletWISKI
-from bo_stream.process.process import PosteriorProcess
 
 LABELS = (BernoulliLikelihood, LogisticLikelihood)
 """Likelihoods of class labels."""
@@ -29,8 +28,8 @@ LABELS = (BernoulliLikelihood, LogisticLikelihood)
 MOST_TARGETS = 2048
 """Of a larger pool so many candidates, drawn at random, are the targets unless told."""
 
-ROWS = 4096
-"""Candidates whose noise is computed together."""
+MOST_PAIRS = 32_000_000
+"""Pairs of a candidate and a target up to which the gains of all candidates are exact."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +63,7 @@ def select_sites(
     pending: Tensor | None = None,
     trials: int | Tensor | None = None,
     constraints: SiteConstraints | None = None,
+    settles: bool = False,
 ) -> SiteChoice:
     """Choose up to q of N candidates, one after the other, that lower a criterion most.
 
@@ -88,6 +88,9 @@ def select_sites(
         trials: Examined at a site, of a model of counts: a number, or one each, ``N``. Default: the
             likelihood's, else the rounded mean of those observed.
         constraints: On the sites of the round.
+        settles: Whether an observation settles its site, whose class is taken from there from then
+            on, so that only the other sites are targets: all but those excluded, pending and
+            chosen. Without ``mc_points``.
 
     Raises:
         BotorchTensorDimensionError: Shapes do not fit together.
@@ -95,10 +98,15 @@ def select_sites(
             such as for a budget that pays for none.
         UnsupportedError: A model of labels, of several outputs, with a batch shape or an outcome
             transform other than ``Standardize``; ``trials`` of a model that is not of counts.
-        ValueError: q is less than one.
+        ValueError: q is less than one, or targets of their own are given to sites that settle.
     """
     if q < 1:
         raise ValueError(f"Expected q of 1 or more, got {q}.")
+    if settles and mc_points is not None:
+        raise ValueError(
+            "Expected no mc_points with settles=True, which makes candidates of the pool the "
+            "targets. Leave them out, and give weights for the candidates."
+        )
     _check_model(model)
     candidates = listed_inputs(model, "pool", pool)
     excluded = _indices("exclude", exclude, candidates)
@@ -109,8 +117,8 @@ def select_sites(
     limits = SiteConstraints() if constraints is None else constraints
     start = Round.begin(limits, available, waiting, candidates)
     _check_choice(start, available)
-    targets = _targets(model, candidates, mc_points, weights)
-    gains = _gains(model, candidates, targets, criterion, trials)
+    targets, own = _targets(model, candidates, mc_points, weights, available if settles else None)
+    gains = _gains(model, SiteNoise.of(model, candidates, trials), targets, criterion, own)
     for i in waiting.tolist():
         gains = gains.observing(i)
     choice = _greedy(gains, start, q, per_cost=True)
@@ -146,73 +154,64 @@ def _greedy(gains: CriterionGains, allowed: Round, q: int, per_cost: bool) -> Si
 
 def _gains(
     model: StreamingGP,
-    candidates: Tensor,
+    noise: SiteNoise,
     targets: PointMeasure,
     criterion: Criterion,
-    trials: int | Tensor | None,
+    own: Tensor | None,
 ) -> CriterionGains:
-    """Return the gains before the round, in feature space where criterion and model allow it."""
-    process = model.feature_process(box_of(torch.cat((candidates, targets.points))))
-    noise = _noise(model, process, candidates, trials)
+    """Return the gains before the round: exact in feature space, or exact, or of a shortlist."""
+    process = model.feature_process(box_of(torch.cat((noise.X, targets.points))))
     offset, scale = (float(value) for value in model._offset_and_scale())
     mean, variance = (moment[0] for moment in process.marginals(targets.points))
     lookahead = criterion.lookahead(offset + scale * mean, scale**2 * variance)
     lookahead = lookahead.rescaled(scale**-2)
-    if isinstance(lookahead, LinearLookahead) and in_weight_space(process):
-        space = weight_space(process)
-        weighted = PointMeasure(targets.points, targets.weights * lookahead.slope)
-        at = sites(space.basis, candidates)
-        left = float(lookahead(torch.zeros_like(variance)) @ targets.weights)
-        return FeatureGains(Gains.of(at, weighted.gram(space.basis), space.weights), noise, left)
-    joint = JointGains.of(process, candidates, targets)
+    in_features = isinstance(lookahead, LinearLookahead) and in_weight_space(process)
+    in_features = in_features and own is None
+    if not in_features and len(noise.X) * len(targets.points) > MOST_PAIRS:
+        return ShortlistGains.of(process, noise, targets, lookahead, own)
+    index = torch.arange(len(noise.X), device=mean.device)
+    variances = noise.at(index, *(moment[0] for moment in process.marginals(noise.X)))
+    if isinstance(lookahead, LinearLookahead) and in_features:
+        return FeatureGains.of(weight_space(process), noise.X, variances, targets, lookahead)
+    joint = JointGains.of(process, noise.X, targets)
     removed = torch.zeros_like(variance)
-    return JointTargetGains(joint, noise, lookahead, targets.weights, removed)
-
-
-def _noise(
-    model: StreamingGP, process: PosteriorProcess, X: Tensor, trials: int | Tensor | None
-) -> Tensor:
-    """Return the noise variance of an observation at each candidate, ``1 x N``."""
-    units = model._units
-    if not isinstance(units, CountOutcomes):
-        if trials is not None:
-            raise UnsupportedError(
-                "Expected trials only of a model of counts, with a BinomialLikelihood, got trials "
-                f"for a {type(model).__name__} with a {type(model.likelihood).__name__}."
-            )
-        parts = [model.noise_at(part).expand(1, len(part)) for part in X.split(ROWS)]
-        return torch.cat(parts, -1).double()
-    mean, variance = process.marginals(X)
-    return units.survey_noise(model._prior, mean, variance, _examined(trials, X))
-
-
-def _examined(trials: int | Tensor | None, X: Tensor) -> Tensor | None:
-    if trials is None:
-        return None
-    examined = torch.as_tensor(trials, dtype=X.dtype, device=X.device)
-    if examined.shape not in (torch.Size(), torch.Size((len(X),))):
-        raise BotorchTensorDimensionError(
-            f"Expected trials as a number or of shape `{len(X)}`, one for each candidate of pool, "
-            f"got {tuple(examined.shape)}."
-        )
-    if not bool((examined >= 1.0).all()) or not bool(examined.isfinite().all()):
-        raise InputDataError(f"Expected trials of 1 or more, got {float(examined.min()):g}.")
-    return examined
+    return JointTargetGains(joint, variances, lookahead, targets.weights, removed, own)
 
 
 def _targets(
-    model: StreamingGP, candidates: Tensor, mc_points: Tensor | None, weights: Tensor | None
-) -> PointMeasure:
-    """Return targets and their weights, those of a large pool thinned out."""
+    model: StreamingGP,
+    candidates: Tensor,
+    mc_points: Tensor | None,
+    weights: Tensor | None,
+    unsettled: Tensor | None,
+) -> tuple[PointMeasure, Tensor | None]:
+    """Return targets and their weights, those of a large pool thinned out.
+
+    Args:
+        model: Whose inputs they are.
+        candidates: The pool, ``N x d``.
+        mc_points: Targets, if given.
+        weights: Of the targets, if given.
+        unsettled: Candidates that are targets, ``N`` bools; None: an observation settles nothing.
+
+    Returns:
+        The targets, and which of them is each candidate's own, ``N``; None if they have none.
+    """
     points = candidates if mc_points is None else listed_inputs(model, "mc_points", mc_points)
-    count = len(points)
     weights = checked_weights("pool" if mc_points is None else "mc_points", points, weights)
-    if mc_points is not None or count <= MOST_TARGETS:
-        return PointMeasure(points, weights)
-    generator = torch.Generator().manual_seed(0)
-    some = torch.randperm(count, generator=generator)[:MOST_TARGETS].to(points.device)
-    share = weights.sum() / weights[some].sum()
-    return PointMeasure(points[some], weights[some] * share)
+    index = torch.arange(len(points), device=points.device)
+    if unsettled is not None:
+        index = index[unsettled]
+    kept = index
+    if mc_points is None and len(index) > MOST_TARGETS:
+        generator = torch.Generator().manual_seed(0)
+        kept = index[torch.randperm(len(index), generator=generator)[:MOST_TARGETS].to(index)]
+    share = weights[index].sum() / weights[kept].sum() if len(kept) < len(index) else 1.0
+    own = None
+    if unsettled is not None:
+        own = torch.full_like(weights, -1, dtype=torch.long)
+        own[kept] = torch.arange(len(kept), device=kept.device)
+    return PointMeasure(points[kept], weights[kept] * share), own
 
 
 def _check_model(model: StreamingGP) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,9 +18,17 @@ from bo_stream.bases.grid.interpolation import GridBasis, InterpolationBasis
 from bo_stream.bases.grid.mesh import PAIR_DEGREES, STENCIL, Grid, legendre, outer_product, ravel
 from bo_stream.bases.grid.mesh import weights as cubic_weights
 from bo_stream.bases.grid.statistics import CellGram
+from bo_stream.bases.inducing import InducingBasis, frozen
+from bo_stream.tensors import map_tensors
 
 KEPT_NUMBERS = 32_000_000
 """Up to this many interpolation weights are kept; beyond it they are computed at each use."""
+
+KEPT_FEATURES = 500_000_000
+"""Up to this many features are kept in float32, 2 GB; beyond it they are computed at each use."""
+
+_SINGLE = torch.float32
+_ROWS = 2048
 
 
 def sites(basis: Basis, X: Tensor) -> Sites:
@@ -30,6 +38,19 @@ def sites(basis: Basis, X: Tensor) -> Sites:
     (part,) = basis.parts
     keep = X.shape[0] * STENCIL**part.grid.dim <= KEPT_NUMBERS
     return _GridSites(basis, X, part, tuple(_locate(part.grid, X)) if keep else None)
+
+
+def kept_sites(basis: Basis, X: Tensor) -> Sites:
+    """Return sites in float32 that keep their features where memory allows, off a single grid.
+
+    Args:
+        basis: Any.
+        X: Transformed inputs, ``N x d``.
+    """
+    dense = not isinstance(basis, GridBasis) or len(basis.parts) > 1
+    if dense and X.shape[0] * basis.rank <= KEPT_FEATURES:
+        return _KeptSites.of(basis, X)
+    return sites(basis, X)
 
 
 @dataclass(frozen=True)
@@ -56,6 +77,13 @@ class Sites(ABC):
         """Return the features of one site, ``m x r x 1``."""
         return self.basis.features(self.X[site : site + 1]).mT
 
+    def residual(self) -> Tensor:
+        """Compute the variance of one output that features leave at all sites, ``N``."""
+        if not self.basis.has_residual:
+            return self.X.new_zeros(len(self.X))
+        parts = [_residual(self.basis, X, None) for X in self.X.split(_ROWS)]
+        return torch.cat(parts).to(self.X)
+
 
 @dataclass(frozen=True)
 class _DenseSites(Sites):
@@ -73,6 +101,56 @@ class _DenseSites(Sites):
 
     def quadratic(self, matrices: Tensor) -> Tensor:
         return torch.cat([((z @ matrices) * z).sum(-1) for z in self._features()], -1)
+
+
+@dataclass(frozen=True)
+class _KeptSites(Sites):
+    """Sites of any basis of one output whose features are kept, in float32.
+
+    Memory O(N r). Cost O(N r²) once, O(N r) a function, O(N r²) a form.
+
+    Attributes:
+        features: ``N x r``.
+        left: Variance that they leave, ``N``.
+    """
+
+    features: Tensor
+    left: Tensor
+
+    @classmethod
+    def of(cls, basis: Basis, X: Tensor) -> _KeptSites:
+        """Compute the features, of an inducing basis in float32."""
+        single = basis
+        if isinstance(basis, InducingBasis):
+            single = replace(map_tensors(basis, Tensor.float), kernel=frozen(basis.kernel, _SINGLE))
+        features = torch.empty(len(X), basis.rank, dtype=_SINGLE, device=X.device)
+        left = torch.zeros_like(features[:, 0])
+        for z, rest, rows in zip(
+            features.split(_ROWS), left.split(_ROWS), X.split(_ROWS), strict=True
+        ):
+            inputs = rows if single is basis else rows.to(_SINGLE)
+            found = single.features(inputs)
+            z.copy_(found[0])
+            if basis.has_residual:
+                rest.copy_(_residual(single, inputs, found))
+        return cls(basis, X, features, left)
+
+    def linear(self, weights: Tensor) -> Tensor:
+        return (weights.mT.to(_SINGLE) @ self.features.mT).to(weights)
+
+    def quadratic(self, matrices: Tensor) -> Tensor:
+        single = matrices.to(_SINGLE)
+        parts = [((z @ single) * z).sum(-1) for z in self.features.split(_ROWS)]
+        return torch.cat(parts, -1).to(matrices)
+
+    def residual(self) -> Tensor:
+        """Return the variance that features leave at all sites, ``N``."""
+        return self.left.to(self.X)
+
+
+def _residual(basis: Basis, X: Tensor, features: Tensor | None) -> Tensor:
+    variance = basis.residual_variance(X, features)
+    return X.new_zeros(len(X)) if variance is None else variance[0]
 
 
 @dataclass(frozen=True)

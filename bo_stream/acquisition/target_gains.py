@@ -9,15 +9,18 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bo_stream.acquisition.lookahead import Lookahead
+from bo_stream.acquisition.feature_nipv import PointMeasure
+from bo_stream.acquisition.lookahead import LinearLookahead, Lookahead
 from bo_stream.acquisition.pool import TIE, Gains, JointGains
+from bo_stream.acquisition.sites import sites
+from bo_stream.process.process import WeightSpaceProcess
 
 BLOCK = 100_000
 """Pairs of a candidate and a target that are looked at together: they stay in a cache."""
 
 
 LEAST_COST = 1e-6
-"""A detour costs at least this part of the dearest candidate, in gains per cost."""
+"""Least cost that gains are divided by, of the largest: a detour may cost nothing."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,21 @@ class FeatureGains(CriterionGains):
     noise: Tensor
     left: float
 
+    @classmethod
+    def of(
+        cls,
+        space: WeightSpaceProcess,
+        X: Tensor,
+        noise: Tensor,
+        targets: PointMeasure,
+        lookahead: LinearLookahead,
+    ) -> Self:
+        """Compute the gains of N candidates ``N x d``; cost as of :meth:`Gains.of`."""
+        weighted = PointMeasure(targets.points, targets.weights * lookahead.slope)
+        gains = Gains.of(sites(space.basis, X), weighted.gram(space.basis), space.weights)
+        before = lookahead(torch.zeros_like(lookahead.variance)) @ targets.weights
+        return cls(gains, noise, float(before))
+
     @property
     def total(self) -> float:
         """The weighted sum."""
@@ -96,6 +114,8 @@ class JointTargetGains(CriterionGains):
         lookahead: The criterion at the targets, of variances in units of the process.
         weights: Of the targets, ``M``.
         removed: Variance removed from the targets so far, ``M``.
+        own: Index of the target that each candidate settles, -1 if none, ``N``; None: they settle
+            none. A target that is settled has no uncertainty left.
     """
 
     joint: JointGains
@@ -103,6 +123,7 @@ class JointTargetGains(CriterionGains):
     lookahead: Lookahead
     weights: Tensor
     removed: Tensor
+    own: Tensor | None = None
 
     @property
     def total(self) -> float:
@@ -122,7 +143,11 @@ class JointTargetGains(CriterionGains):
         for start in range(0, len(self.weights), step):
             part = slice(start, start + step)
             after = covariance[:, part].square() * precision + self.removed[part]
-            worth -= self.lookahead.part(part)(after) @ self.weights[part]
+            left = self.lookahead.part(part)(after)
+            if self.own is not None:
+                settling = ((self.own >= start) & (self.own < start + step)).nonzero().squeeze(-1)
+                left[settling, self.own[settling] - start] = 0.0
+            worth -= left @ self.weights[part]
         return worth + self.total
 
     def observing(self, i: int) -> Self:
@@ -130,22 +155,37 @@ class JointTargetGains(CriterionGains):
         noise = self.noise[:, i, None]
         gone = self.joint.covariance[0, i].square() / (self.joint.variance[0, i] + noise[0])
         joint = self.joint.observing(i, noise)
-        return replace(self, joint=joint, removed=self.removed + gone)
+        weights = without_own(self.weights, self.own, i)
+        return replace(self, joint=joint, removed=self.removed + gone, weights=weights)
+
+
+def without_own(weights: Tensor, own: Tensor | None, i: int) -> Tensor:
+    """Return the weights of targets, ``M``, after the i-th candidate has settled its own."""
+    if own is None or int(own[i]) < 0:
+        return weights
+    left = weights.clone()
+    left[own[i]] = 0.0
+    return left
 
 
 def best_of(gains: Tensor, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
     """Return the candidate of the largest gain, or gain per cost, and its gain.
 
-    Of those that tie the lowest index. What costs next to nothing counts as a tiny part of the
-    dearest.
+    Of those that tie the lowest index.
 
     Args:
         gains: ``N``.
         feasible: Those to choose from, ``N`` bools.
         costs: ``N``, or None.
     """
-    worth = gains if costs is None else gains / costs.clamp_min(LEAST_COST * float(costs.max()))
-    worth = worth.masked_fill(~feasible, -torch.inf)
+    worth = per_cost(gains, costs).masked_fill(~feasible, -torch.inf)
     largest = worth.max()
     pick = int((worth >= largest - TIE * largest.abs()).to(torch.uint8).argmax())
     return pick, float(gains[pick])
+
+
+def per_cost(gains: Tensor, costs: Tensor | None) -> Tensor:
+    """Divide gains by costs, ``N``; what costs next to nothing counts as a part of the dearest."""
+    if costs is None:
+        return gains
+    return gains / costs.clamp_min(LEAST_COST * float(costs.max()))

@@ -20,23 +20,34 @@ def weight_space(process: PosteriorProcess) -> WeightSpaceProcess:
     Raises:
         UnsupportedError: The basis has a residual, or the process is a selection of outputs.
     """
-    if isinstance(process, ConditionedProcess):
-        return _conditioned(weight_space(process.base), process)
-    if isinstance(process, ObservationSpaceProcess):
-        return weight_space(process.in_weights)
-    if not isinstance(process, WeightSpaceProcess):
+    space = explained(process)
+    if space is None:
         raise UnsupportedError(
             f"Acquisition in feature space cannot use a {type(process).__name__}: call "
             "subset_output first, and condition_on_observations or fantasize on the model it "
             "returns."
         )
-    if process.basis.has_residual:
+    if space.basis.has_residual:
         raise UnsupportedError(
             "Acquisition in feature space needs a basis that carries its whole kernel, got "
-            f"{type(process.basis).__name__}, which leaves a residual. Use BoTorch's own "
+            f"{type(space.basis).__name__}, which leaves a residual. Use BoTorch's own "
             "acquisition functions, such as qNegIntegratedPosteriorVariance, with this model."
         )
-    return process
+    return space
+
+
+def explained(process: PosteriorProcess) -> WeightSpaceProcess | None:
+    """Fold hypothetical observations into a process's weight posterior, whatever its basis leaves.
+
+    Exact for the part of the process that its features explain. None for a process without
+    features. Cost as of :func:`weight_space`.
+    """
+    if isinstance(process, ConditionedProcess):
+        base = explained(process.base)
+        return None if base is None else _conditioned(base, process)
+    if isinstance(process, ObservationSpaceProcess):
+        return explained(process.in_weights)
+    return process if isinstance(process, WeightSpaceProcess) else None
 
 
 def in_weight_space(process: PosteriorProcess) -> bool:

@@ -1,4 +1,4 @@
-"""Kernels of maps: sums of a part over position and parts over covariates."""
+"""Kernels of maps: sums of one part over position and one over each covariate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POSITION_SHARE = 0.3
 COVARIATE_LENGTH = 4.0
 """Prior median of the length scale of a covariate, in its standard deviations."""
 
-SITE_KILOMETRES = 0.1
+SITE_KILOMETRES = 1e-3
 """Length scale of what a site has for itself."""
 
 SITE_VARIANCE = 0.05
@@ -34,6 +34,7 @@ def map_kernel(
     position: tuple[int, int] = (0, 1),
     linear: Sequence[int] = (),
     nu: float = 1.5,
+    variance: float = 1.0,
 ) -> AdditiveKernel:
     """Make the kernel of a map, a ``covar_module`` for inputs transformed by ``map_inputs``.
 
@@ -41,7 +42,7 @@ def map_kernel(
     position in kilometres and x_j the covariate j, standardised; over the columns in ``linear``
     ``+ v_j x_j x_j'`` instead. Priors are log-normal: the length scale l_0 has median 0.3 of the
     root mean square distance of the sites from their middle, l_j median 4, the output scales s_0
-    and the sum of the s_j median one half. They are wide, of log standard deviation 1.
+    and the sum of the s_j each half the ``variance``. They are wide, of log standard deviation 1.
 
     Its parts have at most two inputs, so that WISKI's grids represent it, but for linear parts. On
     three surveys it called sites above a threshold about as well as one kernel over everything:
@@ -52,6 +53,7 @@ def map_kernel(
         position: Columns of longitude and latitude.
         linear: Columns that enter linearly, such as predictions of ``out_of_fold``.
         nu: Smoothness of the part over position: 0.5, 1.5 or 2.5.
+        variance: Sum of the prior medians of the output scales; 1 for standardised outcomes.
 
     Raises:
         InputDataError: Positions are not in degrees.
@@ -60,25 +62,24 @@ def map_kernel(
     covariates = [column for column in range(sites.shape[-1]) if column not in position]
     if not set(linear) <= set(covariates):
         raise ValueError(f"Expected linear among the covariates {covariates}, got {list(linear)}.")
+    places = kilometres(sites, position).transform(sites)[..., list(position)].flatten(0, -2)
+    radius = float((places - places.mean(0)).square().sum(-1).mean().sqrt())
     smooth = [column for column in covariates if column not in linear]
-    parts: list[Kernel] = [_over_position(sites, position, nu, 0.5)]
-    parts += [_part(2.5, (column,), COVARIATE_LENGTH, 0.5 / len(smooth)) for column in smooth]
+    half = 0.5 * variance
+    parts: list[Kernel] = [_part(nu, position, POSITION_SHARE * (radius or 1.0), half)]
+    parts += [_part(2.5, (column,), COVARIATE_LENGTH, half / len(smooth)) for column in smooth]
     parts += [_line(column) for column in linear]
     return AdditiveKernel(*parts).to(sites)
 
 
 def survey_kernel(sites: Tensor, position: tuple[int, int] = (0, 1)) -> AdditiveKernel:
-    """Make the kernel of logits of prevalence for inputs transformed by ``map_inputs``.
+    """Make the kernel of logits of prevalence, for inputs transformed by ``map_inputs``.
 
-    ``k(x, x') = s_0 Matern_3/2(|p - p'| / l_0) + s_1 Matern_5/2(|(x - x') / l|) +
-    s_2 exp(-|p - p'| / 0.1 km)`` with p the position in kilometres and x the covariates,
-    standardised, of which each has its own length scale. The last part is what a site has for
-    itself, a nugget: of sites farther apart than a few hundred metres it is independent. Without it
-    a few examined at each site make the other parts rough.
-
-    Priors are log-normal, of log standard deviation 1: the length scale l_0 has median 0.3 of the
-    root mean square distance of the sites from their middle, those of covariates median 4, s_0 and
-    s_1 median 1, s_2 median 0.05.
+    That of :func:`map_kernel` with an exponential part over position (``nu`` of one half) and a
+    variance of 2, the square of about the standard deviation of logits between villages; and
+    ``+ s exp(-|p - p'| / 1 m)``, what a site has for itself, s of prior median 0.05 and log
+    standard deviation 1: a nugget, which sites at one place share. Without it a survey of counts
+    makes the other parts too rough.
 
     Args:
         sites: ``n x d``, all that are to be mapped, in degrees, as for ``map_inputs``.
@@ -87,31 +88,16 @@ def survey_kernel(sites: Tensor, position: tuple[int, int] = (0, 1)) -> Additive
     Raises:
         InputDataError: Positions are not in degrees.
     """
-    covariates = tuple(column for column in range(sites.shape[-1]) if column not in position)
-    parts: list[Kernel] = [_over_position(sites, position, 1.5, 1.0)]
-    if covariates:
-        parts.append(_part(2.5, covariates, COVARIATE_LENGTH, 1.0))
     own = MaternKernel(0.5, active_dims=position)
     own.lengthscale = SITE_KILOMETRES
     own.raw_lengthscale.requires_grad_(False)
-    return AdditiveKernel(*parts, _scaled(own, SITE_VARIANCE)).to(sites)
+    shared = map_kernel(sites, position, nu=0.5, variance=2.0).kernels
+    return AdditiveKernel(*shared, _scaled(own, SITE_VARIANCE)).to(sites)
 
 
-def _over_position(
-    sites: Tensor, position: tuple[int, int], nu: float, variance: float
-) -> ScaleKernel:
-    places = kilometres(sites, position).transform(sites)[..., list(position)].flatten(0, -2)
-    radius = float((places - places.mean(0)).square().sum(-1).mean().sqrt())
-    return _part(nu, position, POSITION_SHARE * (radius or 1.0), variance, alike=True)
-
-
-def _part(
-    nu: float, columns: tuple[int, ...], length: float, variance: float, alike: bool = False
-) -> ScaleKernel:
-    """Make a Matérn kernel with a length scale for each column, or one if these are alike."""
+def _part(nu: float, columns: tuple[int, ...], length: float, variance: float) -> ScaleKernel:
     matern = MaternKernel(
         nu,
-        ard_num_dims=None if alike or len(columns) == 1 else len(columns),
         active_dims=columns,
         lengthscale_prior=LogNormalPrior(math.log(length), 1.0),
         lengthscale_constraint=_above(SHORTEST * length, length),

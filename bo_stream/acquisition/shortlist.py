@@ -1,0 +1,195 @@
+"""Gains of a criterion in pools whose covariances with all targets are too many to hold."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from bo_stream.acquisition.feature_nipv import PointMeasure
+from bo_stream.acquisition.lookahead import Lookahead
+from bo_stream.acquisition.pool import Gains, JointGains
+from bo_stream.acquisition.site_noise import SiteNoise
+from bo_stream.acquisition.sites import kept_sites
+from bo_stream.acquisition.target_gains import (
+    CriterionGains,
+    JointTargetGains,
+    per_cost,
+    without_own,
+)
+from bo_stream.acquisition.weight_space import explained
+from bo_stream.process.process import PosteriorProcess
+
+SHORTLIST = 1024
+"""Candidates whose gains are computed exactly at each pick."""
+
+SHARE = 0.5
+"""Share of a target's variance whose removal weighs the target in the ranking."""
+
+
+class Ranking(ABC):
+    """Cheap guesses of the gains of all N candidates."""
+
+    @abstractmethod
+    def values(self) -> Tensor:
+        """Return the guesses, ``N``."""
+
+    @abstractmethod
+    def observing(self, i: int) -> Ranking:
+        """Return the guesses after the i-th candidate."""
+
+
+@dataclass(frozen=True)
+class FeatureRanking(Ranking):
+    """Gains of a criterion made linear in the variance, of the part of it that features explain.
+
+    A target's slope is the mean one until ``SHARE`` of its variance is removed. In float32. Cost
+    O(N r) for each candidate observed.
+
+    Attributes:
+        gains: Of the linear criterion in feature space.
+        noise: Noise variance of each candidate and what its features leave of its own, ``1 x N``.
+    """
+
+    gains: Gains
+    noise: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        process: PosteriorProcess,
+        noise: SiteNoise,
+        targets: PointMeasure,
+        lookahead: Lookahead,
+    ) -> FeatureRanking | None:
+        """Rank by a process, None where it has no features. Cost O(N r²)."""
+        space = explained(process)
+        if space is None:
+            return None
+        at = kept_sites(space.basis, noise.X)
+        gone = SHARE * lookahead.variance
+        slope = (lookahead(torch.zeros_like(gone)) - lookahead(gone)) / gone.clamp_min(1e-300)
+        weighted = PointMeasure(targets.points, targets.weights * slope)
+        gains = Gains.of(at, weighted.gram(space.basis), space.weights)
+        mean = (space.prior_mean + at.linear(space.weights.mean)[:, 0])[0]
+        residual = at.residual()
+        variance = (gains.variance[0] + residual).clamp_min(0.0)
+        index = torch.arange(len(mean), device=mean.device)
+        return cls(gains, noise.at(index, mean, variance) + residual)
+
+    def values(self) -> Tensor:
+        """Return the linear gains, ``N``."""
+        return self.gains.value(self.noise)[0]
+
+    def observing(self, i: int) -> FeatureRanking:
+        """Return the guesses after the i-th candidate."""
+        return replace(self, gains=self.gains.observing(i, self.noise[:, i, None]))
+
+
+@dataclass(frozen=True)
+class RandomRanking(Ranking):
+    """One random order of all candidates, for processes without features.
+
+    Attributes:
+        order: Positive numbers, ``N``.
+    """
+
+    order: Tensor
+
+    @classmethod
+    def of(cls, X: Tensor) -> Self:
+        """Draw the order of ``N x d`` candidates, the same at every call."""
+        generator = torch.Generator().manual_seed(0)
+        return cls(1.0 + torch.rand(len(X), generator=generator, dtype=X.dtype).to(X.device))
+
+    def values(self) -> Tensor:
+        """Return the order, ``N``."""
+        return self.order
+
+    def observing(self, i: int) -> Self:
+        """Keep the order."""
+        return self
+
+
+@dataclass(frozen=True)
+class ShortlistGains(CriterionGains):
+    """Gains of any criterion for the candidates that rank highest, computed exactly.
+
+    Each pick is the best of the ``SHORTLIST`` feasible candidates of the largest guesses, per cost
+    where there are costs.
+
+    Attributes:
+        process: The process given the candidates observed so far.
+        before: The process before the round, which the noise is of.
+        noise: Of the candidates.
+        targets: Points and weights.
+        lookahead: The criterion at the targets, of variances in units of the process.
+        removed: Variance removed from the targets so far, ``M``.
+        ranking: Guesses of all gains.
+        own: Targets that candidates settle, as of :class:`JointTargetGains`.
+    """
+
+    process: PosteriorProcess
+    before: PosteriorProcess
+    noise: SiteNoise
+    targets: PointMeasure
+    lookahead: Lookahead
+    removed: Tensor
+    ranking: Ranking
+    own: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        process: PosteriorProcess,
+        noise: SiteNoise,
+        targets: PointMeasure,
+        lookahead: Lookahead,
+        own: Tensor | None = None,
+    ) -> Self:
+        """Rank all candidates before a round."""
+        ranking = FeatureRanking.of(process, noise, targets, lookahead)
+        removed = torch.zeros_like(lookahead.variance)
+        found = RandomRanking.of(noise.X) if ranking is None else ranking
+        return cls(process, process, noise, targets, lookahead, removed, found, own)
+
+    @property
+    def total(self) -> float:
+        """Expected weighted sum after the candidates observed so far."""
+        return float(self.lookahead(self.removed) @ self.targets.weights)
+
+    def best(self, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:
+        """Find the best of those that rank highest; see :class:`CriterionGains`."""
+        worth = per_cost(self.ranking.values(), costs).masked_fill(~feasible, -torch.inf)
+        count = min(SHORTLIST, int(feasible.sum()))
+        listed = worth.topk(count).indices.sort().values
+        among = torch.ones_like(listed, dtype=torch.bool)
+        prices = None if costs is None else costs[listed]
+        pick, gain = self._exact(listed).best(among, prices)
+        return int(listed[pick]), gain
+
+    def observing(self, i: int) -> Self:
+        """Return the gains after the i-th candidate."""
+        one = torch.tensor([i], device=self.removed.device)
+        exact = self._exact(one)
+        X = self.noise.X[one]
+        return replace(
+            self,
+            process=self.process.condition(X, self.process.mean(X), exact.noise),
+            removed=exact.observing(0).removed,
+            targets=replace(self.targets, weights=without_own(self.targets.weights, self.own, i)),
+            ranking=self.ranking.observing(i),
+        )
+
+    def _exact(self, listed: Tensor) -> JointTargetGains:
+        """Return the gains of some candidates, by index."""
+        X = self.noise.X[listed]
+        joint = JointGains.of(self.process, X, self.targets)
+        mean, variance = (moment[0] for moment in self.before.marginals(X))
+        noise = self.noise.at(listed, mean, variance)
+        own = None if self.own is None else self.own[listed]
+        weights = self.targets.weights
+        return JointTargetGains(joint, noise, self.lookahead, weights, self.removed, own)
