@@ -17,10 +17,12 @@ from scipy.interpolate import CubicSpline
 from scipy.special import ndtr, owens_t
 from torch import Tensor
 
-from bo_stream.likelihoods.binomial import normal_nodes
-
 ANGLES = 97
-"""Nodes in the angle, from 0 to π/2."""
+"""Nodes in the angle, from 0 to π/2, denser near 0: uniform in its square root."""
+
+DIRECT = 22
+"""Angles, up to 0.08, at which expected losses are integrated anew for each target: where
+observations tell little, the kink of a loss stays sharper than a table could show."""
 
 FARTHEST = 7.0
 """Distances from the threshold beyond so many standard deviations count as this one."""
@@ -32,7 +34,7 @@ ORDER = 24
 """Order of the Hermite expansion of a prevalence."""
 
 _Array = NDArray[np.float64]
-_ANGLES: _Array = np.linspace(0.0, 0.5 * math.pi, ANGLES)
+_ANGLES: _Array = 0.5 * math.pi * np.linspace(0.0, 1.0, ANGLES) ** 2
 _DISTANCES: _Array = np.linspace(-FARTHEST, FARTHEST, DISTANCES)
 
 
@@ -114,7 +116,7 @@ class PolynomialLookahead(Lookahead):
 
 @dataclass(frozen=True)
 class SplineLookahead(Lookahead):
-    """Uncertainties that are cubic splines in the angle ``θ = arcsin √(r / s²)``.
+    """Uncertainties that are cubic splines in ``√θ`` with the angle ``θ = arcsin √(r / s²)``.
 
     Attributes:
         coefficients: Of powers from 3 to 0 of the place in a cell, ``4 x M x cells``.
@@ -131,7 +133,8 @@ class SplineLookahead(Lookahead):
     def __call__(self, removed: Tensor) -> Tensor:
         """Compute the expected uncertainties; see :class:`Lookahead`."""
         cells = self.coefficients.shape[-1]
-        place = removed_share(removed, self.variance).sqrt().asin() * (cells / (0.5 * math.pi))
+        angle = removed_share(removed, self.variance).sqrt().asin()
+        place = angle.sqrt() * (cells / math.sqrt(0.5 * math.pi))
         cell = place.floor().clamp_max(cells - 1)
         place = place - cell
         rows = torch.arange(len(self.variance), device=place.device) * cells
@@ -161,17 +164,19 @@ def prevalence_variance(mean: Tensor, variance: Tensor, slope: Tensor) -> Polyno
     Two values of f of correlation ``c = r / s²`` have ``E (E p)² = Σ_k h_k² c^k`` with the Hermite
     coefficients ``h_k = E p(m + s Z) He_k(Z) / √k!`` (Mehler's expansion); ``E p²`` is the same sum
     for c = 1. What the sum up to ``ORDER`` lacks of ``E p²`` is the coefficient of the next power,
-    which errs by at most that coefficient times the power.
+    which errs by at most that coefficient times the power. All by the trapezoidal rule.
 
     Args:
         mean: m, ``M``.
         variance: s², ``M``.
         slope: ``M``.
     """
-    nodes, weights = normal_nodes(mean)
+    nodes = torch.linspace(-11.0, 11.0, 221, dtype=mean.dtype, device=mean.device)
+    weights = (-0.5 * nodes.square()).exp()
+    weights = weights / weights.sum()
     chance = (mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes).sigmoid()
-    second = (chance.square() * weights).sum(-1)
-    squares = [((chance * hermite * weights).sum(-1)).square() for hermite in _hermite(nodes)]
+    second = chance.square() @ weights
+    squares = [(chance @ (hermite * weights)).square() for hermite in _hermite(nodes)]
     rest = (second - torch.stack(squares).sum(0)).clamp_min(0.0)
     spread = torch.stack([*squares[1:], rest])
     coefficients = torch.cat((spread.sum(0, keepdim=True), -spread))
@@ -216,41 +221,51 @@ def exceedance_loss(loss: Loss, distance: Tensor, variance: Tensor) -> SplineLoo
         variance: s², ``M``.
     """
     a = distance.cpu().numpy()
-    values = _interpolated(loss)(np.clip(a, -FARTHEST, FARTHEST))
-    values[:, 0] = evaluated(loss, ndtr(a))
-    return SplineLookahead.of(variance, values)
+    few = expected_losses(loss, a, _ANGLES[:DIRECT], points=161)
+    most = _interpolated(loss)(np.clip(a, -FARTHEST, FARTHEST))
+    return SplineLookahead.of(variance, np.concatenate((few, most), -1))
 
 
 @lru_cache(maxsize=8)
 def _interpolated(loss: Loss) -> CubicSpline:
-    """Interpolate a table of expected losses in the distance."""
-    return CubicSpline(_DISTANCES, expected_losses(loss, _DISTANCES), axis=0)
+    """Interpolate expected losses in the distance, at all angles but the first ``DIRECT``."""
+    table = expected_losses(loss, _DISTANCES, _ANGLES[DIRECT:])
+    return CubicSpline(_DISTANCES, table, axis=0)
 
 
-def expected_losses(loss: Loss, distances: _Array) -> _Array:
-    """Integrate ``V(a, θ) = E ψ(Φ(Y))`` with ``Y ~ N(a / cos θ, tan² θ)``, ``n x ANGLES``.
+def expected_losses(loss: Loss, distances: _Array, angles: _Array, points: int = 401) -> _Array:
+    """Integrate ``V(a, θ) = E ψ(Φ(Y))`` with ``Y ~ N(a / cos θ, tan² θ)``.
 
     By the trapezoidal rule, exponentially accurate where ψ is smooth: in ``(Y − E Y) / tan θ`` up
     to 45 degrees, beyond them in Y, of what is left of ψ without its chord from 0 to 1, whose
     expectation is that of ``Φ(a)``.
+
+    Args:
+        loss: ψ.
+        distances: a, ``n``.
+        angles: θ from 0 to π/2, ``k``.
+        points: Nodes up to 45 degrees.
+
+    Returns:
+        ``n x k``.
     """
-    columns = [evaluated(loss, ndtr(distances))]
-    z = np.linspace(-8.5, 8.5, 401)
+    z = np.linspace(-8.5, 8.5, points)
     normal = np.exp(-0.5 * z**2) * (z[1] - z[0]) / math.sqrt(2.0 * math.pi)
     y = np.linspace(-9.0, 9.0, 901)
     ends = evaluated(loss, np.array([0.0, 1.0]))
     bump = evaluated(loss, ndtr(y)) - ends[0] - (ends[1] - ends[0]) * ndtr(y)
     chord = ends[0] + (ends[1] - ends[0]) * ndtr(distances)
-    for angle in _ANGLES[1:-1]:
+
+    def column(angle: float) -> _Array:
         centre, spread = distances / math.cos(angle), math.tan(angle)
+        if spread == 0.0:
+            return evaluated(loss, ndtr(distances))
         if spread <= 1.0:
-            chance = ndtr(centre[:, np.newaxis] + spread * z)
-            columns.append(evaluated(loss, chance) @ normal)
-        else:
-            density = np.exp(-0.5 * ((y - centre[:, np.newaxis]) / spread) ** 2)
-            scale = (y[1] - y[0]) / (spread * math.sqrt(2.0 * math.pi))
-            columns.append(chord + density @ bump * scale)
-    return np.stack([*columns, chord], -1)
+            return evaluated(loss, ndtr(centre[:, np.newaxis] + spread * z)) @ normal
+        density = np.exp(-0.5 * ((y - centre[:, np.newaxis]) / spread) ** 2)
+        return chord + density @ bump * (y[1] - y[0]) / (spread * math.sqrt(2.0 * math.pi))
+
+    return np.stack([column(angle) for angle in angles], -1)
 
 
 def evaluated(loss: Loss, chance: _Array) -> _Array:

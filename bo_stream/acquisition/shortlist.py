@@ -21,13 +21,19 @@ from bo_stream.acquisition.target_gains import (
     without_own,
 )
 from bo_stream.acquisition.weight_space import explained
-from bo_stream.process.process import PosteriorProcess
+from bo_stream.bases.inducing import InducingBasis
+from bo_stream.linalg import pivot_rows
+from bo_stream.process.process import PosteriorProcess, WeightSpaceProcess
+from bo_stream.weights import WeightPosterior
 
-SHORTLIST = 1024
+SHORTLIST = 256
 """Candidates whose gains are computed exactly at each pick."""
 
 SHARE = 0.5
 """Share of a target's variance whose removal weighs the target in the ranking."""
+
+ADDED = 100
+"""Targets that are added to the inducing points of a ranking."""
 
 
 class Ranking(ABC):
@@ -69,10 +75,11 @@ class FeatureRanking(Ranking):
         space = explained(process)
         if space is None:
             return None
-        at = kept_sites(space.basis, noise.X)
         gone = SHARE * lookahead.variance
         slope = (lookahead(torch.zeros_like(gone)) - lookahead(gone)) / gone.clamp_min(1e-300)
         weighted = PointMeasure(targets.points, targets.weights * slope)
+        space = with_targets(space, weighted)
+        at = kept_sites(space.basis, noise.X)
         gains = Gains.of(at, weighted.gram(space.basis), space.weights)
         mean = (space.prior_mean + at.linear(space.weights.mean)[:, 0])[0]
         residual = at.residual()
@@ -87,6 +94,33 @@ class FeatureRanking(Ranking):
     def observing(self, i: int) -> FeatureRanking:
         """Return the guesses after the i-th candidate."""
         return replace(self, gains=self.gains.observing(i, self.noise[:, i, None]))
+
+
+def with_targets(space: WeightSpaceProcess, targets: PointMeasure) -> WeightSpaceProcess:
+    """Add targets to the inducing points of a process, those of the largest weighted residual.
+
+    Exact: what the features left of the process at these points had its prior covariance, and
+    becomes weights of unit covariance. A process on another basis stays as it is. Cost O(M³).
+
+    Args:
+        space: A process of one output.
+        targets: M points and their weights.
+    """
+    basis = space.basis
+    if not isinstance(basis, InducingBasis):
+        return space
+    features = basis.features(targets.points)
+    scale = targets.weights.sqrt()
+    residual = basis.residual_covariance(targets.points, targets.points, features, features)[0]
+    chosen = pivot_rows(
+        scale * residual * scale.unsqueeze(-1), 1e-6 * float(residual.diagonal().max())
+    )
+    chosen = chosen[:ADDED]
+    grown = basis.grown(targets.points[chosen], features[:, chosen])
+    mean = torch.nn.functional.pad(space.weights.mean, (0, 0, 0, len(chosen)))
+    root = torch.nn.functional.pad(space.weights.root, (0, len(chosen), 0, len(chosen)))
+    root[..., -len(chosen) :, -len(chosen) :] = torch.eye(len(chosen)).to(root)
+    return replace(space, basis=grown, weights=WeightPosterior.of(mean, root))
 
 
 @dataclass(frozen=True)

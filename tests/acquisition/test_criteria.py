@@ -1,0 +1,213 @@
+"""Criteria: what is expected of them against quadrature over what observations may say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from botorch.exceptions.errors import InputDataError
+from scipy.special import expit, ndtr, owens_t
+from torch import Tensor
+
+from bo_stream.acquisition import (
+    Criterion,
+    ExceedanceEntropy,
+    ExpectedLoss,
+    IntegratedVariance,
+    Misclassification,
+    TargetedVariance,
+)
+from bo_stream.acquisition.criteria import latent_threshold
+from tests.oracles import criteria as oracle
+from tests.tolerances import assert_close
+
+N = 300
+
+
+def wrong(chance: Tensor) -> Tensor:
+    """The loss of calling the more probable side."""
+    return torch.minimum(chance, 1.0 - chance)
+
+
+def programme(chance: Tensor) -> Tensor:
+    """Missing a place costs five times as much as treating one for nothing."""
+    return torch.minimum(5.0 * chance, 1.0 - chance)
+
+
+def brier(chance: Tensor) -> Tensor:
+    return 4.0 * chance * (1.0 - chance)
+
+
+def programme_of(mean: oracle.Array, spread: oracle.Array) -> oracle.Array:
+    chance = oracle.exceedance(mean, spread, 0.3)
+    return np.minimum(5.0 * chance, 1.0 - chance)
+
+
+def brier_of(mean: oracle.Array, spread: oracle.Array) -> oracle.Array:
+    chance = oracle.exceedance(mean, spread, 0.3)
+    return 4.0 * chance * (1.0 - chance)
+
+
+CRITERIA: dict[str, tuple[Criterion, oracle.Uncertainty, float]] = {
+    "variance": (IntegratedVariance(), oracle.variance, 1e-12),
+    "variance of prevalence": (
+        IntegratedVariance("prevalence"),
+        oracle.prevalence_variance,
+        1e-7,
+    ),
+    "entropy": (ExceedanceEntropy(0.3, "latent"), oracle.entropy(0.3), 1e-6),
+    "misclassification": (
+        Misclassification(0.3, "latent"),
+        oracle.misclassification(0.3),
+        1e-5,
+    ),
+    "a smooth loss": (ExpectedLoss(brier, 0.3, "latent"), brier_of, 1e-6),
+    "the loss of best actions": (ExpectedLoss(programme, 0.3, "latent"), programme_of, 1e-4),
+}
+
+
+def targets() -> tuple[Tensor, Tensor, Tensor]:
+    """Means, variances and removed variances: some near the threshold, some little removed."""
+    random = np.random.default_rng(5)
+    deviation = random.uniform(0.2, 2.5, N)
+    distance = random.normal(0.0, 1.5, N) * np.where(np.arange(N) % 3 == 0, 0.02, 1.0)
+    share = random.uniform(0.0, 1.0, N) ** 3
+    columns = 0.3 + distance * deviation, deviation**2, share * deviation**2
+    mean, variance, removed = (torch.as_tensor(column) for column in columns)
+    return mean, variance, removed
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_expectations_are_those_over_all_that_observations_may_say(name: str) -> None:
+    criterion, uncertainty, error = CRITERIA[name]
+    points = 301 if uncertainty is oracle.prevalence_variance else 3001
+    mean, variance, removed = targets()
+    found = criterion.expected(mean, variance, removed).numpy()
+    columns = mean.numpy(), variance.numpy(), removed.numpy()
+    parts = [
+        oracle.expected(uncertainty, *(c[i : i + 50] for c in columns), points=points)
+        for i in range(0, N, 50)
+    ]
+    assert np.abs(found - np.concatenate(parts)).max() < error
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_without_observations_they_are_what_is_uncertain_now(name: str) -> None:
+    criterion, uncertainty, error = CRITERIA[name]
+    mean, variance, _ = targets()
+    found = criterion.current(mean, variance)
+    assert np.abs(found.numpy() - uncertainty(mean.numpy(), variance.numpy())).max() < error
+    assert torch.equal(found, criterion.expected(mean, variance, torch.zeros(N).double()))
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_nothing_is_left_when_all_variance_is_removed(name: str) -> None:
+    criterion, _, error = CRITERIA[name]
+    mean, variance, _ = targets()
+    assert float(criterion.expected(mean, variance, variance).abs().max()) < error
+
+
+@pytest.mark.parametrize("name", CRITERIA)
+def test_the_more_is_removed_the_less_is_left(name: str) -> None:
+    criterion, _, error = CRITERIA[name]
+    mean, variance, _ = targets()
+    shares = torch.linspace(0.0, 1.0, 40, dtype=torch.float64).unsqueeze(-1)
+    left = criterion.expected(mean, variance, shares * variance)
+    assert left.shape == (40, N)
+    assert float(left.diff(dim=0).max()) < error
+
+
+def test_misclassification_is_owens_function() -> None:
+    """The whole of it, and its limits: the present one without information, none with all."""
+    distance = torch.tensor([0.0, 0.4, -1.7], dtype=torch.float64)
+    ones, criterion = torch.ones(3).double(), Misclassification(0.0, "latent")
+    for share in (0.04, 0.5, 0.97):
+        expected = 2.0 * owens_t(distance.numpy(), np.sqrt((1.0 - share) / share))
+        found = criterion.expected(distance, ones, share * ones)
+        assert np.abs(found.numpy() - expected).max() < 1e-5
+    now = torch.as_tensor(ndtr(-distance.abs().numpy()))
+    assert_close(criterion.expected(distance, ones, 1e-14 * ones), now, factor=100.0)
+    assert_close(criterion.expected(distance, ones, ones), torch.zeros(3).double())
+
+
+def test_misclassification_is_the_loss_of_a_wrong_call() -> None:
+    mean, variance, removed = targets()
+    first = Misclassification(0.3, "latent").expected(mean, variance, removed)
+    second = ExpectedLoss(wrong, 0.3, "latent").expected(mean, variance, removed)
+    assert float((first - second).abs().max()) < 1e-4
+
+
+def test_targeted_variance_is_the_variance_weighted_at_the_threshold() -> None:
+    mean, variance, removed = targets()
+    for width in (0.0, 0.7):
+        total = variance + width**2
+        density = (-0.5 * (mean - 0.3).square() / total).exp() / (2.0 * torch.pi * total).sqrt()
+        weighted = TargetedVariance(0.3, "latent", width=width)
+        found = weighted.expected(mean, variance, removed)
+        assert_close(found, density * (variance - removed))
+    threshold = float(expit(0.3))
+    found = TargetedVariance(threshold, "prevalence").expected(mean, variance, removed)
+    plain = IntegratedVariance("prevalence").expected(mean, variance, removed)
+    total = (2.0 * torch.pi * variance).sqrt()
+    assert_close(found, plain * (-0.5 * (mean - 0.3).square() / variance).exp() / total)
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        ExceedanceEntropy(0.1, "prevalence"),
+        Misclassification(0.1, "prevalence"),
+        ExpectedLoss(brier, 0.1, "prevalence"),
+    ],
+)
+def test_a_threshold_may_be_a_prevalence(
+    criterion: ExceedanceEntropy | Misclassification | ExpectedLoss,
+) -> None:
+    mean, variance, removed = targets()
+    logit = latent_threshold(0.1, "prevalence")
+    assert logit == pytest.approx(np.log(1.0 / 9.0), rel=1e-14)
+    latent = replace(criterion, threshold=logit, scale="latent")
+    columns = mean, variance, removed
+    assert torch.equal(criterion.expected(*columns), latent.expected(*columns))
+
+
+def test_points_without_variance_have_no_uncertainty() -> None:
+    mean, none = torch.tensor([-1.0, 0.3, 2.0]).double(), torch.zeros(3).double()
+    for criterion, _, _ in CRITERIA.values():
+        found = criterion.current(mean, none)
+        assert bool(found.isfinite().all())
+        assert float(found[[0, 2]].abs().max()) < 1e-6
+
+
+THRESHOLDED: list[Callable[..., Criterion]] = [
+    TargetedVariance,
+    ExceedanceEntropy,
+    Misclassification,
+    lambda threshold, scale: ExpectedLoss(brier, threshold, scale),
+]
+
+
+@pytest.mark.parametrize("build", THRESHOLDED)
+def test_bad_thresholds(build: Callable[..., Criterion]) -> None:
+    for percent in (10.0, 0.0, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="divide by 100"):
+            build(percent, "prevalence")
+    with pytest.raises(ValueError, match="finite threshold"):
+        build(float("inf"), "latent")
+    with pytest.raises(ValueError, match=r"latent.*logit"):
+        build(0.1, "logit")
+
+
+def test_other_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="logit"):
+        IntegratedVariance("logit")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="width"):
+        TargetedVariance(0.0, "latent", width=-1.0)
+    mean, variance, _ = targets()
+    with pytest.raises(InputDataError, match="same shape"):
+        ExpectedLoss(torch.sum, 0.0, "latent").current(mean, variance)
+    with pytest.raises(InputDataError, match=r"finite.* at 0"):
+        ExpectedLoss(torch.log, 0.0, "latent").current(mean, variance)
