@@ -128,7 +128,7 @@ def start(
     """Begin a survey in a folder, from a table of sites.
 
     - `bo-stream survey start villages.csv --threshold 0.1 --covariates rain elevation --out 2026`
-    - `bo-stream survey start villages.csv --goal map --x lng lat --cost days --budget 30 --out 2026`
+    - `bo-stream survey start villages.csv --goal map --x lng lat --cost days --budget 9 --out 2026`
     """
     settings = {
         "goal": goal, "threshold": threshold, "certainty": certainty, "criterion": criterion,

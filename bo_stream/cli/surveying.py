@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bo_stream.cli import running
@@ -105,7 +105,7 @@ def report(folder: Path, rounds: int, q: int) -> None:
             findings = find(survey, folder.resolve().name, rounds, q, on_step=step)
             step("Drawing maps")
             page = survey_page(findings, date.today())
-        table = findings.predictions.round({name: 6 for name in _ROUNDED})
+        table = findings.predictions.round(dict.fromkeys(_ROUNDED, 6))
         predictions = table.to_csv(index=False, lineterminator="\n").encode()
         write_files(folder, {PREDICTIONS: predictions, REPORT: page})
         _say(headline(findings))

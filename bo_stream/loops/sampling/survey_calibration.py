@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
 
 import pandas as pd
 import torch
-from botorch.posteriors.gpytorch import GPyTorchPosterior
 from torch import Tensor
 
-from bo_stream.likelihoods.binomial import BinomialLikelihood, log_marginal
+from bo_stream.likelihoods.counts import counts
 from bo_stream.models.base import StreamingGP
 
 LEVELS = (50, 95)
@@ -23,7 +21,7 @@ Fit = Callable[[Tensor, Tensor], StreamingGP]
 def held_out_counts(fit: Fit, X: Tensor, Y: Tensor, folds: int = 10, seed: int = 0) -> pd.DataFrame:
     """Predict the count of each row by a model of the rows in other folds.
 
-    Costs one fit a fold, and O(examined) a row.
+    Costs one fit a fold, and O(examined^1.5) a row.
 
     Args:
         fit: Makes a model of the logit of prevalence, with a ``BinomialLikelihood``, from X and Y.
@@ -48,8 +46,8 @@ def held_out_counts(fit: Fit, X: Tensor, Y: Tensor, folds: int = 10, seed: int =
             model = fit(X[~held], Y[~held])
         for name, values in _predicted(model, X[held], Y[held, 1]).items():
             columns.setdefault(name, Y.new_empty(n))[held] = values
-    counts = {"examined": Y[:, 1].tolist(), "positive": Y[:, 0].tolist()}
-    return pd.DataFrame(counts | {name: values.tolist() for name, values in columns.items()})
+    told = {"examined": Y[:, 1].tolist(), "positive": Y[:, 0].tolist()}
+    return pd.DataFrame(told | {name: values.tolist() for name, values in columns.items()})
 
 
 def coverage(held_out: pd.DataFrame, level: int) -> tuple[float, float]:
@@ -64,38 +62,12 @@ def coverage(held_out: pd.DataFrame, level: int) -> tuple[float, float]:
 
 
 def _predicted(model: StreamingGP, X: Tensor, examined: Tensor) -> dict[str, Tensor]:
-    latent = cast(GPyTorchPosterior, model.posterior(X))
-    likelihood = cast(BinomialLikelihood, model.likelihood)
-    moments = zip(latent.mean.squeeze(-1), latent.variance.squeeze(-1), examined, strict=True)
-    rows = [_summary(count_probabilities(*row, likelihood.concentration)) for row in moments]
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-def count_probabilities(
-    mean: Tensor, variance: Tensor, examined: Tensor, concentration: Tensor | None = None
-) -> Tensor:
-    """Compute the probabilities of 0, 1, ..., n positives among n examined, ``n + 1``.
-
-    Args:
-        mean: Mean of the normal logit of prevalence, a scalar.
-        variance: Its variance.
-        examined: n.
-        concentration: Of the beta-binomial; None: binomial.
-    """
-    positives = torch.arange(int(examined) + 1).to(mean)
-    log = log_marginal(positives, examined.to(mean), mean, variance, concentration)
-    return log.softmax(-1)
-
-
-def _summary(probabilities: Tensor) -> dict[str, Tensor]:
-    """Compute mean, central intervals and their probabilities of a distribution of counts."""
-    below = probabilities.cumsum(-1).clamp(max=1.0)
-    below[-1] = 1.0
-    counts = torch.arange(len(probabilities)).to(probabilities)
-    summary = {"expected": (counts * probabilities).sum()}
+    """Compute mean, central intervals and their probabilities of counts, ``n`` each."""
+    found = counts(model, X, examined.unsqueeze(-1))
+    columns = {"expected": found.mean}
     for level in LEVELS:
-        tail = 0.5 - level / 200.0
-        low, high = (int(torch.searchsorted(below, at)) for at in (tail, 1.0 - tail))
-        summary[f"low_{level}"], summary[f"high_{level}"] = counts[low], counts[high]
-        summary[f"chance_{level}"] = probabilities[low : high + 1].sum()
-    return summary
+        low, high = found.interval(level / 100.0)
+        below = torch.where(low > 0.0, found.cdf((low - 1.0).clamp_min(0.0)), 0.0)
+        columns |= {f"low_{level}": low, f"high_{level}": high}
+        columns[f"chance_{level}"] = found.cdf(high) - below
+    return {name: values.squeeze(-1) for name, values in columns.items()}

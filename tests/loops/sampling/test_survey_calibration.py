@@ -1,46 +1,14 @@
-"""Predicted counts against scipy's distributions and draws, and coverage of held-out counts."""
+"""Counts are predicted without their fold, and their intervals have the probability they say."""
 
 from __future__ import annotations
 
 import pandas as pd
 import pytest
 import torch
-from scipy.stats import betabinom, binom
 from torch import Tensor
 
 from bo_stream import OSVGP, BinomialLikelihood
-from bo_stream.loops.sampling.survey_calibration import (
-    count_probabilities,
-    coverage,
-    held_out_counts,
-)
-
-FAINT = torch.tensor(1e-10, dtype=torch.float64)
-LOGIT = torch.tensor(-1.5, dtype=torch.float64)
-
-
-def test_a_known_logit_leaves_the_binomial() -> None:
-    found = count_probabilities(LOGIT, FAINT, torch.tensor(30.0))
-    expected = binom(30, LOGIT.sigmoid().item()).pmf(range(31))
-    torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-5, atol=1e-9)
-
-
-def test_a_known_logit_leaves_the_beta_binomial() -> None:
-    chance, concentration = LOGIT.sigmoid().item(), 12.0
-    shares = (concentration * chance, concentration * (1 - chance))
-    found = count_probabilities(LOGIT, FAINT, torch.tensor(30.0), torch.tensor([concentration]))
-    expected = betabinom(30, *shares).pmf(range(31))
-    torch.testing.assert_close(found, torch.from_numpy(expected), rtol=1e-5, atol=1e-9)
-
-
-def test_an_unknown_logit_widens_the_counts_as_draws_do() -> None:
-    variance = torch.tensor(0.8, dtype=torch.float64)
-    found = count_probabilities(LOGIT, variance, torch.tensor(20.0))
-    generator = torch.Generator().manual_seed(1)
-    normal = torch.randn(40_000, generator=generator, dtype=torch.float64)
-    logits = LOGIT + variance.sqrt() * normal
-    drawn = torch.from_numpy(binom(20, logits.sigmoid().numpy()).pmf([[k] for k in range(21)]))
-    torch.testing.assert_close(found, drawn.mean(-1), rtol=0.0, atol=5e-3)
+from bo_stream.loops.sampling.survey_calibration import coverage, held_out_counts
 
 
 def fit(X: Tensor, Y: Tensor) -> OSVGP:
@@ -81,12 +49,31 @@ def test_a_changed_count_does_not_change_its_own_prediction() -> None:
     assert not first.loc[6, columns].equals(second.loc[6, columns])
 
 
-def test_intervals_hold_their_level() -> None:
-    X, Y = survey(60)
-    table = held_out_counts(fit, X, Y, folds=3)
+def test_intervals_have_the_probability_that_they_say() -> None:
+    X, Y = survey(30)
+    model = fit(X[:12], Y[:12])
+    table = held_out_counts(lambda *_: model, X, Y, folds=2)
+    logit = model.posterior(X)
+    generator = torch.Generator().manual_seed(2)
+    normal = torch.randn(20_000, 30, generator=generator, dtype=torch.float64)
+    chance = (logit.mean.squeeze(-1) + logit.variance.squeeze(-1).sqrt() * normal).sigmoid()
+    drawn = torch.binomial(torch.full_like(chance, 40.0), chance.detach(), generator)
+    torch.testing.assert_close(drawn.mean(0), column(table, "expected"), rtol=0.0, atol=0.4)
     for level in (50, 95):
-        inside, expected = coverage(table, level)
-        assert expected >= level / 100
-        assert inside == pytest.approx(expected, abs=0.25)
-    assert (table["low_95"] <= table["low_50"]).all()
-    assert (table["high_50"] <= table["high_95"]).all()
+        low, high = (column(table, f"{side}_{level}") for side in ("low", "high"))
+        inside = ((low <= drawn) & (drawn <= high)).double().mean(0)
+        promised = column(table, f"chance_{level}")
+        torch.testing.assert_close(inside, promised, rtol=0.0, atol=0.02)
+        assert (promised >= level / 100 - 1e-9).all()
+
+
+def column(table: pd.DataFrame, name: str) -> Tensor:
+    return torch.tensor(table[name].tolist(), dtype=torch.float64)
+
+
+def test_coverage_counts_what_is_inside() -> None:
+    table = pd.DataFrame({"positive": [1.0, 4.0, 9.0, 5.0], "low_95": 1.0, "high_95": 5.0})
+    assert coverage(table.assign(chance_95=[0.96, 0.97, 0.98, 0.97]), 95) == (
+        pytest.approx(0.75),
+        pytest.approx(0.97),
+    )
