@@ -10,14 +10,16 @@ from botorch.exceptions.errors import BotorchTensorDimensionError
 from botorch.models.model import Model
 from botorch.posteriors.posterior import Posterior
 from torch import Tensor
-from torch.distributions import Binomial
+from torch.distributions import Binomial, Distribution
 
 from bo_stream.likelihoods.binomial import (
     BetaBinomial,
     BinomialLikelihood,
+    WithOutliers,
     check_counts,
     log_marginal,
     log_prob,
+    with_outliers,
 )
 from bo_stream.likelihoods.prevalence import PrevalencePosterior, prevalence
 
@@ -42,6 +44,8 @@ class CountPosterior(Posterior):
         rate: Posterior of prevalence, ``... x q x 1``.
         trials: Examined at each point, ``... x q x 1``: whole numbers from 1; broadcasts.
         concentration: Of a beta-binomial, ``... x 1 x 1``; None: binomial.
+        outliers: Share of counts that have nothing to do with the posterior; see
+            :class:`~bo_stream.BinomialLikelihood`.
 
     Raises:
         BotorchTensorDimensionError: The trials do not broadcast to the points.
@@ -49,11 +53,16 @@ class CountPosterior(Posterior):
     """
 
     def __init__(
-        self, rate: PrevalencePosterior, trials: Tensor, concentration: Tensor | None = None
+        self,
+        rate: PrevalencePosterior,
+        trials: Tensor,
+        concentration: Tensor | None = None,
+        outliers: float = 0.0,
     ) -> None:
         self.rate = rate
         self.trials = _checked_trials(trials, rate.latent.mean)
         self.concentration = None if concentration is None else concentration.to(self.trials)
+        self.outliers = outliers
 
     @property
     def device(self) -> torch.device:
@@ -71,20 +80,23 @@ class CountPosterior(Posterior):
     @property
     def mean(self) -> Tensor:
         """Mean number of positives, ``... x q x 1``."""
-        return (self.trials * self.rate.mean).to(self.dtype)
+        ordinary = self.trials * self.rate.mean
+        return torch.lerp(ordinary, 0.5 * self.trials, self.outliers).to(self.dtype)
 
     @property
     def variance(self) -> Tensor:
         """Variance of the number of positives, ``... x q x 1``.
 
         ``n E[p (1 − p)] (1 + (n − 1) / (1 + s)) + n² Var p`` for n trials; without the fraction of
-        a binomial.
+        a binomial. With outliers that of the mixture with counts of variance ``n (n + 2) / 12``.
         """
         n, mean, spread = self.trials, self.rate.mean, self.rate.variance
         within = n * (mean * (1.0 - mean) - spread)
         if self.concentration is not None:
             within = within * (1.0 + (n - 1.0) / (1.0 + self.concentration))
-        return (within + n.square() * spread).to(self.dtype)
+        ordinary, uniform = within + n.square() * spread, n * (n + 2.0) / 12.0
+        between = self.outliers * (1.0 - self.outliers) * (n * (mean - 0.5)).square()
+        return (torch.lerp(ordinary, uniform, self.outliers) + between).to(self.dtype)
 
     def log_prob(self, positives: Tensor) -> Tensor:
         """Compute the log probability of each count alone, ``... x q x 1``.
@@ -96,7 +108,7 @@ class CountPosterior(Posterior):
             InputDataError: One is no whole number from 0 to the trials.
         """
         y, *points = self._points(self._checked(positives))
-        return log_marginal(y, *points).to(self.dtype)
+        return with_outliers(log_marginal(y, *points), points[0], self.outliers).to(self.dtype)
 
     @torch.no_grad()
     def cdf(self, positives: Tensor) -> Tensor:
@@ -113,7 +125,7 @@ class CountPosterior(Posterior):
         """
         y, *points = self._points(self._checked(positives))
         parts, rows = [], y.reshape(-1, 1).long()
-        for part, table in _tables(*points):
+        for part, table in self._tables(points):
             parts.append(table.gather(-1, rows[part]))
         return torch.cat(parts).reshape(y.shape).to(self.dtype)
 
@@ -136,7 +148,7 @@ class CountPosterior(Posterior):
         levels = value.to(mean).reshape(-1)
         parts = [
             torch.searchsorted(table, levels.expand(len(table), -1).contiguous())
-            for _, table in _tables(*points)
+            for _, table in self._tables(points)
         ]
         found = torch.cat(parts).mT.reshape(*value.shape, *mean.shape)
         return found.minimum(points[0].long()).to(self.dtype)
@@ -164,10 +176,17 @@ class CountPosterior(Posterior):
         """Draw counts, ``sample_shape x ... x q x 1``, joint over q; without gradients."""
         chance = self.rate.rsample(sample_shape).to(self.trials)
         trials = self.trials.expand_as(chance)
-        if self.concentration is None:
-            return Binomial(trials, chance, validate_args=False).sample().to(self.dtype)
-        drawn = BetaBinomial(trials, chance, self.concentration.expand_as(chance)).sample()
-        return drawn.to(self.dtype)
+        counts: Distribution = Binomial(trials, chance, validate_args=False)
+        if self.concentration is not None:
+            counts = BetaBinomial(trials, chance, self.concentration.expand_as(chance))
+        return WithOutliers(counts, trials, self.outliers).sample().to(self.dtype)
+
+    def _tables(self, points: list[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        """Yield distribution functions of some points at a time; see :func:`_tables`."""
+        for part, table in _tables(*points):
+            numbers = torch.arange(1.0, table.shape[-1] + 1.0).to(table)
+            alike = numbers / (points[0].reshape(-1, 1)[part] + 1.0)
+            yield part, torch.lerp(table, alike.clamp_max(1.0), self.outliers)
 
     def _points(self, values: Tensor) -> list[Tensor]:
         """Broadcast values, trials, moments of the logit and concentration, if any, in float64."""
@@ -243,7 +262,10 @@ def counts(model: Model, X: Tensor, trials: int | Tensor) -> CountPosterior:
         UnsupportedError: The model has more outputs.
     """
     likelihood = getattr(model, "likelihood", None)
-    concentration = likelihood.concentration if isinstance(likelihood, BinomialLikelihood) else None
+    rate, examined = prevalence(model, X), torch.as_tensor(trials).to(X)
+    if not isinstance(likelihood, BinomialLikelihood):
+        return CountPosterior(rate, examined)
+    concentration = likelihood.concentration
     if concentration is not None:
         concentration = concentration.detach().unsqueeze(-1)
-    return CountPosterior(prevalence(model, X), torch.as_tensor(trials).to(X), concentration)
+    return CountPosterior(rate, examined, concentration, likelihood.outliers)

@@ -187,10 +187,16 @@ def _as_tuples(value: Any) -> Any:
 
 
 @contextmanager
-def hold_folder(folder: Path) -> Iterator[None]:
+def hold_folder(
+    folder: Path, advice: str = "Wait until that run ends, stop it, or give another --out."
+) -> Iterator[None]:
     """Lock a folder against other processes while the block runs.
 
     The lock ends with the process, for whatever reason. A missing folder is not locked.
+
+    Args:
+        folder: The folder.
+        advice: What to do if another process holds the lock, for the message.
 
     Raises:
         UsageError: Another process holds the lock.
@@ -206,10 +212,7 @@ def hold_folder(folder: Path) -> Iterator[None]:
             finally:
                 (folder / HOLDER).unlink(missing_ok=True)
     except Timeout as error:
-        raise UsageError(
-            f"{folder} is in use by {_holder(folder)}. Wait until that run ends, stop it, or give "
-            "another --out."
-        ) from error
+        raise UsageError(f"{folder} is in use by {_holder(folder)}. {advice}") from error
 
 
 def _holder(folder: Path) -> str:

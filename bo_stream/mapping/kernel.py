@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -19,8 +20,8 @@ POSITION_SHARE = 0.3
 COVARIATE_LENGTH = 4.0
 """Prior median of the length scale of a covariate, in its standard deviations."""
 
-SITE_KILOMETRES = 1e-3
-"""Length scale of what a site has for itself."""
+ONE_PLACE = 1e-6
+"""Largest difference of two coordinates of one place, in kilometres."""
 
 SITE_VARIANCE = 0.05
 """Prior median of the variance of what a site has for itself."""
@@ -77,9 +78,9 @@ def survey_kernel(sites: Tensor, position: tuple[int, int] = (0, 1)) -> Additive
 
     That of :func:`map_kernel` with an exponential part over position (``nu`` of one half) and a
     variance of 2, the square of about the standard deviation of logits between villages; and
-    ``+ s exp(-|p - p'| / 1 m)``, what a site has for itself, s of prior median 0.05 and log
-    standard deviation 1: a nugget, which sites at one place share. Without it a survey of counts
-    makes the other parts too rough.
+    ``+ s [p = p']``, what a site has for itself, with s of prior median 0.05 and log standard
+    deviation 1: a nugget, which all surveys of a site share. Without it a survey of counts makes
+    the other parts too rough.
 
     Args:
         sites: ``n x d``, all that are to be mapped, in degrees, as for ``map_inputs``.
@@ -88,11 +89,35 @@ def survey_kernel(sites: Tensor, position: tuple[int, int] = (0, 1)) -> Additive
     Raises:
         InputDataError: Positions are not in degrees.
     """
-    own = MaternKernel(0.5, active_dims=position)
-    own.lengthscale = SITE_KILOMETRES
-    own.raw_lengthscale.requires_grad_(False)
     shared = map_kernel(sites, position, nu=0.5, variance=2.0).kernels
-    return AdditiveKernel(*shared, _scaled(own, SITE_VARIANCE)).to(sites)
+    own = _scaled(SiteKernel(active_dims=position), SITE_VARIANCE)
+    return AdditiveKernel(*shared, own).to(sites)
+
+
+class SiteKernel(Kernel):
+    """Kernel that is 1 between inputs at one place, within a millimetre, and 0 between others.
+
+    Coordinates are compared one by one: a distance from the difference of squares, as a short
+    length scale would need it, has errors of metres across a country.
+    """
+
+    is_stationary = True
+
+    def forward(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+        **params: Any,
+    ) -> Tensor:
+        """Compute the covariance, ``... x n x n'``, or of rows in pairs, ``... x n``, if diag."""
+        if not diag:
+            x1, x2 = x1.unsqueeze(-2), x2.unsqueeze(-3)
+        same = [
+            (a - b).abs() <= ONE_PLACE for a, b in zip(x1.unbind(-1), x2.unbind(-1), strict=True)
+        ]
+        return torch.stack(same).all(0).to(x1)
 
 
 def _part(nu: float, columns: tuple[int, ...], length: float, variance: float) -> ScaleKernel:

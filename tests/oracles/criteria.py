@@ -28,7 +28,7 @@ def variance(mean: Array, spread: Array) -> Array:
 
 def prevalence_variance(mean: Array, spread: Array) -> Array:
     """Variance of their logistic function."""
-    nodes, weights = normal_grid(201)
+    nodes, weights = normal_grid(81)
     chance = expit(mean[..., None] + np.sqrt(spread)[..., None] * nodes)
     return chance**2 @ weights - (chance @ weights) ** 2
 
@@ -58,7 +58,7 @@ def misclassification(threshold: float) -> Uncertainty:
 
 
 def expected(
-    uncertainty: Uncertainty, mean: Array, spread: Array, removed: Array, points: int = 2001
+    uncertainty: Uncertainty, mean: Array, spread: Array, removed: Array, points: int = 1001
 ) -> Array:
     """Average over the means that observations lead to which remove some of the variance."""
     nodes, weights = normal_grid(points)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,7 +40,7 @@ class Cells:
     def __init__(self, table: pd.DataFrame, source: str, id_column: str | None = None) -> None:
         """Take a table as it is; nothing is read yet."""
         self.table, self.source, self.id_column = table, source, id_column
-        self._known: dict[str, pd.Series[str]] = {}
+        self._known: dict[str, Texts] = {}
 
     def __len__(self) -> int:
         return len(self.table)
@@ -69,7 +70,9 @@ class Cells:
 
         Whole numbers have no decimal point: an id 17.0 is 17.
         """
-        return self._text(column).to_numpy(object)
+        if column not in self._known:
+            self._known[column] = _texts(self.table[column]).to_numpy(object)
+        return self._known[column]
 
     def numbers(self, column: str, expected: str = "a number") -> Array:
         """Return the cells of a column as numbers, NaN where missing, ``n``.
@@ -94,19 +97,22 @@ class Cells:
         return read
 
     def _parsed(self, column: str, expected: str) -> Array:
-        texts = self._text(column)
+        texts = self.table[column].astype(str)
         plain = pd.to_numeric(texts, errors="coerce")
         read: Array = plain.to_numpy(dtype=np.float64, na_value=np.nan, copy=True)
-        pointed = first(texts.str.contains(".", regex=False).to_numpy(bool) & ~np.isnan(read))
-        if pointed is not None and self._has_decimal_commas:
-            raise self.fault(
-                pointed,
-                column,
-                f"{texts.iloc[pointed]!r} has a point, while other numbers of this table have "
-                "decimal commas. Write all of them in one way, without separators of thousands.",
-            )
-        for row in np.flatnonzero(np.isnan(read) & (texts != "").to_numpy(bool)).tolist():
-            read[row] = self._with_comma(row, column, str(texts.iloc[row]), expected)
+        unread = np.flatnonzero(np.isnan(read))
+        if self._has_decimal_commas:
+            pointed = first(texts.str.contains(".", regex=False).to_numpy(bool) & ~np.isnan(read))
+            if pointed is not None:
+                raise self.fault(
+                    pointed,
+                    column,
+                    f"{texts.iloc[pointed]!r} has a point, while other numbers of this table have "
+                    "decimal commas. Write all in one way, without separators of thousands.",
+                )
+        for row, text in zip(unread, _texts(self.table[column].iloc[unread]), strict=True):
+            if text:
+                read[row] = self._with_comma(int(row), column, text, expected)
         return read
 
     def _with_comma(self, row: int, column: str, text: str, expected: str) -> float:
@@ -130,17 +136,22 @@ class Cells:
     @cached_property
     def _has_decimal_commas(self) -> bool:
         """Whether a cell of the table is a number with a decimal comma beyond doubt."""
-        texts = [name for name in self.names if self.table[name].dtype.kind not in "fiubM"]
-        return any(bool(self._text(name).str.fullmatch(_CLEAR_COMMA).any()) for name in texts)
+        columns = [self.table[name] for name in self.names]
+        return any(_has_clear_comma(c) for c in columns if c.dtype.kind not in "fiubM")
 
-    def _text(self, column: str) -> pd.Series[str]:
-        if column not in self._known:
-            values = self.table[column]
-            texts = values.astype(str).str.strip()
-            texts = texts.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
-            missing = values.isna() | texts.str.lower().isin(MISSING)
-            self._known[column] = texts.where(~missing, "")
-        return self._known[column]
+
+def _has_clear_comma(column: pd.Series[Any]) -> bool:
+    texts = column.astype(str)
+    with_comma = texts[texts.str.contains(",", regex=False).to_numpy(bool)]
+    return bool(with_comma.str.strip().str.fullmatch(_CLEAR_COMMA).any())
+
+
+def _texts(column: pd.Series[Any]) -> pd.Series[str]:
+    """Return cells as texts without spaces around them, empty where missing."""
+    texts = column.astype(str).str.strip()
+    texts = texts.str.replace(r"^([+-]?\d+)\.0+$", r"\1", regex=True)
+    missing = column.isna() | texts.str.lower().isin(MISSING)
+    return texts.where(~missing, "")
 
 
 def first(mask: Mask | np.bool_) -> int | None:

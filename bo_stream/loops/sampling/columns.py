@@ -127,16 +127,21 @@ def required_column(names: Sequence[str], role: str, given: str | None, source: 
     if found is not None:
         return found
     advice = f"Name it {role!r}, or say which it is by {ROLES[role].option}."
-    rates = [name for name in names if _RATE.fullmatch(normalised(name))]
-    if role == "positive" and rates:
+    if role == "positive" and has_rate(names):
+        rate = next(name for name in names if has_rate([name]))
         advice = (
-            f"Column {rates[0]!r} looks like a prevalence: the number of people who tested "
+            f"Column {rate!r} looks like a prevalence: the number of people who tested "
             "positive is needed instead, in a column 'positive'."
         )
     raise UsageError(
         f"{source} has no column of {ROLES[role].meaning}. Its columns: {', '.join(names)}. "
         f"{advice}"
     )
+
+
+def has_rate(names: Sequence[str]) -> bool:
+    """Return whether a column's name is a usual one of prevalences."""
+    return any(_RATE.fullmatch(normalised(name)) for name in names)
 
 
 def given_column(names: Sequence[str], given: str, source: str, option: str) -> str:

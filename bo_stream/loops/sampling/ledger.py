@@ -130,7 +130,7 @@ class Ledger:
         if self.folder is None:
             yield []
             return
-        with hold_folder(self.folder):
+        with hold_folder(self.folder, "Wait until it has finished, then try again."):
             yield self._read_new()
 
     def append(self, verb: Verb, values: Mapping[str, Any]) -> Event:

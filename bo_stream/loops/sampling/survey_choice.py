@@ -61,9 +61,9 @@ class Choice:
     ) -> None:
         self._sites, self._facts, self._settings = sites, facts, settings
         self._criterion = criterion_of(settings) if criterion is None else criterion
-        self._excluded = _places(sites, [*facts.results, *facts.given_up])
+        self._surveyed = _places(sites, list(facts.results))
         self._pending = _places(sites, list(facts.pending))
-        self._constraints = constraints_of(sites, settings, facts.inputs(facts.surveyed))
+        self._constraints = constraints_of(sites, facts, settings)
 
     def check(self) -> None:
         """Check that a site may be chosen.
@@ -102,8 +102,8 @@ class Choice:
     def forecast(self, model: StreamingGP, rounds: int, q: int, trials: int) -> pd.DataFrame:
         """Predict the criterion's total after further rounds; arguments as :meth:`next`.
 
-        Each round is chosen as if the rounds before it, and the pending sites, were surveyed. It
-        ends where no site is left.
+        Each round is chosen as if the rounds before it, and the pending sites, were surveyed. The
+        table ends where no site is left; the total is NaN if none is left now.
         """
         waiting = self._pending
         lines: list[tuple[int, int, float, float]] = []
@@ -118,7 +118,8 @@ class Choice:
             sites, cost = sites + len(choice.indices), cost + float(choice.costs.sum())
             lines.append((number, sites, choice.after, cost))
             waiting = torch.cat((waiting, choice.indices))
-        return pd.DataFrame(lines, columns=["round", "sites", "total", "cost"])
+        columns = ["round", "sites", "total", "cost"]
+        return pd.DataFrame(lines or [(0, 0, np.nan, 0.0)], columns=columns)
 
     def _select(self, model: StreamingGP, q: int, trials: int, pending: Tensor) -> SiteChoice:
         self._begin(pending)
@@ -127,20 +128,21 @@ class Choice:
             self._sites.X,
             q,
             self._criterion,
-            exclude=self._excluded,
+            exclude=self._surveyed,
             pending=pending,
             trials=trials,
             constraints=self._constraints,
+            settles=self._settings.goal == "exceedance",
         )
 
     def _begin(self, pending: Tensor) -> Round:
         """Begin a round, and check that a site may be chosen."""
         available = torch.ones(len(self._sites), dtype=torch.bool)
-        available[self._excluded] = False
+        available[self._surveyed] = False
         available[pending] = False
         start = Round.begin(self._constraints, available, pending, self._sites.X)
         if not bool(start.allowed.any()):
-            raise UsageError(self._nothing_left(available))
+            raise UsageError(self._nothing_left())
         costs = start.costs()
         if costs is not None and not bool(start.feasible(costs).any()):
             least = int(costs.masked_fill(~start.allowed, torch.inf).argmin())
@@ -151,19 +153,21 @@ class Choice:
             )
         return start
 
-    def _nothing_left(self, available: Tensor) -> str:
-        facts = self._facts
-        known = (
-            f"{len(self._sites):,} sites: {len(facts.results):,} surveyed, "
-            f"{len(facts.pending):,} pending, {len(facts.given_up):,} given up"
-        )
-        if not bool(available.any()):
-            return f"No site is left to ask for ({known})."
-        closed = int((~self._sites.reachable).sum())
-        return (
-            f"No site may be asked for ({known}, {closed:,} not reachable). The others are nearer "
-            "to these than the minimum distance, or in strata with a quota of 0."
-        )
+    def _nothing_left(self) -> str:
+        counts = {
+            "surveyed": len(self._surveyed),
+            "pending": len(self._pending),
+            "given up": len(self._facts.given_up),
+            "not reachable": int((~self._sites.reachable).sum()),
+        }
+        known = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        others = ""
+        if self._settings.minimum_distance or self._settings.quotas:
+            others = (
+                ". Any others are nearer to surveyed or pending ones than the minimum distance, or "
+                "in strata with a quota of 0"
+            )
+        return f"No site is left to ask for: of {len(self._sites):,} sites, {known}{others}."
 
 
 def criterion_of(settings: SurveySettings) -> Criterion:
@@ -180,15 +184,9 @@ def criterion_of(settings: SurveySettings) -> Criterion:
 
 
 def constraints_of(
-    sites: SurveySites, settings: SurveySettings, surveyed: Tensor
+    sites: SurveySites, facts: SurveyFacts, settings: SurveySettings
 ) -> SiteConstraints:
-    """Build the constraints of a round.
-
-    Args:
-        sites: The list.
-        settings: Of the survey.
-        surveyed: Sites that have results, ``n x d``.
-    """
+    """Build the constraints of a round: those of the settings, and sites that were given up."""
     strata, quotas = None, None
     if sites.strata is not None:
         labels, numbers = np.unique(sites.strata.astype(str), return_inverse=True)
@@ -198,15 +196,17 @@ def constraints_of(
     base = None
     if settings.base is not None:
         base = sites.on_plane(torch.tensor([settings.base], dtype=sites.X.dtype))[0]
+    unreachable = torch.from_numpy(~sites.reachable)
+    unreachable[_places(sites, list(facts.given_up))] = True
     return SiteConstraints(
         costs=sites.costs,
         budget=settings.budget,
         positions=sites.kilometres,
         minimum_distance=settings.minimum_distance,
-        earlier=sites.on_plane(surveyed),
+        earlier=sites.on_plane(facts.inputs(facts.surveyed)),
         strata=strata,
         quotas=quotas,
-        unreachable=torch.from_numpy(~sites.reachable),
+        unreachable=unreachable,
         base=base,
         cost_per_km=settings.cost_per_km,
     )

@@ -10,7 +10,7 @@ from gpytorch.priors import NormalPrior
 from torch import Tensor
 
 from bo_stream.likelihoods.binomial import BinomialLikelihood
-from bo_stream.loops.errors import check_whole
+from bo_stream.loops.errors import UsageError, check_whole
 from bo_stream.mapping import map_inputs, survey_kernel
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osvgp import OSVGP
@@ -34,15 +34,22 @@ class SurveyModelSettings:
         trials: Expected number of people examined at a site; None: the mean of those so far.
         overdispersion: Whether counts at a site vary more than binomial ones, as where whole
             households are examined; what differs between sites is in the kernel.
+        outliers: Share of sites whose prevalence has nothing to do with that of others like them,
+            in [0, 1); with one of a hundred a few such villages leave the rest of the map alone.
         max_points: Largest number of inducing points; with fewer sites in the results each is one.
     """
 
     trials: int | None = None
     overdispersion: bool = False
+    outliers: float = 0.01
     max_points: int = 1024
 
     def __post_init__(self) -> None:
         check_whole("max_points", self.max_points, 1)
+        if not 0.0 <= self.outliers < 1.0:
+            raise UsageError(
+                f"Expected outliers as a share of the sites in [0, 1), got {self.outliers}."
+            )
 
 
 def survey_model(
@@ -54,8 +61,8 @@ def survey_model(
 ) -> StreamingGP:
     """Fit a Gaussian process of the logit of prevalence to counts.
 
-    An :class:`~bo_stream.OSVGP` with a binomial likelihood and the kernel of
-    :func:`~bo_stream.mapping.survey_kernel`. Its hyperparameters maximise the evidence lower bound
+    An :class:`~bo_stream.OSVGP` with a :class:`~bo_stream.BinomialLikelihood` with outliers and the
+    kernel of :func:`~bo_stream.mapping.survey_kernel`. Its hyperparameters maximise the evidence lower bound
     and their priors: sites of the likelihood and hyperparameters are found in turn, each given the
     other. Cost O(n³) a step for n results up to ``max_points``; 0.3 s for 200 results after a
     former model.
@@ -79,7 +86,7 @@ def survey_model(
     model = OSVGP(
         X[:0],
         Y[:0],
-        BinomialLikelihood(settings.trials, settings.overdispersion),
+        BinomialLikelihood(settings.trials, settings.overdispersion, outliers=settings.outliers),
         covar_module=survey_kernel(sites),
         mean_module=_mean_about(Y),
         input_transform=map_inputs(sites),

@@ -208,8 +208,8 @@ def _unknown_site(cells: Cells, sites: SurveySites, site: str, row: int) -> Usag
 
 
 def _bare(site: str) -> str:
-    """Reduce an id to letters and digits without leading zeros, which spreadsheets drop."""
-    return re.sub(r"[^a-z0-9]+", "", site.casefold()).lstrip("0")
+    """Reduce an id to small letters and numbers without leading zeros."""
+    return re.sub(r"(?<!\d)0+(?=\d)", "", re.sub(r"[^a-z0-9]+", "", site.casefold()))
 
 
 def _record(site: str, counts: Counts, place: Array | None, sites: SurveySites) -> dict[str, Any]:

@@ -14,7 +14,7 @@ CriterionName = Literal["entropy", "misclassification", "targeted", "variance"]
 
 GOALS: tuple[Goal, ...] = ("exceedance", "map")
 CRITERIA: tuple[CriterionName, ...] = ("entropy", "misclassification", "targeted", "variance")
-USUAL: dict[Goal, CriterionName] = {"exceedance": "entropy", "map": "variance"}
+USUAL: dict[Goal, CriterionName] = {"exceedance": "misclassification", "map": "variance"}
 """Criterion of each goal, unless another is chosen."""
 
 USUAL_TRIALS = 100
@@ -28,12 +28,12 @@ class SurveySettings:
     A ``UsageError`` says what is out of range.
 
     Attributes:
-        goal: ``exceedance``, to tell sites above the threshold from those below, or ``map``, to
-            know the prevalence everywhere.
+        goal: ``exceedance``, to tell sites above the threshold from those below, where a survey
+            settles its site; or ``map``, to know the prevalence everywhere.
         threshold: Prevalence in (0, 1) that a decision hangs on; the goal exceedance needs it.
-        criterion: Uncertainty that the choices reduce: ``entropy`` of being above the threshold,
-            expected ``misclassification``, variance ``targeted`` at the threshold, or ``variance``
-            of the prevalence; None: entropy for exceedance, variance for a map.
+        criterion: Uncertainty that the choices reduce: expected ``misclassification``, ``entropy``
+            of being above the threshold, variance ``targeted`` at the threshold, or ``variance`` of
+            the prevalence; None: misclassification for exceedance, variance for a map.
         certainty: Probability of prevalence above (below) the threshold from which a site is
             called above (below).
         trials: Number of people that a site is expected to examine; None: the mean of those told.

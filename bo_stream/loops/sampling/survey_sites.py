@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.sampling.cells import Array, Cells, Mask, Texts, first
-from bo_stream.loops.sampling.columns import find_column, given_column
+from bo_stream.loops.sampling.columns import find_column, given_column, has_rate
 from bo_stream.loops.sampling.counts import Counts, read_counts
 from bo_stream.loops.sampling.places import check_places, position_columns
 from bo_stream.loops.sampling.survey_settings import SurveySettings
@@ -275,7 +275,8 @@ def _earlier(
     if not present:
         return {}, []
     lone = present[0]
-    if len(present) == 1 and getattr(settings, lone) is None and found[lone] != lone:
+    said = getattr(settings, lone) is not None or found[lone] == lone or has_rate(names)
+    if len(present) == 1 and not said:
         other = roles[1 - roles.index(lone)]
         return {}, [
             f"Column {found[lone]!r} is not taken for people {lone}: there is no column {other!r}."

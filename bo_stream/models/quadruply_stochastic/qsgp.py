@@ -167,10 +167,13 @@ class QSGP(StreamingGP):
                 "on some of the data and give its covar_module and likelihood."
             )
         learns = diagonal if empirical_bayes is None else empirical_bayes
-        dispersed = isinstance(likelihood, BinomialLikelihood) and likelihood.overdispersion
+        dispersed = isinstance(likelihood, BinomialLikelihood) and (
+            likelihood.overdispersion or likelihood.outliers > 0.0
+        )
         if dispersed or not (likelihood is None or isinstance(likelihood, LOG_CONCAVE)):
             names = ", ".join(one.__name__ for one in LOG_CONCAVE)
-            kind = f"{'an overdispersed ' if dispersed else ''}{type(likelihood).__name__}"
+            which = "an overdispersed or contaminated " if dispersed else ""
+            kind = f"{which}{type(likelihood).__name__}"
             raise UnsupportedError(
                 f"Expected a likelihood whose logarithm is concave ({names}), got {kind}: "
                 "with a few functions drawn, Jensen's inequality would not make the estimate a "

@@ -68,7 +68,9 @@ class SiteGridInference(GridInference):
         joint = len(data) <= MOST_JOINT
         process, cache = self.process(memory, cache, prior, data.X, in_features=not joint)
         likelihood = OutcomeModel.of(prior.likelihood, prior.num_outputs)
-        fit = fit_sites(_marginal(process, data.X), likelihood.expected_log_prob(data.targets))
+        expected = likelihood.expected_log_prob(data.targets)
+        begin = likelihood.ordinary_log_prob(data.targets)
+        fit = fit_sites(_marginal(process, data.X), expected, begin=begin)
         targets, noise = fit.sites.pseudo_observations()
         known = torch.ones_like(data.known)
         return Observations(data.X, targets, noise, known, data.sign), cache

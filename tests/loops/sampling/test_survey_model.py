@@ -59,7 +59,10 @@ def test_without_results_it_is_the_prior() -> None:
     assert model.likelihood.trials == 50
 
 
-def test_overdispersed_counts_have_a_learned_concentration() -> None:
+def test_overdispersed_counts_have_a_learned_concentration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bo_stream.loops.sampling.survey_model.CONCENTRATION_STEPS", 5)
     sites, _, Y = field(40)
     model = survey_model(sites, sites, Y, SurveyModelSettings(overdispersion=True))
     assert float(model.likelihood.concentration) != pytest.approx(50.0, rel=1e-3)
@@ -68,3 +71,27 @@ def test_overdispersed_counts_have_a_learned_concentration() -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(UsageError, match="max_points"):
         SurveyModelSettings(max_points=0)
+    with pytest.raises(UsageError, match="outliers"):
+        SurveyModelSettings(outliers=1.0)
+
+
+def test_sites_close_to_each_other_and_twice() -> None:
+    """A town of houses a few centimetres apart, of which some have two surveys."""
+    sites, _, Y = field(80)
+    sites[20:40, :2] = sites[0, :2] + 5e-7 * torch.arange(20.0, dtype=torch.float64).unsqueeze(-1)
+    sites[40:50] = sites[30:40]
+    model = survey_model(sites, sites[:60], Y[:60])
+    posterior = model.posterior(sites)
+    assert posterior.mean.abs().max() < 20.0
+    assert posterior.variance.min() > 0.0
+    assert posterior.variance.max() < 20.0
+
+
+def test_one_village_unlike_all_others_does_not_move_the_map() -> None:
+    sites, logit, Y = field(60)
+    before = survey_model(sites, sites, Y)
+    Y[7] = torch.tensor([79.0, 80.0])
+    after = survey_model(sites, sites, Y, SurveyModelSettings(outliers=0.02))
+    others = torch.arange(60) != 7
+    ratio = rmse(after, sites[others], logit[others]) / rmse(before, sites[others], logit[others])
+    assert ratio < 1.5

@@ -72,6 +72,8 @@ def test_a_usual_name_is_no_count_on_its_own_or_if_it_is_something_else() -> Non
     sites = read(spreadsheet().assign(n=1200))
     assert sites.notes == ("Column 'n' is not taken for people examined: there is no column "
                            "'positive'.",)  # fmt: skip
+    with pytest.raises(UsageError, match="Column 'PfPR' looks like a prevalence"):
+        read(spreadsheet().assign(n=50, PfPR=12.0))
     settings = replace(SETTINGS, covariates=("rain", "n", "cases"))
     others = read(spreadsheet().assign(n=np.arange(40), cases=np.arange(40)), settings)
     assert (dict(others.earlier), others.notes) == ({}, ())
