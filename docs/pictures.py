@@ -180,7 +180,7 @@ def rounds(seed: int, chosen: bool) -> Iterator[Stage]:
         yield Stage(survey.predictions(), sites.iloc[following])
 
 
-def survey(seeds: int = 5) -> Figure:
+def survey(seeds: int = 4) -> Figure:
     """Draw what a survey knows after its random sites and after some rounds, and its errors.
 
     Args:

@@ -49,6 +49,7 @@ from bo_stream.loops.sampling.survey_settings import SurveySettings
 
 SMOKE_TEST = bool(os.environ.get("SMOKE_TEST"))
 pd.options.display.float_format = "{:.3g}".format
+plt.rcParams["figure.dpi"] = 75
 
 
 # %% [markdown]
@@ -192,8 +193,7 @@ draw_values(predictions, width, "width of the 95 % interval", "BuPu")
 
 # %%
 labels = {"above": "above 10 %", "uncertain": "uncertain", "below": "below 10 %"}
-nobody = survey.pending
-draw_classes(predictions, labels, nobody)
+draw_classes(predictions, labels, survey.pending)  # none is pending yet
 
 # %% [markdown]
 # ## 3. Can this map be believed?
@@ -217,13 +217,25 @@ draw_calibration(held_out)
 #
 # ## 4. The next thirty clusters
 #
+# What would thirty more clusters bring? Before anyone has travelled the model can say what to
+# expect: how much of today's uncertainty is left after one round, and after a second one.
+
+# %%
+q = 5 if SMOKE_TEST else 30
+rounds = survey.forecast(rounds=2, q=q)
+rounds["left"] = rounds["total"] / rounds["total"].iloc[0]
+rounds
+
+# %% [markdown]
+# It is sober, and useful: a country of this size is not settled by thirty clusters of 15 children.
+# Now it is known what a round is worth before it is paid for.
+#
 # Which thirty cells would settle most? Not the thirty most uncertain ones: these are neighbours,
 # and one answers for all. `ask` chooses one after the other, each in view of those before it, by
 # how much a result there is expected to lower the uncertainty about the side of 10 %, summed over
 # the whole country. Two clusters are at least 20 km apart, as the settings say.
 
 # %%
-q = 5 if SMOKE_TEST else 30
 chosen = survey.ask(q)
 chosen.head(8)
 
@@ -234,20 +246,6 @@ draw_classes(predictions, labels, chosen)
 # The numbers are the order of choice, which is the order of worth: if money ends after ten, the
 # first ten are the right ten. Roads, budgets and districts enter by the settings `cost`, `budget`,
 # `base` with `cost_per_km`, `stratum` with `quotas`, `reachable`.
-#
-# What will they bring? Before anyone has travelled the model can say what to expect: the share of
-# today's uncertainty that is left after the thirty pending clusters and further rounds.
-
-# %%
-now = Survey(cells, settings)
-now.tell(results)
-rounds = now.forecast(rounds=2 if SMOKE_TEST else 4, q=q)
-rounds["left"] = rounds["total"] / rounds["total"].iloc[0]
-rounds
-
-# %% [markdown]
-# This is a sober number, and a useful one: a country of this size is not settled by thirty
-# clusters of 15 children. It says what a further round is worth before it is paid for.
 #
 # ## 5. Results come in
 #
@@ -283,7 +281,7 @@ updated = survey.predictions()
 counts = pd.DataFrame(
     {
         "after the survey": predictions["class"].value_counts(),
-        "after 29 more": updated["class"].value_counts(),
+        f"after {q - 1} more": updated["class"].value_counts(),
     }
 )
 counts
@@ -292,12 +290,11 @@ counts
 # ## 6. A page for those who decide
 #
 # `find` computes everything that a report shows, `survey_page` makes one HTML file of it: maps,
-# calibration, next sites, settings and caveats in plain words. It needs no internet and can be
+# calibration, a look ahead, settings and caveats in plain words. It needs no internet and can be
 # printed.
 
 # %%
-survey.ask(q)
-findings = find(survey, "Malaria in young children", rounds=2, q=q)
+findings = find(survey, "Malaria in young children", rounds=1, q=q)
 print(headline(findings))
 with tempfile.TemporaryDirectory() as folder:
     page = Path(folder) / "report.html"
