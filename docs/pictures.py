@@ -1,4 +1,4 @@
-"""The pictures of README.md, drawn by ``python docs/pictures.py``.
+"""The pictures of README.md and docs/commands.md, drawn by ``python docs/pictures.py``.
 
 ``growth.svg`` shows what ``python -m benchmarks.growth --out docs`` has measured, in
 ``growth.json``. ``map.png`` shows a run of ``bo-stream sample --compare random``, ``survey.png``
