@@ -61,6 +61,7 @@ sys.meta_path.insert(0, Watch())
         (["sample", "--help"], 0),
         (["optimize", "--help"], 0),
         (["optimize", "--no-such-option"], 2),
+        (["survey", "start", "--help"], 0),
     ],
 )
 def test_help_needs_no_torch(args: list[str], code: int) -> None:

@@ -1,4 +1,4 @@
-"""Options that both commands have, and the parsers of their values."""
+"""Options that several commands have, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import KERNELS, MODELS, Option, options_help
@@ -16,6 +17,33 @@ DEFAULT_FOLDER = "bo-stream-run"
 def option(panel: str, text: str, *names: str, **more: Any) -> Any:
     """Return an option in a panel of the help page."""
     return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+def spreading(*names: str) -> type[TyperCommand]:
+    """Return a class of commands whose named options take all values up to the next option.
+
+    As in ``--x lon lat``, which is read as ``--x lon --x lat``.
+    """
+
+    class SpreadingCommand(TyperCommand):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            for name in names:
+                args = spread(name, args)
+            return super().parse_args(ctx, args)
+
+    return SpreadingCommand
+
+
+def spread(option: str, args: list[str]) -> list[str]:
+    """Repeat an option before each of its values."""
+    result: list[str] = []
+    inside = False
+    for arg in args:
+        inside = arg == option or (inside and not arg.startswith("-"))
+        if inside and arg != option and result[-1] != option:
+            result.append(option)
+        result.append(arg)
+    return result
 
 
 def parse_grid(text: str) -> tuple[int, ...]:

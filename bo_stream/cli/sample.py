@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from bo_stream.cli import options
 from bo_stream.cli.app import app
-from bo_stream.cli.options import option
+from bo_stream.cli.options import option, spreading
 from bo_stream.loops.sampling.settings import Settings as _DEFAULT
 
 
-class SpreadNames(TyperCommand):
-    """A command whose ``--x`` takes all names up to the next option, as in ``--x lon lat``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read ``--x lon lat`` as ``--x lon --x lat``."""
-        return super().parse_args(ctx, spread("--x", args))
-
-
-def spread(option: str, args: list[str]) -> list[str]:
-    """Repeat an option before each of its values."""
-    result: list[str] = []
-    inside = False
-    for arg in args:
-        inside = arg == option or (inside and not arg.startswith("-"))
-        if inside and arg != option and result[-1] != option:
-            result.append(option)
-        result.append(arg)
-    return result
-
-
-@app.command(cls=SpreadNames)
+@app.command(cls=spreading("--x"))
 def sample(
     ctx: typer.Context,
     data: Annotated[

@@ -1,0 +1,225 @@
+"""Work of ``bo-stream survey``: one verb of a survey each, and what it says about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bo_stream.cli import running
+from bo_stream.cli.app import ERR, OUT
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.results import write_files
+from bo_stream.loops.sampling.next_files import NEXT, check_form_is_told, next_files
+from bo_stream.loops.sampling.survey import Survey
+from bo_stream.loops.sampling.survey_findings import find, goal_in_words, per_cent
+from bo_stream.loops.sampling.survey_folder import load_survey, save_survey
+from bo_stream.loops.sampling.survey_report import headline, survey_page
+from bo_stream.loops.sampling.survey_results import Told
+from bo_stream.loops.sampling.survey_settings import SurveySettings
+from bo_stream.loops.sampling.tables import read_table
+
+MOST_SHOWN = 20
+"""Ids or rows that are listed on the screen."""
+
+PREDICTIONS, REPORT = "predictions.csv", "report.html"
+
+
+def start(sites: Path, out: Path, settings: dict[str, Any]) -> None:
+    """Begin a survey of a table's sites in a folder."""
+    with _command():
+        settings["quotas"] = parse_quotas(settings["quotas"])
+        with _spinner("Reading the sites"):
+            table = read_table(sites)
+            survey = Survey(table, SurveySettings(**settings), source=str(sites))
+            save_survey(out, survey)
+        _say_status(survey, out)
+        _say_next_step(f"survey next {out} -q 10", "choose the first sites")
+
+
+def choose(folder: Path, q: int) -> None:
+    """Choose sites for the next round and write them to files."""
+    with _command():
+        survey = load_survey(folder)
+        check_form_is_told(folder, survey)
+        earlier = len(survey.pending)
+        with _spinner("Choosing sites"):
+            chosen = survey.ask(q)
+        write_files(folder, next_files(survey.pending))
+        OUT.print(_sites_table(chosen))
+        if len(chosen) < q:
+            _say(f"Only {len(chosen)} of {q}: no other site is left that the settings allow.")
+        if earlier:
+            _say(
+                f"{_count(earlier, 'site')} of earlier rounds still wait for results; the new ones "
+                "were chosen to be of use beside them. Those that will not be surveyed: bo-stream "
+                f"survey withdraw {folder} ID"
+            )
+        form = folder / NEXT
+        _say(f"All pending sites are in {form} and {form.with_suffix('.geojson')}.")
+        _say_next_step(f"survey tell {folder} {form}", "once examined and positive are filled in")
+
+
+def tell(folder: Path, results: Path) -> None:
+    """Take in a table of results."""
+    with _command():
+        survey = load_survey(folder)
+        told = survey.tell(read_table(results), source=str(results))
+        for text in told.warnings:
+            _warn(text)
+        _say_told(told)
+        _say_status(survey, folder)
+        _say_next_step(f"survey report {folder}", "see the maps")
+
+
+def withdraw(folder: Path, ids: Sequence[str], ask_again: bool) -> None:
+    """Give up sites, or take results back."""
+    with _command():
+        survey = load_survey(folder)
+        survey.withdraw(ids, ask_again)
+        _say(f"Withdrawn: {_listed(ids)}.")
+        _say_status(survey, folder)
+
+
+def status(folder: Path) -> None:
+    """Say how far a survey is."""
+    with _command():
+        survey = load_survey(folder)
+        _say_status(survey, folder)
+        if len(survey.pending):
+            OUT.print(_sites_table(survey.pending))
+
+
+def report(folder: Path, rounds: int, q: int) -> None:
+    """Write predictions and the report."""
+    with _command():
+        survey = load_survey(folder)
+        with _bar() as step:
+            findings = find(survey, folder.resolve().name, rounds, q, on_step=step)
+            step("Drawing maps")
+            page = survey_page(findings, date.today())
+        table = findings.predictions.round(dict.fromkeys(_ROUNDED, 6))
+        predictions = table.to_csv(index=False, lineterminator="\n").encode()
+        write_files(folder, {PREDICTIONS: predictions, REPORT: page})
+        _say(headline(findings))
+        _say(f"{PREDICTIONS} and {REPORT} are in {folder}.")
+
+
+_ROUNDED = ("prevalence", "sd", "lower", "q25", "q75", "upper", "exceedance")
+
+
+def parse_quotas(texts: Sequence[str] | None) -> dict[str, int]:
+    """Parse quotas, each ``name=number``.
+
+    Raises:
+        UsageError: One has another form.
+    """
+    quotas = {}
+    for text in texts or ():
+        name, _, number = text.rpartition("=")
+        if not name or not number.isdigit():
+            raise UsageError(f"Expected --quota stratum=number, as in north=5, got {text!r}.")
+        quotas[name] = int(number)
+    return quotas
+
+
+# --- what is said -------------------------------------------------------------------------------
+
+
+@contextmanager
+def _command() -> Iterator[None]:
+    """Report problems as the other commands do, and show warnings at the end."""
+    with running.reported_problems() as caught:
+        yield
+        for text in running.notes(caught):
+            _warn(text)
+
+
+@contextmanager
+def _spinner(text: str) -> Iterator[None]:
+    with ERR.status(f"{text} ..."):
+        yield
+
+
+@contextmanager
+def _bar() -> Iterator[Any]:
+    """Show a bar whose text is changed by calling what this returns."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    hidden = not ERR.is_terminal
+    with Progress(*columns, console=ERR, transient=True, disable=hidden) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda text: bar.update(task, description=text)
+
+
+def _say(text: str) -> None:
+    OUT.print(escape(text), soft_wrap=True)
+
+
+def _warn(text: str) -> None:
+    ERR.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+
+
+def _say_next_step(command: str, why: str) -> None:
+    OUT.print(f"Next: [bold]bo-stream {escape(command)}[/] ({why}).", soft_wrap=True)
+
+
+def _say_told(told: Told) -> None:
+    for ids, text in (
+        (told.new, "new"),
+        (told.corrected, "corrected"),
+        (told.unchanged, "known already"),
+        (told.unasked, "of these never asked for"),
+        (told.outside, "of these not in the list of sites"),
+    ):
+        if ids:
+            _say(f"{_count(len(ids), 'result')} {text}: {_listed(ids)}.")
+    if told.empty:
+        _say(f"{_count(told.empty, 'row')} without numbers passed over.")
+
+
+def _say_status(survey: Survey, folder: Path) -> None:
+    now = survey.status()
+    share = f", {per_cent(now.positive / now.examined)}" if now.examined else ""
+    lines: Mapping[str, str] = {
+        "Survey": f"{folder}: {goal_in_words(survey.settings)}",
+        "Sites": f"{now.sites:,}, of which {now.surveyed:,} surveyed"
+        + (f" (and {now.outside:,} outside the list)" if now.outside else ""),
+        "People": f"{now.examined:,} examined, {now.positive:,} positive{share}",
+        "Rounds": f"{now.rounds}; {_count(now.pending, 'site')} pending"
+        + (f", {now.given_up} given up" if now.given_up else ""),
+        "Last entry": now.last or "none",
+    }
+    for name, text in lines.items():
+        _say(f"{name + ':':12}{text}")
+    for note in now.notes:
+        _warn(note)
+
+
+def _sites_table(sites: pd.DataFrame) -> Table:
+    shown = Table()
+    for heading in ("", "site", "longitude", "latitude", "gain", "cost", "why"):
+        shown.add_column(heading, justify="left" if heading in ("site", "why") else "right")
+    for number, row in enumerate(sites.head(MOST_SHOWN).to_dict("records"), start=1):
+        gain = "" if pd.isna(row["gain"]) else f"{row['gain']:.3g}"
+        place = f"{row['longitude']:.5f}", f"{row['latitude']:.5f}"
+        why = escape(row["reason"])
+        shown.add_row(str(number), escape(row["id"]), *place, gain, f"{row['cost']:.4g}", why)
+    if len(sites) > MOST_SHOWN:
+        shown.caption = f"and {len(sites) - MOST_SHOWN} more, in {NEXT}"
+    return shown
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _listed(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - MOST_SHOWN:,} more" if len(ids) > MOST_SHOWN else ""
+    return ", ".join(ids[:MOST_SHOWN]) + more

@@ -1,0 +1,104 @@
+"""Charts of a survey: predicted against observed shares, and what further rounds would gain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+SIZE = (5.4, 4.6)
+_INSIDE, _OUTSIDE = "#0072b2", "#d55e00"
+_ROUND = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+_LEAST_GROUP = 10
+"""Rows that are averaged at least."""
+
+
+def draw_calibration(held_out: pd.DataFrame) -> Figure:
+    """Draw observed against predicted shares of positives, on square-root axes.
+
+    A bar is the 95 % interval of a predicted count, a diamond the mean of a group of rows whose
+    predictions are alike.
+
+    Args:
+        held_out: Table of ``held_out_counts``.
+    """
+    figure = Figure(figsize=SIZE, layout="constrained")
+    axes = figure.subplots()
+    examined = held_out["examined"].to_numpy()
+    shares = {name: held_out[name].to_numpy() / examined for name in _SHARES}
+    expected, found, low, high = shares.values()
+    inside = (low <= found) & (found <= high)
+    axes.vlines(expected, low, high, color="0.75", lw=0.8, zorder=1)
+    for rows, shape, colour, text in (
+        (inside, "o", _INSIDE, "inside its 95 % interval"),
+        (~inside, "^", _OUTSIDE, "outside"),
+    ):
+        label = f"{text} ({rows.sum():,})"
+        axes.plot(expected[rows], found[rows], shape, ms=4, color=colour, alpha=0.8, label=label)
+    means = _group_means(expected, found)
+    if len(means):
+        axes.plot(*means.T, "D", ms=7, mfc="white", mec="black", label="mean of a group")
+    top = float(max(expected.max(), found.max(), high.max())) * 1.05 + 1e-3
+    axes.plot([0.0, top], [0.0, top], color="black", lw=1.0, ls=":", label="predicted = observed")
+    axes.set_xscale("function", functions=(np.sqrt, np.square))
+    axes.set_yscale("function", functions=(np.sqrt, np.square))
+    axes.set(xlim=(0.0, top), ylim=(0.0, top), xlabel="predicted", ylabel="observed")
+    for axis in (axes.xaxis, axes.yaxis):
+        _in_per_cent(axis, [value for value in _ROUND if value <= top])
+    _finish(axes)
+    figure.legend(loc="outside lower left", ncols=2, fontsize=9, frameon=False)
+    return figure
+
+
+_SHARES = ("expected", "positive", "low_95", "high_95")
+
+
+def _group_means(expected: Array, found: Array) -> Array:
+    """Return mean prediction and mean observation of up to ten groups of like predictions."""
+    groups = min(10, len(expected) // _LEAST_GROUP)
+    if groups < 2:
+        return np.empty((0, 2))
+    order = np.argsort(expected)
+    return np.array([(expected[g].mean(), found[g].mean()) for g in np.array_split(order, groups)])
+
+
+def draw_forecast(forecast: pd.DataFrame) -> Figure:
+    """Draw the expected share of today's uncertainty that is left after further rounds.
+
+    Args:
+        forecast: A row a round, with columns ``sites`` (in addition to today's) and ``remaining``.
+    """
+    figure = Figure(figsize=SIZE, layout="constrained")
+    axes = figure.subplots()
+    sites = [0, *forecast["sites"].tolist()]
+    remaining = [1.0, *forecast["remaining"].tolist()]
+    axes.plot(sites, remaining, "o-", color=_INSIDE, ms=6)
+    axes.annotate(
+        f"{100 * remaining[-1]:.0f} %", (sites[-1], remaining[-1]), (0, 9),
+        textcoords="offset points", ha="center", fontsize=10,
+    )  # fmt: skip
+    axes.set(xlabel="further sites surveyed", ylabel="uncertainty left, of today's")
+    axes.set_ylim(0.0, 1.08)
+    axes.xaxis.set_major_locator(FixedLocator(sites))
+    _in_per_cent(axes.yaxis, [0.0, 0.25, 0.5, 0.75, 1.0])
+    _finish(axes)
+    return figure
+
+
+def _in_per_cent(axis: Axis, values: list[float]) -> None:
+    axis.set_major_locator(FixedLocator(values))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+
+
+def _finish(axes: Axes) -> None:
+    axes.grid(color="0.9", lw=0.7)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=9)

@@ -1,0 +1,224 @@
+"""The commands of a survey: run as a coordinator runs them, on a small country."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from filelock import FileLock
+from scipy.special import expit
+from typer.testing import CliRunner, Result
+
+from bo_stream.cli import app
+from bo_stream.cli.surveying import parse_quotas
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.run import LOCK
+from tests.cli.commands import assert_one_clear_error
+from tests.cli.test_sample import command
+
+OPTIONS = ["--threshold", "0.1", "--covariates", "rain", "--out", "run"]
+
+
+def small_country(n: int = 40, surveyed: int = 12) -> pd.DataFrame:
+    """Sites with a covariate, costs and districts; the first were surveyed before."""
+    random = np.random.default_rng(3)
+    table = pd.DataFrame({"village": [f"V{row:02d}" for row in range(n)]})
+    table["lon"], table["lat"] = 30 + 2 * random.random(n), -3 + 2 * random.random(n)
+    table["rain"] = random.random(n)
+    table["days"] = np.where(table["lon"] < 31, 1, 2)
+    table["district"] = np.where(table["lat"] < -2, "south", "north")
+    counts = random.binomial(60, expit(3 * table["rain"] - 4)).astype(float)
+    before = np.arange(n) < surveyed
+    table["examined"] = np.where(before, 60.0, np.nan)
+    table["positive"] = np.where(before, counts, np.nan)
+    return table
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    small_country().to_csv("sites.csv", index=False)
+    small_country().drop(columns=["examined", "positive"]).to_csv("bare.csv", index=False)
+
+
+def survey(*args: str) -> Result:
+    return CliRunner().invoke(app, ["survey", *args])
+
+
+def done(*args: str) -> str:
+    result = survey(*args)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.stdout.split())
+
+
+def form() -> pd.DataFrame:
+    return pd.read_csv("run/next.csv")
+
+
+def fill_in(rows: int, positive: int = 6) -> list[str]:
+    """Fill in the first rows of the form and return their ids."""
+    table = form()
+    table.loc[: rows - 1, ["examined", "positive"]] = [60.0, positive]
+    table.to_csv("run/next.csv", index=False)
+    return table["id"].tolist()[:rows]
+
+
+def ledger() -> list[str]:
+    return Path("run/results.jsonl").read_text().splitlines()
+
+
+@pytest.mark.integration
+@pytest.mark.smoke
+def test_the_installed_command_goes_from_a_table_to_a_report() -> None:
+    assert "40, of which 12 surveyed" in done("start", "sites.csv", *OPTIONS)
+    process = command("survey", "next", "run", "-q", "3")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert "bo-stream survey tell run run/next.csv" in out
+    assert "Traceback" not in err
+    fill_in(2)
+    assert "2 results new" in done("tell", "run", "run/next.csv")
+    assert "1 site pending" in done("status", "run")
+    said = done("report", "run", "--rounds", "2", "-q", "3")
+    assert "14 of 40 sites were surveyed" in said
+    predictions = pd.read_csv("run/predictions.csv")
+    assert len(predictions) == 40
+    assert predictions["prevalence"].between(0.0, 1.0).all()
+    assert predictions["exceedance"].between(0.0, 1.0).all()
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    assert page.count("<img") == 5
+
+
+def test_a_first_round_is_spread_out_and_its_files_have_all_pending_sites() -> None:
+    assert "0 surveyed" in done("start", "bare.csv", *OPTIONS)
+    assert "first round" in done("next", "run", "-q", "3")
+    said = done("next", "run", "-q", "2")
+    assert "3 sites of earlier rounds still wait" in said
+    table = form()
+    assert table["round"].tolist() == [1, 1, 1, 2, 2]
+    assert table["id"].is_unique
+    assert table[["examined", "positive"]].isna().all(axis=None)
+    points = json.loads(Path("run/next.geojson").read_text())
+    assert points["type"] == "FeatureCollection"
+    places = [each["geometry"]["coordinates"] for each in points["features"]]
+    assert places == table[["longitude", "latitude"]].to_numpy().tolist()
+    assert [each["properties"]["id"] for each in points["features"]] == table["id"].tolist()
+    assert points["features"][0]["properties"]["gain"] is None
+
+
+def test_results_in_part_again_and_withdrawn() -> None:
+    done("start", "bare.csv", *OPTIONS)
+    done("next", "run", "-q", "3")
+    first, second = fill_in(2)
+    said = done("tell", "run", "run/next.csv")
+    assert f"2 results new: {first}, {second}." in said
+    assert "1 row without numbers passed over" in said
+    fill_in(1, positive=9)
+    said = done("tell", "run", "run/next.csv")
+    assert f"1 result corrected: {first}." in said
+    assert f"1 result known already: {second}." in said
+    third = form()["id"][2]
+    assert f"Withdrawn: {third}." in done("withdraw", "run", third)
+    said = done("status", "run")
+    assert "0 sites pending, 1 given up" in said
+    assert "120 examined, 15 positive" in said
+    assert done("withdraw", "run", first)
+    assert "60 examined, 6 positive" in done("status", "run")
+
+
+def test_a_form_that_is_filled_in_is_not_replaced_before_it_is_told() -> None:
+    done("start", "bare.csv", *OPTIONS)
+    done("next", "run", "-q", "2")
+    first = fill_in(1)[0]
+    before, lines = Path("run/next.csv").read_bytes(), ledger()
+    assert_one_clear_error(survey("next", "run"), f"has numbers of site {first} that were not told")
+    assert Path("run/next.csv").read_bytes() == before
+    assert ledger() == lines
+    done("tell", "run", "run/next.csv")
+    done("next", "run", "-q", "2")
+    assert first not in form()["id"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["none.csv", *OPTIONS], "No such file: none.csv"),
+        (["sites.csv", "--out", "run"], "Expected a threshold"),
+        (["sites.csv", "--threshold", "10", "--out", "run"], "From per cent: 10 % is 0.1"),
+        (["sites.csv", *OPTIONS, "--goal", "hotspots"], "goal to be one of exceedance, map"),
+        (["sites.csv", *OPTIONS, "--x", "lat", "height"], "has no column 'height', which --x"),
+        (["sites.csv", *OPTIONS, "--covariates", "village"], "column 'village': expected a number"),
+        (["sites.csv", *OPTIONS, "--cost", "hours"], "has no column 'hours', which --cost"),
+        (["sites.csv", *OPTIONS, "--quota", "5"], "Expected --quota stratum=number"),
+        (["sites.csv", *OPTIONS, "--quota", "south=2"], "name their column by stratum"),
+        (["sites.csv", *OPTIONS, "--budget", "0.5"], "budget"),
+        (["sites.csv", *OPTIONS, "--cost-per-km", "2"], "give base, too"),
+    ],
+)
+def test_a_survey_that_cannot_begin_says_why(args: list[str], message: str) -> None:
+    assert_one_clear_error(survey("start", *args), message)
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("id,examined,positive\nV20,60,61\n", "row 2 (id V20), column 'positive'"),
+        ("id,examined,positive\nV20,60,6\nV99,60,6\n", "row 3 (id V99)"),
+        ("id;examined;positive\nV20;60;6,5\n", "row 2 (id V20), column 'positive'"),
+        ("id,examined,prevalence\nV20,60,0.1\n", "looks like a prevalence"),
+    ],
+)
+def test_results_with_a_fault_change_nothing(content: str, message: str) -> None:
+    done("start", "sites.csv", *OPTIONS)
+    Path("results.csv").write_text(content)
+    before = ledger()
+    assert_one_clear_error(survey("tell", "run", "results.csv"), message)
+    assert ledger() == before
+
+
+def test_verbs_without_what_they_need() -> None:
+    for verb in (["next"], ["status"], ["report"], ["tell"]):
+        more = ["sites.csv"] if verb == ["tell"] else []
+        assert_one_clear_error(survey(*verb, "nowhere", *more), "There is no survey")
+    done("start", "bare.csv", *OPTIONS)
+    assert_one_clear_error(survey("report", "run"), "There is no result yet")
+    assert_one_clear_error(survey("withdraw", "run", "V01"), "nothing to withdraw")
+    assert_one_clear_error(survey("start", "bare.csv", *OPTIONS), "run holds a survey already")
+
+
+def test_two_people_at_once_are_told() -> None:
+    done("start", "bare.csv", *OPTIONS)
+    with FileLock(Path("run") / LOCK):
+        assert_one_clear_error(survey("next", "run"), "run is in use by")
+    assert not Path("run/next.csv").exists()
+    done("next", "run")
+
+
+def test_constraints_reach_the_choice() -> None:
+    more = ["--cost", "days", "--budget", "3", "--stratum", "district", "--quota", "south=0"]
+    done("start", "bare.csv", *OPTIONS, *more, "--minimum-distance", "5", "--base", "-1.5", "30")
+    done("next", "run", "-q", "5")
+    table = form().merge(small_country(), left_on="id", right_on="village")
+    assert table["days"].sum() <= 3
+    assert set(table["district"]) == {"north"}
+
+
+def test_quotas_are_parsed() -> None:
+    assert parse_quotas(["far north=5", "a=b=2"]) == {"far north": 5, "a=b": 2}
+    assert parse_quotas(None) == {}
+    with pytest.raises(UsageError, match="got 'north'"):
+        parse_quotas(["north"])
+
+
+def test_help_names_the_verbs() -> None:
+    text = survey("--help").stdout
+    for verb in ("start", "next", "tell", "withdraw", "status", "report"):
+        assert verb in text
+    text = survey("start", "--help").stdout
+    for name in ("--threshold", "--covariates", "--budget", "--base", "--overdispersion"):
+        assert name in text
