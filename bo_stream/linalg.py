@@ -175,6 +175,22 @@ def solve_lower(factor: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor, right, upper=False)
 
 
+def solve_rows(factor: Tensor, rows: Tensor) -> Tensor:
+    """Compute ``rows @ factor⁻ᵀ`` for a lower triangular factor, ``b x n x n``.
+
+    Rows are ``... x b x q x n``. Those of all batches before b are solved for together, since
+    ``solve_triangular`` would copy the factor for each batch. Cost O(n²) a row, half of that of a
+    product with the inverse.
+    """
+    batch, q = factor.shape[:-2], rows.shape[-2]
+    leading = rows.shape[: max(rows.dim() - factor.dim(), 0)]
+    if len(leading) == 0 or rows.shape[len(leading) : -2] != batch:
+        return solve_lower(factor, rows.mT).mT
+    together = rows.flatten(0, len(leading) - 1).movedim(0, -3).flatten(-3, -2)
+    solved = solve_lower(factor, together.mT).mT.unflatten(-2, (leading.numel(), q))
+    return solved.movedim(-3, 0).unflatten(0, leading)
+
+
 def scaled_prior(K: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     """Compute ``S K S``, ``... x s x s``, and the diagonal of S, the root of the noise precision.
 

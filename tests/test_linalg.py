@@ -20,6 +20,7 @@ from bo_stream.linalg import (
     safe_cholesky,
     solve_lower,
     solve_one_plus_product,
+    solve_rows,
 )
 from bo_stream.process.lazy_covariance import DowndatedRootOperator
 from tests.tolerances import assert_close
@@ -66,6 +67,21 @@ def test_triangular_matrices_by_halves(n: int) -> None:
     inverse = inverse_lower(factor)
     assert_close(inverse @ factor, torch.eye(n).expand(2, n, n))
     assert_close(product_of_triangular_root(factor.mT), factor.mT @ factor)
+
+
+@pytest.mark.parametrize(
+    ("rows", "factor"),
+    [((7,), ()), ((2, 7), (2,)), ((5, 3, 2, 7), (2,)), ((5, 3, 2, 7), (3, 2)), ((0, 2, 7), (2,))],
+)
+def test_solve_rows_is_a_product_with_the_inverse(
+    rows: tuple[int, ...], factor: tuple[int, ...]
+) -> None:
+    L = torch.randn(*factor, 4, 4, dtype=torch.float64).tril() + 5.0 * torch.eye(4)
+    R = torch.randn(*rows, 4, dtype=torch.float64).requires_grad_()
+    found = solve_rows(L, R)
+    assert_close(found, R @ torch.linalg.inv(L).mT)
+    (slope,) = torch.autograd.grad(found.square().sum(), R)
+    assert_close(slope, 2.0 * found @ torch.linalg.inv(L))
 
 
 def test_row_product_broadcasts() -> None:

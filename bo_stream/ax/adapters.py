@@ -6,8 +6,9 @@ candidates on the way out.
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, cast
 from zlib import crc32
@@ -30,6 +31,7 @@ from ax.core.optimization_config import OptimizationConfig
 from ax.core.parameter import ParameterType, RangeParameter
 from ax.core.search_space import SearchSpace
 from ax.core.trial_status import TrialStatus
+from ax.exceptions.core import SearchSpaceExhausted
 from ax.generators.random.sobol import SobolGenerator
 from ax.generators.torch.botorch_modular.generator import BoTorchGenerator
 from ax.generators.types import TConfig
@@ -131,7 +133,12 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
     ) -> GeneratorRun:
         """Generate candidates; overrides ``Adapter.gen`` for tables and reproducible searches.
 
-        Quasi-random points take the place of a failed point that the model asks for none the less.
+        Quasi-random points take the place of one that failed, or that the experiment has already:
+        Ax's default strategy does not propose a point twice. It searches five times before that,
+        which here would give the same five times.
+
+        Raises:
+            SearchSpaceExhausted: Each point of a finite search space has been proposed.
         """
         pending: Pending = pending_observations or {}
         options: dict[str, Any] = dict(model_gen_options or {})
@@ -143,9 +150,9 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
             run = super().gen(
                 n, search_space, optimization_config, pending, fixed_features, options
             )
-            failed = {arm.signature for arm in self.failed}
-            if all(arm.signature not in failed for arm in run.arms):
+            if self._are_new(run.arms, pending):
                 return run
+            self._check_some_are_left(pending)
             quasi_random = QuasiRandomAdapter(
                 experiment=self._experiment,
                 generator=SobolGenerator(init_position=len(self._experiment.trials)),
@@ -153,6 +160,30 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
                 transforms=Cont_X_trans,
             )
             return quasi_random.gen(n, search_space, None, pending, fixed_features)
+
+    def _are_new(self, arms: Sequence[Arm], pending: Pending) -> bool:
+        """Return whether points have neither failed, nor been evaluated, nor are pending."""
+        known = self._experiment.arms_by_signature_for_deduplication
+        others = {arm.signature for arm in (*self.failed, *arms_of(pending))}
+        return all(arm.signature not in known and arm.signature not in others for arm in arms)
+
+    def _check_some_are_left(self, pending: Pending) -> None:
+        """Check that points are left, before Ax draws ten thousand to find that there are none.
+
+        Raises:
+            SearchSpaceExhausted: Each point of a finite search space has been proposed.
+        """
+        space = self._search_space
+        count = math.prod(each.cardinality() for each in space.tunable_parameters.values())
+        if math.isinf(count):
+            return
+        arms = (*self._experiment.arms_by_signature.values(), *arms_of(pending))
+        proposed = {arm.signature for arm in arms if space.check_membership(arm.parameters)}
+        if len(proposed) >= count:
+            raise SearchSpaceExhausted(
+                f"All {count:.0f} points of the search space have been proposed. To evaluate one "
+                "again, attach a trial with its parameters."
+            )
 
     def _evaluate_acquisition_function(self, *args: Any, **kwargs: Any) -> list[float]:
         """Evaluate an acquisition function at points.
@@ -250,6 +281,11 @@ class StreamAdapter(AvoidsFailures, CrossValidatingAdapter):
         others = (Cast, FillMissingParameters, StandardizeY, Winsorize)
         transforms = [each for each in self.transforms.values() if not isinstance(each, others)]
         return self._tables.get(pool, self._model_space, transforms, self.parameters)
+
+
+def arms_of(pending: Pending) -> list[Arm]:
+    """Return pending points, those of all metrics, as arms."""
+    return [Arm(each.parameters) for points in pending.values() for each in points]
 
 
 def seed_of(experiment: Experiment, pending: Pending) -> int | None:

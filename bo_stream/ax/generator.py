@@ -33,6 +33,13 @@ from bo_stream.ax.transforms import (
 )
 from bo_stream.models.auto.auto import AutoGP
 
+RELATIVE_TO_MEASURED = {
+    "Derelativize": {"use_raw_status_quo": True},
+    "SteadyWinsorize": {"derelativize_with_raw_status_quo": True},
+}
+"""Options of transforms: as in Ax's default, a bound relative to the status quo is one relative to
+its measured outcome, not to the predicted one."""
+
 
 def surrogate_spec(
     model: type | None = None,
@@ -167,7 +174,10 @@ class StreamGenerators(GeneratorRegistryBase):
                     SteadyWinsorize,
                     OutcomeUnits,
                 ],
-                standard_adapter_kwargs={"expand_model_space": False},
+                standard_adapter_kwargs={
+                    "expand_model_space": False,
+                    "transform_configs": RELATIVE_TO_MEASURED,
+                },
                 not_saved_generator_kwargs=["learned", "units", "cutoffs"],
             ),
             "BoStreamSobol": GeneratorSetup(

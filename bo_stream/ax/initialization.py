@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ from ax.core.types import TParameterization
 from ax.generation_strategy.external_generation_node import ExternalGenerationNode
 from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.transition_criterion import TransitionCriterion
+from ax.generators.torch.botorch_modular.utils import ModelConfig
+from botorch.exceptions.errors import UnsupportedError
 from botorch.exceptions.warnings import InputDataWarning
 from torch import Tensor
 from torch.quasirandom import SobolEngine
@@ -32,6 +35,7 @@ from bo_stream.ax.pool import Tables, input_transforms, pool_named
 from bo_stream.ax.pool_acquisition import check_enough
 from bo_stream.ax.surrogate import suited
 from bo_stream.ax.transforms import how_to_report
+from bo_stream.models.base import StreamingGP
 
 WITHOUT_OUTCOME = (TrialStatus.FAILED, TrialStatus.ABANDONED)
 
@@ -60,11 +64,10 @@ class EnoughTrials(TransitionCriterion):
         """
         strategy = curr_node.generation_strategy
         if not experiment.trials:
-            _, inputs = input_transforms(experiment.search_space)
-            for spec in strategy.nodes_by_name[self.transition_to].generator_specs:
-                surrogate = spec.generator_kwargs.get("surrogate_spec")
-                for config in [] if surrogate is None else surrogate.model_configs:
-                    suited(config, len(inputs.parameters))
+            specs = strategy.nodes_by_name[self.transition_to].generator_specs
+            surrogates = [spec.generator_kwargs.get("surrogate_spec") for spec in specs]
+            configs = [config for each in surrogates if each for config in each.model_configs]
+            check_parameters(experiment.search_space, configs)
         statuses = experiment.trial_indices_by_status
         counted = len(experiment.trials) - sum(len(statuses[each]) for each in WITHOUT_OUTCOME)
         known = experiment.arms_by_signature
@@ -84,6 +87,24 @@ class EnoughTrials(TransitionCriterion):
                 stacklevel=2,
             )
         return not silent
+
+
+def check_parameters(space: SearchSpace, configs: Iterable[ModelConfig]) -> None:
+    """Check that models can take the parameters of a search space.
+
+    Raises:
+        UnsupportedError: They are too many for a grid, or one is a fidelity.
+    """
+    fidelities = [name for name, each in space.parameters.items() if each.is_fidelity]
+    for config in configs:
+        kind = config.botorch_model_class
+        if fidelities and kind is not None and issubclass(kind, StreamingGP):
+            raise UnsupportedError(
+                f"{kind.__name__} takes no fidelity parameters, got {', '.join(fidelities)}. Leave "
+                "is_fidelity out, and pass its value as one of fixed_parameters where it is given."
+            )
+        _, inputs = input_transforms(space)
+        suited(config, len(inputs.parameters))
 
 
 def unreported(experiment: Experiment) -> list[str]:

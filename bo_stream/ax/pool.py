@@ -357,9 +357,11 @@ class Table:
 def input_transforms(space: SearchSpace) -> tuple[list[Transform], SearchSpace]:
     """Return the streaming generator's transforms of parameters, and the space that they make.
 
-    The parameters of the latter are a model's inputs, one-hot columns among them.
+    The parameters of the latter are a model's inputs, one-hot columns among them. A hierarchical
+    space is flattened first, as Ax's adapters do.
     """
     transforms: list[Transform] = []
+    space = space.flatten() if space.is_hierarchical else space
     for kind in MBM_X_trans_base:
         transform = kind(search_space=space.clone())
         space = transform.transform_search_space(space.clone())

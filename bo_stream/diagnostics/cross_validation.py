@@ -18,6 +18,7 @@ from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.likelihoods.binomial import BinomialLikelihood
+from bo_stream.linalg import inverse_lower
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.auto.families import EXACT
 from bo_stream.models.auto.view import family_model
@@ -182,9 +183,9 @@ class _HeldRows:
         """Return mean and variance of the function at each, given all others, ``... x m x n``.
 
         With C the noisy covariance of all rows and r their residual, ``y_i − (C⁻¹ r)_i / (C⁻¹)_ii``
-        and ``1 / (C⁻¹)_ii − noise`` (Rasmussen and Williams, 2006, eq. 5.12). Cost O(n²).
+        and ``1 / (C⁻¹)_ii − noise`` (Rasmussen and Williams, 2006, eq. 5.12). Cost O(n³).
         """
-        process, inverse = self.process, self.process.inverse_factor
+        process, inverse = self.process, inverse_lower(self.process.factor)
         precision = inverse.square().sum(-2)
         innovation = (inverse.mT @ process.whitened).squeeze(-1) / precision
         mean = process.prior.mean + process.told.residual - innovation

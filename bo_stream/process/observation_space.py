@@ -13,9 +13,10 @@ from torch import Tensor
 from bo_stream.bases.basis import Basis
 from bo_stream.linalg import (
     cholesky_with_jitter,
-    inverse_lower,
     row_product,
     safe_cholesky,
+    solve_lower,
+    solve_rows,
     stack_columns,
     stack_rows,
 )
@@ -94,14 +95,14 @@ class ObservationSpaceProcess(PosteriorProcess):
         prior: The process before.
         told: The n observations.
         images: Of their inputs, see :class:`ObservationSpacePrior`, ``... x m x n x c'``.
-        inverse_factor: L⁻¹, ``... x m x n x n``.
+        factor: L, ``... x m x n x n``.
         whitened: ``L⁻¹ residual``, ``... x m x n x 1``.
     """
 
     prior: ObservationSpacePrior
     told: CentredRows
     images: Tensor
-    inverse_factor: Tensor
+    factor: Tensor
     whitened: Tensor
 
     @classmethod
@@ -117,9 +118,8 @@ class ObservationSpaceProcess(PosteriorProcess):
         images = prior.images(coordinates)
         covariance = prior.covariance(coordinates, images) + torch.diag_embed(told.noise)
         factor, jitter = cholesky_with_jitter(covariance)
-        inverse = inverse_lower(factor)
-        whitened = inverse @ told.residual.unsqueeze(-1)
-        return cls(prior, told, images, inverse, whitened), jitter
+        whitened = solve_lower(factor, told.residual.unsqueeze(-1))
+        return cls(prior, told, images, factor, whitened), jitter
 
     def observe(self, X: Tensor, outcomes: Tensor, noise: Tensor) -> ObservationSpaceProcess:
         """Condition the process on k more observations. Cost O(k n²)."""
@@ -127,18 +127,17 @@ class ObservationSpaceProcess(PosteriorProcess):
         points = self.at(new.X)
         images = self.prior.images(points.prior)
         corner = self.cross_covariance(points, points) + torch.diag_embed(new.noise)
-        inverse = inverse_lower(safe_cholesky(corner))
+        below = safe_cholesky(corner)
         innovation = new.residual.unsqueeze(-1) - points.posterior @ self.whitened
-        above = self.inverse_factor.new_zeros(*self.inverse_factor.shape[:-1], new.X.shape[-2])
-        below = -(inverse @ (points.posterior @ self.inverse_factor))
+        above = self.factor.new_zeros(*self.factor.shape[:-1], new.X.shape[-2])
         return replace(
             self,
             told=self.told + new,
             images=torch.cat((self.images, images), -2),
-            inverse_factor=torch.cat(
-                (stack_columns(self.inverse_factor, above), stack_columns(below, inverse)), -2
+            factor=torch.cat(
+                (stack_columns(self.factor, above), stack_columns(points.posterior, below)), -2
             ),
-            whitened=stack_rows(self.whitened, inverse @ innovation),
+            whitened=stack_rows(self.whitened, solve_lower(below, innovation)),
         )
 
     @property
@@ -150,7 +149,7 @@ class ObservationSpaceProcess(PosteriorProcess):
         """Coordinates and whitened covariances with the observations. Cost O(q n²)."""
         coordinates = self.prior.coordinates(X)
         cross = self.prior.covariance(coordinates, self.images)
-        return Points(X, coordinates, row_product(cross, self.inverse_factor.mT))
+        return Points(X, coordinates, solve_rows(self.factor, cross))
 
     def mean_at(self, points: Points) -> Tensor:
         """Prior mean plus the regression on the observations."""
@@ -158,7 +157,8 @@ class ObservationSpaceProcess(PosteriorProcess):
 
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
         """Prior covariance less what the observations explain."""
-        return self._prior_covariance(points, others) - points.posterior @ others.posterior.mT
+        explained = row_product(points.posterior, others.posterior.mT)
+        return self._prior_covariance(points, others) - explained
 
     def variance_at(self, points: Points) -> Tensor:
         """Prior variance less what the observations explain."""

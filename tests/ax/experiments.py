@@ -115,6 +115,13 @@ def model_of(client: Client) -> StreamingGP:
     return model
 
 
+def family_of(client: Client) -> str:
+    """Return the family of the default model of the only metric."""
+    model = model_of(client)
+    assert isinstance(model, AutoGP)
+    return model.family
+
+
 @dataclass
 class Traffic:
     """Rows that models were built of, and that entered and left them later."""

@@ -16,6 +16,7 @@ from bo_stream import OSGPR
 from bo_stream.ax import close_storage, storage_config
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
+    family_of,
     loss,
     model_of,
     run,
@@ -63,6 +64,29 @@ def test_the_next_candidate_is_that_of_an_uninterrupted_run(
     other.complete_trial(8, {"loss": loss(theirs)})
     next_candidate(other)
     assert (traffic.built, traffic.entered) == ([8], [1, 1])
+
+
+@pytest.mark.parametrize("reloads", [{2}, {5}, {0, 1, 2, 3, 4, 5}], ids=["before", "after", "all"])
+@pytest.mark.parametrize("way", ["JSON", "database"])
+def test_a_reload_goes_over_the_hand_over_as_an_uninterrupted_run(
+    way: str, reloads: set[int], file: Path
+) -> None:
+    """The models are on a grid from the sixth trial on, whether built of it or brought there."""
+    options: dict[str, Any] = {"model_options": {"max_exact": 5}, "refit": 1.3}
+    client = started(**options)
+    other = started(storage=storage_config(file) if way == "database" else None, **options)
+    run(client, 3)
+    run(other, 3)
+    families = []
+    for trial in range(6):
+        if trial in reloads:
+            other = from_database(file) if way == "database" else from_json(other, file.parent)
+        expected = next_candidate(client)
+        assert next_candidate(other) == pytest.approx(expected, abs=SEARCH_ENDS)
+        families.append((family_of(client), family_of(other)))
+        for each in (client, other):
+            each.complete_trial(3 + trial, {"loss": loss(expected)})
+    assert families == [("exact", "exact")] * 3 + [("WISKI", "WISKI")] * 3
 
 
 def test_a_reloaded_experiment_is_what_was_stored(file: Path) -> None:

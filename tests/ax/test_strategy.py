@@ -28,6 +28,7 @@ from tests.ax.experiments import (
     QUICK,
     acquisition_of,
     after,
+    family_of,
     loss,
     model_of,
     run,
@@ -148,12 +149,6 @@ def test_the_default_goes_over_to_what_can_take_the_parameters_and_is_stored(
             index, {"loss": measure(client._experiment.trials[index].arm.parameters)}
         )
     assert found == families
-
-
-def family_of(client: Client) -> str:
-    model = model_of(client)
-    assert isinstance(model, AutoGP)
-    return model.family
 
 
 def pending(client: Client) -> list[int]:

@@ -507,6 +507,22 @@ class TestFamilies:
         with pytest.raises(UnsupportedError, match="1 to 4 inputs"):
             AutoGP(X, Y, families=("exact", "WISKI"), bounds=box)
 
+    @pytest.mark.parametrize("family", ["exact", "WISKI", "OSGPR", "OSVGP"])
+    def test_a_kernel_of_another_number_of_outputs(self, family: str) -> None:
+        """Every family takes any number of outputs, and refuses a kernel of three for two."""
+        X, Y = data(10)
+        Y = torch.cat((Y, Y), -1)
+        three = torch.Size([3])
+        kernel = ScaleKernel(RBFKernel(batch_shape=three), batch_shape=three).double()
+        options: dict[str, Any] = {"families": family, "bounds": UNIT}
+        if family == "OSVGP":
+            Y, options["likelihood"] = (Y > 0.0).double(), BernoulliLikelihood()
+        with pytest.raises(
+            UnsupportedError, match=r"covar_module of batch shape \(2,\).*got \(3,\)"
+        ):
+            AutoGP(X, Y, covar_module=kernel, **options)
+        assert AutoGP(X, Y, **options).num_outputs == 2
+
 
 class TestMoves:
     """Moves that cannot be made leave the model as it was."""
