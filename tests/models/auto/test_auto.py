@@ -19,16 +19,25 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import Warp
 from botorch.posteriors.posterior import Posterior
 from botorch.sampling import SobolQMCNormalSampler
-from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    LinearKernel,
+    MultitaskKernel,
+    RBFKernel,
+    RBFKernelGrad,
+    ScaleKernel,
+)
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
     GaussianLikelihood,
     LaplaceLikelihood,
     Likelihood,
+    MultitaskGaussianLikelihood,
     StudentTLikelihood,
 )
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from torch import Tensor
+from torch import Size, Tensor
 
 from bo_stream import (
     OSGPR,
@@ -500,6 +509,21 @@ class TestFamilies:
         X, Y = data(10)
         with pytest.raises(error, match=says):
             AutoGP(X, (Y > 0.0).double(), **options)
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"likelihood": MultitaskGaussianLikelihood(2)}, "got MultitaskGaussianLikelihood"),
+            ({"likelihood": StudentTLikelihood(batch_shape=Size([3]))}, r"batch shape \(2,\)"),
+            ({"covar_module": RBFKernel(batch_shape=Size([3]))}, r"batch shape \(2,\).*got \(3,"),
+            ({"covar_module": MultitaskKernel(RBFKernel(), 2)}, "got a MultitaskKernel of 2"),
+            ({"covar_module": ScaleKernel(RBFKernelGrad())}, "got a ScaleKernel of 3"),
+        ],
+    )
+    def test_parts_for_another_number_of_outputs(self, options: dict[str, Any], says: str) -> None:
+        X, Y = data(10)
+        with pytest.raises(UnsupportedError, match=says):
+            AutoGP(X, torch.cat((Y, Y), -1), **options)
 
     def test_too_many_inputs_for_a_grid(self) -> None:
         X, Y = data(10, 5)
