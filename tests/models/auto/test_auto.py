@@ -49,6 +49,7 @@ from bo_stream import (
     sample_paths,
 )
 from bo_stream.diagnostics import leave_one_out, report, stability, without
+from bo_stream.diagnostics.alarms import _relearning
 from bo_stream.diagnostics.approximation import finer
 from bo_stream.models.auto import families, inference
 from tests.comparisons import assert_gradient, gaussian
@@ -433,6 +434,16 @@ class TestDiagnostics:
             exec(line, {"model": model})
             assert len(model.history) == 1
 
+    @pytest.mark.parametrize("max_rows", [100, 0])
+    def test_the_line_that_learns_the_noise_of_heavy_tails_works(self, max_rows: int) -> None:
+        X, Y = data(40)
+        model = AutoGP(X, Y, likelihood=StudentTLikelihood(), hyper_steps=0, max_rows=max_rows)
+        before = model.likelihood.noise.clone()
+        names: dict[str, Any] = {"model": model, "X": X, "Y": Y, "AutoGP": AutoGP}
+        exec(_relearning(model, 2.0), {**names, "StudentTLikelihood": StudentTLikelihood}, names)
+        assert names["model"].family == "OSVGP"
+        assert not torch.equal(names["model"].likelihood.noise, before)
+
 
 class TestFamilies:
     """Which family follows, and what a user can say about it."""
@@ -488,6 +499,11 @@ class TestFamilies:
         [
             ({"families": "WISKI"}, UnsupportedError, "Expected bounds"),
             ({"families": ("exact", "OSVGP")}, UnsupportedError, "with a GaussianLikelihood"),
+            (
+                {"families": "WISKI", "covar_module": LinearKernel(), "bounds": UNIT},
+                UnsupportedError,
+                "LinearKernel",
+            ),
             (
                 {"families": "OSGPR", "likelihood": BernoulliLikelihood()},
                 UnsupportedError,
