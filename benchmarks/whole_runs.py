@@ -211,10 +211,10 @@ def claims_of(title: str, runs: dict[str, list[Run]], sizes: Sizes) -> list[Clai
             )
         )
     handed = [float(each.handed) for each in runs["AutoGP"]]
-    family = runs["AutoGP"][0].families[-1]
+    families = ", ".join(f"{each.families[-1]} by {each.handed:,}" for each in runs["AutoGP"])
     claims.append(
         stated(
-            f"{title}: handed over to {family} by", statistics.median(handed), "", spelled(handed)
+            f"{title}: observations after the hand-over", statistics.median(handed), "", families
         )
     )
     return claims
