@@ -2,7 +2,9 @@
 
 ``python -m benchmarks.before_after COMMIT [--only NAME ...]``. The two versions live in processes
 of their own, one thread each, and take turns; which is first alternates. The earlier one is
-checked out into a folder that is removed at the end.
+checked out into a folder that is removed at the end. Memory that is given back is kept by the
+process (``KEPT_MEMORY``): glibc would hand large arrays to the system and take them again, or not,
+by their order, and the page faults of an operation differ twofold.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from benchmarks.report import Claim, at_most, table
 
 HERE = Path(__file__).parents[1]
 SLOWER = 1.03
+KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
+"""Settings of glibc's malloc: no array has a mapping of its own, and no memory is given back."""
 REPEATS = 5
 
 
@@ -38,6 +42,7 @@ class Version:
         """
         surroundings = {
             **os.environ,
+            **KEPT_MEMORY,
             "PYTHONPATH": str(tree),
             "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore",

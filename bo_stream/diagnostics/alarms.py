@@ -11,6 +11,8 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from bo_stream.diagnostics.approximation import ApproximationGap, finer
 from bo_stream.diagnostics.summaries import FAR, Innovations
 from bo_stream.diagnostics.validation import ProgressiveValidation
+from bo_stream.models.auto.auto import AutoGP
+from bo_stream.models.auto.view import family_model
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.decoupled.decoupled import DecoupledGP
 from bo_stream.models.inducing.osvgp import OSVGP
@@ -71,7 +73,7 @@ def find_alarms(
     model: StreamingGP,
     record: ProgressiveValidation | None,
     innovations: Sequence[Innovations],
-    gap: ApproximationGap | str | None,
+    gap: ApproximationGap | str,
     effects: Sequence[float],
 ) -> tuple[Alarm, ...]:
     """Find what is wrong; an alarm that explains another one silences it.
@@ -83,7 +85,7 @@ def find_alarms(
         model: The model.
         record: Of its stream.
         innovations: Of each output.
-        gap: Of its approximation.
+        gap: Distance of its approximation from an exact Gaussian process; or why it is not known.
         effects: Of each input on the posterior mean.
     """
     if record is None or record.rows < FEWEST:
@@ -130,7 +132,7 @@ def _repeated(model: StreamingGP, record: ProgressiveValidation) -> list[Alarm]:
     return [Alarm("repeated rows", text, share, MOST_REPEATED, remedy)]
 
 
-def _gap(model: StreamingGP, gap: ApproximationGap | str | None) -> list[Alarm]:
+def _gap(model: StreamingGP, gap: ApproximationGap | str) -> list[Alarm]:
     if not isinstance(gap, ApproximationGap) or gap.rows < FEWEST or gap.mean <= MOST_GAP:
         return []
     text = (
@@ -206,12 +208,22 @@ def _noise(model: StreamingGP, innovations: Sequence[Innovations]) -> list[Alarm
 def _relearning(model: StreamingGP, factor: float) -> str:
     """Return the line of code that learns a model's noise, or corrects the known one."""
     if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
-        return f"model = {type(model).__name__}(X, Y, {factor:.2g} * Yvar)"
+        return f"model = {_name(model)}(X, Y, {factor:.2g} * Yvar)"
     if isinstance(model, DecoupledGP | QSGP | QSRVM):
         return "model.fit(seconds=60)"
+    if isinstance(model, AutoGP) and isinstance(family_model(model), OSVGP):
+        return _relearning_sites(model)
     if isinstance(model, OSVGP):
         return "model.hyper_steps = 20  # the next updates learn it"
     return "fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))"
+
+
+def _relearning_sites(model: AutoGP) -> str:
+    """Return the line that learns a likelihood's noise anew, by steps: no fit reaches it."""
+    if model._memory.held is None:
+        name = type(model.likelihood).__name__
+        return f"model = AutoGP(X, Y, likelihood={name}())"
+    return 'model.move_to("OSVGP", hyper_steps=20)  # learns it from all rows'
 
 
 def _regressor(model: StreamingGP) -> str:

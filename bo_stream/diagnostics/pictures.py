@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from bo_stream.diagnostics.alarms import LEAST_SENSITIVITY
 from bo_stream.diagnostics.approximation import ApproximationGap
 from bo_stream.diagnostics.summaries import AHEAD, Cost, Validation
+from bo_stream.models.auto.inference import HandOver
 
 if TYPE_CHECKING:
     from bo_stream.diagnostics.trust import TrustReport
@@ -42,8 +44,20 @@ def draw_report(report: TrustReport) -> Figure:
         _draw_coverage(coverage, report.validation)
     _draw_gap(gap, report.gap)
     _draw_inputs(inputs, report.sensitivity)
-    _draw_cost(cost, report.cost)
+    _draw_cost(cost, report.cost, report.hand_overs)
     return figure
+
+
+def mark_hand_overs(axes: Axes, moves: Iterable[tuple[float, HandOver]]) -> None:
+    """Mark where a model went over to another family, with the names of both in the legend.
+
+    Args:
+        axes: Of the picture, before its legend is drawn.
+        moves: Place on the horizontal axis and hand-over.
+    """
+    for place, move in moves:
+        label = f"{move.before} to {move.after}"
+        axes.axvline(place, color="tab:red", lw=0.8, ls="-.", label=label)
 
 
 def _headline(report: TrustReport) -> list[str]:
@@ -147,7 +161,7 @@ def _draw_inputs(axes: Axes, effects: list[float]) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _draw_cost(axes: Axes, cost: Cost | None) -> None:
+def _draw_cost(axes: Axes, cost: Cost | None, hand_overs: Iterable[HandOver]) -> None:
     axes.set_title("time an observation", fontsize=10)
     if cost is None:
         _say(axes, "too few steps were timed")
@@ -161,6 +175,7 @@ def _draw_cost(axes: Axes, cost: Cost | None) -> None:
         color="tab:orange",
         label=f"forecast, n^{cost.exponent:.2f}",
     )
+    mark_hand_overs(axes, ((move.observations, move) for move in hand_overs))
     axes.set(xlabel="observations", ylabel="ms", xscale="log", yscale="log")
     _plain_ticks(axes.xaxis, axes.yaxis)
     memory = f"memory {cost.bytes / 2**20:.3g} MiB, then {cost.bytes_ahead / 2**20:.3g}"

@@ -118,14 +118,20 @@ class Cost:
     timed_seconds: list[float]
 
     @classmethod
-    def of(cls, intervals: Sequence[Interval]) -> Cost | None:
+    def of(cls, intervals: Sequence[Interval], since: float = 0.0) -> Cost | None:
         """Forecast from the last intervals that were timed; None where there are less than three.
 
         The exponent is the median of the slopes between pairs of intervals, of log seconds over log
         observations (Theil and Sen), and not below zero.
+
+        Args:
+            intervals: Of the record.
+            since: Number of observations at which the model last went over to another family.
+                Intervals before are left out of the forecast, if three remain.
         """
         every = [each for each in intervals if each.timed and each.observations > 0.0]
-        timed = every[-_SLOPE_INTERVALS:]
+        later = [each for each in every if each.observations - each.count >= since]
+        timed = (later if len(later) >= 3 else every)[-_SLOPE_INTERVALS:]
         if len(timed) < 3:
             return None
         n = [each.observations for each in timed]

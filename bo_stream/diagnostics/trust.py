@@ -25,6 +25,7 @@ from bo_stream.diagnostics.certificate import Stability
 from bo_stream.diagnostics.predictive import check_validated
 from bo_stream.diagnostics.summaries import Cost, Scores, Validation
 from bo_stream.diagnostics.validation import ProgressiveValidation
+from bo_stream.models.auto.inference import HandOver
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import atomic_write
 
@@ -112,6 +113,8 @@ def _found(model: StreamingGP, record: ProgressiveValidation | None) -> TrustRep
         gap, effects = approximation_gap(model, X, Y, Yvar), sensitivities(model, X)
     summary = None if record is None else Validation.of(record)
     innovations = [] if summary is None else summary.innovations
+    moves: tuple[HandOver, ...] = getattr(model, "history", ())
+    since = moves[-1].observations if moves else 0.0
     return TrustReport(
         type(model).__name__,
         model.num_observations,
@@ -121,8 +124,9 @@ def _found(model: StreamingGP, record: ProgressiveValidation | None) -> TrustRep
         certificate_of(model),
         capacity_of(model),
         effects,
-        None if record is None else Cost.of(record.intervals),
+        None if record is None else Cost.of(record.intervals, since),
         _untested(model, record),
+        moves,
     )
 
 
@@ -155,6 +159,7 @@ class TrustReport:
         sensitivity: Effect of each input on the posterior mean, in standard deviations.
         cost: Time and memory with a forecast; None where too few steps were timed.
         untested: What could not be judged, in words.
+        hand_overs: Moves of an :class:`~bo_stream.AutoGP` from one family to another.
     """
 
     model: str
@@ -167,6 +172,7 @@ class TrustReport:
     sensitivity: list[float]
     cost: Cost | None
     untested: str | None
+    hand_overs: tuple[HandOver, ...] = ()
 
     @property
     def healthy(self) -> bool:

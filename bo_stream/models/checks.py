@@ -51,11 +51,13 @@ def check_kernel(kernel: Kernel, dim: int, shape: torch.Size) -> None:
         shape: ``batch_shape (x m if m > 1)`` of the model.
 
     Raises:
-        UnsupportedError: It is no kernel, or one of another number of inputs or batch shape.
+        UnsupportedError: It is no kernel, or one of another number of inputs or batch shape, or
+            has several values at an input.
     """
     check_instance("covar_module", kernel, Kernel, "ScaleKernel(RBFKernel(ard_num_dims=d))")
     check_batch_shape("covar_module", kernel.batch_shape, shape)
     _check_active(kernel, dim)
+    _check_outputs(kernel, dim)
 
 
 def check_batch_shape(name: str, given: torch.Size, shape: torch.Size) -> None:
@@ -72,6 +74,19 @@ def check_batch_shape(name: str, given: torch.Size, shape: torch.Size) -> None:
             f"Expected {name} of batch shape {tuple(shape)}, `batch_shape x m` without m if that "
             f"is 1, or of none, got {tuple(given)}."
         )
+
+
+def _check_outputs(kernel: Kernel, width: int) -> None:
+    """Check that a kernel, and each that it is made of, is of one value at an input."""
+    X = torch.empty(1, width)
+    for part in kernel.modules():
+        values = part.num_outputs_per_input(X, X) if isinstance(part, Kernel) else 1
+        if values != 1:
+            raise UnsupportedError(
+                f"Expected covar_module of one value at an input, got a {type(part).__name__} of "
+                f"{values}. Outputs are independent: give a kernel of batch shape "
+                "`batch_shape x m`, or of none."
+            )
 
 
 def _check_active(kernel: Kernel, width: int) -> None:

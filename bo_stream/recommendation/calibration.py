@@ -14,6 +14,13 @@ KINDS = ("calls", "flops", "elements")
 """What costs time: many small operations, dense linear algebra, passes over large arrays."""
 
 
+PLAIN = 30
+"""Plain tensor expressions for each Cholesky factor and its gradient in the probe of calls. LAPACK
+starts threads for the smallest matrix, plain expressions start none: with this many the probe slows
+down on two threads as the models' operations do.
+"""
+
+
 @cache
 def speeds(threads: int, clock: Clock = time.perf_counter) -> dict[str, float]:
     """Time three probes on this machine, once a process for each number of threads.
@@ -52,9 +59,11 @@ def _probes() -> dict[str, Callable[[], object]]:
     result = torch.empty_like(long)  # allocated once: a first touch of memory would count, too
 
     def calls() -> None:
-        for _ in range(60):
+        for _ in range(15):
             factor = torch.linalg.cholesky(small + small.mT + 1.0)
             (factor * factor).sum().backward()
+            for _ in range(PLAIN):
+                (factor.unsqueeze(-2) * 2.0).sum(-1)
 
     def flops() -> None:
         torch.linalg.cholesky(square @ square)

@@ -29,6 +29,7 @@ PREFERENCE = 1.25
 """How many times a step of the exact model may cost more than an approximate model's."""
 
 MOST = 1 << 20
+"""Largest number of observations that is looked at for the exact model."""
 
 Budget = float | Mapping[str, float]
 

@@ -22,7 +22,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 import bo_stream
-from bo_stream import OSGPR, OSVGP, WISKI, ClusteredGP, DirichletWISKI, LocalGP
+from bo_stream import OSGPR, OSVGP, WISKI, AutoGP, ClusteredGP, DirichletWISKI, LocalGP
 from bo_stream.allocation import Novelty
 from bo_stream.diagnostics import ProgressiveValidation, TrustReport, report
 from bo_stream.diagnostics.alarms import HORIZON
@@ -361,6 +361,11 @@ def test_the_cost_is_forecast_by_its_power(exponent: float) -> None:
     hours = np.trapezoid(cost.seconds * (n / 300) ** exponent, n) / 3600.0
     assert cost.hours_to == pytest.approx(hours, rel=1e-6)
     assert Cost.of(intervals[:2]) is None
+    slow = [replace(each, seconds=7.0 * each.seconds, bytes=9) for each in intervals[:3]]
+    later = Cost.of([*slow, *intervals[3:]], since=155.0)
+    assert later is not None
+    assert later.exponent == pytest.approx(exponent, abs=1e-9)
+    assert later.bytes_ahead == pytest.approx(24_000)
 
 
 def test_innovations_are_summarised_by_quantiles() -> None:
@@ -400,6 +405,21 @@ def test_files_are_a_picture_and_strict_json(
     assert content["stability"]["float64"]["to_spare"] > 1.0
     assert content["capacity"]["what"] == "features"
     assert content["cost"]["seconds"] > 0.0
+
+
+def test_hand_overs_are_told_and_marked() -> None:
+    X = torch.rand(140, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    Y, record = both_inputs(X), ProgressiveValidation()
+    model = AutoGP(X[:20], Y[:20], max_exact=60)
+    for rows in range(20, 140, 10):
+        record.observe(model, X[rows : rows + 10], Y[rows : rows + 10])
+    found = report(model, record)
+    assert found.hand_overs == model.history
+    (told,) = found.as_dict()["hand_overs"]
+    assert (told["observations"], told["before"], told["after"]) == (70.0, "exact", "OSGPR")
+    time = next(axes for axes in found.plot().axes if axes.get_title() == "time an observation")
+    (mark,) = (line for line in time.lines if line.get_label() == "exact to OSGPR")
+    assert list(mark.get_xdata()) == [70.0, 70.0]
 
 
 def test_a_report_leaves_the_model_and_the_record_as_they_are(

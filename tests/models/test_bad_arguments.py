@@ -16,7 +16,7 @@ from botorch.exceptions.errors import (
 from botorch.models.transforms.input import Normalize
 from botorch.models.transforms.outcome import Standardize
 from botorch.sampling import SobolQMCNormalSampler
-from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, MultitaskKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean
 from torch import Size, Tensor
@@ -145,6 +145,8 @@ def test_a_kernel_that_does_not_fit_is_refused(name: str) -> None:
     narrow = RBFKernel(ard_num_dims=2, active_dims=(0, 2))
     with pytest.raises(UnsupportedError, match="active_dims"):
         build(name, *data, covar_module=narrow)
+    with pytest.raises(UnsupportedError, match="MultitaskKernel"):
+        build(name, *data, covar_module=MultitaskKernel(RBFKernel(), 2))
     batched = ScaleKernel(RBFKernel(), batch_shape=Size([3]))
     with pytest.raises(UnsupportedError, match="batch shape"):
         build(name, *data, covar_module=batched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from bo_stream.diagnostics.pictures import mark_hand_overs
 from bo_stream.diagnostics.trust import TrustReport
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, OptimizationStep
 from bo_stream.loops.optimization.trials import STATUSES, Status
@@ -21,6 +23,7 @@ from bo_stream.loops.results import (
     write_picture,
     write_trust,
 )
+from bo_stream.models.auto.inference import HandOver
 
 History = Literal["csv", "parquet"]
 HISTORIES: tuple[History, ...] = ("csv", "parquet")
@@ -132,7 +135,7 @@ def draw_trace(campaign: OptimizationCampaign) -> Figure:
     size = 3.0 if len(steps) <= MARKED else 0.0
     _draw_values(values, campaign, steps, size)
     _draw_seconds(seconds, steps, size)
-    mark_hand_overs(seconds, campaign)
+    mark_hand_overs(seconds, steps_of_hand_overs(campaign))
     for axes in (values, seconds):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=9)
@@ -158,16 +161,13 @@ def _draw_values(
     axes.set_ylabel("best value")
 
 
-def mark_hand_overs(axes: Axes, campaign: OptimizationCampaign) -> None:
-    """Mark the step at which the model went over to another family, for each that it has been in.
-
-    It is the first step that begins with as many told outcomes as the model had then.
-    """
-    told = np.cumsum([campaign.settings.initial, *(len(step.keys) for step in campaign.steps)])
+def steps_of_hand_overs(campaign: OptimizationCampaign) -> Iterator[tuple[float, HandOver]]:
+    """Yield the step of each hand-over: that whose outcomes made the observations so many."""
+    ledger = campaign.optimizer.ledger
+    told = np.cumsum([sum(ledger[k].Y is not None for k in step.keys) for step in campaign.steps])
     for move in getattr(campaign.optimizer.surrogate.model, "history", ()):
         place = min(int(np.searchsorted(told, move.observations)), len(campaign.steps) - 1)
-        number = campaign.steps[place].number
-        axes.axvline(number, color="tab:red", lw=0.8, label=f"{move.before} to {move.after}")
+        yield campaign.steps[place].number, move
 
 
 def _draw_seconds(axes: Axes, steps: pd.DataFrame, size: float) -> None:

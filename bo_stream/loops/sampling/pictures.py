@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,11 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from bo_stream.diagnostics.pictures import mark_hand_overs
 from bo_stream.loops.datasets import Array, Dataset
 from bo_stream.loops.predictions import Score
 from bo_stream.loops.sampling.settings import STRATEGY_NAMES, Strategy
+from bo_stream.models.auto.inference import HandOver
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,23 @@ def draw_map(view: MapView) -> Figure:
     return figure
 
 
-def draw_curve(curves: Mapping[Strategy, Sequence[Score]], target: str) -> Figure:
-    """Draw the error over the number of observations, one line per strategy."""
+def draw_curve(
+    curves: Mapping[Strategy, Sequence[Score]], target: str, hand_overs: Iterable[HandOver] = ()
+) -> Figure:
+    """Draw the error over the number of observations, one line per strategy.
+
+    Args:
+        curves: Scores of each strategy.
+        target: Name of what is predicted.
+        hand_overs: Of the main strategy's model, to be marked.
+    """
     figure = Figure(figsize=(7.0, 4.4), layout="constrained")
     axes = figure.subplots()
     for (name, curve), style in zip(curves.items(), ("o-", "s--"), strict=False):
         observations = [score.observations for score in curve]
         label = f"{STRATEGY_NAMES[name]}: {curve[-1].rmse_sd:.3f} sd at the end"
         axes.plot(observations, [score.rmse for score in curve], style, ms=3, label=label)
+    mark_hand_overs(axes, ((move.observations, move) for move in hand_overs))
     last = next(iter(curves.values()))[-1]
     unit = last.rmse / last.rmse_sd
     right = axes.secondary_yaxis(

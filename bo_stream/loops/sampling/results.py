@@ -48,7 +48,8 @@ def write_results(
         "run.json": record_file(_record(campaign, finals), campaign.seconds, notes),
     }
     write_files(folder, files)
-    write_picture(folder / "curve.png", lambda: draw_curve(curves, campaign.data.target))
+    moves = getattr(campaign.main.state.model, "history", ())
+    write_picture(folder / "curve.png", lambda: draw_curve(curves, campaign.data.target, moves))
     write_picture(folder / "map.png", lambda: draw_map(_map_view(campaign)))
     state = campaign.main.state
     return finals, write_trust(folder, state.model, state.validation)

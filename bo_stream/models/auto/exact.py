@@ -36,7 +36,7 @@ MOST_AT_ONCE = 64
 """Observations that a solved posterior takes in O(n²) each; of more it is solved anew."""
 
 LEAST_WEIGHT = 1e-100
-"""What an observation counts at least, so that no noise variance is infinite."""
+"""Least weight of an observation that is forgotten in part: no noise variance is infinite."""
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,12 @@ FAMILIES = (EXACT, WISKI, OSGPR, OSVGP)
 """Names of all, in the order in which they are tried."""
 
 TOLERANCE, MAX_RANK = 1e-9, 1024
-"""Of a grid model's features, as by default in :class:`~bo_stream.WISKI`."""
+"""Truncation tolerance and largest rank of a grid model: :class:`~bo_stream.WISKI`'s defaults."""
 
 NATURAL_STEPS, LEARNING_RATE = 20, 0.02
-"""Of sites and of hyperparameters in an update, as by default in :class:`~bo_stream.OSVGP`."""
+"""Most natural-gradient steps of an update and learning rate of hyperparameters:
+:class:`~bo_stream.OSVGP`'s defaults.
+"""
 
 OPTIONS = ("grid_size", "tolerance", "max_rank", "max_points", "window", "hyper_steps")
 """Names of the streaming families' options."""
@@ -112,7 +114,8 @@ def _takes(family: str, prior: Prior, dim: int, box: Tensor | None) -> bool:
 def most_exact(families: Sequence[str], prior: Prior, dim: int, box: Tensor | None) -> int:
     """Choose up to how many observations are held exactly before the next family follows.
 
-    As :func:`bo_stream.recommend` orders the two.
+    It is the number up to which :func:`bo_stream.recommend` puts the exact model before that
+    family, and at most ``MOST_EXACT``.
     """
     if EXACT not in families or len(families) == 1:
         return MOST_EXACT
@@ -130,7 +133,7 @@ def check_family(family: str, prior: Prior, dim: int, box: Tensor | None) -> Non
         family: One of ``FAMILIES``.
         prior: Kernel and likelihood of the model.
         dim: Number of inputs as the process has them.
-        box: That inputs lie in, if it is known.
+        box: Box in which the inputs lie, ``2 x d``; None where it is not known.
 
     Raises:
         UnsupportedError: It cannot.
@@ -166,7 +169,7 @@ def begin(
         family: One of ``FAMILIES``.
         prior: The hyperparameters.
         like: Inputs of the process, of whose dtype and device observations will be, ``... x d``.
-        box: That the inputs lie in, ``2 x d``.
+        box: Box in which the inputs lie, ``2 x d``; None where it is not known.
         options: Of the family's public model: ``grid_size``, ``tolerance``, ``max_rank``;
             ``max_points``, ``window``; ``hyper_steps``, and ``fixed``, the names of
             hyperparameters that stay.

@@ -57,7 +57,8 @@ class HandOver:
         mean_error: Largest difference of the posterior means from the exact posterior's at rows
             that are held, in prior standard deviations; NaN if the likelihood has no exact one,
             or if there are more than ``COMPARABLE`` rows.
-        variance_error: The same of variances, in prior variances.
+        variance_error: Largest difference of the posterior variances from the exact posterior's
+            there, in prior variances; NaN as ``mean_error``.
     """
 
     observations: float
@@ -147,7 +148,7 @@ class AutoInference(Inference[AutoMemory, Any]):
         families: Names of those allowed, in the order in which they are tried.
         max_exact: Most observations that are held exactly, where other families are allowed.
         max_rows: Most observations that are held as rows beside another family's memory.
-        box: That inputs of the process lie in, ``2 x d``, if it is known.
+        box: Box in which the inputs of the process lie, ``2 x d``; None where it is not known.
         options: Of the streaming families, see :func:`begin`.
     """
 
@@ -328,7 +329,7 @@ class AutoInference(Inference[AutoMemory, Any]):
     def feature_process(
         self, memory: AutoMemory, cache: Any, prior: Prior, X: Tensor | None = None
     ) -> tuple[PosteriorProcess, Any]:
-        """Return that in the weights of features."""
+        """Return the posterior of the family in use, in the weights of features."""
         return memory.inference.feature_process(memory.inner, cache, prior, X)
 
     def part(self, memory: AutoMemory, cache: Any) -> tuple[Inference[Any, Any], Any, Any]:
@@ -347,13 +348,13 @@ class AutoInference(Inference[AutoMemory, Any]):
         check_in_grid(process, X)
 
     def objective(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[Tensor, Any]:
-        """Return that of the family in use."""
+        """Return the objective of the family in use."""
         return memory.inference.objective(memory.inner, cache, prior)
 
     def log_marginal_likelihood(
         self, memory: AutoMemory, cache: Any, prior: Prior
     ) -> tuple[Tensor, Any]:
-        """Return that of the family in use, or its bound."""
+        """Return the log marginal likelihood of the family in use, or its bound."""
         return memory.inference.log_marginal_likelihood(memory.inner, cache, prior)
 
     def refitted(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[AutoMemory, Any]:
@@ -385,7 +386,12 @@ class AutoInference(Inference[AutoMemory, Any]):
 
 @dataclass
 class _Told:
-    """What was told while a family was begun: warnings, and the model's notes of those given."""
+    """Warnings that were held back while a family was begun, and the model's notes of them.
+
+    Attributes:
+        warned: The warnings.
+        said: Names of warnings that the model gives once, as they are if the family is taken.
+    """
 
     warned: list[warnings.WarningMessage]
     said: tuple[str, ...] = ()

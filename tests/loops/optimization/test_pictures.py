@@ -19,11 +19,15 @@ from tests.loops.optimizing import QUICK
 pytestmark = pytest.mark.filterwarnings("ignore:The kernel's lengthscale is too short")
 
 
-def run(function: str, steps: int, *, maximize: bool = False) -> OptimizationCampaign:
+def run(
+    function: str, steps: int, *, maximize: bool = False, max_exact: int = 0
+) -> OptimizationCampaign:
     dim = 1 if function == "Ackley" else None
     bounds = None if dim else QUICK.bounds
     objective = find_objective(function, dim, 0.0, bounds, 0)
     settings = replace(QUICK, bounds=objective.bounds, maximize=maximize)
+    if max_exact:
+        settings = replace(settings, grid=None, model_options={"max_exact": max_exact})
     campaign = OptimizationCampaign(objective, Optimizer(settings), Plan(steps))
     for _ in campaign.run(InProcess(objective)):
         pass
@@ -48,6 +52,16 @@ def test_the_trace_has_the_best_values_and_the_seconds_of_each_step(maximize: bo
     assert ("optimum 0" in above) != maximize  # the least value is known, the largest is not
     assert below["model and choice"] == [step.model_seconds for step in steps]
     assert below["evaluation"] == [step.evaluation_seconds for step in steps]
+
+
+def test_a_hand_over_is_marked_at_its_step() -> None:
+    campaign = run("Ackley", 3, max_exact=5)
+    steps, (move,) = campaign.steps, campaign.optimizer.surrogate.model.history
+    assert move.observations == 6  # four initial points, and two of steps
+    _, below = draw_trace(campaign).axes
+    (mark,) = (line for line in below.lines if line.get_label() == f"exact to {move.after}")
+    assert list(mark.get_xdata()) == [steps[2].number] * 2
+    assert mark.get_label() in [text.get_text() for text in below.get_legend().texts]
 
 
 def test_failures_leave_gaps_in_the_trace_and_are_counted_on_the_bar() -> None:

@@ -14,11 +14,13 @@ import pytest
 from matplotlib.image import imread
 
 from bo_stream.loops.datasets import Dataset
+from bo_stream.loops.predictions import Score
 from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.campaign import Campaign
-from bo_stream.loops.sampling.pictures import MapView, draw_map
+from bo_stream.loops.sampling.pictures import MapView, draw_curve, draw_map
 from bo_stream.loops.sampling.results import write_results
 from bo_stream.loops.sampling.settings import Settings
+from bo_stream.models.auto.inference import HandOver
 from bo_stream.storage.archive import atomic_write
 from tests.loops.small import LONG, QUICK, map_with_an_artefact, small_map, write_npz
 
@@ -60,6 +62,17 @@ def test_curve_holds_every_score(results: tuple[Campaign, Path]) -> None:
     assert [float(line["rmse"]) for line in curve[:3]] == [
         s.rmse for s in campaign.main.state.curve
     ]
+
+
+def test_a_hand_over_is_marked_in_the_curve() -> None:
+    curve = [Score(n, 2.0 / n, 1.0 / n, 0.0, 0.95) for n in (10, 20, 40)]
+    move = HandOver(24.0, "exact", "OSGPR", 0.1, 0.0, 0.0)
+    axes = draw_curve({"nipv": curve}, "y", [move]).axes[0]
+    (mark,) = (line for line in axes.lines if line.get_label() == "exact to OSGPR")
+    assert list(mark.get_xdata()) == [24.0, 24.0]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert "exact to OSGPR" in [text.get_text() for text in legend.texts]
 
 
 def test_run_json_says_how_it_was_made(results: tuple[Campaign, Path]) -> None:

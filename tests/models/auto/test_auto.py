@@ -19,16 +19,25 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import Warp
 from botorch.posteriors.posterior import Posterior
 from botorch.sampling import SobolQMCNormalSampler
-from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    LinearKernel,
+    MultitaskKernel,
+    RBFKernel,
+    RBFKernelGrad,
+    ScaleKernel,
+)
 from gpytorch.likelihoods import (
     BernoulliLikelihood,
     GaussianLikelihood,
     LaplaceLikelihood,
     Likelihood,
+    MultitaskGaussianLikelihood,
     StudentTLikelihood,
 )
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from torch import Tensor
+from torch import Size, Tensor
 
 from bo_stream import (
     OSGPR,
@@ -40,6 +49,7 @@ from bo_stream import (
     sample_paths,
 )
 from bo_stream.diagnostics import leave_one_out, report, stability, without
+from bo_stream.diagnostics.alarms import _relearning
 from bo_stream.diagnostics.approximation import finer
 from bo_stream.models.auto import families, inference
 from tests.comparisons import assert_gradient, gaussian
@@ -424,6 +434,16 @@ class TestDiagnostics:
             exec(line, {"model": model})
             assert len(model.history) == 1
 
+    @pytest.mark.parametrize("max_rows", [100, 0])
+    def test_the_line_that_learns_the_noise_of_heavy_tails_works(self, max_rows: int) -> None:
+        X, Y = data(40)
+        model = AutoGP(X, Y, likelihood=StudentTLikelihood(), hyper_steps=0, max_rows=max_rows)
+        before = model.likelihood.noise.clone()
+        names: dict[str, Any] = {"model": model, "X": X, "Y": Y, "AutoGP": AutoGP}
+        exec(_relearning(model, 2.0), {**names, "StudentTLikelihood": StudentTLikelihood}, names)
+        assert names["model"].family == "OSVGP"
+        assert not torch.equal(names["model"].likelihood.noise, before)
+
 
 class TestFamilies:
     """Which family follows, and what a user can say about it."""
@@ -480,6 +500,11 @@ class TestFamilies:
             ({"families": "WISKI"}, UnsupportedError, "Expected bounds"),
             ({"families": ("exact", "OSVGP")}, UnsupportedError, "with a GaussianLikelihood"),
             (
+                {"families": "WISKI", "covar_module": LinearKernel(), "bounds": UNIT},
+                UnsupportedError,
+                "LinearKernel",
+            ),
+            (
                 {"families": "OSGPR", "likelihood": BernoulliLikelihood()},
                 UnsupportedError,
                 "with a BernoulliLikelihood",
@@ -500,6 +525,21 @@ class TestFamilies:
         X, Y = data(10)
         with pytest.raises(error, match=says):
             AutoGP(X, (Y > 0.0).double(), **options)
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"likelihood": MultitaskGaussianLikelihood(2)}, "got MultitaskGaussianLikelihood"),
+            ({"likelihood": StudentTLikelihood(batch_shape=Size([3]))}, r"batch shape \(2,\)"),
+            ({"covar_module": RBFKernel(batch_shape=Size([3]))}, r"batch shape \(2,\).*got \(3,"),
+            ({"covar_module": MultitaskKernel(RBFKernel(), 2)}, "got a MultitaskKernel of 2"),
+            ({"covar_module": ScaleKernel(RBFKernelGrad())}, "got a ScaleKernel of 3"),
+        ],
+    )
+    def test_parts_for_another_number_of_outputs(self, options: dict[str, Any], says: str) -> None:
+        X, Y = data(10)
+        with pytest.raises(UnsupportedError, match=says):
+            AutoGP(X, torch.cat((Y, Y), -1), **options)
 
     def test_too_many_inputs_for_a_grid(self) -> None:
         X, Y = data(10, 5)
