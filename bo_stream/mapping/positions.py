@@ -88,10 +88,25 @@ def kilometres(
         ValueError: The units are none of these.
     """
     check_positions(sites, position, units)
-    if units != "degrees":
-        columns, length = list(position), torch.full((2,), _LENGTHS[units]).to(sites)
-        middle = sites[..., columns].flatten(0, -2).mean(0)
-        return AffineInputTransform(sites.shape[-1], length, middle, indices=columns)
+    if units == "degrees":
+        return projection(sites, position)
+    columns, length = list(position), torch.full((2,), _LENGTHS[units]).to(sites)
+    middle = sites[..., columns].flatten(0, -2).mean(0)
+    return AffineInputTransform(sites.shape[-1], length, middle, indices=columns)
+
+
+def projection(sites: Tensor, position: tuple[int, int] = (0, 1)) -> Kilometres:
+    """Make the input transform from degrees to kilometres about the middle of the sites.
+
+    Args:
+        sites: ``... x n x d``, all that are to be mapped.
+        position: Columns of longitude and latitude, in degrees.
+
+    Raises:
+        InputDataError: Positions are not in degrees, or reach farther than 5,000 km from their
+            middle.
+    """
+    check_degrees(sites, position)
     x, y, z = _on_sphere(sites, position).flatten(0, -2).mean(0).tolist()
     centre = math.degrees(math.atan2(y, x)), math.degrees(math.atan2(z, math.hypot(x, y)))
     transform = Kilometres(centre, position)
@@ -104,7 +119,15 @@ def places(X: Tensor, position: tuple[int, int], units: Units) -> Tensor:
 
     In space, ``... x n x d -> ... x n x 3``, or on a map projection, ``... x n x 2``.
     """
-    return _on_sphere(X, position) if units == "degrees" else X[..., list(position)].double()
+    return chords(X, position) if units == "degrees" else X[..., list(position)].double()
+
+
+def chords(X: Tensor, position: tuple[int, int]) -> Tensor:
+    """Compute positions in space, ``... x n x d -> ... x n x 3``, in kilometres.
+
+    Distances between them have the order of those along the Earth's surface.
+    """
+    return RADIUS * _on_sphere(X, position)
 
 
 def _on_sphere(X: Tensor, position: tuple[int, int]) -> Tensor:

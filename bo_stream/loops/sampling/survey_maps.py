@@ -19,7 +19,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from bo_stream.loops.sampling.survey_findings import ABOVE, BELOW, UNCERTAIN
-from bo_stream.mapping import Kilometres, kilometres
+from bo_stream.mapping import Kilometres
+from bo_stream.mapping.positions import projection
 
 Array = NDArray[np.float64]
 
@@ -54,10 +55,10 @@ class Ground:
     def of(cls, table: pd.DataFrame) -> Ground:
         """Lay out the sites of a table with columns ``longitude`` and ``latitude``."""
         degrees = table[["longitude", "latitude"]].to_numpy(float).copy()
-        projection = kilometres(torch.from_numpy(degrees))
-        middle = float(projection.centre[0])
+        plane = projection(torch.from_numpy(degrees))
+        middle = float(plane.centre[0])
         degrees[:, 0] = (degrees[:, 0] - middle + 180.0) % 360.0 - 180.0 + middle
-        return cls(projection, _in_kilometres(projection, degrees), degrees)
+        return cls(plane, _in_kilometres(plane, degrees), degrees)
 
     def place(self, degrees: Array) -> Array:
         """Map longitudes and latitudes, ``n x 2``, to kilometres."""

@@ -20,7 +20,8 @@ from bo_stream.loops.sampling.columns import find_column, given_column, has_rate
 from bo_stream.loops.sampling.counts import Counts, read_counts
 from bo_stream.loops.sampling.places import check_places, position_columns
 from bo_stream.loops.sampling.survey_settings import SurveySettings
-from bo_stream.mapping import Kilometres, fill_missing, kilometres
+from bo_stream.mapping import Kilometres, fill_missing
+from bo_stream.mapping.positions import projection
 
 _YES = ("yes", "y", "true", "t", "1")
 _NO = ("no", "n", "false", "f", "0")
@@ -126,7 +127,7 @@ class SurveySites:
 
     @cached_property
     def _plane(self) -> Kilometres:
-        return kilometres(self.X[:, :2])
+        return projection(self.X[:, :2])
 
     def fill(self, raw: Tensor) -> Tensor:
         """Fill missing covariates of other sites, ``n x d``, from the nearest site of the list."""
