@@ -34,6 +34,8 @@ _WIDEST = 12.0
 
 _BISECTIONS = 30
 
+_LOG_HUGE = math.log(1e9)
+
 
 class BinomialLikelihood(_OneDimensionalLikelihood):
     """Likelihood of counts with a logit link: positives of a number of trials of each row.
@@ -51,7 +53,8 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
 
     Args:
         trials: Examined by a hypothetical survey. Default: the rounded mean of those observed.
-        overdispersion: Whether counts are beta-binomial, with a concentration that models learn.
+        overdispersion: Whether counts are beta-binomial, with a concentration that models learn;
+            of counts that vary no more than binomial ones it grows without bound.
         batch_shape: Of the concentration.
         outliers: Share of rows whose count has nothing to do with f, in [0, 1).
 
@@ -249,10 +252,14 @@ def log_prob(
 
 
 def _log_rise(count: Tensor, log_start: Tensor) -> Tensor:
-    """Compute ``log Γ(a + count) / Γ(a)`` for ``log a``, linear in it where a is tiny."""
-    start = log_start.exp()
+    """Compute ``log Γ(a + count) / Γ(a)`` for ``log a``, linear in it where a is tiny.
+
+    Where a is huge the two would cancel: there it is expanded in ``1 / a``.
+    """
+    start, huge = log_start.clamp_max(_LOG_HUGE).exp(), log_start > _LOG_HUGE
     rise = (start + count.clamp_min(1.0)).lgamma() - (start + 1.0).lgamma() + log_start
-    return torch.where(count > 0.0, rise, 0.0)
+    expanded = count * log_start + 0.5 * count * (count - 1.0) * (-log_start).exp()
+    return torch.where(count > 0.0, torch.where(huge, expanded, rise), 0.0)
 
 
 def log_choices(positives: Tensor, trials: Tensor) -> Tensor:
@@ -301,9 +308,9 @@ def log_marginal(
     steps = torch.linspace(0.0, 1.0, NODES_OF_SUPPORT, dtype=mean.dtype, device=mean.device)
     logits = low.unsqueeze(-1) + (high - low).unsqueeze(-1) * steps
     weight = (high - low) / (NODES_OF_SUPPORT - 1)
-    at = (t.unsqueeze(-1) for t in (positives, trials, mean, variance))
+    y, n, m, v = (t.unsqueeze(-1) for t in (positives, trials, mean, variance))
     s = None if concentration is None else concentration.unsqueeze(-1)
-    total = _log_joint(logits, *at, s).logsumexp(-1)
+    total = _log_joint(logits, y, n, m, v, s).logsumexp(-1)
     return total + (weight / (2.0 * math.pi * variance).sqrt()).log()
 
 

@@ -12,7 +12,7 @@ from gpytorch.kernels import AdditiveKernel, Kernel, LinearKernel, MaternKernel,
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
-from bo_stream.mapping.positions import kilometres
+from bo_stream.mapping.positions import Units, kilometres
 
 POSITION_SHARE = 0.3
 """Prior median of the length scale of position, of the sites' root mean square radius."""
@@ -36,6 +36,7 @@ def map_kernel(
     linear: Sequence[int] = (),
     nu: float = 1.5,
     variance: float = 1.0,
+    units: Units = "degrees",
 ) -> AdditiveKernel:
     """Make the kernel of a map, a ``covar_module`` for inputs transformed by ``map_inputs``.
 
@@ -50,20 +51,21 @@ def map_kernel(
     better on one, slightly worse on another (``benchmarks/map_kernels.py``).
 
     Args:
-        sites: ``n x d``, all that are to be mapped, in degrees, as for ``map_inputs``.
-        position: Columns of longitude and latitude.
+        sites: ``n x d``, all that are to be mapped, as for ``map_inputs``.
+        position: Columns of longitude and latitude, or of east and north.
         linear: Columns that enter linearly, such as predictions of ``out_of_fold``.
         nu: Smoothness of the part over position: 0.5, 1.5 or 2.5.
         variance: Sum of the prior medians of the output scales; 1 for standardised outcomes.
+        units: Of positions: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
 
     Raises:
-        InputDataError: Positions are not in degrees.
-        ValueError: A column of ``linear`` is none of the covariates.
+        InputDataError: Positions are not in these units.
+        ValueError: A column of ``linear`` is none of the covariates, or the units are unknown.
     """
     covariates = [column for column in range(sites.shape[-1]) if column not in position]
     if not set(linear) <= set(covariates):
         raise ValueError(f"Expected linear among the covariates {covariates}, got {list(linear)}.")
-    places = kilometres(sites, position).transform(sites)[..., list(position)].flatten(0, -2)
+    places = kilometres(sites, position, units).transform(sites)[..., list(position)].flatten(0, -2)
     radius = float((places - places.mean(0)).square().sum(-1).mean().sqrt())
     smooth = [column for column in covariates if column not in linear]
     half = 0.5 * variance

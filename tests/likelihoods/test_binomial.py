@@ -96,8 +96,12 @@ def test_gradients_of_the_beta_binomial() -> None:
 
 def test_a_large_concentration_is_binomial_and_far_logits_are_finite() -> None:
     y, n, f = _tensors(3, 10, -1.0)
-    (s,) = _tensors(1e6)
-    assert float(log_prob(y, n, f, s)) == pytest.approx(float(log_prob(y, n, f)), abs=1e-4)
+    for concentration, error in ((1e6, 1e-4), (1e11, 1e-6), (1e30, 1e-6)):
+        (s,) = _tensors(concentration)
+        value = log_prob(y, n, f, s.requires_grad_())
+        assert value.item() == pytest.approx(log_prob(y, n, f).item(), abs=error)
+        assert abs(torch.autograd.grad(value.sum(), s)[0].item()) < 1e-9
+        s = s.detach()
     for logit in (-800.0, 800.0):
         (far,) = _tensors(logit)
         assert bool(log_prob(y, n, far, s).isfinite())

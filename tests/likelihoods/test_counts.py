@@ -75,7 +75,9 @@ def test_points_in_parts_are_those_together(
     together = posterior.quantile(level), posterior.cdf(TRIALS.minimum(torch.tensor(3.0)))
     monkeypatch.setattr("bo_stream.likelihoods.counts.AT_ONCE", 1)
     apart = posterior.quantile(level), posterior.cdf(TRIALS.minimum(torch.tensor(3.0)))
-    assert all(torch.allclose(a, b, rtol=0.0, atol=1e-12) for a, b in zip(together, apart))
+    assert all(
+        torch.allclose(a, b, rtol=0.0, atol=1e-12) for a, b in zip(together, apart, strict=True)
+    )
 
 
 @pytest.mark.parametrize("concentration", CONCENTRATIONS)

@@ -62,10 +62,9 @@ def survey_model(
     """Fit a Gaussian process of the logit of prevalence to counts.
 
     An :class:`~bo_stream.OSVGP` with a :class:`~bo_stream.BinomialLikelihood` with outliers and the
-    kernel of :func:`~bo_stream.mapping.survey_kernel`. Its hyperparameters maximise the evidence lower bound
-    and their priors: sites of the likelihood and hyperparameters are found in turn, each given the
-    other. Cost O(n³) a step for n results up to ``max_points``; 0.3 s for 200 results after a
-    former model.
+    kernel of :func:`~bo_stream.mapping.survey_kernel`. Its hyperparameters maximise the evidence
+    lower bound and their priors: sites of the likelihood and hyperparameters are found in turn,
+    each given the other. Cost O(n³) a step for n results up to ``max_points``.
 
     Args:
         sites: ``N x d``, all sites that are to be mapped, surveyed or not: longitude and latitude

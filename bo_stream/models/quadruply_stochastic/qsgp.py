@@ -172,13 +172,16 @@ class QSGP(StreamingGP):
         )
         if dispersed or not (likelihood is None or isinstance(likelihood, LOG_CONCAVE)):
             names = ", ".join(one.__name__ for one in LOG_CONCAVE)
-            which = "an overdispersed or contaminated " if dispersed else ""
-            kind = f"{which}{type(likelihood).__name__}"
+            kind, remedy = type(likelihood).__name__, "For outliers take LaplaceLikelihood"
+            if dispersed:
+                kind = f"an overdispersed or contaminated {kind}"
+                remedy = (
+                    "Take BinomialLikelihood() without overdispersion and outliers, or DecoupledGP"
+                )
             raise UnsupportedError(
                 f"Expected a likelihood whose logarithm is concave ({names}), got {kind}: "
                 "with a few functions drawn, Jensen's inequality would not make the estimate a "
-                "lower bound. For outliers take LaplaceLikelihood, "
-                "for any likelihood OSVGP."
+                f"lower bound. {remedy}; for any likelihood OSVGP."
             )
         sizes = batch_size, functions, control_points, update_steps, initial_points, freeze_steps
         rates = learning_rate, hyper_rate, half_life
