@@ -13,7 +13,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 from linear_operator.operators import DiagLinearOperator
 from scipy.stats import betabinom, binom, norm
 
-from bo_stream import OSVGP, QSGP, BinomialLikelihood, counts
+from bo_stream import OSVGP, QSGP, WISKI, AutoGP, BinomialLikelihood, counts
 from bo_stream.likelihoods.counts import CountPosterior
 from bo_stream.likelihoods.prevalence import PrevalencePosterior
 
@@ -119,6 +119,22 @@ def test_an_outlier_does_not_move_its_neighbours(tmp_path: Path) -> None:
     assert loaded.likelihood.outliers == 0.02
     assert torch.equal(loaded.posterior(X).mean, robust.posterior(X).mean)
     assert counts(loaded, X, 100).outliers == 0.02
+
+
+@pytest.mark.parametrize("family", [AutoGP, WISKI])
+def test_rows_that_are_held_begin_without_outliers(family: type) -> None:
+    """At the prior each of these rows would look like an outlier."""
+    _, X = _model(0.0)
+    Y = torch.tensor([[3.0, 100.0]]).double().repeat(31, 1)
+    Y[15, 0] = 60.0
+    kernel = ScaleKernel(RBFKernel()).double()
+    kernel.outputscale, kernel.base_kernel.lengthscale = 1.0, 0.2
+    likelihood = BinomialLikelihood(outliers=0.02)
+    model = family(X, Y, likelihood=likelihood, covar_module=kernel)
+    with torch.no_grad():
+        model.mean_module.constant = torch.tensor(-1.0)
+        found = model.clear().update(X, Y).posterior(X).mean
+    assert (found - torch.logit(torch.tensor(0.03))).abs().max() < 0.3
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
