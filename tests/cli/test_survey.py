@@ -224,6 +224,7 @@ def test_help_names_the_verbs() -> None:
         assert name in text
 
 
+@pytest.mark.integration
 def test_a_report_where_every_site_was_surveyed() -> None:
     small_country(14, 14).to_csv("all.csv", index=False)
     done("start", "all.csv", *OPTIONS)
