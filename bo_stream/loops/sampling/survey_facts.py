@@ -65,7 +65,7 @@ class SurveyFacts:
     Attributes:
         results: By id.
         pending: Requests by id, in the order of asking.
-        given_up: Ids of sites that are not to be asked for again.
+        given_up: Ids of sites of the list that are not to be asked for again.
         rounds: Number of rounds asked for.
     """
 
@@ -111,7 +111,8 @@ class SurveyFacts:
         for site in event.values["ids"]:
             self.pending.pop(site, None)
             self.results.pop(site, None)
-            if not event.values["ask_again"]:
+            listed = bool(self._sites.positions([site])[0] >= 0)
+            if listed and not event.values["ask_again"]:
                 self.given_up.add(site)
 
     @property
@@ -138,14 +139,9 @@ class SurveyFacts:
         X = self._sites.X[places.clamp_min(0)]
         outside = [row for row, place in enumerate(places.tolist()) if place < 0]
         if outside:
-            raw = torch.tensor([self.results[ids[row]].place for row in outside]).to(X)
-            X[outside] = self._sites.fill(raw)
+            places_told = [self.results[ids[row]].place for row in outside]
+            X[outside] = self._sites.fill(torch.tensor(places_told, dtype=X.dtype))
         return X
-
-    @property
-    def taken(self) -> list[str]:
-        """Ids not to be asked for: surveyed, asked for or given up."""
-        return list({**self.results, **self.pending, **dict.fromkeys(self.given_up)})
 
     @property
     def fingerprint(self) -> str:

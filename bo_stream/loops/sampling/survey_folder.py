@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from bo_stream.acquisition.criteria import Criterion
 from bo_stream.loops.errors import UsageError
-from bo_stream.loops.run import CheckpointFormat
+from bo_stream.loops.run import CheckpointFormat, hold_folder
 from bo_stream.loops.sampling.ledger import RESULTS, Ledger
 from bo_stream.loops.sampling.model_cache import ModelCache
 from bo_stream.loops.sampling.survey import Survey
@@ -31,23 +32,26 @@ def save_survey(folder: str | Path, survey: Survey) -> None:
     which is written last.
 
     Raises:
-        UsageError: The folder holds a survey.
+        UsageError: The folder holds a survey, or another process is writing to it.
         OSError: It cannot be written.
     """
     folder = Path(folder)
-    if holds_survey(folder):
-        raise UsageError(f"{folder} holds a survey already. Give another folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    _write_sites(folder, survey)
-    (folder / RESULTS).unlink(missing_ok=True)  # of a beginning that was interrupted
-    survey.ledger.move_to(folder)
-    content = {"settings": asdict(survey.settings), "sites": survey.sites_fingerprint}
-    SURVEY.save(folder, content, {})
+    with hold_folder(folder, "Give another folder."):
+        _check_free(folder)
+        _write_sites(folder, survey)
+        survey.ledger.move_to(folder)
+        content = {"settings": asdict(survey.settings), "sites": survey.sites_fingerprint}
+        SURVEY.save(folder, content, {})
     survey.cache.move_to(folder)
 
 
-def load_survey(folder: str | Path) -> Survey:
+def load_survey(folder: str | Path, criterion: Criterion | None = None) -> Survey:
     """Go on with the survey of a folder. Nothing is written, and nothing in it is executed.
+
+    Args:
+        folder: Of the survey.
+        criterion: Uncertainty to be reduced, if another than the settings' one.
 
     Raises:
         UsageError: There is no survey, or its files are damaged or were changed.
@@ -60,7 +64,7 @@ def load_survey(folder: str | Path) -> Survey:
     if path is None:
         raise UsageError(f"{folder} has no {SITES}. Restore it from a copy.")
     ledger, cache = Ledger.open(folder), ModelCache(folder)
-    survey = Survey(read_table(path), settings, str(path), ledger=ledger, cache=cache)
+    survey = Survey(read_table(path), settings, str(path), criterion, ledger, cache)
     if survey.sites_fingerprint != fingerprint:
         raise UsageError(
             f"{path} is not the table that the survey began with. Restore it from a copy, or start "
@@ -72,6 +76,21 @@ def load_survey(folder: str | Path) -> Survey:
 def holds_survey(folder: Path) -> bool:
     """Return whether a folder is one of a survey."""
     return (folder / SURVEY.name).exists()
+
+
+def _check_free(folder: Path) -> None:
+    """Check that a folder holds no survey, and take away an empty ledger of one just begun."""
+    if holds_survey(folder):
+        raise UsageError(f"{folder} holds a survey already. Give another folder.")
+    ledger = folder / RESULTS
+    if not ledger.exists():
+        return
+    if ledger.stat().st_size:
+        raise UsageError(
+            f"{folder} holds results of a survey ({RESULTS}) whose {SURVEY.name} is missing. "
+            "Restore that file from a copy, or give another folder."
+        )
+    ledger.unlink()
 
 
 def _write_sites(folder: Path, survey: Survey) -> None:

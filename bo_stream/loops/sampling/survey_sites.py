@@ -35,8 +35,7 @@ class SurveySites:
 
     Attributes:
         ids: Texts, ``N``, all different.
-        raw: Longitude, latitude and covariates, NaN where missing, ``N x d``.
-        X: The same, missing covariates filled from the nearest site, ``N x d``.
+        X: Longitude, latitude and covariates, missing ones filled from the nearest site, ``N x d``.
         covariates: Names of the d - 2 covariates.
         costs: Of a survey of each, ``N``.
         strata: Labels, ``N``, if there are strata.
@@ -47,7 +46,6 @@ class SurveySites:
     """
 
     ids: Texts
-    raw: Tensor
     X: Tensor
     covariates: tuple[str, ...]
     costs: Tensor
@@ -85,12 +83,11 @@ class SurveySites:
         columns = position_columns(names, settings, source)
         raw = torch.from_numpy(read_inputs(cells, columns, settings.covariates))
         odd = check_places(cells, raw[:, :2].numpy(), columns)
-        _check_twins(cells, raw)
+        _check_one_place(cells, raw)
         filled, notes = _filled(cells, raw, settings.covariates)
         earlier, remarks = _earlier(cells, settings, ids)
         return cls(
             ids,
-            raw,
             filled,
             settings.covariates,
             torch.from_numpy(_costs(cells, settings)),
@@ -180,18 +177,18 @@ def _ids(cells: Cells, column: str | None) -> Texts:
     return ids
 
 
-def _check_twins(cells: Cells, raw: Tensor) -> None:
+def _check_one_place(cells: Cells, raw: Tensor) -> None:
     """Check that sites at one place have the same covariates."""
     frame = pd.DataFrame(raw.numpy())
     same_place = frame.duplicated([0, 1], keep=False).to_numpy()
     if not same_place.any():
         return
-    twins = frame[same_place]
-    other = ~twins.duplicated(keep=False)
+    shared = frame[same_place]
+    other = ~shared.duplicated(keep=False)
     lonely = first(other.to_numpy())
     if lonely is None:
         return
-    row = int(twins.index[lonely])
+    row = int(shared.index[lonely])
     there = (frame[0] == frame.loc[row, 0]) & (frame[1] == frame.loc[row, 1])
     partner = int(np.flatnonzero(there.to_numpy() & (np.arange(len(frame)) != row))[0])
     place, second = sorted((row, partner))

@@ -80,6 +80,7 @@ def test_the_state_is_the_same_in_any_order() -> None:
         assert other.fingerprint == first.fingerprint
         for one, another in zip(other.observations, first.observations, strict=True):
             assert torch.equal(one, another)
+    assert first.observations[0][-1, :3].tolist() == [35.1, -5.2, 610.0]
     assert first.results["id"].tolist() == [*TWELVE[:6], "Beira", "Zomba"]
     assert first.results["listed"].tolist() == [True] * 6 + [False] * 2
 
@@ -127,6 +128,10 @@ def test_sites_that_are_withdrawn() -> None:
     assert (survey.status().given_up, survey.results["id"].tolist()) == (0, asked[:1])
     survey.withdraw(asked[:1])
     assert survey.results.empty
+    place = {"lon": 35.1, "lat": -5.2, "rain": 610.0, "night_lights": 1.0}
+    survey.tell(pd.DataFrame([{"village": "Zomba", "n": 30, "pos": 4, **place}]))
+    survey.withdraw(["Zomba"])
+    assert (survey.status().outside, survey.status().given_up) == (0, 1)
 
 
 def test_results_that_came_with_the_sites_can_be_corrected_and_withdrawn() -> None:

@@ -156,6 +156,18 @@ def test_a_beginning_that_was_interrupted_is_begun_anew(survey: Survey, folder: 
     assert_same(load_survey(folder), again)
 
 
+def test_results_whose_settings_are_lost_are_not_overwritten(survey: Survey, folder: Path) -> None:
+    survey.tell(results_of(["V001"]))
+    settings = (folder / "survey.json").read_bytes()
+    (folder / "survey.json").unlink()
+    before = contents(folder)
+    with pytest.raises(UsageError, match=r"results\.jsonl. whose survey\.json is missing"):
+        save_survey(folder, Survey(table(), FULL))
+    assert contents(folder) == before
+    (folder / "survey.json").write_bytes(settings)
+    assert_same(load_survey(folder), survey)
+
+
 def test_what_was_changed_by_hand_is_noticed(survey: Survey, folder: Path) -> None:
     whole = (folder / "sites.csv").read_text()
     (folder / "sites.csv").write_text(whole.replace("V007", "V7"))
