@@ -49,6 +49,7 @@ from bo_stream.loops.sampling.survey_settings import SurveySettings
 
 SMOKE_TEST = bool(os.environ.get("SMOKE_TEST"))
 pd.options.display.float_format = "{:.3g}".format
+plt.switch_backend(plt.get_backend())  # a notebook shows figures from now on
 plt.rcParams["figure.dpi"] = 75
 
 

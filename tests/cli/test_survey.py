@@ -222,3 +222,14 @@ def test_help_names_the_verbs() -> None:
     text = survey("start", "--help").stdout
     for name in ("--threshold", "--covariates", "--budget", "--base", "--overdispersion"):
         assert name in text
+
+
+@pytest.mark.integration
+def test_a_report_where_every_site_was_surveyed() -> None:
+    small_country(14, 14).to_csv("all.csv", index=False)
+    done("start", "all.csv", *OPTIONS)
+    assert_one_clear_error(survey("next", "run"), "No site is left")
+    assert "14 of 14 sites were surveyed" in done("report", "run")
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    assert "are expected to take" not in page
+    assert page.count("<img") == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import pandas as pd
 
 from bo_stream.loops.errors import UsageError
@@ -67,7 +68,7 @@ class SurveyFindings:
     def expected_errors(self) -> float:
         """Compute how many sites are expected to be called wrongly, each by its likelier side."""
         chance = self.predictions["exceedance"].to_numpy()
-        return float(pd.Series(chance).clip(upper=1.0).where(chance < 0.5, 1.0 - chance).sum())
+        return float(np.minimum(chance, 1.0 - chance).sum())
 
 
 def find(
@@ -115,16 +116,16 @@ def find(
 def _forecast(survey: Survey, rounds: int, q: int) -> tuple[float, pd.DataFrame]:
     """Return today's uncertainty, and the shares of it that further rounds are expected to leave.
 
-    Of a survey with no site left to ask for the shares are of no round.
+    Where no site may be asked for, or nothing is uncertain, they are NaN and an empty table.
     """
     try:
         table = survey.forecast(rounds, q)
     except UsageError:
+        table = pd.DataFrame({"sites": [0], "total": [np.nan]})
+    now, later = float(table["total"].iloc[0]), table[1:]
+    if not now > 0.0:
         return float("nan"), pd.DataFrame({"sites": [], "remaining": []})
-    total = float(table["total"].iloc[0])
-    later = table[1:]
-    remaining = later["total"] / total
-    return total, pd.DataFrame({"sites": later["sites"], "remaining": remaining})
+    return now, pd.DataFrame({"sites": later["sites"], "remaining": later["total"] / now})
 
 
 _CRITERIA: dict[CriterionName, str] = {
