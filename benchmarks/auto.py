@@ -4,14 +4,17 @@ Searches of 60 evaluations by qLogNEI as in ``benchmarks.small_search``, all mod
 first points, on five functions: regret, its paired differences, and processor time of a whole step
 (refit, search, update). Then streams of Levy-3 (noise of sd 10) and Hartmann-6 over the hand-over:
 the update that hands over in ordinary refits, the error it brings in, and a step afterwards beside
-one of the family that the model is then in. ``SEEDS`` of the environment is the number of runs.
+one of the public model of its family, which begins with a copy of its memory: the same points and
+hyperparameters. ``SEEDS`` of the environment is the number of runs.
 """
 
 from __future__ import annotations
 
 import statistics
 import warnings
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from botorch.fit import fit_gpytorch_mll
@@ -26,7 +29,8 @@ from benchmarks.optimization import Problem, spelled, unit_cube
 from benchmarks.players import StreamPlayer
 from benchmarks.report import Claim, at_least, at_most, finish, stated
 from benchmarks.small_search import SEEDS, Run, Task, searched
-from bo_stream import OSGPR, WISKI, AutoGP
+from bo_stream import AutoGP
+from bo_stream.models.auto.view import family_model
 from bo_stream.models.base import StreamingGP
 
 SLOWER = 1.1
@@ -58,12 +62,23 @@ class AutoPlayer(StreamPlayer):
 
 @dataclass(frozen=True)
 class Crossing:
-    """Processor seconds around a hand-over: of each kind of step, in the order they came."""
+    """Processor seconds around a hand-over, and evaluations of the objective after it.
+
+    Attributes:
+        refit: Of the exact model.
+        handing: The update that hands over.
+        after: Steps afterwards, in the order they came.
+        own: The same steps of the family's public model, which began with a copy of the memory.
+        evaluations: Of the objective, in each step.
+        own_evaluations: The same of the public model.
+    """
 
     refit: float
     handing: float
     after: list[float]
     own: list[float]
+    evaluations: list[int]
+    own_evaluations: list[int]
 
 
 def searches(title: str, options: Options) -> list[Claim]:
@@ -116,26 +131,31 @@ def crossing(task: Task, seed: int, beyond: int, most: int | None) -> tuple[Auto
     model.update(X[:n], Y[:n])
     before = statistics.median(processor_seconds(lambda: refit(model)) for _ in range(3))
     handing = processor_seconds(lambda: _step(model, X[n : n + 1], Y[n : n + 1]))
-    own: StreamingGP = _family_of(
-        model, torch.cat((first, X[: n + 1])), Y[: n + 1], task, generator
-    )
-    own.load_state_dict(model.state_dict(), strict=False)
-    after, theirs = [], []
+    players = (model, deepcopy(family_model(model)))
+    counts = [Evaluations(player) for player in players]
+    found = Crossing(before, handing, [], [], [], [])
     for i in range(n + 1, n + beyond):
         x, y = X[i : i + 1], Y[i : i + 1]
-        after.append(processor_seconds(lambda x=x, y=y: _refit_step(model, x, y)))
-        theirs.append(processor_seconds(lambda x=x, y=y: _refit_step(own, x, y)))
-    return model, Crossing(before, handing, after, theirs)
+        for k in (0, 1) if i % 2 else (1, 0):
+            counts[k].number = 0
+            seconds = processor_seconds(lambda k=k, x=x, y=y: _refit_step(players[k], x, y))
+            (found.own if k else found.after).append(seconds)
+            (found.own_evaluations if k else found.evaluations).append(counts[k].number)
+    return model, found
 
 
-def _family_of(
-    model: AutoGP, X: Tensor, Y: Tensor, task: Task, generator: torch.Generator
-) -> StreamingGP:
-    """Build the public model of the family that a model is in, from the same data."""
-    outcomes = torch.cat((task.problem.measure(X[:10], generator), Y))
-    if model.family == "WISKI":
-        return WISKI(X, outcomes, bounds=unit_cube(X.shape[-1]))
-    return OSGPR(X, outcomes, max_points=model._memory.inference.max_points)
+class Evaluations:
+    """A count of the objective's evaluations by a model's refits."""
+
+    def __init__(self, model: StreamingGP) -> None:
+        """Count from now on."""
+        self.number, self._objective = 0, model.compute_custom_loss
+        object.__setattr__(model, "compute_custom_loss", self)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Evaluate the objective."""
+        self.number += 1
+        return self._objective(*args, **kwargs)
 
 
 def _step(model: StreamingGP, X: Tensor, Y: Tensor) -> None:
@@ -161,6 +181,8 @@ def crossings(title: str, options: Options) -> list[Claim]:
     (move,) = runs[0][0].history
     ratio = statistics.median(run.handing / run.refit for _, run in runs)
     steps = [statistics.median(run.after) / statistics.median(run.own) for _, run in runs]
+    each = [_per_evaluation(run) for _, run in runs]
+    counted = [sum(run.evaluations) / sum(run.own_evaluations) for _, run in runs]
     errors = [model.history[0].mean_error for model, _ in runs]
     return [
         stated(f"{title}: observations at the hand-over to {move.after}", move.observations, ""),
@@ -173,7 +195,19 @@ def crossings(title: str, options: Options) -> list[Claim]:
             "times",
             spelled(steps),
         ),
+        stated(
+            f"{title}: an evaluation of the objective over {move.after}'s own",
+            statistics.median(each),
+            "times",
+            f"{spelled(each)}; numbers of evaluations, the same way: {spelled(counted)}",
+        ),
     ]
+
+
+def _per_evaluation(run: Crossing) -> float:
+    """Seconds of all steps by their evaluations, over the same of the public model."""
+    own = sum(run.own) / sum(run.own_evaluations)
+    return sum(run.after) / sum(run.evaluations) / own
 
 
 def main() -> None:
