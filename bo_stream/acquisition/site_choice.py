@@ -167,16 +167,16 @@ def gains_before(
 def _targets(
     model: StreamingGP, candidates: Tensor, mc_points: Tensor | None, weights: Tensor | None
 ) -> PointMeasure:
-    """Return targets and their weights, those of a large pool thinned out."""
+    """Return the targets that have a weight, and their weights; those of a large pool thinned."""
     points = candidates if mc_points is None else listed_inputs(model, "mc_points", mc_points)
-    count = len(points)
     weights = checked_weights("pool" if mc_points is None else "mc_points", points, weights)
-    if mc_points is not None or count <= MOST_TARGETS:
-        return PointMeasure(points, weights)
-    generator = torch.Generator().manual_seed(0)
-    some = torch.randperm(count, generator=generator)[:MOST_TARGETS].to(points.device)
-    share = weights.sum() / weights[some].sum()
-    return PointMeasure(points[some], weights[some] * share)
+    chosen = weights.nonzero().flatten()
+    if mc_points is None and len(chosen) > MOST_TARGETS:
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randperm(len(chosen), generator=generator)[:MOST_TARGETS]
+        chosen = chosen[drawn.to(chosen.device)]
+    share = weights.sum() / weights[chosen].sum()
+    return PointMeasure(points[chosen], weights[chosen] * share)
 
 
 def _check_model(model: StreamingGP) -> None:

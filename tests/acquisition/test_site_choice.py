@@ -290,6 +290,12 @@ def test_targets_are_the_pool_or_some_of_a_large_one(monkeypatch: pytest.MonkeyP
     thinned = select_sites(model, pool, 2, criterion)
     assert abs(thinned.before / choice.before - 1.0) < 0.5
     assert thinned.before != choice.before
+    weights = torch.zeros(40)
+    weights[:25] = 2.0
+    few = select_sites(model, pool, 2, criterion, weights=weights)
+    told = select_sites(model, pool, 2, criterion, pool[:25], weights=weights[:25])
+    assert torch.equal(few.indices, told.indices)
+    assert_close(few.gains, told.gains)
 
 
 def test_the_model_stays_as_it_is_and_dtypes_do_not_matter() -> None:
