@@ -150,6 +150,13 @@ def gains_before(
     process = model.feature_process(box_of(torch.cat((noise.X, targets.points))))
     offset, scale = (float(value) for value in model._offset_and_scale())
     mean, variance = (moment[0] for moment in process.marginals(targets.points))
+    if not bool(mean.isfinite().all() & variance.isfinite().all()):
+        raise InputDataError(
+            "Expected a model with a finite posterior at all targets, got one that is not at "
+            f"{int((~mean.isfinite() | ~variance.isfinite()).sum())} of {len(mean)}. Fit it anew, "
+            "and look at its hyperparameters."
+        )
+    variance = variance.clamp_min(0.0)
     lookahead = criterion.lookahead(offset + scale * mean, scale**2 * variance)
     lookahead = lookahead.rescaled(scale**-2)
     in_features = isinstance(lookahead, LinearLookahead) and in_weight_space(process)
