@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bo_stream.bases.stems import LinearStem, MLPStem, RandomProjection
     from bo_stream.learning import OnlineLearner, learn_points, maximise_stochastically, pretrain
     from bo_stream.likelihoods.binomial import BinomialLikelihood
+    from bo_stream.likelihoods.counts import CountPosterior, counts
     from bo_stream.likelihoods.outcome_model import LogisticLikelihood
     from bo_stream.likelihoods.prevalence import PrevalencePosterior, prevalence
     from bo_stream.models.auto.auto import AutoGP
@@ -65,6 +66,7 @@ __all__ = [
     "Chevron",
     "ClusteredGP",
     "CoarsePointsWarning",
+    "CountPosterior",
     "DecoupledGP",
     "DirichletWISKI",
     "ExceedanceEntropy",
@@ -91,6 +93,7 @@ __all__ = [
     "SiteConstraints",
     "TargetedVariance",
     "__version__",
+    "counts",
     "describe_file",
     "learn_points",
     "maximise_stochastically",
@@ -136,6 +139,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "models.last_layer.last_layer": ("BayesianLastLayer",),
     "models.local.local": ("LocalGP",),
     "likelihoods.binomial": ("BinomialLikelihood",),
+    "likelihoods.counts": ("CountPosterior", "counts"),
     "likelihoods.outcome_model": ("LogisticLikelihood",),
     "likelihoods.prevalence": ("PrevalencePosterior", "prevalence"),
     "models.inducing.osgpr": ("OSGPR",),

@@ -13,7 +13,12 @@ from bo_stream.acquisition.lookahead import Lookahead
 from bo_stream.acquisition.pool import Gains, JointGains
 from bo_stream.acquisition.site_noise import SiteNoise
 from bo_stream.acquisition.sites import kept_sites
-from bo_stream.acquisition.target_gains import CriterionGains, JointTargetGains, per_cost
+from bo_stream.acquisition.target_gains import (
+    CriterionGains,
+    JointTargetGains,
+    per_cost,
+    without_own,
+)
 from bo_stream.acquisition.weight_space import explained
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.linalg import pivot_rows
@@ -126,6 +131,7 @@ class ShortlistGains(CriterionGains):
         removed: Variance removed from the targets so far, ``M``.
         ranking: Guesses of all gains; None where the process has no features.
         observed: Number of candidates observed so far.
+        own: Targets that candidates settle, as of :class:`JointTargetGains`.
     """
 
     process: PosteriorProcess
@@ -136,6 +142,7 @@ class ShortlistGains(CriterionGains):
     removed: Tensor
     ranking: Ranking | None
     observed: int = 0
+    own: Tensor | None = None
 
     @classmethod
     def of(
@@ -144,11 +151,12 @@ class ShortlistGains(CriterionGains):
         noise: SiteNoise,
         targets: PointMeasure,
         lookahead: Lookahead,
+        own: Tensor | None = None,
     ) -> Self:
         """Rank all candidates before a round."""
         ranking = Ranking.of(process, noise, targets, lookahead)
         removed = torch.zeros_like(lookahead.variance)
-        return cls(process, process, noise, targets, lookahead, removed, ranking)
+        return cls(process, process, noise, targets, lookahead, removed, ranking, own=own)
 
     @property
     def total(self) -> float:
@@ -171,6 +179,7 @@ class ShortlistGains(CriterionGains):
             self,
             process=self.process.condition(X, self.process.mean(X), exact.noise),
             removed=exact.observing(0).removed,
+            targets=replace(self.targets, weights=without_own(self.targets.weights, self.own, i)),
             ranking=None if self.ranking is None else self.ranking.observing(i),
             observed=self.observed + 1,
         )
@@ -193,4 +202,6 @@ class ShortlistGains(CriterionGains):
         joint = JointGains.of(self.process, X, self.targets)
         mean, variance = (moment[0] for moment in self.before.marginals(X))
         noise = self.noise.at(listed, mean, variance)
-        return JointTargetGains(joint, noise, self.lookahead, self.targets.weights, self.removed)
+        own = None if self.own is None else self.own[listed]
+        weights = self.targets.weights
+        return JointTargetGains(joint, noise, self.lookahead, weights, self.removed, own)

@@ -63,6 +63,7 @@ def select_sites(
     pending: Tensor | None = None,
     trials: int | Tensor | None = None,
     constraints: SiteConstraints | None = None,
+    settles: bool = False,
 ) -> SiteChoice:
     """Choose up to q of N candidates, one after the other, that lower a criterion most.
 
@@ -87,6 +88,9 @@ def select_sites(
         trials: Examined at a site, of a model of counts: a number, or one each, ``N``. Default: the
             likelihood's, else the rounded mean of those observed.
         constraints: On the sites of the round.
+        settles: Whether an observation settles its site, whose class is taken from there from then
+            on, so that only the other sites are targets: all but those excluded, pending and
+            chosen. Without ``mc_points``.
 
     Raises:
         BotorchTensorDimensionError: Shapes do not fit together.
@@ -94,10 +98,15 @@ def select_sites(
             such as for a budget that pays for none.
         UnsupportedError: A model of labels, of several outputs, with a batch shape or an outcome
             transform other than ``Standardize``; ``trials`` of a model that is not of counts.
-        ValueError: q is less than one.
+        ValueError: q is less than one, or targets of their own are given to sites that settle.
     """
     if q < 1:
         raise ValueError(f"Expected q of 1 or more, got {q}.")
+    if settles and mc_points is not None:
+        raise ValueError(
+            "Expected no mc_points with settles=True, which makes candidates of the pool the "
+            "targets. Leave them out, and give weights for the candidates."
+        )
     _check_model(model)
     candidates = listed_inputs(model, "pool", pool)
     excluded = _indices("exclude", exclude, candidates)
@@ -108,8 +117,8 @@ def select_sites(
     limits = SiteConstraints() if constraints is None else constraints
     start = Round.begin(limits, available, waiting, candidates)
     _check_choice(start, available)
-    targets = _targets(model, candidates, mc_points, weights)
-    gains = gains_before(model, SiteNoise.of(model, candidates, trials), targets, criterion)
+    targets, own = _targets(model, candidates, mc_points, weights, available if settles else None)
+    gains = gains_before(model, SiteNoise.of(model, candidates, trials), targets, criterion, own)
     for i in waiting.tolist():
         gains = gains.observing(i)
     choice = _greedy(gains, start, q, per_cost=True)
@@ -144,7 +153,11 @@ def _greedy(gains: CriterionGains, allowed: Round, q: int, per_cost: bool) -> Si
 
 
 def gains_before(
-    model: StreamingGP, noise: SiteNoise, targets: PointMeasure, criterion: Criterion
+    model: StreamingGP,
+    noise: SiteNoise,
+    targets: PointMeasure,
+    criterion: Criterion,
+    own: Tensor | None = None,
 ) -> CriterionGains:
     """Return the gains before the round: exact in feature space, or exact, or of a shortlist."""
     process = model.feature_process(box_of(torch.cat((noise.X, targets.points))))
@@ -160,30 +173,57 @@ def gains_before(
     lookahead = criterion.lookahead(offset + scale * mean, scale**2 * variance)
     lookahead = lookahead.rescaled(scale**-2)
     in_features = isinstance(lookahead, LinearLookahead) and in_weight_space(process)
+    in_features = in_features and own is None
     if not in_features and len(noise.X) * len(targets.points) > MOST_PAIRS:
-        return ShortlistGains.of(process, noise, targets, lookahead)
+        return ShortlistGains.of(process, noise, targets, lookahead, own)
     index = torch.arange(len(noise.X), device=mean.device)
     variances = noise.at(index, *(moment[0] for moment in process.marginals(noise.X)))
     if isinstance(lookahead, LinearLookahead) and in_features:
         return FeatureGains.of(weight_space(process), noise.X, variances, targets, lookahead)
     joint = JointGains.of(process, noise.X, targets)
     removed = torch.zeros_like(variance)
-    return JointTargetGains(joint, variances, lookahead, targets.weights, removed)
+    return JointTargetGains(joint, variances, lookahead, targets.weights, removed, own)
 
 
 def _targets(
-    model: StreamingGP, candidates: Tensor, mc_points: Tensor | None, weights: Tensor | None
-) -> PointMeasure:
-    """Return the targets that have a weight, and their weights; those of a large pool thinned."""
+    model: StreamingGP,
+    candidates: Tensor,
+    mc_points: Tensor | None,
+    weights: Tensor | None,
+    unsettled: Tensor | None,
+) -> tuple[PointMeasure, Tensor | None]:
+    """Return targets and their weights, without those of weight 0; a large pool's thinned out.
+
+    Args:
+        model: Whose inputs they are.
+        candidates: The pool, ``N x d``.
+        mc_points: Targets, if given.
+        weights: Of the targets, if given.
+        unsettled: Candidates that are targets, ``N`` bools; None: an observation settles nothing.
+
+    Returns:
+        The targets, and which of them is each candidate's own, ``N``; None if they have none.
+    """
     points = candidates if mc_points is None else listed_inputs(model, "mc_points", mc_points)
     weights = checked_weights("pool" if mc_points is None else "mc_points", points, weights)
-    chosen = weights.nonzero().flatten()
-    if mc_points is None and len(chosen) > MOST_TARGETS:
+    wanted = weights > 0.0 if unsettled is None else unsettled & (weights > 0.0)
+    index = wanted.nonzero().flatten()
+    if len(index) == 0:
+        raise InputDataError(
+            "Expected a positive weight of a candidate that may be chosen, for these are the "
+            "targets where a survey settles its own site, got none."
+        )
+    kept = index
+    if mc_points is None and len(index) > MOST_TARGETS:
         generator = torch.Generator().manual_seed(0)
-        drawn = torch.randperm(len(chosen), generator=generator)[:MOST_TARGETS]
-        chosen = chosen[drawn.to(chosen.device)]
-    share = weights.sum() / weights[chosen].sum()
-    return PointMeasure(points[chosen], weights[chosen] * share)
+        drawn = torch.randperm(len(index), generator=generator)[:MOST_TARGETS]
+        kept = index[drawn.to(index.device)]
+    share = weights[index].sum() / weights[kept].sum()
+    own = None
+    if unsettled is not None:
+        own = torch.full_like(weights, -1, dtype=torch.long)
+        own[kept] = torch.arange(len(kept), device=kept.device)
+    return PointMeasure(points[kept], weights[kept] * share), own
 
 
 def _check_model(model: StreamingGP) -> None:

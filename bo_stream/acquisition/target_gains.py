@@ -114,6 +114,8 @@ class JointTargetGains(CriterionGains):
         lookahead: The criterion at the targets, of variances in units of the process.
         weights: Of the targets, ``M``.
         removed: Variance removed from the targets so far, ``M``.
+        own: Index of the target that each candidate settles, -1 if none, ``N``; None: they settle
+            none. A target that is settled has no uncertainty left.
     """
 
     joint: JointGains
@@ -121,6 +123,7 @@ class JointTargetGains(CriterionGains):
     lookahead: Lookahead
     weights: Tensor
     removed: Tensor
+    own: Tensor | None = None
 
     @property
     def total(self) -> float:
@@ -140,7 +143,11 @@ class JointTargetGains(CriterionGains):
         for start in range(0, len(self.weights), step):
             part = slice(start, start + step)
             after = covariance[:, part].square() * precision + self.removed[part]
-            worth -= self.lookahead.part(part)(after) @ self.weights[part]
+            left = self.lookahead.part(part)(after)
+            if self.own is not None:
+                settling = ((self.own >= start) & (self.own < start + step)).nonzero().squeeze(-1)
+                left[settling, self.own[settling] - start] = 0.0
+            worth -= left @ self.weights[part]
         return worth + self.total
 
     def observing(self, i: int) -> Self:
@@ -148,7 +155,17 @@ class JointTargetGains(CriterionGains):
         noise = self.noise[:, i, None]
         gone = self.joint.covariance[0, i].square() / (self.joint.variance[0, i] + noise[0])
         joint = self.joint.observing(i, noise)
-        return replace(self, joint=joint, removed=self.removed + gone)
+        weights = without_own(self.weights, self.own, i)
+        return replace(self, joint=joint, removed=self.removed + gone, weights=weights)
+
+
+def without_own(weights: Tensor, own: Tensor | None, i: int) -> Tensor:
+    """Return the weights of targets, ``M``, after the i-th candidate has settled its own."""
+    if own is None or int(own[i]) < 0:
+        return weights
+    left = weights.clone()
+    left[own[i]] = 0.0
+    return left
 
 
 def best_of(gains: Tensor, feasible: Tensor, costs: Tensor | None) -> tuple[int, float]:

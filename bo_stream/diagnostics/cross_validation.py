@@ -17,6 +17,7 @@ from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
+from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.models.auto.auto import AutoGP
 from bo_stream.models.auto.families import EXACT
 from bo_stream.models.auto.view import family_model
@@ -125,6 +126,11 @@ def _checked_rows(
             f"HeteroscedasticWISKI or OSGPR, got a {type(model).__name__}. For a model that "
             "keeps its data, as SingleTaskGP does, take botorch.cross_validation.loo_cv; else "
             "build another without the observations."
+        )
+    if isinstance(model.likelihood, BinomialLikelihood):
+        raise UnsupportedError(
+            "Expected a model of Gaussian noise, got one of counts: without a row the sites of all "
+            "others change. Retract the rows of a copy that holds them (AutoGP), or build another."
         )
     model._check_not_conditioned("Leaving observations out")
     Y, Yvar, _ = model._units.checked(model, X, Y, Yvar, "Leaving observations out")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.errors import InputDataError, UnsupportedError
 from gpytorch.constraints import Positive
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods.likelihood import _OneDimensionalLikelihood
@@ -25,7 +26,18 @@ FIRST_CONCENTRATION = 50.0
 LEAST_INFORMATION = 1e-10
 """A survey tells at least so much about a logit."""
 
-_BISECTIONS, _NEWTON_STEPS = 30, 3
+NODES_OF_SUPPORT = 64
+"""Nodes of the trapezoidal rule over the support of an integrand."""
+
+NEGLIGIBLE = 1e-14
+"""Value of an integrand, in parts of its largest one, beyond which it is left out."""
+
+_WIDEST = 12.0
+"""Distance of the ends of a support from the mode, at most, in standard deviations."""
+
+_BISECTIONS = 30
+
+_LOG_HUGE = math.log(1e9)
 
 
 class BinomialLikelihood(_OneDimensionalLikelihood):
@@ -34,15 +46,23 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
     A row of outcomes is ``[positives, trials]``, of one latent output, the logit f of prevalence.
     With overdispersion the counts are beta-binomial: the prevalence of a row is drawn from a Beta
     distribution of mean ``p = 1 / (1 + exp(−f))`` and concentration s, so that two trials of a row
-    have the correlation ``1 / (1 + s)``. Source: Williams (1975). Without it, log-concave in f.
+    have the correlation ``1 / (1 + s)``. Source: Williams (1975).
+
+    With ``outliers`` that share of the rows has a prevalence of its own, uniform on (0, 1) and
+    independent of f, so that each of the ``trials + 1`` counts is as likely: a row far from what
+    its neighbours say then moves them little. f is the logit of prevalence of all other rows.
+
+    Log-concave in f without overdispersion and outliers.
 
     Args:
         trials: Examined by a hypothetical survey. Default: the rounded mean of those observed.
-        overdispersion: Whether counts are beta-binomial, with a concentration that models learn.
+        overdispersion: Whether counts are beta-binomial, with a concentration that models learn;
+            of counts that vary no more than binomial ones it grows without bound.
         batch_shape: Of the concentration.
+        outliers: Share of rows whose count has nothing to do with f, in [0, 1).
 
     Raises:
-        ValueError: ``trials`` is no whole number from 1.
+        ValueError: ``trials`` is no whole number from 1, or ``outliers`` is out of range.
     """
 
     raw_concentration: Tensor
@@ -53,12 +73,16 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
         trials: int | None = None,
         overdispersion: bool = False,
         batch_shape: torch.Size | None = None,
+        outliers: float = 0.0,
     ) -> None:
         super().__init__()
         if trials is not None and (trials < 1 or trials != int(trials)):
             raise ValueError(f"Expected trials to be a whole number from 1, or None, got {trials}.")
+        if not 0.0 <= outliers < 1.0:
+            raise ValueError(f"Expected outliers as a share in [0, 1), got {outliers}.")
         self.trials = trials
         self.overdispersion = overdispersion
+        self.outliers = float(outliers)
         if overdispersion:
             start = torch.full((*(batch_shape or ()), 1), FIRST_CONCENTRATION)
             constraint = Positive(torch.exp, torch.log)  # a step of a learner is relative
@@ -84,27 +108,38 @@ class BinomialLikelihood(_OneDimensionalLikelihood):
                 "Expected a number of trials to predict counts for, got none and no observation "
                 "to take it from. Build BinomialLikelihood(trials=100)."
             )
+        counts: Distribution
         chance, concentration = function_samples.sigmoid(), self.concentration
         trials = torch.full_like(chance, self.trials)
         if concentration is None:
-            return Binomial(trials, logits=function_samples, validate_args=False)
-        return BetaBinomial(trials, chance, concentration)
+            counts = Binomial(trials, logits=function_samples, validate_args=False)
+        else:
+            counts = BetaBinomial(trials, chance, concentration)
+        return WithOutliers(counts, trials, self.outliers) if self.outliers else counts
 
     def expected_log_prob(
         self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Compute ``E log p(y | f)`` of rows ``... x n x 2``, ``... x n``; see the function."""
+        """Compute ``E log p(y | f)`` of rows ``... x n x 2``, ``... x n``; see the function.
+
+        With outliers a lower bound of it, ``log((1 − ε) exp E log p₀(y | f) + ε / (trials + 1))``
+        with p₀ of all other rows: the largest that leaves whether a row is one independent of f.
+        Its curvature in f is that of p₀ times the probability of being none, so that it is a
+        Gaussian site of positive precision.
+        """
         positives, trials = observations.unbind(-1)
-        mean, variance = function_dist.mean, function_dist.variance
-        return expected_log_prob(positives, trials, mean, variance, self.concentration)
+        given = function_dist.mean, function_dist.variance, self.concentration
+        ordinary = expected_log_prob(positives, trials, *given)
+        return with_outliers(ordinary, trials, self.outliers)
 
     def log_marginal(
         self, observations: Tensor, function_dist: MultivariateNormal, *args: Any, **kwargs: Any
     ) -> Tensor:
         """Compute ``log E p(y | f)`` of rows ``... x n x 2``, ``... x n``; see the function."""
         positives, trials = observations.unbind(-1)
-        mean, variance = function_dist.mean, function_dist.variance
-        return log_marginal(positives, trials, mean, variance, self.concentration)
+        given = function_dist.mean, function_dist.variance, self.concentration
+        ordinary = log_marginal(positives, trials, *given)
+        return with_outliers(ordinary, trials, self.outliers)
 
 
 class BetaBinomial(Distribution):
@@ -139,6 +174,48 @@ class BetaBinomial(Distribution):
         first, second = self.concentration * inside, self.concentration * (1.0 - inside)
         drawn = Beta(first, second).sample(torch.Size(sample_shape))
         return Binomial(self.trials.expand_as(drawn), drawn, validate_args=False).sample()
+
+
+class WithOutliers(Distribution):
+    """Counts of which some have nothing to do with the others: each number is as likely.
+
+    Args:
+        ordinary: Distribution of the others.
+        trials: Of each count.
+        share: Of outliers.
+    """
+
+    def __init__(self, ordinary: Distribution, trials: Tensor, share: float) -> None:
+        self.ordinary, self.trials, self.share = ordinary, trials, share
+        super().__init__(ordinary.batch_shape, validate_args=False)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the counts."""
+        return (1.0 - self.share) * self.ordinary.mean + self.share * 0.5 * self.trials
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of the counts, that of the uniform ones being ``n (n + 2) / 12``."""
+        uniform = self.trials * (self.trials + 2.0) / 12.0
+        gap = self.ordinary.mean - 0.5 * self.trials
+        between = self.share * (1.0 - self.share) * gap.square()
+        return (1.0 - self.share) * self.ordinary.variance + self.share * uniform + between
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw which are outliers, then counts."""
+        counts = self.ordinary.sample(torch.Size(sample_shape))
+        uniform = (torch.rand_like(counts) * (self.trials + 1.0)).floor().minimum(self.trials)
+        return torch.where(torch.rand_like(counts) < self.share, uniform, counts)
+
+
+def with_outliers(log_ordinary: Tensor, trials: Tensor, share: float) -> Tensor:
+    """Return ``log((1 − share) p + share / (trials + 1))`` of the log probability of counts."""
+    if share == 0.0:
+        return log_ordinary
+    alike = math.log(share) - (trials + 1.0).log()
+    return torch.logaddexp(math.log1p(-share) + log_ordinary, alike)
 
 
 def empirical_logits(positives: Tensor, examined: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,10 +255,14 @@ def log_prob(
 
 
 def _log_rise(count: Tensor, log_start: Tensor) -> Tensor:
-    """Compute ``log Γ(a + count) / Γ(a)`` for ``log a``, linear in it where a is tiny."""
-    start = log_start.exp()
+    """Compute ``log Γ(a + count) / Γ(a)`` for ``log a``, linear in it where a is tiny.
+
+    Where a is huge the two would cancel: there it is expanded in ``1 / a``.
+    """
+    start, huge = log_start.clamp_max(_LOG_HUGE).exp(), log_start > _LOG_HUGE
     rise = (start + count.clamp_min(1.0)).lgamma() - (start + 1.0).lgamma() + log_start
-    return torch.where(count > 0.0, rise, 0.0)
+    expanded = count * log_start + 0.5 * count * (count - 1.0) * (-log_start).exp()
+    return torch.where(count > 0.0, torch.where(huge, expanded, rise), 0.0)
 
 
 def log_choices(positives: Tensor, trials: Tensor) -> Tensor:
@@ -219,22 +300,21 @@ def log_marginal(
 ) -> Tensor:
     """Compute ``log E p(positives | f)`` for a logit ``f ~ N(mean, variance)``.
 
-    The nodes lie about the mode of the integrand, in its own width: about the mean they would miss
-    the narrow likelihood of many trials. The integral does not depend on where they lie, so they
-    are held fixed under differentiation. All tensors broadcast.
+    By the trapezoidal rule over the logits where likelihood times normal is not negligible, which
+    for such smooth integrands is exact but for rounding. The nodes are held fixed under
+    differentiation, for the integral does not depend on them. All tensors broadcast.
     """
     positives, trials, mean, variance = torch.broadcast_tensors(positives, trials, mean, variance)
-    share = torch.ones_like(mean) if concentration is None else _share(trials, concentration)
-    weighed = positives * share, trials * share
-    centre, width = _mode(*weighed, mean.detach(), variance.detach())
-    nodes, weights = normal_nodes(mean)
-    logits = centre.unsqueeze(-1) + width.unsqueeze(-1) * nodes
-    gap = logits - mean.unsqueeze(-1)
-    log_normal = -0.5 * (gap.square() / variance.unsqueeze(-1) - nodes.square())
-    log_normal = log_normal + (width / variance.sqrt()).log().unsqueeze(-1)
-    counts, s = (positives.unsqueeze(-1), trials.unsqueeze(-1)), concentration
-    likelihood = log_prob(*counts, logits, None if s is None else s.unsqueeze(-1))
-    return (likelihood + log_normal + weights.log()).logsumexp(-1)
+    if concentration is not None:
+        concentration = concentration.expand_as(mean)
+    low, high = _support(positives, trials, mean, variance, concentration)
+    steps = torch.linspace(0.0, 1.0, NODES_OF_SUPPORT, dtype=mean.dtype, device=mean.device)
+    logits = low.unsqueeze(-1) + (high - low).unsqueeze(-1) * steps
+    weight = (high - low) / (NODES_OF_SUPPORT - 1)
+    y, n, m, v = (t.unsqueeze(-1) for t in (positives, trials, mean, variance))
+    s = None if concentration is None else concentration.unsqueeze(-1)
+    total = _log_joint(logits, y, n, m, v, s).logsumexp(-1)
+    return total + (weight / (2.0 * math.pi * variance).sqrt()).log()
 
 
 def logit_noise(
@@ -266,31 +346,113 @@ def _share(trials: Tensor, concentration: Tensor) -> Tensor:
     return (1.0 + s) / (trials + s)
 
 
+def _log_joint(
+    logit: Tensor,
+    positives: Tensor,
+    trials: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    concentration: Tensor | None,
+) -> Tensor:
+    """Compute the log of likelihood times normal, without the normal's constant."""
+    likelihood = log_prob(positives, trials, logit, concentration)
+    return likelihood - 0.5 * (logit - mean).square() / variance
+
+
 @torch.no_grad()
-def _mode(
-    positives: Tensor, trials: Tensor, mean: Tensor, variance: Tensor
+def _support(
+    positives: Tensor,
+    trials: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    concentration: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return mode and width of likelihood times normal: log-concave, by bisection, then Newton."""
-    low = mean - variance * (trials - positives)
-    high = mean + variance * positives
+    """Find the logits between which likelihood times normal is more than ``NEGLIGIBLE``.
+
+    That is in parts of its largest value, which is between the normal's mean and the logit that a
+    slope of the likelihood by the positives, or by the others, would move it to.
+    """
+    given = positives, trials, mean, variance, concentration
+    low, high = mean - variance * (trials - positives), mean + variance * positives
+    slope = partial(_slope, positives=positives, trials=trials, concentration=concentration)
+    mode = _bisected(lambda f: slope(f) > (f - mean) / variance, low, high)
+    least = _log_joint(mode, *given) + math.log(NEGLIGIBLE)
+    reach = _WIDEST * variance.sqrt()
+    return (
+        _bisected(lambda f: _log_joint(f, *given) < least, mode - reach, mode),
+        _bisected(lambda f: _log_joint(f, *given) > least, mode, mode + reach),
+    )
+
+
+def _bisected(is_low: Callable[[Tensor], Tensor], low: Tensor, high: Tensor) -> Tensor:
+    """Halve intervals at whose lower ends a condition holds, and at whose upper ends it does not.
+
+    Until they are no wider than ``2⁻³⁰`` of what they were; or, of a wide one, than rounding.
+    """
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
-        rises = positives - trials * middle.sigmoid() > (middle - mean) / variance
-        low, high = torch.where(rises, middle, low), torch.where(rises, high, middle)
-    mode = 0.5 * (low + high)
-    for _ in range(_NEWTON_STEPS):
-        slope = positives - trials * mode.sigmoid() - (mode - mean) / variance
-        mode = mode + slope * _width(trials, mode, variance).square()
-    return mode, _width(trials, mode, variance)
+        below = is_low(middle)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return 0.5 * (low + high)
 
 
-def _width(trials: Tensor, logit: Tensor, variance: Tensor) -> Tensor:
-    """Return the deviation of the normal that has the curvature of likelihood times normal."""
-    chance = logit.sigmoid()
-    return (trials * chance * (1.0 - chance) + variance.reciprocal()).rsqrt()
+def _slope(
+    logit: Tensor, positives: Tensor, trials: Tensor, concentration: Tensor | None
+) -> Tensor:
+    """Compute the derivative of :func:`log_prob` by the logit."""
+    chance, rest, negatives = logit.sigmoid(), (-logit).sigmoid(), trials - positives
+    if concentration is None:
+        return positives - trials * chance
+    rises = _slope_of_rise(positives, concentration * chance)
+    falls = _slope_of_rise(negatives, concentration * rest)
+    return rest * rises - chance * falls
+
+
+def _slope_of_rise(count: Tensor, start: Tensor) -> Tensor:
+    """Compute the derivative of ``log Γ(a + count) / Γ(a)`` by ``log a``."""
+    rise = start * ((start + count.clamp_min(1.0)).digamma() - (start + 1.0).digamma()) + 1.0
+    return torch.where(count > 0.0, rise, 0.0)
 
 
 def normal_nodes(like: Tensor) -> tuple[Tensor, Tensor]:
     """Return nodes and weights of a standard normal expectation."""
     nodes, weights = hermegauss(NODES)
     return like.new_tensor(nodes), like.new_tensor(weights / math.sqrt(2.0 * math.pi))
+
+
+_FAULTS: tuple[tuple[int, Callable[[Tensor, Tensor], Tensor], str], ...] = (
+    (1, lambda y, n: n != n.round(), "a whole number of examined"),
+    (1, lambda y, n: ~(n >= 1.0), "1 or more examined; leave out rows where nobody was"),
+    (
+        0,
+        lambda y, n: y != y.round(),
+        "a whole number of positives, not a prevalence (round(prevalence * examined))",
+    ),
+    (0, lambda y, n: ~(y >= 0.0), "0 or more positives"),
+    (
+        0,
+        lambda y, n: ~(y <= n),
+        "at most as many positives as examined (column 0: positives, column 1: examined; a "
+        "prevalence in per cent is prevalence / 100 * examined positives)",
+    ),
+)
+"""Column, where it is at fault, and what was expected there."""
+
+
+def check_counts(Y: Tensor) -> None:
+    """Check rows ``[positives, examined]``, ``... x n x 2``.
+
+    Raises:
+        InputDataError: One has more positives than examined, none examined, or no whole numbers;
+            names the first such row and column, from 0.
+    """
+    for column, fault, expected in _FAULTS:
+        bad = fault(Y[..., 0], Y[..., 1])
+        if bool(bad.any()):
+            *batch, row = (int(i) for i in bad.nonzero()[0])
+            got = [f"{value:g}" for value in Y[(*batch, row)].tolist()]
+            place = ", ".join(str(i) for i in (*batch, row, column))
+            raise InputDataError(
+                f"Expected {expected}; got Y[{place}] = {got[column]}, row {row}, column {column}: "
+                f"{got[0]} positives of {got[1]} examined."
+            )

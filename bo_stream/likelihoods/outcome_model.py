@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
@@ -53,6 +53,14 @@ class OutcomeModel:
             return self._outward(expected_log_prob(self.likelihood, *self._at(mean, variance, Y)))
 
         return expected
+
+    def ordinary_log_prob(self, Y: Tensor) -> ExpectedLogProb | None:
+        """Return ``E log p(y | f)`` of outcomes that are no outliers; None without any of these."""
+        if not getattr(self.likelihood, "outliers", 0.0):
+            return None
+        ordinary = deepcopy(self.likelihood)
+        ordinary.outliers = 0.0
+        return replace(self, likelihood=ordinary).expected_log_prob(Y)
 
     def log_marginal(self, Y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
         """Compute ``log E p(y | f)`` of each outcome under a normal f."""

@@ -32,6 +32,7 @@ def fit_sites(
     steps: int = 20,
     rate: float = 1.0,
     start: Sites | None = None,
+    begin: ExpectedLogProb | None = None,
 ) -> Fit:
     """Maximise ``power Σ E log p(y | f) − KL(q ‖ prior)`` over normal q by natural gradients.
 
@@ -47,8 +48,12 @@ def fit_sites(
         steps: Largest number.
         rate: Of a step, in (0, 1].
         start: Initial sites; none if omitted.
+        begin: Another likelihood, whose optimum is the start where none is given: a log-concave
+            one that is near to one with outliers, at whose prior every outcome may look like one.
     """
     prior = prior.compressed()
+    if start is None and begin is not None:
+        start = fit_sites(prior, begin, power, steps, rate).sites
     fit = fit_at(prior, expected, Sites.none(prior.mean) if start is None else start, power)
     rates = torch.full_like(fit.bound, rate).unsqueeze(-1)
     for _ in range(steps):

@@ -10,11 +10,17 @@ are wrong by the factor cos(c / 2): 0.3 % at 1,000 km, 7.6 % at 5,000 km, beyond
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from botorch.exceptions.errors import InputDataError
-from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.input import AffineInputTransform, InputTransform
 from torch import Tensor
+
+Units = Literal["degrees", "kilometres", "metres"]
+"""Of positions: longitude and latitude, or east and north on a map projection, such as UTM."""
+
+_LENGTHS = {"kilometres": 1.0, "metres": 1000.0}
 
 RADIUS = 6371.0088
 """Mean radius of the Earth, in kilometres."""
@@ -66,18 +72,26 @@ class Kilometres(InputTransform):
         return torch.stack(columns, -1)
 
 
-def kilometres(sites: Tensor, position: tuple[int, int] = (0, 1)) -> Kilometres:
-    """Make the input transform from degrees to kilometres about the middle of the sites.
+def kilometres(
+    sites: Tensor, position: tuple[int, int] = (0, 1), units: Units = "degrees"
+) -> InputTransform:
+    """Make the input transform of positions to kilometres about the middle of the sites.
 
     Args:
         sites: ``... x n x d``, all that are to be mapped.
-        position: Columns of longitude and latitude, in degrees.
+        position: Columns of longitude and latitude, or of east and north.
+        units: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
 
     Raises:
-        InputDataError: Positions are not in degrees, or reach farther than 5,000 km from their
+        InputDataError: Positions are not in these units, or reach farther than 5,000 km from their
             middle.
+        ValueError: The units are none of these.
     """
-    check_degrees(sites, position)
+    check_positions(sites, position, units)
+    if units != "degrees":
+        columns, length = list(position), torch.full((2,), _LENGTHS[units]).to(sites)
+        middle = sites[..., columns].flatten(0, -2).mean(0)
+        return AffineInputTransform(sites.shape[-1], length, middle, indices=columns)
     x, y, z = _on_sphere(sites, position).flatten(0, -2).mean(0).tolist()
     centre = math.degrees(math.atan2(y, x)), math.degrees(math.atan2(z, math.hypot(x, y)))
     transform = Kilometres(centre, position)
@@ -85,18 +99,35 @@ def kilometres(sites: Tensor, position: tuple[int, int] = (0, 1)) -> Kilometres:
     return transform
 
 
-def chords(X: Tensor, position: tuple[int, int]) -> Tensor:
-    """Compute positions in space, ``... x n x d -> ... x n x 3``, in kilometres.
+def places(X: Tensor, position: tuple[int, int], units: Units) -> Tensor:
+    """Compute positions whose distances have the order of those along the Earth's surface.
 
-    Distances between them have the order of those along the Earth's surface.
+    In space, ``... x n x d -> ... x n x 3``, or on a map projection, ``... x n x 2``.
     """
-    return RADIUS * _on_sphere(X, position)
+    return _on_sphere(X, position) if units == "degrees" else X[..., list(position)].double()
 
 
 def _on_sphere(X: Tensor, position: tuple[int, int]) -> Tensor:
     longitude, latitude = (torch.deg2rad(X[..., column].double()) for column in position)
     across = latitude.cos()
     return torch.stack((across * longitude.cos(), across * longitude.sin(), latitude.sin()), -1)
+
+
+def check_positions(X: Tensor, position: tuple[int, int], units: Units) -> None:
+    """Check two columns: degrees by :func:`check_degrees`, others that they are finite.
+
+    Raises:
+        InputDataError: They are not.
+        ValueError: The units are unknown.
+    """
+    if units == "degrees":
+        check_degrees(X, position)
+        return
+    if units not in _LENGTHS:
+        raise ValueError(
+            f"Expected units to be 'degrees', 'kilometres' or 'metres', got {units!r}."
+        )
+    _check_columns(X, position, "east and north")
 
 
 def check_degrees(X: Tensor, position: tuple[int, int]) -> None:
@@ -108,17 +139,7 @@ def check_degrees(X: Tensor, position: tuple[int, int]) -> None:
     Raises:
         InputDataError: They are not.
     """
-    if max(position) >= X.shape[-1] or min(position) < 0 or position[0] == position[1]:
-        raise InputDataError(
-            f"Expected position to be two columns of the {X.shape[-1]} of the sites, longitude and "
-            f"latitude, got {position}."
-        )
-    longitude, latitude = (X[..., column].detach() for column in position)
-    if not bool((longitude.isfinite() & latitude.isfinite()).all()):
-        raise InputDataError(
-            f"Expected longitude and latitude, columns {position}, of every site, got NaN or "
-            "infinity. Drop those rows."
-        )
+    longitude, latitude = _check_columns(X, position, "longitude and latitude")
     if _fits(longitude, latitude):
         return
     found = (
@@ -128,7 +149,7 @@ def check_degrees(X: Tensor, position: tuple[int, int]) -> None:
     if _fits(latitude, longitude):
         advice = f"They are swapped: pass position={position[::-1]}."
     elif float(torch.maximum(longitude.abs().max(), latitude.abs().max())) > 1000.0:
-        advice = "These look like metres of a projection: convert them to degrees."
+        advice = "These look like metres of a map projection: pass units='metres'."
     else:
         advice = "Correct those rows."
     raise InputDataError(
@@ -140,3 +161,19 @@ def check_degrees(X: Tensor, position: tuple[int, int]) -> None:
 def _fits(longitude: Tensor, latitude: Tensor) -> bool:
     inside = (longitude >= -180.0) & (longitude <= 360.0) & (latitude.abs() <= 90.0)
     return bool(inside.all())
+
+
+def _check_columns(X: Tensor, position: tuple[int, int], names: str) -> tuple[Tensor, Tensor]:
+    """Check that two columns are there and finite, and return them."""
+    if max(position) >= X.shape[-1] or min(position) < 0 or position[0] == position[1]:
+        raise InputDataError(
+            f"Expected position to be two columns of the {X.shape[-1]} of the sites, {names}, "
+            f"got {position}."
+        )
+    first, second = (X[..., column].detach() for column in position)
+    if not bool((first.isfinite() & second.isfinite()).all()):
+        raise InputDataError(
+            f"Expected {names}, columns {position}, of every site, got NaN or "
+            "infinity. Drop those rows."
+        )
+    return first, second

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bo_stream.mapping.covariates import map_inputs
 from bo_stream.mapping.kernel import map_kernel
+from bo_stream.mapping.positions import Units
 
 STEPS = 50
 """Iterations of a fit of hyperparameters."""
@@ -29,6 +30,7 @@ def screen_covariates(
     Yvar: Tensor | None = None,
     names: Sequence[str] | None = None,
     position: tuple[int, int] = (0, 1),
+    units: Units = "degrees",
 ) -> pd.DataFrame:
     """Rank covariates by what each adds to the log marginal likelihood of an exact model.
 
@@ -37,11 +39,12 @@ def screen_covariates(
     fitted, each at O(n³) a step; above some 2,000 rows pass a random part of them.
 
     Args:
-        X: ``n x d``, longitude and latitude in degrees, covariates without missing values.
+        X: ``n x d``, positions, and covariates without missing values.
         Y: ``n x 1`` outcomes, such as :func:`empirical_logits`.
         Yvar: Variances of their noise, ``n x 1``; by default one variance is learned.
         names: Of the d columns; by default their numbers.
-        position: Columns of longitude and latitude.
+        position: Columns of longitude and latitude, or of east and north.
+        units: Of positions: ``"degrees"``, or ``"kilometres"`` or ``"metres"`` on a map projection.
 
     Returns:
         A row a covariate, best first, named so: ``gain_alone`` is the difference of log marginal
@@ -63,7 +66,7 @@ def screen_covariates(
     covariates = [column for column in range(d) if column not in position]
 
     def evidence(chosen: list[int]) -> float:
-        return _log_evidence(X[:, [*position, *chosen]], Y, Yvar)
+        return _log_evidence(X[:, [*position, *chosen]], Y, Yvar, units)
 
     none, every = evidence([]), evidence(covariates)
     rows = [
@@ -78,7 +81,7 @@ def screen_covariates(
     return table.sort_values("gain_last", ascending=False)
 
 
-def _log_evidence(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> float:
+def _log_evidence(X: Tensor, Y: Tensor, Yvar: Tensor | None, units: Units) -> float:
     """Compute the log marginal likelihood at the mode of the hyperparameters' posterior."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", InputDataWarning)  # inputs are in kilometres
@@ -87,8 +90,8 @@ def _log_evidence(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> float:
             X,
             Y,
             Yvar,
-            covar_module=map_kernel(X),
-            input_transform=map_inputs(X),
+            covar_module=map_kernel(X, units=units),
+            input_transform=map_inputs(X, units=units),
             outcome_transform=Standardize(1),
         )
         mll = ExactMarginalLogLikelihood(model.likelihood, model)

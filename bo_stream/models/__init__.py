@@ -7,6 +7,7 @@ What every model shares:
 - ``outcomes``: units of the outcomes, their transform, noise, likelihood or labels.
 - ``prior``: a view of the hyperparameters as they are now; copies of them to be moved.
 - ``memory``: what is left of the data, and observations on their way into it.
+- ``held_sites``: Gaussian sites of outcomes that are held as rows.
 - ``inference``: the interface of a way from a memory to a posterior.
 - ``input_transforms``: transforms of inputs in a stream, fixed or learned with the kernel.
 - ``checks``: of arguments, and of models to be merged.

@@ -11,6 +11,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from bo_stream.likelihoods.sites import Sites
 from bo_stream.sufficient_statistics import (
     G,
     SufficientStatistics,
@@ -98,6 +99,8 @@ class Observations:
         noise: Known noise variances, ``batch x m x n``, with 1 where unknown.
         known: Whether the noise is known, ``batch x 1 x n``.
         sign: 1 to add, −1 to take out.
+        sites: Gaussian observations that stand for outcomes of another likelihood while these are
+            held as rows, ``batch x m x n``; None: of none so far.
     """
 
     X: Tensor
@@ -105,6 +108,7 @@ class Observations:
     noise: Tensor
     known: Tensor
     sign: float
+    sites: Sites | None = None
 
     @classmethod
     def none(cls, X: Tensor, batch: torch.Size, columns: int = 1) -> Observations:
@@ -123,7 +127,7 @@ class Observations:
         X = torch.cat([batch.X for batch in batches], -2)
         columns = zip(*((b.targets, b.noise, b.known) for b in batches), strict=True)
         targets, noise, known = (torch.cat(each, -1) for each in columns)
-        return cls(X, targets, noise, known, batches[0].sign)
+        return cls(X, targets, noise, known, batches[0].sign, _joined_sites(batches))
 
     def __len__(self) -> int:
         return self.X.shape[-2]
@@ -131,12 +135,23 @@ class Observations:
     def rows(self, which: slice | Tensor) -> Observations:
         """Select some of them."""
         targets, noise, known = (t[..., which] for t in (self.targets, self.noise, self.known))
-        return Observations(self.X[..., which, :], targets, noise, known, self.sign)
+        sites = map_tensors(self.sites, lambda values: values[..., which])
+        return Observations(self.X[..., which, :], targets, noise, known, self.sign, sites)
 
     def select(self, outputs: list[int]) -> Observations:
         """Select some of the outputs."""
-        targets, noise = self.targets[..., outputs, :], self.noise[..., outputs, :]
-        return replace(self, targets=targets, noise=noise)
+        columns = self.targets.unflatten(-2, (self.noise.shape[-2], -1))
+        targets = columns[..., outputs, :, :].flatten(-3, -2)
+        sites = map_tensors(self.sites, lambda values: values[..., outputs, :])
+        return replace(self, targets=targets, noise=self.noise[..., outputs, :], sites=sites)
+
+    @property
+    def told(self) -> Observations:
+        """What the process is told: the outcomes, or the Gaussian observations of their sites."""
+        if self.sites is None:
+            return self
+        targets, noise = self.sites.pseudo_observations()
+        return Observations(self.X, targets, noise, torch.ones_like(self.known), self.sign)
 
     def equal(self, one: Observations) -> Tensor:
         """Say which are the same as one, in all batch elements and outputs, ``n``."""
@@ -184,12 +199,13 @@ class Observations:
 
     def at(self, positions: Tensor) -> Observations:
         """Select those at some positions, ``batch x k``, of each batch element its own."""
+
+        def gathered(values: Tensor) -> Tensor:
+            return values.gather(-1, positions.unsqueeze(-2).expand(*values.shape[:-1], -1))
+
         X = self.X.gather(-2, positions.unsqueeze(-1).expand(*positions.shape, self.X.shape[-1]))
-        targets, noise, known = (
-            values.gather(-1, positions.unsqueeze(-2).expand(*values.shape[:-1], -1))
-            for values in (self.targets, self.noise, self.known)
-        )
-        return Observations(X, targets, noise, known, self.sign)
+        columns = map_tensors((self.targets, self.noise, self.known), gathered)
+        return Observations(X, *columns, self.sign, map_tensors(self.sites, gathered))
 
     def to(self, device: torch.device) -> Observations:
         """Move the batch to another device."""
@@ -209,6 +225,14 @@ class Observations:
         """Noise variances and weights of those with known noise, ``batch x m x n`` each."""
         weight = (self.sign * self.known.to(self.targets)).expand(self.noise.shape)
         return self.noise, weight
+
+
+def _joined_sites(batches: Sequence[Observations]) -> Sites | None:
+    """Join the sites of batches, without information where a batch has none; None of none."""
+    if all(batch.sites is None for batch in batches):
+        return None
+    sites = [batch.sites or Sites.none(batch.noise) for batch in batches]
+    return Sites(*(torch.cat([getattr(s, f) for s in sites], -1) for f in ("precision", "shift")))
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,19 @@ import pytest
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
 from botorch.fit import fit_gpytorch_mll
+from gpytorch.kernels import AdditiveKernel
 from gpytorch.likelihoods import BernoulliLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
 from bo_stream import OSGPR, OSVGP, WISKI, AutoGP
-from bo_stream.mapping import empirical_logits, map_inputs, map_kernel, screen_covariates
+from bo_stream.mapping import (
+    empirical_logits,
+    map_inputs,
+    map_kernel,
+    screen_covariates,
+    survey_kernel,
+)
 
 
 def surveyed(n: int = 60) -> tuple[Tensor, Tensor]:
@@ -40,6 +47,27 @@ def test_the_kernel_is_the_documented_sum() -> None:
         expected += 0.25 * (1.0 + far + far**2 / 3.0) * math.exp(-far)
     expected += float(a[0, 4] * b[0, 4])
     assert float(kernel(a, b).to_dense().detach()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_kernel_of_surveys_has_a_part_of_each_site() -> None:
+    X, _ = surveyed()
+    inputs = map_inputs(X)(X)
+    kernel = survey_kernel(X)
+    *shared, own = kernel.kernels
+    spread = AdditiveKernel(*shared)(inputs).to_dense()
+    rest = (kernel(inputs).to_dense() - spread).detach()
+    assert torch.allclose(rest, 0.05 * torch.eye(len(X)).to(X), atol=1e-9)
+    again = torch.cat((inputs[:3], inputs[:3] + 2e-6))
+    assert torch.equal(
+        own(again, inputs[1:2]).to_dense().detach()[:, 0] > 0.0, torch.arange(6) == 1
+    )
+    total = sum(float(part.outputscale.detach()) for part in shared)
+    assert total == pytest.approx(2.0)
+    places = inputs[:, :2] - inputs[:, :2].mean(0)
+    length = 0.3 * float(places.square().sum(-1).mean().sqrt())
+    apart = float((inputs[0] - inputs[1])[:2].norm())
+    near = shared[0](inputs[:1], inputs[1:2]).to_dense().detach()
+    assert float(near) == pytest.approx(math.exp(-apart / length), rel=1e-6)
 
 
 def test_a_map_without_covariates_has_a_kernel() -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.likelihoods.outcome_model import check_likelihood
 from bo_stream.models.auto.families import (
+    EXACT,
     FAMILIES,
     allowed_families,
     checked_options,
@@ -47,8 +48,9 @@ class AutoGP(StreamingGP):
     are more than ``max_exact``. The update that brings in one more hands all of them over to the
     first streaming family that can take the model: :class:`~bo_stream.WISKI`, if ``bounds`` are
     known and one grid can take the inputs, or a sum of kernels over few inputs each; else
-    :class:`~bo_stream.OSGPR`. Hyperparameters stay as they are. Labels, counts and heavy tails are
-    of :class:`~bo_stream.OSVGP` from the first observation on.
+    :class:`~bo_stream.OSGPR`. Hyperparameters stay as they are. Labels and heavy tails are of
+    :class:`~bo_stream.OSVGP` from the first observation on. Counts are held as well: the posterior
+    is the normal one of the largest bound given all rows, and :class:`~bo_stream.OSVGP` follows.
 
     - Memory: O(n d + n²) for n observations while exact; then that of the family, and the rows
       themselves while there are at most ``max_rows``.
@@ -101,7 +103,8 @@ class AutoGP(StreamingGP):
             train_Yvar: Known noise variances, shaped as train_Y; NaN in a row: unknown.
             likelihood: A ``GaussianLikelihood`` (default: BoTorch's, or fixed noise where every
                 variance is known), or any that :class:`~bo_stream.OSVGP` takes, which is copied;
-                parameters of its own are learned in each update then.
+                parameters of its own are learned in each update then, of counts that are held in a
+                fit.
             covar_module: Any of gpytorch's kernels, of batch shape ``batch_shape x m`` (without m
                 if that is 1) or none. Default: BoTorch's own default.
             mean_module: ``ConstantMean`` (default) or ``ZeroMean``.
@@ -115,7 +118,7 @@ class AutoGP(StreamingGP):
                 in the order in which they are tried. One name: the model stays in that family.
                 Default: all that can take the model.
             max_exact: Most observations that are held exactly. Default: where a step of the family
-                that follows is as cheap, see :func:`bo_stream.recommend`.
+                that follows is as cheap, see :func:`bo_stream.recommend`; 512 of counts.
             max_rows: Most observations that are held as rows beside a streaming family, so that
                 :meth:`move_to` can begin another.
             options: Of the streaming families: ``grid_size``, ``tolerance``, ``max_rank`` as of
@@ -149,10 +152,11 @@ class AutoGP(StreamingGP):
             self._units = outcomes_of(likelihood, self._units.shift)
             check_likelihood(likelihood, self._parameter_shape)
             self.likelihood = deepcopy(likelihood)
-            chosen = _with_steps(self, chosen)
         self.to(train_X)
         kind = self._prior, self._process_dim, box
         allowed = allowed_families(families, *kind)
+        if not gaussian:
+            chosen = _with_steps(self, chosen, in_fits=allowed[0] == EXACT)
         most = most_exact(allowed, *kind) if max_exact is None else max_exact
         most = checked_number("max_exact", most)
         self._inference = AutoInference(allowed, most, max_rows, box, chosen)
@@ -163,7 +167,7 @@ class AutoGP(StreamingGP):
         self._standardize_first(train_X, latent_Y, None)
         if train_X.shape[-2] > 0:
             self._observe(train_X, train_Y, train_Yvar, 1.0)
-        if "hyper_steps" not in options:
+        if "hyper_steps" not in options and self.family != EXACT:
             self._memory = self._memory.with_options(hyper_steps=chosen["hyper_steps"] // FIRST)
 
     @property
@@ -206,12 +210,16 @@ class AutoGP(StreamingGP):
         return self
 
 
-def _with_steps(model: AutoGP, options: dict[str, Any]) -> dict[str, Any]:
-    """Add how a likelihood's own parameters are learned: in updates, for a fit cannot."""
+def _with_steps(model: AutoGP, options: dict[str, Any], in_fits: bool) -> dict[str, Any]:
+    """Add how a likelihood's own parameters are learned: in updates, where a fit cannot.
+
+    A fit can while all rows are held; the updates of the family that follows then go on.
+    """
     fixed = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
     learns = any(p.requires_grad for p in model.likelihood.parameters())
-    model.likelihood.requires_grad_(False)
-    return {"hyper_steps": FIRST * STEPS * learns, **options, "fixed": fixed}
+    model.likelihood.requires_grad_(learns and in_fits)
+    steps = STEPS * learns * (1 if in_fits else FIRST)
+    return {"hyper_steps": steps, **options, "fixed": fixed}
 
 
 def _transform_of(

@@ -89,13 +89,13 @@ class ExactMemory:
     @property
     def totals(self) -> Tensor:
         """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
-        columns = target_columns(self.rows.targets)
+        columns = target_columns(self.rows.told.targets)
         return columns.mT @ (columns * self.weight[..., None, :, None])
 
     @property
     def counts(self) -> Tensor:
         """Number of observations, ``... x m``."""
-        return self.weight.sum(-1, keepdim=True).expand(self.rows.targets.shape[:-1])
+        return self.weight.sum(-1, keepdim=True).expand(self.rows.noise.shape[:-1])
 
     def mean_known_noise(self) -> Tensor | None:
         """Mean of the known noise variances, ``... x m``, or None without any."""
@@ -192,7 +192,7 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
     ) -> tuple[PosteriorProcess, ExactCache]:
         """Solve in O(n³), unless that has been done."""
         if cache is None or not prior.is_in(cache.state):
-            outcomes, noise = prior.standardized(memory.rows)
+            outcomes, noise = prior.standardized(memory.rows.told)
             mean = prior.mean.unsqueeze(-1).clone()
             noise = noise / memory.weight.unsqueeze(-2)
             told = CentredRows(memory.rows.X, outcomes - mean, noise)
@@ -239,7 +239,7 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
 
         ``S K S``, S the roots of the observations' precisions, ``batch_shape x m x n x n``.
         """
-        X, (_, noise) = memory.rows.X, prior.standardized(memory.rows)
+        X, (_, noise) = memory.rows.X, prior.standardized(memory.rows.told)
         K = kernel_matrix(frozen(prior.kernel), X, X, prior.num_outputs)
         return scaled_prior(K, memory.weight.unsqueeze(-2) / noise)[0]
 
@@ -251,4 +251,4 @@ class ExactInference(Inference[ExactMemory, ExactCache]):
 
     def cleared(self, memory: ExactMemory, prior: Prior) -> ExactMemory:
         """Drop the rows."""
-        return ExactMemory.empty(memory.rows.X, prior.shape)
+        return ExactMemory.empty(memory.rows.X, prior.shape, prior.outcomes.columns)

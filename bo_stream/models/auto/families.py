@@ -12,7 +12,9 @@ from torch import Tensor
 
 from bo_stream.allocation.allocator import checked_number
 from bo_stream.allocation.novelty import Novelty
+from bo_stream.likelihoods.binomial import BinomialLikelihood
 from bo_stream.models.auto.exact import ExactInference, ExactMemory
+from bo_stream.models.auto.sites import SiteExactInference
 from bo_stream.models.inducing.inference import (
     MAX_POINTS,
     CollapsedInference,
@@ -44,13 +46,23 @@ OPTIONS = ("grid_size", "tolerance", "max_rank", "max_points", "window", "hyper_
 MOST_EXACT = 2000
 """Most observations that are held exactly by default, where another family is allowed."""
 
+MOST_COUNTS = 512
+"""Most rows of counts that are held so: a step of sites costs several exact posteriors."""
+
 Begun = tuple[Inference[Any, Any], Any]
 """An inference, and a memory of no observations."""
 
 
 def is_gaussian(likelihood: Likelihood | None) -> bool:
-    """Say whether observations under a likelihood can be held exactly."""
+    """Say whether the noise of a likelihood, by default the Gaussian one, is normal."""
     return likelihood is None or isinstance(likelihood, _GaussianLikelihoodBase)
+
+
+def exact_inference(likelihood: Likelihood) -> ExactInference | None:
+    """Return the inference from all rows under a likelihood; None: there is none."""
+    if isinstance(likelihood, BinomialLikelihood):
+        return SiteExactInference()
+    return ExactInference() if is_gaussian(likelihood) else None
 
 
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +117,8 @@ def most_exact(families: Sequence[str], prior: Prior, dim: int, box: Tensor | No
     if EXACT not in families or len(families) == 1:
         return MOST_EXACT
     bounded, kernel = box is not None, prior.kernel
+    if not is_gaussian(prior.likelihood):
+        return MOST_COUNTS
     problem = problem_of(1, dim, prior.num_outputs, 1, None, None, False, bounded, None, kernel)
     return min(max(exact_until(problem, families[:2]), 1), MOST_EXACT)
 
@@ -121,9 +135,8 @@ def check_family(family: str, prior: Prior, dim: int, box: Tensor | None) -> Non
     Raises:
         UnsupportedError: It cannot.
     """
-    of_noise = isinstance(prior.likelihood, _GaussianLikelihoodBase)
-    if (family == OSVGP) == of_noise:
-        able = FAMILIES[:3] if of_noise else (OSVGP,)
+    able = _able(prior.likelihood)
+    if family not in able:
         raise UnsupportedError(
             f"Expected families to be some of {', '.join(able)} with a "
             f"{type(prior.likelihood).__name__}, got {family}, which cannot take it."
@@ -135,6 +148,13 @@ def check_family(family: str, prior: Prior, dim: int, box: Tensor | None) -> Non
                 "Expected bounds, the box of all inputs, with family WISKI: its grid cannot grow "
                 "far beyond. Give bounds, or take OSGPR."
             )
+
+
+def _able(likelihood: Likelihood) -> tuple[str, ...]:
+    """Return the families that can take a likelihood."""
+    if isinstance(likelihood, BinomialLikelihood):
+        return EXACT, OSVGP
+    return FAMILIES[:3] if is_gaussian(likelihood) else (OSVGP,)
 
 
 def begin(
@@ -156,8 +176,9 @@ def begin(
         ValueError: An option is out of range, or the memory would become too large.
     """
     check_family(family, prior, like.shape[-1], box)
-    if family == EXACT:
-        return ExactInference(), ExactMemory.empty(like.double(), prior.shape)
+    exact = exact_inference(prior.likelihood)
+    if family == EXACT and exact is not None:
+        return exact, ExactMemory.empty(like.double(), prior.shape, prior.outcomes.columns)
     if family == WISKI and box is not None:
         rank = (options.get("tolerance", TOLERANCE), options.get("max_rank", MAX_RANK))
         return GridInference.start(prior, box, options.get("grid_size"), rank, like)

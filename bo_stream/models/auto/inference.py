@@ -13,15 +13,16 @@ from typing import Any
 import torch
 from botorch.exceptions.errors import BotorchError, UnsupportedError
 from botorch.exceptions.warnings import BotorchWarning
-from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
 from bo_stream.bases.inducing import frozen
 from bo_stream.bases.kernels import stacked_variance
-from bo_stream.models.auto.exact import ExactInference, ExactMemory
-from bo_stream.models.auto.families import EXACT, OSGPR, begin
-from bo_stream.models.inducing.inference import MAX_POINTS
+from bo_stream.likelihoods.binomial import BinomialLikelihood
+from bo_stream.models.auto.exact import ExactMemory
+from bo_stream.models.auto.families import EXACT, OSGPR, begin, exact_inference
+from bo_stream.models.inducing.inference import MAX_POINTS, InducingCache
+from bo_stream.models.inducing.sites import SiteInference
 from bo_stream.models.inference import Inference
 from bo_stream.models.memory import Observations
 from bo_stream.models.prior import Prior
@@ -265,6 +266,15 @@ class AutoInference(Inference[AutoMemory, Any]):
         inference, inner = begin(family, prior, like, self.box, options)
         if family == EXACT:
             return inference, rows, None
+        return inference, *self._filled(inference, inner, rows, prior)
+
+    def _filled(
+        self, inference: Inference[Any, Any], inner: Any, rows: ExactMemory, prior: Prior
+    ) -> tuple[Any, Any]:
+        """Put rows into an empty memory of a streaming family; hyperparameters stay."""
+        taking: Any = inference
+        if isinstance(taking, SiteInference):
+            taking = replace(taking, hyper_steps=0)
         cache, order = None, rows.weight.argsort(dim=-1, stable=True)
         data = rows.rows.at(order)
         weight = rows.weight.gather(-1, order).reshape(-1, len(rows))[0]
@@ -272,11 +282,11 @@ class AutoInference(Inference[AutoMemory, Any]):
         following, start = [*values.tolist()[1:], 1.0], 0
         for value, after, number in zip(values.tolist(), following, numbers.tolist(), strict=True):
             batch = data.rows(slice(start, start + number))
-            inner, cache = inference.observe(inner, cache, batch, prior)
+            inner, cache = taking.observe(inner, cache, batch, prior)
             start += number
             if value != after:
                 inner, cache = inner.scale(value / after), None
-        return inference, inner, cache
+        return inner, cache
 
     def merged(
         self, memory: AutoMemory, cache: Any, other: AutoMemory, prior: Prior
@@ -347,8 +357,18 @@ class AutoInference(Inference[AutoMemory, Any]):
         return memory.inference.log_marginal_likelihood(memory.inner, cache, prior)
 
     def refitted(self, memory: AutoMemory, cache: Any, prior: Prior) -> tuple[AutoMemory, Any]:
-        """Let the family in use follow new hyperparameters."""
+        """Let the family in use follow new hyperparameters.
+
+        Counts that are still held enter anew, together, if these have changed: their sites become
+        those of the batch. Cost as of a hand-over.
+        """
+        solved = cache.solved if isinstance(cache, InducingCache) else None
         inner, cache = memory.inference.refitted(memory.inner, cache, prior)
+        counts = isinstance(prior.likelihood, BinomialLikelihood)
+        changed = solved is None or not prior.is_in(solved.state)
+        if counts and changed and memory.rows is not None:
+            inner = memory.inference.cleared(inner, prior)
+            inner, cache = self._filled(memory.inference, inner, memory.rows, prior)
         return replace(memory, inner=inner), cache
 
     def cleared(self, memory: AutoMemory, prior: Prior) -> AutoMemory:
@@ -410,9 +430,10 @@ def _errors(
     process: PosteriorProcess, rows: ExactMemory, cache: Any, prior: Prior
 ) -> tuple[float, float]:
     """Compare a posterior with the exact one at rows; see :class:`HandOver`. Cost O(n³)."""
-    if not isinstance(prior.likelihood, _GaussianLikelihoodBase) or len(rows) > COMPARABLE:
+    inference = exact_inference(prior.likelihood)
+    if inference is None or len(rows) > COMPARABLE:
         return math.nan, math.nan
-    exact, _ = ExactInference().process(rows, cache, prior)
+    exact, _ = inference.process(rows, cache, prior)
     some = torch.linspace(0, len(rows) - 1, min(COMPARED, len(rows))).long()
     X = rows.rows.X[..., some.to(rows.rows.X.device), :]
     scale = stacked_variance(frozen(prior.kernel), X.unsqueeze(-3), prior.num_outputs)

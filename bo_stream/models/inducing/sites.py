@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bo_stream.bases.inducing import InducingBasis
 from bo_stream.likelihoods.outcome_model import OutcomeModel
-from bo_stream.likelihoods.sites import ExpectedLogProb, Fit, Sites, fit_sites
+from bo_stream.likelihoods.sites import Fit, Sites, fit_sites
 from bo_stream.likelihoods.sites import Prior as Marginal
 from bo_stream.marginal_likelihood import NoiseGroup, expected_misfit
 from bo_stream.models.inducing.inference import (
@@ -160,9 +160,8 @@ class OnlineUpdate:
         """Compute the mean of the process at the batch, ``... x m x n``."""
         return self._mean.unsqueeze(-1) + (self._features[0] @ weights.mean).squeeze(-1)
 
-    def _outcomes(self) -> ExpectedLogProb:
-        outputs = self.data.noise.shape[-2]
-        return OutcomeModel(self.hyper.likelihood, outputs).expected_log_prob(self.data.targets)
+    def _outcomes(self) -> OutcomeModel:
+        return OutcomeModel(self.hyper.likelihood, self.data.noise.shape[-2])
 
     @torch.no_grad()
     def fit(self, start: Sites | None = None) -> Fit:
@@ -172,7 +171,9 @@ class OnlineUpdate:
         prior = Marginal(self._predicted(weights), features @ weights.root, residual)
         most = options.natural_steps
         steps, power = most if start is None else min(most, WARM_STEPS), 1.0 / options.beta
-        return fit_sites(prior, self._outcomes(), power, steps, options.natural_rate, start=start)
+        expected = self._outcomes().expected_log_prob(self.data.targets)
+        begin = self._outcomes().ordinary_log_prob(self.data.targets)
+        return fit_sites(prior, expected, power, steps, options.natural_rate, start, begin)
 
     def remembered(self, fit: Fit) -> PointStatistics:
         """Add the batch's sites to the statistics, or take them out. Cost O(n M²)."""
@@ -194,7 +195,8 @@ class OnlineUpdate:
         with torch.no_grad():
             weights = self._weights(old + site_statistics(features, fit, self.data.targets))
         variance = (features @ weights.root).square().sum(-1) + residual
-        new = self._outcomes()(self._predicted(weights), variance).sum(-1)
+        expected = self._outcomes().expected_log_prob(self.data.targets)
+        new = expected(self._predicted(weights), variance).sum(-1)
         second_moment = weights.covariance() + weights.mean @ weights.mean.mT
         spread = (old.gram * second_moment).sum((-2, -1))
         misfit = expected_misfit(unit_noise(old), self._target_map, weights.mean, spread)

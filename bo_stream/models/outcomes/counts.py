@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError, UnsupportedError
+from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from bo_stream.likelihoods.binomial import BinomialLikelihood, logit_noise
+from bo_stream.likelihoods.binomial import BinomialLikelihood, check_counts, logit_noise
 from bo_stream.likelihoods.outcome_model import OutcomeModel
 from bo_stream.models.checks import check_type
 from bo_stream.models.memory import Memory
@@ -37,7 +37,7 @@ class CountOutcomes(LikelihoodOutcomes):
     surveys: Tensor | float = 0.0
 
     def check(self, prior: Prior, targets: Tensor) -> None:
-        """Check that rows are counts, ``... x 2 x n``; see :func:`check_counts`."""
+        """Check that rows are counts, ``... x 2 x n``; see the function."""
         check_counts(targets.mT)
 
     def model(self, prior: Prior) -> OutcomeModel:
@@ -154,41 +154,3 @@ def latent_columns(train_Y: Tensor, likelihood: Likelihood | None) -> Tensor:
         )
     check_counts(train_Y)
     return train_Y[..., :1]
-
-
-_FAULTS: tuple[tuple[int, Callable[[Tensor, Tensor], Tensor], str], ...] = (
-    (1, lambda y, n: n != n.round(), "a whole number of examined"),
-    (1, lambda y, n: ~(n >= 1.0), "1 or more examined; leave out rows where nobody was"),
-    (
-        0,
-        lambda y, n: y != y.round(),
-        "a whole number of positives, not a prevalence (round(prevalence * examined))",
-    ),
-    (0, lambda y, n: ~(y >= 0.0), "0 or more positives"),
-    (
-        0,
-        lambda y, n: ~(y <= n),
-        "at most as many positives as examined (column 0: positives, column 1: examined; a "
-        "prevalence in per cent is prevalence / 100 * examined positives)",
-    ),
-)
-"""Column, where it is at fault, and what was expected there."""
-
-
-def check_counts(Y: Tensor) -> None:
-    """Check rows ``[positives, examined]``, ``... x n x 2``.
-
-    Raises:
-        InputDataError: One has more positives than examined, none examined, or no whole numbers;
-            names the first such row and column, from 0.
-    """
-    for column, fault, expected in _FAULTS:
-        bad = fault(Y[..., 0], Y[..., 1])
-        if bool(bad.any()):
-            *batch, row = (int(i) for i in bad.nonzero()[0])
-            got = [f"{value:g}" for value in Y[(*batch, row)].tolist()]
-            place = ", ".join(str(i) for i in (*batch, row, column))
-            raise InputDataError(
-                f"Expected {expected}; got Y[{place}] = {got[column]}, row {row}, column {column}: "
-                f"{got[0]} positives of {got[1]} examined."
-            )

@@ -167,15 +167,21 @@ class QSGP(StreamingGP):
                 "on some of the data and give its covar_module and likelihood."
             )
         learns = diagonal if empirical_bayes is None else empirical_bayes
-        dispersed = isinstance(likelihood, BinomialLikelihood) and likelihood.overdispersion
+        dispersed = isinstance(likelihood, BinomialLikelihood) and (
+            likelihood.overdispersion or likelihood.outliers > 0.0
+        )
         if dispersed or not (likelihood is None or isinstance(likelihood, LOG_CONCAVE)):
             names = ", ".join(one.__name__ for one in LOG_CONCAVE)
-            kind = f"{'an overdispersed ' if dispersed else ''}{type(likelihood).__name__}"
+            kind, remedy = type(likelihood).__name__, "For outliers take LaplaceLikelihood"
+            if dispersed:
+                kind = f"an overdispersed or contaminated {kind}"
+                remedy = (
+                    "Take BinomialLikelihood() without overdispersion and outliers, or DecoupledGP"
+                )
             raise UnsupportedError(
                 f"Expected a likelihood whose logarithm is concave ({names}), got {kind}: "
                 "with a few functions drawn, Jensen's inequality would not make the estimate a "
-                "lower bound. For outliers take LaplaceLikelihood, "
-                "for any likelihood OSVGP."
+                f"lower bound. {remedy}; for any likelihood OSVGP."
             )
         sizes = batch_size, functions, control_points, update_steps, initial_points, freeze_steps
         rates = learning_rate, hyper_rate, half_life

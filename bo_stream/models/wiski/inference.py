@@ -123,7 +123,8 @@ class GridInference(Inference[Memory, GridCache]):
         shape, most = (prior.batch_shape, prior.num_outputs), row_memory.MOST_ROWS
         if most == 0 or self.max_rank < most:  # features are wanted that leave a part out
             return replace(StreamMemory.empty(grid, *shape, device), rounding=rounding)
-        return replace(RowMemory.empty(grid, *shape, device, most), rounding=rounding)
+        columns = prior.outcomes.columns
+        return replace(RowMemory.empty(grid, *shape, device, most, columns), rounding=rounding)
 
     def cleared(self, memory: Memory, prior: Prior) -> Memory:
         """Drop the observations; the grid stays."""
@@ -284,7 +285,7 @@ class GridInference(Inference[Memory, GridCache]):
         self, memory: RowMemory, prior: Prior, grid: Mesh | None = None
     ) -> ObservationSpaceProcess:
         """Solve in the space of the rows, on their own grid if none is given. Cost O(n³)."""
-        outcomes, noise = prior.standardized(memory.rows)
+        outcomes, noise = prior.standardized(memory.rows.told)
         mean = prior.mean.unsqueeze(-1).clone()
         kernel, grid = self.kernel(prior).detached(), memory.grid if grid is None else grid
         before = GridPrior(kernel, grid, mean, self.tolerance, self.max_rank)
@@ -335,7 +336,7 @@ class GridInference(Inference[Memory, GridCache]):
         """
         kernel = self.kernel(prior)
         if isinstance(memory, RowMemory):
-            return _log_marginal_likelihood_of_rows(memory, kernel, prior), cache
+            return self.log_marginal_likelihood_of_rows(memory, kernel, prior), cache
         cache, noise = cache or GridCache.of(memory), prior.outcomes.noise_level(prior, memory)
         space = cache.learning
         if space is None or not space.holds(kernel, noise):
@@ -354,13 +355,24 @@ class GridInference(Inference[Memory, GridCache]):
         """Return it exactly, where no feature is left out."""
         kernel = self.kernel(prior)
         if isinstance(memory, RowMemory):
-            return _log_marginal_likelihood_of_rows(memory, kernel, prior), cache
+            return self.log_marginal_likelihood_of_rows(memory, kernel, prior), cache
         whitening, cache = self.whitened(memory, cache, prior)
         groups = prior.noise_groups(whitening.memory)
         value = differentiable_log_marginal_likelihood(
             groups, prior.target_map(), whitening.basis, kernel
         )
         return value, cache
+
+    def log_marginal_likelihood_of_rows(
+        self, memory: RowMemory, kernel: GridKernel, prior: Prior
+    ) -> Tensor:
+        """Return that of the rows, ``batch_shape x m``, differentiable. Cost O(n³)."""
+        outcomes, noise = prior.standardized(memory.rows)
+        return dense_log_marginal_likelihood(
+            memory.covariance(kernel).expand(*outcomes.shape, outcomes.shape[-1]),
+            outcomes - prior.mean.unsqueeze(-1),
+            noise,
+        )
 
     def batch_log_marginal_likelihood(
         self, grid: Mesh, inputs: Tensor, data: Measured, prior: Prior
@@ -461,12 +473,3 @@ def grid_of(process: PosteriorProcess) -> Mesh | None:
         return process.prior.mesh if isinstance(process.prior, GridPrior) else None
     basis = process.basis if isinstance(process, WeightSpaceProcess) else None
     return basis.grid if isinstance(basis, GridBasis) else None
-
-
-def _log_marginal_likelihood_of_rows(memory: RowMemory, kernel: GridKernel, prior: Prior) -> Tensor:
-    outcomes, noise = prior.standardized(memory.rows)
-    return dense_log_marginal_likelihood(
-        memory.covariance(kernel).expand(*outcomes.shape, outcomes.shape[-1]),
-        outcomes - prior.mean.unsqueeze(-1),
-        noise,
-    )

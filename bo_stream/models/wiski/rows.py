@@ -58,16 +58,23 @@ class RowMemory(OnGrid):
 
     @classmethod
     def empty(
-        cls, grid: Mesh, batch: torch.Size, outputs: int, device: torch.device, most: int
+        cls,
+        grid: Mesh,
+        batch: torch.Size,
+        outputs: int,
+        device: torch.device,
+        most: int,
+        columns: int = 1,
     ) -> RowMemory:
-        """Make a memory of no observations.
+        """Make a memory of no observations, of so many columns of outcomes an output.
 
         Raises:
             ValueError: The grid that they would later be moved to is too large for memory.
         """
         check_room(grid, math.prod(batch))
         X = torch.empty(0, len(set().union(*grid.groups)), device=device)
-        return cls(grid, grid, Observations.none(X, torch.Size((*batch, outputs))), most)
+        rows = Observations.none(X, torch.Size((*batch, outputs)), columns)
+        return cls(grid, grid, rows, most)
 
     @property
     def bound(self) -> int:
@@ -82,18 +89,19 @@ class RowMemory(OnGrid):
     @property
     def totals(self) -> Tensor:
         """``[Y, 1]ᵀ [Y, 1]`` of all observations, ``... x m x 2 x 2``."""
-        columns = target_columns(self.rows.targets)
+        columns = target_columns(self.rows.told.targets)
         return columns.mT @ columns
 
     @property
     def counts(self) -> Tensor:
         """Number of observations, ``... x m``."""
-        return self.rows.targets.new_full(self.rows.targets.shape[:-1], float(len(self.rows)))
+        return self.rows.noise.new_full(self.rows.noise.shape[:-1], float(len(self.rows)))
 
     def _known_sums(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        if not self.rows.any_known:
+        told = self.rows.told
+        if not told.any_known:
             return None
-        noise, weight = self.rows.known_group()
+        noise, weight = told.known_group()
         return (noise * weight).sum(-1), (weight / noise).sum(-1), weight.sum(-1)
 
     @cached_property
@@ -121,7 +129,7 @@ class RowMemory(OnGrid):
         return replace(self, grid=grid)
 
     def _copies(self, known: bool) -> int:
-        *batch, outputs, _ = self.rows.targets.shape
+        *batch, outputs, _ = self.rows.noise.shape
         return math.prod(batch) * (outputs if known else 1)
 
     def aligned(self, grid: Mesh, rounding: float) -> RowMemory:
@@ -157,22 +165,26 @@ class RowMemory(OnGrid):
         """Find each row of a batch among the rows; see :meth:`Observations.positions`."""
         return self.rows.positions(data, self.grid.bounds.diff(dim=0)[0])
 
+    def emptied(self) -> RowMemory:
+        """Return the memory without its rows."""
+        return replace(self, rows=self.rows.rows(slice(0)))
+
     def on_grid(self) -> StreamMemory:
         """Return the rows interpolated onto the grid, as statistics. Cost O(7^d p + n 7^d).
 
         Raises:
             ValueError: The grid is too large for memory.
         """
-        *batch, outputs, _ = self.rows.targets.shape
-        device = self.rows.targets.device
+        *batch, outputs, _ = self.rows.noise.shape
+        device = self.rows.noise.device
         current = GridMemory.empty(self.grid, torch.Size(batch), outputs, device)
         if len(self.rows) > 0:
-            current = current.observe(self.rows)
+            current = current.observe(self.rows.told)
         return StreamMemory(current, (), self.first, self.rounding)
 
     def whitened(self, basis: GridBasis) -> WhitenedMemory:
         """Compute statistics in the whitened weights of a basis. Cost O(n r²)."""
-        features, rows, known = basis.features(self.rows.X), self.rows, None
+        features, rows, known = basis.features(self.rows.X), self.rows.told, None
         if rows.any_known:
             known = weighted_statistics(features, rows.targets, *rows.known_group())
         learned = weighted_statistics(features, rows.targets, *rows.learned_group())

@@ -111,9 +111,11 @@ class WISKI(StreamingGP):
                 :class:`~bo_stream.BinomialLikelihood`, which is copied: train_Y then has two
                 columns, positives and examined, of one output, the logit of prevalence, and each
                 row enters as a Gaussian observation, its *site*, as in :class:`~bo_stream.OSVGP`.
-                Sites stay as they were found, so that a stream differs a little from its batch; a
-                refit learns kernel and mean, ``clear().update(X, Y)`` then finds the sites anew; a
-                concentration stays as it is; nothing is retracted.
+                Of the few rows that are held all sites are found anew in each update and fit: a
+                stream ends where its batch ends, rows can be retracted, and a refit learns a
+                concentration, too. On the grid sites stay as they were found, so that a stream
+                differs a little from its batch; a refit learns kernel and mean,
+                ``clear().update(X, Y)`` then finds the sites anew; nothing is retracted.
             covar_module: RBF, Matérn 1/2, 3/2, 5/2, periodic and spectral mixture kernels, scaled,
                 multiplied and added as you like. A sum gives a grid to each of its parts, over that
                 part's ``active_dims`` (at most four; parts may share inputs); parts on one and the
@@ -173,7 +175,7 @@ class WISKI(StreamingGP):
         start = GridInference.start
         if counts is not None:
             check_likelihood(counts, self._parameter_shape)
-            self.likelihood = deepcopy(counts).requires_grad_(False)
+            self.likelihood = deepcopy(counts)
             self._units, start = outcomes_of(counts, self._units.shift), SiteGridInference.start
         self._inference, self._memory = start(self._prior, box, grid_size, rank, train_X)
         self._standardize_first(train_X, latent_Y, train_Yvar)

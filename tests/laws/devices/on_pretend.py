@@ -59,8 +59,9 @@ CANONICAL = (
     "QSRVM",
     "DirichletWISKI",
     "DecoupledGP",
+    "AutoGP, binomial",
 )
-"""Each model's case that obeys all laws on the device."""
+"""Each model's case that obeys all laws on the device, and one whose outcomes are counts."""
 
 MOVED = (
     *CANONICAL,
@@ -76,6 +77,8 @@ MOVED = (
     "OSVGP, Bernoulli",
     "ClusteredGP, centres by the stream",
     "ClusteredGP, conjugate gradients",
+    "WISKI, binomial",
+    "OSVGP, beta-binomial",
     "QSGP, inducing points",
     "QSGP, Bernoulli",
     "DecoupledGP, direct, lengthscale factors",

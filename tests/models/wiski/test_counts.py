@@ -11,6 +11,7 @@ from gpytorch.mlls import VariationalELBO
 from torch import Tensor
 
 from bo_stream import OSVGP, WISKI, BinomialLikelihood, prevalence
+from bo_stream.diagnostics import leave_one_out
 from tests.comparisons import assert_untouched, fingerprint
 from tests.models.inducing.test_counts import count_kernel, logits, surveys
 
@@ -50,19 +51,58 @@ def test_a_batch_ends_where_osvgp_ends(kernel: str, overdispersed: bool) -> None
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("batch", [1, 5])
-def test_streams_in_any_order_end_near_the_batch(kernel: str, batch: int) -> None:
-    """Within a quarter of a deviation: sites of earlier rows stay as they were found."""
+@pytest.mark.parametrize("overdispersed", [False, True])
+def test_streams_of_held_rows_end_where_their_batch_ends(kernel: str, overdispersed: bool) -> None:
+    X, Y = surveys(20)
+    mean, deviation = logits(_wiski(X, Y, KERNELS[kernel](), overdispersed), X)
+    for batch in (1, 5):
+        order = torch.randperm(len(X), generator=torch.Generator().manual_seed(batch))
+        stream = _wiski(X[:0], Y[:0], KERNELS[kernel](), overdispersed)
+        for rows in order.split(batch):
+            stream.update(X[rows], Y[rows])
+        assert logits(stream, X)[0] == pytest.approx(mean, abs=1e-7)
+        assert logits(stream, X)[1] == pytest.approx(deviation, rel=1e-7)
+
+
+def test_held_rows_are_retracted_and_merged() -> None:
+    X, Y = surveys(20)
+    whole, part = _wiski(X, Y, count_kernel()), _wiski(X[5:], Y[5:], count_kernel())
+    mean = logits(whole, X)[0]
+    assert logits(whole.retract(X[:5], Y[:5]), X)[0] == pytest.approx(logits(part, X)[0], abs=1e-7)
+    part.merge(_wiski(X[:5], Y[:5], count_kernel()))
+    assert logits(part, X)[0] == pytest.approx(mean, abs=1e-7)
+    before = fingerprint(part)
+    with pytest.raises(InputDataError, match="not among its rows"):
+        part.retract(X[:1], Y[:1] + 1.0)
+    assert_untouched(part, before)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_on_the_grid_streams_end_near_the_batch(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a quarter of a deviation: there sites of earlier rows stay as they were found."""
+    monkeypatch.setattr("bo_stream.models.wiski.rows.MOST_ROWS", 0)
     X, Y = surveys(20)
     mean, deviation = logits(_wiski(X, Y, KERNELS[kernel]()), X)
     for seed in (0, 1):
         order = torch.randperm(len(X), generator=torch.Generator().manual_seed(seed))
         stream = _wiski(X[:0], Y[:0], KERNELS[kernel]())
-        for rows in order.split(batch):
+        for rows in order.split(5):
             stream.update(X[rows], Y[rows])
         found, spread = logits(stream, X)
         assert (np.abs(found - mean) < 0.25 * deviation).all()
         assert spread == pytest.approx(deviation, rel=0.2)
+
+
+def test_rows_move_to_the_grid_as_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    X, Y = surveys(20)
+    monkeypatch.setattr("bo_stream.models.wiski.rows.MOST_ROWS", 10)
+    stream = _wiski(X[:9], Y[:9], count_kernel()).update(X[9:], Y[9:])
+    together = _wiski(X, Y, count_kernel())
+    assert logits(stream, X)[0] == pytest.approx(logits(together, X)[0], abs=1e-6)
+    with pytest.raises(UnsupportedError, match="retract needs"):
+        stream.retract(X[:1], Y[:1])
 
 
 def test_many_rows_enter_by_features_as_few_do_jointly() -> None:
@@ -78,17 +118,49 @@ def test_many_rows_enter_by_features_as_few_do_jointly() -> None:
     assert float((rates - X[:, 0] * X[:, 1]).abs().mean()) < 0.03
 
 
-def test_hyperparameters_are_learned_from_sites_and_sites_found_anew() -> None:
-    X = torch.rand(200, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+def test_the_objective_of_rows_is_the_bound_and_has_its_gradient() -> None:
+    X, Y = surveys(20)
+    model = _wiski(X, Y, count_kernel(), overdispersed=True)
+    same = _osvgp(X, Y, count_kernel(), overdispersed=True)
+    value = model.log_marginal_likelihood()
+    assert value.item() == pytest.approx(same.elbo().item(), rel=1e-4)
+    learned = [p for p in model.parameters() if p.requires_grad]
+    assert len(learned) == 3  # output scale, length scale, concentration
+    for parameter, slope in zip(learned, torch.autograd.grad(value, learned), strict=True):
+        ends = []
+        for step in (1e-4, -2e-4):
+            with torch.no_grad():
+                parameter.add_(step)
+            ends.append(model.log_marginal_likelihood().item())
+        with torch.no_grad():
+            parameter.add_(1e-4)
+        assert slope.item() == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-5)
+
+
+def test_a_fit_of_rows_finds_their_sites_anew() -> None:
+    X = torch.rand(60, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     chance = (6.0 * X[:, 0] - 4.0).sigmoid()
-    Y = torch.stack(((50.0 * chance).round(), torch.full((200,), 50.0).double()), -1)
+    Y = torch.stack(((50.0 * chance).round(), torch.full((60,), 50.0).double()), -1)
     model = WISKI(X, Y, likelihood=BinomialLikelihood(), bounds=BOX, grid_size=16)
     before = float(model.log_marginal_likelihood().detach())
     fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=len(X)))
     assert float(model.log_marginal_likelihood().detach()) > before
-    model.clear().update(X, Y)
-    gap = prevalence(model, X).mean[:, 0] - chance
-    assert float(gap.abs().max()) < 0.05
+    fitted = prevalence(model, X).mean
+    assert torch.allclose(prevalence(model.clear().update(X, Y), X).mean, fitted, atol=1e-7)
+    assert float((fitted[:, 0] - chance).abs().max()) < 0.05
+
+
+def test_hyperparameters_are_learned_from_sites_on_the_grid() -> None:
+    X = torch.rand(310, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    chance = (6.0 * X[:, 0] - 4.0).sigmoid()
+    Y = torch.stack(((50.0 * chance).round(), torch.full((310,), 50.0).double()), -1)
+    likelihood = BinomialLikelihood(overdispersion=True)
+    model = WISKI(X, Y, likelihood=likelihood, bounds=BOX, grid_size=12)
+    before = float(model.log_marginal_likelihood().detach())
+    fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=len(X)))
+    assert float(model.log_marginal_likelihood().detach()) > before
+    concentration = model.likelihood.concentration.detach()
+    assert float(concentration) == pytest.approx(50.0)  # it needs the counts, which are gone
 
 
 def test_what_a_model_of_counts_cannot_do_is_said() -> None:
@@ -96,8 +168,8 @@ def test_what_a_model_of_counts_cannot_do_is_said() -> None:
     model = _wiski(X, Y, count_kernel())
     model.posterior(X)
     before = fingerprint(model)
-    with pytest.raises(UnsupportedError, match="BinomialLikelihood"):
-        model.retract(X[:2], Y[:2])
+    with pytest.raises(UnsupportedError, match="counts"):
+        leave_one_out(model, X[:2], Y[:2])
     with pytest.raises(UnsupportedError, match="no Gaussian noise"):
         model.posterior(X, observation_noise=True)
     with pytest.raises(UnsupportedError, match="log_predictive"):

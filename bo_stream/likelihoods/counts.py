@@ -1,0 +1,271 @@
+"""Posterior of the positives that a survey of so many examined would find."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError
+from botorch.models.model import Model
+from botorch.posteriors.posterior import Posterior
+from torch import Tensor
+from torch.distributions import Binomial, Distribution
+
+from bo_stream.likelihoods.binomial import (
+    BetaBinomial,
+    BinomialLikelihood,
+    WithOutliers,
+    check_counts,
+    log_marginal,
+    log_prob,
+    with_outliers,
+)
+from bo_stream.likelihoods.prevalence import PrevalencePosterior, prevalence
+
+REACH = 8.5
+"""Standard deviations of the logit on both sides of its mean that are integrated over."""
+
+SPACING = 0.9
+"""Distance of the nodes, in the least deviation that a likelihood times the normal can have."""
+
+AT_ONCE = 4_000_000
+"""Probabilities, of counts at nodes, that are held at a time."""
+
+
+class CountPosterior(Posterior):
+    """Distribution of positives out of trials for a posterior of the logit of prevalence.
+
+    Probabilities and quantiles are of each point alone, by quadrature that is exact but for
+    rounding. Moments and ``log_prob`` are differentiable; the cost of the others is
+    O(trials^1.5) a point. Samples are joint; they are whole numbers, which no gradient passes.
+
+    Args:
+        rate: Posterior of prevalence, ``... x q x 1``.
+        trials: Examined at each point, ``... x q x 1``: whole numbers from 1; broadcasts.
+        concentration: Of a beta-binomial, ``... x 1 x 1``; None: binomial.
+        outliers: Share of counts that have nothing to do with the posterior; see
+            :class:`~bo_stream.BinomialLikelihood`.
+
+    Raises:
+        BotorchTensorDimensionError: The trials do not broadcast to the points.
+        InputDataError: One is no whole number from 1.
+    """
+
+    def __init__(
+        self,
+        rate: PrevalencePosterior,
+        trials: Tensor,
+        concentration: Tensor | None = None,
+        outliers: float = 0.0,
+    ) -> None:
+        self.rate = rate
+        self.trials = _checked_trials(trials, rate.latent.mean)
+        self.concentration = None if concentration is None else concentration.to(self.trials)
+        self.outliers = outliers
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensors."""
+        return self.rate.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the tensors."""
+        return self.rate.dtype
+
+    def _extended_shape(self, sample_shape: torch.Size = torch.Size()) -> torch.Size:  # noqa: B008
+        return self.rate._extended_shape(sample_shape)
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean number of positives, ``... x q x 1``."""
+        ordinary = self.trials * self.rate.mean
+        return torch.lerp(ordinary, 0.5 * self.trials, self.outliers).to(self.dtype)
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of the number of positives, ``... x q x 1``.
+
+        ``n E[p (1 − p)] (1 + (n − 1) / (1 + s)) + n² Var p`` for n trials; without the fraction of
+        a binomial. With outliers that of the mixture with counts of variance ``n (n + 2) / 12``.
+        """
+        n, mean, spread = self.trials, self.rate.mean, self.rate.variance
+        within = n * (mean * (1.0 - mean) - spread)
+        if self.concentration is not None:
+            within = within * (1.0 + (n - 1.0) / (1.0 + self.concentration))
+        ordinary, uniform = within + n.square() * spread, n * (n + 2.0) / 12.0
+        between = self.outliers * (1.0 - self.outliers) * (n * (mean - 0.5)).square()
+        return (torch.lerp(ordinary, uniform, self.outliers) + between).to(self.dtype)
+
+    def log_prob(self, positives: Tensor) -> Tensor:
+        """Compute the log probability of each count alone, ``... x q x 1``.
+
+        Args:
+            positives: ``... x q x 1``; broadcasts.
+
+        Raises:
+            InputDataError: One is no whole number from 0 to the trials.
+        """
+        y, *points = self._points(self._checked(positives))
+        return with_outliers(log_marginal(y, *points), points[0], self.outliers).to(self.dtype)
+
+    @torch.no_grad()
+    def cdf(self, positives: Tensor) -> Tensor:
+        """Compute the probability of so many positives or fewer, ``... x q x 1``.
+
+        A randomised probability integral transform of a count is uniform between that of one
+        positive fewer, which is 0 for none, and this.
+
+        Args:
+            positives: ``... x q x 1``; broadcasts.
+
+        Raises:
+            InputDataError: One is no whole number from 0 to the trials.
+        """
+        y, *points = self._points(self._checked(positives))
+        parts, rows = [], y.reshape(-1, 1).long()
+        for part, table in self._tables(points):
+            parts.append(table.gather(-1, rows[part]))
+        return torch.cat(parts).reshape(y.shape).to(self.dtype)
+
+    @torch.no_grad()
+    def quantile(self, value: Tensor) -> Tensor:
+        """Find the least number of positives whose ``cdf`` is at least some probability.
+
+        Args:
+            value: Probabilities in (0, 1), of shape ``k`` or a scalar.
+
+        Returns:
+            ``k x ... x q x 1``, without k for a scalar.
+
+        Raises:
+            ValueError: One is outside (0, 1).
+        """
+        if not bool(((value > 0.0) & (value < 1.0)).all()):
+            raise ValueError(f"Expected probabilities in (0, 1), got {value.tolist()}.")
+        mean, *points = self._points(self.rate.latent.mean)
+        levels = value.to(mean).reshape(-1)
+        parts = [
+            torch.searchsorted(table, levels.expand(len(table), -1).contiguous())
+            for _, table in self._tables(points)
+        ]
+        found = torch.cat(parts).mT.reshape(*value.shape, *mean.shape)
+        return found.minimum(points[0].long()).to(self.dtype)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Find the central interval that holds a count with at least some probability.
+
+        Args:
+            level: That probability, in (0, 1).
+
+        Returns:
+            Its least and its largest count, ``... x q x 1`` each.
+
+        Raises:
+            ValueError: The level is outside (0, 1).
+        """
+        if not 0.0 < level < 1.0:
+            raise ValueError(f"Expected level in (0, 1), got {level}. From per cent: level / 100.")
+        tail = 0.5 * (1.0 - level)
+        low, high = self.quantile(self.trials.new_tensor([tail, 1.0 - tail]))
+        return low, high
+
+    @torch.no_grad()
+    def rsample(self, sample_shape: torch.Size | None = None) -> Tensor:
+        """Draw counts, ``sample_shape x ... x q x 1``, joint over q; without gradients."""
+        chance = self.rate.rsample(sample_shape).to(self.trials)
+        trials = self.trials.expand_as(chance)
+        counts: Distribution = Binomial(trials, chance, validate_args=False)
+        if self.concentration is not None:
+            counts = BetaBinomial(trials, chance, self.concentration.expand_as(chance))
+        return WithOutliers(counts, trials, self.outliers).sample().to(self.dtype)
+
+    def _tables(self, points: list[Tensor]) -> Iterator[tuple[slice, Tensor]]:
+        """Yield distribution functions of some points at a time; see :func:`_tables`."""
+        for part, table in _tables(*points):
+            numbers = torch.arange(1.0, table.shape[-1] + 1.0).to(table)
+            alike = numbers / (points[0].reshape(-1, 1)[part] + 1.0)
+            yield part, torch.lerp(table, alike.clamp_max(1.0), self.outliers)
+
+    def _points(self, values: Tensor) -> list[Tensor]:
+        """Broadcast values, trials, moments of the logit and concentration, if any, in float64."""
+        latent = self.rate.latent
+        parts = [values, self.trials, latent.mean, latent.variance]
+        if self.concentration is not None:
+            parts.append(self.concentration)
+        return [part.double() for part in torch.broadcast_tensors(*parts)]
+
+    def _checked(self, positives: Tensor) -> Tensor:
+        both = torch.broadcast_tensors(positives.to(self.trials), self.trials)
+        check_counts(torch.cat(both, -1))
+        return both[0]
+
+
+def _tables(
+    trials: Tensor, mean: Tensor, variance: Tensor, concentration: Tensor | None = None
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield distribution functions of some points at a time, ``points x (1 + largest trials)``.
+
+    By the trapezoidal rule over the logit, with its normal truncated at ``REACH``.
+    """
+    columns = [t.reshape(-1, 1, 1) for t in (trials, mean, variance.sqrt())]
+    s = None if concentration is None else concentration.reshape(-1, 1, 1)
+    most, widest = float(trials.max()), float(variance.max())
+    number = math.ceil(2.0 * REACH / SPACING * math.sqrt(1.0 + 0.25 * most * widest))
+    nodes = torch.linspace(-REACH, REACH, max(number, 32), dtype=mean.dtype, device=mean.device)
+    nodes = nodes.unsqueeze(-1)
+    weights = torch.softmax(-0.5 * nodes.square().squeeze(-1), -1)
+    counts = torch.arange(most + 1.0, dtype=mean.dtype, device=mean.device)
+    step = max(1, AT_ONCE // (len(nodes) * len(counts)))
+    for first in range(0, trials.numel(), step):
+        part = slice(first, first + step)
+        n, middle, deviation = (column[part] for column in columns)
+        given = None if s is None else s[part]
+        log = log_prob(counts.minimum(n), n, middle + deviation * nodes, given)
+        chance = torch.where(counts <= n.squeeze(-1), weights @ log.exp(), 0.0)
+        yield part, chance.cumsum(-1)
+
+
+def _checked_trials(trials: Tensor, latent: Tensor) -> Tensor:
+    """Check numbers of trials at points, ``... x q x 1``, and return them in float64.
+
+    Raises:
+        BotorchTensorDimensionError: They do not broadcast to the points.
+        InputDataError: One is no whole number from 1.
+    """
+    try:
+        wide = torch.broadcast_to(trials, latent.shape)
+    except RuntimeError as error:
+        raise BotorchTensorDimensionError(
+            f"Expected trials of a number, or of shape {tuple(latent.shape)}, one for each point, "
+            f"got {tuple(trials.shape)}. Of counts Y they are Y[:, 1:]."
+        ) from error
+    check_counts(torch.cat((torch.zeros_like(wide), wide), -1))
+    return wide.to(latent.device, torch.float64)
+
+
+def counts(model: Model, X: Tensor, trials: int | Tensor) -> CountPosterior:
+    """Return the distribution of positives in surveys of so many examined.
+
+    Of the likelihood of a model with a :class:`~bo_stream.BinomialLikelihood`; binomial given the
+    logit of any other model, such as one of empirical logits.
+
+    Args:
+        model: Of one output, the logit of prevalence.
+        X: ``... x q x d``.
+        trials: Examined at each point: one number, or ``... x q x 1``.
+
+    Raises:
+        BotorchTensorDimensionError: The trials do not broadcast to the points.
+        InputDataError: One is no whole number from 1.
+        UnsupportedError: The model has more outputs.
+    """
+    likelihood = getattr(model, "likelihood", None)
+    rate, examined = prevalence(model, X), torch.as_tensor(trials).to(X)
+    if not isinstance(likelihood, BinomialLikelihood):
+        return CountPosterior(rate, examined)
+    concentration = likelihood.concentration
+    if concentration is not None:
+        concentration = concentration.detach().unsqueeze(-1)
+    return CountPosterior(rate, examined, concentration, likelihood.outliers)

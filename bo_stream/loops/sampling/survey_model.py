@@ -1,0 +1,114 @@
+"""The model of a survey: the logit of prevalence from counts, positions and covariates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from gpytorch.means import ConstantMean
+from gpytorch.priors import NormalPrior
+from torch import Tensor
+
+from bo_stream.likelihoods.binomial import BinomialLikelihood
+from bo_stream.loops.errors import UsageError, check_whole
+from bo_stream.mapping import map_inputs, survey_kernel
+from bo_stream.models.base import StreamingGP
+from bo_stream.models.inducing.osvgp import OSVGP
+from bo_stream.models.shell.fitting import hyperparameters, relearn, set_hyperparameters
+
+MEAN_SD = 3.0
+"""Standard deviation of the prior of the mean logit, about that of all people examined."""
+
+FIRST_ROUNDS, ROUNDS = 3, 1
+"""How often hyperparameters and sites are found in turn, without and with a former model."""
+
+CONCENTRATION_STEPS = 50
+"""Steps of Adam, in each such round, in which the concentration of beta-binomial counts moves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyModelSettings:
+    """Settings of a survey's model.
+
+    Attributes:
+        trials: Expected number of people examined at a site; None: the mean of those so far.
+        overdispersion: Whether counts at a site vary more than binomial ones, as where whole
+            households are examined; what differs between sites is in the kernel.
+        outliers: Share of sites whose prevalence has nothing to do with that of others like them,
+            in [0, 1); with one of a hundred a few such villages leave the rest of the map alone.
+        max_points: Largest number of inducing points; with fewer sites in the results each is one.
+    """
+
+    trials: int | None = None
+    overdispersion: bool = False
+    outliers: float = 0.01
+    max_points: int = 1024
+
+    def __post_init__(self) -> None:
+        check_whole("max_points", self.max_points, 1)
+        if not 0.0 <= self.outliers < 1.0:
+            raise UsageError(
+                f"Expected outliers as a share of the sites in [0, 1), got {self.outliers}."
+            )
+
+
+def survey_model(
+    sites: Tensor,
+    X: Tensor,
+    Y: Tensor,
+    settings: SurveyModelSettings | None = None,
+    former: StreamingGP | None = None,
+) -> StreamingGP:
+    """Fit a Gaussian process of the logit of prevalence to counts.
+
+    An :class:`~bo_stream.OSVGP` with a :class:`~bo_stream.BinomialLikelihood` with outliers and the
+    kernel of :func:`~bo_stream.mapping.survey_kernel`. Its hyperparameters maximise the evidence
+    lower bound and their priors: sites of the likelihood and hyperparameters are found in turn,
+    each given the other. Cost O(n³) a step for n results up to ``max_points``.
+
+    Args:
+        sites: ``N x d``, all sites that are to be mapped, surveyed or not: longitude and latitude
+            in degrees, then covariates, without missing values. They make the units of the inputs.
+        X: ``n x d``, inputs of the results.
+        Y: ``n x 2``, ``[positives, examined]`` of each.
+        settings: Default: those of the class.
+        former: The model of earlier results with the same sites, from whose hyperparameters the fit
+            starts; it is not changed.
+
+    Returns:
+        The model, of one output; :func:`bo_stream.prevalence` gives its prevalences.
+
+    Raises:
+        InputDataError: Positions are not in degrees, covariates are missing, rows are no counts.
+    """
+    settings = settings or SurveyModelSettings()
+    model = OSVGP(
+        X[:0],
+        Y[:0],
+        BinomialLikelihood(settings.trials, settings.overdispersion, outliers=settings.outliers),
+        covar_module=survey_kernel(sites),
+        mean_module=_mean_about(Y),
+        input_transform=map_inputs(sites),
+        max_points=settings.max_points,
+    )
+    if former is not None:
+        set_hyperparameters(model, hyperparameters(former))
+    if len(X) == 0:
+        return model
+    model.update(X, Y)
+    if settings.overdispersion:
+        model.hyper_steps = CONCENTRATION_STEPS
+    for _ in range(FIRST_ROUNDS if former is None else ROUNDS):
+        relearn(model)
+        model.clear().update(X, Y)
+    model.hyper_steps = 0
+    return model
+
+
+def _mean_about(Y: Tensor) -> ConstantMean:
+    """Make the mean logit, with a prior about the logit of the prevalence of all examined."""
+    positives, examined = Y.double().sum(0)
+    logit = float(torch.logit((positives + 0.5) / (examined + 1.0)))
+    mean = ConstantMean(constant_prior=NormalPrior(logit, MEAN_SD))
+    mean.initialize(constant=logit)
+    return mean.to(Y)
