@@ -130,8 +130,8 @@ class ShortlistGains(CriterionGains):
         lookahead: The criterion at the targets, of variances in units of the process.
         removed: Variance removed from the targets so far, ``M``.
         ranking: Guesses of all gains; None where the process has no features.
-        own: Targets that candidates settle, as of :class:`JointTargetGains`.
         observed: Number of candidates observed so far.
+        own: Targets that candidates settle, as of :class:`JointTargetGains`.
     """
 
     process: PosteriorProcess
@@ -141,8 +141,8 @@ class ShortlistGains(CriterionGains):
     lookahead: Lookahead
     removed: Tensor
     ranking: Ranking | None
-    own: Tensor | None = None
     observed: int = 0
+    own: Tensor | None = None
 
     @classmethod
     def of(
@@ -156,7 +156,7 @@ class ShortlistGains(CriterionGains):
         """Rank all candidates before a round."""
         ranking = Ranking.of(process, noise, targets, lookahead)
         removed = torch.zeros_like(lookahead.variance)
-        return cls(process, process, noise, targets, lookahead, removed, ranking, own)
+        return cls(process, process, noise, targets, lookahead, removed, ranking, own=own)
 
     @property
     def total(self) -> float:

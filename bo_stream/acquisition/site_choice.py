@@ -163,6 +163,13 @@ def gains_before(
     process = model.feature_process(box_of(torch.cat((noise.X, targets.points))))
     offset, scale = (float(value) for value in model._offset_and_scale())
     mean, variance = (moment[0] for moment in process.marginals(targets.points))
+    if not bool(mean.isfinite().all() & variance.isfinite().all()):
+        raise InputDataError(
+            "Expected a model with a finite posterior at all targets, got one that is not at "
+            f"{int((~mean.isfinite() | ~variance.isfinite()).sum())} of {len(mean)}. Fit it anew, "
+            "and look at its hyperparameters."
+        )
+    variance = variance.clamp_min(0.0)
     lookahead = criterion.lookahead(offset + scale * mean, scale**2 * variance)
     lookahead = lookahead.rescaled(scale**-2)
     in_features = isinstance(lookahead, LinearLookahead) and in_weight_space(process)
@@ -185,7 +192,7 @@ def _targets(
     weights: Tensor | None,
     unsettled: Tensor | None,
 ) -> tuple[PointMeasure, Tensor | None]:
-    """Return targets and their weights, those of a large pool thinned out.
+    """Return targets and their weights, without those of weight 0; a large pool's thinned out.
 
     Args:
         model: Whose inputs they are.
@@ -199,14 +206,19 @@ def _targets(
     """
     points = candidates if mc_points is None else listed_inputs(model, "mc_points", mc_points)
     weights = checked_weights("pool" if mc_points is None else "mc_points", points, weights)
-    index = torch.arange(len(points), device=points.device)
-    if unsettled is not None:
-        index = index[unsettled]
+    wanted = weights > 0.0 if unsettled is None else unsettled & (weights > 0.0)
+    index = wanted.nonzero().flatten()
+    if len(index) == 0:
+        raise InputDataError(
+            "Expected a positive weight of a candidate that may be chosen, for these are the "
+            "targets where a survey settles its own site, got none."
+        )
     kept = index
     if mc_points is None and len(index) > MOST_TARGETS:
         generator = torch.Generator().manual_seed(0)
-        kept = index[torch.randperm(len(index), generator=generator)[:MOST_TARGETS].to(index)]
-    share = weights[index].sum() / weights[kept].sum() if len(kept) < len(index) else 1.0
+        drawn = torch.randperm(len(index), generator=generator)[:MOST_TARGETS]
+        kept = index[drawn.to(index.device)]
+    share = weights[index].sum() / weights[kept].sum()
     own = None
     if unsettled is not None:
         own = torch.full_like(weights, -1, dtype=torch.long)

@@ -65,9 +65,9 @@ class SiteNoise:
         Args:
             index: Of them, ``n``.
             mean: Of the process there, ``n``.
-            variance: Of the process there, ``n``.
+            variance: Of the process there, ``n``; what rounding made negative counts as 0.
         """
-        columns = zip(*(t.split(ROWS) for t in (index, mean, variance)), strict=True)
+        columns = zip(*(t.split(ROWS) for t in (index, mean, variance.clamp_min(0.0))), strict=True)
         return torch.cat([self._some(*column).expand(1, len(column[0])) for column in columns], -1)
 
     def _some(self, index: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

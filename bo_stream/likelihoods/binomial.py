@@ -23,6 +23,9 @@ NODES = 32
 FIRST_CONCENTRATION = 50.0
 """Concentration of the beta-binomial before any data: trials of a row correlate by 0.02."""
 
+LEAST_INFORMATION = 1e-10
+"""A survey tells at least so much about a logit."""
+
 NODES_OF_SUPPORT = 64
 """Nodes of the trapezoidal rule over the support of an integrand."""
 
@@ -321,7 +324,8 @@ def logit_noise(
 
     The inverse of the expected information ``E n p (1 − p)`` in n trials about a logit
     ``f ~ N(mean, variance)``, of a beta-binomial count divided by its overdispersion
-    ``1 + (n − 1) / (1 + s)``. By quadrature; all tensors broadcast.
+    ``1 + (n − 1) / (1 + s)``. By quadrature; all tensors broadcast. Finite, at most
+    ``1 / LEAST_INFORMATION``, where a prevalence is 0 or 1 in floating point.
 
     Args:
         trials: n, from 1.
@@ -332,7 +336,8 @@ def logit_noise(
     nodes, weights = normal_nodes(mean)
     chance = (mean.unsqueeze(-1) + variance.sqrt().unsqueeze(-1) * nodes).sigmoid()
     share = 1.0 if concentration is None else _share(trials, concentration)
-    return (trials * share * (chance * (1.0 - chance) * weights).sum(-1)).reciprocal()
+    information = trials * share * (chance * (1.0 - chance) * weights).sum(-1)
+    return information.clamp_min(LEAST_INFORMATION).reciprocal()
 
 
 def _share(trials: Tensor, concentration: Tensor) -> Tensor:

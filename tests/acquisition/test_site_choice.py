@@ -41,6 +41,7 @@ from bo_stream.acquisition import (
 )
 from bo_stream.acquisition import site_choice as module
 from bo_stream.acquisition.site_noise import SiteNoise
+from bo_stream.likelihoods.binomial import logit_noise
 from bo_stream.models.base import StreamingGP
 from tests.acquisition.examples import small_model, some
 from tests.comparisons import assert_untouched, fingerprint
@@ -262,6 +263,22 @@ def test_each_site_has_its_own_number_examined() -> None:
         assert_close(alone[0].gains, alone[1].gains)
 
 
+def test_a_survey_where_prevalence_is_nothing_tells_nothing() -> None:
+    """Its noise is large and finite, also where no information is left in floating point."""
+    mean = torch.tensor([-1.0, -40.0, -800.0, 800.0], dtype=torch.float64)
+    noise = logit_noise(torch.full_like(mean, 50.0), mean, torch.full_like(mean, 0.1))
+    assert bool(noise.isfinite().all())
+    assert noise[1:].min() > 1e6 * noise[0]
+    counts = SiteNoise.of(count_model(), rand(4), 50)
+    assert bool(counts.at(torch.arange(4), mean, torch.full_like(mean, -1e-12)).isfinite().all())
+    X, Y = surveys(60)
+    model = OSVGP(X, Y, BinomialLikelihood(), count_kernel(), inducing_points=X)
+    model.mean_module.constant = -900.0
+    model.clear()
+    choice = select_sites(model, rand(6), 2, ExceedanceEntropy(0.1, "prevalence"), trials=50)
+    assert bool(choice.gains.isfinite().all())
+
+
 def test_exceedance_is_that_of_prevalence() -> None:
     model, targets = count_model(), rand(10)
     chance = prevalence(model, targets).exceedance(0.2)
@@ -290,6 +307,12 @@ def test_targets_are_the_pool_or_some_of_a_large_one(monkeypatch: pytest.MonkeyP
     thinned = select_sites(model, pool, 2, criterion)
     assert abs(thinned.before / choice.before - 1.0) < 0.5
     assert thinned.before != choice.before
+    weights = torch.zeros(40)
+    weights[:25] = 2.0
+    few = select_sites(model, pool, 2, criterion, weights=weights)
+    told = select_sites(model, pool, 2, criterion, pool[:25], weights=weights[:25])
+    assert torch.equal(few.indices, told.indices)
+    assert_close(few.gains, told.gains)
 
 
 def test_the_model_stays_as_it_is_and_dtypes_do_not_matter() -> None:
