@@ -28,7 +28,7 @@ def _auto(X: Tensor, Y: Tensor, overdispersed: bool = False, **options: int | st
 @pytest.mark.parametrize("overdispersed", KINDS)
 def test_it_ends_where_osvgp_at_all_inputs_ends_in_any_order(overdispersed: bool) -> None:
     mean, deviation = logits(count_model(X, Y, X, overdispersed), X)
-    for batch in (1, 5, 16):
+    for batch in (2, 5):
         order = torch.randperm(len(X), generator=torch.Generator().manual_seed(batch))
         stream = _auto(X[:0], Y[:0], overdispersed)
         for rows in order.split(batch):
@@ -85,8 +85,8 @@ def test_a_fit_learns_the_concentration() -> None:
     fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=80))
     assert 2.0 < float(model.likelihood.concentration.detach()) < 8.0
     fixed = BinomialLikelihood(overdispersion=True).requires_grad_(False)
-    model = AutoGP(points, counts, likelihood=fixed)
-    fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=80))
+    model = AutoGP(points[:12], counts[:12], likelihood=fixed)
+    fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=12))
     assert float(model.likelihood.concentration.detach()) == pytest.approx(50.0)
 
 
