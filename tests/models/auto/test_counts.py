@@ -78,11 +78,11 @@ def test_the_objective_is_the_bound_and_has_its_gradient(overdispersed: bool) ->
 
 def test_a_fit_learns_the_concentration() -> None:
     random = np.random.default_rng(0)
-    points = torch.rand(80, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    positives = torch.as_tensor(betabinom.rvs(40, 1.0, 3.0, size=80, random_state=random))
-    counts = torch.stack((positives.double(), torch.full((80,), 40.0).double()), -1)
+    points = torch.rand(50, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    positives = torch.as_tensor(betabinom.rvs(40, 1.0, 3.0, size=50, random_state=random))
+    counts = torch.stack((positives.double(), torch.full((50,), 40.0).double()), -1)
     model = AutoGP(points, counts, likelihood=BinomialLikelihood(overdispersion=True))
-    fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=80))
+    fit_gpytorch_mll(VariationalELBO(model.likelihood, model, num_data=50))
     assert 2.0 < float(model.likelihood.concentration.detach()) < 8.0
     fixed = BinomialLikelihood(overdispersion=True).requires_grad_(False)
     model = AutoGP(points[:12], counts[:12], likelihood=fixed)
