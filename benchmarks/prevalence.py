@@ -38,7 +38,7 @@ from benchmarks.report import Claim, at_least, at_most, finish, stated
 from bo_stream import counts
 from bo_stream.likelihoods.counts import CountPosterior
 from bo_stream.likelihoods.prevalence import PrevalencePosterior
-from bo_stream.loops.sampling.survey_model import survey_model
+from bo_stream.loops.survey.model import survey_model
 from bo_stream.mapping import empirical_logits, fill_missing, map_inputs, map_kernel
 
 COLUMNS = ["Long", "Lat", "EVI", "Temperature", "Precipitation", "Population", "ITN", "NTL"]

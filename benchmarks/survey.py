@@ -24,7 +24,7 @@ from benchmarks.data import FOLDER, real
 from benchmarks.harness import Options, peak_growth, start
 from benchmarks.report import Claim, at_least, at_most, finish, stated
 from bo_stream import Misclassification, prevalence, select_sites
-from bo_stream.loops.sampling.survey_model import SurveyModelSettings, survey_model
+from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
 from bo_stream.models.base import StreamingGP
 
 THRESHOLDS = {"civ": 0.10, "hti": 0.02, "phl": 0.02}

@@ -25,9 +25,9 @@ from bo_stream.loops.datasets import simulated_prevalence
 from bo_stream.loops.predictions import Score, predict
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.settings import Settings
-from bo_stream.loops.sampling.survey import Survey
-from bo_stream.loops.sampling.survey_maps import COLOURS
-from bo_stream.loops.sampling.survey_settings import SurveySettings
+from bo_stream.loops.survey.maps import COLOURS
+from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.survey import Survey
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "growth.json"

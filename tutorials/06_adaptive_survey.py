@@ -39,13 +39,13 @@ import numpy as np
 import pandas as pd
 from scipy.spatial import cKDTree
 
-from bo_stream.loops.sampling.survey import Survey
-from bo_stream.loops.sampling.survey_calibration import coverage, held_out_counts
-from bo_stream.loops.sampling.survey_charts import draw_calibration
-from bo_stream.loops.sampling.survey_findings import find
-from bo_stream.loops.sampling.survey_maps import draw_classes, draw_values
-from bo_stream.loops.sampling.survey_report import headline, survey_page
-from bo_stream.loops.sampling.survey_settings import SurveySettings
+from bo_stream.loops.survey.calibration import coverage, held_out_counts
+from bo_stream.loops.survey.charts import draw_calibration
+from bo_stream.loops.survey.findings import find
+from bo_stream.loops.survey.maps import draw_classes, draw_values
+from bo_stream.loops.survey.report import headline, survey_page
+from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.survey import Survey
 
 SMOKE_TEST = bool(os.environ.get("SMOKE_TEST"))
 pd.options.display.float_format = "{:.3g}".format

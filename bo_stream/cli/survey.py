@@ -9,8 +9,8 @@ import typer
 
 from bo_stream.cli.app import app
 from bo_stream.cli.options import option, spreading
-from bo_stream.loops.sampling.survey_settings import CRITERIA
-from bo_stream.loops.sampling.survey_settings import SurveySettings as _DEFAULT
+from bo_stream.loops.survey.settings import CRITERIA
+from bo_stream.loops.survey.settings import SurveySettings as _DEFAULT
 
 commands = typer.Typer(
     name="survey",

@@ -17,14 +17,14 @@ from bo_stream.cli import running
 from bo_stream.cli.app import ERR, OUT
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.results import write_files
-from bo_stream.loops.sampling.next_files import NEXT, check_form_is_told, next_files
-from bo_stream.loops.sampling.survey import Survey
-from bo_stream.loops.sampling.survey_findings import find, goal_in_words, per_cent
-from bo_stream.loops.sampling.survey_folder import load_survey, save_survey
-from bo_stream.loops.sampling.survey_report import headline, survey_page
-from bo_stream.loops.sampling.survey_results import Told
-from bo_stream.loops.sampling.survey_settings import SurveySettings
-from bo_stream.loops.sampling.tables import read_table
+from bo_stream.loops.survey.findings import find, goal_in_words, per_cent
+from bo_stream.loops.survey.folder import load_survey, save_survey
+from bo_stream.loops.survey.next_files import NEXT, check_form_is_told, next_files
+from bo_stream.loops.survey.report import headline, survey_page
+from bo_stream.loops.survey.results import Told
+from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.survey import Survey
+from bo_stream.loops.survey.tables import read_table
 
 MOST_SHOWN = 20
 """Ids or rows that are listed on the screen."""

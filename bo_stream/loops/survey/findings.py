@@ -1,0 +1,177 @@
+"""Findings of a survey: the tables that a report shows, and its summary in numbers and words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.survey.calibration import held_out_counts
+from bo_stream.loops.survey.settings import CriterionName, SurveySettings
+from bo_stream.loops.survey.survey import Survey
+
+LEAST_HELD_OUT = 10
+"""Results from which on predictions are compared with counts."""
+
+ABOVE, UNCERTAIN, BELOW = "above", "uncertain", "below"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveyFindings:
+    """Tables and settings of a survey at one moment.
+
+    Attributes:
+        name: Name of the campaign.
+        predictions: A row a site: ``id``, ``longitude`` and ``latitude`` in degrees,
+            ``prevalence`` (posterior mean), ``sd``, ``lower`` and ``upper`` (95 % interval), and
+            where a site was surveyed ``examined`` and ``positive``, else NaN. With a threshold
+            also ``exceedance``, the probability of a prevalence above it, and ``class``: above,
+            below or uncertain.
+        chosen: A row a site that is to be surveyed next, in the order of choice: ``id``,
+            ``longitude``, ``latitude``, ``reason``, ``gain``, ``cost``.
+        held_out: Counts predicted by models without them, from ``held_out_counts``; may be empty.
+        forecast: A row a future round: ``sites``, surveyed by then in addition to today's, and
+            ``remaining``, the expected share of today's uncertainty that is left.
+        threshold: Prevalence that divides sites, or None.
+        certainty: Least probability at which a site is called above or below.
+        settings: Settings in plain words.
+    """
+
+    name: str
+    predictions: pd.DataFrame
+    chosen: pd.DataFrame
+    held_out: pd.DataFrame
+    forecast: pd.DataFrame
+    threshold: float | None = None
+    certainty: float = 0.9
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def surveyed(self) -> pd.DataFrame:
+        """Rows of the sites that were surveyed."""
+        return self.predictions[self.predictions["examined"].notna()]
+
+    def class_counts(self) -> dict[str, int]:
+        """Count the sites of each class: above, uncertain, below.
+
+        Raises:
+            ValueError: There is no threshold.
+        """
+        if self.threshold is None:
+            raise ValueError("Expected findings with a threshold, got none: there are no classes.")
+        counts = self.predictions["class"].value_counts()
+        return {name: int(counts.get(name, 0)) for name in (ABOVE, UNCERTAIN, BELOW)}
+
+    def expected_errors(self) -> float:
+        """Compute how many sites are expected to be called wrongly, each by its likelier side."""
+        chance = self.predictions["exceedance"].to_numpy()
+        return float(np.minimum(chance, 1.0 - chance).sum())
+
+
+def find(
+    survey: Survey,
+    name: str,
+    rounds: int = 5,
+    q: int = 10,
+    on_step: Callable[[str], None] = lambda text: None,
+) -> SurveyFindings:
+    """Compute what a report shows: predictions, their calibration and a look ahead.
+
+    Costs a fit of the model, one more for each of ten folds, and ``rounds`` choices.
+
+    Args:
+        survey: With one result at least.
+        name: Of the campaign.
+        rounds: Number of rounds of the forecast.
+        q: Number of sites of each.
+        on_step: Is told what is done next.
+
+    Raises:
+        UsageError: There is no result yet.
+    """
+    on_step("Learning from the results")
+    predictions = survey.predictions()
+    on_step("Looking ahead")
+    total, forecast = _forecast(survey, rounds, q)
+    held_out = pd.DataFrame()
+    if len(survey.results) >= LEAST_HELD_OUT:
+        on_step("Predicting each result from the others")
+        held_out = held_out_counts(survey.fit, *survey.observations)
+    chosen = survey.pending.assign(gain=survey.pending["gain"] / total)
+    return SurveyFindings(
+        name=name,
+        predictions=predictions,
+        chosen=chosen,
+        held_out=held_out,
+        forecast=forecast,
+        threshold=survey.settings.threshold,
+        certainty=survey.settings.certainty,
+        settings=in_words(survey),
+    )
+
+
+def _forecast(survey: Survey, rounds: int, q: int) -> tuple[float, pd.DataFrame]:
+    """Return today's uncertainty, and the shares of it that further rounds are expected to leave.
+
+    Where no site may be asked for, or nothing is uncertain, they are NaN and an empty table.
+    """
+    try:
+        table = survey.forecast(rounds, q)
+    except UsageError:
+        table = pd.DataFrame({"sites": [0], "total": [np.nan]})
+    now, later = float(table["total"].iloc[0]), table[1:]
+    if not now > 0.0:
+        return float("nan"), pd.DataFrame({"sites": [], "remaining": []})
+    return now, pd.DataFrame({"sites": later["sites"], "remaining": later["total"] / now})
+
+
+_CRITERIA: dict[CriterionName, str] = {
+    "entropy": "uncertainty (entropy) about which side of the threshold each site is on",
+    "misclassification": "expected number of sites called wrongly",
+    "targeted": "variance of prevalence near the threshold",
+    "variance": "variance of prevalence",
+}
+
+
+def in_words(survey: Survey) -> dict[str, str]:
+    """Say the settings of a survey in plain words, each with its name."""
+    settings = survey.settings
+    texts = {"Goal": goal_in_words(settings)}
+    if settings.threshold is not None:
+        sure, rest = per_cent(settings.certainty), per_cent(1.0 - settings.certainty)
+        texts["Called above, below"] = f"chance of being above at least {sure}, at most {rest}"
+    texts |= {
+        "Sites are chosen to reduce": _CRITERIA[settings.chosen_criterion],
+        "Covariates": ", ".join(settings.covariates) or "none",
+        "People expected at a site": f"{survey.trials:,}",
+        "Counts": "beta-binomial" if settings.overdispersion else "binomial",
+    }
+    if settings.budget is not None:
+        texts["Budget of a round"] = f"{settings.budget:,.6g}"
+    if settings.minimum_distance:
+        texts["Least distance between sites"] = f"{settings.minimum_distance:g} km"
+    if settings.quotas:
+        quotas = (f"{name}: {most}" for name, most in settings.quotas.items())
+        texts["Most sites of a round by stratum"] = ", ".join(quotas)
+    if settings.base is not None:
+        longitude, latitude = settings.base
+        travel = f"{settings.cost_per_km:g} a km"
+        texts["Rounds start from"] = f"longitude {longitude:g}, latitude {latitude:g}; {travel}"
+    return texts
+
+
+def goal_in_words(settings: SurveySettings) -> str:
+    """Say what a survey is to find out."""
+    if settings.goal == "map" or settings.threshold is None:
+        return "the prevalence everywhere"
+    return f"which sites have a prevalence above {per_cent(settings.threshold)}"
+
+
+def per_cent(share: float) -> str:
+    """Write a share as per cent, with two digits below ten."""
+    value = 100.0 * share
+    digits = 0 if abs(value) >= 9.95 or value == 0.0 else 1 if abs(value) >= 0.095 else 2
+    return f"{value:,.{digits}f} %"

@@ -1,0 +1,105 @@
+"""The folder of a survey: sites as given, settings, the ledger, and a model as a cache."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from bo_stream.acquisition.criteria import Criterion
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.run import CheckpointFormat, hold_folder
+from bo_stream.loops.survey.ledger import RESULTS, Ledger
+from bo_stream.loops.survey.model_cache import ModelCache
+from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.survey import Survey
+from bo_stream.loops.survey.tables import read_table
+from bo_stream.storage.archive import FileFormat, atomic_write
+
+SURVEY = CheckpointFormat("survey.json", "survey", FileFormat("bo_stream survey", 1))
+
+SITES = "sites.csv"
+MANY_SITES = "sites.parquet"
+MANY = 50_000
+"""Number of sites from which they are kept as parquet."""
+
+
+def save_survey(folder: str | Path, survey: Survey) -> None:
+    """Begin the folder of a survey, to which each further verb is written before it returns.
+
+    It holds ``sites.csv`` (``sites.parquet`` from 50,000 sites), ``survey.json`` (settings),
+    ``results.jsonl`` (all that was asked, told and withdrawn; it only grows) and the last model,
+    which is built anew if it is missing. It is a survey's folder once ``survey.json`` is there,
+    which is written last.
+
+    Raises:
+        UsageError: The folder holds a survey, or another process is writing to it.
+        OSError: It cannot be written.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_folder(folder, "Give another folder."):
+        _check_free(folder)
+        _write_sites(folder, survey)
+        survey.ledger.move_to(folder)
+        content = {"settings": asdict(survey.settings), "sites": survey.sites_fingerprint}
+        SURVEY.save(folder, content, {})
+    survey.cache.move_to(folder)
+
+
+def load_survey(folder: str | Path, criterion: Criterion | None = None) -> Survey:
+    """Go on with the survey of a folder. Nothing is written, and nothing in it is executed.
+
+    Args:
+        folder: Of the survey.
+        criterion: Uncertainty to be reduced, if another than the settings' one.
+
+    Raises:
+        UsageError: There is no survey, or its files are damaged or were changed.
+    """
+    folder = Path(folder)
+    with SURVEY.opened(folder) as content:
+        settings = SurveySettings(**content["settings"])
+        fingerprint = content["sites"]
+    path = next((folder / name for name in (SITES, MANY_SITES) if (folder / name).exists()), None)
+    if path is None:
+        raise UsageError(f"{folder} has no {SITES}. Restore it from a copy.")
+    ledger, cache = Ledger.open(folder), ModelCache(folder)
+    survey = Survey(read_table(path), settings, str(path), criterion, ledger, cache)
+    if survey.sites_fingerprint != fingerprint:
+        raise UsageError(
+            f"{path} is not the table that the survey began with. Restore it from a copy, or start "
+            "another survey with it in another folder."
+        )
+    return survey
+
+
+def holds_survey(folder: Path) -> bool:
+    """Return whether a folder is one of a survey."""
+    return (folder / SURVEY.name).exists()
+
+
+def _check_free(folder: Path) -> None:
+    """Check that a folder holds no survey, and take away an empty ledger of one just begun."""
+    if holds_survey(folder):
+        raise UsageError(f"{folder} holds a survey already. Give another folder.")
+    ledger = folder / RESULTS
+    if not ledger.exists():
+        return
+    if ledger.stat().st_size:
+        raise UsageError(
+            f"{folder} holds results of a survey ({RESULTS}) whose {SURVEY.name} is missing. "
+            "Restore that file from a copy, or give another folder."
+        )
+    ledger.unlink()
+
+
+def _write_sites(folder: Path, survey: Survey) -> None:
+    """Write the table as it was given, with an id if it had none."""
+    table, many = survey.table_with_ids, len(survey.table) >= MANY
+    for name in (SITES, MANY_SITES):
+        (folder / name).unlink(missing_ok=True)
+    with atomic_write(folder / (MANY_SITES if many else SITES)) as file:
+        if many:
+            table.to_parquet(file, index=False)
+        else:
+            table.to_csv(file, index=False)

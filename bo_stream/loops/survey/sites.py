@@ -1,0 +1,283 @@
+"""The list of candidate sites of a survey, checked and complete."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.survey.cells import Array, Cells, Mask, Texts, first
+from bo_stream.loops.survey.columns import find_column, given_column, has_rate
+from bo_stream.loops.survey.counts import Counts, read_counts
+from bo_stream.loops.survey.places import check_places, position_columns
+from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.mapping import Kilometres, fill_missing
+from bo_stream.mapping.positions import projection
+
+_YES = ("yes", "y", "true", "t", "1")
+_NO = ("no", "n", "false", "f", "0")
+
+MISSING_CODE = -9999.0
+"""Number that stands for a missing covariate, as in rasters."""
+
+
+@dataclass(frozen=True)
+class SurveySites:
+    """Candidate sites in the order of their table.
+
+    Attributes:
+        ids: Texts, ``N``, all different.
+        X: Longitude, latitude and covariates, missing ones filled from the nearest site, ``N x d``.
+        covariates: Names of the d - 2 covariates.
+        costs: Of a survey of each, ``N``.
+        strata: Labels, ``N``, if there are strata.
+        reachable: Whether each can be reached, ``N``.
+        earlier: Results that came with the table, by id.
+        notes: Texts for the coordinator about what was filled in or looks odd.
+        id_column: Column of the ids; None: the rows' numbers are the ids.
+    """
+
+    ids: Texts
+    X: Tensor
+    covariates: tuple[str, ...]
+    costs: Tensor
+    strata: Texts | None
+    reachable: Mask
+    earlier: Mapping[str, Counts] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    id_column: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @classmethod
+    def of(
+        cls, table: pd.DataFrame, settings: SurveySettings, source: str = "The table of sites"
+    ) -> SurveySites:
+        """Check a table and read it.
+
+        Args:
+            table: A row a site; see :class:`SurveySettings` for its columns. Earlier results may
+                come along in columns examined and positive, empty where there are none.
+            settings: Which columns mean what.
+            source: Name of the table, for messages.
+
+        Raises:
+            UsageError: A fault, named by row and column.
+        """
+        names = [str(name) for name in table.columns]
+        if not len(table):
+            raise UsageError(f"{source} has no rows.")
+        table = table.set_axis(names, axis=1)
+        id_column = find_column(settings.unclaimed(names), "id", settings.id, source)
+        cells = Cells(table, source, id_column)
+        ids = _ids(cells, id_column)
+        columns = position_columns(names, settings, source)
+        raw = torch.from_numpy(read_inputs(cells, columns, settings.covariates))
+        odd = check_places(cells, raw[:, :2].numpy(), columns)
+        _check_one_place(cells, raw)
+        filled, notes = _filled(cells, raw, settings.covariates)
+        earlier, remarks = _earlier(cells, settings, ids)
+        return cls(
+            ids,
+            filled,
+            settings.covariates,
+            torch.from_numpy(_costs(cells, settings)),
+            _strata(cells, settings),
+            _reachable(cells, settings),
+            MappingProxyType(earlier),
+            (*odd, *notes, *remarks),
+            id_column,
+        )
+
+    @cached_property
+    def index(self) -> pd.Index[str]:
+        """Ids as an index."""
+        return pd.Index(self.ids, dtype=object)
+
+    def positions(self, ids: Sequence[str]) -> NDArray[np.intp]:
+        """Return the places of ids in the list, -1 for one that is not in it."""
+        return self.index.get_indexer(pd.Index(ids, dtype=object))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of ids and inputs."""
+        digest = hashlib.sha256("\x1f".join(self.covariates).encode())
+        digest.update("\x1f".join(self.ids).encode())
+        digest.update(np.ascontiguousarray(self.X.numpy(), dtype="<f8").tobytes())
+        return digest.hexdigest()
+
+    @cached_property
+    def kilometres(self) -> Tensor:
+        """Positions on a plane, in kilometres, ``N x 2``."""
+        return self.on_plane(self.X)
+
+    def on_plane(self, X: Tensor) -> Tensor:
+        """Map longitude and latitude of any sites to that plane, ``n x d -> n x 2``."""
+        return self._plane.transform(X[:, :2])
+
+    @cached_property
+    def _plane(self) -> Kilometres:
+        return projection(self.X[:, :2])
+
+    def fill(self, raw: Tensor) -> Tensor:
+        """Fill missing covariates of other sites, ``n x d``, from the nearest site of the list."""
+        return fill_missing(raw, self.X) if len(raw) else raw
+
+
+def read_inputs(cells: Cells, place: Sequence[str], covariates: Sequence[str]) -> Array:
+    """Read longitude, latitude and covariates, ``n x d``, NaN where missing.
+
+    Args:
+        cells: The table.
+        place: Columns of longitude and latitude.
+        covariates: Columns of covariates, in which -9999 stands for missing, too.
+
+    Raises:
+        UsageError: A column is not there, or a cell is no number.
+    """
+    read = [cells.numbers(name, "decimal degrees, such as -4.7264") for name in place]
+    for name in covariates:
+        given_column(cells.names, name, cells.source, "--covariates")
+        try:
+            values = cells.numbers(name)
+        except UsageError as error:
+            raise UsageError(f"{error} Covariates are numbers: code groups as 0 and 1.") from error
+        read.append(np.where(values == MISSING_CODE, np.nan, values))
+    return np.column_stack(read)
+
+
+def _ids(cells: Cells, column: str | None) -> Texts:
+    """Return the ids; without a column of them the rows' numbers."""
+    if column is None:
+        ids = np.array([str(label) for label in cells.table.index], dtype=object)
+    else:
+        ids = cells.texts(column)
+        empty = first(ids == "")
+        if empty is not None:
+            raise UsageError(
+                f"{cells.source}, row {cells.table.index[empty]}, column {column!r}: the id is "
+                "missing. Every site needs one."
+            )
+    again = first(pd.Series(ids).duplicated().to_numpy())
+    if again is not None:
+        earlier = cells.table.index[first(ids == ids[again]) or 0]
+        raise UsageError(
+            f"{cells.source}: rows {earlier} and {cells.table.index[again]} have the same id "
+            f"{ids[again]!r}. Keep one row for each site."
+        )
+    return ids
+
+
+def _check_one_place(cells: Cells, raw: Tensor) -> None:
+    """Check that sites at one place have the same covariates."""
+    frame = pd.DataFrame(raw.numpy())
+    same_place = frame.duplicated([0, 1], keep=False).to_numpy()
+    if not same_place.any():
+        return
+    shared = frame[same_place]
+    other = ~shared.duplicated(keep=False)
+    lonely = first(other.to_numpy())
+    if lonely is None:
+        return
+    row = int(shared.index[lonely])
+    there = (frame[0] == frame.loc[row, 0]) & (frame[1] == frame.loc[row, 1])
+    partner = int(np.flatnonzero(there.to_numpy() & (np.arange(len(frame)) != row))[0])
+    place, second = sorted((row, partner))
+    raise UsageError(
+        f"{cells.source}: {cells.row(place)} and {cells.row(second)} are at the same place with "
+        "different covariates. If they are one site, keep one row; else correct one."
+    )
+
+
+def _filled(cells: Cells, raw: Tensor, covariates: Sequence[str]) -> tuple[Tensor, list[str]]:
+    """Fill missing covariates from the nearest site, and say so."""
+    gaps = raw[:, 2:].isnan()
+    notes = []
+    for name, column in zip(covariates, gaps.unbind(-1), strict=True):
+        count = int(column.sum())
+        if count == len(raw):
+            raise UsageError(
+                f"{cells.source}, column {name!r}: every cell is empty. Leave it out of the "
+                "covariates."
+            )
+        if count:
+            notes.append(
+                f"{name}: {count:,} of {len(raw):,} sites have no value; that of the nearest site "
+                "is used."
+            )
+    return fill_missing(raw), notes
+
+
+def _costs(cells: Cells, settings: SurveySettings) -> Array:
+    if settings.cost is None:
+        return np.ones(len(cells))
+    names = cells.names
+    column = given_column(names, settings.cost, cells.source, "--cost")
+    costs = cells.numbers(column)
+    bad = first(~(costs > 0.0))
+    if bad is not None:
+        raise cells.fault(bad, column, f"expected a cost above 0, got {costs[bad]:g}.")
+    return costs
+
+
+def _strata(cells: Cells, settings: SurveySettings) -> Texts | None:
+    if settings.stratum is None:
+        return None
+    names = cells.names
+    column = given_column(names, settings.stratum, cells.source, "--stratum")
+    labels = cells.texts(column)
+    gap = first(labels == "")
+    if gap is not None:
+        raise cells.fault(gap, column, "the stratum is missing.")
+    unknown = sorted(set(settings.quotas) - set(labels))
+    if unknown:
+        raise UsageError(
+            f"There is a quota for stratum {unknown[0]!r}, which no site is in. The strata: "
+            f"{', '.join(sorted(set(labels)))}."
+        )
+    return labels
+
+
+def _reachable(cells: Cells, settings: SurveySettings) -> Mask:
+    if settings.reachable is None:
+        return np.ones(len(cells), dtype=bool)
+    names = cells.names
+    column = given_column(names, settings.reachable, cells.source, "--reachable")
+    words = np.array([word.casefold() for word in cells.texts(column)], dtype=object)
+    bad = first(~np.isin(words, [*_YES, *_NO]))
+    if bad is not None:
+        raise cells.fault(bad, column, f"expected yes or no, got {words[bad]!r}.")
+    return np.isin(words, _YES)
+
+
+def _earlier(
+    cells: Cells, settings: SurveySettings, ids: Texts
+) -> tuple[dict[str, Counts], list[str]]:
+    """Read results that came along, if there are columns of them; and remark on a lone one."""
+    roles = ("examined", "positive")
+    names = settings.unclaimed(cells.names)
+    found = {
+        role: find_column(names, role, getattr(settings, role), cells.source) for role in roles
+    }
+    present = [role for role in roles if found[role] is not None]
+    if not present:
+        return {}, []
+    lone = present[0]
+    said = getattr(settings, lone) is not None or found[lone] == lone or has_rate(names)
+    if len(present) == 1 and not said:
+        other = roles[1 - roles.index(lone)]
+        return {}, [
+            f"Column {found[lone]!r} is not taken for people {lone}: there is no column {other!r}."
+        ]
+    counts = read_counts(cells, settings)
+    return {str(ids[row]): count for row, count in counts.items()}, []

@@ -1,0 +1,373 @@
+"""Adaptive survey of prevalence: ask for sites, tell results, in any order, for weeks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from bo_stream.acquisition.criteria import Criterion
+from bo_stream.loops.errors import UsageError, check_whole
+from bo_stream.loops.survey.choice import Choice
+from bo_stream.loops.survey.facts import SurveyFacts
+from bo_stream.loops.survey.ledger import Ledger
+from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
+from bo_stream.loops.survey.model_cache import ModelCache
+from bo_stream.loops.survey.predictions import predict_prevalence, reasons
+from bo_stream.loops.survey.results import ResultsTable, Told
+from bo_stream.loops.survey.settings import USUAL_TRIALS, SurveySettings
+from bo_stream.loops.survey.sites import SurveySites
+from bo_stream.models.base import StreamingGP
+
+ASKED = ("id", "longitude", "latitude", "reason", "gain", "cost")
+"""Columns of what :meth:`Survey.ask` returns."""
+
+SPREAD_OUT = "first round: spread out over the map and the covariates"
+
+
+class Survey:
+    """Sites to choose from, what was asked and told so far, and a model of it.
+
+    Sites that were asked for are pending until their result comes or they are withdrawn. Results
+    may come late, in part, in any order, again if they were wrong, and from sites that nobody
+    asked for. The state depends on the facts and not on their order, and so does the model, which
+    is built anew from all results when it is needed.
+
+    A survey that has a folder (``bo_stream.loops.survey.folder``) writes each verb to it
+    before the verb returns, and first takes in what other processes wrote there.
+
+    Attributes:
+        table: Sites as given.
+        settings: As given.
+        ledger: Record of all verbs.
+        cache: Keeper of the model.
+
+    Example:
+        >>> survey = Survey(read_table("villages.csv"), SurveySettings(threshold=0.1))
+        >>> sites = survey.ask(10)
+        >>> survey.tell(read_table("results.csv")).new
+    """
+
+    def __init__(
+        self,
+        sites: pd.DataFrame,
+        settings: SurveySettings,
+        source: str = "The table of sites",
+        criterion: Criterion | None = None,
+        ledger: Ledger | None = None,
+        cache: ModelCache | None = None,
+    ) -> None:
+        """Begin a survey, or go on with the ledger of one.
+
+        Args:
+            sites: A row a site, with columns of position, covariates, cost and so on, as the
+                settings name them; earlier results may come along in columns examined and
+                positive.
+            settings: Of the survey.
+            source: Name of the table, for messages.
+            criterion: Uncertainty to be reduced, such as a programme's ``ExpectedLoss``; default:
+                the settings' one. It is not kept in a folder.
+            ledger: Of a survey of the same sites; default: an empty one.
+            cache: Keeper of the model; default: in memory.
+
+        Raises:
+            UsageError: A fault of the table, named by row and column, or a budget that pays for no
+                site.
+        """
+        self.table, self.settings = sites, settings
+        self.ledger = Ledger() if ledger is None else ledger
+        self.cache = ModelCache() if cache is None else cache
+        self._criterion = criterion
+        self._sites = SurveySites.of(sites, settings, source)
+        self._facts = SurveyFacts(self._sites)
+        if not self.ledger.events and len(self._facts.results) < len(self._sites):
+            self._choice().check()
+        self._facts.apply(self.ledger.events)
+
+    # --- verbs -----------------------------------------------------------------------------------
+
+    def ask(self, q: int) -> pd.DataFrame:
+        """Choose up to q sites for the next round; they are pending from now on.
+
+        Without any result they are spread out over the map and the covariates; else they reduce
+        the criterion most, given that all pending sites will be surveyed. There are fewer than q
+        where budget, quotas or distances end the round.
+
+        Returns:
+            A row a site, in the order of choice: id, longitude, latitude, reason, gain (expected
+            fall of the criterion's total, NaN in a first round), cost.
+
+        Raises:
+            UsageError: No site is left that may be asked for, or none that the budget pays for, or
+                another process is writing to the folder.
+        """
+        check_whole("q", q, 1)
+        with self._writing():
+            chosen = self._chosen(q)
+            self._facts.apply([self.ledger.append("ask", {"sites": chosen})])
+        asked = self.pending.tail(len(chosen))
+        return asked.reset_index(drop=True)[list(ASKED)]
+
+    def tell(self, results: pd.DataFrame, source: str = "The table of results") -> Told:
+        """Take in results, all of a table or, if there is a fault in it, none.
+
+        Args:
+            results: Columns of id, examined and positive; rows without numbers are passed over.
+                The numbers of a site replace earlier ones. Sites that are not in the list bring
+                longitude, latitude and covariates.
+            source: Name of the table, for messages.
+
+        Raises:
+            UsageError: A fault of the table, named by row and column, or another process is writing
+                to the folder.
+        """
+        with self._writing():
+            known, pending = self._facts.results, self._facts.pending
+            table = ResultsTable.of(results, self.settings, self._sites, known, source)
+            told = table.compared(self._sites, known, pending)
+            records = table.records(self._sites, known)
+            if records:
+                self._facts.apply([self.ledger.append("tell", {"results": records})])
+        return told
+
+    def withdraw(self, ids: Iterable[str | int], ask_again: bool = False) -> None:
+        """Give up pending sites, or take results back that were wrong.
+
+        Args:
+            ids: Of sites that are pending or have a result.
+            ask_again: Whether the sites may be asked for again. A result that is told later is
+                taken in either way.
+
+        Raises:
+            UsageError: A site is neither pending nor has a result, or another process is writing to
+                the folder.
+        """
+        names = list(dict.fromkeys(str(site) for site in ids))
+        with self._writing():
+            known = {**self._facts.pending, **self._facts.results}
+            strange = next((site for site in names if site not in known), None)
+            if strange is not None:
+                raise UsageError(
+                    f"Site {strange!r} is not pending and has no result: nothing to withdraw."
+                )
+            if names:
+                values = {"ids": names, "ask_again": ask_again}
+                self._facts.apply([self.ledger.append("withdraw", values)])
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Keep other processes out, after taking in what they wrote."""
+        with self.ledger.writing() as new:
+            self._facts.apply(new)
+            yield
+
+    def _chosen(self, q: int) -> list[dict[str, str | float | None]]:
+        """Choose sites, as the ledger keeps them."""
+        choice = self._choice()
+        if self._facts.results:
+            picks = choice.next(self.model, q, self.trials)
+            X = self._sites.X[[pick.place for pick in picks]]
+            predictions = predict_prevalence(self.model, X, self.settings)
+            why = reasons(predictions, self.settings.threshold)
+        else:
+            picks = choice.first(q)
+            why = [SPREAD_OUT] * len(picks)
+        return [
+            {
+                "id": str(self._sites.ids[pick.place]),
+                "reason": reason,
+                "gain": pick.gain,
+                "cost": pick.cost,
+            }
+            for pick, reason in zip(picks, why, strict=True)
+        ]
+
+    def _choice(self) -> Choice:
+        return Choice(self._sites, self._facts, self.settings, self._criterion)
+
+    # --- what is known ---------------------------------------------------------------------------
+
+    @property
+    def sites(self) -> pd.DataFrame:
+        """Listed sites: id, longitude, latitude, covariates (filled in), cost, reachable."""
+        columns = ("longitude", "latitude", *self._sites.covariates)
+        table = pd.DataFrame(self._sites.X.numpy(), columns=list(columns))
+        table.insert(0, "id", self._sites.ids)
+        return table.assign(cost=self._sites.costs.numpy(), reachable=self._sites.reachable)
+
+    @property
+    def pending(self) -> pd.DataFrame:
+        """Sites asked for: id, longitude, latitude, round, asked (time), reason, gain, cost."""
+        requests = self._facts.pending
+        table = self._placed(list(requests))
+        for name in ("round", "time", "reason", "gain", "cost"):
+            table[name] = [getattr(request, name) for request in requests.values()]
+        return table.rename(columns={"time": "asked"}).astype({"gain": float, "cost": float})
+
+    @property
+    def results(self) -> pd.DataFrame:
+        """Results in the order of the list, then those of other sites by id.
+
+        Columns: id, longitude, latitude, examined, positive, told (time, empty for those that came
+        along with the sites), asked (whether the site was), corrected (how many times), listed.
+        """
+        ids = self._facts.surveyed
+        rows = [self._facts.results[site] for site in ids]
+        table = self._placed(ids)
+        table["examined"] = [row.counts.examined for row in rows]
+        table["positive"] = [row.counts.positive for row in rows]
+        table["told"] = [row.time for row in rows]
+        table["asked"] = [row.asked for row in rows]
+        table["corrected"] = [row.corrected for row in rows]
+        table["listed"] = self._sites.positions(ids) >= 0
+        return table
+
+    def _placed(self, ids: Sequence[str]) -> pd.DataFrame:
+        """Begin a table of sites with id, longitude and latitude."""
+        places = self._facts.inputs(ids)[:, :2].numpy()
+        columns = {"id": list(ids), "longitude": places[:, 0], "latitude": places[:, 1]}
+        return pd.DataFrame(columns).astype({"id": object})
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of sites and results, whatever the order in which results came."""
+        return self._facts.fingerprint
+
+    @property
+    def sites_fingerprint(self) -> str:
+        """SHA-256 of the list of sites."""
+        return self._sites.fingerprint
+
+    @property
+    def table_with_ids(self) -> pd.DataFrame:
+        """Table of the sites as given, with a column of ids in front if it had none."""
+        if self._sites.id_column is not None:
+            return self.table
+        table = self.table.copy()
+        table.insert(0, "id", self._sites.ids)
+        return table
+
+    def status(self) -> SurveyStatus:
+        """Return how far the survey is, without building a model."""
+        facts, events = self._facts, self.ledger.events
+        counts = [one.counts for one in facts.results.values()]
+        listed = int((self._sites.positions(list(facts.results)) >= 0).sum())
+        return SurveyStatus(
+            sites=len(self._sites),
+            surveyed=listed,
+            outside=len(counts) - listed,
+            pending=len(facts.pending),
+            given_up=len(facts.given_up),
+            rounds=facts.rounds,
+            examined=sum(count.examined for count in counts),
+            positive=sum(count.positive for count in counts),
+            last=events[-1].time if events else "",
+            notes=(*self._sites.notes, *self.ledger.notes),
+        )
+
+    # --- model -----------------------------------------------------------------------------------
+
+    @property
+    def model(self) -> StreamingGP:
+        """Model of all results, built when they have changed.
+
+        Raises:
+            UsageError: There is no result yet.
+        """
+        if not self._facts.results:
+            raise UsageError("There is no result yet to learn from. Tell some first.")
+        return self.cache.model(self._facts.fingerprint, lambda: self.fit(*self.observations))
+
+    @property
+    def observations(self) -> tuple[Tensor, Tensor]:
+        """Inputs, ``n x d``, and positives and examined, ``n x 2``, in the order of results."""
+        return self._facts.inputs(self._facts.surveyed), self._facts.outcomes
+
+    def fit(self, X: Tensor, Y: Tensor) -> StreamingGP:
+        """Fit a model of this survey to any results, such as all but those to be predicted.
+
+        Args:
+            X: Longitude, latitude and covariates, without missing values, ``n x d``.
+            Y: Positives and examined, ``n x 2``.
+        """
+        chosen = SurveyModelSettings(
+            trials=self.settings.trials, overdispersion=self.settings.overdispersion
+        )
+        return survey_model(self._sites.X, X, Y, chosen)
+
+    @property
+    def trials(self) -> int:
+        """Number of people that a site is expected to examine."""
+        examined = [one.counts.examined for one in self._facts.results.values()]
+        usual = round(sum(examined) / len(examined)) if examined else USUAL_TRIALS
+        return self.settings.trials or usual
+
+    def predictions(self) -> pd.DataFrame:
+        """Predict prevalence at all sites of the list, then at surveyed sites outside it.
+
+        Returns:
+            id, longitude, latitude, prevalence (mean), sd, lower, q25, q75, upper (quantiles of
+            95 % and 50 % intervals); with a threshold exceedance (probability of being above) and
+            class (above, below, uncertain); examined and positive, NaN where not surveyed.
+
+        Raises:
+            UsageError: There is no result yet.
+        """
+        surveyed = self._facts.surveyed
+        places = self._sites.positions(surveyed)
+        outside = [site for site, place in zip(surveyed, places, strict=True) if place < 0]
+        X = torch.cat((self._sites.X, self._facts.inputs(outside)))
+        table = pd.DataFrame(X[:, :2].numpy(), columns=["longitude", "latitude"])
+        table.insert(0, "id", [*self._sites.ids, *outside])
+        predicted = predict_prevalence(self.model, X, self.settings)
+        counts = self.results[["id", "examined", "positive"]]
+        return pd.concat((table, predicted), axis=1).merge(counts, on="id", how="left")
+
+    def forecast(self, rounds: int, q: int) -> pd.DataFrame:
+        """Predict how the criterion's total will fall over further rounds of q sites.
+
+        Each round is chosen as if the rounds before it, and all pending sites, were surveyed.
+
+        Returns:
+            round (0: now, once the pending sites are surveyed), sites (further ones so far), total
+            (of the criterion, expected), cost (so far).
+
+        Raises:
+            UsageError: There is no result yet.
+        """
+        check_whole("rounds", rounds, 1)
+        check_whole("q", q, 1)
+        return self._choice().forecast(self.model, rounds, q, self.trials)
+
+
+@dataclass(frozen=True)
+class SurveyStatus:
+    """How far a survey is.
+
+    Attributes:
+        sites: Number of sites in the list.
+        surveyed: Number of these with a result.
+        outside: Number of results of other sites.
+        pending: Number of sites that are asked for.
+        given_up: Number of sites that are not to be asked for again.
+        rounds: Number of rounds asked for.
+        examined: People examined in all.
+        positive: People who tested positive in all.
+        last: Time of the last verb in UTC, empty if there was none.
+        notes: Texts for the coordinator.
+    """
+
+    sites: int
+    surveyed: int
+    outside: int
+    pending: int
+    given_up: int
+    rounds: int
+    examined: int
+    positive: int
+    last: str
+    notes: tuple[str, ...]

@@ -1,0 +1,216 @@
+"""The folder of a survey: each verb is on the disk, and only the model is a cache."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.run import hold_folder
+from bo_stream.loops.survey import folder
+from bo_stream.loops.survey.folder import load_survey, save_survey
+from bo_stream.loops.survey.ledger import RESULTS
+from bo_stream.loops.survey.model_cache import MODEL
+from bo_stream.loops.survey.survey import Survey
+from tests.loops.survey.villages import SETTINGS, results_of, villages
+
+FULL = replace(
+    SETTINGS,
+    cost="km",
+    stratum="district",
+    quotas={"A": 3},
+    base=(35.0, -5.0),
+    cost_per_km=0.5,
+    budget=900.0,
+    x=("Longitude (deg)", "Lat"),
+)
+
+
+def table() -> pd.DataFrame:
+    extra = {"km": np.arange(1.0, 41.0), "district": ["A", "B"] * 20, "note": "Séguéla, nord"}
+    return villages().assign(**extra)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "campaign"
+
+
+@pytest.fixture
+def survey(folder: Path) -> Survey:
+    begun = Survey(table(), FULL)
+    save_survey(folder, begun)
+    return begun
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def assert_same(first: Survey, second: Survey) -> None:
+    assert first.settings == second.settings
+    assert first.fingerprint == second.fingerprint
+    assert first.status() == second.status()
+    for name in ("sites", "pending", "results"):
+        pd.testing.assert_frame_equal(getattr(first, name), getattr(second, name))
+
+
+def test_every_verb_is_on_the_disk_when_it_returns(survey: Survey, folder: Path) -> None:
+    assert_same(load_survey(folder), survey)
+    asked = survey.ask(6)
+    assert_same(load_survey(folder), survey)
+    outside = {"Longitude (deg)": 35.1, "Lat": -5.2, "rain": np.nan, "night_lights": 1.0}
+    stranger = pd.DataFrame([{"village": "Zomba", "tested": 30, "positives": 4, **outside}])
+    survey.tell(pd.concat((results_of(asked["id"][:4]), stranger)))
+    assert_same(load_survey(folder), survey)
+    survey.withdraw([asked["id"][5]])
+    survey.withdraw([asked["id"][0]], ask_again=True)
+    assert_same(load_survey(folder), survey)
+    assert survey.status().given_up == 1
+    assert (len(survey.pending), len(survey.results)) == (1, 4)
+
+
+def test_a_loaded_survey_goes_on_as_the_first(survey: Survey, folder: Path) -> None:
+    survey.tell(results_of([f"V{row:03d}" for row in range(6)]))
+    loaded = load_survey(folder)
+    expected = survey.predictions()
+    pd.testing.assert_frame_equal(loaded.predictions(), expected, rtol=1e-9)
+    assert (folder / MODEL.name).exists()
+    asked = survey.ask(4)
+    assert_same(load_survey(folder), survey)
+    elsewhere = Survey(table(), FULL)
+    elsewhere.tell(results_of([f"V{row:03d}" for row in range(6)]))
+    assert elsewhere.ask(4)["id"].tolist() == asked["id"].tolist()
+
+
+def test_loading_changes_nothing(survey: Survey, folder: Path) -> None:
+    survey.tell(results_of(["V001", "V002"]))
+    before = contents(folder)
+    load_survey(folder).status()
+    assert contents(folder) == before
+
+
+def test_a_model_is_read_if_it_is_of_these_facts_and_else_built(
+    survey: Survey, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survey.tell(results_of([f"V{row:03d}" for row in range(5)]))
+    expected = survey.predictions()
+    built, model = [], survey.model
+
+    def counted(self: Survey, *args: object) -> object:
+        built.append(args)
+        return model
+
+    monkeypatch.setattr(Survey, "fit", counted)
+    pd.testing.assert_frame_equal(load_survey(folder).predictions(), expected, rtol=1e-9)
+    assert len(built) == 0
+    (file,) = folder.glob("model-survey-*")
+    whole = file.read_bytes()
+    for damage in (whole[: len(whole) // 2], None):
+        (file,) = folder.glob("model-survey-*")
+        file.unlink()
+        if damage is not None:
+            file.write_bytes(damage)
+        pd.testing.assert_frame_equal(load_survey(folder).predictions(), expected, rtol=1e-6)
+    (folder / MODEL.name).write_text("{}")
+    assert len(load_survey(folder).predictions()) == 40
+    assert len(built) == 3
+    load_survey(folder).tell(results_of(["V030"]))
+    load_survey(folder).predictions()
+    load_survey(folder).predictions()
+    assert len(built) == 4
+
+
+def test_a_folder_that_cannot_be_written_keeps_no_model(
+    survey: Survey, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    survey.tell(results_of(["V001", "V002", "V003"]))
+
+    def refuse(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("bo_stream.loops.run.CheckpointFormat.save", refuse)
+    with pytest.warns(RuntimeWarning, match="could not be kept in .*Permission denied"):
+        assert len(survey.predictions()) == 40
+
+
+def test_a_folder_holds_one_survey(survey: Survey, folder: Path) -> None:
+    before = contents(folder)
+    with pytest.raises(UsageError, match="holds a survey already"):
+        save_survey(folder, Survey(table(), FULL))
+    assert contents(folder) == before
+
+
+def test_a_beginning_that_was_interrupted_is_begun_anew(survey: Survey, folder: Path) -> None:
+    (folder / "survey.json").unlink()
+    with pytest.raises(UsageError, match=r"no survey to resume in .*: it has no survey\.json"):
+        load_survey(folder)
+    again = Survey(table(), FULL)
+    save_survey(folder, again)
+    assert_same(load_survey(folder), again)
+
+
+def test_results_whose_settings_are_lost_are_not_overwritten(survey: Survey, folder: Path) -> None:
+    survey.tell(results_of(["V001"]))
+    settings = (folder / "survey.json").read_bytes()
+    (folder / "survey.json").unlink()
+    before = contents(folder)
+    with pytest.raises(UsageError, match=r"results\.jsonl. whose survey\.json is missing"):
+        save_survey(folder, Survey(table(), FULL))
+    assert contents(folder) == before
+    (folder / "survey.json").write_bytes(settings)
+    assert_same(load_survey(folder), survey)
+
+
+def test_what_was_changed_by_hand_is_noticed(survey: Survey, folder: Path) -> None:
+    whole = (folder / "sites.csv").read_text()
+    (folder / "sites.csv").write_text(whole.replace("V007", "V7"))
+    with pytest.raises(UsageError, match=r"sites\.csv is not the table that the survey began with"):
+        load_survey(folder)
+    (folder / "sites.csv").unlink()
+    with pytest.raises(UsageError, match=r"has no sites\.csv. Restore it"):
+        load_survey(folder)
+    settings = (folder / "survey.json").read_text()
+    (folder / "survey.json").write_text(settings.replace("0.1", "0.2"))
+    with pytest.raises(UsageError, match=r"survey\.json is damaged"):
+        load_survey(folder)
+
+
+def test_a_campaign_survives_settings_that_came_later(survey: Survey, folder: Path) -> None:
+    content = json.loads((folder / "survey.json").read_text())
+    settings = {k: v for k, v in content["settings"].items() if k != "certainty"}
+    folder.SURVEY.save(folder, {"settings": settings, "sites": content["sites"]}, {})
+    assert load_survey(folder).settings == FULL
+
+
+def test_without_ids_the_rows_numbers_stay_the_ids(folder: Path) -> None:
+    rows = table().drop(columns="village").set_axis(range(3, 43))
+    begun = Survey(rows, replace(FULL, id=None))
+    save_survey(folder, begun)
+    assert_same(load_survey(folder), begun)
+    assert begun.sites["id"].tolist()[:2] == ["3", "4"]
+
+
+def test_many_sites_are_kept_as_parquet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survey_folder, "MANY", 30)
+    begun = Survey(table(), FULL)
+    save_survey(folder, begun)
+    assert not (folder / "sites.csv").exists()
+    assert_same(load_survey(folder), begun)
+
+
+def test_two_at_once_are_told_and_take_in_each_other_s_verbs(survey: Survey, folder: Path) -> None:
+    other = load_survey(folder)
+    with hold_folder(folder), pytest.raises(UsageError, match="is in use by"):
+        survey.ask(3)
+    mine, theirs = survey.ask(3), other.ask(3)
+    assert not set(mine["id"]) & set(theirs["id"])
+    survey.tell(results_of(theirs["id"]))
+    assert set(survey.pending["id"]) == set(mine["id"])
+    assert_same(load_survey(folder), survey)
+    assert len((folder / RESULTS).read_text().splitlines()) == 3

@@ -1,0 +1,110 @@
+"""Maps and charts of a survey: true scales, marks, classes, and positions across the date line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+
+from bo_stream.loops.survey.charts import draw_calibration, draw_forecast
+from bo_stream.loops.survey.maps import COLOURS, MOST_NUMBERS, draw_classes, draw_values
+from tests.loops.survey.surveys import findings
+
+LABELS = {name: name for name in COLOURS}
+
+
+def classes(table: pd.DataFrame, chosen: pd.DataFrame) -> Figure:
+    return draw_classes(table, LABELS, chosen)
+
+
+def texts(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def drawn(figure: Figure) -> np.ndarray:
+    """Positions of the dots, in kilometres."""
+    return np.asarray(figure.axes[0].collections[0].get_offsets())
+
+
+def moved(table: pd.DataFrame, longitude: float, latitude: float) -> pd.DataFrame:
+    """The table with its sites shifted so that their first is there."""
+    return table.assign(
+        longitude=table["longitude"] - table["longitude"][0] + longitude,
+        latitude=table["latitude"] - table["latitude"][0] + latitude,
+    )
+
+
+def test_the_scale_bar_has_the_length_it_says() -> None:
+    table = findings().predictions
+    axes = classes(table, findings().chosen).axes[0]
+    (said,) = (text for text in texts(axes) if text.endswith(" km"))
+    (bar,) = (line for line in axes.lines if len(line.get_xdata()) == 4)
+    assert np.ptp(bar.get_xdata()) == pytest.approx(float(said.removesuffix(" km")))
+    assert axes.get_aspect() == 1.0
+    south, north = table["latitude"].idxmin(), table["latitude"].idxmax()
+    dots = drawn(classes(table, findings().chosen))
+    tall = dots[north, 1] - dots[south, 1]
+    degrees = table["latitude"][north] - table["latitude"][south]
+    assert tall == pytest.approx(111.2 * degrees, rel=0.01)
+
+
+def test_sites_are_coloured_by_class_and_the_next_ones_numbered() -> None:
+    table, chosen = findings().predictions, findings().chosen
+    figure = classes(table, chosen)
+    colours = figure.axes[0].collections[0].get_facecolors()
+    expected = [to_rgba(COLOURS[name]) for name in table["class"]]
+    np.testing.assert_allclose(colours, expected)
+    assert [text for text in texts(figure.axes[0]) if text.isdigit()] == ["1", "2", "3"]
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["above", "uncertain", "below", "surveyed (20)", "next (3)"]
+
+
+def test_many_next_sites_are_marked_without_numbers() -> None:
+    table = findings(n=100).predictions
+    figure = classes(table, table[40 : 41 + MOST_NUMBERS])
+    assert not any(text.isdigit() for text in texts(figure.axes[0]))
+
+
+def test_a_map_across_the_date_line_is_in_one_piece() -> None:
+    table = moved(findings().predictions, 180.0, -17.0)
+    wrapped = table.assign(longitude=(table["longitude"] + 180.0) % 360.0 - 180.0)
+    assert wrapped["longitude"].min() < 0.0 < wrapped["longitude"].max()
+    chosen = wrapped[-3:]
+    np.testing.assert_allclose(drawn(classes(wrapped, chosen)), drawn(classes(table, chosen)))
+    labels = [text.get_text() for text in classes(wrapped, chosen).axes[0].get_xticklabels()]
+    assert any("E" in label for label in labels)
+    assert any("W" in label for label in labels)
+
+
+def test_values_are_in_per_cent_and_the_threshold_is_marked() -> None:
+    table = findings().predictions
+    shares = table["prevalence"].to_numpy()
+    axes, bar = draw_values(table, shares, "prevalence", "YlOrBr", 0.1).axes
+    np.testing.assert_array_equal(axes.collections[0].get_array(), shares)
+    assert [line.get_xdata()[0] for line in bar.lines if len(line.get_xdata()) == 2] == [0.1]
+    assert bar.xaxis.get_major_formatter()(0.25, 0) == "25 %"
+
+
+@pytest.mark.parametrize("count", [1, 2, 4000])
+def test_of_any_number_of_sites(count: int) -> None:
+    table = pd.concat([findings().predictions] * (count // 60 + 1), ignore_index=True)[:count]
+    jitter = np.random.default_rng(0).random(count)
+    table["longitude"] += jitter
+    figure = draw_values(table, table["prevalence"].to_numpy(), "prevalence", "YlOrBr")
+    figure.draw_without_rendering()
+    assert len(drawn(figure)) == count
+
+
+def test_charts_show_every_result_and_round() -> None:
+    held_out = findings().held_out
+    axes = draw_calibration(held_out).axes[0]
+    inside, outside = (len(line.get_xdata()) for line in axes.lines[:2])
+    assert inside + outside == len(held_out)
+    between = held_out["positive"].between(held_out["low_95"], held_out["high_95"])
+    assert inside == between.sum()
+    line = draw_forecast(findings().forecast).axes[0].lines[0]
+    assert line.get_xdata().tolist() == [0, 3, 6]
+    assert line.get_ydata().tolist() == [1.0, 0.9, 0.85]

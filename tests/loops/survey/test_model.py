@@ -1,0 +1,97 @@
+"""The model of a survey: it finds the prevalence of sites that were not surveyed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bo_stream import prevalence
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
+from bo_stream.models.base import StreamingGP
+
+
+def field(n: int = 120) -> tuple[Tensor, Tensor, Tensor]:
+    """Sites of a degree with one covariate that matters, their logits, and counts of all."""
+    random = torch.Generator().manual_seed(0)
+    sites = torch.rand(n, 4, dtype=torch.float64, generator=random)
+    sites[:, :2] += torch.tensor([35.0, -6.0])
+    logit = -3.0 + 2.0 * torch.sin(5.0 * sites[:, 2]) + torch.cos(3.0 * (sites[:, 0] - 35.0))
+    examined = torch.full((n,), 80.0, dtype=torch.float64)
+    positives = torch.binomial(examined, logit.sigmoid(), generator=random)
+    return sites, logit, torch.stack((positives, examined), -1)
+
+
+def rmse(model: StreamingGP, sites: Tensor, logit: Tensor) -> float:
+    with torch.no_grad():
+        return float((model.posterior(sites).mean[:, 0] - logit).square().mean().sqrt())
+
+
+def test_it_finds_the_prevalence_of_other_sites() -> None:
+    sites, logit, Y = field()
+    model = survey_model(sites, sites[:60], Y[:60])
+    spread = float(logit[60:].std())
+    assert rmse(model, sites[60:], logit[60:]) < 0.35 * spread
+    with torch.no_grad():
+        rates = prevalence(model, sites[60:])
+        low, high = rates.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).squeeze(-1)
+    truth = logit[60:].sigmoid()
+    assert ((low < truth) & (truth < high)).double().mean() > 0.8
+
+
+def test_a_former_model_is_a_start_and_stays() -> None:
+    sites, logit, Y = field()
+    former = survey_model(sites, sites[:40], Y[:40])
+    before = former.posterior(sites).mean.detach()
+    model = survey_model(sites, sites[:60], Y[:60], former=former)
+    anew = survey_model(sites, sites[:60], Y[:60])
+    assert rmse(model, sites[60:], logit[60:]) == pytest.approx(
+        rmse(anew, sites[60:], logit[60:]), rel=0.15
+    )
+    assert torch.equal(former.posterior(sites).mean, before)
+
+
+def test_without_results_it_is_the_prior() -> None:
+    sites, _, Y = field(10)
+    model = survey_model(sites, sites[:0], Y[:0], SurveyModelSettings(trials=50))
+    assert model.posterior(sites).variance.min() > 1.0
+    assert model.likelihood.trials == 50
+
+
+def test_overdispersed_counts_have_a_learned_concentration(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bo_stream.loops.survey.model.CONCENTRATION_STEPS", 5)
+    sites, _, Y = field(40)
+    model = survey_model(sites, sites, Y, SurveyModelSettings(overdispersion=True))
+    assert float(model.likelihood.concentration) != pytest.approx(50.0, rel=1e-3)
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(UsageError, match="max_points"):
+        SurveyModelSettings(max_points=0)
+    with pytest.raises(UsageError, match="outliers"):
+        SurveyModelSettings(outliers=1.0)
+
+
+def test_sites_close_to_each_other_and_twice() -> None:
+    """A town of houses a few centimetres apart, of which some have two surveys."""
+    sites, _, Y = field(80)
+    sites[20:40, :2] = sites[0, :2] + 5e-7 * torch.arange(20.0, dtype=torch.float64).unsqueeze(-1)
+    sites[40:50] = sites[30:40]
+    model = survey_model(sites, sites[:60], Y[:60])
+    posterior = model.posterior(sites)
+    assert posterior.mean.abs().max() < 20.0
+    assert posterior.variance.min() > 0.0
+    assert posterior.variance.max() < 20.0
+
+
+def test_one_village_unlike_all_others_does_not_move_the_map() -> None:
+    sites, logit, Y = field(60)
+    before = survey_model(sites, sites, Y)
+    Y[7] = torch.tensor([79.0, 80.0])
+    after = survey_model(sites, sites, Y, SurveyModelSettings(outliers=0.02))
+    others = torch.arange(60) != 7
+    ratio = rmse(after, sites[others], logit[others]) / rmse(before, sites[others], logit[others])
+    assert ratio < 1.5

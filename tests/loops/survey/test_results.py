@@ -1,0 +1,162 @@
+"""Results from the field: read row by row, and compared with what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.survey.counts import Counts
+from bo_stream.loops.survey.facts import SiteResult
+from bo_stream.loops.survey.results import ResultsTable, Told
+from bo_stream.loops.survey.settings import SurveySettings
+from bo_stream.loops.survey.sites import SurveySites
+from tests.loops.survey.villages import SETTINGS, villages
+
+SITES = SurveySites.of(villages(), SETTINGS)
+KNOWN = {"V001": SiteResult(Counts(3, 50)), "V002": SiteResult(Counts(0, 50))}
+ELSEWHERE = {"lon": 35.0, "lat": -5.0, "rain": 600.0, "night_lights": 1.0}
+
+
+def results(**columns: object) -> pd.DataFrame:
+    table = pd.DataFrame({"site": ["V001", "V005", "V006"], "n": 50, "pos": [3, 1, 2], **columns})
+    return table.set_index(pd.RangeIndex(2, len(table) + 2, name="row"))
+
+
+def read(table: pd.DataFrame, settings: SurveySettings = SETTINGS) -> ResultsTable:
+    return ResultsTable.of(table, settings, SITES, KNOWN, "may.csv")
+
+
+def told(table: pd.DataFrame, pending: Mapping[str, object] | None = None) -> Told:
+    return read(table).compared(SITES, KNOWN, pending or {})
+
+
+def test_results_are_compared_with_what_is_known() -> None:
+    table = results(site=["V001", "V002", "V006"])
+    found = told(table, {"V006": None})
+    assert found == Told(("V006",), ("V002",), ("V001",), (), (), 0, ())
+    assert told(table).unasked == ("V006",)
+    records = read(table).records(SITES, KNOWN)
+    assert records == [
+        {"id": "V002", "positive": 1, "examined": 50},
+        {"id": "V006", "positive": 2, "examined": 50},
+    ]
+
+
+def test_rows_without_numbers_are_passed_over() -> None:
+    found = told(results(n=[50, np.nan, np.nan], pos=["3", "", None]))
+    assert (found.unchanged, found.new, found.empty) == (("V001",), (), 2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"pos": [3, 51, 2]}, r"may\.csv, row 3 \(id V005\), column 'pos': 51 positive, but only"),
+        ({"n": [50, 0, 50]}, r"row 3 \(id V005\), column 'n': nobody was examined. Leave both cel"),
+        ({"n": [50, 20.5, 50]}, "row 3 .*column 'n': expected a whole number of people from 1"),
+        ({"n": [-50, 50, 50]}, r"row 2 \(id V001\), column 'n': expected a whole number of people"),
+        ({"pos": [0, 0.06, 0.1]}, r"row 3 \(id V005\), column 'pos'.*got 0.06. It looks like a s"),
+        ({"pos": [0, 0.06, 0.1]}, "who tested positive, here about 3 of 50"),
+        ({"pos": [0, 6.5, 10]}, "row 3 .*looks like a prevalence in per cent.* here about 3 of 50"),
+        ({"pos": ["0", "6,5", "10"]}, "row 3 .*looks like a prevalence in per cent"),
+        ({"pos": ["0", "6 %", "10"]}, "row 3 .*got '6 %'. Write no per cent signs"),
+        ({"pos": [0, -1, 10]}, "row 3 .*expected a count from 0, got -1"),
+        ({"pos": [0, np.nan, 10]}, r"row 3 \(id V005\), column 'pos': it is empty, but there i"),
+        ({"pos": ["0", "few", "10"]}, "row 3 .*expected a number of people, got 'few'"),
+        ({"site": ["V001", "V005", "V005"]}, "rows 3 and 4 both have the id 'V005'. Keep one row"),
+        ({"site": ["V001", "", "V005"]}, "row 3, column 'site': the id is missing. Which site is "),
+        ({"site": ["V001", "v-5", "V006"]}, r"row 3 .*no site 'v-5' in the list. Is it 'V005'\?"),
+        ({"site": ["V001", "V0x5", "V006"]}, r"no site 'V0x5' in the list. Is it 'V0\d5'\?"),
+        ({"site": ["V001", "Zomba", "V006"]}, r"no site 'Zomba' in the list. A site outside the l"),
+    ],
+)  # fmt: skip
+def test_faults_are_named_by_row_and_column(columns: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        read(results(**columns))
+    assert "\n" not in str(error.value)
+
+
+def test_tables_without_what_is_needed() -> None:
+    with pytest.raises(UsageError, match="has no column of ids"):
+        read(results().drop(columns="site"))
+    with pytest.raises(UsageError, match="Column 'prevalence' looks like a prevalence: the number"):
+        read(results().rename(columns={"pos": "prevalence"}))
+    with pytest.raises(UsageError, match=r"may\.csv has no rows"):
+        read(results().iloc[:0])
+
+
+def test_columns_that_the_settings_name_need_not_be_those_of_every_table() -> None:
+    settings = replace(SETTINGS, id="village", examined="Ex", positive="Pf")
+    assert read(results(), settings).counts["V005"] == Counts(1, 50)
+    both = results(Ex=40, Pf=[4, 5, 6])
+    assert read(both, settings).counts["V005"] == Counts(5, 40)
+
+
+def test_a_site_outside_the_list_brings_its_place() -> None:
+    table = results(site=["V001", "Zomba", "V006"], **ELSEWHERE)
+    found = told(table)
+    assert (found.outside, found.new, found.unasked) == (("Zomba",), ("Zomba", "V006"), ("V006",))
+    record = read(table).records(SITES, KNOWN)[0]
+    assert record["longitude"] == 35.0
+    assert record["covariates"] == {"rain": 600.0, "night_lights": 1.0}
+    table.loc[3, "rain"] = np.nan
+    assert read(table).records(SITES, KNOWN)[0]["covariates"]["rain"] is None
+    with pytest.raises(UsageError, match=r"no column 'rain', a covariate, and row 3 \(id Zom"):
+        read(table.drop(columns="rain"))
+    table.loc[3, "lat"] = np.nan
+    with pytest.raises(UsageError, match=r"row 3 \(id Zomba\).*A site outside the list needs"):
+        read(table)
+    table.loc[3, "lat"] = 5e5
+    with pytest.raises(UsageError, match=r"row 3 \(id Zomba\), column 'lat': .*looks like metres"):
+        read(table)
+
+
+def test_a_known_site_outside_the_list_needs_no_place_again() -> None:
+    known = {"Zomba": SiteResult(Counts(3, 50), place=(35.0, -5.0, 600.0, 1.0))}
+    table = results(site=["V001", "Zomba", "V006"])
+    reading = ResultsTable.of(table, SETTINGS, SITES, known, "may.csv")
+    assert reading.compared(SITES, known, {}).corrected == ("Zomba",)
+    moved = results(site=["V001", "Zomba", "V006"], pos=[1, 3, 1], **{**ELSEWHERE, "lon": 35.1})
+    reading = ResultsTable.of(moved, SETTINGS, SITES, known, "may.csv")
+    assert reading.compared(SITES, known, {}).corrected == ("Zomba",)
+    assert reading.records(SITES, known)[1]["longitude"] == 35.1
+
+
+def test_places_and_units_that_look_wrong_are_remarked_on() -> None:
+    table = results(site=["V001", "Zomba", "V006"], **ELSEWHERE)
+    place = SITES.X[[1, 5, 6], :2].numpy()
+    table[["lon", "lat"]] = place
+    assert told(table).warnings == ()
+    table.loc[4, "lat"] += 0.5
+    (moved,) = told(table).warnings
+    assert moved.startswith("row 4 (id V006) lies 56 km from where the list has this site")
+    table.loc[4, "lat"] -= 0.5
+    table.loc[3, ["lon", "lat"]] = -5.0, 35.0
+    (far,) = told(table).warnings
+    assert far.startswith("row 3 (id Zomba) lies")
+    assert "from the middle of the list: is its position right" in far
+
+
+@pytest.mark.parametrize(
+    ("listed", "new", "odd"),
+    [
+        ((20.0, 90.0), 0.5, True),
+        ((0.2, 0.9), 50.0, True),
+        ((2.0, 90.0), 0.5, True),
+        ((20.0, 90.0), 95.0, False),
+        ((20.0, 90.0), 12.0, False),
+        ((0.0, 1.0), 1.2, False),
+        ((-10.0, 30.0), 303.0, True),
+    ],
+)
+def test_a_covariate_in_another_unit_is_remarked_on(
+    listed: tuple[float, float], new: float, odd: bool
+) -> None:
+    sites = SurveySites.of(villages().assign(rain=np.linspace(*listed, 40)), SETTINGS)
+    table = results(site=["V001", "Zomba", "V006"], **{**ELSEWHERE, "rain": new})
+    reading = ResultsTable.of(table, SETTINGS, sites, KNOWN, "may.csv")
+    assert any("in the same unit?" in text for text in reading.warnings) == odd

@@ -1,0 +1,43 @@
+"""Settings of a survey, and what is out of range."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bo_stream.loops.errors import UsageError
+from bo_stream.loops.survey.settings import SurveySettings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"threshold": None}, "Expected a threshold, the prevalence that a decision hangs on"),
+        ({"threshold": 10}, r"between 0 and 1, got 10. From per cent: 10 % is 0\.1"),
+        ({"threshold": 1.0}, r"between 0 and 1, got 1. From per cent: 1 % is 0\.01"),
+        ({"threshold": 0.0}, "between 0 and 1, got 0"),
+        ({"threshold": -0.1}, r"between 0 and 1, got -0\.1"),
+        ({"goal": "hotspots"}, "Expected goal to be one of exceedance, map"),
+        ({"criterion": "guess"}, "Expected criterion to be one of"),
+        ({"certainty": 90}, "Expected certainty to be a probability from 0.5, below 1, got 90"),
+        ({"trials": 0}, "Expected trials of at least 1"),
+        ({"budget": 0.0}, "Expected budget above 0"),
+        ({"minimum_distance": -1.0}, "Expected minimum_distance of at least 0"),
+        ({"cost_per_km": 2.0}, "Cost per km is of travel from a base: give base, too"),
+        ({"base": (-5.0, 135.0)}, "Expected base to be longitude .* got -5 and 135"),
+        ({"quotas": {"A": 1}}, "Quotas are for strata: name their column"),
+        ({"quotas": {"A": -1}, "stratum": "district"}, "quota of stratum 'A' of at least 0"),
+        ({"x": ("lon",)}, "Expected x to be two columns"),
+        ({"x": ("lon", "lat"), "covariates": ["lat"]}, "Column 'lat' is named twice"),
+    ],
+)
+def test_what_is_out_of_range(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SurveySettings(**{"threshold": 0.1, **changes})
+
+
+def test_a_map_needs_no_threshold() -> None:
+    assert SurveySettings(goal="map").chosen_criterion == "variance"
+    with pytest.raises(UsageError, match="Or choose the goal map"):
+        SurveySettings(goal="map", criterion="misclassification")
