@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bo_stream.loops.sampling.cells import Array, Cells, first
 from bo_stream.loops.sampling.survey_sites import SurveySites
-from bo_stream.mapping.positions import chords
+from bo_stream.mapping.positions import RADIUS, places
 
 MOVED = 10.0
 """Distance from a site's place in the list, in kilometres, from which a result is remarked on."""
@@ -20,19 +21,19 @@ FACTOR = 20.0
 
 
 def moved_sites(
-    cells: Cells, places: Array, sites: SurveySites, listed: NDArray[np.intp]
+    cells: Cells, told_places: Array, sites: SurveySites, listed: NDArray[np.intp]
 ) -> list[str]:
     """Remark on sites of the list whose position in a table is far from that in the list.
 
     Args:
         cells: The table, n rows.
-        places: Longitude and latitude in it, NaN where missing, ``n x 2``.
+        told_places: Longitude and latitude in it, NaN where missing, ``n x 2``.
         sites: The list.
         listed: Places of the rows' sites in it, ``n``; -1: not in it.
     """
-    rows = np.flatnonzero((listed >= 0) & ~np.isnan(places).any(axis=1))
-    told, known = torch.from_numpy(places[rows]), sites.X[listed[rows], :2]
-    apart = (chords(told, (0, 1)) - chords(known, (0, 1))).norm(dim=-1).tolist()
+    rows = np.flatnonzero((listed >= 0) & ~np.isnan(told_places).any(axis=1))
+    told, known = torch.from_numpy(told_places[rows]), sites.X[listed[rows], :2]
+    apart = (_in_space(told) - _in_space(known)).norm(dim=-1).tolist()
     return [
         f"{cells.row(int(row))} lies {distance:,.0f} km from where the list has this site: is the "
         "id right? The list's position is used."
@@ -49,10 +50,10 @@ def far_sites(cells: Cells, read: Array, sites: SurveySites) -> list[str]:
         read: Longitude, latitude and covariates, ``n x d``.
         sites: The list.
     """
-    known = chords(sites.X[:, :2], (0, 1))
+    known = _in_space(sites.X[:, :2])
     middle = known.mean(0)
     reach = (known - middle).norm(dim=-1).max()
-    apart = (chords(torch.from_numpy(read[:, :2]), (0, 1)) - middle).norm(dim=-1)
+    apart = (_in_space(torch.from_numpy(read[:, :2])) - middle).norm(dim=-1)
     far = first((apart > 1.5 * reach + 10.0).numpy())
     if far is None:
         return []
@@ -79,6 +80,11 @@ def odd_covariates(read: Array, sites: SurveySites) -> list[str]:
                 "in the same unit? Per cent and shares are easily mixed."
             )
     return remarks
+
+
+def _in_space(degrees: Tensor) -> Tensor:
+    """Compute positions in space, in kilometres, ``n x 2 -> n x 3``."""
+    return RADIUS * places(degrees, (0, 1), "degrees")
 
 
 def _in_another_unit(values: Array, known: Array) -> bool:

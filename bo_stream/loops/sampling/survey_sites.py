@@ -11,6 +11,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 import torch
+from botorch.models.transforms.input import InputTransform
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from bo_stream.loops.sampling.columns import find_column, given_column, has_rate
 from bo_stream.loops.sampling.counts import Counts, read_counts
 from bo_stream.loops.sampling.places import check_places, position_columns
 from bo_stream.loops.sampling.survey_settings import SurveySettings
-from bo_stream.mapping import Kilometres, fill_missing, kilometres
+from bo_stream.mapping import fill_missing, kilometres
 
 _YES = ("yes", "y", "true", "t", "1")
 _NO = ("no", "n", "false", "f", "0")
@@ -125,7 +126,7 @@ class SurveySites:
         return self._plane.transform(X[:, :2])
 
     @cached_property
-    def _plane(self) -> Kilometres:
+    def _plane(self) -> InputTransform:
         return kilometres(self.X[:, :2])
 
     def fill(self, raw: Tensor) -> Tensor:
