@@ -151,9 +151,7 @@ pd.DataFrame(
 
 # %%
 covariates = ["EVI", "Precipitation", "ITN"]
-settings = SurveySettings(
-    threshold=0.1, covariates=covariates, minimum_distance=20.0, trials=15, seed=0
-)
+settings = SurveySettings(threshold=0.1, covariates=covariates, minimum_distance=20.0, trials=15)
 results = clusters[["id", *places, *covariates, "examined", "positive"]].copy()
 for warning in Survey(cells, settings).tell(results).warnings:
     print(warning)

@@ -123,7 +123,6 @@ def start(
             "--overdispersion/--no-overdispersion",
         ),
     ] = _DEFAULT.overdispersion,
-    seed: Annotated[int, option("Model", "Of all that is random.")] = _DEFAULT.seed,
 ) -> None:
     """Begin a survey in a folder, from a table of sites.
 
@@ -136,7 +135,6 @@ def start(
         "positive": positive, "cost": cost, "stratum": stratum, "reachable": reachable,
         "budget": budget, "minimum_distance": minimum_distance, "quotas": quota, "base": base,
         "cost_per_km": cost_per_km, "trials": trials, "overdispersion": overdispersion,
-        "seed": seed,
     }  # fmt: skip
     from bo_stream.cli import surveying  # which imports torch: help does without
 

@@ -52,7 +52,6 @@ class SurveySettings:
         quotas: Most sites of a round in each stratum; strata that it does not name have no limit.
         base: Longitude and latitude of the place that a round starts from and returns to.
         cost_per_km: Cost of a kilometre of travel.
-        seed: Seed of all that is random.
     """
 
     goal: Goal = "exceedance"
@@ -74,7 +73,6 @@ class SurveySettings:
     quotas: Mapping[str, int] = field(default_factory=dict)
     base: tuple[float, float] | None = None
     cost_per_km: float = 0.0
-    seed: int = 0
 
     def __post_init__(self) -> None:
         check_one_of("goal", self.goal, GOALS)
@@ -87,7 +85,6 @@ class SurveySettings:
             )
         if self.trials is not None:
             check_whole("trials", self.trials, 1)
-        check_whole("seed", self.seed, 0)
         self._check_columns()
         self._check_money()
 

@@ -12,7 +12,7 @@ import pytest
 
 from bo_stream.loops.errors import UsageError
 from bo_stream.loops.run import hold_folder
-from bo_stream.loops.survey import folder
+from bo_stream.loops.survey import folder as folders
 from bo_stream.loops.survey.folder import load_survey, save_survey
 from bo_stream.loops.survey.ledger import RESULTS
 from bo_stream.loops.survey.model_cache import MODEL
@@ -184,7 +184,7 @@ def test_what_was_changed_by_hand_is_noticed(survey: Survey, folder: Path) -> No
 def test_a_campaign_survives_settings_that_came_later(survey: Survey, folder: Path) -> None:
     content = json.loads((folder / "survey.json").read_text())
     settings = {k: v for k, v in content["settings"].items() if k != "certainty"}
-    folder.SURVEY.save(folder, {"settings": settings, "sites": content["sites"]}, {})
+    folders.SURVEY.save(folder, {"settings": settings, "sites": content["sites"]}, {})
     assert load_survey(folder).settings == FULL
 
 
@@ -197,7 +197,7 @@ def test_without_ids_the_rows_numbers_stay_the_ids(folder: Path) -> None:
 
 
 def test_many_sites_are_kept_as_parquet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survey_folder, "MANY", 30)
+    monkeypatch.setattr(folders, "MANY", 30)
     begun = Survey(table(), FULL)
     save_survey(folder, begun)
     assert not (folder / "sites.csv").exists()
