@@ -272,9 +272,13 @@ class AutoInference(Inference[AutoMemory, Any]):
     def _filled(
         self, inference: Inference[Any, Any], inner: Any, rows: ExactMemory, prior: Prior
     ) -> tuple[Any, Any]:
-        """Put rows into an empty memory of a streaming family; hyperparameters stay."""
+        """Put rows into an empty memory of a streaming family.
+
+        Hyperparameters stay, but those of a likelihood that no exact model could learn: under it
+        each batch takes the family's steps.
+        """
         taking: Any = inference
-        if isinstance(taking, SiteInference):
+        if isinstance(taking, SiteInference) and exact_inference(prior.likelihood) is not None:
             taking = replace(taking, hyper_steps=0)
         cache, order = None, rows.weight.argsort(dim=-1, stable=True)
         data = rows.rows.at(order)
