@@ -32,7 +32,7 @@ DIE = """
 import os, signal, sys
 from pathlib import Path
 from bo_stream.loops.survey.folder import save_survey
-from tests.loops.sampling.test_survey_killed import begin
+from tests.loops.survey.test_killed import begin
 from tests.loops.survey.villages import results_of
 
 fsync = os.fsync

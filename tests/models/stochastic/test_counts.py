@@ -66,7 +66,9 @@ def test_data_sets_of_counts(kind: type[DecoupledGP | QSGP]) -> None:
 
 
 def test_qsgp_takes_no_overdispersion() -> None:
-    with pytest.raises(UnsupportedError, match=r"overdispersed or contaminated Binomial.*DecoupledGP"):
+    with pytest.raises(
+        UnsupportedError, match=r"overdispersed or contaminated Binomial.*DecoupledGP"
+    ):
         QSGP(X, Y, BinomialLikelihood(overdispersion=True))
 
 
