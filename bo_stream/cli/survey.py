@@ -55,8 +55,8 @@ def start(
         str | None,
         option(
             "Goal",
-            f"Uncertainty to reduce: {', '.join(CRITERIA)} (entropy for exceedance, variance for "
-            "a map).",
+            f"Uncertainty to reduce: {', '.join(CRITERIA)} (misclassification for exceedance, "
+            "variance for a map).",
             metavar="NAME",
         ),
     ] = None,
