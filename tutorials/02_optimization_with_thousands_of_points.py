@@ -50,7 +50,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch.quasirandom import SobolEngine
 
 from bo_stream import WISKI
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.optimization import (
     OptimizationSettings,
     Optimizer,

@@ -28,7 +28,7 @@ from ax.orchestration.orchestrator import Orchestrator
 from ax.orchestration.orchestrator_options import OrchestratorOptions
 from ax.utils.common.result import Err, Ok
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.evaluation import Outcome, Task, Workers
 from bo_stream.loops.optimization.objectives import (
     FunctionOfParameters,

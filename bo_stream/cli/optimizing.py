@@ -15,7 +15,7 @@ from rich.table import Table
 from bo_stream.cli import running
 from bo_stream.cli.app import OUT
 from bo_stream.cli.options import parse_settings
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.optimization import OptimizationSettings, Optimizer
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, Plan
 from bo_stream.loops.optimization.objectives import find_objective

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.models import KERNELS, MODELS, Option, options_help
 
 DEFAULT_FOLDER = "bo-stream-run"

@@ -23,7 +23,7 @@ from rich.progress import (
 
 from bo_stream.cli.app import ERR, OUT
 from bo_stream.cli.options import DEFAULT_FOLDER
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.models import checked_model
 from bo_stream.loops.run import OPTIMIZATION, SAMPLING, StopRequest, hold_folder
 from bo_stream.models.wiski.resolution import GridResolutionWarning

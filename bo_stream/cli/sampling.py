@@ -15,7 +15,7 @@ from rich.table import Table
 from bo_stream.cli import running
 from bo_stream.cli.app import OUT
 from bo_stream.cli.options import parse_settings
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.predictions import Score
 from bo_stream.loops.run import run_with_checkpoints
 from bo_stream.loops.sampling.campaign import Campaign

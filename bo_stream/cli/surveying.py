@@ -15,7 +15,7 @@ from rich.table import Table
 
 from bo_stream.cli import running
 from bo_stream.cli.app import ERR, OUT
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.results import write_files
 from bo_stream.loops.survey.findings import find, goal_in_words, per_cent
 from bo_stream.loops.survey.folder import load_survey, save_survey

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 
 MIN_ROWS = 20
 """Fewest rows that can be split into points to choose from and points to score on."""

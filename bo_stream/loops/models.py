@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import bo_stream
-from bo_stream.loops.errors import UsageError, check_one_of
+from bo_stream.errors import UsageError, check_one_of
 
 if TYPE_CHECKING:
     from gpytorch.kernels import Kernel

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.storage.archive import (
     FileFormat,
     OtherVersionError,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bo_stream.loops.errors import UsageError, check_one_of, check_whole
+from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.loops.models import AUTO, KERNELS, MODELS, MOST_ON_GRID, Option, checked_model
 
 

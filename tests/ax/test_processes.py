@@ -25,7 +25,7 @@ from bo_stream.ax import (
     run_trials,
     storage_config,
 )
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from tests.ax.experiments import (
     NEARLY_WITHOUT_NOISE,
     assert_is_a_batch_of_the_data,

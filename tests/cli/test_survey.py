@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from bo_stream.cli import app
 from bo_stream.cli.surveying import parse_quotas
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.run import LOCK
 from tests.cli.commands import assert_one_clear_error
 from tests.cli.test_sample import command

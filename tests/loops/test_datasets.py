@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bo_stream.errors import UsageError
 from bo_stream.loops.datasets import Dataset, read_dataset
-from bo_stream.loops.errors import UsageError
 from tests.loops.small import COLUMNS, TARGET, small_map, write_npz
 
 

@@ -17,7 +17,7 @@ from gpytorch.kernels import RBFKernel
 
 from bo_stream.allocation import OIPS
 from bo_stream.diagnostics.cross_validation import retracts_exactly
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.models import KERNELS, MODELS, build_model, checked_model, options_help
 from bo_stream.loops.optimization import (
     OptimizationSettings,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.run import HOLDER, hold_folder
 
 HOLD = """

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.crowded_cores import CoreWatch
-from bo_stream.loops.errors import UsageError, check_whole
 from bo_stream.loops.optimization.evaluation import PointEvaluator, Task, evaluator
 from bo_stream.loops.optimization.objectives import Objective
 from bo_stream.loops.optimization.optimizer import Optimizer, parsed_optimizer, save_optimizer

@@ -19,7 +19,7 @@ from botorch.test_functions import synthetic
 from botorch.test_functions.base import ConstrainedBaseTestProblem
 from botorch.test_functions.synthetic import SyntheticTestFunction
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.settings import Bounds, checked_bounds
 from bo_stream.loops.optimization.trials import LARGEST
 

@@ -13,7 +13,7 @@ import torch
 from torch.quasirandom import SobolEngine
 
 from bo_stream.diagnostics.validation import ProgressiveValidation
-from bo_stream.loops.errors import UsageError, check_whole
+from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.models import MODELS
 from bo_stream.loops.optimization.acquisition import Situation, best_points, check_acquisition
 from bo_stream.loops.optimization.settings import OptimizationSettings

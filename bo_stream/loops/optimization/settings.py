@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bo_stream.loops.errors import UsageError, check_whole
+from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.settings import RunSettings
 
 if TYPE_CHECKING:  # settings are imported for the help pages, which do without torch

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 
 Status = Literal["pending", "told", "failed", "withdrawn"]
 STATUSES: tuple[Status, ...] = ("pending", "told", "failed", "withdrawn")

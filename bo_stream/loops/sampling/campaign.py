@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bo_stream.diagnostics.validation import ProgressiveValidation
+from bo_stream.errors import UsageError
 from bo_stream.loops.crowded_cores import CoreWatch
 from bo_stream.loops.datasets import Dataset, read_dataset, simulated_prevalence
-from bo_stream.loops.errors import UsageError
 from bo_stream.loops.models import MODELS
 from bo_stream.loops.predictions import Score
 from bo_stream.loops.run import SAMPLING, ModelFile, check_not_shorter, from_record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from bo_stream.loops.errors import UsageError, check_one_of, check_whole
+from bo_stream.errors import UsageError, check_one_of, check_whole
 from bo_stream.loops.models import MODELS, retracts
 from bo_stream.loops.settings import RunSettings
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 
 Array = NDArray[np.float64]
 Texts = NDArray[np.object_]

@@ -19,7 +19,7 @@ from bo_stream.acquisition.criteria import (
     TargetedVariance,
 )
 from bo_stream.acquisition.site_choice import SiteChoice, select_sites
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.survey.facts import SurveyFacts
 from bo_stream.loops.survey.settings import SurveySettings
 from bo_stream.loops.survey.sites import SurveySites

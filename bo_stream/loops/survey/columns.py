@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.survey.calibration import held_out_counts
 from bo_stream.loops.survey.settings import CriterionName, SurveySettings
 from bo_stream.loops.survey.survey import Survey

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bo_stream.acquisition.criteria import Criterion
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.run import CheckpointFormat, hold_folder
 from bo_stream.loops.survey.ledger import RESULTS, Ledger
 from bo_stream.loops.survey.model_cache import ModelCache

@@ -9,8 +9,8 @@ from gpytorch.means import ConstantMean
 from gpytorch.priors import NormalPrior
 from torch import Tensor
 
+from bo_stream.errors import UsageError, check_whole
 from bo_stream.likelihoods.binomial import BinomialLikelihood
-from bo_stream.loops.errors import UsageError, check_whole
 from bo_stream.mapping import map_inputs, survey_kernel
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.inducing.osvgp import OSVGP

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from bo_stream.loops.errors import UsageError, check_one_of, check_whole
+from bo_stream.errors import UsageError, check_one_of, check_whole
 
 Goal = Literal["exceedance", "map"]
 CriterionName = Literal["entropy", "misclassification", "targeted", "variance"]

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Array, Cells, Mask, Texts, first
 from bo_stream.loops.survey.columns import find_column, given_column, has_rate
 from bo_stream.loops.survey.counts import Counts, read_counts

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bo_stream.acquisition.criteria import Criterion
-from bo_stream.loops.errors import UsageError, check_whole
+from bo_stream.errors import UsageError, check_whole
 from bo_stream.loops.survey.choice import Choice
 from bo_stream.loops.survey.facts import SurveyFacts
 from bo_stream.loops.survey.ledger import Ledger

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 
 ROW = "row"
 """Name of the index of a table that was read: rows numbered as a spreadsheet does, from 2."""

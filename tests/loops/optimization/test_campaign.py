@@ -13,7 +13,7 @@ from typing import IO, Any
 import pandas as pd
 import pytest
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.optimization import Optimizer, Trial
 from bo_stream.loops.optimization.campaign import OptimizationCampaign, OptimizationStep, Plan
 from bo_stream.loops.optimization.evaluation import InProcess, Workers

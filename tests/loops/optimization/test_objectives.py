@@ -7,7 +7,7 @@ import pytest
 import torch
 from botorch.test_functions import Branin, Hartmann
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.objectives import find_objective
 
 OWN = "tests.loops.functions"

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bo_stream import WISKI
 from bo_stream.acquisition import sample_paths
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.models import KERNELS
 from bo_stream.loops.optimization import (
     OptimizationSettings,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.optimization.objectives import (
     FunctionOfParameters,
     NoOutcomeError,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bo_stream.acquisition import select_from_pool
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.models import KERNELS, MODELS
 from bo_stream.loops.predictions import predict
 from bo_stream.loops.sampling.loop import ActiveSampling, PoolSplit

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.run import StopRequest, run_with_checkpoints
 from bo_stream.loops.sampling.campaign import Campaign
 from bo_stream.loops.sampling.loop import Step

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.run import from_record
 from bo_stream.loops.sampling.settings import Settings
 

@@ -19,7 +19,7 @@ from bo_stream.acquisition import (
     TargetedVariance,
 )
 from bo_stream.acquisition.constraints import Round, SiteConstraints
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.survey.choice import criterion_of
 from bo_stream.loops.survey.model_cache import ModelCache
 from bo_stream.loops.survey.settings import CRITERIA, SurveySettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.survey.columns import find_column, normalised, required_column
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.run import hold_folder
 from bo_stream.loops.survey import folder as folders
 from bo_stream.loops.survey.folder import load_survey, save_survey

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bo_stream import prevalence
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.survey.model import SurveyModelSettings, survey_model
 from bo_stream.models.base import StreamingGP
 

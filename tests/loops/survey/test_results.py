@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.survey.counts import Counts
 from bo_stream.loops.survey.facts import SiteResult
 from bo_stream.loops.survey.results import ResultsTable, Told

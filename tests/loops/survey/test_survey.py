@@ -12,7 +12,7 @@ import torch
 
 from bo_stream import prevalence
 from bo_stream.acquisition import ExpectedLoss
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.survey.survey import Survey
 from tests.loops.survey.villages import SETTINGS, results_of, villages
 

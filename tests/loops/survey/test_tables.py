@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bo_stream.loops.errors import UsageError
+from bo_stream.errors import UsageError
 from bo_stream.loops.survey.cells import Cells
 from bo_stream.loops.survey.tables import read_table
 

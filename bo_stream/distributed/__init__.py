@@ -1,0 +1,1 @@
+"""Beyond one process: statistics from many files, replicas, and training on many processes."""
