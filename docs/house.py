@@ -53,6 +53,7 @@ class Box:
 BOXES: dict[str, Box] = {
     "cli": Box(380, 84, 230, "the command bo-stream"),
     "ax": Box(810, 84, 230, "strategy, models, storage for Ax"),
+    "distributed": Box(60, 134, 220, "files, replicas, processes"),
     "loops": Box(460, 184, 285, "active sampling, optimization, run files"),
     "lazy_names": Box(885, 284, 118, "names on demand"),
     "learning": Box(35, 284, 235, "stems, points, online learning"),
@@ -74,7 +75,7 @@ BOXES: dict[str, Box] = {
         "StreamingGP, and what all families share; recommendation: which one costs what",
         54,
     ),
-    "storage": Box(30, 828, 140, "files and archives"),
+    "storage": Box(30, 828, 200, "files; executors; errors of usage"),
     "allocation": Box(350, 828, 210, "where inducing points go"),
     "process": Box(580, 828, 250, "the posterior, a process again"),
     "likelihoods": Box(850, 828, 220, "sites, expectations"),
@@ -90,6 +91,8 @@ SMALL = {
     "warnings": "models",
     "mapping": "bases",
     "recommendation": "models",
+    "errors": "storage",
+    "executors": "storage",
 }
 """Modules that have no box of their own, and the box that they are shown in."""
 
