@@ -208,10 +208,10 @@ def stack_rows(first: Tensor, second: Tensor) -> Tensor:
 
 def stack_columns(first: Tensor, second: Tensor) -> Tensor:
     """Stack the columns of two matrices, leading dimensions and rows broadcast."""
-    batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
-    return torch.cat(
-        (first.expand(*batch, first.shape[-1]), second.expand(*batch, second.shape[-1])), dim=-1
-    )
+    if first.shape[:-1] != second.shape[:-1]:  # torch's broadcasting takes as long as the copy
+        batch = torch.broadcast_shapes(first.shape[:-1], second.shape[:-1])
+        first, second = (matrix.expand(*batch, matrix.shape[-1]) for matrix in (first, second))
+    return torch.cat((first, second), dim=-1)
 
 
 def check_memory(

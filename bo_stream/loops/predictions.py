@@ -15,7 +15,7 @@ from bo_stream.acquisition.sites import sites
 from bo_stream.acquisition.weight_space import in_weight_space, weight_space
 from bo_stream.models.base import StreamingGP
 from bo_stream.process.observation_space import ObservationSpaceProcess
-from bo_stream.process.process import ConditionedProcess, PosteriorProcess
+from bo_stream.process.process import ROWS, ConditionedProcess, PosteriorProcess
 
 _HALF_WIDTH_95 = 1.959963984540054
 
@@ -40,17 +40,29 @@ def predict(model: StreamingGP, X: Tensor) -> tuple[Tensor, Tensor]:
         variance = points.quadratic(space.weights.covariance().unsqueeze(0))[0, 0]
     else:
         mean, variance = (value[0] for value in process.marginals(inputs))
-    first = cast(GPyTorchPosterior, model.posterior(X[:1])).mean.double().squeeze()
     scale = model.outcome_scale().squeeze()
-    return first + scale * (mean - mean[0]), scale.square() * variance.clamp_min(0.0)
+    return _in_units(model, X, mean), scale.square() * variance.clamp_min(0.0)
 
 
 @torch.no_grad()
 def predict_mean(model: StreamingGP, X: Tensor) -> Tensor:
-    """Compute the means of :func:`predict` alone, ``n``, in O(n r) where all is in r features."""
+    """Compute the means of :func:`predict` alone, ``n``.
+
+    In O(n r) where all is in r features, and in O(n k) where k observations are held as rows.
+    """
     if _in_features_only(model.process()):
         return mean_path(model)(X).squeeze(-1)
-    return predict(model, X)[0].to(X)
+    inputs = model.transform_inputs(X).double()
+    process = model.process(inputs)
+    rule = process.regression if isinstance(process, ObservationSpaceProcess) else process.mean
+    mean = torch.cat([rule(rows)[0] for rows in inputs.split(ROWS, -2)], -1)
+    return _in_units(model, X, mean).to(X)
+
+
+def _in_units(model: StreamingGP, X: Tensor, mean: Tensor) -> Tensor:
+    """Return means of the process at X, ``n``, in units of the outcomes."""
+    first = cast(GPyTorchPosterior, model.posterior(X[:1])).mean.double().squeeze()
+    return first + model.outcome_scale().squeeze() * (mean - mean[0])
 
 
 def _in_features_only(process: PosteriorProcess) -> bool:

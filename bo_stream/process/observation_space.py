@@ -155,6 +155,19 @@ class ObservationSpaceProcess(PosteriorProcess):
         """Prior mean plus the regression on the observations."""
         return self.prior.mean + row_product(points.posterior, self.whitened).squeeze(-1)
 
+    def regression(self, X: Tensor) -> Tensor:
+        """Compute the mean alone at ``... x q x d`` inputs, ``... x m x q``. Cost O(q n).
+
+        ``k(x, X) C⁻¹ residual`` (Rasmussen and Williams, 2006, eq. 2.23): no system is solved for.
+        """
+        cross = self.prior.covariance(self.prior.coordinates(X), self.images)
+        return self.prior.mean + row_product(cross, self._representer_weights).squeeze(-1)
+
+    @cached_property
+    def _representer_weights(self) -> Tensor:
+        """``C⁻¹ residual``, ``... x m x n x 1``."""
+        return torch.linalg.solve_triangular(self.factor.mT, self.whitened, upper=True)
+
     def cross_covariance(self, points: Points, others: Points) -> Tensor:
         """Prior covariance less what the observations explain."""
         explained = row_product(points.posterior, others.posterior.mT)
