@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from bo_stream.distributed.additivity import check_additive
 from bo_stream.distributed.likeness import check_alike
 from bo_stream.models.base import StreamingGP
+from bo_stream.models.wiski.memory import OnGrid
 from bo_stream.storage.objects import model_bytes, read_model_bytes
 from bo_stream.storage.trusted import Trusted
 
@@ -86,7 +87,11 @@ def zero(model: StreamingGP) -> Sums:
         ProjectionWarning: Merged parts are an approximation of the whole stream; it says how.
     """
     check_additive(model)
-    return Sums(deepcopy(model._shallow_copy().clear()).eval())
+    empty = model._shallow_copy().clear()
+    memory: Any = empty._memory
+    if isinstance(memory, OnGrid):  # which may grow as far as the model's may
+        empty._memory = replace(memory, first=model._memory.first)  # type: ignore[type-var]
+    return Sums(deepcopy(empty).eval())
 
 
 def accumulate(sums: Sums, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Sums:

@@ -36,7 +36,7 @@ from bo_stream.distributed import Sums, accumulate, additivity, finish, merge, r
 from bo_stream.models.base import StreamingGP
 from bo_stream.storage.archive import describe_file
 from tests.comparisons import assert_untouched, fingerprint
-from tests.distributed.streams import UNIT, assert_same, grid_model
+from tests.distributed.streams import UNIT, assert_same, grid_model, parts_of
 from tests.problems import Observations, observations
 
 Build = Callable[[Observations], StreamingGP]
@@ -93,11 +93,6 @@ EXACT: dict[str, tuple[Build, str, int]] = {
     "BayesianLastLayer, known noise": (_last_layer, "known", 2),
 }
 """Model, kind of noise and number of outputs of what adds up exactly."""
-
-
-def parts_of(data: Observations, sizes: tuple[int, ...]) -> list[Observations]:
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
 
 
 def arguments(data: Observations, noise: str) -> tuple[Any, ...]:
