@@ -11,6 +11,7 @@ import torch
 from botorch.exceptions.errors import BotorchError
 from torch import Tensor
 
+from bo_stream.distributed.additivity import inner_memory, set_inner_memory
 from bo_stream.distributed.fragments import Array, Columns, Fragment
 from bo_stream.distributed.sources import Fault, Format, Listing, listed, refuse, streamed
 from bo_stream.distributed.sums import Sums
@@ -73,7 +74,7 @@ def grown_over(sums: Sums, found: Listing, columns: Columns) -> tuple[Sums, List
     Returns:
         The sums, and the fragments; those too far outside are among the faults.
     """
-    memory: Any = sums.model._memory
+    memory = inner_memory(sums.model)
     if not isinstance(memory, OnGrid) or not sums.model.maps_boxes:
         return sums, found
     kept, faults = list[Fragment](), list(found.faults)
@@ -88,5 +89,5 @@ def grown_over(sums: Sums, found: Listing, columns: Columns) -> tuple[Sums, List
         except (BotorchError, ValueError) as error:
             faults.append(Fault(fragment.key, one_line(error)))
     model = sums.model._shallow_copy()
-    model._memory = memory
+    set_inner_memory(model, memory)
     return Sums(model), replace(found, fragments=tuple(kept), faults=tuple(faults))

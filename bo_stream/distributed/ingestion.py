@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -31,6 +32,7 @@ from bo_stream.distributed.tasks import Task
 from bo_stream.distributed.tree import SumTree
 from bo_stream.distributed.workers import Done, done_by, done_here
 from bo_stream.errors import UsageError, check_one_of, check_whole
+from bo_stream.executors import check_picklable, check_workers, executor_of
 from bo_stream.models.base import StreamingGP
 from bo_stream.models.outcomes.labels import LabelOutcomes
 from bo_stream.storage.trusted import Trusted
@@ -82,7 +84,7 @@ def ingest(
     y: str | Sequence[str] = (),
     yvar: str | Sequence[str] | None = None,
     *,
-    executor: Executor | None = None,
+    executor: str | Executor | None = None,
     on_error: OnError = "raise",
     record: str | Path | None = None,
     file_format: Format | None = None,
@@ -108,8 +110,9 @@ def ingest(
         x: Names of the columns of the inputs.
         y: Names of the columns of the outcomes, or the one of the labels.
         yvar: Names of the columns of noise variances, one for each of y; missing values: unknown.
-        executor: Any of ``concurrent.futures``: it does the tasks, and stays open. None: they are
-            done here, one after another.
+        executor: That does the tasks: ``processes:4``, ``dask:ADDRESS`` or another name that
+            :func:`~bo_stream.executors.executor_of` opens for this ingest, or any executor of
+            ``concurrent.futures``, which stays open. None: tasks are done here, one after another.
         on_error: What to do with a fragment that cannot be read, that has other columns, types or
             units, values that are missing or infinite, or inputs too far outside of the grid:
             ``raise`` ends the ingest, ``skip`` leaves it out whole. A fragment is a row group of a
@@ -147,22 +150,30 @@ def ingest(
         start, found = grown_over(start, found, columns)
         if on_error == "raise":
             refuse(found.faults)
-    with opened_record(record, model, columns, trusted) as kept:
+    with _by(executor) as workers, opened_record(record, model, columns, trusted) as kept:
+        if workers is not None:
+            check_workers(workers)
+            check_picklable("model", start.model, workers)
         tally = _Tally(list(found.faults) if found is not None else [])
         tree = _tree(kept, found, start, tally)
         fragments = streamed(source, columns) if found is None else found.fragments
         tasks = _tasks(_new(fragments, kept, tally), columns, on_error == "skip", task_rows)
-        left = _left(tasks, tree)
-        if executor is None:
-            done = done_here(left, start)
-        else:
-            done = done_by(executor, left, start, at_once, retries)
         with _Bar(progress, found) as bar:
-            _add(done, tree, tally, bar)
+            left = _left(tasks, tree)
+            if workers is None:
+                done = done_here(left, start)
+            else:
+                done = done_by(workers, left, start, at_once, retries)
+            with closing(done):  # which cancels what is under way if this raises
+                _add(done, tree, tally, bar)
         sums = _sealed(tree, kept, tally)
         if sums is not None:
             finish(model, sums)
     return tally.report(model.num_observations - before, time.monotonic() - began)
+
+
+def _by(executor: str | Executor | None) -> AbstractContextManager[Executor | None]:
+    return nullcontext() if executor is None else executor_of(executor)
 
 
 @dataclass

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from bo_stream.distributed.additivity import check_additive
+from bo_stream.distributed.additivity import check_additive, empty_copy
 from bo_stream.distributed.likeness import check_alike
 from bo_stream.models.base import StreamingGP
-from bo_stream.models.wiski.memory import OnGrid
 from bo_stream.storage.objects import model_bytes, read_model_bytes
 from bo_stream.storage.trusted import Trusted
 
@@ -77,7 +76,8 @@ def zero(model: StreamingGP) -> Sums:
 
     Args:
         model: Whose kernel, basis, bounds, transforms and units the sums are for; it does not
-            change, and may change later.
+            change, and may change later. An ``AutoGP`` must have left the exact family; rows that
+            it still holds beside it are not in the sums, and it holds none after :func:`finish`.
 
     Raises:
         UnsupportedError: Sums over parts of its stream cannot be merged; the message says why, and
@@ -87,11 +87,7 @@ def zero(model: StreamingGP) -> Sums:
         ProjectionWarning: Merged parts are an approximation of the whole stream; it says how.
     """
     check_additive(model)
-    empty = model._shallow_copy().clear()
-    memory: Any = empty._memory
-    if isinstance(memory, OnGrid):  # which may grow as far as the model's may
-        empty._memory = replace(memory, first=model._memory.first)  # type: ignore[type-var]
-    return Sums(deepcopy(empty).eval())
+    return Sums(deepcopy(empty_copy(model)).eval())
 
 
 def accumulate(sums: Sums, X: Tensor, Y: Tensor, Yvar: Tensor | None = None) -> Sums:

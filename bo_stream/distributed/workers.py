@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ class Done:
     again: int
 
 
-def done_here(tasks: Iterator[Task], start: Sums) -> Iterator[Done]:
+def done_here(tasks: Iterator[Task], start: Sums) -> Generator[Done, None, None]:
     """Do tasks in this process, one after another."""
     for task in tasks:
         yield Done(task, run(task, start), 0)
@@ -37,7 +37,7 @@ def done_here(tasks: Iterator[Task], start: Sums) -> Iterator[Done]:
 
 def done_by(
     executor: Executor, tasks: Iterator[Task], start: Sums, at_once: int | None, retries: int
-) -> Iterator[Done]:
+) -> Generator[Done, None, None]:
     """Do tasks by an executor; what is under way is cancelled when the iterator is closed.
 
     Args:
