@@ -297,13 +297,16 @@ class StreamingGP(GPyTorchModel, GP, FantasizeMixin):
             ValueError: The model holds what is neither a tensor, a plain value nor an object of an
                 importable class, such as a lambda.
         """
-        about = {
+        write_model(path, self, self._description())
+
+    def _description(self) -> dict[str, Any]:
+        """Return what a file says of the model beside its class; see :func:`describe_file`."""
+        return {
             "dtype": str(self._dtype).removeprefix("torch."),
             "observations": self.num_observations,
             "outputs": self.num_outputs,
             "dimensions": self._input_dim,
         }
-        write_model(path, self, about)
 
     @classmethod
     def load(

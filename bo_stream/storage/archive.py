@@ -85,7 +85,7 @@ class FileFormat:
             "bo_stream": package_version("bo-stream"),
         }
 
-    def check(self, path: Path, about: Mapping[str, Any]) -> None:
+    def check(self, path: Path | str, about: Mapping[str, Any]) -> None:
         """Check that a file is of this format and version by what it says about itself.
 
         Raises:
@@ -177,24 +177,29 @@ MODEL_FILE = FileFormat("bo_stream model", 1)
 
 
 def write_archive(path: str | Path, about: Mapping[str, Any], arrays: dict[str, Tensor]) -> None:
-    """Write arrays with a header and a digest.
-
-    Args:
-        path: Of the file.
-        about: Further entries of the header: texts, numbers.
-        arrays: By name; contiguous, in main memory, none shares memory with another.
+    """Write what :func:`archive_bytes` returns to a file.
 
     Raises:
         OSError: The file cannot be written; an old one stays.
+    """
+    content = archive_bytes(about, arrays)
+    with atomic_write(path) as file:
+        file.write(content)
+
+
+def archive_bytes(about: Mapping[str, Any], arrays: dict[str, Tensor]) -> bytes:
+    """Return arrays with a header and a digest, as the bytes of a file.
+
+    Args:
+        about: Further entries of the header: texts, numbers.
+        arrays: By name; contiguous, in main memory, none shares memory with another.
     """
     from safetensors.torch import save
 
     said = {**MODEL_FILE.head(), **about}
     said["sha256"] = _archive_digest(said, arrays)
     texts = {name: v if name in _TEXTS else json.dumps(v) for name, v in said.items()}
-    content = save(arrays, texts)
-    with atomic_write(path) as file:
-        file.write(content)
+    return save(arrays, texts)
 
 
 def read_archive(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -210,8 +215,30 @@ def read_archive(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         arrays = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except _DAMAGE as error:
         raise ValueError(f"{path} is damaged: {one_line(error)}.") from error
-    rest = {name: value for name, value in about.items() if name != "sha256"}
-    _check_digest(path, about["sha256"], _archive_digest(rest, arrays))
+    _check_archive(path, about, arrays)
+    return about, arrays
+
+
+def read_archive_bytes(content: bytes, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read the header and the arrays of what :func:`archive_bytes` returned.
+
+    Args:
+        content: The bytes.
+        name: What they are, for messages.
+
+    Raises:
+        ValueError: They are of another format or version, or damaged.
+    """
+    from safetensors.torch import load
+
+    try:
+        head = content[8 : 8 + int.from_bytes(content[:8], "little")]
+        about = _described(json.loads(head)["__metadata__"])
+        arrays = load(content)
+    except _DAMAGE as error:
+        raise _damaged(name, content[:9], error) from error
+    MODEL_FILE.check(name, about)
+    _check_archive(name, about, arrays)
     return about, arrays
 
 
@@ -221,13 +248,21 @@ def _opened(path: Path, framework: str) -> tuple[dict[str, Any], Any]:
         start = plain.read(9)
     try:
         file = safe_open(path, framework=framework)
-        texts = sorted((file.metadata() or {}).items())  # safetensors keeps them in any order
-        about = {name: v if name in _TEXTS else json.loads(v) for name, v in texts}
-        _check_head(about)
+        return _described(file.metadata() or {}), file
     except _DAMAGE as error:
-        why = _found(start) or one_line(error)
-        raise ValueError(f"{path} is damaged, cut short or no model file: {why}.") from error
-    return about, file
+        raise _damaged(path, start, error) from error
+
+
+def _described(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Parse the entries of a header that describe the file; safetensors keeps them in any order."""
+    about = {name: v if name in _TEXTS else json.loads(v) for name, v in sorted(texts.items())}
+    _check_head(about)
+    return about
+
+
+def _damaged(path: Path | str, start: bytes, error: BaseException) -> ValueError:
+    why = _found(start) or one_line(error)
+    return ValueError(f"{path} is damaged, cut short or no model file: {why}.")
 
 
 def _found(start: bytes) -> str | None:
@@ -262,7 +297,14 @@ def _archive_digest(about: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> s
     return digest.hexdigest()
 
 
-def _check_digest(path: Path, said: object, found: str) -> None:
+def _check_archive(
+    path: Path | str, about: Mapping[str, Any], arrays: Mapping[str, Tensor]
+) -> None:
+    rest = {name: value for name, value in about.items() if name != "sha256"}
+    _check_digest(path, about["sha256"], _archive_digest(rest, arrays))
+
+
+def _check_digest(path: Path | str, said: object, found: str) -> None:
     if said != found:
         raise ValueError(
             f"{path} is damaged: its SHA-256 is {found[:12]}..., it was {str(said)[:12]}... when "

@@ -39,7 +39,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bo_stream.storage.archive import one_line, read_archive, write_archive
+from bo_stream.storage.archive import (
+    archive_bytes,
+    one_line,
+    read_archive,
+    read_archive_bytes,
+    write_archive,
+)
 from bo_stream.storage.trusted import Trusted, UntrustedError, method_of, name_of, resolve_all
 
 T = TypeVar("T")
@@ -62,11 +68,24 @@ def write_model(path: str | Path, model: object, about: Mapping[str, Any]) -> No
         OSError: The file cannot be written; an old one stays.
         ValueError: The model holds what a file cannot.
     """
+    write_archive(path, {"class": type(model).__name__, **about}, _arrays_of(model))
+
+
+def model_bytes(model: object, about: Mapping[str, Any]) -> bytes:
+    """Return the bytes of the file that :func:`write_model` would write.
+
+    Raises:
+        ValueError: The model holds what a file cannot.
+    """
+    return archive_bytes({"class": type(model).__name__, **about}, _arrays_of(model))
+
+
+def _arrays_of(model: object) -> dict[str, Tensor]:
     writer = _Writer()
     document = {"model": writer.node(model, ""), "names": writer.names}
     content = json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
     writer.arrays[_OBJECTS] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    write_archive(path, {"class": type(model).__name__, **about}, writer.arrays)
+    return writer.arrays
 
 
 def read_model(
@@ -88,6 +107,36 @@ def read_model(
     about, arrays = read_archive(Path(path))
     if about.get("class") != kind.__name__:
         raise ValueError(f"{path} holds a {about.get('class')}, expected a {kind.__name__}.")
+    return _built(path, arrays, kind, map_location, trusted)
+
+
+def read_model_bytes(
+    content: bytes, name: str, kind: type[T], trusted: Sequence[Trusted] = ()
+) -> T:
+    """Read a model from what :func:`model_bytes` returned; nothing in it is called.
+
+    Args:
+        content: The bytes.
+        name: What they are, for messages.
+        kind: Class of the model, or one above it.
+        trusted: As of :func:`read_model`.
+
+    Raises:
+        ValueError: They are of another format, version or class, damaged, or name what is not
+            trusted.
+    """
+    _, arrays = read_archive_bytes(content, name)
+    return _built(name, arrays, kind, None, trusted)
+
+
+def _built(
+    path: str | Path,
+    arrays: dict[str, Tensor],
+    kind: type[T],
+    map_location: str | torch.device | None,
+    trusted: Sequence[Trusted],
+) -> T:
+    """Build what the arrays of a file at a path, or of bytes of a name, describe."""
     try:
         document = json.loads(arrays.pop(_OBJECTS).numpy().tobytes())
         names = resolve_all(document["names"], trusted)
