@@ -24,6 +24,12 @@ from torch.quasirandom import SobolEngine
 from bo_stream.acquisition import SamplePaths, evaluate_known_points_once, sample_paths
 from bo_stream.acquisition.weight_space import lives_in_features
 from bo_stream.errors import UsageError
+from bo_stream.loops.optimization.batches import (
+    Known,
+    UpperBound,
+    Value,
+    choose_by_fantasies,
+)
 from bo_stream.loops.optimization.objectives import import_function
 from bo_stream.loops.optimization.settings import ACQUISITIONS, OptimizationSettings
 from bo_stream.models.base import StreamingGP
@@ -31,12 +37,19 @@ from bo_stream.models.base import StreamingGP
 BASELINE = 64
 """Most baseline points of qLogNEI, whose cost is cubic in them."""
 
+MANY = 64
+"""Points without an outcome, those to choose included, from which they are chosen by fantasies."""
+
 _SAMPLES = 128
 _THOMPSON_SAMPLES = 4096
 _PATHS_AT_A_TIME = 16
 _JOINT_SAMPLES = 1024
+_CANDIDATES = 1024
+_CANDIDATES_A_POINT = 4
 _NEAR = 0.03
 _MAXITER = 100
+_FEW_ITERATIONS = 20
+_FEW_STARTS = 2
 _FTOL = 2e-9
 _ROUNDINGS = 100.0
 
@@ -46,10 +59,25 @@ def best_points(settings: OptimizationSettings, situation: Situation, q: int) ->
 
     ``TS``: each maximises a function of its own drawn from the posterior, whatever points are
     pending; with local models, which have no functions to draw, a draw at ``_JOINT_SAMPLES``
-    points. Others: one point after the other, with those before as pending. They are ``q x d``.
+    points. From ``MANY`` points at once on all functions are refined together, from fewer starts
+    and in fewer steps.
+
+    Others: one point after the other, each by a search of its own with those before as pending,
+    whose cost is cubic in their number. From ``MANY`` points on, pending ones and those to choose
+    together, all are chosen from shared candidates, see :func:`choose_by_fantasies`; but a builder
+    of one's own is searched as before.
+
+    They are ``q x d``.
     """
     if settings.acquisition == "TS":
         return _thompson(settings, situation, q)
+    pending = 0 if situation.X_pending is None else len(situation.X_pending)
+    if settings.acquisition in BUILDERS and pending + q >= MANY:
+        return _by_fantasies(settings, situation, q)
+    return _one_by_one(settings, situation, q)
+
+
+def _one_by_one(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
     name = settings.acquisition
     builder = import_function(name, "acquisition") if ":" in name else BUILDERS[name]
     points = situation.X_baseline[:0]
@@ -141,9 +169,31 @@ def _best_point(settings: OptimizationSettings, acqf: AcquisitionFunction, like:
     return point
 
 
-def _search_options(dtype: torch.dtype) -> dict[str, Any]:
+def _search_options(dtype: torch.dtype, maxiter: int = _MAXITER) -> dict[str, Any]:
     """Return options of scipy's L-BFGS-B, which ends where the next digits would be rounding."""
-    return {"maxiter": _MAXITER, "ftol": max(_FTOL, _ROUNDINGS * torch.finfo(dtype).eps)}
+    return {"maxiter": maxiter, "ftol": max(_FTOL, _ROUNDINGS * torch.finfo(dtype).eps)}
+
+
+def _by_fantasies(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
+    name, none = settings.acquisition, situation.X_baseline[:0]
+    pending = none if situation.X_pending is None else situation.X_pending
+    drawn = situation.X_baseline[:BASELINE] if name == "qLogNEI" else none
+    reached = situation.X_baseline[:1] if name == "qLogEI" else none
+    utility = UpperBound(situation.beta) if name == "qUCB" else Value()
+    X = _candidates(settings, situation, q)
+    known = Known(torch.cat((drawn, pending)), reached)
+    return X[choose_by_fantasies(situation.model, utility, known, X, q, situation.seed)]
+
+
+def _candidates(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
+    """Return Sobol points, points near the best told ones, and maxima of drawn functions."""
+    count = max(settings.raw_samples, _CANDIDATES, _CANDIDATES_A_POINT * q)
+    points = (
+        _sobol_points(settings, situation, count),
+        _near_best(situation),
+        _thompson(settings, situation, max(q, MANY)),
+    )
+    return torch.cat(points).unique(dim=0)
 
 
 def _thompson(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
@@ -155,20 +205,28 @@ def _thompson(settings: OptimizationSettings, situation: Situation, q: int) -> T
     many = _THOMPSON_SAMPLES if lives_in_features(situation.model) else _JOINT_SAMPLES
     points = _sobol_points(settings, situation, max(settings.raw_samples, many))
     X = torch.cat((points, situation.X_baseline))
+    together, restarts = _PATHS_AT_A_TIME, settings.num_restarts
+    if q >= MANY:
+        together, restarts = q, min(_FEW_STARTS, restarts)
     with torch.no_grad():
-        starts = X[paths(X).squeeze(-1).topk(settings.num_restarts, dim=-1).indices]
-    slices = [slice(i, i + _PATHS_AT_A_TIME) for i in range(0, q, _PATHS_AT_A_TIME)]
-    return torch.cat([_maxima(paths.path(some), starts[some]) for some in slices])
+        starts = X[paths(X).squeeze(-1).topk(restarts, dim=-1).indices]
+    slices = [slice(i, i + together) for i in range(0, q, together)]
+    iterations = _FEW_ITERATIONS if q >= MANY else _MAXITER
+    return torch.cat([_maxima(paths.path(some), starts[some], iterations) for some in slices])
 
 
 def _thompson_among_points(settings: OptimizationSettings, situation: Situation, q: int) -> Tensor:
     """Sample jointly at Sobol points and near the told points of the largest means."""
     points = _sobol_points(settings, situation, _JOINT_SAMPLES)
-    best = situation.X_baseline[:BASELINE]
-    jitter = _NEAR * torch.randn(BASELINE, points.shape[-1]).to(points)
-    near = (best.repeat(BASELINE // len(best) + 1, 1)[:BASELINE] + jitter).clamp(0.0, 1.0)
     rule = MaxPosteriorSampling(situation.model, replacement=False)
-    return rule(torch.cat((points, near)), num_samples=q)
+    return rule(torch.cat((points, _near_best(situation))), num_samples=q)
+
+
+def _near_best(situation: Situation) -> Tensor:
+    """Draw points about the told points of the largest means."""
+    best = situation.X_baseline[:BASELINE]
+    jitter = _NEAR * torch.randn(BASELINE, best.shape[-1]).to(best)
+    return (best.repeat(BASELINE // len(best) + 1, 1)[:BASELINE] + jitter).clamp(0.0, 1.0)
 
 
 def _sobol_points(settings: OptimizationSettings, situation: Situation, count: int) -> Tensor:
@@ -176,7 +234,7 @@ def _sobol_points(settings: OptimizationSettings, situation: Situation, count: i
     return engine.draw(count, dtype=torch.float64).to(situation.X_baseline)
 
 
-def _maxima(paths: SamplePaths, starts: Tensor) -> Tensor:
+def _maxima(paths: SamplePaths, starts: Tensor, iterations: int) -> Tensor:
     """Maximise each of n functions by L-BFGS-B from ``n x starts x d`` points, to ``n x d``."""
     with warnings.catch_warnings():
         # a line search that stalls ends there: the best of the starts is taken anyway
@@ -186,7 +244,7 @@ def _maxima(paths: SamplePaths, starts: Tensor) -> Tensor:
             lambda X: paths(X).squeeze(-1),  # type: ignore[arg-type]  # any function will do
             lower_bounds=0.0,
             upper_bounds=1.0,
-            options=_search_options(starts.dtype),
+            options=_search_options(starts.dtype, iterations),
             use_parallel_mode=False,
         )
     return points[torch.arange(len(points), device=points.device), reached.argmax(-1)]
