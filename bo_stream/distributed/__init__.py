@@ -5,9 +5,17 @@ from typing import TYPE_CHECKING
 from bo_stream.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from bo_stream.distributed.replica import BestPoint, Exchanged, Replica, ReplicaWarning
+    from bo_stream.distributed.stores import FolderStore, MemoryStore
     from bo_stream.distributed.sums import Sums, accumulate, finish, merge, rebased, zero
 
 __all__ = [
+    "BestPoint",
+    "Exchanged",
+    "FolderStore",
+    "MemoryStore",
+    "Replica",
+    "ReplicaWarning",
     "Sums",
     "accumulate",
     "finish",
@@ -20,6 +28,8 @@ if not TYPE_CHECKING:  # to a type checker, a name that is not there is an error
     __getattr__ = lazy_names(
         __name__,
         {
+            "replica": ("BestPoint", "Exchanged", "Replica", "ReplicaWarning"),
+            "stores": ("FolderStore", "MemoryStore"),
             "sums": ("Sums", "accumulate", "finish", "merge", "rebased", "zero"),
         },
     )
