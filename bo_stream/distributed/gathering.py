@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from botorch.exceptions.errors import UnsupportedError
@@ -114,16 +113,17 @@ class Gathering:
                     remarks.append(str(error))
         return remarks
 
-    def _ways(
-        self, held: VectorClock, known: VectorClock, listing: Listing
-    ) -> Iterable[str | None]:
-        """List the sum itself (None) and snapshots, those first that lead to the most."""
+    def _ways(self, held: VectorClock, known: VectorClock, listing: Listing) -> list[str | None]:
+        """List the sum itself (None) and snapshots, those first that lead to the most.
 
-        def lost(key: str | None) -> int:
-            start = held if key is None else self.clocks[key]
-            return len(start.plus(listing.deltas).lacking(known))
-
-        return sorted((None, *reversed(self.clocks)), key=lost)
+        A snapshot from which not all that the sum has can be reached is no way.
+        """
+        ways: dict[str | None, VectorClock] = {None: held.plus(listing.deltas)}
+        for key in reversed(self.clocks):
+            reached = self.clocks[key].plus(listing.deltas)
+            if reached.covers(held):
+                ways[key] = reached
+        return sorted(ways, key=lambda key: len(ways[key].lacking(known)))
 
     def _sum(
         self, begun: Delta | None, size: int, start: VectorClock, listing: Listing

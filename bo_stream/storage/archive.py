@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ def atomic_write(path: str | Path) -> Iterator[IO[bytes]]:
         raise
 
 
+@cache
 def package_version(name: str) -> str:
     """Return the installed version of a package, ``unknown`` if it runs from a source tree."""
     try:
